@@ -19,6 +19,7 @@ from weft.config.limits import Limits
 from weft.config.nodes import check_nodes
 from weft.config.options import Command
 from weft.config.server import ServerConfig
+from weft.launch.node_health import PATHS
 from weft.observe.metrics import Metrics
 from weft.server.app import OPERATIONS
 
@@ -84,8 +85,14 @@ def test_the_nodes_of_one_model_are_told_the_same_and_find_each_other() -> None:
         args = expanded(container["args"], told | {"LWS_WORKER_INDEX": rank})
         assert args[:2] == ["weft", "serve"]
         env = {one["name"]: "x" for one in container["env"] if one["name"] == "WEFT_DIST_SECRET"}
-        config = SERVE.read(args[2:], env).make(EngineConfig)
+        settings = SERVE.read(args[2:], env)
+        config = settings.make(EngineConfig)
         check_nodes(config)
+        assert settings.make(ServerConfig).port == container["ports"][0]["containerPort"]
+        answered = {operation.path for operation in OPERATIONS} if rank == "0" else set(PATHS)
+        probes = [probe for name, probe in container.items() if name.endswith("Probe")]
+        assert len(probes) >= 2
+        assert {probe["httpGet"]["path"] for probe in probes} <= answered
         assert config.node_rank == int(rank)
         assert (
             pod["metadata"]["labels"].items()

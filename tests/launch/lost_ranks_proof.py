@@ -162,6 +162,7 @@ def run(case: Case, folder: Path) -> Outcome:
     if "--nnodes" in options:
         options += ["--dist-init-addr", f"127.0.0.1:{free_port()}"]
         command = [sys.executable, "-m", "weft", "serve", *SMALL, *options, "--node-rank", "1"]
+        command += ["--port", "0"]
         node = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     server = OneOfSeveral(*options, small=SMALL)
     processes = psutil.Process(server.process.pid).children(recursive=True)

@@ -8,6 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.e2e.server import wait_until
 from tests.launch.test_ranks import SETTINGS, answers, load
 from tests.nano_adapters import NANO
 from weft.assemble.model_config import choose_model
@@ -26,7 +30,9 @@ from weft.config.engine import EngineConfig
 from weft.config.nodes import address_of, ranks_of
 from weft.config.options import SettingsError
 from weft.config.server import ServerConfig
+from weft.launch.listen import listen
 from weft.launch.node import NodeEnd, NodeFollower
+from weft.launch.node_health import NodeHealth, answering
 from weft.parallel.door import BEAT_S, Silence
 from weft.parallel.links import Loss
 
@@ -203,13 +209,70 @@ def test_node_0_hears_why_another_node_is_lost_and_takes_no_second_one_for_it() 
         assert end.status == 1
 
 
+def asked(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    """The status and the text of an answer."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=HANG_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as exc:
+        return exc.code, exc.read().decode()
+
+
+def test_a_node_is_healthy_while_it_follows() -> None:
+    port = free_port()
+    config = settings_of(port, node_rank=1)
+    node = NodeFollower(config, ServerConfig(), NANO, choose_model(config, NANO))
+    assert node.health.why_not() == "node 1 of 2: it waits for node 0"
+    node.close()
+    with node_0(port) as (nodes, waiting), following(port) as (node, _):
+        waiting.result(HANG_S)
+        assert wait_until(
+            lambda: node.health.why_not() == "node 1 of 2: its ranks are being loaded"
+        )
+        nodes.tell_serving()
+        assert wait_until(lambda: not node.health.why_not())
+
+
+def test_probes_of_a_node_are_answered_and_nothing_else() -> None:
+    health = NodeHealth(1, 2)
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with answering(health, listener, ServerConfig()):
+            status, text = asked(port, "/health")
+            assert status == 503
+            assert "node 1 of 2: it waits for node 0" in text
+            health.tell("")
+            for path in ("/health", "/ping", "/ready"):
+                assert asked(port, path) == (200, "")
+                assert asked(port, path, "HEAD") == (200, "")
+                assert asked(port, path, "POST")[0] == 405
+            for path in ("/", "/v1/models", "/health_generate"):
+                status, text = asked(port, path)
+                assert status == 404
+                assert "answers only /health, /ping, /ready; node 0 serves" in text
+    with pytest.raises(OSError, match="refused"):
+        asked(port, "/health")
+
+
+def test_a_node_whose_thread_stands_still_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    health = NodeHealth(1, 2)
+    health.tell("")
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 30)
+    assert health.why_not() == "node 1 of 2: it has stood still for 30 s"
+    health.goes_on()
+    assert not health.why_not()
+
+
 class FollowingNode:
     """`weft serve` with `--node-rank 1`."""
 
     def __init__(self, port: int) -> None:
+        self.port = free_port()  # for probes
         command = [sys.executable, "-m", "weft", "serve", str(NANO), "--tp-size", "2"]
         command += ["--nnodes", "2", "--node-rank", "1", "--threads", "1"]
-        command += ["--dist-init-addr", f"127.0.0.1:{port}"]
+        command += ["--dist-init-addr", f"127.0.0.1:{port}", "--port", str(self.port)]
         environ = {**os.environ, "WEFT_DIST_SECRET": "hush"}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
 
@@ -231,6 +294,7 @@ def test_two_nodes_answer_as_one_rank_and_a_killed_rank_is_named_on_both() -> No
         where = f"127.0.0.1:{port}"
         two = load(tp_size=2, nnodes=2, dist_init_addr=where, dist_secret="hush")
         assert answers(two.llm, 14) == answers(one.llm, 14)
+        assert wait_until(lambda: asked(node.port, "/health") == (200, ""))
         told = threading.Event()
         reasons: list[str] = []
         ranks = two.built.ranks

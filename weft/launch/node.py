@@ -1,8 +1,8 @@
 """The verb `serve` on a node that follows node 0 (`--node-rank` above 0). The node waits for node
 0, starts its own ranks, and ends when node 0 ends or when one of its ranks is lost.
 
-It answers no requests, opens no port except those of gloo, and decides nothing: its settings come
-from node 0. Only the model's files are local.
+It answers probes only (`node_health.py`), and decides nothing: its settings come from node 0. Only
+the model's files are local.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from weft.config.options import SettingsError
 from weft.config.process import FollowerArgs
 from weft.config.resolve import resolve
 from weft.config.server import ServerConfig
+from weft.launch.listen import listen
+from weft.launch.node_health import NodeHealth, answering
 from weft.launch.signals import StartSignals, Stopped
 from weft.observe import log
 from weft.parallel.door import (
@@ -79,8 +81,10 @@ def follow_node(asked: EngineConfig, server: ServerConfig) -> int:
     model = choose_model(asked, folder)
     try:
         with StartSignals(), ExitStack() as started:
+            listener = started.enter_context(listen(server.host, server.port))
             node = NodeFollower(asked, server, folder, model)
             started.callback(node.close)
+            started.enter_context(answering(node.health, listener, server))
             try:
                 node.run()
             except Stopped:
@@ -112,6 +116,7 @@ class NodeFollower:
         self._server = server
         self._folder = folder
         self._model = model
+        self.health = NodeHealth(asked.node_rank, asked.nnodes)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._lost: deque[str] = deque()  # reasons why ranks ended, from other threads
         self._ranks = RankProcesses(self._lost.append)
@@ -132,6 +137,7 @@ class NodeFollower:
             f"waits for node 0 at {self._asked.dist_init_addr} for {wait_s:g} s (--dist-timeout)"
         )
         welcome = self._greet()
+        self.health.tell("its ranks are being loaded")
         config = self._settings(welcome)
         first, *others = ranks_of(config, node)
         names = f"rank {first}"
@@ -223,6 +229,7 @@ class NodeFollower:
                 silence.heard()
             if isinstance(word, Serving) and not serves:
                 serves = True
+                self.health.tell("")
                 self._print(f"node 0 serves · process {os.getpid()} follows")
             if isinstance(word, Farewell):
                 raise _end_of(word)
@@ -240,6 +247,7 @@ class NodeFollower:
                 raise NodeEnd(f"node 0 has sent nothing for {limit_s:g} s", 1)
 
     def _hear(self) -> Word | None:
+        self.health.goes_on()
         try:
             word = self._caller.hear()
             if isinstance(word, Farewell):

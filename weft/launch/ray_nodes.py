@@ -87,7 +87,8 @@ class OtherMachines:
             place = PlacementGroupSchedulingStrategy(
                 get_current_placement_group(), placement_group_bundle_index=node
             )
-            own = [*words, "--node-rank", str(node), "--dist-init-addr", address]
+            # Any port: several replicas may have nodes on one machine, and Ray asks none of them.
+            own = [*words, "--node-rank", str(node), "--dist-init-addr", address, "--port", "0"]
             actor = NODE_ACTOR.options(num_cpus=num_cpus, scheduling_strategy=place)
             self._actors.append(actor.remote(own, secret))
 
