@@ -12,11 +12,12 @@ import pytest
 
 from tests.examples import example_of
 from weft.client.engine_state import HangDetector
-from weft.client.fleet.fleet import Fleet
+from weft.client.fleet.fleet import PREPARING_S, Fleet
 from weft.client.fleet.joined import JOINERS, join, join_stats
 from weft.client.fleet.member import Member
 from weft.client.fleet.wanted import wanted_rank
 from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
+from weft.messages.cache import GetCacheReply
 from weft.messages.calls import (
     CallFailed,
     ControlReply,
@@ -44,6 +45,8 @@ from weft.messages.control import (
     SetPolicy,
     SetPolicyReply,
     StartExpertDistributionRecord,
+    StartProfile,
+    StartProfileReply,
     UnblockInput,
 )
 from weft.messages.handoff import HandoffParams
@@ -58,6 +61,7 @@ from weft.messages.picture import (
     StepColumns,
     Watch,
 )
+from weft.messages.pins import PinStatus, UnpinReply
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -461,6 +465,57 @@ def test_counts_of_ended_requests_and_faults_are_added_up() -> None:
     assert (both.num_pages, both.faults) == (10, ["engine 0: x", "engine 1: x"])
     joined = join_stats([Stats(batch_is_full=True), Stats()])
     assert not joined.batch_is_full
+
+
+def test_an_engine_that_prepares_its_profiler_is_asked_again_alone() -> None:
+    async def start() -> tuple[World, list[Any]]:
+        world = World()
+        preparing = StartProfileReply(call=7, success=True, is_preparing=True)
+        recording = StartProfileReply(call=7, success=True)
+        world.fleet.send(StartProfile(call=7, num_steps=3))
+        world.fleet.take(0, preparing)
+        world.fleet.take(1, recording)
+        assert not world.told()
+        while len(world.got[0]) < 2:
+            await asyncio.sleep(0.01)
+        world.fleet.take(0, recording)
+        return world, world.told()
+
+    world, told = asyncio.run(start())
+    assert told == [StartProfileReply(call=7, success=True)]
+    assert world.got == [
+        [StartProfile(call=7, num_steps=3)] * 2,
+        [StartProfile(call=7, num_steps=3)],
+    ]
+
+
+def test_an_engine_that_is_lost_while_it_prepares_is_not_asked_again() -> None:
+    async def start() -> World:
+        world = World()
+        world.fleet.send(StartProfile(call=7))
+        world.fleet.take(0, StartProfileReply(call=7, success=True, is_preparing=True))
+        world.fleet.lose(0, "it was ended")
+        world.fleet.take(1, StartProfileReply(call=7, success=True))
+        assert StartProfileReply(call=7, success=True) in world.told()
+        await asyncio.sleep(2 * PREPARING_S)
+        return world
+
+    assert asyncio.run(start()).got[0] == [StartProfile(call=7)]
+
+
+def test_pins_of_all_engines_are_told_and_one_is_enough_to_remove_one() -> None:
+    pin = PinStatus(
+        name="p", tenant="", tokens=32, state="firm", ttl_s=60.0, expires_in_s=50.0, uses=1
+    )
+    mine = GetCacheReply(**_made(GetCacheReply) | {"pins": [pin], "pinned_tokens": 32})
+    other = GetCacheReply(**_made(GetCacheReply) | {"pins": [], "pinned_tokens": 0})
+    both = join({0: other, 1: mine})
+    assert (both.pins, both.pinned_tokens, both.max_pinned_tokens) == ([pin], 32, 2)
+    without = UnpinReply(success=False, message="there is no pin 'p'")
+    removed = UnpinReply(success=True, tokens=32)
+    assert join({0: without, 1: removed}) == removed
+    assert join({0: removed, 1: without}) == removed
+    assert join({0: without, 1: without}) == without
 
 
 def test_counts_of_experts_are_added_up_and_grow_if_those_of_one_engine_do() -> None:

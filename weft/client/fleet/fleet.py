@@ -61,6 +61,7 @@ from weft.messages.control import (
     FlushCache,
     GetState,
     GetStateReply,
+    StartProfileReply,
 )
 from weft.messages.handoff import HandoffParams
 from weft.messages.media import told_apart
@@ -95,6 +96,7 @@ from weft.route.policy import (
 
 MAX_SESSIONS = 65_536  # whose engine is remembered; the least recently used are forgotten
 FIRST_OWN_CALL = 1 << 40  # calls of the client have smaller ids
+PREPARING_S = 0.1  # before an engine that prepares its profiler is asked again
 BEING_SET_UP = "it is being set up like the others"
 
 log = EventLog("fleet")
@@ -296,10 +298,20 @@ class Fleet:
             return
         if isinstance(reply, GetStateReply):
             self.members[rank].record(reply.stats)
+        if isinstance(reply, StartProfileReply) and reply.is_preparing:
+            # The client would ask all engines again, and some of them may be recording already.
+            loop = asyncio.get_running_loop()
+            loop.call_later(PREPARING_S, self._ask_again, rank, reply.call)
+            return
         call.awaited.discard(rank)
         call.replies[rank] = reply
         if not call.awaited:
             self._finish_call(reply.call)
+
+    def _ask_again(self, rank: int, number: int) -> None:
+        call = self._calls.get(number)
+        if call is not None and rank in call.awaited:
+            self.members[rank].send(_for_rank(call.request, rank))
 
     def _finish_call(self, number: int) -> None:
         call = self._calls.pop(number)

@@ -1,6 +1,7 @@
 """Joins the replies of several engines to one control request into one reply.
 
-    success     if one engine failed, the reply is the first failure, with the engine's rank
+    success     if one engine failed, the reply is the first failure, with the engine's rank; but a
+                pin is on one engine, so `Unpin` fails only if all engines fail
     lists       concatenated
     numbers     their sum, if they count something of each engine
     the rest    the first engine's, because it is the same in all engines
@@ -54,6 +55,7 @@ from weft.messages.control import (
     StopProfileReply,
 )
 from weft.messages.picture import Picture
+from weft.messages.pins import UnpinReply
 from weft.messages.status import (
     EngineReady,
     Stats,
@@ -82,6 +84,8 @@ def join(replies: Mapping[int, ControlReply]) -> ControlReply:
     first = in_order[0]
     if len(in_order) == 1:
         return first
+    if isinstance(first, UnpinReply):
+        return _unpinned(in_order)
     for rank in sorted(replies):
         reply = replies[rank]
         if isinstance(reply, SuccessReply) and not reply.success:
@@ -215,14 +219,7 @@ def _internal_state(replies: Replies) -> GetInternalStateReply:
 
 def _profile_begins(replies: Replies) -> StartProfileReply:
     traces = [reply.trace for reply in replies if reply.trace]
-    return cast(
-        StartProfileReply,
-        replace(
-            replies[0],
-            is_preparing=any(reply.is_preparing for reply in replies),
-            trace=", ".join(traces),
-        ),
-    )
+    return cast(StartProfileReply, replace(replies[0], trace=", ".join(traces)))
 
 
 def _profile_ends(replies: Replies) -> StopProfileReply:
@@ -284,6 +281,7 @@ def _cache(replies: Replies) -> GetCacheReply:
         *("reading", "writing", "waiting_requests"),
         *("host_hit_tokens", "host_blocks", "host_bytes", "max_host_bytes"),
         *("host_read_bytes", "host_written_bytes", "host_dropped_blocks"),
+        *("pinned_tokens", "max_pinned_tokens"),
     )
     totals = {name: sum(getattr(reply, name) for reply in replies) for name in own}
     closed = [reply.disk for reply in replies if reply.disk != "open"]
@@ -295,6 +293,7 @@ def _cache(replies: Replies) -> GetCacheReply:
             disk=closed[0] if closed else replies[0].disk,
             disk_blocks=max(reply.disk_blocks for reply in replies),
             disk_bytes=max(reply.disk_bytes for reply in replies),
+            pins=_all_of(replies, "pins"),
         ),
     )
 
@@ -306,6 +305,12 @@ def _forgotten(replies: Replies) -> ForgetPrefixReply:
         left=max(reply.left for reply in replies),
         stored=replies[0].stored,
     )
+
+
+def _unpinned(replies: Replies) -> UnpinReply:
+    num_tokens = sum(reply.tokens for reply in replies)
+    found = max(replies, key=lambda reply: reply.success)
+    return cast(UnpinReply, replace(found, tokens=num_tokens))
 
 
 def _pictures(replies: Replies) -> Picture:

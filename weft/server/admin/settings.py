@@ -33,6 +33,7 @@ from weft.server.operation import get, post
 
 log = EventLog("control")
 POLL_S = 0.1
+PREPARING_TIMEOUT_S = 60.0  # for several engines to begin, on a busy machine
 REPORT_TIMEOUT_S = 600.0  # for writing the report of many steps
 
 
@@ -133,7 +134,7 @@ async def start_profile(context: ServerContext, request: Request) -> ASGIApp:
     body = StartProfile()
     if has_body(request):
         body = await read_json(context, request, StartProfile)
-    while (reply := await context.client.call(body)).is_preparing:
+    while (reply := await context.client.call(body, PREPARING_TIMEOUT_S)).is_preparing:
         await asyncio.sleep(POLL_S)
     log.info(
         "start_profile",
