@@ -73,13 +73,13 @@ def free_port() -> int:
 class Trio:
     """One server alone, and two that share the work."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, model: str = "weft-nano") -> None:
         self._root = tempfile.TemporaryDirectory(prefix="weft-handoff-")
         make_weights(Path(self._root.name))
         options = ("--weights-root", self._root.name, *options)
         self.port = free_port()
         self.options = (
-            "weft-nano",
+            model,
             *PATIENCE,
             "--disaggregation-bootstrap-port",
             str(self.port),
@@ -87,7 +87,7 @@ class Trio:
         )
         self.lending = (*self.options, "--disaggregation-mode", "prefill")
         self.taking = (*self.options, *CALM, "--disaggregation-mode", "decode")
-        self.alone = Server("weft-nano", *CALM)
+        self.alone = Server(model, *CALM)
         self.prefill = Server(*self.lending, "--port", str(free_port()))
         self.decode = Server(*self.taking, "--port", str(free_port()))
         self._rooms = random.Random("rooms")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.handoff_proof import Trio, ask, come_to_rest, compare, numbers, plain
+from tests.launch.tiny_model import write_model_with
 
 PROMPT = [10 + number * 37 % 4_000 for number in range(200)]
 BODY = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
@@ -64,3 +66,26 @@ def test_without_the_prefill_server_prompts_are_computed(trio: Trio) -> None:
     assert answer["meta_info"]["cached_tokens"] == 0
     assert plain(answer) == plain(ask(trio.alone.url, "/generate", body))
     assert numbers(trio.decode)["handoff_fallback_totalunreachable"] == 1
+
+
+@pytest.mark.parametrize("layers", ["windows", "states"])
+def test_prompts_of_other_layers_are_handed_over_with_their_ending(
+    layers: str, tmp_path: Path
+) -> None:
+    trio = Trio(model=str(write_model_with(layers, tmp_path)))
+    try:
+        for number, length in enumerate([5, 17, 33, 64, 150]):
+            prompt = [(number * 31 + 37 * place) % 200 for place in range(length)]
+            sampling = {"max_new_tokens": 8, "temperature": 1.0, "sampling_seed": 3}
+            body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+            answer = trio.both("/generate", body)
+            assert plain(answer) == plain(ask(trio.alone.url, "/generate", body))
+            assert answer["meta_info"]["cached_tokens"] == (length - 1) // 16 * 16
+        found = numbers(trio.decode)
+        assert found["handoff_tokens_total"] == 16 + 32 + 48 + 144
+        assert found["handoff_faults_total"] == 0
+        assert come_to_rest(trio)
+        for server in (trio.prefill, trio.decode):
+            assert server.post("/audit")["faults"] == []
+    finally:
+        trio.stop()

@@ -41,6 +41,7 @@ class Pair:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.pools = BytesPool(), BytesPool()
+        self.endings = BytesPool(), BytesPool()
         common: dict[str, Any] = {"page_size": PAGE_SIZE, "notify": self._ring, "beat_s": QUICK_S}
         self.prefill = PrefillSide(
             listener,
@@ -49,6 +50,7 @@ class Pair:
             lease_s=HANG_S,
             facts=KvFacts(self._finder(0)),
             room_s=room_s,
+            endings=self.endings[0],
             **common,
         )
         self.decode = DecodeSide(
@@ -56,6 +58,7 @@ class Pair:
             secret=secrets[1],
             facts=KvFacts(self._finder(1)),
             silence_s=silence_s,
+            endings=self.endings[1],
             **common,
         )
         self.news: dict[str, list[Any]] = {
@@ -107,6 +110,15 @@ class Pair:
         content = self.pools[0].fill(held, seed)
         self.prefill.lend(room, key_part(key_of(24), num_tokens), held)
         return content
+
+    def lend_with_ending(self, num_tokens: int = 24, seed: int = 1) -> tuple[bytes, bytes]:
+        """The same, with an ending in the places 3 and 9. Returns the content of both."""
+        held = pages(5, num_tokens // PAGE_SIZE)
+        ending = np.array([9, 3], dtype=np.int32)
+        content = self.pools[0].fill(held, seed)
+        last = self.endings[0].fill(ending, seed + 1)
+        self.prefill.lend("r", key_part(key_of(24), num_tokens), held, ending)
+        return content, last
 
     def ask(self, pull: int = 0, have: int = 0, room: str = "r", port: int = 0) -> None:
         self.decode.ask(pull, self.place(room, port), key_of(24), have)

@@ -52,6 +52,13 @@ def refused(pair: Pair, caplog: pytest.LogCaptureFixture, port: int = 0) -> tupl
         (facts_of(), facts_of(replace(CONFIG, page_size=32)), "page size", "16", "32"),
         (
             facts_of(),
+            facts_of(replace(CONFIG, kv_tokens=4_096, swa_full_tokens_ratio=0.5)),
+            "memory of layers with windows",
+            "that of all",
+            "its own",
+        ),
+        (
+            facts_of(),
             facts_of(model=replace(MODEL, kv_dtype="int8")),
             "type of the KV cache",
             MODEL.dtype,

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from tests.handoff.pair import FACTS, Pair, Proxy, key_part
@@ -39,6 +40,55 @@ def test_what_is_lent_arrives_as_it_is_and_is_given_back(pair: Pair) -> None:
     assert pair.decode.report().num_bytes == 6 * BytesPool.page_bytes
     assert pair.prefill.report().num_bytes == 6 * BytesPool.page_bytes
     assert pair.decode.report().faults == pair.prefill.report().faults == 0
+
+
+ENDING = np.array([20, 21], dtype=np.int32)  # places of the server that asks
+
+
+def fetch_with_ending(pair: Pair, ticket: int, start: int, end: int) -> None:
+    pair.decode.bind(ticket, 0)
+    num_pages = (end - start) // PAGE_SIZE
+    pair.decode.fetch(ticket, key_part(key_of(24), end), start, pages(40, num_pages), ENDING)
+
+
+@pytest.mark.parametrize("start", [0, 8, 24])
+def test_an_ending_comes_behind_its_pages_or_alone(pair: Pair, start: int) -> None:
+    content, ending = pair.lend_with_ending()
+    pair.ask()
+    assert pair.wait_for("found") == FoundKv(0, 24)
+    fetch_with_ending(pair, 7, start, 24)
+    landed = pair.wait_for("landed")
+    assert (landed.num_tokens, landed.has_ending) == (24 - start, True)
+    num_pages = (24 - start) // PAGE_SIZE
+    assert pair.content(num_pages) == content[len(content) - num_pages * BytesPool.page_bytes :]
+    assert pair.endings[1].content(ENDING) == ending
+
+
+def test_without_its_ending_a_part_has_none(pair: Pair) -> None:
+    pair.lend_with_ending()
+    pair.ask()
+    pair.wait_for("found")
+    pair.fetch(7, 0, 8)
+    landed = pair.wait_for("landed")
+    assert (landed.num_tokens, landed.has_ending) == (8, False)
+
+
+def test_what_needs_its_ending_is_lent_as_a_whole_or_not_at_all(pair: Pair) -> None:
+    pair.lend_with_ending()
+    pair.decode.ask(0, pair.place(), key_part(key_of(24), 20), 0)
+    missed = pair.wait_for("missed")
+    assert missed.reason == "refused"
+    assert "only 20 of the 24 tokens of the room are wanted" in missed.message
+
+
+def test_an_ending_that_nobody_has_is_not_sent(pair: Pair) -> None:
+    pair.lend()
+    pair.ask()
+    pair.wait_for("found")
+    fetch_with_ending(pair, 7, 0, 24)
+    landed = pair.wait_for("landed")
+    assert not landed.has_ending
+    assert pair.wait_for("missed").reason == "lost"
 
 
 def test_a_group_that_goes_in_several_parts_has_one_checksum(

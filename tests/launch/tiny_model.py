@@ -71,6 +71,44 @@ def write_model_with_experts(folder: Path) -> Path:
     return folder
 
 
+def write_model_with(layers: str, folder: Path) -> Path:
+    """With weights: `windows`, of which every second layer has one of 32 tokens, or `states`, which
+    every second layer keeps."""
+    from weft.config.model import ModelConfig
+    from weft.executor.weights.load import save_random
+
+    kinds = {
+        "windows": {
+            "architectures": ["Gemma2ForCausalLM"],
+            "model_type": "gemma2",
+            "sliding_window": 32,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "query_pre_attn_scalar": 16,
+        },
+        "states": {
+            "architectures": ["Lfm2ForCausalLM"],
+            "model_type": "lfm2",
+            "norm_eps": 1e-5,
+            "block_auto_adjust_ff_dim": False,
+            "conv_bias": False,
+            "conv_L_cache": 3,
+            "layer_types": ["conv", "full_attention"] * 2,
+        },
+    }
+    write_tiny_model(
+        folder,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        **kinds[layers],
+    )
+    save_random(ModelConfig.from_folder(folder), folder / "model.safetensors")
+    return folder
+
+
 def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
     """Zeros in float32."""
     header, end = {}, 0

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tests.scheduler.oracle_runner import OracleRunner, adapter_weights, extend_hash
+from weft.arrays import IntArray, LongArray
 from weft.memory.allocator import slots_of
 from weft.memory.prefix_cache import CacheKey, PrefixCache
 
@@ -31,6 +32,16 @@ def states_of(runner: OracleRunner, key: CacheKey) -> list[int]:
         state = extend_hash(state, token, weights)
         states.append(state)
     return states
+
+
+def ending_memory(
+    runner: OracleRunner, ending: IntArray, page_size: int
+) -> tuple[LongArray, IntArray]:
+    """The memory of endings, and where in it the places `ending` are."""
+    if runner.windows is not None:
+        return runner.windows.state, slots_of(ending, page_size)
+    assert runner.states is not None
+    return runner.states.state, ending
 
 
 class CacheCheck:

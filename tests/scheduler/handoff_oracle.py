@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.scheduler.cache_check import states_of
+from tests.scheduler.cache_check import ending_memory, states_of
 from tests.scheduler.oracle_runner import OracleRunner
 from weft.arrays import IntArray
 from weft.config.handoff import REASONS
@@ -25,7 +25,7 @@ from weft.memory.handoff.protocol import (
     Missed,
     NoHandoff,
 )
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
 from weft.memory.tiers.protocol import Landed
 
 RUBBISH = -77
@@ -41,6 +41,7 @@ class Coming:
     key: CacheKey
     start: int
     pages: IntArray
+    ending: IntArray
     turns: float
     is_cancelled: bool = False
 
@@ -54,7 +55,7 @@ class OracleHandoff(NoHandoff):
         self.rng = random.Random(seed)
         self.runner: OracleRunner | None = None
         self.expected: set[str] = set()
-        self.lent: dict[str, tuple[CacheKey, IntArray]] = {}
+        self.lent: dict[str, tuple[CacheKey, IntArray, IntArray]] = {}
         self.states: dict[str, list[int]] = {}  # of what is lent, whatever the weights are by now
         self.asked: dict[int, tuple[CacheKey, int, float]] = {}  # key, have, turns
         self.open: set[int] = set()
@@ -64,6 +65,7 @@ class OracleHandoff(NoHandoff):
         self.missed: list[Missed] = []
         self.num_lent = 0
         self.num_read = 0
+        self.num_endings = 0  # places that were lent, and endings that have come
         self.num_silent = 0
         self.num_dismissed = 0
         self.num_withdrawn = 0
@@ -74,9 +76,11 @@ class OracleHandoff(NoHandoff):
     def expect(self, room: str) -> None:
         self.expected.add(room)
 
-    def lend(self, room: str, key: CacheKey, pages: IntArray) -> None:
+    def lend(self, room: str, key: CacheKey, pages: IntArray, ending: IntArray = NO_PAGES) -> None:
         assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES
-        self.lent[room] = (key, pages.copy())
+        assert self._has_endings == bool(len(ending))
+        self.num_endings += len(ending)
+        self.lent[room] = (key, pages.copy(), ending.copy())
         self.states[room] = states_of(self.runner, key)
         self.num_lent += len(pages)
         self.look_at_all()
@@ -94,9 +98,13 @@ class OracleHandoff(NoHandoff):
     def look_at_all(self) -> None:
         """Another server may read what is lent at any time."""
         assert self.runner is not None
-        for room, (_, pages) in self.lent.items():
+        for room, (_, pages, ending) in self.lent.items():
             found = self.runner.state[slots_of(pages, self.page_size)].tolist()
             assert found == self.states[room], "pages changed while they were lent"
+            if len(ending):
+                memory, places = ending_memory(self.runner, ending, self.page_size)
+                last = self.states[room][-len(places) :]
+                assert memory[places].tolist() == last, "an ending changed while it was lent"
 
     # Taking
 
@@ -108,21 +116,31 @@ class OracleHandoff(NoHandoff):
     def bind(self, ticket: int, pull: int) -> None:
         self.pull_of[ticket] = pull
 
-    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+    @property
+    def _has_endings(self) -> bool:
+        assert self.runner is not None
+        return self.runner.windows is not None or self.runner.states is not None
+
+    def fetch(
+        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+    ) -> None:
         assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES - start
+        assert self._has_endings or not len(ending)
         pull = self.pull_of.pop(ticket)
         if pull not in self.open:
             self.landed.append(Landed(ticket, 0, 0.0))
             return
-        self.coming[ticket] = Coming(ticket, pull, key, start, pages.copy(), self._turns())
+        self.coming[ticket] = Coming(
+            ticket, pull, key, start, pages.copy(), ending.copy(), self._turns()
+        )
         self._spoil(self.coming[ticket])
 
     def cancel(self, ticket: int) -> None:
         coming = self.coming.pop(ticket, None)
         if coming is None:
             return
-        num_tokens = self.rng.choice([0, self._read(coming)])
-        self.landed.append(Landed(ticket, num_tokens, 0.0))
+        read = self._read(coming)
+        self.landed.append(self.rng.choice([Landed(ticket, 0, 0.0), read]))
         self._miss(coming.pull, "lost")
 
     def leave(self, pull: int) -> None:
@@ -167,9 +185,10 @@ class OracleHandoff(NoHandoff):
             if coming.turns >= 0:
                 continue
             del self.coming[coming.ticket]
-            num_tokens = self._read(coming)
-            self.landed.append(Landed(coming.ticket, num_tokens, 0.0))
-            if num_tokens < len(coming.pages) * self.page_size:
+            read = self._read(coming)
+            self.landed.append(read)
+            is_whole = read.num_tokens == len(coming.pages) * self.page_size
+            if not is_whole or (len(coming.ending) and not read.has_ending):
                 self._miss(coming.pull, self.rng.choice(["lost", "damaged"]))
         renewed: list[str] = []
         returned: list[str] = []
@@ -216,15 +235,26 @@ class OracleHandoff(NoHandoff):
         slots = slots_of(coming.pages, self.page_size)
         assert not any(np.isin(step.plan.slots, slots).any() for step in self.runner.pending)
         self.runner.state[slots] = RUBBISH
+        if len(coming.ending):
+            memory, places = ending_memory(self.runner, coming.ending, self.page_size)
+            memory[places] = RUBBISH
 
-    def _read(self, coming: Coming) -> int:
-        """Returns the tokens that have come, from the first one on."""
+    def _read(self, coming: Coming) -> Landed:
+        """What has come, from the first token on."""
         assert self.runner is not None
         num_pages = len(coming.pages)
-        if self._fails():
+        if num_pages and self._fails():
             num_pages = self.rng.randrange(num_pages)
         num_tokens = num_pages * self.page_size
         slots = slots_of(coming.pages, self.page_size)[:num_tokens]
-        self.runner.state[slots] = states_of(self.runner, coming.key)[coming.start :][:num_tokens]
+        states = states_of(self.runner, coming.key)
+        self.runner.state[slots] = states[coming.start :][:num_tokens]
         self.num_read += num_tokens
-        return num_tokens
+        has_ending = bool(len(coming.ending)) and num_pages == len(coming.pages)
+        if has_ending and self._fails():
+            has_ending = False
+        if has_ending:
+            memory, places = ending_memory(self.runner, coming.ending, self.page_size)
+            memory[places] = states[-len(places) :]
+            self.num_endings += 1
+        return Landed(coming.ticket, num_tokens, 0.0, has_ending)

@@ -7,13 +7,20 @@ import random
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.scheduler.handoff_oracle import OracleHandoff
 from tests.scheduler.oracle_runner import expected_output
-from tests.scheduler.random_worlds import drive, journal_of_failure, random_settings
+from tests.scheduler.random_worlds import (
+    drive,
+    journal_of_failure,
+    random_settings,
+    with_states,
+    with_windows,
+)
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import EOS, VOCAB
 from tests.seeds import seeds
@@ -24,7 +31,12 @@ from weft.messages.control import FlushCache, SetPolicy
 from weft.messages.handoff import HandoffParams
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.weights import UpdateWeightsFromDisk
-from weft.scheduler.settings import HandoffSettings, SchedulerSettings
+from weft.scheduler.settings import (
+    HandoffSettings,
+    SchedulerSettings,
+    StateSettings,
+    WindowSettings,
+)
 from weft.scheduler.tiers.kv import TieredKv
 
 PROMPT = list(range(10, 51))
@@ -75,11 +87,13 @@ class HandedWorld(RecordedWorld):
         assert set(self.handoff.lent) <= held <= set(self.handoff.lent) | later
         told = {ended.name for ended in self.leases._ended}  # not yet to the service
         assert set(self.service.feature.lent) - told == {lease.name for lease in self.leases} - told
-        lent = {page for _, pages in self.handoff.lent.values() for page in pages.tolist()}
+        lent = {page for _, pages, _ in self.handoff.lent.values() for page in pages.tolist()}
         assert self.leases.num_pages == len(lent) or later
         if len(self.leases) > 1:
             most = handoff.largest_share * self.scheduler.kv.allocator.num_pages
             assert self.leases.num_pages <= most
+            most = handoff.largest_share * self.leases.endings.capacity
+            assert self.leases.num_places <= most
 
     def run_dry(self, check: bool = True) -> None:
         for _ in range(1_000):
@@ -128,12 +142,17 @@ class PullingWorld(HandedWorld):
 
 @cache
 def run_world(
-    seed: int, mode: str, num_requests: int = 30, *, puts_aside: bool = False
+    seed: int, mode: str, layers: str = "", num_requests: int = 30, *, puts_aside: bool = False
 ) -> HandedWorld:
+    """`layers`: kinds of layers whose prompts need an ending, "windows" or "states"."""
     rng = random.Random(f"handoff {mode} {seed}")
     settings = random_settings(random.Random(seed))
     if rng.random() < 0.6:
         settings = replace(settings, num_pages=settings.num_pages * 3)
+    if layers == "windows":
+        settings = with_windows(settings, rng)
+    elif layers == "states":
+        settings = with_states(settings, rng)
     handoff = HandoffSettings(
         mode=mode,
         lease_s=rng.choice([2.0, 10.0, 40.0]),
@@ -163,32 +182,50 @@ NUM_SCHEDULES = 10
 
 
 @cache
-def schedule(seed: int, mode: str) -> Counter[str]:
+def schedule(seed: int, mode: str, layers: str = "") -> Counter[str]:
     """What the schedule of a seed reaches, in which every invariant has been checked."""
-    world = run_world(seed, mode)
+    world = run_world(seed, mode, layers)
     world.replay(check=seed % 4 == 0)
+    found = Counter({f"endings in {mode}": world.handoff.num_endings}) if layers else Counter()
     if mode == "prefill":
-        return Counter({"lent": world.handoff.num_lent, "expired": world.service.num_ended})
+        lent = {"lent": world.handoff.num_lent, "expired": world.service.num_ended}
+        return found + Counter(lent)
     landed = {"landed": world.service.num_landed, "dismissed": world.handoff.num_dismissed}
-    return Counter({**world.service.num_missed, **landed})
+    return found + Counter({**world.service.num_missed, **landed})
 
 
+KINDS = ["", "windows", "states"]
+
+
+@pytest.mark.parametrize("layers", KINDS)
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
 @pytest.mark.parametrize("seed", seeds(NUM_SCHEDULES, 16))
 def test_whatever_the_other_server_does_every_invariant_holds_and_the_replay_is_exact(
-    seed: int, mode: str
+    seed: int, mode: str, layers: str
 ) -> None:
-    schedule(seed, mode)
+    schedule(seed, mode, layers)
 
 
+@pytest.mark.parametrize("layers", KINDS)
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
-def test_schedules_that_nobody_has_seen_before(mode: str, fresh_seed: int) -> None:
-    run_world(fresh_seed, mode)
+def test_schedules_that_nobody_has_seen_before(mode: str, layers: str, fresh_seed: int) -> None:
+    run_world(fresh_seed, mode, layers)
 
 
+@pytest.mark.parametrize("layers", KINDS)
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
-def test_a_journal_may_be_put_aside_while_pages_are_lent_or_come(mode: str) -> None:
-    run_world(403, mode, 8, puts_aside=True).replay(check=True)
+def test_a_journal_may_be_put_aside_while_pages_are_lent_or_come(mode: str, layers: str) -> None:
+    run_world(403, mode, layers, 8, puts_aside=True).replay(check=True)
+
+
+@pytest.mark.parametrize("layers", ["windows", "states"])
+def test_endings_are_lent_and_come(layers: str) -> None:
+    reached = Counter[str]()
+    for seed in range(NUM_SCHEDULES):
+        reached.update(schedule(seed, "prefill", layers))
+        reached.update(schedule(seed, "decode", layers))
+    assert reached["endings in prefill"] > 0, reached
+    assert reached["endings in decode"] > 0, reached
 
 
 def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
@@ -216,18 +253,25 @@ def settings_of(handoff: HandoffSettings, num_pages: int) -> SchedulerSettings:
     )
 
 
-def lending(*, num_pages: int = 200, mood: str = "silent") -> LendingWorld:
+def lending(*, num_pages: int = 200, mood: str = "silent", **changed: Any) -> LendingWorld:
     settings = settings_of(HandoffSettings(mode="prefill", lease_s=5.0), num_pages)
+    settings = replace(settings, **changed)
     world = LendingWorld(settings, 0, OracleHandoff(2, mood, ""))
     world.tick_s = 0.01
     return world
 
 
 def pulling(
-    *, wait_s: float = 10.0, fallback: str = "compute", num_pages: int = 200, mood: str = "quick"
+    *,
+    wait_s: float = 10.0,
+    fallback: str = "compute",
+    num_pages: int = 200,
+    mood: str = "quick",
+    **changed: Any,
 ) -> PullingWorld:
     handoff = HandoffSettings(mode="decode", wait_s=wait_s, fallback=fallback)
-    world = PullingWorld(settings_of(handoff, num_pages), 0, OracleHandoff(2, mood, ""))
+    settings = replace(settings_of(handoff, num_pages), **changed)
+    world = PullingWorld(settings, 0, OracleHandoff(2, mood, ""))
     world.tick_s = 0.01
     return world
 
@@ -242,7 +286,7 @@ def test_a_prompt_is_lent_until_its_lease_is_over() -> None:
     world = lending()
     id = world.send(PROMPT, max_new_tokens=0)
     world.run_dry()
-    ((key, pages),) = world.handoff.lent.values()
+    ((key, pages, _),) = world.handoff.lent.values()
     assert len(key.tokens) == 40 * 4
     assert len(pages) == 20
     assert not world.scheduler.kv.cache.evictable_pages
@@ -257,6 +301,75 @@ def test_a_prompt_is_lent_until_its_lease_is_over() -> None:
     assert "40 tokens of its KV are lent in the room 0" in story(world, id)
     assert story(world, id).endswith("its KV is not lent any more: its lease was over")
     world.replay(check=True)
+
+
+WINDOWS = {"windows": WindowSettings(window=7, num_pages=40)}
+STATES = {"states": StateSettings(num_slots=6, least_border=64)}
+
+
+@pytest.mark.parametrize(("layers", "num_places"), [(WINDOWS, 3), (STATES, 1)])
+@pytest.mark.parametrize(("prompt_len", "num_lent"), [(41, 40), (40, 38), (3, 2)])
+def test_what_needs_an_ending_is_lent_up_to_where_another_server_resumes(
+    layers: dict[str, Any], num_places: int, prompt_len: int, num_lent: int
+) -> None:
+    world = lending(**layers)
+    world.send(PROMPT[:prompt_len], max_new_tokens=0)
+    world.run_dry()
+    ((key, pages, ending),) = world.handoff.lent.values()
+    assert len(key.tokens) == num_lent * 4
+    assert len(pages) == num_lent // 2
+    assert len(ending) == min(num_places, len(pages))
+    world.time += 5.0
+    world.step()
+    assert not world.handoff.lent
+    world.check_idle()
+    world.replay(check=True)
+
+
+@pytest.mark.parametrize("layers", [WINDOWS, STATES])
+def test_the_oldest_lease_ends_when_more_than_half_of_the_endings_would_be_lent(
+    layers: dict[str, Any],
+) -> None:
+    world = lending(num_pages=1_000, **layers)
+    for first in range(12):
+        world.send([first, *PROMPT], max_new_tokens=0)
+        world.run_dry()
+    assert len(world.handoff.lent) == (3 if layers is STATES else 6)
+    assert list(world.handoff.lent)[-1] == "11"
+
+
+@pytest.mark.parametrize("layers", [WINDOWS, STATES])
+def test_a_prompt_comes_with_its_ending_and_only_its_last_token_is_computed(
+    layers: dict[str, Any],
+) -> None:
+    world = pulling(**layers)
+    id = world.send(PROMPT, max_new_tokens=5)
+    world.step()
+    world.run_dry()
+    assert world.finished[id].cached_tokens == 40
+    assert world.scheduler.stats().total_prefilled_tokens == 1
+    assert world.handoff.num_endings == 1
+    world.check_outputs()
+    world.replay(check=True)
+
+
+def test_a_request_without_room_for_its_ending_waits_and_says_so() -> None:
+    world = pulling(states=StateSettings(num_slots=3, least_border=64))
+    world._share = 0.0
+    for first in (1, 2):
+        world.send([first, 8, 9], max_new_tokens=60, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    world._share = 1.0
+    id = world.send(PROMPT, max_new_tokens=5)
+    for _ in range(5):
+        world.step()
+    request = world.scheduler.requests[id]
+    why = world.service.feature.why_waits(request)
+    assert why == "room for 40 tokens of KV that are ready on there:8998"
+    world.run_dry()
+    assert world.finished[id].cached_tokens == 40
+    world.check_outputs()
 
 
 def test_the_oldest_lease_ends_when_more_than_half_of_the_pool_would_be_lent() -> None:

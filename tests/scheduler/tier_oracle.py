@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.scheduler.cache_check import states_of
+from tests.scheduler.cache_check import ending_memory, states_of
 from tests.scheduler.oracle_runner import OracleRunner
 from weft.arrays import IntArray, LongArray
 from weft.memory.allocator import slots_of
@@ -232,10 +232,7 @@ class OracleTiers(NoTiers):
     def _ending_memory(self, job: Job) -> tuple[LongArray, IntArray]:
         """The memory of endings, and where in it that of a transfer is."""
         assert self.runner is not None
-        if self.runner.windows is not None:
-            return self.runner.windows.state, slots_of(job.ending, self.page_size)
-        assert self.runner.states is not None
-        return self.runner.states.state, job.ending
+        return ending_memory(self.runner, job.ending, self.page_size)
 
     def _read(self, job: Job) -> int:
         assert self.runner is not None

@@ -110,7 +110,7 @@ def make_tiers(
         pools: list[Sequence[Tensor]] = [store.kv_cache]
         if others is not None:
             pools += others(store.kv_cache)
-        pages, endings = _memory(config, model, pools)
+        pages, endings = memory_of(config, model, pools)
         return _on_disk(config, model, folder, cache_folder, runner, notify, pages, endings)
     memory = _host_memory(config, store.kv_cache)
     below = None
@@ -187,7 +187,7 @@ def _on_disk(
     return tiers
 
 
-def _memory(
+def memory_of(
     config: EngineConfig, model: ModelConfig, pools: Sequence[Sequence[Tensor]]
 ) -> tuple[KvPages, KvPages | None]:
     """The memory of pages, and the memory of endings (states, or pages of windows) if the model has

@@ -12,6 +12,7 @@ from pathlib import Path
 from weft.assemble.cache import (
     REMEMBERED,
     kernels_of,
+    memory_of,
     weight_store,
     weights_digest,
     with_added,
@@ -20,7 +21,7 @@ from weft.config.engine import EngineConfig
 from weft.config.handoff import PREFILL
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.executor.cpu.kv_io import KvPages
+from weft.config.resolve import window_tokens
 from weft.executor.runner import TorchRunner
 from weft.executor.weights.origin import WeightOrigin
 from weft.handoff.decode import DecodeSide
@@ -54,7 +55,7 @@ def make_handoff(
     """Start the prefill or decode side of a handoff, for an engine that has loaded `model`. Raises
     SettingsError if it cannot listen."""
     store = weight_store(runner)
-    pool = KvPages(store.kv_cache, config.page_size)
+    pages, endings = memory_of(config, model, [store.kv_cache])
     store.follows_origin = True
     described = described_facts(config, model, kernels_of(config, runner))
     remembered = None if cache_folder is None else cache_folder / REMEMBERED
@@ -69,20 +70,22 @@ def make_handoff(
     if config.disaggregation_mode == PREFILL:
         side = PrefillSide(
             _listen(config),
-            pool,
+            pages,
             page_size=config.page_size,
             secret=config.handoff_secret,
             lease_s=config.handoff_lease_s,
             facts=facts,
             notify=notify,
+            endings=endings,
         )
     else:
         side = DecodeSide(
-            pool,
+            pages,
             page_size=config.page_size,
             secret=config.handoff_secret,
             facts=facts,
             notify=notify,
+            endings=endings,
         )
     side.start()
     return side
@@ -110,6 +113,7 @@ def described_facts(config: EngineConfig, model: ModelConfig, kernels: str) -> F
         "type of the model": model.dtype,
         "type of the KV cache": model.kv_dtype or model.dtype,
         "page size": str(config.page_size),
+        "memory of layers with windows": "its own" if window_tokens(config) else "that of all",
         "kind of computation": kernels,
         "digest of the model's shape": shape.hex()[:16],
     }

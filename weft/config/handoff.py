@@ -48,13 +48,6 @@ def _why_not(config: EngineConfig, model: ModelConfig) -> str:
         return "KV of a GPU cannot be handed over yet, only that of a CPU (--device cpu)"
     if not config.prefix_cache:
         return "KV comes into the prefix cache, and there is none (--no-prefix-cache)"
-    if model.state_bytes:
-        return f"{model.name} has layers that keep a state, which cannot be handed over yet"
-    if config.swa_full_tokens_ratio:
-        return (
-            f"{model.name} has layers with windows in a pool of their own, which cannot be handed "
-            "over yet (--disable-hybrid-swa-memory puts all layers into one)"
-        )
     if config.cache_dir and config.disaggregation_mode == DECODE:
         return (
             "KV cannot come both from another server and from --cache-dir, which the prefill "

@@ -45,7 +45,7 @@ from weft.memory.handoff.protocol import (
     Missed,
     NoHandoff,
 )
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
 from weft.memory.tiers.protocol import Landed
 from weft.observe.log import EventLog
 from weft.tiers.disk import PoolPages
@@ -69,9 +69,16 @@ class Delivery:
     start: int  # tokens
     end: int
     pages: IntArray
+    ending: IntArray  # empty: no ending is transferred
     asked_s: float
     gate: PageGate = field(default_factory=PageGate)
     num_pages: int = 0  # pages that have been received completely
+    has_ending: bool = False  # the ending has been received
+
+    @property
+    def is_complete(self) -> bool:
+        has_all = self.has_ending or not len(self.ending)
+        return has_all and self.num_pages == len(self.pages)
 
 
 @dataclass(eq=False)
@@ -90,7 +97,8 @@ class Talk:
 
 
 class DecodeSide(NoHandoff):
-    """`notify` is called when there is news, on any thread."""
+    """`notify` is called when there is news, on any thread. `endings`: the memory of endings, if
+    sequences have some."""
 
     def __init__(
         self,
@@ -102,8 +110,10 @@ class DecodeSide(NoHandoff):
         notify: Callable[[], None],
         silence_s: float = SILENCE_S,
         beat_s: float = BEAT_S,
+        endings: PoolPages | None = None,
     ) -> None:
         self._pool = pool
+        self._endings = endings
         self._page_size = page_size
         self._secret = secret
         self._facts = facts
@@ -141,9 +151,16 @@ class DecodeSide(NoHandoff):
     def bind(self, ticket: int, pull: int) -> None:
         self._pull_of[ticket] = pull
 
-    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+    def fetch(
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        ending: IntArray = NO_PAGES,
+    ) -> None:
         end = len(key.tokens) // TOKEN_BYTES
-        delivery = Delivery(ticket, start, end, pages, time.monotonic())
+        delivery = Delivery(ticket, start, end, pages, ending, time.monotonic())
         with self._lock:
             self._deliveries[ticket] = delivery
         self._thread.soon(self._order, self._pull_of.pop(ticket), delivery)
@@ -303,7 +320,8 @@ class DecodeSide(NoHandoff):
                         return
                     talk.delivery = delivery
                     order = asyncio.ensure_future(talk.orders.get())
-                    await connection.send(Wanted(delivery.start, delivery.end))
+                    with_ending = len(delivery.ending) > 0
+                    await connection.send(Wanted(delivery.start, delivery.end, with_ending))
                     incoming = await self._receive(connection, incoming, delivery)
                     talk.delivery = None
                     self._land(delivery)
@@ -336,8 +354,9 @@ class DecodeSide(NoHandoff):
     async def _receive(
         self, connection: Connection, incoming: asyncio.Future[Spoken], delivery: Delivery
     ) -> asyncio.Future[Spoken]:
-        """Receive the pages of a delivery. Returns the future of the next message."""
-        while delivery.num_pages < len(delivery.pages):
+        """Receive the pages of a delivery, and its ending. Returns the future of the next
+        message."""
+        while not delivery.is_complete:
             message = await asyncio.wait_for(incoming, self._silence_s)
             if isinstance(message, PageGroup):
                 async with asyncio.timeout(self._silence_s):
@@ -353,14 +372,23 @@ class DecodeSide(NoHandoff):
         self, connection: Connection, piece: PageGroup, delivery: Delivery
     ) -> None:
         first = delivery.num_pages
+        memory = self._pool
         pages = delivery.pages[first : first + piece.num_pages].tolist()
-        if len(pages) != piece.num_pages or piece.num_bytes != len(pages) * self._pool.page_bytes:
+        if piece.is_ending:
+            if self._endings is None:
+                raise BadSpeech("an ending was not asked for")
+            memory = self._endings
+            pages = delivery.ending.tolist()
+        if len(pages) != piece.num_pages or piece.num_bytes != len(pages) * memory.page_bytes:
             raise BadSpeech(f"{piece.num_pages:,} pages with {piece.num_bytes:,} bytes")
         pieces: list[memoryview] = []
         for page in pages:
-            pieces += self._pool.pieces(page)
+            pieces += memory.pieces(page)
         await connection.receive_pages(pieces, delivery.gate)
-        delivery.num_pages += piece.num_pages
+        if piece.is_ending:
+            delivery.has_ending = True
+        else:
+            delivery.num_pages += piece.num_pages
         self._num_bytes += piece.num_bytes
 
     async def _dismiss(self, place: MeetingPlace) -> None:
@@ -418,5 +446,7 @@ class DecodeSide(NoHandoff):
         seconds = time.monotonic() - delivery.asked_s
         with self._lock:
             self._deliveries.pop(delivery.ticket, None)
-            self._landed.append(Landed(delivery.ticket, num_tokens, seconds))
+            self._landed.append(
+                Landed(delivery.ticket, num_tokens, seconds, has_ending=delivery.has_ending)
+            )
         self._notify()

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from weft.handoff.wire import (
     Wanted,
 )
 from weft.memory.handoff.protocol import NOTHING_NEW, HandoffNews, HandoffReport, NoHandoff
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
 from weft.observe.log import EventLog
 from weft.tiers.disk import PoolPages
 
@@ -59,6 +59,15 @@ class RoomState(Enum):
     OVER = "over"
 
 
+class LentKv(NamedTuple):
+    """KV that may be read while its gate is open."""
+
+    key: CacheKey
+    pages: IntArray
+    ending: IntArray  # empty: it has none
+    gate: PageGate
+
+
 class Room:
     """The state of one room, and the clients that wait in it. Only `gate` is used by several
     threads."""
@@ -66,7 +75,8 @@ class Room:
     def __init__(self) -> None:
         self.state = RoomState.UNKNOWN
         self.key = CacheKey("", b"")
-        self.pages: IntArray = np.empty(0, dtype=np.int32)
+        self.pages: IntArray = NO_PAGES
+        self.ending: IntArray = NO_PAGES
         self.why = ""  # reason of its end
         self.gate = PageGate()
         self.num_askers = 0
@@ -79,8 +89,8 @@ class Room:
 
 
 class PrefillSide(NoHandoff):
-    """`notify` is called when there is news, on any thread. Serves the connections of
-    `listener`."""
+    """`notify` is called when there is news, on any thread. Serves the connections of `listener`.
+    `endings`: the memory of endings, if sequences have some."""
 
     def __init__(
         self,
@@ -94,9 +104,11 @@ class PrefillSide(NoHandoff):
         notify: Callable[[], None],
         beat_s: float = BEAT_S,
         room_s: float = ROOM_S,
+        endings: PoolPages | None = None,
     ) -> None:
         self._listener = listener
         self._pool = pool
+        self._endings = endings
         self._page_size = page_size
         self._secret = secret
         self._lease_s = lease_s
@@ -136,11 +148,11 @@ class PrefillSide(NoHandoff):
     def expect(self, room: str) -> None:
         self._thread.soon(self._enter, room, RoomState.EXPECTED)
 
-    def lend(self, room: str, key: CacheKey, pages: IntArray) -> None:
+    def lend(self, room: str, key: CacheKey, pages: IntArray, ending: IntArray = NO_PAGES) -> None:
         gate = PageGate()
         with self._lock:
             self._gates[room] = gate
-        self._thread.soon(self._enter, room, RoomState.LENT, key, pages, gate)
+        self._thread.soon(self._enter, room, RoomState.LENT, LentKv(key, pages, ending, gate))
 
     def refuse(self, room: str, why: str) -> None:
         self._thread.soon(self._end, room, why)
@@ -175,17 +187,13 @@ class PrefillSide(NoHandoff):
         self,
         name: str,
         state: RoomState,
-        key: CacheKey | None = None,
-        pages: IntArray | None = None,
-        gate: PageGate | None = None,
+        lent: LentKv | None = None,
     ) -> None:
         self._over.pop(name, None)
         room = self._rooms.setdefault(name, Room())
         room.state = state
-        if key is not None and pages is not None and gate is not None:
-            room.key = key
-            room.pages = pages
-            room.gate = gate
+        if lent is not None:
+            room.key, room.pages, room.ending, room.gate = lent
         room.wake()
 
     def _end(self, name: str, why: str) -> None:
@@ -331,6 +339,14 @@ class _Visit:
             why = f"{self._known:,} of the {num_tokens:,} tokens are those of the room"
             await self._connection.send(Decline(why))
             return
+        num_lent = len(room.key.tokens) // TOKEN_BYTES
+        if len(room.ending) and self._known < num_lent:
+            why = (
+                f"only {self._known:,} of the {num_lent:,} tokens of the room are wanted, and this "
+                "model can only be resumed after all of them"
+            )
+            await self._connection.send(Decline(why))
+            return
         await self._connection.send(Ready(self._known))
         while await self._wait():
             if not self._incoming.done():
@@ -403,25 +419,34 @@ class _Visit:
             self._side._tell(renewed=self._ask.room)
 
     async def _send(self, wanted: Wanted) -> None:
-        """Send pages in groups. Raises GateShut when the lease ends."""
+        """Send pages in groups, and the ending. Raises GateShut when the lease ends."""
         side = self._side
         size = side._page_size
-        if wanted.start % size or not 0 <= wanted.start < wanted.end <= self._known:
+        if wanted.start % size or not 0 <= wanted.start <= wanted.end <= self._known:
             raise BadSpeech(f"the tokens {wanted.start:,} to {wanted.end:,} are wanted")
         room = self._room
         pages = room.pages[wanted.start // size : -(-wanted.end // size)].tolist()
-        at_once = max(GROUP_BYTES // side._pool.page_bytes, 1)
+        # Without bytes, all layers have windows.
+        at_once = max(GROUP_BYTES // max(side._pool.page_bytes, 1), 1)
         for first in range(0, len(pages), at_once):
-            group = pages[first : first + at_once]
-            pieces: list[memoryview] = []
-            for page in group:
-                pieces += side._pool.pieces(page)
-            num_bytes = sum(map(len, pieces))
-            async with asyncio.timeout(SEND_S):
-                await self._connection.send(PageGroup(len(group), num_bytes))
-                await self._connection.send_pages(pieces, room.gate)
-            side._num_bytes += num_bytes
-            self._renew()
+            await self._send_group(side._pool, pages[first : first + at_once])
+        if wanted.with_ending:
+            if side._endings is None:
+                raise BadSpeech("an ending is wanted, and there is none")
+            await self._send_group(side._endings, room.ending.tolist(), is_ending=True)
+
+    async def _send_group(
+        self, memory: PoolPages, pages: list[int], *, is_ending: bool = False
+    ) -> None:
+        pieces: list[memoryview] = []
+        for page in pages:
+            pieces += memory.pieces(page)
+        num_bytes = sum(map(len, pieces))
+        async with asyncio.timeout(SEND_S):
+            await self._connection.send(PageGroup(len(pages), num_bytes, is_ending))
+            await self._connection.send_pages(pieces, self._room.gate)
+        self._side._num_bytes += num_bytes
+        self._renew()
 
 
 def shared_tokens(lent: CacheKey, ask: Ask, page_size: int) -> int:

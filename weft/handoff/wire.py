@@ -32,7 +32,7 @@ import msgspec
 from weft.handoff.gate import PageGate
 from weft.tiers.files import MAX_PIECES, behind
 
-VERSION = 2
+VERSION = 3
 LENGTH = struct.Struct("<I")
 CHECKSUM = struct.Struct("<I")
 MAX_GREETING_BYTES = 65_536  # limit before both sides have greeted
@@ -91,13 +91,16 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
     start: int  # tokens, whole pages
     end: int
+    with_ending: bool = False  # the ending of the lent sequence, after the pages
 
 
 class PageGroup(msgspec.Struct, frozen=True, tag="piece"):
-    """The next wanted pages. Their bytes follow, and the checksum of these."""
+    """The next wanted pages, or after them the ending. Their bytes follow, and the checksum of
+    these."""
 
-    num_pages: int
+    num_pages: int  # of an ending: its places
     num_bytes: int
+    is_ending: bool = False
 
 
 Spoken: TypeAlias = (

@@ -453,8 +453,8 @@ class RecordedHandoff:
     def expect(self, room: str) -> None:
         self._handoff.expect(room)
 
-    def lend(self, room: str, key: CacheKey, pages: IntArray) -> None:
-        self._handoff.lend(room, key, pages)
+    def lend(self, room: str, key: CacheKey, pages: IntArray, ending: IntArray = NO_PAGES) -> None:
+        self._handoff.lend(room, key, pages, ending)
 
     def refuse(self, room: str, why: str) -> None:
         self._handoff.refuse(room, why)
@@ -474,8 +474,10 @@ class RecordedHandoff:
     def dismiss(self, place: MeetingPlace) -> None:
         self._handoff.dismiss(place)
 
-    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
-        self._handoff.fetch(ticket, key, start, pages)
+    def fetch(
+        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+    ) -> None:
+        self._handoff.fetch(ticket, key, start, pages, ending)
 
     def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
         self._handoff.keep(ticket, key, start, pages)

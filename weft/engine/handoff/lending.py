@@ -92,7 +92,7 @@ class LendService(Service):
                 later.append((behind, lease))
             elif self._leases.holds(lease):
                 pages = np.array(lease.pages, dtype=np.int32)
-                self._handoff.lend(lease.name, lease.key, pages)
+                self._handoff.lend(lease.name, lease.key, pages, lease.ending)
         self._begun = later
 
     def _let_go(self, room: str, detail: str) -> None:

@@ -17,7 +17,7 @@ from weft.config.handoff import REASONS
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
 from weft.memory.handoff.protocol import Handoff, MeetingPlace
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
 from weft.memory.tiers.protocol import Landed
 from weft.messages.requests import GenerateRequest
 from weft.observe.log import EventLog
@@ -110,7 +110,7 @@ class PullService(Service):
         page_size = self._kv.page_size
         usable = request.reusable_len // page_size * page_size
         key = request.cache_key(request.packed[: usable * TOKEN_BYTES])
-        have = self._kv.cache.peek(key)
+        have = self._kv.resumable(key)
         if have >= usable:
             detail = f"nothing is taken from {place}: {have:,} tokens are cached here"
             if not usable:
@@ -152,23 +152,35 @@ class PullService(Service):
     def _reserve(self, number: int, pull: Pull, now: float) -> bool:
         """Reserve pages for the next part of a pull, or end the pull if it is complete. Returns
         whether that was possible."""
-        page_size = self._kv.page_size
-        start = self._kv.cache.peek(pull.key)
+        kv = self._kv
+        page_size = kv.page_size
         end = min(pull.num_found, len(pull.key.tokens) // TOKEN_BYTES)
-        if start >= end:
+        whole = CacheKey(pull.key.namespace, pull.key.tokens[: end * TOKEN_BYTES])
+        if kv.resumable(whole) >= end:
             self._end(number, now)
             return True
+        # If all tokens are cached, only the ending is missing.
+        start = kv.cache.peek(whole)
         # Only a part, if the prompt is longer than a transfer may be.
-        most = self._kv.allocator.num_pages // LARGEST_PART * page_size
+        most = kv.allocator.num_pages // LARGEST_PART * page_size
         num_tokens = min(end - start, max(most, page_size))
-        pull.needed = num_tokens
+        pull.needed = max(num_tokens, page_size)
         ratio = self._core.scheduler.prefills.new_token_ratio.current
-        if self._kv.room(spare_tokens(self._kv, ratio)) < num_tokens:
+        spare = spare_tokens(kv, ratio)
+        if kv.room(spare) < num_tokens:
             return False
+        ending = NO_PAGES
+        if start + num_tokens == end:
+            reserved = kv.endings.reserve(end, spare - num_tokens)
+            if reserved is None:
+                return False
+            ending = reserved
         part = CacheKey(pull.key.namespace, pull.key.tokens[: (start + num_tokens) * TOKEN_BYTES])
         step = self._core.scheduler.planner.num_steps - 1
-        ticket = self._kv.read(part, start, step=step, now=now)
+        ticket = kv.read(part, start, step=step, now=now, ending=ending)
         if ticket is None:
+            if len(ending):
+                kv.endings.memory.give_back(ending)
             return False
         pull.needed = 0
         pull.ticket = ticket
@@ -177,7 +189,9 @@ class PullService(Service):
 
     def _land(self, landed: Landed) -> None:
         """Put the received tokens into the tree; the rest is fetched next."""
-        self.num_landed += self._kv.land(landed.ticket, landed.num_tokens)
+        self.num_landed += self._kv.land(
+            landed.ticket, landed.num_tokens, has_ending=landed.has_ending
+        )
         for pull in self.feature.pulls.values():
             if pull.ticket == landed.ticket:
                 pull.ticket = None

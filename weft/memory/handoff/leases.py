@@ -1,6 +1,7 @@
 """Leases: paths of the prefix cache that are lent to another server for a time, without a request.
 
-They are locked: none of their pages is evicted. When they exceed their share of the pool, the
+They are locked: none of their pages is evicted, nor the ending with which another server can resume
+the sequence (`memory/tiers/endings.py`). When they exceed their share of the pool, the
 oldest end first; when running requests have no memory left, all end at once. The reader of the
 pages is stopped before any of them can change. Leases know names and keys, but not the owners of
 the names.
@@ -13,7 +14,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+from weft.arrays import IntArray
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, Handle, PrefixCache
+from weft.memory.tiers.endings import Endings, NoEndings
 
 
 class Lender(Protocol):
@@ -47,7 +50,7 @@ class LeaseEnd(NamedTuple):
 class Lease:
     """One path, of whole pages. Launched steps may still write them when the lease begins."""
 
-    __slots__ = ("handle", "key", "name", "num_tokens", "pages", "until_s")
+    __slots__ = ("ending", "handle", "key", "name", "num_tokens", "pages", "until_s")
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Lease:
         num_tokens: int,
         pages: list[int],
         until_s: float,
+        ending: IntArray,
     ) -> None:
         self.name = name
         self.key = key  # of the tokens of its pages
@@ -64,13 +68,16 @@ class Lease:
         self.num_tokens = num_tokens
         self.pages = pages
         self.until_s = until_s
+        self.ending = ending  # places of its ending; empty: it can be resumed without one
 
 
 class Leases:
-    """The leases on one cache, oldest first. The engine sets `lender`."""
+    """The leases on one cache, oldest first. The engine sets `lender`; memory that keeps endings
+    sets `endings`."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
+        self.endings: Endings = NoEndings()
         self._by_name: OrderedDict[str, Lease] = OrderedDict()
         self._uses: Counter[int] = Counter()  # number of leases of each lent page
         self._ended: list[LeaseEnd] = []
@@ -96,20 +103,28 @@ class Leases:
         return len(self._uses)
 
     @property
+    def num_places(self) -> int:
+        """Number of places of all lent endings."""
+        return sum(len(lease.ending) for lease in self._by_name.values())
+
+    @property
     def due_s(self) -> float:
         """When the next lease ends."""
         return min((lease.until_s for lease in self._by_name.values()), default=math.inf)
 
     def begin(self, name: str, key: CacheKey, until_s: float) -> Lease | None:
-        """Lock the cached part of a sequence; None if nothing is cached. Ends an earlier lease of
-        this name."""
+        """Lock the cached part of a sequence, up to where it can be resumed; None if nothing is
+        cached. Ends an earlier lease of this name."""
         self.give_back(name, "another request of its room has ended")
-        found = self._cache.match(key)
-        if not found.length:
+        places = self.endings.places(self._cache, key, self._cache.page_size)
+        if not places:
             return None
+        lent = CacheKey(key.namespace, key.tokens[: places[-1] * TOKEN_BYTES])
+        found = self._cache.match(lent)
         self._cache.lock(found.handle)
-        lent = CacheKey(key.namespace, key.tokens[: found.length * TOKEN_BYTES])
-        lease = Lease(name, lent, found.handle, found.length, found.pages.tolist(), until_s)
+        ending = self.endings.hold(found.handle)
+        pages = found.pages.tolist()
+        lease = Lease(name, lent, found.handle, found.length, pages, until_s, ending)
         self._by_name[name] = lease
         self._uses.update(lease.pages)
         return lease
@@ -125,8 +140,7 @@ class Leases:
         lease = self._by_name.pop(name, None)
         if lease is None:
             return False
-        self._forget(lease, why)
-        self._cache.unlock(lease.handle)
+        self._unlock(lease, why)
         return True
 
     def expire(self, now: float) -> None:
@@ -137,9 +151,12 @@ class Leases:
             if lease.until_s <= now:
                 self._end(lease.name, "its lease was over")
 
-    def shrink_to(self, num_pages: int) -> None:
-        """End the oldest leases, until at most `num_pages` are lent or one lease is left."""
-        while self.num_pages > num_pages and len(self._by_name) > 1:
+    def shrink_to(self, num_pages: int, num_places: int) -> None:
+        """End the oldest leases, until at most `num_pages` and `num_places` of endings are lent, or
+        one lease is left."""
+        while len(self._by_name) > 1:
+            if self.num_pages <= num_pages and self.num_places <= num_places:
+                break
             self._end(next(iter(self._by_name)), "newer ones took its memory")
 
     def end_all(self, why: str) -> None:
@@ -162,7 +179,11 @@ class Leases:
     def _end(self, name: str, why: str) -> None:
         lease = self._by_name.pop(name)
         self._ended.append(LeaseEnd(name, lease.num_tokens, why))
+        self._unlock(lease, why)
+
+    def _unlock(self, lease: Lease, why: str) -> None:
         self._forget(lease, why)
+        self.endings.let_go(lease.handle, lease.ending)
         self._cache.unlock(lease.handle)
 
     def _forget(self, lease: Lease, why: str) -> None:

@@ -5,6 +5,9 @@
     decode    ask ─▶ FoundKv ─▶ bind, fetch ─▶ Landed ─▶ leave
               ask ─▶ Missed
 
+Where sequences have endings (`memory/tiers/endings.py`), KV is of use only with its ending: all of
+what is lent is taken, or nothing.
+
 No call waits for the other server, and none raises. `take` returns its messages. Implementations:
 `weft/handoff/` (TCP), the journal's replay, `NoHandoff`.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from weft.arrays import IntArray
-from weft.memory.prefix_cache import CacheKey
+from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.memory.tiers.protocol import Landed
 
 
@@ -74,9 +77,9 @@ class Handoff(Protocol):
         """A request of this room is open here: a server that asks for it must wait."""
         ...
 
-    def lend(self, room: str, key: CacheKey, pages: IntArray) -> None:
-        """Allow reads of `pages` [n], which have the KV of `key` and do not change until they are
-        withdrawn."""
+    def lend(self, room: str, key: CacheKey, pages: IntArray, ending: IntArray = NO_PAGES) -> None:
+        """Allow reads of `pages` [n], which have the KV of `key`, and of the places [m] of its
+        `ending` (empty: it has none). They do not change until they are withdrawn."""
         ...
 
     def refuse(self, room: str, why: str) -> None:
@@ -108,9 +111,16 @@ class Handoff(Protocol):
 
     # Like a store (`memory/tiers/protocol.py`)
 
-    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
-        """Read the tokens of `key` from `start` on into pages [n]. They belong to the ticket until
-        it has landed."""
+    def fetch(
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        ending: IntArray = NO_PAGES,
+    ) -> None:
+        """Read the tokens of `key` from `start` on into pages [n], and its ending into places [m]
+        (empty: no ending). All of them belong to the ticket until it has landed."""
         ...
 
     def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None: ...
@@ -142,7 +152,7 @@ class NoHandoff:
     def expect(self, room: str) -> None:
         pass
 
-    def lend(self, room: str, key: CacheKey, pages: IntArray) -> None:
+    def lend(self, room: str, key: CacheKey, pages: IntArray, ending: IntArray = NO_PAGES) -> None:
         pass
 
     def refuse(self, room: str, why: str) -> None:
@@ -163,7 +173,14 @@ class NoHandoff:
     def dismiss(self, place: MeetingPlace) -> None:
         pass
 
-    def fetch(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
+    def fetch(
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        ending: IntArray = NO_PAGES,
+    ) -> None:
         pass
 
     def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:

@@ -49,6 +49,11 @@ class Endings(Protocol):
         """The memory that `reserve` takes."""
         ...
 
+    @property
+    def capacity(self) -> int:
+        """Places of that memory, slots or pages; 0: sequences have no endings."""
+        ...
+
     def resumable(self, found: Match) -> int:
         """Number of tokens of a cached prefix after which it can be resumed."""
         ...
@@ -89,6 +94,8 @@ class NoEndingMemory:
 class NoEndings:
     """For models without endings: a sequence can be resumed wherever it is cached."""
 
+    capacity = 0
+
     def __init__(self) -> None:
         self.memory = NoEndingMemory()
 
@@ -118,6 +125,10 @@ class StateEndings:
     def __init__(self, states: StateGroup) -> None:
         self._states = states
         self.memory = states
+
+    @property
+    def capacity(self) -> int:
+        return self._states.capacity
 
     def resumable(self, found: Match) -> int:
         _, length = self._states.snapshots.deepest(found.handle, found.length)
@@ -159,6 +170,10 @@ class WindowEndings:
         self.memory = windows.pool
         # So that an end after the last whole block also has the window before that block's end.
         windows.tails.more = max(block_len // windows.page_size, 1)
+
+    @property
+    def capacity(self) -> int:
+        return self._windows.capacity // self._windows.page_size
 
     def resumable(self, found: Match) -> int:
         page_size = self._windows.page_size

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from weft.memory.handoff.leases import Lease
 from weft.memory.handoff.protocol import Handoff, MeetingPlace
-from weft.memory.prefix_cache import CacheKey
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.feature import Admission, Feature, Note
@@ -51,7 +51,11 @@ class LendFeature(Feature):
         self.rooms.pop(request.id, None)  # it has not arrived if the queue was too long
         assert request.message.handoff is not None
         room = request.message.handoff.room
-        key = request.cache_key(request.packed)
+        tokens = request.packed
+        if kv.leases.endings.capacity:
+            # The other server computes at least the last token, so it resumes before that one.
+            tokens = tokens[: request.reusable_len * TOKEN_BYTES]
+        key = request.cache_key(tokens)
         why = self._why_not(room, reason)
         lease: Lease | None = None
         if not why:
@@ -70,7 +74,9 @@ class LendFeature(Feature):
         self.lent[room] = request.id
         detail = f"{lease.num_tokens:,} tokens of its KV are lent in the room {room}"
         self.notes.append(Note(request.id, detail))
-        kv.leases.shrink_to(int(kv.allocator.num_pages * self._settings.largest_share))
+        share = self._settings.largest_share
+        num_places = int(kv.leases.endings.capacity * share)
+        kv.leases.shrink_to(int(kv.allocator.num_pages * share), num_places)
 
     def _why_not(self, room: str, reason: FinishReason) -> str:
         """Why the KV of an ended request is not lent; empty if it is lent."""

@@ -90,8 +90,11 @@ def make_memory(settings: SchedulerSettings) -> MemoryParts:
     kv: KvMemory
     passes: type[PrefillScheduler] = PrefillScheduler
     tiers = settings.tiers
-    if settings.handoff is not None and settings.handoff.mode == DECODE:
-        tiers = TierSettings(block_len=page_size)
+    if settings.handoff is not None and tiers is None:
+        # A server that lends needs no transfers, but the endings of sequences that have some.
+        has_endings = settings.windows is not None or settings.states is not None
+        if has_endings or settings.handoff.mode == DECODE:
+            tiers = TierSettings(block_len=page_size)
     if tiers is not None and settings.windows is not None:
         kv = TieredWindowedKv(
             rows, allocator, cache, columns, settings.windows, settings.chunk_len, tiers

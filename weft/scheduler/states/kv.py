@@ -210,8 +210,9 @@ class StatefulKv(KvMemory):
         if request.is_prefilled:
             # A request with the same prompt must compute its last token.
             last = self._border_before(end)
-            if last > request.cached_tokens:
-                # A prompt that crosses a border is long enough to be worth a second slot.
+            if last > request.cached_tokens or request.message.handoff is not None:
+                # A prompt that crosses a border is long enough to be worth a second slot. Of a
+                # prompt that is lent, another server takes as much as it can.
                 last_page = (end - 1) // self.page_size * self.page_size
         if start < branch < last:
             lengths.append(branch)

@@ -68,4 +68,6 @@ class TieredWindowedKv(TieredKv, WindowedKv):
         held = super()._held_apart()
         for ticket, transfer in self.transfers.items():
             held[f"transfer {ticket}"] = transfer.ending
+        for lease in self.leases:
+            held[f"lease {lease.name}"] = lease.ending
         return held

@@ -96,6 +96,7 @@ class TieredKv(KvMemory):
     def _begin_transfers(self, settings: TierSettings, endings: Endings) -> None:
         self.tiers: Mover = NoTiers()
         self.endings = endings
+        self.leases.endings = endings
         self.on_landing: Callable[[IntArray], None] | None = None
         self.settings = settings
         self.transfers: dict[int, Transfer] = {}  # by ticket, the oldest first
