@@ -154,3 +154,13 @@ def test_stages_work_at_once_unless_a_draft_model_has_to_know_all_tokens() -> No
     assert overlaps(pp_size=2)
     assert not overlaps(pp_size=2, overlap=False)
     assert not overlaps(pp_size=2, draft_model="weft-nano-draft", speculative="draft")
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+@pytest.mark.parametrize("option", ["tp_size", "pp_size"])
+def test_kv_that_is_in_several_processes_is_not_handed_over(mode: str, option: str) -> None:
+    config = EngineConfig(
+        model="weft-nano", device="cpu", threads=1, disaggregation_mode=mode, **{option: 2}
+    )
+    with pytest.raises(SettingsError, match=f"several processes.*--{option.replace('_', '-')}"):
+        prepare(config)

@@ -42,8 +42,9 @@ def is_loopback(host: str) -> bool:
 def _why_not(config: EngineConfig, model: ModelConfig) -> str:
     if model.is_encoder:
         return f"{model.name} is an encoder: it has no KV cache"
-    if config.tp_size > 1:
-        return "KV that is divided between processes cannot be handed over yet (--tp-size)"
+    for option, size in (("--tp-size", config.tp_size), ("--pp-size", config.pp_size)):
+        if size > 1:
+            return f"KV that is divided between processes cannot be handed over yet ({option})"
     if config.device == "cuda":
         return "KV of a GPU cannot be handed over yet, only that of a CPU (--device cpu)"
     if not config.prefix_cache:
