@@ -164,3 +164,17 @@ def test_kv_that_is_in_several_processes_is_not_handed_over(mode: str, option: s
     )
     with pytest.raises(SettingsError, match=f"several processes.*--{option.replace('_', '-')}"):
         prepare(config)
+
+
+@pytest.mark.parametrize("option", ["tp_size", "pp_size"])
+def test_kv_that_is_in_several_processes_is_not_stored_in_host_memory(option: str) -> None:
+    config = EngineConfig(
+        model="weft-nano",
+        device="cpu",
+        threads=1,
+        kernels="torch",
+        cache_host_gb=0.1,
+        **{option: 2},
+    )
+    with pytest.raises(SettingsError, match=f"--cache-host-gb.*--{option.replace('_', '-')} 1"):
+        prepare(config)

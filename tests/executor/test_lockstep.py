@@ -17,6 +17,7 @@ import torch
 from tests.launch.tiny_model import write_model_with_experts
 from tests.seeds import slow
 from weft.assemble.build import Built, build_engine
+from weft.assemble.cache import weight_store
 from weft.assemble.prepare import Prepared, prepare
 from weft.config.engine import EngineConfig
 from weft.executor.lockstep.steps import LockstepDevice, LockstepSteps, LockstepStore
@@ -301,6 +302,26 @@ def test_engines_with_experts_between_them_give_the_bits_of_one(folder: Path) ->
     expected, found = of_one_and_of_two(folder, "auto")
     assert found == expected
     assert len({token for answer in expected for token, _ in answer}) > 10
+
+
+def test_an_engine_that_keeps_step_with_others_stores_its_kv(folder: Path, tmp_path: Path) -> None:
+    stored = prepared(folder, enable_dp_attention=True, ep_size=2, cache_dir=str(tmp_path))
+    all_peers = make_peers(2)
+    found: list[str] = ["", ""]
+
+    def serve(rank: int) -> None:
+        built = build_engine(stored.config, stored.folder, all_peers[rank])
+        found[rank] = type(weight_store(built.runner)).__name__
+        done.wait(WAIT_S)
+        built.runner.close()
+
+    done = threading.Barrier(2)
+    threads = [threading.Thread(target=serve, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["WeightStore", "WeightStore"]
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from weft.config.resolve import kept_as, size, window_tokens
 from weft.executor.cpu.kv_io import KvPages
 from weft.executor.drafting.store import PairedStore
 from weft.executor.gpu.host_memory import HostMemory, page_bytes
+from weft.executor.lockstep.steps import LockstepStore
 from weft.executor.media.steps import MediaDeviceStore
 from weft.executor.ranks.leader import LeaderStore
 from weft.executor.runner import TorchRunner
@@ -218,7 +219,7 @@ def memory_of(
 def weight_store(runner: TorchRunner) -> WeightStore:
     """The store with the model's weights and KV pool, without the wrappers around it."""
     _, store, _ = runner.parts
-    while isinstance(store, MediaDeviceStore | PairedStore | LeaderStore):
+    while isinstance(store, MediaDeviceStore | PairedStore | LeaderStore | LockstepStore):
         store = store.inner
     assert isinstance(store, WeightStore)
     return store

@@ -63,8 +63,9 @@ def _no_prefixes(config: EngineConfig) -> str:
 
 
 def _no_host_tier(config: EngineConfig, model: ModelConfig) -> str:
-    if config.tp_size > 1:
-        return "it is for a model on one device (--tp-size 1)"
+    for option, size in (("--tp-size", config.tp_size), ("--pp-size", config.pp_size)):
+        if size > 1:
+            return f"it is for a model on one device ({option} 1)"
     if config.disaggregation_mode == "decode":
         return "a decode server takes KV only from other servers (--disaggregation-mode)"
     if config.device == "cpu" and config.kernels != "torch":
