@@ -26,6 +26,7 @@ from weft.engine.load_report import KvNumbers, LoadReporter
 from weft.engine.pause import Pause
 from weft.engine.picture.service import Pictures
 from weft.engine.pin_service import PinService
+from weft.engine.prefill_log import PrefillLog
 from weft.engine.session_service import SessionService
 from weft.engine.surroundings import Profiler, Surroundings
 from weft.engine.tier_service import TierService
@@ -74,6 +75,7 @@ class Services:
         self.idle = Idle(core, held)
         self.load = LoadReporter(core, features, stored)
         self.pictures = Pictures(core, features, self.load, self.pins, self.pause, self.input_gate)
+        self.prefill_log = PrefillLog(core)
         self._attach(self._followers(around))
 
     def _followers(self, around: Surroundings) -> list[Service]:
@@ -108,6 +110,7 @@ class Services:
             [
                 # The last one after a step, so that it sees the effects of all others.
                 self.pictures,
+                self.prefill_log,
                 *followers,
                 self.load,
                 self.kv_auditor,
@@ -129,6 +132,7 @@ class Services:
         hooks.attach(self.kv_auditor)
         for service in (*stored, *followers):
             hooks.attach(service)
+        self.prefill_log.follow_level()
 
     @property
     def scheduler(self) -> Scheduler:
