@@ -10,7 +10,8 @@ python benchmarks/drafts.py weft-nano --draft-model weft-nano-draft --more-layer
 Each round sends other prompts, or with --same always those of the first. With --edit they ask for
 a text once more with one word replaced, until the model ends it (for models of instructions in
 ChatML); with --wrong every guess is wrong. With --more-layers the model has layers that change
-nothing: it says the same in steps as long as those of a larger one. The outputs must be equal.
+nothing: it says the same in steps as long as those of a larger one. With --cached, prompts are in
+the prefix cache before the time is measured. The outputs must be equal.
 """
 
 from __future__ import annotations
@@ -37,20 +38,6 @@ from weft.scheduler.speculation.sources import Known
 
 # What --edit lets the model write once more, with one word changed: "{0}" is the number of the round.
 DOCUMENTS = (
-    '''def read_prices_{0}(path, currency, skip_header=True):
-    """Read a table of prices and return a list of pairs of name and price."""
-    prices = []
-    with open(path, encoding="utf-8") as file:
-        lines = file.readlines()
-    if skip_header:
-        lines = lines[1:]
-    for line in lines:
-        name, amount, unit = line.strip().split(",")
-        if unit != currency:
-            continue
-        prices.append((name, float(amount)))
-    return prices
-''',
     """The lighthouse stands on a small island {0} miles from the harbour. It was built in 1871 after three
 ships were lost in one winter. Until 1968 a keeper lived there with his family; since then the light has
 worked by itself. Visitors may climb its 142 steps on Sundays between May and September. From the top one
@@ -67,14 +54,19 @@ to us until Friday what you prefer.
 Kind regards,
 Peter Smith
 """,
+    """The old bakery in our street opens at {0} in the morning. Mr. Berger bakes bread, rolls and apple cakes
+there with his two daughters. Before school the children buy a warm roll for the way, and at noon people
+from the offices come for soup. On Saturdays one has to wait in a long line until one's turn comes, but
+nobody minds, because everybody knows everybody. In August the bakery is closed for three weeks.
+""",
 )
 EDIT = """<|im_start|>user
-Write this text once more, word by word, but replace "{0}" by "{1}":
+Repeat this text exactly, but write "{1}" instead of "{0}":
 
 {2}<|im_end|>
 <|im_start|>assistant
 """
-REPLACED = (("currency", "money"), ("island", "rock"), ("chairs", "tables"))
+REPLACED = (("island", "rock"), ("chairs", "tables"), ("bakery", "shop"))
 
 
 class WrongGuesses:
@@ -103,6 +95,7 @@ def main() -> None:
     parser.add_argument("--same", action="store_true")
     parser.add_argument("--edit", action="store_true")
     parser.add_argument("--wrong", action="store_true")
+    parser.add_argument("--cached", action="store_true")
     parser.add_argument("--more-layers", type=int, default=0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -185,6 +178,9 @@ def run(llm: LLM, asked: argparse.Namespace, number: int) -> tuple[float, list[l
                 ignore_eos=not asked.edit,
             )
         )
+    if asked.cached:
+        first = [SamplingParams(max_new_tokens=1, temperature=0, seed=one.seed) for one in params]
+        llm.generate(prompts, first)
     began_s = time.perf_counter()
     outputs = llm.generate(prompts, params)
     seconds = time.perf_counter() - began_s
