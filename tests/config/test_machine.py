@@ -178,7 +178,7 @@ def test_gpus_are_those_that_the_driver_shows_in_its_order_with_their_own_free_m
     free = {f"GPU-{UUID(int=3)}": 1, f"GPU-{HOPPER}": 2, f"MIG-{INSTANCE}": 3}
     found = gpus(FakeCuda(HOPPER, INSTANCE, free=free), tmp_path).gpus
     assert [gpu.free_bytes for gpu in found] == [2, 3]
-    assert found[0] == machine.GpuCard("card 0", 2, 10**11, (9, 0))
+    assert found[0] == machine.GpuCard("card 0", 2, 10**11, (9, 0), str(HOPPER))
 
 
 def test_without_the_management_library_all_memory_counts_as_free(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class Prepared(NamedTuple):
     sizing: Sizing
     sampling: SamplingParams  # defaults for requests that do not set their own
     draft: DraftModel | None = None  # None: no draft model
+    gpu_uuid: str = ""  # of the GPU that computes; "": none, or it is not known
 
 
 def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
@@ -85,7 +86,10 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     pooling = kept_as(resolved.config, model).pooling
     model = replace(model, dtype=resolved.config.dtype, pooling=pooling)
     sampling = _sampling(config.generation_config, folder, model)
-    return Prepared(folder, model, resolved.config, resolved.sizing, sampling, draft)
+    gpu_uuid = ""
+    if resolved.config.device == "cuda" and machine.gpus:
+        gpu_uuid = machine.gpus[0].uuid
+    return Prepared(folder, model, resolved.config, resolved.sizing, sampling, draft, gpu_uuid)
 
 
 def has_kernels(config: EngineConfig) -> bool:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from weft.config.nvml import Nvml
+
 ROOT = Path("/")
 
 
@@ -24,6 +26,7 @@ class GpuCard:
     free_bytes: int
     total_bytes: int
     capability: tuple[int, int] = (0, 0)  # compute capability, (9, 0) for Hopper; (0, 0): unknown
+    uuid: str = ""  # without its kind, of a GPU or an instance (MIG)
 
 
 @dataclass(frozen=True)
@@ -134,14 +137,6 @@ def _read(path: Path) -> str:
         return ""
 
 
-class _NvmlMemory(ctypes.Structure):
-    _fields_ = [
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    ]
-
-
 NO_DEVICE = 100  # error of cuInit if CUDA_VISIBLE_DEVICES leaves no GPU
 CAPABILITY = (75, 76)  # attributes of a device: compute capability, major and minor
 
@@ -217,31 +212,26 @@ def _gpu(cuda: Any, index: int, load: Callable[[str], Any]) -> GpuCard:
         cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
     uuid = (ctypes.c_ubyte * 16)()
     cuda.cuDeviceGetUuid_v2(ctypes.byref(uuid), device)
-    free = _free_bytes(str(UUID(bytes=bytes(uuid))), load)
+    known_as = str(UUID(bytes=bytes(uuid)))
+    free = _free_bytes(known_as, load)
     major, minor = capability
     text = name.value.decode(errors="replace")
     return GpuCard(
-        text, total.value if free is None else free, total.value, (major.value, minor.value)
+        name=text,
+        free_bytes=total.value if free is None else free,
+        total_bytes=total.value,
+        capability=(major.value, minor.value),
+        uuid=known_as,
     )
 
 
 def _free_bytes(uuid: str, load: Callable[[str], Any]) -> int | None:
-    """Free memory of a GPU or a MIG instance, from the management library (NVML), which needs no
-    context; None if it is not available."""
+    """Free memory of a GPU or a MIG instance; None if the driver does not tell it."""
+    nvml = Nvml.open(load)
+    if nvml is None:
+        return None
     try:
-        nvml = load("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    if nvml.nvmlInit_v2():
-        return None
-    handle = ctypes.c_void_p()
-    memory = _NvmlMemory()
-    try:
-        for kind in ("GPU", "MIG"):
-            if not nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}".encode(), ctypes.byref(handle)):
-                if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
-                    return None
-                return int(memory.free)
-        return None
+        memory = nvml.memory(uuid)
     finally:
-        nvml.nvmlShutdown()
+        nvml.close()
+    return None if memory is None else memory.free_bytes

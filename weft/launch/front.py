@@ -71,6 +71,8 @@ class Front:
         self._context = context
         self._adapters = AdapterNames(adapter_files(context.prepared), context.model_name)
         metrics = Metrics(context.model_name, context.config.metrics_compat)
+        if context.prepared.gpu_uuid:
+            metrics.watch_gpu(context.prepared.gpu_uuid)
         self._engines = _engines(context, group, metrics)
         self.client = _client(context, tokenizer, self._engines, metrics, tracer or NoTracer())
         self.app = _app(context, tokenizer, self.client, self.readiness, self._adapters)

@@ -29,8 +29,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
+from weft.config.nvml import Nvml
 from weft.observe.compat import Renamed
 from weft.observe.engine_numbers import PREFIX, EngineNumbers, NumbersOfEngines
+from weft.observe.gpu import GpuNumbers
 from weft.observe.savings import Savings
 
 MAX_PRIORITIES = 16  # number of priorities with separate latencies
@@ -321,6 +323,12 @@ class Metrics:
         self.registry.register(self.processes)
         if compat != "none":
             self.registry.register(Renamed(compat, self.registry))
+
+    def watch_gpu(self, uuid: str) -> None:
+        """Add the numbers of the GPU that computes, if the driver's library tells them."""
+        nvml = Nvml.open()
+        if nvml is not None:
+            self.registry.register(GpuNumbers(nvml, uuid))
 
     def started(self, phases: Iterable[tuple[str, float]], page_size: int, num_pages: int) -> None:
         """Record that the engine is ready."""
