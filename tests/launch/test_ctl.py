@@ -453,6 +453,7 @@ def test_commands_have_names_of_their_own() -> None:
         verb.words for verb in COMMANDS for line, *_ in REQUESTS if line.startswith(verb.words)
     }
     assert {verb.words for verb in COMMANDS} - tried == {
+        "cache tree",
         "experts dump",
         "experts show",
         "explain",

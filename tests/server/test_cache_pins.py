@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.server.real_engine import RealServer, serving
+from weft.cli import ctl
 from weft.messages.codec import encode
 
 NANO = Path(__file__).parents[2] / "weft" / "bundled" / "weft-nano"
@@ -113,6 +114,30 @@ def test_a_prompt_is_forgotten_with_all_that_goes_on_from_it(server: RealServer)
     assert delete(server, "kept") == 200
     for body in ({}, {"prompt": "x", "node": 1}, {"prompt": "x", "keep": -1}):
         assert server.post("/cache/forget", **body).status_code == 400
+
+
+# ---- the tree
+
+
+def test_the_tree_shows_what_prompts_share_and_what_pins_keep(server: RealServer) -> None:
+    first = f"of the tree: {TEXT}"
+    for more in ("a" * 40, "b" * 40):
+        server.post("/v1/completions", prompt=first + more, max_tokens=1)
+    server.post("/cache/pin", prompt=first, name="seen")
+    answer = server.get("/cache/tree").json()
+    assert answer["whole"]
+    assert answer["visited"] >= len(answer["nodes"])
+    [shared] = [one for one in answer["nodes"] if one["text"].startswith("of the tree")]
+    assert shared["locks"] == 1
+    assert shared["tokens"] % 16 == 0
+    place = answer["nodes"].index(shared)
+    below = [one for one in answer["nodes"][place + 1 :] if one["depth"] == shared["depth"] + 1]
+    assert len(below) >= 2
+    assert shared["below"] >= shared["tokens"] + sum(one["tokens"] for one in below[:2])
+    lines = list(ctl.tree(answer))
+    assert any("locks 1" in line and '"of the tree: def greet(name):\\n' in line for line in lines)
+    assert lines[-1] == f"nodes visited: {answer['visited']}"
+    assert delete(server, "seen") == 200
 
 
 # ---- cache_control

@@ -156,6 +156,20 @@ def experts(answer: Any) -> Iterator[str]:
         yield "they are counted" if answer["recording"] else "nothing is counted now"
 
 
+def tree(answer: Any) -> Iterator[str]:
+    """One line per node, indented by its depth: its number, its tokens, its users, its text."""
+    for one in answer["nodes"]:
+        line = f"{'  ' * one['depth']}node {one['node']}: {one['tokens']:,} tokens"
+        if one["below"] != one["tokens"]:
+            line += f" ({one['below']:,} with those below)"
+        for name in ("locks", "pins"):
+            if one[name]:
+                line += f", {name} {one[name]}"
+        line += f", last used {one['age']:,} uses ago"
+        yield f"{line}  {json.dumps(one['text'], ensure_ascii=False)}"
+    yield f"nodes visited: {answer['visited']:,}{'' if answer['whole'] else '; there are more'}"
+
+
 def profile(answer: Any) -> Iterator[str]:
     trace = answer["trace"] or "none (no --profile-dir)"
     yield f"{answer['num_steps']} steps recorded; trace: {trace}"
@@ -245,6 +259,13 @@ COMMANDS = (
         "/cache/prefix",
         "a node of the prefix tree of the last picture, and the requests that use it",
         (Argument("node", "its number", int, place="query"),),
+    ),
+    CtlCommand(
+        "cache tree",
+        "GET",
+        "/cache/tree",
+        "the heaviest nodes of the prefix tree, with their texts and users",
+        show=tree,
     ),
     CtlCommand(
         "cache forget",

@@ -19,7 +19,7 @@ from weft.client.pictures import text_of_ids
 from weft.json_types import JsonObject
 from weft.messages.cache import ForgetPrefix
 from weft.messages.media import ID_BYTES, MediaItem
-from weft.messages.picture import GetPrefix, GetPrefixReply
+from weft.messages.picture import GetPrefix, GetPrefixReply, TreeColumns, Watch
 from weft.observe.log import EventLog
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
@@ -32,6 +32,8 @@ from weft.server.submit import adapter_of, encode_texts, require_model, sharing_
 
 log = EventLog("admin")
 MAX_SHOWN = 4_096  # tokens of a node that are shown as text
+TREE_S = 30.0  # longest wait for a walk over the tree
+LOOK_AGAIN_S = 0.03  # between two questions whether it has ended
 
 
 class PrefixBody(msgspec.Struct, kw_only=True):
@@ -70,6 +72,23 @@ class PrefixAnswer(msgspec.Struct, kw_only=True):
     hits: int  # requests that started with it
     requests: list[str]  # names of requests that use it now
     pins: list[str]  # names of pins and sessions that keep it
+
+
+class TreeNode(msgspec.Struct, kw_only=True):
+    node: int  # its number
+    depth: int  # number of its ancestors
+    tokens: int  # number of its own tokens
+    below: int  # tokens of the node and of all nodes below it
+    age: int  # uses of the cache since its last use
+    locks: int  # running requests, pins and sessions that hold it
+    pins: int  # pins and sessions that give way if memory is needed
+    text: str  # text of its first tokens
+
+
+class TreeAnswer(msgspec.Struct, kw_only=True):
+    nodes: list[TreeNode]  # the heaviest ones, parents before their children
+    visited: int  # number of visited nodes
+    whole: bool  # all nodes were visited; false: there are too many
 
 
 class Prefix(NamedTuple):
@@ -156,6 +175,51 @@ async def get_prefix(context: ServerContext, request: Request) -> ASGIApp:
     return json_response(answer)
 
 
+async def get_tree(context: ServerContext, request: Request) -> ASGIApp:
+    """The heaviest nodes of the prefix cache; 503 if the engine needs too long to visit them."""
+    limit_s = asyncio.get_running_loop().time() + TREE_S
+    picture = await context.client.call(Watch())
+    while picture.tree is None:
+        if asyncio.get_running_loop().time() > limit_s:
+            message = f"the tree was not visited completely within {TREE_S:g} s; ask again"
+            raise ApiError(503, message)
+        await asyncio.sleep(LOOK_AGAIN_S)
+        picture = await context.client.call(Watch())
+    nodes = await asyncio.to_thread(_nodes_of, context, picture.tree)
+    answer = TreeAnswer(
+        nodes=nodes,
+        visited=picture.tree.num_nodes,
+        whole=picture.tree.is_whole,
+    )
+    return json_response(answer)
+
+
+def _nodes_of(context: ServerContext, tree: TreeColumns) -> list[TreeNode]:
+    parents = np.frombuffer(tree.parents, np.int32).tolist()
+    numbers = np.frombuffer(tree.numbers, np.int32).tolist()
+    tokens = np.frombuffer(tree.num_tokens, np.int32).tolist()
+    below = np.frombuffer(tree.num_below, np.int64).tolist()
+    ages = np.frombuffer(tree.ages, np.int64).tolist()
+    locks = np.frombuffer(tree.locks, np.int32).tolist()
+    pins = np.frombuffer(tree.pins, np.int32).tolist()
+    vocab_size = context.client.engine.vocab_size
+    found: list[TreeNode] = []
+    for i, parent in enumerate(parents):
+        depth = found[parent].depth + 1 if parent >= 0 else 0
+        node = TreeNode(
+            node=numbers[i],
+            depth=depth,
+            tokens=tokens[i],
+            below=below[i],
+            age=ages[i],
+            locks=locks[i],
+            pins=pins[i],
+            text=text_of_ids(tree.heads[i], context.tokenizer, vocab_size),
+        )
+        found.append(node)
+    return found
+
+
 async def forget(context: ServerContext, request: Request) -> ASGIApp:
     """Remove a prefix from the caches of all engines; 400 if none of it is cached, 409 if nothing
     could be removed."""
@@ -190,6 +254,13 @@ ROUTES = (
         "A node of the prefix cache",
         answer=PrefixAnswer,
         query=("node",),
+        access="admin",
+    ),
+    get(
+        "/cache/tree",
+        get_tree,
+        "The prefix cache as a tree",
+        answer=TreeAnswer,
         access="admin",
     ),
     post(
