@@ -162,7 +162,9 @@ def test_kv_that_is_in_several_processes_is_not_handed_over(mode: str, option: s
     config = EngineConfig(
         model="weft-nano", device="cpu", threads=1, disaggregation_mode=mode, **{option: 2}
     )
-    with pytest.raises(SettingsError, match=f"several processes.*--{option.replace('_', '-')}"):
+    with pytest.raises(
+        SettingsError, match=f"divided between processes.*--{option.replace('_', '-')}"
+    ):
         prepare(config)
 
 

@@ -128,7 +128,7 @@ def test_end_tokens_of_both_files_are_merged():
         ({"rms_norm_eps": None}, "no 'rms_norm_eps'"),
         (
             {"quantization_config": {"quant_method": "gptq"}},
-            r"not read: gptq of None bits\. Read are gptq and awq",
+            r"not supported: gptq of None bits\. Supported are gptq and awq",
         ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
         (

@@ -79,7 +79,7 @@ class Case:
         return torch.ones(NUM_SLOTS, dtype=torch.bool).index_fill(0, self.slots, False)
 
 
-@pytest.mark.parametrize("format", tuple(KvFormat))
+@pytest.mark.parametrize("format", DTYPES)
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize(
     ("head_dim", "rotary_dim"), [(128, 128), (64, 64), (80, 32), (34, 34), (96, 0)]

@@ -35,7 +35,7 @@ NUM_GROUPS = 16
 # No world has a queue so long that an order looks at a part of it, a second model that guesses tokens, keeps KV in files, lends pages to another server or takes them from
 # one, pins prompts, forgets a prefix that somebody names, bounds the time of drafts, composes policies, or has a policy of one's own or one in the shadow; in none does a request end while a step
 # runs whose output is not finite.
-NEVER_CALLED = 210
+NEVER_CALLED = 213
 
 
 def sample(group: int) -> Iterator[tuple[Fault, int]]:

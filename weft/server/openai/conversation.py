@@ -175,10 +175,6 @@ def _sampling(
 
 
 def _max_tokens(body: ChatRequest) -> int | None:
-    if body.max_completion_tokens == 0:
-        raise InvalidParam(
-            "max_completion_tokens", "max_completion_tokens is 0; it must be at least 1"
-        )
     if body.max_completion_tokens is not None:
         return body.max_completion_tokens
     return body.max_tokens

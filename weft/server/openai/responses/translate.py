@@ -48,9 +48,6 @@ def chat_request(
     for name in _SAME:
         setattr(request, name, getattr(body, name))
     request.rid = id
-    if body.max_output_tokens == 0:
-        message = "max_output_tokens is 0; it must be at least 1"
-        raise ApiError(400, message, param="max_output_tokens")
     request.max_tokens = body.max_output_tokens
     if body.tools is not None:
         request.tools = [_tool(tool, index) for index, tool in enumerate(body.tools)]
