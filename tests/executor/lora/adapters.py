@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from tests.executor.driver import Driver, Turn, full_logprobs, ints, make_driver
+from tests.models.many import GEMMA4, GEMMA4_SMALL
 from tests.models.reference import TINY
 from weft.config.model import ModelConfig
 from weft.executor.lora.read import inspect_adapter
@@ -35,6 +36,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 12, "tie_word_embeddings": True}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 16}),
     "phi3": ("Phi3", {}),
+}
+# Layers of two sizes of heads, keys that are the values, inputs for each layer, and K and V of
+# earlier layers.
+GEMMA4_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4": ("Gemma4", {**GEMMA4, "num_hidden_layers": 4}),
+    "gemma4-small": ("Gemma4", GEMMA4_SMALL),
 }
 MOE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2moe": (
@@ -61,13 +68,20 @@ class Base(NamedTuple):
         return ModelConfig.from_folder(self.folder)
 
     def modules(self, endings: Iterable[str], layers: Iterable[int] = range(3)) -> list[str]:
-        return [f"model.layers.{layer}.{ending}" for layer in layers for ending in endings]
+        """Those that there are: layers may take their values from their keys."""
+        weights = self.model.state_dict()
+        names = [f"model.layers.{layer}.{ending}" for layer in layers for ending in endings]
+        return [name for name in names if f"{name}.weight" in weights]
 
 
 def make_base(family: str, folder: Path) -> Base:
-    kind, changes = (FAMILIES | MOE_FAMILIES)[family]
+    kind, changes = (FAMILIES | GEMMA4_FAMILIES | MOE_FAMILIES)[family]
     settings = {**TINY, **changes, "attn_implementation": "eager"}
-    config = getattr(transformers, f"{kind}Config")(**settings)
+    kind_of_config = kind
+    if family in GEMMA4_FAMILIES:
+        kind_of_config = f"{kind}Text"
+        settings["vocab_size_per_layer_input"] = settings["vocab_size"]
+    config = getattr(transformers, f"{kind_of_config}Config")(**settings)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

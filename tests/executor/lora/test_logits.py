@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.executor.lora.adapters import (
     ENDS,
     FAMILIES,
     FUSED,
+    GEMMA4_FAMILIES,
     QV,
     TABLE,
     load,
@@ -46,8 +48,9 @@ KINDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("family", "kind"), [*product(FAMILIES, KINDS), *product(GEMMA4_FAMILIES, ("rank 8", "ends"))]
+)
 def test_logits_are_those_of_merged_weights(
     base_of, drive, tmp_path: Path, kernels: str, family: str, kind: str
 ) -> None:
