@@ -278,7 +278,7 @@ def test_a_request_with_a_slot_passes_one_that_waits_for_its_own() -> None:
     for id in (waits, base):
         found = explain(world.scheduler, id, world.time)
         assert found is not None
-        assert found.why == "waits for an adapter slot: all 2 are taken"
+        assert found.why == "waits for an adapter slot; adapters in use: 2, the limit"
     world.run_dry()
     world.check_outputs()
 

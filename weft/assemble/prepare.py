@@ -7,6 +7,7 @@ weights.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -72,6 +73,7 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
             f"{model.name} brings its own code ({code}), which weft never runs; weft serves it "
             f"as a {model.architecture}"
         )
+    _check_profile_dir(config.profile_dir)
     # From here on no "auto" is left: the settings say what runs.
     machine = machine or probe()
     needs_kernels = model.stored.has_codes or num_ranks(config) > 1
@@ -90,6 +92,21 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     if resolved.config.device == "cuda" and machine.gpus:
         gpu_uuid = machine.gpus[0].uuid
     return Prepared(folder, model, resolved.config, resolved.sizing, sampling, draft, gpu_uuid)
+
+
+def _check_profile_dir(folder: str) -> None:
+    """Make the folder for traces, if it is not there. Raises SettingsError if it cannot be made or
+    written to."""
+    if not folder:
+        return
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        reason = exc.strerror or str(exc)
+        raise SettingsError(f"--profile-dir is {folder!r}, which cannot be made: {reason}") from exc
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise SettingsError(f"--profile-dir is {folder!r}, into which this user cannot write")
 
 
 def has_kernels(config: EngineConfig) -> bool:

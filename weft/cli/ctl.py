@@ -242,6 +242,7 @@ COMMANDS = (
             Argument("--messages", "a conversation instead, as JSON", json.loads),
             Argument("--ttl", "seconds since its last use", float, "ttl_s"),
             Argument("--name", "name of the pin, for cache unpin"),
+            Argument("--lora-path", "the adapter that it is for"),
             Argument("--tenant", "tenant whose --tenant-cache limits the pin"),
             Argument("--cache-salt", "cache_salt of the requests that can find it"),
         ),

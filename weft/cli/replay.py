@@ -203,7 +203,7 @@ def describe_step(run: Replay) -> Iterator[str]:
     if plan.layers is not None:
         span = plan.layers
         mode += f" (layers {span.first} to {span.last} of {span.num_layers})"
-    yield f"step {plan.step}: {mode}, {len(plan.rows)} requests, {plan.num_tokens} tokens"
+    yield f"step {plan.step}: {mode}; requests: {len(plan.rows)}, tokens: {plan.num_tokens}"
     rows = plan.rows.tolist()
     starts = plan.starts.tolist()
     lens = plan.lens.tolist()

@@ -137,7 +137,7 @@ class AdaptersFeature(Feature):
             return ""
         if walk.is_overdue(request, walk.now):
             self._keep_slot(request, walk)
-        return f"waits for an adapter slot: all {self.max_together} are taken"
+        return f"waits for an adapter slot; adapters in use: {self.max_together}, the limit"
 
     def enter_row(self, request: Request) -> None:
         uid = request.message.adapter
