@@ -24,7 +24,11 @@ class Setting(NamedTuple):
         return small if self.small else full
 
 
-MODULES = {"bench-0.6b": "serving:small_model", "bench-8b": "serving:large_model"}
+MODULES = {
+    "states": "steps:states",
+    "bench-0.6b": "serving:small_model",
+    "bench-8b": "serving:large_model",
+}
 
 
 def main(name: str, device: str, size: str, file: str) -> None:

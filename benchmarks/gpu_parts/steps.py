@@ -46,6 +46,21 @@ STATES = {
     "rms_norm_eps": 1e-6,
     "dtype": "float32",
 }
+# Every layer sees a window.
+WINDOWS = {
+    "architectures": ["MistralForCausalLM"],
+    "vocab_size": 32_000,
+    "hidden_size": 512,
+    "intermediate_size": 1_024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "sliding_window": 64,
+    "max_position_embeddings": 2_048,
+    "rms_norm_eps": 1e-6,
+    "dtype": "float32",
+}
 EXACT = {
     "dtype": "float32"
 }  # overlap changes what is in a step, and so how bfloat16 rounds: no fault of it
@@ -64,11 +79,17 @@ def findings(setting: Setting) -> Iterator[Row]:
         save_random(ModelConfig.from_hf(shape, "steps"), folder / "model.safetensors")
         yield from same_tokens(setting, shape, folder)
         yield from same_logits(setting, folder)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        shape = {**STATES, **setting.pick({}, {"vocab_size": 2_000, "hidden_size": 128})}
-        save_random(ModelConfig.from_hf(shape, "states"), folder / "model.safetensors")
-        yield from same_as_cpu(setting, shape, folder)
+
+
+def states(setting: Setting) -> Iterator[Row]:
+    """A model with layers that keep a state, and one with windows in a pool of their own."""
+    small = setting.pick({}, {"vocab_size": 2_000, "hidden_size": 128})
+    for what, model in (("states", STATES), ("windows", WINDOWS)):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            shape = {**model, **small}
+            save_random(ModelConfig.from_hf(shape, what), folder / "model.safetensors")
+            yield from same_as_cpu(setting, what, shape, folder)
 
 
 def crowd(setting: Setting, vocab_size: int) -> list[Job]:
@@ -86,8 +107,8 @@ def crowd(setting: Setting, vocab_size: int) -> list[Job]:
     return jobs
 
 
-def same_as_cpu(setting: Setting, shape: dict[str, Any], folder: Path) -> Iterator[Row]:
-    """Of a model with layers that keep a state, graphs and eager steps beside torch on a CPU."""
+def same_as_cpu(setting: Setting, what: str, shape: dict[str, Any], folder: Path) -> Iterator[Row]:
+    """The tokens of graphs and of eager steps beside those of torch on a CPU."""
     jobs = crowd(setting, shape["vocab_size"])
     ways: dict[str, dict[str, Any]] = {"graphs": {}, "eager": {"cuda_graph": False}}
     if not setting.on_gpu:
@@ -102,7 +123,7 @@ def same_as_cpu(setting: Setting, shape: dict[str, Any], folder: Path) -> Iterat
         loaded.built.runner.close()
         same = np.mean([found[place] == expected[place] for place in range(len(jobs))])
         yield {
-            "what": f"states, {way} = torch on a cpu",
+            "what": f"{what}, {way} = torch on a cpu",
             "ok": bool(same > 0.5),  # sums in another order may draw another token
             "part": float(same),
         }
