@@ -28,9 +28,7 @@ ROOM = {
     "context_length": 1_024,
     "chunked_prefill_size": 256,
 }
-# Of Qwen3.5: three layers of four keep a state.
-STATES = {
-    "architectures": ["Qwen3_5ForCausalLM"],
+FOUR_LAYERS = {
     "vocab_size": 32_000,
     "hidden_size": 512,
     "intermediate_size": 1_024,
@@ -38,29 +36,21 @@ STATES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
+    "max_position_embeddings": 2_048,
+    "rms_norm_eps": 1e-6,
+    "dtype": "float32",
+}
+# Of Qwen3.5: three layers of four keep a state.
+STATES = {
+    **FOUR_LAYERS,
+    "architectures": ["Qwen3_5ForCausalLM"],
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
-    "max_position_embeddings": 2_048,
-    "rms_norm_eps": 1e-6,
-    "dtype": "float32",
 }
 # Every layer sees a window.
-WINDOWS = {
-    "architectures": ["MistralForCausalLM"],
-    "vocab_size": 32_000,
-    "hidden_size": 512,
-    "intermediate_size": 1_024,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "sliding_window": 64,
-    "max_position_embeddings": 2_048,
-    "rms_norm_eps": 1e-6,
-    "dtype": "float32",
-}
+WINDOWS = {**FOUR_LAYERS, "architectures": ["MistralForCausalLM"], "sliding_window": 64}
 EXACT = {
     "dtype": "float32"
 }  # overlap changes what is in a step, and so how bfloat16 rounds: no fault of it

@@ -13,10 +13,9 @@ import torch
 
 from tests.executor.driver import Driver, Turn, make_driver
 from tests.executor.fake_gpu import FakeGpu
-from tests.executor.test_cuda_triton import RepeatingGpu
+from tests.executor.test_cuda_triton import gpu as gpu  # a fixture
 from tests.models.many import VOCAB, make_checkpoint
 from weft.config.model import ModelConfig
-from weft.executor.gpu import build
 from weft.plan.step import LAST_SAMPLED
 
 pytestmark = [
@@ -26,13 +25,6 @@ pytestmark = [
 ]
 
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 40).tolist()
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    gpu = RepeatingGpu()
-    monkeypatch.setattr(build, "find_gpu", lambda: gpu)
-    return gpu
 
 
 @pytest.fixture(params=["lfm2", "qwen3.5"])

@@ -133,7 +133,7 @@ def _build(
         ranks.await_loaded()
     # The weights are in memory, and so is the KV pool; nothing has been computed yet.
     loaded_s = time.monotonic()
-    traces = Path(config.profile_dir) if config.profile_dir else None
+    traces = Path(config.profile_dir).expanduser() if config.profile_dir else None
     profiler = RunnerProfiler(runner, traces, has_gpu=config.device == "cuda")
     settings = scheduler_settings(config, model, None if draft is None else draft.model)
     tiers: Tiers = NoTiers()

@@ -98,7 +98,7 @@ def shown(
         "pins": pins(picture.pins),
     }
     if picture.tree is not None:
-        fields["tree"] = _tree(picture.tree, text_of)
+        fields["tree"] = shown_tree(picture.tree, text_of)
     return fields
 
 
@@ -137,7 +137,8 @@ def _queue(queue: QueueColumns) -> JsonObject:
     }
 
 
-def _tree(tree: TreeColumns, text_of: TextOf) -> JsonObject:
+def shown_tree(tree: TreeColumns, text_of: TextOf) -> JsonObject:
+    """The columns of a tree, one entry for each node in each, and what is known of the walk."""
     return {
         "round": tree.round,
         "nodes": tree.num_nodes,

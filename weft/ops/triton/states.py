@@ -342,6 +342,20 @@ def conv_kernel(
         tl.store(states_ptr + write * state_stride + place, last, mask=is_kept)
 
 
+@triton.jit
+def read_matrix(states_ptr, slot, place, is_place, state_stride):
+    """The values at `place` of the state in a slot; zeros if the slot is negative."""
+    state_ptr = states_ptr + tl.maximum(slot, 0).to(tl.int64) * state_stride
+    return tl.where(slot >= 0, tl.load(state_ptr + place, mask=is_place, other=0.0), 0.0)
+
+
+@triton.jit
+def write_matrix(states_ptr, slots_ptr, index, matrix, place, is_place, state_stride):
+    """Write the values at `place` of the state in the slot `index` of an array."""
+    slot = tl.load(slots_ptr + index).to(tl.int64)
+    tl.store(states_ptr + slot * state_stride + place, matrix, mask=is_place)
+
+
 @triton.jit(do_not_specialize=["qkv_stride", "rates_stride"])
 def delta_kernel(
     qkv_ptr,
@@ -373,14 +387,13 @@ def delta_kernel(
     key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
     begin = tl.load(indptr_ptr + request)
     num = tl.load(indptr_ptr + request + 1) - begin
-    read = tl.load(reads_ptr + request)
     dim = tl.arange(0, K_PAD)
     is_dim = dim < K
     lane = tl.arange(0, LANES)
     place = (head * BLOCKS + block) * (K * LANES) + dim[:, None] * LANES + lane[None, :]
     is_place = (dim < K)[:, None] & (lane < LANES)[None, :]
-    old_ptr = states_ptr + tl.maximum(read, 0).to(tl.int64) * state_stride
-    state = tl.where(read >= 0, tl.load(old_ptr + place, mask=is_place, other=0.0), 0.0)
+    read = tl.load(reads_ptr + request)
+    state = read_matrix(states_ptr, read, place, is_place, state_stride)
     decay_rate = tl.exp(tl.load(decay_log_ptr + head))
     decay_bias = tl.load(decay_bias_ptr + head)
     kept = tl.load(kept_indptr_ptr + request)
@@ -405,16 +418,14 @@ def delta_kernel(
         state += key[:, None] * change[None, :]
         tl.store(out_ptr + lane, tl.sum(state * q[:, None], 0))
         if token + 1 == next_kept:
-            slot = tl.load(kept_slots_ptr + kept).to(tl.int64)
-            tl.store(states_ptr + slot * state_stride + place, state, mask=is_place)
+            write_matrix(states_ptr, kept_slots_ptr, kept, state, place, is_place, state_stride)
             kept += 1
             next_kept = tl.load(kept_lens_ptr + kept, mask=kept < kept_end, other=-1)
         qkv_ptr += qkv_stride
         rates_ptr += rates_stride
         out_ptr += HEADS * BLOCKS * LANES
     if num > 0:
-        write = tl.load(writes_ptr + request).to(tl.int64)
-        tl.store(states_ptr + write * state_stride + place, state, mask=is_place)
+        write_matrix(states_ptr, writes_ptr, request, state, place, is_place, state_stride)
 
 
 @triton.jit(do_not_specialize=["x_stride", "steps_stride"])
@@ -448,14 +459,13 @@ def scan_kernel(
     group = head // (HEADS // GROUPS)
     begin = tl.load(indptr_ptr + request)
     num = tl.load(indptr_ptr + request + 1) - begin
-    read = tl.load(reads_ptr + request)
     dim = tl.arange(0, N_PAD)
     is_dim = dim < N
     lane = tl.arange(0, LANES)
     place = (head * BLOCKS + block) * (N * LANES) + dim[:, None] * LANES + lane[None, :]
     is_place = (dim < N)[:, None] & (lane < LANES)[None, :]
-    old_ptr = states_ptr + tl.maximum(read, 0).to(tl.int64) * state_stride
-    state = tl.where(read >= 0, tl.load(old_ptr + place, mask=is_place, other=0.0), 0.0)
+    read = tl.load(reads_ptr + request)
+    state = read_matrix(states_ptr, read, place, is_place, state_stride)
     decay_rate = tl.exp(tl.load(decay_log_ptr + head))
     step_bias = tl.load(step_bias_ptr + head)
     skip = tl.load(skip_ptr + head)
@@ -474,16 +484,14 @@ def scan_kernel(
         state = state * tl.exp(-decay_rate * step) + into[:, None] * (step * value)[None, :]
         tl.store(out_ptr + lane, tl.sum(state * out_of[:, None], 0) + skip * value)
         if token + 1 == next_kept:
-            slot = tl.load(kept_slots_ptr + kept).to(tl.int64)
-            tl.store(states_ptr + slot * state_stride + place, state, mask=is_place)
+            write_matrix(states_ptr, kept_slots_ptr, kept, state, place, is_place, state_stride)
             kept += 1
             next_kept = tl.load(kept_lens_ptr + kept, mask=kept < kept_end, other=-1)
         x_ptr += x_stride
         steps_ptr += steps_stride
         out_ptr += HEADS * BLOCKS * LANES
     if num > 0:
-        write = tl.load(writes_ptr + request).to(tl.int64)
-        tl.store(states_ptr + write * state_stride + place, state, mask=is_place)
+        write_matrix(states_ptr, writes_ptr, request, state, place, is_place, state_stride)
 
 
 @triton.jit(do_not_specialize=["gate_stride"])

@@ -15,7 +15,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from weft.client.pictures import text_of_ids
+from weft.client.pictures import shown_tree, text_of_ids
 from weft.json_types import JsonObject
 from weft.messages.cache import ForgetPrefix
 from weft.messages.media import ID_BYTES, MediaItem
@@ -177,10 +177,11 @@ async def get_prefix(context: ServerContext, request: Request) -> ASGIApp:
 
 async def get_tree(context: ServerContext, request: Request) -> ASGIApp:
     """The heaviest nodes of the prefix cache; 503 if the engine needs too long to visit them."""
-    limit_s = asyncio.get_running_loop().time() + TREE_S
+    now = asyncio.get_running_loop().time
+    until_s = now() + TREE_S
     picture = await context.client.call(Watch())
     while picture.tree is None:
-        if asyncio.get_running_loop().time() > limit_s:
+        if now() > until_s:
             message = f"the tree was not visited completely within {TREE_S:g} s; ask again"
             raise ApiError(503, message)
         await asyncio.sleep(LOOK_AGAIN_S)
@@ -195,26 +196,19 @@ async def get_tree(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def _nodes_of(context: ServerContext, tree: TreeColumns) -> list[TreeNode]:
-    parents = np.frombuffer(tree.parents, np.int32).tolist()
-    numbers = np.frombuffer(tree.numbers, np.int32).tolist()
-    tokens = np.frombuffer(tree.num_tokens, np.int32).tolist()
-    below = np.frombuffer(tree.num_below, np.int64).tolist()
-    ages = np.frombuffer(tree.ages, np.int64).tolist()
-    locks = np.frombuffer(tree.locks, np.int32).tolist()
-    pins = np.frombuffer(tree.pins, np.int32).tolist()
     vocab_size = context.client.engine.vocab_size
+    columns = shown_tree(tree, lambda head: text_of_ids(head, context.tokenizer, vocab_size))
     found: list[TreeNode] = []
-    for i, parent in enumerate(parents):
-        depth = found[parent].depth + 1 if parent >= 0 else 0
+    for i, parent in enumerate(columns["parent"]):
         node = TreeNode(
-            node=numbers[i],
-            depth=depth,
-            tokens=tokens[i],
-            below=below[i],
-            age=ages[i],
-            locks=locks[i],
-            pins=pins[i],
-            text=text_of_ids(tree.heads[i], context.tokenizer, vocab_size),
+            node=columns["node"][i],
+            depth=found[parent].depth + 1 if parent >= 0 else 0,
+            tokens=columns["tokens"][i],
+            below=columns["below"][i],
+            age=columns["age"][i],
+            locks=columns["locks"][i],
+            pins=columns["pins"][i],
+            text=columns["text"][i],
         )
         found.append(node)
     return found
