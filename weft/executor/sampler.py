@@ -135,13 +135,15 @@ class SamplerOutput(NamedTuple):
         if self.logprobs is not None:
             arrays = [tensor.numpy(force=True) for tensor in self.logprobs]
             outputs = (SampledLogprobs(*arrays), *outputs)
+        has_invalid = bool(invalid.any())
         faults = self.faults
-        if self.emptied is not None:
+        # An emptied row is invalid, too.
+        if self.emptied is not None and has_invalid:
             emptied = np.flatnonzero(self.emptied.numpy(force=True)).tolist()
             faults += tuple((i, NOTHING_LEFT) for i in emptied)
         return Result(
             tokens=tokens.astype(np.int32),
-            invalid=invalid if invalid.any() else None,
+            invalid=invalid if has_invalid else None,
             faults=faults,
             outputs=outputs,
         )
