@@ -127,6 +127,12 @@ class ModelConfig:
         return layer if earlier is None else earlier
 
     @property
+    def last_storing_layer(self) -> int:
+        """The last layer that stores K, V or a state."""
+        stores = [layer for layer in range(self.num_layers) if self.kv_owner(layer) == layer]
+        return stores[-1]
+
+    @property
     def has_one_kv_shape(self) -> bool:
         """Whether K and V have the same sizes in all layers."""
         shapes = {self.kv_shape(layer) for layer in range(self.num_layers)}

@@ -102,12 +102,18 @@ class DecoderLayer:
         if config.decoder.layer_inputs is not None:
             self.input_gate = LayerInputGate(config, config.decoder.layer_inputs, ops)
         self.factor = ops.vector(1) if spec.has_factor else None
+        self.narrows = layer == config.last_storing_layer
+        assert not (self._is_parallel and self.state is not None), (
+            "states stand in layers of two parts"
+        )
 
     def __call__(self, x: Tensor, attention: PagedAttention, given: Tensor | None = None) -> Tensor:
-        """[T, hidden] -> [T, hidden]. `given` [T, ..]: the inputs of this layer, if the model has
-        inputs for each layer."""
+        """[T, hidden] -> [T, hidden], or fewer rows (`PagedAttention.narrow`). `given` [T, ..]: the
+        inputs of this layer, if the model has inputs for each layer."""
         x = self._mixed_and_fed(x, attention)
         if self.input_gate is not None and given is not None:
+            if self.narrows:
+                given = self._ops.computed(attention.narrow(given))
             x = self.input_gate(x, given)
         if self.factor is not None:
             x = self._ops.multiply(x, self.factor)
@@ -121,8 +127,18 @@ class DecoderLayer:
             if self.feed.pre is not None:
                 read_by_mlp = self._ops.computed(self.feed.input(x))
             mixed = self._mixed(normed, attention)
+            if self.narrows:
+                x = attention.narrow(x)
+                read_by_mlp = attention.narrow(read_by_mlp)
             return self.feed.add(self.mix.add(x, mixed), self.mlp(read_by_mlp))
-        x = self.mix.add(x, self._mixed(self.mix.input(x), attention))
+        mixed = self._mixed(self.mix.input(x), attention)
+        if self.state is not None:
+            # A mixer with a state computes all tokens.
+            x = self.mix.add(x, mixed)
+            x = attention.narrow(x) if self.narrows else x
+        else:
+            x = attention.narrow(x) if self.narrows else x
+            x = self.mix.add(x, mixed)
         return self.feed.add(x, self.mlp(self.feed.input(x)))
 
     def _mixed(self, x: Tensor, attention: PagedAttention) -> Tensor:
@@ -256,6 +272,8 @@ class Decoder:
             if table is not None and inputs is not None:
                 given = table.of_layer(inputs, index)
             x = self.layers[index](x, attention, given)
+            if table is not None and inputs is not None and self.layers[index].narrows:
+                inputs = table.narrow(inputs, attention)
             if index < self._deepstack:
                 x = self._ops.add_vectors(x, tokens, vectors, index + 1)
         return self._ops.computed(x)

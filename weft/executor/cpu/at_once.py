@@ -173,3 +173,6 @@ class CppPagedAtOnce:
         step.num_tokens = num_tokens
         program.run(self._library, step)
         return out
+
+    def narrow(self, x: Tensor) -> Tensor:
+        return x

@@ -19,6 +19,7 @@ from weft.models.layers.rope import Rope
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat
 from weft.ops.cpp.ops import CppOps
+from weft.ops.fusion import Value, activation, tensor_of
 
 FORMATS = {
     torch.float32: KvFormat.F32,
@@ -114,6 +115,8 @@ class CppPaged:
         elif heads.rope is not None:
             self._rotate_by(heads.rope, rotary_store)
         recorder.add(rotary_store)
+        if heads.narrows:
+            self.narrow(qkv)
         out = recorder.buffer(config.num_heads * head_dim)
         attention = abi.AttentionArgs(
             cache=ctypes.addressof(self._caches[layer]),
@@ -132,6 +135,13 @@ class CppPaged:
             attention.gate = qkv[:, head_dim:].data_ptr()
         recorder.add(attention)
         return out
+
+    def narrow(self, x: Tensor) -> Tensor:
+        """Recorded for every step; only fused steps narrow."""
+        rows = tensor_of(x)
+        args = abi.NarrowArgs(rows.data_ptr(), rows.stride(0), rows.shape[1])
+        self._ops.recorder.add(args)
+        return activation(Value(rows))
 
     def _cache(self, layer: int, format: KvFormat) -> abi.KvCache:
         pool = self._pool

@@ -24,7 +24,7 @@ from weft.executor.cpu.at_once import CppPagedAtOnce, CppProducts
 from weft.executor.cpu.attention import CppPaged
 from weft.executor.cpu.device import CpuDevice, InlineCpuDevice
 from weft.executor.cpu.encoder_attention import CppBidirectional
-from weft.executor.cpu.fused_step import CpuFusedSteps
+from weft.executor.cpu.fused_step import AllTokensSteps, CpuFusedSteps
 from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
 from weft.executor.cpu.staged_model import StagedModel, WholeModel
 from weft.executor.cpu.states import CppStates
@@ -145,7 +145,11 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     kept = tensors_of(pool, state_pool)
     steps = split(
         spec,
-        recorded(computing(spec, fused, whole), experts),
+        recorded(
+            computing(spec, fused, whole),
+            experts,
+            computing(spec, AllTokensSteps(fused), whole),
+        ),
         whole,
         model=model,
         attention=attention,

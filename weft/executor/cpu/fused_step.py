@@ -283,8 +283,7 @@ class CpuFusedSteps:
         if self.step.num_state_slots:
             num_numbers += 2 * num_rows + 3 * body.capacity  # at most one copy behind each token
         self._numbers = np.empty(num_numbers, np.int32)
-        # Ids, positions, and slots in each pool.
-        self._columns = np.empty((1 + self._num_of_token) * body.capacity, np.int64)
+        self._columns = np.empty(abi.FUSED_COLUMNS * body.capacity, np.int64)
         step = self.step
         step.numbers = self._numbers.ctypes.data
         step.columns = self._columns.ctypes.data
@@ -327,6 +326,21 @@ class CpuFusedSteps:
         )
         self._greedy = head.program.then(self._mask, argmax)
         self._drawing = self._greedy.then(draw)
+
+
+class AllTokensSteps:
+    """The same steps with all tokens computed in all layers, for what looks at each of them."""
+
+    def __init__(self, steps: CpuFusedSteps) -> None:
+        self._steps = steps
+
+    def run(self, plan: Plan) -> DeviceOutput:
+        step = self._steps.step
+        step.computes_all = True
+        try:
+            return self._steps.run(plan)
+        finally:
+            step.computes_all = False
 
 
 def state_columns(states: StateSlots) -> tuple[IntArray, ...]:

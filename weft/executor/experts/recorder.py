@@ -192,17 +192,19 @@ class Steps(Protocol):
     def run(self, plan: Plan) -> DeviceOutput: ...
 
 
-def recorded(steps: Steps, recorder: ExpertRecorder | None, eager: Steps | None = None) -> Steps:
-    """`steps`, with the experts counted by `recorder`; `steps` itself if there is none. `eager`:
-    computes the counted steps if `steps` may use graphs, which do not keep the chosen experts."""
+def recorded(
+    steps: Steps, recorder: ExpertRecorder | None, recordable: Steps | None = None
+) -> Steps:
+    """`steps`, with the experts counted by `recorder`; `steps` itself if there is none.
+    `recordable` computes the counted steps, if `steps` do not keep the experts of all tokens."""
     if recorder is None:
         return steps
-    return RecordedSteps(steps, eager or steps, recorder)
+    return RecordedSteps(steps, recordable or steps, recorder)
 
 
 class RecordedSteps:
-    """Steps whose experts can be counted. `recordable` computes the counted steps, because graphs
-    do not keep the experts that routers chose."""
+    """Steps whose experts can be counted. `recordable` computes the counted steps: graphs do not
+    keep the experts that routers chose, and fused steps leave out tokens of the last layer."""
 
     def __init__(self, steps: Steps, recordable: Steps, recorder: ExpertRecorder) -> None:
         self._steps = steps

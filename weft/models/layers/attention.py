@@ -37,6 +37,7 @@ class Heads(NamedTuple):
     value_eps: float = 0.0
     reads_earlier: bool = False  # qkv has queries alone: K and V are those of an earlier layer
     values_are_keys: bool = False  # qkv has no values: they are the keys, as they come
+    narrows: bool = False  # no later layer stores anything (`PagedAttention.narrow`)
 
     def score_scale(self, head_dim: int) -> float:
         return self.scale or 1 / math.sqrt(head_dim)
@@ -90,6 +91,16 @@ class PagedAttention(Protocol):
         """
         ...
 
+    def narrow(self, x: Tensor) -> Tensor:
+        """x [T, n] with the rows of the tokens alone that the rest of the model computes: [N, n].
+
+        What the last layer that stores something has stored is all that other tokens are needed
+        for; only those after which one is sampled go on. `forward` of that layer returns N rows
+        already, if its `Heads` say that it narrows. x may be overwritten. A backend may keep all
+        tokens: N = T.
+        """
+        ...
+
 
 class Attention:
     """out(attention(qkv(x)))"""
@@ -140,6 +151,7 @@ class Attention:
             value_eps=config.norm_eps if spec.norms_values else 0.0,
             reads_earlier=spec.kv_of is not None,
             values_are_keys=spec.values_are_keys,
+            narrows=layer == config.last_storing_layer,
         )
         self._norms_whole = spec.qk_norm is QkNorm.WHOLE
         assert not (self._norms_whole and spec.gate), "gates stand between the heads of the norm"

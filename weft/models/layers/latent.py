@@ -45,7 +45,8 @@ class LatentAttention:
         self._layer = layer
         self._ops = ops
         self._names = names
-        self._heads = Heads(rope, None, None, spec.scale)
+        narrows = layer == config.last_storing_layer
+        self._heads = Heads(rope, None, None, spec.scale, narrows=narrows)
         self._latent_in = LatentInput(config, latent, spec.qkv_bias, ops)
         self._latent_norm = RmsNorm(latent.rank, latent.norm_eps, ops)
         self._query_in: Linear | None = None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.config.decoder import LayerInputSpec
 from weft.config.model import ModelConfig
+from weft.models.layers.attention import PagedAttention
 from weft.models.layers.embedding import matrix_weight
 from weft.models.layers.linear import Linear
 from weft.models.layers.norm import RmsNorm
@@ -64,6 +65,11 @@ class LayerInputTable:
         part = slice(layer * self._size, (layer + 1) * self._size)
         total = inputs.rows[:, part] + HALF * self._norm(inputs.projected[:, part])
         return self._ops.computed(total)
+
+    def narrow(self, inputs: LayerInputs, attention: PagedAttention) -> LayerInputs:
+        """The inputs of the tokens with which the rest of the model goes on."""
+        narrowed = (self._ops.computed(attention.narrow(each)) for each in inputs)
+        return LayerInputs(*narrowed)
 
     def weights(self) -> Weights:
         yield matrix_weight(self._names.table, self._shape, self._table)

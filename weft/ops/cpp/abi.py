@@ -35,6 +35,7 @@ class OpKind(IntEnum):
     GATHER_RANKS = 23
     COPY = 24
     MULTIPLY = 25
+    NARROW = 26
 
 
 class WeightFormat(IntEnum):
@@ -97,6 +98,7 @@ LORA_TILE = 16  # ranks are padded to a multiple of this
 SLAB = 64  # ranks of the values A x of a token that are stored together
 DELTA_FACTORS = 8  # floats of scratch for a token and value head of the delta rule
 SCAN_FACTORS = 2  # floats of scratch for a token and head of Mamba 2
+FUSED_COLUMNS = 10  # numbers of 8 bytes of a token in `FusedStep.columns`
 
 
 # Fields of a step: the adapters of its tokens.
@@ -140,6 +142,8 @@ class StepArgs(ctypes.Structure):
         ("rotation", c_void_p),
         ("vectors_stride", c_int64),
         ("sees_to", c_void_p),
+        ("narrowed", c_void_p),
+        ("places", c_void_p),
     )
 
 
@@ -176,6 +180,7 @@ class FusedStep(ctypes.Structure):
         *ADAPTER_FIELDS,
         ("rotation", c_void_p),
         *HEAD_ADAPTER_FIELDS,
+        ("computes_all", c_int64),
     )
 
 
@@ -274,6 +279,14 @@ class MultiplyArgs(ctypes.Structure):
         ("by", c_void_p),
         ("by_stride", c_int64),
         ("by_step", c_int64),
+        ("size", c_int64),
+    )
+
+
+class NarrowArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
         ("size", c_int64),
     )
 
@@ -686,7 +699,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     AddVectorsArgs,
     *(RanksArgs, SumRanksArgs, GatherRanksArgs, CopyArgs),
     *(DrawColumns, Guesses),
-    MultiplyArgs,
+    *(MultiplyArgs, NarrowArgs),
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,
@@ -713,4 +726,5 @@ KIND_OF = {
     GatherRanksArgs: OpKind.GATHER_RANKS,
     CopyArgs: OpKind.COPY,
     MultiplyArgs: OpKind.MULTIPLY,
+    NarrowArgs: OpKind.NARROW,
 }

@@ -92,6 +92,40 @@ static Step lay_out(const FusedStep& fused) {
   return step;
 }
 
+// The step of the tokens behind which one is sampled, the last ones of each request.
+static Step narrowed_step(const FusedStep& fused, const Step& all) {
+  const int64_t num = fused.num_sampling, num_all = all.num_tokens;
+  const int32_t* const samples = all.lens + fused.num_requests;
+  int64_t *tokens = fused.columns + 4 * num_all, *positions = tokens + num, *places = positions + num;
+  int32_t *rows = reinterpret_cast<int32_t*>(places + num), *starts = rows + num, *lens = starts + num;
+  int64_t n = 0, end = 0, num_requests = 0;
+  for (int64_t r = 0; r < fused.num_requests; r++) {
+    end += all.lens[r];
+    if (!samples[r]) continue;
+    rows[num_requests] = all.rows[r];
+    starts[num_requests] = all.starts[r] + all.lens[r] - samples[r];
+    lens[num_requests++] = samples[r];
+    for (int64_t place = end - samples[r]; place < end; place++, n++) {
+      tokens[n] = all.tokens[place];
+      positions[n] = all.positions[place];
+      places[n] = place;
+    }
+  }
+  Step step = {num, num_requests, tokens, positions, nullptr, rows, starts, lens, all.table, all.table_stride};
+  step.window_table = all.window_table;
+  step.adapters = fused.head_adapters;
+  step.num_lora_blocks = fused.head_num_lora_blocks;
+  step.lora_blocks = fused.head_lora_blocks;
+  step.lora_rows = fused.head_lora_rows;
+  step.places = places;
+  if (!all.rotation) return step;
+  int32_t* const rotation = lens + num;
+  for (int64_t axis = 0; axis < 3; axis++)
+    for (int64_t i = 0; i < num; i++) rotation[axis * num + i] = all.rotation[axis * num_all + places[i]];
+  step.rotation = rotation;
+  return step;
+}
+
 // Put what is left of the tokens behind which one is sampled, the last ones of each request, side by side.
 static void gather_last(const FusedStep& fused) {
   const int32_t *lens = fused.numbers + 2 * fused.num_requests, *samples = lens + fused.num_requests;

@@ -48,7 +48,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(route, RouteArgs),        KERNEL(experts, ExpertsArgs),          KERNEL(gate_rows, GateRowsArgs),
     KERNEL(conv, ConvArgs),          KERNEL(delta, DeltaArgs),              KERNEL(scan, ScanArgs),
     KERNEL(add_vectors, AddVectorsArgs), KERNEL(sum_ranks, SumRanksArgs), KERNEL(gather_ranks, GatherRanksArgs),
-    KERNEL(copy, CopyArgs),          KERNEL(multiply, MultiplyArgs),
+    KERNEL(copy, CopyArgs),          KERNEL(multiply, MultiplyArgs),           KERNEL(narrow, NarrowArgs),
 };
 
 }  // namespace weft

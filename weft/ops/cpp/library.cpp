@@ -70,8 +70,12 @@ struct ProgramRun : Work {
   const Kernel* kernels;
   const Op* ops;
   const Step* step;
+  int64_t num_wide;  // operations over all tokens of the step; those behind run over the narrowed step
 
-  void run(int64_t operation, Team& team) override { kernels[ops[operation].kind](ops[operation].args, *step, team); }
+  void run(int64_t operation, Team& team) override {
+    const Step& here = operation < num_wide ? *step : *step->narrowed;
+    kernels[ops[operation].kind](ops[operation].args, here, team);
+  }
 };
 
 // Notes when each operation begins. One ends where the next begins: its barrier belongs to it.
@@ -102,10 +106,18 @@ struct Memory {
   }
 };
 
+// The number of operations before the first kNarrow.
+int64_t first_narrowing(const Op* ops, int64_t num_ops) {
+  int64_t i = 0;
+  while (i < num_ops && ops[i].kind != kNarrow) i++;
+  return i;
+}
+
 void run(ProgramRun& program, int set, const Op* ops, int64_t num_ops, const Step& step, int num_threads) {
   program.kernels = all_sets[set].kernels;
   program.ops = ops;
   program.step = &step;
+  program.num_wide = step.narrowed ? first_narrowing(ops, num_ops) : num_ops;
   run_together(program, num_ops, num_threads);
 }
 
@@ -180,7 +192,7 @@ API int64_t weft_sizeof(int64_t index) {
                            sizeof(LoraRange),    sizeof(Lora),     sizeof(LoraRows),       sizeof(LoraTable),
                            sizeof(AddVectorsArgs),
                            sizeof(Ranks),        sizeof(SumRanksArgs), sizeof(GatherRanksArgs), sizeof(CopyArgs),
-                           sizeof(DrawColumns), sizeof(Guesses), sizeof(MultiplyArgs)};
+                           sizeof(DrawColumns), sizeof(Guesses), sizeof(MultiplyArgs), sizeof(NarrowArgs)};
   return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
 }
 
@@ -195,11 +207,23 @@ namespace {
 
 int run_fused(int set, FusedStep& fused, int num_threads, int64_t* times) {
   if (!is_sound(fused)) return -2;
-  const Step step = lay_out(fused);
-  if (const int failed = run(set, fused.body, fused.num_body, step, num_threads, times)) return failed;
+  Step step = lay_out(fused), narrowed;
+  int64_t num_body = fused.num_body;
+  const int64_t num_wide = first_narrowing(fused.body, num_body);
+  const bool narrows = num_wide < num_body && fused.num_sampling < fused.num_tokens && !fused.computes_all;
+  if (narrows) {
+    narrowed = narrowed_step(fused, step);
+    step.narrowed = &narrowed;
+    if (!fused.num_sampling) num_body = num_wide;
+  }
+  if (const int failed = run(set, fused.body, num_body, step, num_threads, times)) return failed;
   fused.num_invalid = 0;
   if (!fused.num_sampling) return 0;
-  gather_last(fused);
+  if (narrows) {
+    memcpy(fused.last, fused.hidden, size_t(fused.num_sampling * fused.hidden_size) * sizeof(float));
+  } else {
+    gather_last(fused);
+  }
   Step behind = {};
   behind.num_tokens = fused.num_sampling;
   behind.adapters = fused.head_adapters;

@@ -50,6 +50,8 @@ struct Step {
   int64_t vectors_stride;  // at least the `in` of the embedding; 0: that
   const int32_t* sees_to;  // [T] position behind the last token that each one sees, rising in a request, at least its own
                            // and at most its request's last of the step; null: each sees up to itself
+  const Step* narrowed;    // some of these tokens, with which a program goes on from its first kNarrow; null: all of them
+  const int64_t* places;   // [T] of a narrowed step: which of all tokens each one is, rising; null: this is no such step
 };
 
 enum OpKind : int64_t {
@@ -79,7 +81,8 @@ enum OpKind : int64_t {
   kGatherRanks = 23,
   kCopy = 24,
   kMultiply = 25,
-  kNumOps = 26,
+  kNarrow = 26,
+  kNumOps = 27,
 };
 
 struct Op {
@@ -105,8 +108,8 @@ struct FusedStep {
   int64_t num_rows;
   int64_t table_stride;
   int64_t* last_tokens;  // [num_rows] the token sampled last
-  int64_t* columns;      // scratch, [4, T] and more
-  const float* hidden;   // [T, hidden_size] what `body` writes
+  int64_t* columns;      // scratch, [kFusedColumns, T]
+  const float* hidden;   // what `body` writes, [T, hidden_size]; if it narrows its step, [S, hidden_size]
   int64_t hidden_size;
   float* last;            // [S, hidden_size] what `head` reads
   const int64_t* chosen;  // [S]
@@ -126,7 +129,12 @@ struct FusedStep {
   int64_t head_num_lora_blocks;
   const LoraBlock* head_lora_blocks;
   const int32_t* head_lora_rows;
+  int64_t computes_all;  // 1: `body` computes all tokens in all layers, although it could narrow its step
 };
+
+// Of a token in `FusedStep.columns`: its id, position and slots; then, if the step is narrowed, the id, position and place
+// of each sampled token, and the row, start, len and three positions of rotation, all of 4 bytes.
+constexpr int kFusedColumns = 4 + 3 + 3;
 
 // How tokens are drawn, as in DrawArgs.
 struct DrawColumns {
@@ -259,6 +267,14 @@ struct CopyArgs {
   int64_t out_stride;
   int64_t out_step;
   int64_t num;
+  int64_t size;
+};
+
+// x[t] = x[Step.places[t]], in place: the rows of the tokens with which a step goes on. Does nothing in a step that is not
+// narrowed.
+struct NarrowArgs {
+  float* x;  // [T, x_stride]
+  int64_t x_stride;
   int64_t size;
 };
 

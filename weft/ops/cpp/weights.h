@@ -358,6 +358,19 @@ static void copy(const CopyArgs& args, const Step& step, Team& team) {
   }
 }
 
+// Threads take columns, because a row may go to where another one has stood.
+static void narrow(const NarrowArgs& args, const Step& step, Team& team) {
+  constexpr int64_t kColumns = 256;  // taken at a time
+  if (!step.places) return;
+  for (int64_t first = team.take(kColumns); first < args.size; first = team.take(kColumns)) {
+    const size_t num_bytes = size_t(least(kColumns, args.size - first)) * sizeof(float);
+    float* const x = args.x + first;
+    for (int64_t t = 0; t < step.num_tokens; t++) {
+      if (step.places[t] != t) memcpy(x + t * args.x_stride, x + step.places[t] * args.x_stride, num_bytes);
+    }
+  }
+}
+
 static void multiply(const MultiplyArgs& args, const Step& step, Team& team) {
   for (int64_t t; (t = team.take()) < step.num_tokens;) {
     float* const x = args.x + t * args.x_stride;
