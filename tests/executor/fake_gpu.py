@@ -179,6 +179,9 @@ class LaidOutTorch:
     def expect(self, starts: IntArray, lens: IntArray, size: StepSize) -> None:
         assert len(starts) == len(lens) <= size.num_requests
 
+    def narrow(self, x: Tensor) -> Tensor:
+        return x
+
     def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
         config, layout = self._config, self._layout
         sizes = (config.num_heads, config.num_kv_heads, config.num_kv_heads)

@@ -82,6 +82,9 @@ class Recorded:
     def prepare(self, batch: AttentionBatch) -> None:
         self._paged.prepare(batch)
 
+    def narrow(self, x: Tensor) -> Tensor:
+        return x
+
     def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
         self._ops.begin(len(qkv))
         buffer = self._ops.recorder.buffer(qkv.shape[1])

@@ -69,6 +69,9 @@ class CppTwin:
     def prepare(self, batch: AttentionBatch) -> None:
         self._paged.prepare(batch)
 
+    def narrow(self, x: Tensor) -> Tensor:
+        return x
+
     def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
         self._ops.begin(MOST_TOKENS)
         buffer = self._ops.recorder.buffer(qkv.shape[1])

@@ -212,6 +212,7 @@ KERNEL_OPS = {  # of one step of the model: how often each, by the beginning of 
     "weft::linear 16x16 add": 2,
     "weft::linear norm 16x48 gated_silu": 2,
     "weft::linear 24x16 add": 2,
+    "weft::narrow": 2,
     "weft::linear norm 16x61 store": 1,
     "weft::mask": 1,
     "weft::argmax": 1,

@@ -228,6 +228,14 @@ class ModelConfig:
         return self._decoder_bytes + self.vision_bytes
 
     @property
+    def head_copy_bytes(self) -> int:
+        """Bytes of the copy of the head in 8 bits that weft's CPU kernels keep beside one of
+        floats."""
+        if self.is_encoder or self.quantize or self.keeps_codes:
+            return 0
+        return self.vocab_size * (self.hidden_size + 8)
+
+    @property
     def vision_bytes(self) -> int:
         """Bytes of the weights of the encoder beside the decoder."""
         if self.vision is None:

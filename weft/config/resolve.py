@@ -567,6 +567,8 @@ def _sizing(
     weights = model.weights_bytes - elsewhere_bytes(config, model)
     work = num_ranks(config) * _work_bytes(config, model) + _adapters_bytes(config, model)
     pools = _with_states(_pools(asked, config, model), config, model)
+    if config.device == "cpu" and not _computes_by_torch(config):
+        weights += model.head_copy_bytes
     if draft is not None:
         weights += draft.weights_bytes
         work += _draft_work_bytes(config, draft)

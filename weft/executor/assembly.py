@@ -205,6 +205,7 @@ def make_weight_store(
     experts: ExpertRecorder | None = None,
     adapters: AdapterTable | None = None,
     tower: BuiltTower | None = None,
+    on_new_weights: Callable[[], None] | None = None,
 ) -> WeightStore:
     """The store of a model whose weights and KV cache are in these tensors, and of its tower."""
     memory = ModelMemory(
@@ -214,6 +215,7 @@ def make_weight_store(
         kv_cache=kv_cache,
         device=device,
         tower=None if tower is None else tower.tower,
+        on_new_weights=on_new_weights,
     )
     root = default_root(spec.folder)
     if spec.engine.weights_root:

@@ -142,6 +142,9 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     )
     if adapter_ops is not None:
         adapter_ops.of_steps(attention.step, fused.step)
+    is_fused = computing(spec, fused, whole) is fused
+    if is_fused:
+        fused.copy_head()
     kept = tensors_of(pool, state_pool)
     steps = split(
         spec,
@@ -160,7 +163,17 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     steps, store = with_ranks(
         spec,
         with_adapters(steps, adapters),
-        make_weight_store(spec, model, ops.tensors, kept, CPU, experts, adapters, tower),
+        make_weight_store(
+            spec,
+            model,
+            [*ops.tensors, *fused.tensors],
+            kept,
+            CPU,
+            experts,
+            adapters,
+            tower,
+            fused.copy_head if is_fused else None,
+        ),
         rows,
         sender,
     )

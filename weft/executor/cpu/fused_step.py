@@ -13,7 +13,7 @@ same row table and the model's programs.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from weft.arrays import BoolArray, IntArray
 from weft.executor.cpu.program_model import ProgramModel, SizedProgram
+from weft.executor.cpu.screened_head import HeadCopy, screenable
 from weft.executor.device import DeviceOutput
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.runner import ModelSteps, slots_of_states
@@ -139,6 +140,8 @@ class CpuFusedSteps:
         self._guesses: GuessBuffers | None = None  # of a draft model
         self._greedy = Program([], [])
         self._drawing = self._greedy
+        self._likeliest = self._greedy  # as `_greedy`, for steps without masks
+        self._copy: HeadCopy | None = None
         self._mask = abi.MaskArgs()
         # The arrays that `_mask` points to.
         self._masked_rows = np.empty(0)
@@ -157,6 +160,23 @@ class CpuFusedSteps:
             self.step.window_table = rows.window_slots.data_ptr()
         self.step.num_state_slots = num_state_slots
 
+    def copy_head(self) -> None:
+        """Let steps that take the likeliest tokens leave out most of the head's products. Called
+        when the weights have been filled, and whenever they have changed."""
+        head = self._model.head.for_rows(1)
+        exact = screenable(head.program)
+        if exact is None:
+            return
+        if self._copy is None:
+            self._copy = HeadCopy(self._library, exact)
+        self._copy.fill()
+        self._head = None  # the next step chooses its programs anew
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """Weights that are kept besides those of the model."""
+        return [] if self._copy is None else self._copy.tensors
+
     def takes(self, plan: Plan) -> bool:
         """Whether one call of the kernels can compute the step."""
         if plan.outputs or plan.inputs or not plan.num_tokens or plan.sees_to is not None:
@@ -174,9 +194,10 @@ class CpuFusedSteps:
         step = self.step
         self._mask.num_masks = 0
         mask = find(plan.logits, GrammarMask)
+        head = self._likeliest
         if mask is not None:
             self._forbid(mask)
-        head = self._greedy
+            head = self._greedy
         if not plan.sampling.is_greedy:
             for name, column in self._buffers.draws.items():
                 column[:num_sampling] = getattr(plan.sampling, name)
@@ -204,7 +225,7 @@ class CpuFusedSteps:
             self._guesses = GuessBuffers(2 * num_guesses, num_rows)
         guesses = self._guesses
         guesses.give(counts, drafting.slots)
-        head = self._greedy
+        head = self._likeliest
         if not plan.sampling.is_greedy:
             guesses.draw(plan.sampling, self._buffers)
             head = self._drawing
@@ -326,6 +347,10 @@ class CpuFusedSteps:
         )
         self._greedy = head.program.then(self._mask, argmax)
         self._drawing = self._greedy.then(draw)
+        self._likeliest = self._greedy
+        exact = screenable(head.program)
+        if self._copy is not None and self._copy.is_sound and exact is not None:
+            self._likeliest = self._copy.program(exact, argmax)
 
 
 class AllTokensSteps:

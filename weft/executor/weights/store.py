@@ -120,12 +120,17 @@ class ModelMemory:
     kv_cache: Sequence[Tensor]
     device: torch.device
     tower: Tower | None = None  # the media encoder of the model, if it has one
+    on_new_weights: Callable[[], None] | None = None  # called when weights have changed
 
     def all_weights(self) -> Weights:
         """All weights of the model and its tower."""
         yield from self.model.weights()
         if self.tower is not None:
             yield from self.tower.weights()
+
+    def note_new_weights(self) -> None:
+        if self.on_new_weights is not None:
+            self.on_new_weights()
 
 
 class WeightStore:
@@ -281,6 +286,7 @@ class WeightStore:
         weights afterwards."""
         try:
             put()
+            self._memory.note_new_weights()
         except Exception as exc:
             log.exception("update_broke_off")
             reason = f"the new weights broke off while they were put in ({type(exc).__name__})"
@@ -327,6 +333,7 @@ class WeightStore:
             self._memory.model.load(self._source)
         else:
             load_weights(iter(self._weights.values()), self._source, unread_of(self._memory.config))
+        self._memory.note_new_weights()
         self._released.discard(WEIGHTS)
 
     def _quantization(self, folder: Path) -> Quantization:

@@ -36,6 +36,8 @@ class OpKind(IntEnum):
     COPY = 24
     MULTIPLY = 25
     NARROW = 26
+    SCREENED_HEAD = 27
+    COPY_HEAD = 28
 
 
 class WeightFormat(IntEnum):
@@ -580,6 +582,25 @@ class ArgmaxArgs(ctypes.Structure):
     )
 
 
+class ScreenedArgs(ctypes.Structure):
+    _fields_ = (
+        ("exact", c_void_p),
+        ("quick", c_void_p),
+        ("argmax", c_void_p),
+        ("errors", c_void_p),
+        ("sizes", c_void_p),
+    )
+
+
+class CopyHeadArgs(ctypes.Structure):
+    _fields_ = (
+        ("exact", c_void_p),
+        ("copy", c_void_p),
+        ("errors", c_void_p),
+        ("sizes", c_void_p),
+    )
+
+
 class MaskArgs(ctypes.Structure):
     _fields_ = (
         ("logits", c_void_p),
@@ -699,7 +720,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     AddVectorsArgs,
     *(RanksArgs, SumRanksArgs, GatherRanksArgs, CopyArgs),
     *(DrawColumns, Guesses),
-    *(MultiplyArgs, NarrowArgs),
+    *(MultiplyArgs, NarrowArgs, ScreenedArgs, CopyHeadArgs),
 )
 KIND_OF = {
     EmbedArgs: OpKind.EMBED,
@@ -727,4 +748,5 @@ KIND_OF = {
     CopyArgs: OpKind.COPY,
     MultiplyArgs: OpKind.MULTIPLY,
     NarrowArgs: OpKind.NARROW,
+    ScreenedArgs: OpKind.SCREENED_HEAD,
 }

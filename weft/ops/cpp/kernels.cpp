@@ -19,6 +19,7 @@
 #include "rotary.h"
 #include "attention.h"
 #include "sampling.h"
+#include "screen.h"
 #include "penalties.h"
 #include "draw.h"
 #include "logprobs.h"
@@ -49,6 +50,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(conv, ConvArgs),          KERNEL(delta, DeltaArgs),              KERNEL(scan, ScanArgs),
     KERNEL(add_vectors, AddVectorsArgs), KERNEL(sum_ranks, SumRanksArgs), KERNEL(gather_ranks, GatherRanksArgs),
     KERNEL(copy, CopyArgs),          KERNEL(multiply, MultiplyArgs),           KERNEL(narrow, NarrowArgs),
+    KERNEL(screened_head, ScreenedArgs), KERNEL(copy_head, CopyHeadArgs),
 };
 
 }  // namespace weft

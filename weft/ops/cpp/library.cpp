@@ -192,7 +192,8 @@ API int64_t weft_sizeof(int64_t index) {
                            sizeof(LoraRange),    sizeof(Lora),     sizeof(LoraRows),       sizeof(LoraTable),
                            sizeof(AddVectorsArgs),
                            sizeof(Ranks),        sizeof(SumRanksArgs), sizeof(GatherRanksArgs), sizeof(CopyArgs),
-                           sizeof(DrawColumns), sizeof(Guesses), sizeof(MultiplyArgs), sizeof(NarrowArgs)};
+                           sizeof(DrawColumns), sizeof(Guesses), sizeof(MultiplyArgs), sizeof(NarrowArgs),
+                           sizeof(ScreenedArgs),  sizeof(CopyHeadArgs)};
   return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
 }
 

@@ -365,14 +365,49 @@ static void linear_by_tiles(const LinearArgs& args, int64_t num_rows, Team& team
   }
 }
 
+// Whether one row can be read where it stands.
+WEFT_INLINE bool is_ready(const LinearArgs& args, int64_t num_rows) {
+  const Weight& w = *args.weight;
+  return num_rows == 1 && activation_type(w) == kFloats && !args.norm_weight && w.in == w.padded_in;
+}
+
+// What a thread works with: its memory for items, and the rows of all threads.
+struct LinearWork {
+  LinearSpace space;
+  Activations x;
+  bool has_memory;
+};
+
+// Make all rows ready, for items of up to `sums_bytes`. All threads must call it.
+static LinearWork begin_linear(const LinearArgs& args, int64_t num_rows, int64_t sums_bytes, Team& team) {
+  const Weight& w = *args.weight;
+  const bool as_it_is = is_ready(args, num_rows);
+  const bool own = num_rows * w.padded_in <= kOwnActivations;
+  const int64_t activation_bytes = own && !as_it_is ? size_of_activations(w, num_rows) : 0;
+  char* memory = static_cast<char*>(own_memory(kPieceBytes + kScaleBytes + sums_bytes + activation_bytes));
+  char* const sums = memory + kPieceBytes + kScaleBytes;
+  LinearWork work{{sums, memory, reinterpret_cast<float*>(memory + kPieceBytes)},
+                  {(char*)args.x, kSlab, nullptr, nullptr, nullptr, 1},
+                  memory != nullptr};
+  if (own && memory && !as_it_is) {
+    work.x = place_activations(w, num_rows, sums + sums_bytes);
+    make_ready(args, 0, num_rows, work.x);
+  } else if (!own && !as_it_is) {
+    work.x = place_activations(w, num_rows, args.scratch);
+    for (int64_t first; (first = team.take(kRowsTogether)) < num_rows;) {
+      make_ready(args, first, least(first + kRowsTogether, num_rows), work.x);
+    }
+    team.barrier();
+  }
+  return work;
+}
+
 static void linear(const LinearArgs& args, const Step& step, Team& team) {
   const Weight& w = *args.weight;
   const int64_t num_rows = step.num_tokens;
   if (num_rows == 0) return;
   if (takes_tiles(args, num_rows) && !has_adapters(args, step)) return linear_by_tiles(args, num_rows, team);
   const LinearCut cut = cut_work(args, num_rows, team.size);
-  const bool as_it_is = num_rows == 1 && activation_type(w) == kFloats && !args.norm_weight && w.in == w.padded_in;
-  const bool own = num_rows * w.padded_in <= kOwnActivations;
   float* inner = nullptr;
   if (has_adapters(args, step)) {
     inner = place_inner(args, num_rows);
@@ -380,23 +415,9 @@ static void linear(const LinearArgs& args, const Step& step, Team& team) {
     team.barrier();
   }
 
-  const int64_t activation_bytes = own && !as_it_is ? size_of_activations(w, num_rows) : 0;
   const int64_t sums_bytes = ceil_div(num_rows, cut.num_blocks) * cut.unit * kPanel * 4;
-  char* memory = static_cast<char*>(own_memory(kPieceBytes + kScaleBytes + sums_bytes + activation_bytes));
-  char* const sums = memory + kPieceBytes + kScaleBytes;
-  const LinearSpace space{sums, memory, reinterpret_cast<float*>(memory + kPieceBytes)};
-  Activations x{(char*)args.x, kSlab, nullptr, nullptr, nullptr, 1};
-  if (own && memory && !as_it_is) {
-    x = place_activations(w, num_rows, sums + sums_bytes);
-    make_ready(args, 0, num_rows, x);
-  } else if (!own && !as_it_is) {
-    x = place_activations(w, num_rows, args.scratch);
-    for (int64_t first; (first = team.take(kRowsTogether)) < num_rows;) {
-      make_ready(args, first, least(first + kRowsTogether, num_rows), x);
-    }
-    team.barrier();
-  }
-  if (!memory) return;
+  const LinearWork work = begin_linear(args, num_rows, sums_bytes, team);
+  if (!work.has_memory) return;
 
   const int64_t num_items = cut.num_units * cut.num_blocks;
   for (int64_t index = team.take(), next; index < num_items; index = next) {
@@ -404,9 +425,20 @@ static void linear(const LinearArgs& args, const Step& step, Team& team) {
     const LinearItem item = LinearCut::item(cut, index);
     const int64_t next_panel = LinearCut::item(cut, least(next, num_items - 1)).panel;
     if (inner) fetch_adapters(args, step, item.row, item.num_rows, item.panel, item.num_panels);
-    multiply_item(w, x, item, next_panel, space, target_of(args, item));
-    if (inner) expand(args, step, item.row, item.num_rows, item.panel, item.num_panels, inner, (float*)sums);
-    write_item(args, item, space);
+    multiply_item(w, work.x, item, next_panel, work.space, target_of(args, item));
+    if (inner) expand(args, step, item.row, item.num_rows, item.panel, item.num_panels, inner, (float*)work.space.sums);
+    write_item(args, item, work.space);
+  }
+}
+
+// Only these items, of one panel each, without adapters.
+static void linear_of_items(const LinearArgs& args, int64_t num_rows, const LinearItem* items, int64_t num_items, Team& team) {
+  const LinearWork work = begin_linear(args, num_rows, num_rows * kPanel * 4, team);
+  if (!work.has_memory) return;
+  for (int64_t index = team.take(), next; index < num_items; index = next) {
+    next = team.take();
+    multiply_item(*args.weight, work.x, items[index], items[least(next, num_items - 1)].panel, work.space);
+    write_item(args, items[index], work.space);
   }
 }
 

@@ -82,7 +82,9 @@ enum OpKind : int64_t {
   kCopy = 24,
   kMultiply = 25,
   kNarrow = 26,
-  kNumOps = 27,
+  kScreenedHead = 27,
+  kCopyHead = 28,
+  kNumOps = 29,
 };
 
 struct Op {
@@ -666,6 +668,23 @@ struct ArgmaxArgs {
   int64_t stride;
   int64_t* tokens;  // [S]
   float* max_logits;  // [S]
+};
+
+// What `exact` and then `argmax` give, of which most logits need not be computed (screen.h): `exact.y` has no meaning behind it.
+struct ScreenedArgs {
+  const LinearArgs* exact;  // of floats, with kStore, without bias and adapters
+  const LinearArgs* quick;  // the same, but with a copy of the weight in kI8
+  const ArgmaxArgs* argmax;
+  const float* errors;  // [padded out] the length of the difference of a row from its copy
+  const float* sizes;   // [padded out] the length of a row, or of its copy if that is longer
+};
+
+// Make the copy that ScreenedArgs wants, and its errors and sizes.
+struct CopyHeadArgs {
+  const Weight* exact;  // kF32 or kBf16
+  const Weight* copy;   // kI8, with scales of kScaleBf16, without mins
+  float* errors;
+  float* sizes;
 };
 
 // Logits whose bit is 0 become -inf. Bit t of mask i is masks[i * mask_stride + t / 32] >> (t % 32); there are none for

@@ -84,6 +84,7 @@ class Timings:
                     found += [
                         Span(name, at, end - at)
                         for name, at, end in zip(names, own, ends, strict=False)
+                        if end  # 0: a step ended early, because nothing is sampled
                     ]
         return found
 
