@@ -161,13 +161,16 @@ struct Attention {
   }
 
   void load_scales(const Block& block, int64_t segment, int64_t first_head, int64_t num_heads) {
-    const Range seen = within(block.seen, segment);
-    for (int64_t i = 0; i < kSegment && Kv::kHasScales; i++) {
-      const int64_t key = most(least(i, seen.last - 1), seen.first);
-      const int64_t at = block.slots[segment * kSegment + key] * shape.kv_heads;
-      for (int64_t h = first_head; h < first_head + num_heads; h++) {
-        k_scales[h * kSegment + i] = cache.k_scale[at + h];
-        v_scales[h * kSegment + i] = cache.v_scale[at + h];
+    if (!Kv::kHasScales) return;
+    const Range seen = within(block.seen, segment), slabs = slabs_of(seen);
+    const int32_t* from = block.slots + segment * kSegment;
+    for (int64_t i = slabs.first; i < slabs.last; i += 4) {
+      int64_t at[4];
+      for (int t = 0; t < 4; t++) at[t] = from[most(least(i + t, seen.last - 1), seen.first)] * shape.kv_heads;
+      for (int64_t head = first_head; head < first_head + num_heads; head += 4) {
+        const int num = int(least(first_head + num_heads - head, 4));
+        turn_scales(cache.k_scale + head, at, num, k_scales + head * kSegment + i, kSegment);
+        turn_scales(cache.v_scale + head, at, num, v_scales + head * kSegment + i, kSegment);
       }
     }
   }
@@ -302,12 +305,12 @@ struct Attention {
       }
     }
     load_scales(block, segment, first_head, num_heads);
-    for (int64_t i = 0; i < num_heads * rows; i++) {
-      const int64_t h = i / rows, row = i % rows, at = h * size + row * kSlab, scales = (first_head + h) * kSegment;
-      float* to = next + i * state;
-      memset(to, 0, dims * sizeof(float));
-      softmax<Kv>(scores + at, weights + at, rows * kSlab, slabs, seen_by(block, row, segment), q_scales[i],
-                  k_scales + scales, v_scales + scales, args.cap * kLog2E, to[dims], to[dims + 1], to[dims + 2]);
+    for (int64_t i = 0; i < num_heads * rows; i++) memset(next + i * state, 0, dims * sizeof(float));
+    for (int64_t h = 0; h < num_heads; h++) {
+      const int64_t scales = (first_head + h) * kSegment;
+      const auto seen_of = [&](int64_t row) { return seen_by(block, row, segment); };
+      softmax<Kv>(scores + h * size, weights + h * size, rows, rows * kSlab, slabs, seen_of, q_scales + h * rows,
+                  k_scales + scales, v_scales + scales, args.cap * kLog2E, next + h * rows * state + dims, state);
     }
     for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
       const Range keys = {most(seen.first - slab, 0) / Kv::kFactors * Kv::kFactors,
@@ -371,13 +374,9 @@ struct Attention {
     const Range seen = {seen_by(block, first, segment).first, seen_by(block, first + rows - 1, segment).last};
     const Range slabs = slabs_of(seen);
     packed_scores<Kv>(q + first * kSlab, block.rows * kSlab, rows, dims, head_dim, k_panels, seen, upcoming, scores);
-    for (int64_t row = 0; row < rows; row++) {
-      float* to = next + row * state;
-      const Range mine = seen_by(block, first + row, segment);
-      softmax<Kv>(scores + row * kSlab, weights + row * kSlab, rows * kSlab, slabs, mine, q_scales[first + row],
-                  k_scales + head * kSegment, v_scales + head * kSegment, args.cap * kLog2E, to[dims], to[dims + 1],
-                  to[dims + 2]);
-    }
+    const auto seen_of = [&](int64_t row) { return seen_by(block, first + row, segment); };
+    softmax<Kv>(scores, weights, rows, rows * kSlab, slabs, seen_of, q_scales + first, k_scales + head * kSegment,
+                v_scales + head * kSegment, args.cap * kLog2E, next + dims, state);
     const Range keys = {slabs.first, ceil_div(seen.last, Kv::kFactors) * Kv::kFactors};
     packed_values<Kv>(weights, keys, rows, dims, head_dim, v_panels, upcoming, next, state);
     for (int64_t row = 0; row < rows; row++) scale_sums<Kv>(next + row * state, dims);

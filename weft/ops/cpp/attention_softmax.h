@@ -38,14 +38,19 @@ WEFT_INLINE F32 power_of_two(F32 x) {
 
 constexpr int kChains = 4;  // running maxima and sums of a row, so that none waits for the last
 
-// A slab of one query's scores: those of keys that are not seen are taken out.
-template <class Kv, bool all_seen>
-WEFT_INLINE void limit_slab(float* p, Range seen, F32 (&tops)[kChains]) {
-#pragma GCC unroll 4
+// A slab of one query's scores, whole numbers where `scaled`: those of keys that are not seen are taken out.
+template <bool scaled, bool all_seen>
+WEFT_INLINE void limit_slab(float* p, float q_scale, const float* k_scales, Range seen, F32 (&tops)[kChains]) {
+#pragma GCC unroll 16  // wholly, so that the chains are registers
   for (int i = 0; i < kSlab; i += kLanes) {
-    F32 x = load(p + i);
+    F32 x;
+    if constexpr (scaled) {
+      x = mul(to_f32(load_i32(reinterpret_cast<const int32_t*>(p + i))), mul(all(q_scale), load(k_scales + i)));
+    } else {
+      x = load(p + i);
+    }
     if (!all_seen) x = only(x, int(seen.first) - i, int(seen.last) - i, kNothingSeen);
-    if (!all_seen) store(p + i, x);
+    if (!all_seen || scaled) store(p + i, x);
     tops[i / kLanes % kChains] = larger(tops[i / kLanes % kChains], x);
   }
 }
@@ -55,7 +60,7 @@ WEFT_INLINE void limit_slab(float* p, Range seen, F32 (&tops)[kChains]) {
 template <class Kv, bool all_seen>
 WEFT_INLINE void weigh_slab(float* p, typename Kv::Factor* to, const float* v_scales, Range seen, F32 peak,
                             F32 (&sums)[kChains], Extent& extent) {
-#pragma GCC unroll 4
+#pragma GCC unroll 16
   for (int i = 0; i < kSlab; i += kLanes) {
     F32 x = power_of_two(sub(load(p + i), peak));
     if (!all_seen) x = only(x, int(seen.first) - i, int(seen.last) - i, 0.0f);
@@ -86,28 +91,38 @@ static __attribute__((noinline)) void cap_slab(float* p, float cap) {
   }
 }
 
-// Weights of one query: scores -> weights, both of the slabs that `slabs` (multiples of kSlab) names. The query sees
-// the keys `seen`; the weights of others are 0, whatever their scores are. With scales, those of keys and that of the
-// query multiply the scores, and those of values the weights, which then have a scale of their own. `cap` limits scores,
-// 0 does not. Result: `peak` is the largest score, `total` the sum of the weights without scales.
+// One query's scores of the slabs `slabs` (multiples of kSlab), of which it sees the keys `seen`. With scales, those of
+// keys and that of the query multiply the scores. `cap` limits scores, 0 does not. Returns the largest.
 template <class Kv>
-static void softmax(float* scores, typename Kv::Factor* weights, int64_t slab_stride, Range slabs, Range seen,
-                    float q_scale, const float* k_scales, const float* v_scales, float cap, float& peak, float& total,
-                    float& weight_scale) {
-  F32 tops[kChains], sums[kChains];
-  for (int i = 0; i < kChains; i++) tops[i] = all(kNothingSeen), sums[i] = zero();
+static __attribute__((noinline)) float limit(float* scores, int64_t slab_stride, Range slabs, Range seen, float q_scale,
+                                             const float* k_scales, float cap) {
+  constexpr bool kScaled = Kv::kHasScales;
+  F32 tops[kChains];
+  for (int i = 0; i < kChains; i++) tops[i] = all(kNothingSeen);
   for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
     float* p = scores + slab / kSlab * slab_stride;
+    const float* scales = k_scales + slab;
     const Range here = {seen.first - slab, seen.last - slab};
-    if (Kv::kHasScales) scale_slab(p, q_scale, k_scales + slab);
-    if (cap != 0) cap_slab(p, cap);
-    if (here.first <= 0 && here.last >= kSlab) {
-      limit_slab<Kv, true>(p, here, tops);
+    if (cap != 0) {
+      if (kScaled) scale_slab(p, q_scale, scales);
+      cap_slab(p, cap);
+      limit_slab<false, false>(p, q_scale, scales, here, tops);
+    } else if (here.first <= 0 && here.last >= kSlab) {
+      limit_slab<kScaled, true>(p, q_scale, scales, here, tops);
     } else {
-      limit_slab<Kv, false>(p, here, tops);
+      limit_slab<kScaled, false>(p, q_scale, scales, here, tops);
     }
   }
-  peak = largest(larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])));
+  return largest(larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])));
+}
+
+// Scores -> weights, those of keys that are not seen 0. With scales, those of values multiply them, and they stay in
+// `scores`. `total` becomes their sum without scales. Returns the scale that they have as whole numbers.
+template <class Kv>
+static __attribute__((noinline)) float weigh(float* scores, typename Kv::Factor* weights, int64_t slab_stride,
+                                             Range slabs, Range seen, const float* v_scales, float peak, float& total) {
+  F32 sums[kChains];
+  for (int i = 0; i < kChains; i++) sums[i] = zero();
   Extent extent;
   for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
     float* p = scores + slab / kSlab * slab_stride;
@@ -120,13 +135,39 @@ static void softmax(float* scores, typename Kv::Factor* weights, int64_t slab_st
     }
   }
   total = sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
-  if constexpr (Kv::kHasScales) {
-    weight_scale = extent.scale(Kv::kMost);
-    const F32 inverse = inverse_scale(weight_scale);
-    for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
-      const int64_t at = slab / kSlab * slab_stride;
-      for (int i = 0; i < kSlab; i += kLanes) Kv::put_floats(weights + at + i, mul(load(scores + at + i), inverse));
-    }
+  if constexpr (Kv::kHasScales) return extent.scale(Kv::kMost);
+  return 1;
+}
+
+// Weights that stayed in `scores` -> whole numbers.
+template <class Kv>
+static __attribute__((noinline)) void put_weights(const float* scores, typename Kv::Factor* weights, int64_t slab_stride,
+                                                  Range slabs, float scale) {
+  const F32 inverse = inverse_scale(scale);
+  for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
+    const int64_t at = slab / kSlab * slab_stride;
+    for (int i = 0; i < kSlab; i += kLanes) Kv::put_floats(weights + at + i, mul(load(scores + at + i), inverse));
+  }
+}
+
+// Scores -> weights of the queries 0 .. rows - 1 of one head, `seen(row)` being the keys that one sees. Each step is taken
+// for all of them before the next: what one waits for at its end, the others have no need of. `results` of a query, which
+// are `stride` floats apart, become the peak, the sum of the weights and their scale.
+template <class Kv, class Seen>
+WEFT_INLINE void softmax(float* scores, typename Kv::Factor* weights, int64_t rows, int64_t slab_stride, Range slabs,
+                         Seen seen, const float* q_scales, const float* k_scales, const float* v_scales, float cap,
+                         float* results, int64_t stride) {
+  for (int64_t row = 0; row < rows; row++) {
+    results[row * stride] =
+        limit<Kv>(scores + row * kSlab, slab_stride, slabs, seen(row), q_scales[row], k_scales, cap);
+  }
+  for (int64_t row = 0; row < rows; row++) {
+    float* const result = results + row * stride;
+    result[2] = weigh<Kv>(scores + row * kSlab, weights + row * kSlab, slab_stride, slabs, seen(row), v_scales, result[0],
+                          result[1]);
+  }
+  for (int64_t row = 0; row < rows && Kv::kHasScales; row++) {
+    put_weights<Kv>(scores + row * kSlab, weights + row * kSlab, slab_stride, slabs, results[row * stride + 2]);
   }
 }
 

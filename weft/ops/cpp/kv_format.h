@@ -137,6 +137,26 @@ WEFT_INLINE void turn(const char* p, Words (&x)[4]) {
   x[3] = high_doubles(ab_high, cd_high);
 }
 
+// to[h stride + t] = from[at[t] + h], for 4 slots and the first `num` (at most 4) of their heads. No more is read.
+WEFT_INLINE void turn_scales(const float* from, const int64_t (&at)[4], int num, float* to, int64_t stride) {
+#if defined(WEFT_ISA_AVX512) || defined(WEFT_ISA_AVX2)
+  if (num > 1) {
+    const __m128i here = _mm_cmpgt_epi32(_mm_set1_epi32(num), _mm_setr_epi32(0, 1, 2, 3));
+    __m128 x[4];
+    for (int t = 0; t < 4; t++) x[t] = _mm_maskload_ps(from + at[t], here);
+    _MM_TRANSPOSE4_PS(x[0], x[1], x[2], x[3]);
+    _mm_storeu_ps(to, x[0]);
+    _mm_storeu_ps(to + stride, x[1]);
+    if (num > 2) _mm_storeu_ps(to + 2 * stride, x[2]);
+    if (num > 3) _mm_storeu_ps(to + 3 * stride, x[3]);
+    return;
+  }
+#endif
+  for (int h = 0; h < num; h++) {
+    for (int t = 0; t < 4; t++) to[h * stride + t] = from[at[t] + h];
+  }
+}
+
 // ---------------------------------------------------------------- formats
 
 // Queries and weights are numbers of type Factor; those of kFactors neighbouring dims or rows are multiplied at once.
