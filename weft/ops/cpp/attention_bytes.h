@@ -37,32 +37,46 @@ struct Direct<KvI8> {
                                                Rows k, Ahead& to_bring, char*, float* scores) {
     Ahead ahead = to_bring;
     constexpr int K = R <= 3 ? 4 : 2;  // keys at once
+    constexpr bool kKeeps = R <= 2;    // there are registers for a block's factors; else they are operands in memory
+    I32 first_of_two = _mm256_set1_epi16(1);
+    hold(first_of_two);
     int32_t* const to = reinterpret_cast<int32_t*>(scores);
     for (int64_t key = range.first / K * K; key < range.last; key += K) {
+      const char* rows[K];
+      repeat<K>([&](auto n) WEFT_UNROLLED { rows[n] = k.base + k.offsets[key + n]; });
       I32 sums[R * K];  // [R][K]
       repeat<R * K>([&](auto i) WEFT_UNROLLED { clear(sums[i]); });
-      for (int64_t d = 0; d < dims; d += kBlock) {
-        const int16_t* factors = q + d / kSlab * q_slab_stride + d % kSlab;
-        Words even[R], odd[R];
-        repeat<R>([&](auto r) WEFT_UNROLLED {
-          even[r] = load_pairs(reinterpret_cast<const bf16*>(factors + r * kSlab));
-          odd[r] = load_pairs(reinterpret_cast<const bf16*>(factors + r * kSlab + kBlock / 2));
-          if constexpr (R <= 2) {
-            hold(even[r]);
-            hold(odd[r]);
-          }
-        });
+      const int16_t* factors = q;
+      const auto add_block = [&](int64_t d, auto half) WEFT_UNROLLED {
+        constexpr int kAt = half * kBlock;
+        I32 kept[2 * R];
+        if constexpr (kKeeps) {
+          repeat<2 * R>([&](auto i) WEFT_UNROLLED {
+            hold(kept[i] = factors_at(factors + i / 2 * kSlab + kAt + i % 2 * kBlock / 2));
+          });
+        }
         repeat<K / 2>([&](auto) WEFT_UNROLLED { ahead.bring_line(); });
         repeat<K>([&](auto n) WEFT_UNROLLED {
-          const Words x = load_pairs(reinterpret_cast<const bf16*>(k.base + k.offsets[key + n] + d));
-          const Words evens = even_bytes(x), odds = odd_bytes(x);
-          repeat<R>([&](auto r) WEFT_UNROLLED {
-            I32& sum = sums[r * K + n];
-            hold(sum = dot_shorts(sum, even[r], evens));
-            hold(sum = dot_shorts(sum, odd[r], odds));
+          const int32_t* const from = reinterpret_cast<const int32_t*>(rows[n] + d + kAt);
+          repeat<2>([&](auto odd) WEFT_UNROLLED {
+            const I32 x = load_i32(from);
+            I32 bytes = odd ? _mm256_srai_epi16(x, 8) : _mm256_maddubs_epi16(first_of_two, x);
+            hold(bytes);
+            repeat<R>([&](auto r) WEFT_UNROLLED {
+              I32& sum = sums[r * K + n];
+              const int16_t* const p = factors + r * kSlab + kAt + odd * kBlock / 2;
+              hold(sum = dot_shorts(sum, bytes, kKeeps ? kept[2 * r + odd] : factors_at(p)));
+            });
+            if constexpr (!kKeeps) asm volatile("" ::: "memory");
           });
         });
+      };
+      int64_t d = 0;
+      for (; d + kSlab <= dims; d += kSlab, factors += q_slab_stride) {
+        add_block(d, Constant<0>());
+        add_block(d, Constant<1>());
       }
+      if (d < dims) add_block(d, Constant<0>());
       repeat<R * K / 4>([&](auto i) WEFT_UNROLLED {
         const I32* four = sums + 4 * i;
         const __m128i found = sums_of_lanes(four[0], four[1], four[2], four[3]);
@@ -90,8 +104,9 @@ struct Direct<KvI8> {
       values<2>(weights + 2 * kSlab, range, dims, v, to_bring, sums + 2 * sums_stride, sums_stride);
     } else {
       Ahead ahead = to_bring;
-      for (int64_t first = range.first; first < range.last; first += kNear) {
-        const Range near = {first, least(first + kNear, range.last)};
+      const int64_t num_near = near_keys(v.offsets[range.first + 1] - v.offsets[range.first]);
+      for (int64_t first = range.first; first < range.last; first += num_near) {
+        const Range near = {first, least(first + num_near, range.last)};
         for (int64_t d = 0; d < dims; d += kBlock) {
           add_block<R>(weights, near, v.base + d, v.offsets, ahead, reinterpret_cast<int32_t*>(sums + d), sums_stride);
         }
@@ -128,7 +143,14 @@ struct Direct<KvI8> {
   }
 
  private:
-  static constexpr int kNear = 16;  // keys whose lines stay in the first level cache from one block to the next
+  WEFT_INLINE I32 factors_at(const int16_t* p) { return load_i32(reinterpret_cast<const int32_t*>(p)); }
+
+  // Keys, so many bytes apart, whose lines stay in the first level cache from one block to the next: what is a large power
+  // of two apart shares few of its sets.
+  WEFT_INLINE int64_t near_keys(int64_t apart) {
+    const int64_t power = apart & -apart;
+    return power ? most(least((8 << 10) / power, kSlab), 16) : 16;
+  }
 
   template <int R>
   WEFT_INLINE void add_block(const int16_t* weights, Range range, const char* base, const int64_t* offsets, Ahead& ahead,
@@ -138,18 +160,24 @@ struct Direct<KvI8> {
       repeat<4>([&](auto i) WEFT_UNROLLED { s[r][i] = load_i32(sums + r * sums_stride + i * kLanes); });
     });
     for (int64_t key = range.first; key < range.last; key += 2) {
-      const I32 x = load_i32(reinterpret_cast<const int32_t*>(base + offsets[key]));
-      const I32 y = load_i32(reinterpret_cast<const int32_t*>(base + offsets[key + 1]));
+      const int32_t* const row = reinterpret_cast<const int32_t*>(base + offsets[key]);
+      const int32_t* const next = reinterpret_cast<const int32_t*>(base + offsets[key + 1]);
       ahead.bring_line();
       repeat<2>([&](auto half) WEFT_UNROLLED {
-        const I32 both = half ? _mm256_unpackhi_epi16(x, y) : _mm256_unpacklo_epi16(x, y);
-        const I32 high = _mm256_srai_epi16(both, 8);
-        const I32 shorts = _mm256_xor_si256(both, _mm256_set1_epi16(0x80));
+        const I32 x = load_i32(row), y = load_i32(next);
+        I32 shorts = half ? _mm256_unpackhi_epi16(x, y) : _mm256_unpacklo_epi16(x, y);
+        const I32 high = _mm256_srai_epi16(shorts, 8);
+        shorts = _mm256_xor_si256(shorts, _mm256_set1_epi16(0x80));
         repeat<R>([&](auto r) WEFT_UNROLLED {
           const I32 weight = four_bytes(weights + r * kSlab + key);
           s[r][half] = dot_shorts(s[r][half], weight, shorts);
           s[r][2 + half] = dot_shorts(s[r][2 + half], weight, high);
+          if constexpr (R > 2) {
+            hold(s[r][half]);
+            hold(s[r][2 + half]);
+          }
         });
+        if constexpr (R > 2) asm volatile("" ::: "memory");  // load them again: there are not registers enough
       });
     }
     repeat<R>([&](auto r) WEFT_UNROLLED {
