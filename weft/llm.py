@@ -37,14 +37,25 @@ from weft.client.adapters import AdapterNames, AdapterRefused
 from weft.client.aux_outputs import PromptToken, hidden_state_rows, prompt_logprobs
 from weft.client.client import EngineClient
 from weft.client.generation import Completion, Delta, Generation
-from weft.client.given_params import with_tuples
+from weft.client.given import (
+    PROMPT,
+    as_conversations,
+    as_items,
+    as_messages,
+    as_prompts,
+    items_of,
+    require_switch,
+    require_text,
+    wrong_value,
+)
+from weft.client.given_params import PARAMS, with_tuples
 from weft.client.media import split_messages, split_prompt
 from weft.client.prompt import Prompt, pack_input_embeds, placeholder_ids, with_reasoning_marks
 from weft.config.adapters import LoraPath, parse_lora_paths
 from weft.config.engine import EngineConfig
 from weft.config.media_options import MOST_PER_PROMPT, PER_PROMPT
 from weft.config.model_errors import UnsupportedModel
-from weft.config.numbers import MAX_N
+from weft.config.numbers import MAX_N, shown
 from weft.config.options import SettingsError, did_you_mean, options_of
 from weft.json_types import JsonObject
 from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
@@ -52,7 +63,7 @@ from weft.messages.codec import ToEngine
 from weft.messages.media import MediaItem
 from weft.messages.replies import FinishReason, PooledPiece, TokenLogprobs
 from weft.messages.requests import PoolingParams
-from weft.messages.sampling import InvalidParam, SamplingParams
+from weft.messages.sampling import InvalidParam, SamplingParams, check_number
 from weft.messages.status import EngineReady
 from weft.messages.wakeup import WakeupPipe
 from weft.observe.progress import Progress
@@ -80,6 +91,7 @@ MEDIA_LIMITS = MediaLimits(
     max_bytes=1_000_000_000,
     per_prompt=dict.fromkeys(PER_PROMPT, MOST_PER_PROMPT),
 )
+COMPLETED = "a list of what LLM.prompt returns"
 LONGEST_WAIT_S = 1.0  # for the engine, so that Ctrl-C is noticed
 
 
@@ -125,7 +137,13 @@ class LLM:
 
     @classmethod
     def of(cls, config: EngineConfig) -> LLM:
-        """An LLM with these settings."""
+        """An LLM with these settings. Raises SettingsError and ModelError, as the constructor."""
+        if not isinstance(config, EngineConfig):
+            raise SettingsError(f"config is {shown(config)}; an EngineConfig is expected")
+        for option in options_of(EngineConfig):
+            value = getattr(config, option.name)
+            if value != option.default:
+                option.from_python(value, option.name)
         llm = cls.__new__(cls)
         llm._load(config)
         return llm
@@ -205,7 +223,8 @@ class LLM:
         more, for parameters out of range and for prompts that do not fit the context. Ctrl-C aborts
         what is open.
         """
-        texts = _as_list(prompts)
+        texts = as_prompts("prompts", prompts)
+        require_switch("progress", progress)
         all_params = self._params_of_each(params, len(texts))
         asked = (
             self.prompt(text, own, adapter=adapter)
@@ -229,13 +248,17 @@ class LLM:
             return [self.default_params] * num_texts
         if isinstance(params, SamplingParams):
             return [params] * num_texts
-        if len(params) != num_texts:
+        found = as_items("params", params, f"{PARAMS}, or a list of these,")
+        for index, own in enumerate(found):
+            if not isinstance(own, SamplingParams):
+                raise wrong_value(f"params[{index}]", own, PARAMS)
+        if len(found) != num_texts:
             message = (
-                f"params has the length {len(params):,}; {num_texts:,} is expected, an entry for "
+                f"params has the length {len(found):,}; {num_texts:,} is expected, an entry for "
                 "each prompt"
             )
             raise InvalidParam("params", message)
-        return list(params)
+        return found
 
     def chat(
         self,
@@ -248,14 +271,12 @@ class LLM:
         """The assistant's answer to one conversation or to many. Content may be a list with
         pictures, videos and sounds, in OpenAI's form or as `generate` takes them. Errors as for
         `generate`."""
-        is_one = bool(messages) and isinstance(messages[0], dict)
-        conversations: Any = [messages] if is_one else messages
-        prompts: Any = [self._chat(conversation) for conversation in conversations]
+        prompts: Any = [self._chat(conversation) for conversation in as_conversations(messages)]
         return self.generate(prompts, params, adapter=adapter, progress=progress)
 
     def chat_ids(self, messages: Iterable[Message]) -> list[int]:
         """The token ids that a conversation becomes by the model's chat template."""
-        return self._chat(messages).ids
+        return self._chat(as_messages("messages", messages)).ids
 
     def _chat(self, messages: Iterable[Message]) -> _WithMedia:
         if self._template is None:
@@ -303,7 +324,9 @@ class LLM:
     ) -> Iterator[Delta]:
         """Complete one prompt and yield what is new as it comes. Leaving the loop early aborts the
         rest."""
-        request = self.prompt(prompt, params or self.default_params, adapter=adapter)
+        if params is None:
+            params = self.default_params
+        request = self.prompt(prompt, params, adapter=adapter)
         with self._client.submit([request]) as generation:
             while not generation.ended:
                 self._step()
@@ -327,7 +350,7 @@ class LLM:
         elif isinstance(given, str):
             ids = self.tokenizer.encode(given)
         else:
-            ids = list(given)
+            ids = as_items("prompt", given, PROMPT)
         params = with_tuples(params)
         params = with_reasoning_marks(params, self._reasoning, self.tokenizer, ids)
         return Prompt(
@@ -349,7 +372,8 @@ class LLM:
         says why. An input that could not become a prompt may stand among the prompts as its error.
         Ctrl-C, and leaving the loop early, abort what is open.
         """
-        waiting = enumerate(prompts)
+        require_switch("strict", strict)
+        waiting = enumerate(items_of("prompts", prompts, COMPLETED))
         running: dict[int, Generation] = {}
         try:
             while True:
@@ -381,6 +405,8 @@ class LLM:
     def _submit(self, prompt: Prompt | InvalidParam) -> Generation:
         if isinstance(prompt, InvalidParam):
             raise prompt
+        if not isinstance(prompt, Prompt):
+            raise wrong_value("an entry of prompts", prompt, "what LLM.prompt returns")
         return self._client.submit([prompt], stream=False)
 
     def _next_rid(self) -> str:
@@ -395,6 +421,10 @@ class LLM:
         `pinned`: it keeps a slot, and is never unloaded for another one. Raises SettingsError if it
         cannot be loaded.
         """
+        require_text("name", name)
+        if not isinstance(path, str | Path):
+            raise wrong_value("path", path, "the path of a folder")
+        require_switch("pinned", pinned)
         try:
             self._load_adapter(LoraPath(name, str(path), pinned))
         except AdapterRefused as exc:
@@ -411,6 +441,7 @@ class LLM:
 
     def unload_adapter(self, name: str) -> None:
         """Let a name stand for no adapter. Raises SettingsError if it stands for none."""
+        require_text("name", name)
         try:
             uid = self._adapters.remove(name)
         except AdapterRefused as exc:
@@ -419,6 +450,7 @@ class LLM:
             self._ask(UnloadLoraAdapter(uid=uid))
 
     def _uid_of(self, adapter: str) -> str:
+        require_text("adapter", adapter)
         if not adapter:
             return ""
         try:
@@ -454,8 +486,10 @@ class LLM:
         `dimensions`: output dimensions to keep (Matryoshka); 0 keeps all. An input that is too long
         is refused, or cut if `truncate`. Raises InvalidParam, naming the input.
         """
+        if type(dimensions) is not int or dimensions:
+            check_number("dimensions", "dimensions", dimensions)
         pooling = PoolingParams(dimensions=dimensions)
-        return self._pool("embed", _as_list(inputs), pooling, truncate)
+        return self._pool("embed", as_prompts("inputs", inputs), pooling, truncate)
 
     def classify(
         self, inputs: Text | Sequence[Text], *, truncate: bool = False
@@ -468,7 +502,8 @@ class LLM:
         if self.model.pooling is not None:
             labels = self.model.pooling.labels
         found = []
-        for scores in self._pool("classify", _as_list(inputs), PoolingParams(), truncate):
+        prompts = as_prompts("inputs", inputs)
+        for scores in self._pool("classify", prompts, PoolingParams(), truncate):
             by_label = dict(zip(labels, scores.tolist(), strict=True))
             found.append(by_label)
         return found
@@ -478,7 +513,11 @@ class LLM:
 
         Errors as for `embed`.
         """
-        pairs = [(query, document) for document in documents]
+        require_text("query", query)
+        pairs: list[Pair] = []
+        for index, document in enumerate(as_items("documents", documents, "a list of texts")):
+            require_text(f"documents[{index}]", document)
+            pairs.append((query, document))
         all_scores = self._pool("classify", pairs, PoolingParams(), truncate)
         return [float(scores[0]) for scores in all_scores]
 
@@ -492,6 +531,7 @@ class LLM:
             raise SettingsError(
                 f"{self.model.name} is used to {own}; this needs a model that can {task}"
             )
+        require_switch("truncate", truncate)
         max_len = self._client.engine.max_prompt_tokens if truncate else None
         prompts = [self._pooled_prompt(one, pooling, max_len) for one in inputs]
         vectors: list[NDArray[np.float32]] = []
@@ -521,7 +561,7 @@ class LLM:
         if isinstance(one, str) or _is_pair(one):
             ids, types = self.tokenizer.encode_input(one, max_len)
         else:
-            ids = list(one)[:max_len]
+            ids = as_items("prompt", one, PROMPT)[:max_len]
         if self.model.num_token_types > 1 and any(types):
             pooling = msgspec.structs.replace(pooling, token_type_ids=bytes(types))
         params = SamplingParams(max_new_tokens=0)
@@ -598,17 +638,8 @@ class HeldInterrupt:
         self._arrived = True
 
 
-def _as_list(prompts: Text | Sequence[Text]) -> list[Text]:
-    """A list of prompts, of one or of many."""
-    is_one = isinstance(prompts, str | np.ndarray | Mapping) or (
-        bool(prompts) and isinstance(prompts[0], int)
-    )
-    every: Any = [prompts] if is_one else prompts
-    return list(every)
-
-
 def _is_pair(one: Text | Pair) -> TypeGuard[Pair]:
-    return isinstance(one, tuple) and isinstance(one[0], str)
+    return isinstance(one, tuple) and bool(one) and isinstance(one[0], str)
 
 
 def _vector(completion: Completion, index: int) -> NDArray[np.float32]:

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from tests.launch.oracle_llm import EOS, VOCAB, oracle_llm
 from tests.launch.tiny_model import write_tiny_model
 from tests.scheduler.oracle_runner import OracleRunner, OracleStep, expected_output
-from weft import LLM, SamplingParams
+from weft import LLM, Grammar, SamplingParams
+from weft.config.engine import EngineConfig
 from weft.config.model import ModelError
 from weft.config.options import SettingsError
 from weft.messages.sampling import InvalidParam
@@ -83,18 +84,118 @@ def test_stop_strings_may_be_a_text_a_list_or_a_tuple(llm: LLM, kind: type) -> N
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("stop", 3, "stop is a int; a tuple or a list is expected"),
-        ("bad_words", [b"x"], "an entry of bad_words is a bytes; a text is expected"),
-        ("stop_token_ids", "3", "stop_token_ids is a str; a tuple or a list is expected"),
-        ("logit_bias", [1], "logit_bias is a list; a dictionary of token ids is expected"),
-        ("grammar", "[0-9]", r"grammar is a str; weft.Grammar\(kind, text\) is expected"),
+        ("stop", 3, "stop is 3; a tuple or a list is expected"),
+        ("stop", ["\ud800"], r"stop[0] is '\ud800'; a text of valid Unicode is expected"),
+        ("bad_words", [b"x"], "bad_words[0] is b'x'; a text is expected"),
+        ("bad_word_ids", [3], "bad_word_ids[0] is 3; a tuple or a list of token ids is expected"),
+        ("stop_token_ids", "3", "stop_token_ids is '3'; a tuple or a list is expected"),
+        ("logit_bias", [1], "logit_bias is [1]; a dictionary of token ids is expected"),
+        ("grammar", "[0-9]", "grammar is '[0-9]'; weft.Grammar(kind, text) is expected"),
+        ("grammar", Grammar("regex", 3), "grammar.text is 3; a text is expected"),  # type: ignore[arg-type]
+        ("processors", ["x"], "processors[0] is 'x'; weft.Processor(name, params) is expected"),
+        ("hidden_states", "first", "hidden_states is 'first'; one of last, all is expected"),
+        ("ignore_eos", 1, "ignore_eos is 1; True or False is expected"),
+        (
+            "thinking_marks",
+            3,
+            "thinking_marks is 3; ThinkingMarks(begin, end, is_open) is expected",
+        ),
+        ("top_k", None, "top_k is None; a whole number is needed, -1 to 2,147,483,647 are allowed"),
+        ("temperature", "hot", "temperature is 'hot'; a number is needed, 0 to 2 are allowed"),
     ],
 )
 def test_a_parameter_of_another_type_is_named(
     llm: LLM, name: str, value: object, words: str
 ) -> None:
-    with pytest.raises(InvalidParam, match=words):
+    with pytest.raises(InvalidParam) as caught:
         llm.generate("one", replace(GREEDY, **{name: value}))
+    assert str(caught.value) == words
+    [output] = llm.generate("one", GREEDY)  # the engine has not taken the wrong value
+    assert output.finish_reason in ("stop", "length")
+
+
+PROMPT = "a text, token ids, an array of input embeddings or a dictionary with a prompt"
+MESSAGES = "a list of messages, or a list of such lists,"
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "words"),
+    [
+        ("generate", {"prompts": 3}, f"prompts is 3; {PROMPT}, or a list of these, is expected"),
+        ("generate", {"prompts": b"x"}, f"prompts is b'x'; {PROMPT}, or a list of these,"),
+        ("generate", {"prompts": ["a", None]}, f"prompts[1] is None; {PROMPT} is expected"),
+        ("generate", {"prompts": {"prompt": 3}}, f"prompt is 3; {PROMPT} is expected"),
+        ("generate", {"prompts": "a", "params": {"n": 1}}, "params is {'n': 1}; weft.Sampling"),
+        ("generate", {"prompts": "a", "params": ["x"]}, "params[0] is 'x'; weft.SamplingParams is"),
+        ("generate", {"prompts": "a", "adapter": ["x"]}, "adapter is ['x']; a text is expected"),
+        ("generate", {"prompts": "a", "progress": "no"}, "progress is 'no'; True or False is"),
+        ("chat", {"messages": 3}, f"messages is 3; {MESSAGES} is expected"),
+        ("chat", {"messages": {"role": "user"}}, "messages is {'role': 'user'}; a list of"),
+        ("chat", {"messages": [3]}, "messages[0] is 3; a list of messages is expected"),
+        ("chat", {"messages": [[]]}, "messages[0] is empty; 1 message or more is expected"),
+        ("chat", {"messages": [{"content": "x"}]}, "messages[0].role is None; a text is expected"),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": 3}]},
+            "messages[0].content is 3; a text or a list of parts is expected",
+        ),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": [3]}]},
+            "messages[0].content[0] is 3; a dictionary is expected",
+        ),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text is None; a text is expected",
+        ),
+        ("chat_ids", {"messages": []}, "messages is empty; 1 message or more is expected"),
+        ("prompt", {"text": 1.5, "params": GREEDY}, f"prompt is 1.5; {PROMPT} is expected"),
+        ("prompt", {"text": "a", "params": None}, "params is None; weft.SamplingParams is"),
+        ("load_adapter", {"name": 3, "path": "x"}, "name is 3; a text is expected"),
+        ("load_adapter", {"name": "a", "path": 3}, "path is 3; the path of a folder is expected"),
+        ("load_adapter", {"name": "a", "path": "x", "pinned": 1}, "pinned is 1; True or False"),
+        ("unload_adapter", {"name": ["x"]}, "name is ['x']; a text is expected"),
+    ],
+)
+def test_an_argument_of_another_type_is_named_with_its_value_and_what_is_allowed(
+    llm: LLM, method: str, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidParam) as caught:
+        getattr(llm, method)(**arguments)
+    assert str(caught.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "words"),
+    [
+        ("stream", {"prompt": "a", "params": []}, "params is []; weft.SamplingParams is expected"),
+        ("complete", {"prompts": 3}, "prompts is 3; a list of what LLM.prompt returns is expected"),
+        ("complete", {"prompts": ["x"]}, "an entry of prompts is 'x'; what LLM.prompt returns is"),
+        ("complete", {"prompts": [], "strict": "no"}, "strict is 'no'; True or False is expected"),
+    ],
+)
+def test_an_argument_of_a_generator_is_named_at_its_first_use(
+    llm: LLM, method: str, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidParam) as caught:
+        list(getattr(llm, method)(**arguments))
+    assert str(caught.value).startswith(words)
+
+
+def test_numbers_of_other_libraries_become_plain_ones(llm: LLM) -> None:
+    prompt: Any = llm.prompt("one", replace(GREEDY, top_p=np.float32(0.5), top_k=np.int64(3)))
+    assert (type(prompt.params.top_p), type(prompt.params.top_k)) == (float, int)
+    ids: Any = [np.int64(1), np.int64(2)]
+    [by_numpy] = llm.generate(ids, GREEDY)
+    assert by_numpy.token_ids == expected([1, 2])
+
+
+def test_settings_of_another_type_are_named_also_in_a_config() -> None:
+    with pytest.raises(SettingsError, match="config is 3; an EngineConfig is expected"):
+        LLM.of(3)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="kv_tokens is 'many'; a whole number is expected"):
+        LLM.of(EngineConfig(kv_tokens="many"))  # type: ignore[arg-type]
 
 
 def test_parameters_for_each_prompt(llm: LLM) -> None:

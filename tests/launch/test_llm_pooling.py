@@ -27,6 +27,17 @@ def test_vectors_in_the_order_of_the_inputs(tmp_path: Path) -> None:
     assert len(llm.embed("b " * 100, truncate=True)) == 1
     with pytest.raises(InvalidParam, match=r"inputs\[0\]: dimensions is 49"):
         llm.embed(["a", "b"], dimensions=49)
+    for given, words in [
+        ({"inputs": 3}, "inputs is 3; a text, token ids"),
+        ({"inputs": ["a", None]}, r"inputs\[1\] is None; a text, token ids"),
+        ({"inputs": [()]}, "the prompt is empty"),
+        ({"inputs": "a", "truncate": 64}, "truncate is 64; True or False is expected"),
+        ({"inputs": "a", "dimensions": "8"}, "dimensions is '8'; a whole number is needed"),
+        ({"inputs": "a", "dimensions": -1}, "dimensions is -1; 1 to 2,147,483,647 are allowed"),
+        ({"inputs": "a", "dimensions": None}, "dimensions is None; a whole number is needed"),
+    ]:
+        with pytest.raises(InvalidParam, match=words):
+            llm.embed(**given)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="used to embed"):
         llm.classify("a")
     with pytest.raises(InvalidParam, match="generates no tokens"):
@@ -40,3 +51,10 @@ def test_a_cross_encoder_scores_documents(tmp_path: Path) -> None:
     expected = float(reference.vector(ids, types)[0])
     assert llm.score("a query", ["other", "a document"])[1] == pytest.approx(expected, abs=2e-5)
     assert llm.classify("a")[0].keys() == {"LABEL_0"}
+    for query, documents, words in [
+        (3, ["x"], "query is 3; a text is expected"),
+        ("q", "x", "documents is 'x'; a list of texts is expected"),
+        ("q", ["x", 3], r"documents\[1\] is 3; a text is expected"),
+    ]:
+        with pytest.raises(InvalidParam, match=words):
+            llm.score(query, documents)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from weft.client.given import require_text, wrong_value
 from weft.json_types import JsonMapping, JsonObject
 from weft.messages.media import MediaKind
 from weft.messages.sampling import InvalidParam
@@ -40,18 +41,22 @@ def split_messages(
     sources: list[MediaSource] = []
     for index, given in enumerate(messages):
         if not isinstance(given, Mapping):
-            what = f"messages[{index}] is a {type(given).__name__}"
-            raise InvalidParam("messages", f"{what}; a dictionary is expected")
+            raise wrong_value(f"messages[{index}]", given, "a dictionary")
         message = dict(given)
+        require_text(f"messages[{index}].role", message.get("role"))
         content = message.get("content")
+        if not isinstance(content, str | list | None):
+            raise wrong_value(f"messages[{index}].content", content, "a text or a list of parts")
         if isinstance(content, list):
             parts: list[Any] = []
             for number, part in enumerate(content):
-                kind = KINDS.get(str(part.get("type"))) if isinstance(part, dict) else None
+                where = f"messages[{index}].content[{number}]"
+                if not isinstance(part, dict):
+                    raise wrong_value(where, part, "a dictionary")
+                kind = KINDS.get(str(part.get("type")))
                 if kind is None:
                     parts.append(part)
                     continue
-                where = f"messages[{index}].content[{number}]"
                 sources.append(_of_part(part, kind, where))
                 parts.append({"type": kind})
             message["content"] = parts
@@ -76,8 +81,7 @@ def split_prompt(prompt: JsonMapping) -> tuple[Any, list[MediaSource]]:
         if values is None:
             continue
         if not isinstance(values, list | tuple):
-            what = f"{name} is a {type(values).__name__}"
-            raise InvalidParam(name, f"{what}; a list is expected, also of one")
+            raise wrong_value(name, values, "a list, also for one,")
         for index, value in enumerate(values):
             sources.append(source_of(kind, f"{name}[{index}]", value))
     return prompt["prompt"], sources
@@ -102,10 +106,7 @@ def source_of(
         file = io.BytesIO()
         value.save(file, "PNG")
         return MediaSource(kind, where, data=file.getvalue())
-    message = (
-        f"{where} is a {type(value).__name__}; an address, base64, bytes or a path is expected"
-    )
-    raise InvalidParam(where, message)
+    raise wrong_value(where, value, "an address, base64, bytes or a path")
 
 
 def _of_part(

@@ -222,12 +222,20 @@ def shown(value: Any) -> str:
     """A wrong value as errors show it; long values are cut."""
     if isinstance(value, int) and value.bit_length() > 4_000:  # Python would refuse to write it
         return f"a number of {value.bit_length():,} bits"
-    text = str(value)
     if isinstance(value, str):
-        text = repr(value)  # in quotes
+        text = repr(value[: MAX_SHOWN + 1])  # in quotes
+    else:
+        text = _one_line(value)
     if len(text) <= MAX_SHOWN:
         return text
     return text[:MAX_SHOWN] + "..."
+
+
+def _one_line(value: Any) -> str:
+    try:
+        return " ".join(str(value).split())
+    except (ValueError, RecursionError):  # a number in it that is too long, or lists in lists
+        return f"a {type(value).__name__}"
 
 
 def _plain(value: float) -> str:

@@ -122,7 +122,7 @@ class Processor(msgspec.Struct, frozen=True, omit_defaults=True):
         """Raise `InvalidParam` for parameters that are too large, or cannot be sent."""
         try:
             size = self.num_bytes
-        except (TypeError, OverflowError, RecursionError) as exc:
+        except (TypeError, OverflowError, RecursionError, UnicodeError) as exc:
             message = f"the parameters of {self.name!r} are not plain JSON values: {exc}"
             raise InvalidParam("custom_params", message) from exc
         if size > MAX_PROCESSOR_PARAMS:
@@ -186,7 +186,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """
         for name, shown_as, number, default in _NUMBERS:
             value = getattr(self, name)
-            if value is None or value is default:
+            if value is default:
                 continue  # most requests do not set most numbers
             wrong = number.wrong(shown_as, value)
             if wrong:

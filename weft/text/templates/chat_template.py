@@ -22,6 +22,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from weft.config.numbers import shown
 from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
 from weft.text.templates.content_format import ContentFormat, content_format
@@ -368,8 +369,12 @@ def _content(
         if kind in marks:
             texts.append(marks[kind])
             continue
-        if kind != "text" or not isinstance(part.get("text"), str):
-            param = f"{where}.content[{index}]"
+        param = f"{where}.content[{index}]"
+        if kind == "text" and not isinstance(part.get("text"), str):
+            raise TemplateError(
+                f"{param}.text is {shown(part.get('text'))}; a text is expected", f"{param}.text"
+            )
+        if kind != "text":
             raise TemplateError(
                 f"{param} is of type {str(kind)[:64]!r}, which this model does not support", param
             )
