@@ -444,10 +444,10 @@ def test_a_call_by_name_is_a_control_request_and_nothing_else() -> None:
         with pytest.raises(BadCall, match=r"there is no method .* the methods are abort_request, "):
             request_named(name, {})
     for name, params, wrong in (
-        ("explain_request", {}, "explain_request: Object missing required field `rid`"),
-        ("explain_request", {"rid": 1}, "Expected `str`, got `int`"),
-        ("get_state", {"what": 1}, "unknown field `what`"),
-        ("get_state", {"call": 1}, "unknown field `call`"),
+        ("explain_request", {}, "explain_request: rid is missing; it is required"),
+        ("explain_request", {"rid": 1}, "explain_request: rid is 1; a text is needed"),
+        ("get_state", {"what": 1}, "there is no field 'what'; its fields are: "),
+        ("get_state", {"call": 1}, "there is no field 'call'"),
     ):
         with pytest.raises(BadCall, match=wrong):
             request_named(name, params)

@@ -90,9 +90,14 @@ def test_lines_are_completed_with_their_own_parameters(llm: LLM, tmp_path: Path)
         ("[1]", "not a JSON object"),
         ("{}", "one of prompt, messages and input_ids"),
         ('{"prompt": "x", "input_ids": [1]}', "one of prompt, messages and input_ids"),
-        ('{"prompt": 5}', "Expected `str`"),
-        ('{"prompt": "x", "temprature": 1}', "unknown key 'temprature'"),
+        ('{"prompt": 5}', "prompt is 5; a text is needed"),
+        (
+            '{"prompt": "x", "temprature": 1}',
+            "there is no key 'temprature'; did you mean temperature?",
+        ),
         ('{"prompt": "x", "temperature": 99}', "temperature is 99"),
+        ('{"prompt": "x", "temperature": "hot"}', "temperature is 'hot'; a number is needed"),
+        ('{"input_ids": [1, "x"]}', "input_ids[1] is 'x'; a whole number is needed"),
     ],
 )
 def test_bad_line_fails_alone(

@@ -257,7 +257,7 @@ def test_names_and_numbers_beside_sampling_have_bounds_too(
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        (CHAT, {"messages": [{"content": "x"}]}, "messages[0]"),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
         (
             CHAT,
             {
@@ -349,7 +349,7 @@ def test_a_word_that_is_not_allowed_is_told_which_are(http: httpx.Client) -> Non
     refused(
         answer,
         400,
-        "Invalid enum value 'boss!",
+        "messages[0].role is 'boss!",
         "assistant, developer, function, system, tool, user are allowed",
     )
     assert answer.json()["error"]["param"] == "messages[0].role"

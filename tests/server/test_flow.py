@@ -78,9 +78,9 @@ def test_control_requests_are_made_by_name(http: httpx.Client, sent: list[ToEngi
             {"method": "__init__"},
             "there is no method '__init__'; the methods are abort_request, audit, ",
         ),
-        ({"method": "set_policy"}, "set_policy: Object missing required field `policy`"),
-        ({"method": "freeze_gc", "params": {"what": 1}}, "unknown field `what`"),
-        ({"method": "freeze_gc", "params": {"call": 1}}, "unknown field `call`"),
+        ({"method": "set_policy"}, "set_policy: policy is missing; it is required"),
+        ({"method": "freeze_gc", "params": {"what": 1}}, "there is no field 'what'"),
+        ({"method": "freeze_gc", "params": {"call": 1}}, "there is no field 'call'"),
         ({"params": {}}, "method"),
     ],
 )

@@ -26,7 +26,14 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from weft.config.engine import EngineConfig
-from weft.config.options import Command, Settings, SettingsError, asked_help, option
+from weft.config.options import (
+    Command,
+    Settings,
+    SettingsError,
+    asked_help,
+    did_you_mean,
+    option,
+)
 from weft.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -225,16 +232,31 @@ def _prompt(llm: LLM, line: JsonObject, defaults: SamplingParams) -> Prompt:
     given = [name for name in kinds if name in line]
     if len(given) != 1:
         raise ValueError("one of prompt, messages and input_ids is expected")
-    content = msgspec.convert(line.pop(given[0]), kinds[given[0]])
+    content = _converted(line.pop(given[0]), kinds[given[0]], given[0])
     if "max_tokens" in line:
         line["max_new_tokens"] = line.pop("max_tokens")
     unknown = set(line) - set(SamplingParams.__struct_fields__)
     if unknown:
-        raise ValueError(f"unknown key {min(unknown)!r}")
-    params = msgspec.convert({**msgspec.structs.asdict(defaults), **line}, SamplingParams)
+        wrong = min(unknown)
+        known = [*kinds, "id", "max_tokens", *SamplingParams.__struct_fields__]
+        raise ValueError(f"there is no key {wrong[:64]!r}{did_you_mean(wrong, known)}")
+    params = _converted({**msgspec.structs.asdict(defaults), **line}, SamplingParams)
     if given[0] == "messages":
         content = llm.chat_ids(content)
     return llm.prompt(content, params)
+
+
+def _converted(value: Any, type: Any, within: str = "") -> Any:
+    """`value` as a `type`. Raises ValueError, which names the wrong field, its value and what is
+    allowed."""
+    import msgspec
+
+    from weft.messages.wrong_field import converted_field
+
+    try:
+        return msgspec.convert(value, type)
+    except msgspec.ValidationError as exc:
+        raise ValueError(converted_field(exc, value, type, within).text) from exc
 
 
 def _line(index: int, id: Any, output: Output) -> JsonObject:

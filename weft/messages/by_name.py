@@ -14,6 +14,7 @@ import msgspec
 from weft.json_types import JsonObject
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import REQUESTS
+from weft.messages.wrong_field import converted_field
 
 
 class BadCall(ValueError):
@@ -27,11 +28,13 @@ def request_named(name: str, params: Mapping[str, Any]) -> ControlRequest[Any]:
         raise BadCall(f"there is no method {name[:64]!r}; the methods are {', '.join(REQUESTS)}")
     for param in params:
         if param not in parameters(kind):
-            raise BadCall(f"{name}: Object contains unknown field `{param[:64]}`")
+            known = ", ".join(parameters(kind)) or "none"
+            raise BadCall(f"{name}: there is no field {param[:64]!r}; its fields are: {known}")
     try:
         request: ControlRequest[Any] = msgspec.convert(dict(params), kind)
     except msgspec.ValidationError as exc:
-        raise BadCall(f"{name}: {exc}") from exc
+        wrong = converted_field(exc, dict(params), kind)
+        raise BadCall(f"{name}: {wrong.text}") from exc
     return request
 
 

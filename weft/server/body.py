@@ -7,7 +7,6 @@ refused, unless their value has no effect. This module does not know what the fi
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections.abc import Callable, Set
 from functools import cache, partial
@@ -15,11 +14,11 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
-import msgspec.inspect
 from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.config.limits import Limits
+from weft.messages.wrong_field import wrong_field
 from weft.observe.log import EventLog
 from weft.server.auth import is_from_browser
 from weft.server.context import ServerContext
@@ -66,14 +65,12 @@ INLINE_LEN = 16_384  # bytes that are decoded on the event loop; larger bodies g
 LARGE_LEN = 262_144
 MAX_NAMES = 16  # unknown fields that a log line names
 MAX_NAME_LEN = 64  # characters of such a name
-MAX_MESSAGE_LEN = 300  # characters of msgspec's message, which repeats the value
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 _HARMLESS = {
     "function_call": "none",
     "modalities": ["text"],
     "length_penalty": 1,
 }
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
 _making_a_decoder = threading.Lock()
 
 
@@ -122,7 +119,8 @@ def _decoded(
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         decoded: T = _decoder(type).decode(body)
     except msgspec.ValidationError as exc:
-        raise invalid(str(exc), type) from exc
+        wrong = wrong_field(exc, body, type)
+        raise ApiError(400, wrong.text, param=wrong.name or None) from exc
     except RecursionError as exc:
         raise ApiError(400, "the body is nested too deeply") from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -169,54 +167,6 @@ async def read_body(
 def _too_large(name: str, limit: int) -> ApiError:
     message = f"the body is larger than the limit of {limit / 1e6:g} MB"
     return over(name, message, status=413)
-
-
-def invalid(message: str, type: type[msgspec.Struct] | None = None) -> ApiError:
-    """A 400 from msgspec's message: for "Expected `int`, got `str` - at `$.n`" the error names `n`.
-
-    With the `type` of the body, the message also lists the allowed values of a literal.
-    """
-    path = _PATH.search(message)
-    if path is None:
-        return ApiError(400, message)
-    param = path[1]
-    text = message[: path.start()][:MAX_MESSAGE_LEN]
-    if type is not None and text.startswith("Invalid enum value"):
-        words = _words(type, param)
-        if words:
-            text += f"; {', '.join(words)} are allowed"
-    return ApiError(400, f"{param}: {text}", param=param)
-
-
-def _words(type: type[msgspec.Struct], path: str) -> list[str]:
-    """The allowed values of the literal at a path such as `messages[0].role`."""
-    found = _alternatives(msgspec.inspect.type_info(type))
-    for name in re.sub(r"\[[^]]*\]", "", path).split("."):
-        deeper: list[msgspec.inspect.Type] = []
-        for struct in found:
-            if not isinstance(struct, msgspec.inspect.StructType):
-                continue
-            for field in struct.fields:
-                if field.encode_name == name:
-                    deeper += _alternatives(field.type)
-        found = deeper
-    words: list[str] = []
-    for one in found:
-        if isinstance(one, msgspec.inspect.LiteralType):
-            words += map(str, one.values)
-    return words
-
-
-def _alternatives(type: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
-    """Replaces a union by its members and a list by its items."""
-    if isinstance(type, msgspec.inspect.UnionType):
-        found: list[msgspec.inspect.Type] = []
-        for member in type.types:
-            found += _alternatives(member)
-        return found
-    if isinstance(type, msgspec.inspect.ListType):
-        return _alternatives(type.item_type)
-    return [type]
 
 
 def _require_nothing(name: str, raw: msgspec.Raw) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from weft.messages.wrong_field import converted_field
 from weft.server.errors import ApiError
 
 B = TypeVar("B")
@@ -47,8 +48,8 @@ def control_of(value: Any, where: str) -> CacheControl | None:
     try:
         return msgspec.convert(value, CacheControl)
     except msgspec.ValidationError as exc:
-        param = f"{where}.cache_control"
-        raise ApiError(400, f"{param}: {exc}", param=param) from exc
+        wrong = converted_field(exc, value, CacheControl, f"{where}.cache_control")
+        raise ApiError(400, wrong.text, param=wrong.name) from exc
 
 
 def with_last(

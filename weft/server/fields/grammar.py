@@ -15,6 +15,7 @@ import msgspec
 
 from weft.json_types import JsonObject
 from weft.messages.sampling import Grammar
+from weft.messages.wrong_field import converted_field
 from weft.server.errors import ApiError
 
 ANY_OBJECT: JsonObject = {"type": "object"}
@@ -96,8 +97,8 @@ def structural_tag(param: str, value: Any) -> Grammar:
         return Grammar("structural_tag", _as_text(only_format))
     try:
         tag = msgspec.convert(value, StructuralTag)
-    except (msgspec.DecodeError, RecursionError) as exc:
-        message = f"{param} has no structures with triggers: {exc}"
+    except (msgspec.ValidationError, RecursionError) as exc:
+        message = f"{param} has no structures with triggers: {_fault(exc, value, param)}"
         raise ApiError(400, message, param=param) from exc
     triggers = tuple(filter(None, tag.triggers))
     # Free text ends only at a trigger: a structure with another beginning could never start.
@@ -110,6 +111,12 @@ def structural_tag(param: str, value: Any) -> Grammar:
         )
         raise ApiError(400, message, param=param)
     return Grammar("structural_tag", _as_text(tag))
+
+
+def _fault(exc: Exception, value: Any, param: str) -> str:
+    if isinstance(exc, msgspec.ValidationError):
+        return converted_field(exc, value, StructuralTag, param).text
+    return str(exc)
 
 
 _PLAIN = (

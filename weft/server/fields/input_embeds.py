@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.client.prompt import PARAM, pack_input_embeds, placeholder_ids
+from weft.config.numbers import shown
 from weft.messages.sampling import InvalidParam
 from weft.messages.status import EngineReady
+from weft.messages.wrong_field import wrong_field
 from weft.server.context import ServerContext
 
 INLINE_LEN = 16_384  # bytes up to which the field is read on the event loop
@@ -60,7 +62,13 @@ def read_embeds(raw: msgspec.Raw, engine: EngineReady) -> Embeds | None:
     try:
         value = msgspec.json.decode(text, type=_FORMS[depth])
     except msgspec.ValidationError as exc:
-        raise InvalidParam(PARAM, f"{PARAM}: {exc}") from exc
+        if not depth:
+            value = msgspec.json.decode(text)
+            message = (
+                f"{PARAM} is {shown(value)}; base64, [tokens][size] or a list of these is needed"
+            )
+            raise InvalidParam(PARAM, message) from exc
+        raise InvalidParam(PARAM, wrong_field(exc, text, within=PARAM).text) from exc
     is_batch = depth in (1, 3)
     prompts = value
     if not is_batch:

@@ -17,6 +17,7 @@ import msgspec
 
 from weft.json_types import JsonObject
 from weft.messages.sampling import Grammar, Processor, SamplingParams
+from weft.messages.wrong_field import converted_field
 from weft.server.errors import ApiError
 from weft.server.fields.grammar import GRAMMAR_FIELDS, grammar_of
 
@@ -262,7 +263,8 @@ def _processor(entry: Any) -> Processor:
         try:
             one = msgspec.convert(entry, NamedProcessor)
         except msgspec.ValidationError as exc:
-            message = f"{param}: {exc}; name and params are allowed"
+            wrong = converted_field(exc, entry, within=param)
+            message = f"{wrong.text}; name and params are allowed"
             raise ApiError(400, message, param=param) from exc
         name = one.name
         params = one.params or {}
