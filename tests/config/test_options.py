@@ -100,9 +100,9 @@ def test_negative_number_is_a_value() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
-        ("--schedule-policy", "foo", "--schedule-policy: there is no policy 'foo'; the policies"),
-        ("--schedule-policy", "fair >", "--schedule-policy: 'fair >': a policy is missing"),
-        ("--tenant-ttft-ms", "a=x", "--tenant-ttft-ms: 'a=x' is not understood; NAME=MILLI"),
+        ("--schedule-policy", "foo", "--schedule-policy is 'foo'; there is no such policy; the"),
+        ("--schedule-policy", "fair >", "--schedule-policy is 'fair >'; a policy is missing"),
+        ("--tenant-ttft-ms", "a=x", "--tenant-ttft-ms is 'a=x'; NAME=MILLISECONDS with"),
         ("--tenant-ttft-ms", "b=1,a=x", "--tenant-ttft-ms is 'b=1,a=x'; 'a=x' is not understood"),
     ],
 )

@@ -128,9 +128,9 @@ def test_a_shadow_is_set_changed_and_taken_away_while_requests_wait() -> None:
         row = list_requests(world.scheduler, world.time, 1)[0]
         assert row.shadow.startswith(shadow)
     wrong: Any = world.tell(SetInternalState(call=2, server_args={"shadow_policy": "magic"}))
-    assert "there is no policy 'magic'" in wrong.message
+    assert "'magic'; there is no such policy" in wrong.message
     (option,) = [one for one in options_of(EngineConfig) if one.name == "shadow_policy"]
-    with pytest.raises(SettingsError, match="there is no policy 'magic'"):
+    with pytest.raises(SettingsError, match="'magic'; there is no such policy"):
         option.checked("magic", "--shadow-policy")
     world.run_dry()
     world.check_idle()

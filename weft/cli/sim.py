@@ -364,7 +364,7 @@ def _routed(variants: list[SimVariant], options: SimOptions) -> list[SimVariant]
 def _settings(values: JsonObject) -> SchedulerSettings:
     wrong = why_not(values["policy"])
     if wrong:
-        raise SettingsError(f"--policy: {wrong}")
+        raise SettingsError(f"--policy is {values['policy']!r}; {wrong}")
     named = dict(values)
     for name, short in SHORT_NAMES.items():
         named[name] = named.pop(short)

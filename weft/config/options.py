@@ -79,7 +79,8 @@ def option(
     dictionary. `elsewhere`: names of the same setting in other engines; an error names this option
     for them. `aliases`: names with exactly the same meaning, which are accepted. `words`: pairs of
     another word for a value, and weft's word. `judge`: "package.module:function" of a function that
-    gets a word outside of `choices` and returns its fault, or "" if the word is valid.
+    gets a word outside of `choices` and returns its fault, or "" if the word is valid; it does not
+    repeat the word.
     """
     spec = Option(
         "",
@@ -200,8 +201,6 @@ class Option:
 
     def checked(self, value: Value, source: str) -> Value:
         wrong = self.wrong_word(value)
-        if repr(value) in wrong:
-            raise SettingsError(f"{source}: {wrong}")
         if wrong:
             raise SettingsError(f"{source} is {value!r}; {wrong}")
         if isinstance(value, int | float):

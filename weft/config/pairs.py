@@ -45,23 +45,27 @@ def parse_tenant_parts(text: str, source: str) -> tuple[tuple[str, float], ...]:
 @cache
 def parse_tenant_ttft(text: str, source: str = "--tenant-ttft-ms") -> tuple[tuple[str, int], ...]:
     """Tenants and the milliseconds to their first tokens, in order. Raises SettingsError."""
+    fault = why_no_ttft(text)
+    if fault:
+        raise SettingsError(f"{source} is {text!r}; {fault}")
     found: dict[str, int] = {}
     for entry in _entries(text):
-        name, equals, number = entry.rpartition("=")
-        is_time = number.strip().isdecimal() and int(number) > 0
-        if not equals or not name.strip() or not is_time:
-            expected = "NAME=MILLISECONDS with a whole number above 0 is expected"
-            raise SettingsError(f"{source}: {entry!r} is not understood; {expected}")
+        name, _, number = entry.rpartition("=")
         found[name.strip()] = int(number)
     return tuple(found.items())
 
 
 def why_no_ttft(text: str) -> str:
     """The fault of a text with tenants and times; "" if it has none."""
-    try:
-        parse_tenant_ttft(text)
-    except SettingsError as exc:
-        return str(exc).partition(": ")[2]  # without the option, which the caller names
+    expected = "NAME=MILLISECONDS with a whole number above 0 is expected"
+    for entry in _entries(text):
+        name, _, number = entry.rpartition("=")
+        is_time = number.strip().isdecimal() and int(number) > 0
+        if name.strip() and is_time:
+            continue
+        if entry == text:
+            return expected
+        return f"{entry!r} is not understood; {expected}"
     return ""
 
 

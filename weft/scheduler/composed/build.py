@@ -42,11 +42,9 @@ def build_policy(text: str, context: PolicyContext) -> Policy:
 def why_not(text: str) -> str:
     """Why a text is no valid policy; empty if it is valid."""
     try:
-        orders = parse(text).orders
-        for name in orders[:-1]:
-            _check_refinable(name)
+        _check_refinable(parse(text).orders)
     except UnknownPolicy as exc:
-        return str(exc)
+        return exc.fault
     return ""
 
 
@@ -67,16 +65,16 @@ def _refined(orders: tuple[str, ...], context: PolicyContext) -> Policy:
     """An order in which each policy decides among requests that are equal under the one before."""
     if len(orders) == 1:
         return make_policy(orders[0], context)
-    _check_refinable(orders[0])
+    _check_refinable(orders)
     first = make_policy(orders[0], context)
     assert isinstance(first, KeyPolicy), "it was checked"
     return Then(context, first, _refined(orders[1:], context))
 
 
-def _check_refinable(name: str) -> None:
-    """Raises UnknownPolicy if the policy leaves no equal requests for another one to order."""
-    kind = load_policy(name)
-    if not issubclass(kind, KeyPolicy) or kind.order is not KeyPolicy.order:
-        raise UnknownPolicy(
-            f"{name!r} gives all requests an order, so no policy is allowed after it"
-        )
+def _check_refinable(orders: tuple[str, ...]) -> None:
+    """Raises UnknownPolicy if a policy leaves no equal requests for the next one to order."""
+    for name in orders[:-1]:
+        kind = load_policy(name)
+        if not issubclass(kind, KeyPolicy) or kind.order is not KeyPolicy.order:
+            fault = f"{name!r} gives all requests an order, so no policy is allowed after it"
+            raise UnknownPolicy(" > ".join(orders), fault)

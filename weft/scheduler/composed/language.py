@@ -40,22 +40,24 @@ def parse(text: str) -> PolicyText:
     words = [_word(level, text) for level in text.split(ARROW)]
     if len(words) > 1 and ALONE in words:
         raise UnknownPolicy(
-            f"{text!r}: {ALONE!r} admits no request to a running batch, so it cannot be "
-            f"combined; no {ARROW!r} is allowed beside it"
+            text,
+            f"{ALONE!r} admits no request to a running batch, so it cannot be "
+            f"combined; no {ARROW!r} is allowed beside it",
         )
     repeated = [word for word in words if words.count(word) > 1]
     if repeated:
-        raise UnknownPolicy(f"{text!r}: {repeated[0]!r} is given twice; once is allowed")
+        raise UnknownPolicy(text, f"{repeated[0]!r} is given twice; once is allowed")
     if CLASSES in words[1:]:
         raise UnknownPolicy(
-            f"{text!r}: {CLASSES!r} makes classes; it is allowed only as the first word"
+            text, f"{CLASSES!r} makes classes; it is allowed only as the first word"
         )
     has_classes = words[0] == CLASSES
     rest = words[has_classes:]
     if TENANTS in rest[1:]:
         raise UnknownPolicy(
-            f"{text!r}: {TENANTS!r} makes tenants; it is allowed only as the first word, or "
-            f"directly after {CLASSES!r}"
+            text,
+            f"{TENANTS!r} makes tenants; it is allowed only as the first word, or "
+            f"directly after {CLASSES!r}",
         )
     has_tenants = rest[:1] == [TENANTS]
     return PolicyText(has_classes, has_tenants, tuple(rest[has_tenants:]))
@@ -67,25 +69,25 @@ def _word(level: str, text: str) -> str:
     name = name.strip()
     if not name:
         known = ", ".join(names())
-        raise UnknownPolicy(
-            f"{text!r}: a policy is missing beside {ARROW!r}; the policies are {known}"
-        )
+        raise UnknownPolicy(text, f"a policy is missing beside {ARROW!r}; the policies are {known}")
     if name not in names():
         try:
             load_policy(name)
         except UnknownPolicy as exc:
-            where = "" if name == text else f"{text!r}: "
-            raise UnknownPolicy(f"{where}{exc}") from exc
+            if name == text:
+                raise
+            raise UnknownPolicy(text, str(exc)) from exc
     if not bracket:
         return name
     if name != TENANTS:
-        raise UnknownPolicy(f"{text!r}: {name!r} takes no brackets; {TENANTS}({TENANT_WORD}) does")
+        raise UnknownPolicy(text, f"{name!r} takes no brackets; {TENANTS}({TENANT_WORD}) does")
     inside, closing, more = behind.partition(")")
     if not closing or more.strip():
-        raise UnknownPolicy(f"{text!r}: {level.strip()!r} does not end with one ')'")
+        raise UnknownPolicy(text, f"{level.strip()!r} does not end with one ')'")
     if inside.strip() != TENANT_WORD:
         raise UnknownPolicy(
-            f"{text!r}: {inside.strip()!r} in the brackets of {TENANTS!r} is not understood; "
-            f"{TENANT_WORD!r} is allowed: a tenant is an API key (--tenant-by says what else)"
+            text,
+            f"{inside.strip()!r} in the brackets of {TENANTS!r} is not understood; "
+            f"{TENANT_WORD!r} is allowed: a tenant is an API key (--tenant-by says what else)",
         )
     return name

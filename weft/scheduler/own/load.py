@@ -35,9 +35,9 @@ def load_own(name: str) -> type[Policy]:
         raise
     except Exception as exc:
         why = f"{type(exc).__name__}: {exc}"
-        raise NoOwnPolicy(f"the policy {name!r} could not be loaded: {why}") from exc
+        raise NoOwnPolicy(f"it could not be loaded: {why}") from exc
     if not (isinstance(kind, type) and issubclass(kind, Policy)):
-        raise NoOwnPolicy(f"{name!r} is not a subclass of weft.scheduler.policy.Policy")
+        raise NoOwnPolicy("it is not a subclass of weft.scheduler.policy.Policy")
     return kind
 
 
@@ -46,11 +46,11 @@ def _of_module(name: str) -> object:
     module = importlib.import_module(module_name.strip())
     kind = getattr(module, class_name.strip(), None)
     if kind is None:
-        raise NoOwnPolicy(f"the policy {name!r}: {module_name} has no {class_name!r}")
+        raise NoOwnPolicy(f"{module_name} has no {class_name!r}")
     return kind
 
 
 def _of_package(name: str) -> object:
     for point in entry_points(group=GROUP, name=name):
         return point.load()
-    raise NoOwnPolicy(f"no installed package has a policy {name!r} ({GROUP})")
+    raise NoOwnPolicy(f"no installed package has this policy ({GROUP})")

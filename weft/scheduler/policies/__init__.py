@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 class UnknownPolicy(ValueError):
-    """There is no policy of that name; the message lists the existing ones."""
+    """A text stands for no policy. `fault` says why, without the text, and what is allowed."""
+
+    def __init__(self, text: str, fault: str) -> None:
+        super().__init__(f"{text!r}: {fault}")
+        self.fault = fault
 
 
 @functools.cache
@@ -57,11 +61,12 @@ def _own_kind(name: str) -> type[Policy]:
     if COLON not in name and name not in others:
         known = [*names(), *others]
         hint = did_you_mean(name, known)
-        raise UnknownPolicy(
-            f"there is no policy {name!r}; the policies are {', '.join(known)}, and module:Class "
-            f"for one of your own{hint}"
+        fault = (
+            f"there is no such policy; the policies are {', '.join(known)}, and module:Class for "
+            f"one of your own{hint}"
         )
+        raise UnknownPolicy(name, fault)
     try:
         return load_own(name)
     except NoOwnPolicy as exc:
-        raise UnknownPolicy(str(exc)) from exc
+        raise UnknownPolicy(name, str(exc)) from exc
