@@ -126,7 +126,9 @@ def test_a_decoder_embeds_in_chunks_and_from_the_cache(kind, request):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"input": []}, "input is empty"),
+        ({"input": []}, "input is empty; 1 text or more is needed"),
+        ({"input": ""}, "input is an empty text; 1 character or more is needed"),
+        ({"input": ["a", ""]}, "input[1] is an empty text; 1 character or more is needed"),
         ({"input": ["a", [5]], "model": "other"}, "does not exist"),
         ({"input": [1, "a"]}, "mixes token ids"),
         ({"input": ["a", "b" * 200]}, "input[1] has 102 tokens"),
@@ -215,6 +217,10 @@ def test_documents_are_ordered_by_their_score_with_the_query(ranker):
     pairs = server.post("/v1/score", text_1="query", text_2=texts).json()["data"]
     assert np.allclose([one["score"] for one in pairs], scores, atol=2e-5)
     refused(server.post("/v1/rerank", query="q", documents=[]), 400, "documents is empty")
+    refused(server.post("/v1/rerank", query="", documents=["a"]), 400, "query is an empty text")
+    refused(server.post("/v1/score", text_1=["a", ""], text_2=["a", "b"]), 400, "text_1[1] is an")
+    # One empty document among others does not fail the rest.
+    assert server.post("/v1/rerank", query="q", documents=["a", ""]).status_code == 200
     refused(
         server.post("/rerank", query="q", documents=["a"] * 1_025),
         400,

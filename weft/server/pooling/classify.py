@@ -20,7 +20,16 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.operation import post
 from weft.server.pooling.embeddings import native, text_or_ids
-from weft.server.pooling.inputs import Vector, answer, encoded, require_pools, split, start, usage
+from weft.server.pooling.inputs import (
+    Vector,
+    answer,
+    encoded,
+    require_pools,
+    require_texts,
+    split,
+    start,
+    usage,
+)
 from weft.server.pooling.models import ClassifyRequest
 from weft.server.submit import answering_name, require_model
 
@@ -40,6 +49,7 @@ async def classify(context: ServerContext, request: Request) -> ASGIApp:
         param = "input"
         texts = body.input
     parts = split(param, texts)
+    require_texts(param, parts)
     inputs = await encoded(context, parts, body, param=param)
     activates = body.use_activation
     if activates is None:

@@ -30,6 +30,7 @@ from weft.server.pooling.inputs import (
     dimensions,
     encoded,
     require_pools,
+    require_texts,
     split,
     start,
     usage,
@@ -98,7 +99,9 @@ async def _prompts(context: ServerContext, body: EmbeddingRequest) -> PooledProm
         if len(plain) < len(inputs):
             return await from_messages(context, body)
         texts = plain
-    found = await encoded(context, split("input", texts), body, param="input")
+    parts = split("input", texts)
+    require_texts("input", parts)
+    found = await encoded(context, parts, body, param="input")
     return PooledPrompts(found, [])
 
 
@@ -135,6 +138,8 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
             kwargs=body.mm_processor_kwargs,
         )
         parts = list(media.sources)
+    else:
+        require_texts("text", parts)
     inputs = await encoded(
         context,
         parts,

@@ -62,9 +62,21 @@ def split(param: str, value: Texts) -> list[Input]:
         message = f"{param} mixes token ids with texts or lists"
         raise ApiError(400, message, param=param)
     if not found:
-        message = f"{param} is empty"
+        message = f"{param} is empty; 1 text or more is needed, or token ids"
         raise ApiError(400, message, param=param)
     return found
+
+
+def require_texts(param: str, inputs: Sequence[Input]) -> None:
+    """Raise `ApiError` for an input that is an empty text, as OpenAI's API does.
+
+    Many models would make a vector of their special tokens alone.
+    """
+    for index, one in enumerate(inputs):
+        if one == "":
+            name = f"{param}[{index}]" if len(inputs) > 1 else param
+            message = f"{name} is an empty text; 1 character or more is needed"
+            raise ApiError(400, message, param=param)
 
 
 async def encoded(
@@ -116,7 +128,7 @@ def require_lengths(context: ServerContext, inputs: Sequence[Encoded], param: st
         if len(inputs) > 1:
             name = f"{param}[{index}]"
         if not tokens.ids:
-            message = f"{name} has no token"
+            message = f"{name} has no token; 1 or more are needed"
             raise ApiError(400, message, param=param)
         if len(tokens.ids) > longest:
             message = f"{name} has {len(tokens.ids):,} tokens; at most {longest:,} are allowed"

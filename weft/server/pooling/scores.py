@@ -23,7 +23,15 @@ from weft.server.body import read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.operation import post
-from weft.server.pooling.inputs import Input, Vector, answer, encoded, start, usage
+from weft.server.pooling.inputs import (
+    Input,
+    Vector,
+    answer,
+    encoded,
+    require_texts,
+    start,
+    usage,
+)
 from weft.server.pooling.models import PooledRequest, RerankRequest, ScoreRequest
 from weft.server.submit import answering_name, require_model
 from weft.text.tokenizer import Encoded
@@ -33,8 +41,9 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, RerankRequest)
     require_model(context, body.model)
     if not body.documents:
-        message = "documents is empty"
+        message = "documents is empty; 1 text or more is needed"
         raise ApiError(400, message, param="documents")
+    require_texts("query", [body.query])
     texts: list[str] = []
     for document in body.documents:
         text = document
@@ -80,6 +89,7 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
     if body.label_token_ids is not None:
         return await _score_label_tokens(context, request, body)
     left = _either(body, "text_1", "queries")
+    require_texts("text_1" if body.text_1 is not None else "queries", left)
     right = _either(body, "text_2", "documents")
     if len(left) == 1:
         left = left * len(right)
@@ -189,7 +199,7 @@ def _either(body: ScoreRequest, *names: str) -> list[str]:
     [name] = given
     value = getattr(body, name)
     if not value:
-        message = f"{name} is empty"
+        message = f"{name} is empty; 1 text or more is needed"
         raise ApiError(400, message, param=name)
     if isinstance(value, str):
         return [value]
