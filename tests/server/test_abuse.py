@@ -335,6 +335,12 @@ def test_what_is_not_there_yet_is_refused_by_name(
         assert http.post(path, json={**body, field: nothing}).status_code == 200
 
 
+def test_sizes_of_pictures_are_refused_where_no_picture_is_taken(http: httpx.Client) -> None:
+    body = {**HI, "mm_processor_kwargs": {"max_pixels": 8}}
+    refused(http.post(CHAT, json=body), 400, "mm_processor_kwargs has 'max_pixels'; nothing can be")
+    assert http.post(CHAT, json={**HI, "mm_processor_kwargs": {}}).status_code == 200
+
+
 def test_other_things_that_are_not_there_yet(http: httpx.Client) -> None:
     assert http.post(CHAT, json={**HI, "response_format": {"type": "text"}}).status_code == 200
     body = {"text": "x", "sampling_params": {"beam_width": 2}}

@@ -326,6 +326,31 @@ def test_a_request_says_how_large_its_pictures_are(
 @pytest.mark.parametrize(
     ("route", "body"),
     [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}),
+        ("/v1/responses", {"input": "x"}),
+        ("/generate", {"text": "x"}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/api/generate", {"prompt": "x", "stream": False}),
+    ],
+)
+def test_wrong_sizes_of_pictures_are_refused_also_without_a_picture(
+    web: httpx.Client, seeing: RunningServer, route: str, body: dict[str, Any]
+) -> None:
+    answer = web.post(route, json={**body, "mm_processor_kwargs": {"max_width": 8}})
+    assert answer.status_code == 200, answer.text
+    for wrong, words in [
+        ({"depth": 8}, "mm_processor_kwargs has 'depth'; "),
+        ({"max_width": "wide"}, "max_width is 'wide'; a whole number above 0 is expected"),
+    ]:
+        answer = web.post(route, json={**body, "mm_processor_kwargs": wrong})
+        assert answer.status_code == 400
+        assert words in answer.text
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
         ("/api/chat", {"messages": [{"role": "user", "content": "", "images": [text_of(WIDE)]}]}),
         ("/api/generate", {"prompt": "What?", "images": [text_of(WIDE)]}),
     ],

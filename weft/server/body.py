@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.config.limits import Limits
+from weft.json_types import JsonObject
 from weft.messages.wrong_field import wrong_field
 from weft.observe.log import EventLog
 from weft.server.auth import is_from_browser
@@ -101,7 +102,22 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
         log.debug("unknown_fields", names=",".join(names))
     if context.adapters.offers:
         await load_named(context, decoded)
+    media_kwargs = getattr(decoded, "mm_processor_kwargs", None)
+    if media_kwargs:
+        _check_media_kwargs(context, media_kwargs)
     return decoded
+
+
+def _check_media_kwargs(context: ServerContext, given: JsonObject) -> None:
+    """Raise `ApiError` for unknown keys and wrong values, also in a request without media."""
+    if context.media is None:
+        name = next(iter(given))
+        message = (
+            f"mm_processor_kwargs has {name[:64]!r}; nothing can be changed for this model, which "
+            "takes no images, videos and sounds"
+        )
+        raise ApiError(400, message, param="mm_processor_kwargs")
+    context.media.adjusted(given)
 
 
 def _decoded(
