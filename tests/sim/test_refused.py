@@ -224,7 +224,7 @@ def test_the_command_says_for_each_run_what_became_of_the_requests(
     counts = {line[0]: line[1:] for line in lines if len(line) == 10}
     assert counts["recorded"] == ["11", "5", "1", "5", "1", "1", "1", "1", "1"]
     assert counts["max_queued_requests=1"] == counts["recorded"]
-    assert "the length of their output is guessed" in shown.err
+    assert "6 requests without an end: the length of the output is guessed" in shown.err
     found = json.loads(figures.read_text())
     assert found["recorded"]["refused_by"] == ENDS
     assert found["runs"][0]["settings"]["max_queued_requests"] == 1

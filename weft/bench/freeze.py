@@ -20,6 +20,7 @@ import numpy as np
 from weft.bench.results import write_json
 from weft.bench.testbed import Testbed
 from weft.config.engine import EngineConfig
+from weft.config.numbers import counted
 from weft.config.options import Settings, SettingsError, option
 from weft.grammar.protocol import NoGrammars
 from weft.messages.replies import StepOutput
@@ -127,8 +128,10 @@ def bench_freeze(settings: Settings) -> int:
     variants = _variants(options.chunks, testbed.settings)
     load = load_of(options, testbed)
     print(testbed.summary)
-    prompts = f"{load.num_prompts} prompts of {load.prompt_len:,} tokens, {load.at_once} at once"
-    print(f"{load.num_streams} streams; {prompts}; {options.rounds} runs each")
+    prompts = f"{counted(load.num_prompts, 'prompt')} of {counted(load.prompt_len, 'token')}"
+    streams = counted(load.num_streams, "stream")
+    rounds = counted(options.rounds, "run")
+    print(f"{streams}; {prompts}, {load.at_once} at once; {rounds} each")
     runs: dict[PrefillVariant, list[FreezeRun]] = {variant: [] for variant in variants}
     _play(testbed, variants[0], load, 0)  # the very first run is slower
     order = random.Random(0)

@@ -21,6 +21,7 @@ import msgspec
 from weft.bench.http import MAX_ERROR_BYTES, HttpClient, HttpError
 from weft.bench.results import percentiles, write_json
 from weft.bench.workloads import WORKLOADS, RequestShape
+from weft.config.numbers import counted
 from weft.config.options import Settings, SettingsError, option
 from weft.server.serve import run as run_loop
 from weft.sim.table import number, table
@@ -142,7 +143,8 @@ def bench_serving(settings: Settings) -> int:
     failed = [call for call in outcome.calls if call.error]
     if failed:
         first = failed[0].error
-        print(f"{len(failed)} of {len(outcome.calls)} requests failed, the first with: {first}")
+        requests = counted(len(outcome.calls), "request")
+        print(f"{len(failed)} of {requests} failed, the first with: {first}")
     if not outcome.answered:
         return 1
     times = _percentiles(outcome)
@@ -205,7 +207,7 @@ def _percentiles(outcome: ServingRun) -> dict[str, list[float]]:
 def _print(outcome: ServingRun, times: dict[str, list[float]]) -> None:
     num_answered = len(outcome.answered)
     per_s = number(outcome.requests_per_s)
-    print(f"{num_answered:,} requests in {outcome.total_s:.1f} s: {per_s} a second")
+    print(f"{counted(num_answered, 'request')} in {outcome.total_s:.1f} s: {per_s} a second")
     print(f"{number(outcome.output_per_s)} output tokens a second")
     rows: list[list[str]] = []
     for name, values in times.items():

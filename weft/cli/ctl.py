@@ -33,6 +33,7 @@ import msgspec.inspect
 
 from weft.cli.readable import readable
 from weft.cli.remote import RemoteServer, error_of
+from weft.config.numbers import counted
 from weft.config.options import SWITCH_WORDS, SettingsError, did_you_mean
 from weft.json_types import JsonObject
 from weft.messages.by_name import parameters
@@ -134,8 +135,9 @@ def traces(answer: Any) -> Iterator[str]:
             place = f", {one['position']} before it"
         yield f"{one['rid']} (request {one['id']}): {one['state']}{place}"
         yield (
-            f"  {one['prompt_tokens']:,} prompt tokens, {one['cached_tokens']:,} of them cached; "
-            f"{one['output_tokens']:,} output tokens; retractions: {one['retractions']}"
+            f"  {counted(one['prompt_tokens'], 'prompt token')}, {one['cached_tokens']:,} of them "
+            f"cached; {counted(one['output_tokens'], 'output token')}; "
+            f"retractions: {one['retractions']}"
         )
         for line in one["text"]:
             yield f"  {line}"
@@ -159,20 +161,20 @@ def experts(answer: Any) -> Iterator[str]:
 def tree(answer: Any) -> Iterator[str]:
     """One line per node, indented by its depth: its number, its tokens, its users, its text."""
     for one in answer["nodes"]:
-        line = f"{'  ' * one['depth']}node {one['node']}: {one['tokens']:,} tokens"
+        line = f"{'  ' * one['depth']}node {one['node']}: {counted(one['tokens'], 'token')}"
         if one["below"] != one["tokens"]:
             line += f" ({one['below']:,} with those below)"
         for name in ("locks", "pins"):
             if one[name]:
                 line += f", {name} {one[name]}"
-        line += f", last used {one['age']:,} uses ago"
+        line += f", last used {counted(one['age'], 'use')} ago"
         yield f"{line}  {json.dumps(one['text'], ensure_ascii=False)}"
     yield f"nodes visited: {answer['visited']:,}{'' if answer['whole'] else '; there are more'}"
 
 
 def profile(answer: Any) -> Iterator[str]:
     trace = answer["trace"] or "none (no --profile-dir)"
-    yield f"{answer['num_steps']} steps recorded; trace: {trace}"
+    yield f"{counted(answer['num_steps'], 'step')} recorded; trace: {trace}"
     yield from answer["table"].splitlines()
 
 

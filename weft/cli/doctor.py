@@ -30,6 +30,7 @@ from weft.config.gpu import STORED
 from weft.config.kv_transfer import with_kv_transfer_config
 from weft.config.machine import Machine, probe
 from weft.config.model import ModelConfig, ModelError
+from weft.config.numbers import counted
 from weft.config.options import Command, SettingsError, asked_help
 from weft.config.passes import own_passes
 from weft.config.pooling import PoolingConfig
@@ -355,7 +356,7 @@ def _weights(folder: Path, model: ModelConfig) -> str:
             unread = unread_of(model)
             matched(wanted, files, what, quantization=model.stored, unread=unread)
         num_tensors = sum(len(file.entries) for file in files)
-    return f"{num_tensors} tensors, {size(model.weights_bytes)} in {model.dtype}"
+    return f"{counted(num_tensors, 'tensor')}, {size(model.weights_bytes)} in {model.dtype}"
 
 
 def _encoder(vision: TowerSpec, model: ModelConfig) -> str:
@@ -426,7 +427,7 @@ def _fit(config: EngineConfig, folder: Path, model: ModelConfig, machine: Machin
         types += f", weights {model.stored.as_stored}"
     elif chosen.quantize != "none":
         types += f", weights in {chosen.quantize}"
-    running = f"at most {chosen.max_running_requests} requests together"
+    running = f"at most {counted(chosen.max_running_requests, 'request')} together"
     text = f"on {chosen.device} in {types}: KV cache {resolved.sizing}; {running}"
     if draft is not None:
         text += f"; {draft.model.name} ({parameters(draft.model)}) guesses, in the same slots"
@@ -442,7 +443,7 @@ def _on_gpu(config: EngineConfig) -> str:
     sizes = config.cuda_graph_sizes.split(",")
     graphs = "no graphs"
     if config.cuda_graph_sizes:
-        graphs = f"{len(sizes)} graphs for up to {sizes[-1]} requests"
+        graphs = f"{counted(len(sizes), 'graph')} for up to {sizes[-1]} requests"
     overlap = "steps do not overlap"
     if config.overlap:
         overlap = "steps overlap"

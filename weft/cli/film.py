@@ -21,6 +21,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.client.pictures import ids_as_text, shown
+from weft.config.numbers import counted
 from weft.config.options import SettingsError
 from weft.config.server import ServerConfig
 from weft.engine.engine import Engine
@@ -199,7 +200,10 @@ def make_film_app(film: Film, files: dict[str, PageFile] | None = None) -> ASGIA
     async def frame(request: Request) -> Response:
         number = request.path_params["number"]
         if number >= len(film.frames):
-            raise ApiError(404, f"there are {len(film.frames):,} frames")
+            raise ApiError(
+                404,
+                f"there is no frame {number:,}; the film has {counted(len(film.frames), 'frame')}",
+            )
         fields = msgspec.json.decode(zlib.decompress(film.frames[number].packed))
         fields["before"] = film.points_before(number)
         return _json(msgspec.json.encode(fields))
@@ -258,6 +262,9 @@ def show_film(film: Film, port: int) -> None:
     config = ServerConfig(host=HOST, port=port, drain_s=1.0)
     socket = listen(HOST, port)
     url = f"http://{HOST}:{socket.getsockname()[1]}"
-    print(f"{len(film.frames):,} pictures, of {film.pictures}: {url}  (Ctrl-C ends)", flush=True)
+    print(
+        f"{counted(len(film.frames), 'picture')}, of {film.pictures}: {url}  (Ctrl-C ends)",
+        flush=True,
+    )
     server = make_server(make_film_app(film), config)
     run(server.serve(sockets=[socket]))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.cli.film import Camera, Film, show_film
+from weft.config.numbers import counted
 from weft.config.options import Command, SettingsError, asked_help, option
 from weft.engine import explain as insight
 from weft.journal.file import MAGIC, Damage, JournalError, JournalReader
@@ -268,8 +269,8 @@ def describe_request(one: Explanation) -> Iterator[str]:
         state += f", {one.position} before it"
     yield f"{one.rid} (request {one.id}): {state}"
     yield (
-        f"  {one.prompt_tokens:,} prompt tokens, {one.cached_tokens:,} of them cached; "
-        f"{one.output_tokens:,} output tokens; {times}, total {stages.total_s:.3f} s"
+        f"  {counted(one.prompt_tokens, 'prompt token')}, {one.cached_tokens:,} of them cached; "
+        f"{counted(one.output_tokens, 'output token')}; {times}, total {stages.total_s:.3f} s"
     )
     if one.retractions:
         yield (
@@ -295,7 +296,8 @@ def _beginning(run: Replay, offset: int) -> str:
     if began.state:
         num_open = len(run.engine.scheduler.requests)
         place = f" (byte {offset:,})" if offset > len(MAGIC) else ""
-        text += f"; it continues at step {run.first_step:,}{place} with {num_open:,} open requests"
+        requests = counted(num_open, "open request")
+        text += f"; it continues at step {run.first_step:,}{place} with {requests}"
     return text
 
 
@@ -303,7 +305,7 @@ def _ending(run: Replay, reader: JournalReader, took_s: float) -> str:
     served_s = 0.0
     if run.first_s is not None:
         served_s = run.last_s - run.first_s
-    work = f"{run.num_steps:,} steps and {run.num_requests:,} requests"
+    work = f"{counted(run.num_steps, 'step')} and {counted(run.num_requests, 'request')}"
     amount = f"{work}, {served_s:,.1f} s in {took_s:,.2f} s"
     if run.difference is not None:
         return f"{amount}: the first difference is at {run.difference}"
@@ -317,6 +319,7 @@ def _ending(run: Replay, reader: JournalReader, took_s: float) -> str:
         text += f"; then, as recorded: {run.broke}"
     if reader.num_torn_bytes:
         text += (
-            f"; the last record was not finished, {reader.num_torn_bytes:,} bytes of it are there"
+            "; the last record was not finished, it has only "
+            f"{counted(reader.num_torn_bytes, 'byte')}"
         )
     return text

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from weft.cli.film import FilmedEngine, show_film
 from weft.config.engine import EngineConfig
 from weft.config.media import MediaRules
-from weft.config.numbers import MAX_ENGINES
+from weft.config.numbers import MAX_ENGINES, counted
 from weft.config.options import (
     Command,
     Config,
@@ -454,7 +454,7 @@ class Trial:
                 )
         took = time.perf_counter() - began
         name = variant.name or "simulated"
-        print(f"{name}: {len(record):,} requests in {took:.1f} s", file=sys.stderr)
+        print(f"{name}: {counted(len(record), 'request')} in {took:.1f} s", file=sys.stderr)
         return Played(record, note)
 
     def range_of(self, variant: SimVariant, slo: Slo) -> FigureRange | None:
@@ -590,13 +590,13 @@ def _journal(name: str) -> Journal | None:
             file=sys.stderr,
         )
     notes = [
-        (journal.num_open, "were open at the end, and are left out"),
-        (journal.num_invalid, "were invalid under any settings, and are left out"),
-        (journal.num_guessed, "did not come to their end: the length of their output is guessed"),
+        (journal.num_open, "open at the end, left out"),
+        (journal.num_invalid, "invalid under any settings, left out"),
+        (journal.num_guessed, "without an end: the length of the output is guessed"),
     ]
     for num, words in notes:
         if num:
-            print(f"{num:,} requests {words}", file=sys.stderr)
+            print(f"{counted(num, 'request')} {words}", file=sys.stderr)
     return journal
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from weft.config.numbers import counted
 from weft.messages.pins import PinStatus
 from weft.messages.status import Stats
 
@@ -117,11 +118,10 @@ def pins(found: Sequence[PinStatus]) -> list[dict[str, Any]]:
 
 
 def _pin_words(pin: PinStatus) -> str:
-    times = "time" if pin.uses == 1 else "times"
     words = [
-        f"{pin.tokens:,} tokens",
+        counted(pin.tokens, "token"),
         pin.tenant,
-        f"used {pin.uses:,} {times}",
+        f"used {counted(pin.uses, 'time')}",
         f"for {_span(pin.expires_in_s)}",
     ]
     if pin.state != "firm":

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from weft.config.numbers import counted
 from weft.messages.handoff import HandoffParams
 from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
@@ -218,7 +219,7 @@ def _resolve_length(prompt: Prompt, engine: EngineReady, *, clamps: bool) -> int
 
 def _told_len(prompt: Prompt) -> str:
     """The length of a prompt, as text for messages."""
-    told = f"{len(prompt.ids):,} tokens"
+    told = counted(len(prompt.ids), "token")
     if prompt.media:
         num_media = sum(item.length for item in prompt.media)
         told += f" ({num_media:,} of them stand for images, videos or sounds)"

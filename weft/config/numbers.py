@@ -218,6 +218,13 @@ QUERIES: dict[str, Number] = {
 }
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """ "1 token", "2,000 tokens"; `many`: the plural, if it is more than an added s."""
+    if number == 1:
+        return f"1 {one}"
+    return f"{number:,} {many or one + 's'}"
+
+
 def shown(value: Any) -> str:
     """A wrong value as errors show it; long values are cut."""
     if isinstance(value, int) and value.bit_length() > 4_000:  # Python would refuse to write it

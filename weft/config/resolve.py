@@ -38,6 +38,7 @@ from weft.config.kv_events import check_kv_events
 from weft.config.lockstep import elsewhere_bytes
 from weft.config.machine import Machine
 from weft.config.model import ModelConfig
+from weft.config.numbers import counted
 from weft.config.options import SettingsError
 from weft.config.parallel import check_parallel, kept_together, num_ranks, sum_backend
 from weft.config.pooling import PoolingConfig
@@ -134,7 +135,7 @@ class Sizing:
         if not self.kv_bytes:
             return f"none: prompts of up to {self.context_length:,} tokens are computed whole"
         whole = self.kv_tokens // self.context_length
-        requests = f"{whole:,} request{'s' if whole != 1 else ''} of {self.context_length:,} tokens"
+        requests = f"{counted(whole, 'request')} of {self.context_length:,} tokens"
         windows = ""
         if self.window_tokens:
             windows = (

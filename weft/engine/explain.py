@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterator
 import msgspec
 import numpy as np
 
+from weft.config.numbers import counted
 from weft.engine import input_gate
 from weft.messages.control import Explanation, QueueStatus, RequestRow, StageTimes, TimelineEntry
 from weft.observe.log import EventLog
@@ -459,12 +460,13 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
             )
         case Stop.TIME:
             return (
-                f"waits: the step has time for {one.available:,} more tokens (--max-step-ms), "
+                f"waits: the step has time for {counted(one.available, 'more token')} "
+                "(--max-step-ms), "
                 f"{name} has {one.needed:,} to compute"
             )
         case Stop.OPEN_PROMPT:
             return (
-                f"waits: {name} has {one.needed:,} tokens to compute, "
+                f"waits: {name} has {counted(one.needed, 'token')} to compute, "
                 f"the step has {one.available:,} left, and at most one prompt is open"
             )
         case Stop.DEFERRED:
@@ -502,7 +504,7 @@ def _bound(settings: SchedulerSettings) -> str:
 
 def _lack_of_memory(one: SchedulingPass) -> str:
     available = max(one.available, 0)
-    lack = f"needs {one.needed:,} tokens, {available:,} are available"
+    lack = f"needs {counted(one.needed, 'token')}, {available:,} are available"
     if one.free > one.available:
         lack += f" (of {one.free:,} free; others are promised to running requests)"
     return lack

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from weft.arrays import IntArray
+from weft.config.numbers import counted
 from weft.engine.engine import Engine
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks
 from weft.grammar.protocol import Advance, CompileResult, Constraint, GrammarMatcher, Key
@@ -453,7 +454,7 @@ class _Runner:
     def launch(self, plan: Plan) -> Step:
         replay = self._replay
         recorded = self._script.expect(
-            Launched, replay, f"launches a batch of {len(plan.rows)} rows"
+            Launched, replay, f"launches a batch of {counted(len(plan.rows), 'row')}"
         )
         replay.last_plan = plan
         replay._compare(recorded, launched(plan, replay.began.version), plan)
@@ -625,7 +626,7 @@ def _in_words(record: Record) -> str:
         case Submitted(message):
             return f"takes in a message ({type(message).__name__})"
         case Lost(ids):
-            return f"ends {len(ids)} requests whose answer could not be sent"
+            return f"ends {counted(len(ids), 'request')} whose answer could not be sent"
         case Turned():
             return "begins another step"
         case Read():
@@ -633,7 +634,7 @@ def _in_words(record: Record) -> str:
         case CacheFlushed():
             return "empties the prefix cache"
         case Launched():
-            return f"launches a batch of {record.num_rows} rows"
+            return f"launches a batch of {counted(record.num_rows, 'row')}"
         case Sampled() | Failed():
             return f"waits for the result of step {record.step}"
         case Readied():
@@ -653,7 +654,8 @@ def _in_words(record: Record) -> str:
         case Ended():
             return "sees the end of work of the device"
         case Answered():
-            return f"answers with {record.num_tokens} tokens and {record.num_finished} ends"
+            tokens = counted(record.num_tokens, "token")
+            return f"answers with {tokens} and {counted(record.num_finished, 'end')}"
         case Broke():
             return f"raises {record.exception}"
     return type(record).__name__

@@ -19,6 +19,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from weft.config.numbers import counted
 from weft.config.resolve import parameters
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
@@ -47,7 +48,7 @@ class Console:
         model = prepared.model
         config = prepared.config
         name = f"{model.name} ({parameters(model)}, {model.dtype})"
-        threads = f"{config.threads} thread{'s' if config.threads != 1 else ''}"
+        threads = counted(config.threads, "thread")
         where = config.device
         if config.device == "cpu":
             where = f"cpu, {threads}"

@@ -27,6 +27,7 @@ from weft.config.engine import EngineConfig
 from weft.config.machine import probe
 from weft.config.model import ModelConfig
 from weft.config.nodes import address_of, check_nodes, ranks_of
+from weft.config.numbers import counted
 from weft.config.options import SettingsError
 from weft.config.process import FollowerArgs
 from weft.config.resolve import resolve
@@ -146,7 +147,7 @@ class NodeFollower:
         for rank, plans in zip((first, *others), welcome.plans, strict=True):
             self._start(rank, config, welcome.store, plans)
         self._ranks.watch()
-        threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
+        threads = counted(config.threads, "thread")
         self._print(f"  {names} of {config.tp_size} · {threads} for each")
         self._follow()
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import sys
 import time
 
+from weft.config.numbers import counted
+
 INTERVAL_S = 0.2
 
 
@@ -23,13 +25,13 @@ class Progress:
     @property
     def text(self) -> str:
         elapsed = max(time.perf_counter() - self._began, 1e-9)
-        total = ""
+        requests = counted(self.num_requests, "request")
         if self._total:
-            total = f" of {self._total:,}"
+            requests = f"{self.num_requests:,} of {counted(self._total, 'request')}"
         speed = self.num_tokens / elapsed
         return (
-            f"{self.num_requests:,}{total} requests, {self.num_tokens:,} tokens in {elapsed:.1f} "
-            f"s, {speed:,.0f} a second"
+            f"{requests}, {counted(self.num_tokens, 'token')} in {elapsed:.1f} s, "
+            f"{speed:,.0f} a second"
         )
 
     def add(self, num_tokens: int) -> None:

@@ -358,7 +358,8 @@ class RequestHistory:
         walk = self.num_walks
         trace = RequestTrace(id, rid, arrival_order, prompt_tokens, now, step, walk)
         self._open[id] = trace
-        detail = f"{prompt_tokens:,} prompt tokens"
+        tokens = "token" if prompt_tokens == 1 else "tokens"
+        detail = f"{prompt_tokens:,} prompt {tokens}"
         if num_before:
             detail += f"; {num_before:,} before it in the queue"
         trace.add(self._event(now, step, EventKind.ARRIVED, detail))

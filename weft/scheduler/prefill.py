@@ -434,13 +434,11 @@ def lacking(shortage: Shortage | None) -> str:
     available = shortage.available
     match shortage.lack:
         case Lack.MEMORY:
-            return (
-                f"no KV memory to go on: {needed:,} tokens are needed, {available:,} are available"
-            )
+            return f"no KV memory to go on: needed tokens: {needed:,}, available: {available:,}"
         case Lack.WINDOWS:
             return (
-                f"no KV memory of layers with windows to go on: {needed:,} tokens are needed, "
-                f"{available:,} are available"
+                f"no KV memory of layers with windows to go on: needed tokens: {needed:,}, "
+                f"available: {available:,}"
             )
         case Lack.ENCODER:
             return WAITS_FOR_ENCODER

@@ -158,8 +158,9 @@ class ServedMedia:
             if num_tokens > context_len:
                 raise ContextExceeded(
                     "prompt",
-                    f"{place + 1:,} of the prompt's {len(sources):,} images, videos and sounds "
-                    f"have {num_tokens:,} tokens; the context has {context_len:,}",
+                    f"the prompt's images, videos and sounds (the first {place + 1:,} of "
+                    f"{len(sources):,}) have {num_tokens:,} tokens; the context has "
+                    f"{context_len:,}",
                 )
         return made
 
@@ -218,7 +219,7 @@ class _Room:
         of_all = sum(one.num_bytes for one in self._all)
         if of_all > self._most:
             message = (
-                f"images, videos and sounds of {len(self._all):,} requests that are being read "
+                "images, videos and sounds of requests that are being read "
                 f"have {of_all / 1e6:,.1f} MB for the encoder; {told}"
             )
             raise over("max_open_embeds_mb", message, param=where, status=503)

@@ -69,10 +69,10 @@ def describe(name: str, base: str, found: Changes) -> str:
     """The changes as text lines."""
     lost = ""
     if found.num_lost:
-        lost = f", {found.num_lost:,} end in one of them only"
+        lost = f", in one of them only: {found.num_lost:,}"
     lines = [
-        f"{name} against {base}: {found.num_better:,} requests end sooner, {found.num_worse:,} "
-        f"later, {found.num_same:,} within {SAME:.0%}{lost}"
+        f"{name} against {base}: requests that end sooner: {found.num_better:,}, "
+        f"later: {found.num_worse:,}, within {SAME:.0%}: {found.num_same:,}{lost}"
     ]
     if found.worst:
         header = ["worst", "prompt", "output", "E2E before", "after", "change"]

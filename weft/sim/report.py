@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.arrays import BoolArray
+from weft.config.numbers import counted
 from weft.json_types import JsonObject
 from weft.sim.outcome import ABORTED, DONE, REFUSED
 from weft.sim.run import DoubleArray, Record
@@ -199,7 +200,8 @@ def describe(summary: Summary) -> str:
     for name, values in _times(summary).items():
         times.append([name, *map(_seconds, values)])
     facts = [
-        f"{summary.requests:,} requests in {_seconds(summary.duration_s)}: {_ends(summary)}",
+        f"{counted(summary.requests, 'request')} in {_seconds(summary.duration_s)}: "
+        f"{_ends(summary)}",
         f"throughput   {number(summary.requests_per_s)} requests/s, "
         f"{number(summary.output_per_s)} output tokens/s, {number(summary.total_per_s)} with "
         "prompts",
@@ -215,8 +217,9 @@ def describe(summary: Summary) -> str:
         facts.append(f"replicas     the busiest works {summary.busiest:.2f} times the mean")
     if summary.encoder_runs:
         facts.append(
-            f"encoder      {summary.encoder_runs:,} runs, {summary.encoded_tokens:,} tokens in "
-            f"{_seconds(summary.encoder_s)}; {summary.encoder_hits:,} times found encoded"
+            f"encoder      {counted(summary.encoder_runs, 'run')}, "
+            f"{counted(summary.encoded_tokens, 'token')} in {_seconds(summary.encoder_s)}; "
+            f"{counted(summary.encoder_hits, 'time')} found encoded"
         )
     return "\n".join([*facts, "", table(["", "p50", "p90", "p99"], times)])
 

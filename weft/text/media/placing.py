@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from weft.config.numbers import counted
 from weft.messages.media import MediaItem, MediaKind
 from weft.text.media.errors import MediaError
 from weft.text.media.processor import MediaPart, PreparedMedia
@@ -112,7 +113,7 @@ def in_text(
             if num_marks != len(waiting):
                 told = count(len(waiting), waiting[0].kind)
                 raise MediaError(
-                    f"the prompt has the mark {mark!r} {num_marks:,} times for {told}; "
+                    f"the prompt has the mark {mark!r} {counted(num_marks, 'time')} for {told}; "
                     "texts may not have it themselves, and a prompt without a chat template has to"
                 )
         waiting_of = {mark: iter(waiting) for mark, waiting in by_mark.items()}
