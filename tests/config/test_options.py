@@ -159,7 +159,7 @@ def test_bad_variable_is_named() -> None:
         ("threads = true", "threads in {file} is True; a whole number is expected"),
         ("shuttle = 1", "shuttle in {file} is 1; true or false is expected"),
         ("threads = 1000", "threads in {file} is 1000; 1 to 100 is expected"),
-        ("[cloth]\nthreads = 3", "unknown key 'cloth' in {file}"),
+        ("[cloth]\nthreads = 3", "{file} has the table [cloth]; settings stand without a table"),
     ],
 )
 def test_bad_file_is_told_in_one_line(tmp_path: Path, content: str, message: str) -> None:

@@ -309,13 +309,13 @@ def test_what_the_server_refuses_ends_with_1_and_its_reason(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("flush", "no command ctl 'flush'; did you mean flush-cache?"),
+        ("flush", "weft ctl: there is no command 'flush'; did you mean flush-cache?"),
         ("state", "one of state get, state set is expected"),
         ("state set", "NAME=VALUE"),
         ("state set x", "name=value is 'x'"),
         ("set-policy", "POLICY"),
         ("flush-cache --timeout soon", "--timeout is 'soon'; expected is: seconds"),
-        ("slow-down fast", "seconds is 'fast'; expected is: or off"),
+        ("slow-down fast", "seconds is 'fast'; expected is: a number of seconds, or off"),
         ("logging --log-requests maybe", "--log-requests is 'maybe'"),
         ("audit now", "now"),
         ("audit --speed 3", "--speed"),

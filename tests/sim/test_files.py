@@ -56,20 +56,46 @@ def test_speed_lets_requests_come_faster(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "why"),
     [
-        "a,b\n1,2\n",
-        BURST_GPT + "x,GPT-4,1,1,2,API log\n",
-        '{"timestamp": 0}',
-        '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}',
-        '{"timestamp": 0,',
+        ("a,b\n1,2\n", "line 1: there is no column 'Timestamp'; Timestamp, Model, "),
+        ("[1]\n", "line 1: there is no column 'Timestamp'"),
+        (BURST_GPT + "x,GPT-4,1,1,2,API log\n", "line 6: Timestamp is 'x'; a number is needed"),
+        (BURST_GPT + "5,GPT-4\n", "line 6: Request tokens is None; a number is needed"),
+        (
+            BURST_GPT + "5,GPT-4,1,-1\n",
+            "line 6: Response tokens is '-1'; 0 to 2,147,483,647 are allowed",
+        ),
+        (MOONCAKE + '{"timestamp": 0}', "line 3: input_length is None; a number is needed"),
+        (
+            MOONCAKE.replace("1024", "NaN"),
+            "line 2: input_length is nan; a finite number is needed",
+        ),
+        (MOONCAKE.replace("[0, 9]", '["a", 9]'), "line 2: hash_ids is ['a', 9]; a list of whole"),
+        (
+            '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}',
+            "line 1: hash_ids has the length 1; 2 is expected for 600 tokens",
+        ),
+        (MOONCAKE + '{"timestamp": 0,', "line 3: it is not valid JSON"),
+        (MOONCAKE + "[1]", "line 3: it is [1]; an object is needed"),
     ],
 )
-def test_file_in_another_layout_is_a_settings_error(tmp_path: Path, text: str) -> None:
-    with pytest.raises(SettingsError, match="neither BurstGPT"):
+def test_a_wrong_line_is_named_with_its_field_and_what_is_needed(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    with pytest.raises(SettingsError, match="neither BurstGPT") as caught:
+        list(read_trace(write(tmp_path, text), max_tokens=1))
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n", BURST_GPT.splitlines()[0]])
+def test_a_file_without_requests_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SettingsError, match="has no requests; 1 or more are needed"):
         list(read_trace(write(tmp_path, text), max_tokens=1))
 
 
 def test_missing_file_is_a_settings_error() -> None:
-    with pytest.raises(SettingsError, match="cannot read the trace"):
+    with pytest.raises(SettingsError) as caught:
         list(read_trace("/nowhere/trace.csv", max_tokens=1))
+    told = "cannot read the trace /nowhere/trace.csv: No such file or directory"
+    assert str(caught.value) == told

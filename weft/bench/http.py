@@ -77,7 +77,7 @@ class HttpClient:
                 ssl=self._ssl,
             )
         except OSError as exc:
-            raise HttpError(f"cannot reach {self._url.geturl()}: {exc}") from exc
+            raise HttpError(f"cannot reach {self._url.geturl()}: {exc.strerror or exc}") from exc
         try:
             transport.write(head.encode() + body)
             await answer.ended

@@ -368,7 +368,7 @@ COMMANDS = (
         "POST",
         "/slow_down",
         "make every step take at least this time",
-        (Argument("seconds", "or off", seconds_or_off, "forward_sleep_time"),),
+        (Argument("seconds", "a number of seconds, or off", seconds_or_off, "forward_sleep_time"),),
     ),
     CtlCommand("freeze-gc", "POST", "/freeze_gc", "freeze the garbage collectors"),
     CtlCommand(
@@ -623,7 +623,9 @@ def _find(texts: list[str]) -> tuple[CtlCommand, list[str]]:
         if command.words == texts[0]:
             return command, texts[1:]
     hint = did_you_mean(texts[0], known)
-    raise SettingsError(f"there is no command ctl {texts[0]!r}{hint} (weft ctl --help lists them)")
+    raise SettingsError(
+        f"weft ctl: there is no command {texts[0]!r}{hint} (weft ctl --help lists them)"
+    )
 
 
 def _parser(command: CtlCommand) -> argparse.ArgumentParser:

@@ -79,6 +79,9 @@ DEFAULTS: dict[str, Value] = {
 SHORT_NAMES = {"schedule_policy": "policy"}  # options that have another name here
 # share of a run's time in steps whose cost is a guess; above it, a note is printed
 WORTH_SAYING = 0.05
+# Where 0 has no meaning here: there is no machine that could choose.
+LOWEST = {"num_pages": 1, "page_size": 1, "context_length": 1, "num_stages": 1}
+LOWEST |= {"max_running_requests": 1}
 FIXED: JsonObject = {"vocab_size": VOCAB_SIZE, "eos_token_ids": (EOS,)}
 HELP = {
     "num_pages": "pages of the KV cache",
@@ -189,10 +192,9 @@ class SimOptions:
 def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
     """The scheduler's settings as options: all settings with plain values, also new ones; and the
     number of slots for states."""
-    known: dict[str, str] = {}
+    served: dict[str, Option] = {}
     for each in options_of(EngineConfig):
-        known[SHORT_NAMES.get(each.name, each.name)] = each.help
-    known |= HELP
+        served[SHORT_NAMES.get(each.name, each.name)] = each
     shown = {
         "policy",
         "num_pages",
@@ -208,8 +210,16 @@ def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
         is_ours = name == "seed" or name in FIXED
         if is_ours or not isinstance(default, str | int | float | bool):
             continue
-        text = known.get(name, name.replace("_", " "))
-        column = option(default, text, group="engine", everyday=name in shown)
+        own = served.get(name)
+        text = HELP.get(name, name.replace("_", " ") if own is None else own.help)
+        column = option(
+            default,
+            text,
+            group="engine",
+            everyday=name in shown,
+            low=LOWEST.get(name, 0 if own is None else own.low),
+            high=None if own is None else own.high,
+        )
         columns.append((name, type(default), column))
     num_slots = defaults.get("state_slots", 0)
     slots = option(num_slots, HELP["state_slots"], group="engine", low=0)
@@ -342,8 +352,6 @@ def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> l
 
 def _routed(variants: list[SimVariant], options: SimOptions) -> list[SimVariant]:
     """Each variant with each router of `--router`. Raises SettingsError."""
-    if options.replicas == 1:
-        return variants
     routers = options.router.split(",")
     for router in routers:
         if router not in method_names():
@@ -351,6 +359,8 @@ def _routed(variants: list[SimVariant], options: SimOptions) -> list[SimVariant]
                 f"--router: there is no router {router!r}{did_you_mean(router, method_names())} "
                 f"(there are {', '.join(method_names())})"
             )
+    if options.replicas == 1:
+        return variants
     found = []
     for variant in variants:
         for router in routers:
@@ -669,7 +679,9 @@ def _write_json(
 def _fit(name: str) -> int:
     try:
         found = fit(read_steps(name))
-    except (OSError, ValueError) as exc:
+    except OSError as exc:
+        raise SettingsError(f"--fit: cannot read {name}: {exc.strerror}") from exc
+    except ValueError as exc:
         raise SettingsError(f"cannot fit the cost: {exc}") from exc
     print(f"--cost {found.text}")
     print(

@@ -359,11 +359,17 @@ class Command:
                 f"cannot read the configuration file {path}: {exc.strerror}"
             ) from exc
         except ValueError as exc:
-            raise SettingsError(f"the configuration file {path} is not valid TOML: {exc}") from exc
+            hint = ""
+            if path.suffix in (".yaml", ".yml", ".json"):
+                hint = "; settings are written in TOML: kv_tokens = 4096"
+            message = f"the configuration file {path} is not valid TOML: {exc}{hint}"
+            raise SettingsError(message) from exc
         values = {}
         for key, value in content.items():
             name = key.replace("-", "_")
             name = self._aliases.get(name, name)
+            if isinstance(value, dict) and name not in self._options:
+                raise SettingsError(f"{path} has the table [{key}]; settings stand without a table")
             if name not in self._options:
                 raise SettingsError(
                     f"unknown key {key!r} in {path}{did_you_mean(name, self._options)}"

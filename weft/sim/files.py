@@ -14,18 +14,30 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from typing import Any
 
+from weft.config.numbers import counted, shown
 from weft.config.options import SettingsError
 from weft.sim.trace import Arrival, Segment
 
 BLOCK_LEN = 512
+MAX_LEN = 2**31 - 1  # tokens of a prompt or of an output
+COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens")
+
+
+class _WrongLine(ValueError):
+    """A line that is no request."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(f"line {number:,}: {why}")
 
 
 def read_trace(name: str, *, max_tokens: int, speed: float = 1.0) -> Iterator[Arrival]:
     """The arrivals in a file; with `speed` 2 they come twice as fast. Raises SettingsError, also
-    during iteration.
+    during iteration, and if there is none.
 
     These files do not have the limits that users set: `max_new_tokens` is `max_tokens`, or the
     output's length if that is more.
@@ -37,8 +49,10 @@ def read_trace(name: str, *, max_tokens: int, speed: float = 1.0) -> Iterator[Ar
             is_json = first.lstrip().startswith("{")
             arrivals = _mooncake(lines) if is_json else _burst_gpt(lines)
             yield from _in_order(name, arrivals, max_tokens, speed)
-    except (OSError, UnicodeDecodeError) as exc:
-        raise SettingsError(f"cannot read the trace {name}: {exc}") from exc
+    except OSError as exc:
+        raise SettingsError(f"cannot read the trace {name}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise SettingsError(f"cannot read the trace {name}: it is not text in UTF-8") from exc
 
 
 def _in_order(
@@ -46,31 +60,35 @@ def _in_order(
 ) -> Iterator[Arrival]:
     """Make times start at 0 and never decrease. Raises SettingsError for a line that is not a
     request."""
-    began_s = 0.0
+    began_s = math.nan
     time_s = 0.0
-    number = 0
     try:
-        for number, arrival in enumerate(arrivals):
-            if number == 0:
+        for arrival in arrivals:
+            if math.isnan(began_s):
                 began_s = arrival.time_s
             time_s = max(time_s, (arrival.time_s - began_s) / speed)
             allowed = max(max_tokens, arrival.output_len)
             yield arrival._replace(time_s=time_s, max_new_tokens=allowed)
-    except (LookupError, TypeError, ValueError) as exc:
+    except _WrongLine as exc:
         raise SettingsError(
-            f"{name}: what follows request {number} is neither BurstGPT's CSV nor Mooncake's "
-            f"JSON lines ({exc!r})"
+            f"{name} is neither BurstGPT's CSV nor Mooncake's JSON lines: {exc}"
         ) from exc
+    if math.isnan(began_s):
+        raise SettingsError(f"{name} has no requests; 1 or more are needed")
 
 
 def _burst_gpt(lines: Iterable[str]) -> Iterator[Arrival]:
-    for key, line in enumerate(csv.DictReader(lines)):
-        prompt_len = int(float(line["Request tokens"]))
-        output_len = int(float(line["Response tokens"]))
-        if prompt_len <= 0 or output_len <= 0:
+    reader = csv.DictReader(lines)
+    for column in COLUMNS:
+        if column not in (reader.fieldnames or [column]):
+            raise _WrongLine(1, f"there is no column {column!r}; {', '.join(COLUMNS)} are needed")
+    for key, line in enumerate(reader):
+        prompt_len = _length(reader.line_num, line, "Request tokens")
+        output_len = _length(reader.line_num, line, "Response tokens")
+        if not prompt_len or not output_len:
             continue
         yield Arrival(
-            time_s=float(line["Timestamp"]),
+            time_s=_number(reader.line_num, line, "Timestamp"),
             prompt=(Segment(key, prompt_len),),
             output_len=output_len,
             max_new_tokens=output_len,
@@ -79,27 +97,66 @@ def _burst_gpt(lines: Iterable[str]) -> Iterator[Arrival]:
 
 
 def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        request = json.loads(line)
-        prompt_len = request["input_length"]
-        output_len = request["output_length"]
-        ids = request["hash_ids"]
-        if prompt_len <= 0 or output_len <= 0:
+        request = _object(number, line)
+        prompt_len = _length(number, request, "input_length")
+        output_len = _length(number, request, "output_length")
+        time_ms = _number(number, request, "timestamp")
+        ids = request.get("hash_ids")
+        if not isinstance(ids, list) or not all(type(id) is int for id in ids):
+            why = f"hash_ids is {shown(ids)}; a list of whole numbers is needed"
+            raise _WrongLine(number, why)
+        if not prompt_len or not output_len:
             continue
         # Whole blocks of 512 tokens, and a shorter last block for the rest.
         blocks, rest = divmod(prompt_len, BLOCK_LEN)
+        num_blocks = blocks + (rest > 0)
+        if len(ids) != num_blocks:
+            why = (
+                f"hash_ids has the length {len(ids):,}; {num_blocks:,} is expected for "
+                f"{counted(prompt_len, 'token')}"
+            )
+            raise _WrongLine(number, why)
         lens = [BLOCK_LEN] * blocks
         if rest:
             lens.append(rest)
-        if len(ids) != len(lens):
-            raise ValueError(
-                f"the request has {len(ids):,} hash_ids, which do not fit its {prompt_len:,} tokens"
-            )
         yield Arrival(
-            time_s=request["timestamp"] / 1e3,
+            time_s=time_ms / 1e3,
             prompt=tuple(map(Segment, ids, lens)),
             output_len=output_len,
             max_new_tokens=output_len,
         )
+
+
+def _object(number: int, line: str) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise _WrongLine(number, f"it is not valid JSON: {exc}") from exc
+    if not isinstance(request, dict):
+        raise _WrongLine(number, f"it is {shown(request)}; an object is needed")
+    return request
+
+
+def _length(number: int, line: Mapping[str, Any], name: str) -> int:
+    """A number of tokens, 0 or more."""
+    value = _number(number, line, name)
+    if not 0 <= value <= MAX_LEN:
+        raise _WrongLine(number, f"{name} is {shown(line[name])}; 0 to {MAX_LEN:,} are allowed")
+    return int(value)
+
+
+def _number(number: int, line: Mapping[str, Any], name: str) -> float:
+    """The number in a field of a line."""
+    value = line.get(name)
+    try:
+        if value is None or isinstance(value, bool):
+            raise TypeError
+        found = float(value)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise _WrongLine(number, f"{name} is {shown(value)}; a number is needed") from exc
+    if not math.isfinite(found):
+        raise _WrongLine(number, f"{name} is {shown(value)}; a finite number is needed")
+    return found

@@ -1,0 +1,27 @@
+"""What `weft sim` says about options that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--page-size", "0"], "--page-size is 0; 1 to 1,024 is expected"),
+        (["--compare", "page_size=0"], "--compare page_size is 0; 1 to 1,024 is expected"),
+        (["--num-pages", "-1"], "--num-pages is -1; at least 1 is expected"),
+        (["--max-running-requests", "0"], "--max-running-requests is 0; at least 1 is expected"),
+        (["--max-draft", "100"], "--max-draft is 100; 1 to 64 is expected"),
+        (["--router", "nope"], "--router: there is no router 'nope'"),
+        (["--policy", "nope"], "--policy is 'nope'; there is no such policy"),
+        (["--fit", "/nowhere/x"], "--fit: cannot read /nowhere/x: No such file or directory"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    assert main(["sim", *arguments]) != 0
+    assert told in capsys.readouterr().err
