@@ -31,6 +31,7 @@ class Body(msgspec.Struct):
     logit_bias: dict[str, float] = {}
     bias_of: dict[int, float] = {}
     pair: tuple[int, int] = (1, 2)
+    stream: bool | None = None
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,17 @@ def test_field_value_and_what_is_allowed_are_named(
         (b"{}", "messages", "messages is missing; it is required"),
         (b" [1,\n2]", "", "the body is [1, 2]; an object is needed"),
         (b"null", "", "the body is null; an object is needed"),
-        (b'{"messages": 1e999}', "messages", "messages is 1e999; number out of range"),
+        (b'{"messages": 1e999}', "messages", "messages is 1e999; a smaller number is needed"),
+        (
+            b'{"messages": "x", "temperature": 1e999}',
+            "temperature",
+            "temperature is 1e999; a smaller number is needed, 0 to 2 are allowed",
+        ),
+        (
+            b'{"messages": "x", "stream": 1}',
+            "stream",
+            "stream is 1; true, false or null is needed",
+        ),
     ],
 )
 def test_a_whole_body_may_be_wrong(raw: bytes, name: str, text: str) -> None:

@@ -362,6 +362,11 @@ def test_a_word_that_is_not_allowed_is_told_which_are(http: httpx.Client) -> Non
     assert len(answer.text) < 1_000
 
 
+def test_an_empty_body_is_told_as_such(http: httpx.Client) -> None:
+    answer = http.post(CHAT, content=b" ", headers={"content-type": "application/json"})
+    refused(answer, 400, "the body is empty; a JSON object is needed")
+
+
 def test_unknown_fields_are_ignored_and_counted(http: httpx.Client) -> None:
     def count() -> float:
         lines = http.get("/metrics").text.splitlines()

@@ -21,7 +21,7 @@ KINDS = {
     "int": "a whole number",
     "float": "a number",
     "str": "a text",
-    "bool": "true or false",
+    "bool": "true, false",
     "array": "a list",
     "object": "an object",
     "null": "null",
@@ -76,6 +76,8 @@ def wrong_field(
         words = _words(type, path)
         if words:
             allowed = f"{', '.join(words)} are allowed"
+    if message == "Number out of range":
+        allowed = _allowed(path, "float", "").replace("a number", "a smaller number", 1)
     if not allowed:
         allowed = message[:1].lower() + message[1:300]
     found = _find(raw, path, got)
@@ -109,10 +111,8 @@ def converted_field(
 def _allowed(path: str, kinds: str, more: str) -> str:
     """`kinds`: msgspec's names of types, "str | null"; `more`: what they must also fulfil."""
     names = kinds.split(" | ")
-    words = [KINDS.get(name, name) for name in names]
-    told = words[-1]
-    if len(words) > 1:
-        told = f"{', '.join(words[:-1])} or {told}"
+    rest, comma, last = ", ".join(KINDS.get(name, name) for name in names).rpartition(", ")
+    told = f"{rest} or {last}" if comma else last
     needed = f"{told}{more} is needed"
     number = NUMBERS.get(path.rpartition(".")[2])
     if number is None or number.is_token or not {"int", "float"} & set(names):

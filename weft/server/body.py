@@ -140,6 +140,8 @@ def _decoded(
     except RecursionError as exc:
         raise ApiError(400, "the body is nested too deeply") from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        if not body.strip():
+            raise ApiError(400, "the body is empty; a JSON object is needed") from exc
         raise ApiError(400, f"the body is not valid JSON: {exc}") from exc
     check_body(limits, decoded)
     check_numbers(decoded, vocab_size)
