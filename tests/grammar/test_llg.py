@@ -21,6 +21,7 @@ from weft.grammar.backends import missing
 from weft.grammar.choice import ChoiceCompiler
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.protocol import Compiled, Compiler, InvalidGrammar, Key
+from weft.grammar.tags import as_format
 from weft.server.openai.tools import strict_tag
 from weft.text.parsers.formats import TOOL_FORMATS
 from weft.text.tokenizer import Tokenizer
@@ -309,7 +310,7 @@ def test_structural_tags_of_the_newer_form(
             {"type": "sequence", "elements": [TEXT, INTEGER]},
             "after any_text there must be a fixed text",
         ),
-        ({"type": "sequence"}, "a format is not valid: KeyError('elements')"),
+        ({"type": "sequence"}, "a format has no 'elements'"),
         (tag("(", INTEGER, 3), "must begin and end with text"),
     ],
 )
@@ -436,3 +437,9 @@ def test_without_a_library_such_requests_are_refused() -> None:
         "error",
         "this server was started without structured output (--grammar-backend none)",
     )
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"structures": [{}]}', '{"format": 3}'])
+def test_a_structural_tag_of_neither_form_is_told_what_is_needed(text: str) -> None:
+    with pytest.raises(InvalidGrammar, match=r"a format, or structures .* and triggers are needed"):
+        as_format(json.loads(text))

@@ -91,6 +91,7 @@ def test_stop_strings_may_be_a_text_a_list_or_a_tuple(llm: LLM, kind: type) -> N
         ("stop_token_ids", "3", "stop_token_ids is '3'; a tuple or a list is expected"),
         ("logit_bias", [1], "logit_bias is [1]; a dictionary of token ids is expected"),
         ("grammar", "[0-9]", "grammar is '[0-9]'; weft.Grammar(kind, text) is expected"),
+        ("grammar", Grammar("choice", "3"), "choice is '3'; a JSON list of texts is needed"),
         ("grammar", Grammar("regex", 3), "grammar.text is 3; a text is expected"),  # type: ignore[arg-type]
         ("processors", ["x"], "processors[0] is 'x'; weft.Processor(name, params) is expected"),
         ("hidden_states", "first", "hidden_states is 'first'; one of last, all is expected"),

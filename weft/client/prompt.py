@@ -194,7 +194,7 @@ def _resolve_length(prompt: Prompt, engine: EngineReady, *, clamps: bool) -> int
         raise ContextExceeded(
             "prompt",
             f"the prompt has {_told_len(prompt)}; "
-            f"the context of {context:,} tokens leaves no room for it",
+            f"the context of {counted(context, 'token')} leaves no room for it",
         )
     if prompt_len > engine.max_prompt_tokens + (not generates):
         raise ContextExceeded(

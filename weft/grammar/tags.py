@@ -22,14 +22,22 @@ _REPEATS = {"optional": "?", "star": "*", "plus": "+"}
 
 
 def as_format(tag: JsonObject) -> Format:
-    """The format of a structural tag of either form."""
-    if "format" in tag:
-        return dict(tag["format"])
-    tags: list[Format] = []
-    for one in tag["structures"]:
-        content = {"type": "json_schema", "json_schema": one["schema"]}
-        tags.append({"type": "tag", "begin": one["begin"], "content": content, "end": one["end"]})
-    return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
+    """The format of a structural tag of either form. Raises InvalidGrammar."""
+    try:
+        if "format" in tag:
+            return dict(tag["format"])
+        tags: list[Format] = []
+        for one in tag["structures"]:
+            content = {"type": "json_schema", "json_schema": one["schema"]}
+            tags.append(
+                {"type": "tag", "begin": one["begin"], "content": content, "end": one["end"]}
+            )
+        return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
+    except (KeyError, TypeError, ValueError) as exc:
+        raise InvalidGrammar(
+            "structural_tag: a format, or structures (each with begin, schema and end) and "
+            "triggers are needed"
+        ) from exc
 
 
 def with_schemas(format: Any, change: Callable[[Any], Any]) -> Any:
@@ -67,8 +75,10 @@ class LarkWriter:
         """The whole grammar. Raises InvalidGrammar."""
         try:
             start = self._write(format)
-        except (KeyError, TypeError, AttributeError, RecursionError) as exc:
-            raise InvalidGrammar(f"structural_tag: a format is not valid: {exc!r}") from exc
+        except KeyError as exc:
+            raise InvalidGrammar(f"structural_tag: a format has no {exc.args[0]!r}") from exc
+        except (TypeError, AttributeError, RecursionError) as exc:
+            raise InvalidGrammar(f"structural_tag: a format is not valid: {exc}") from exc
         return "\n".join(["%llguidance {}", f"start: {start}", *self._rules])
 
     def _rule(self, body: str, attributes: str = "") -> str:

@@ -31,6 +31,7 @@ from weft.config.numbers import (
     NUMBERS,
     TOKEN,
     Number,
+    shown,
 )
 from weft.json_types import JsonObject
 
@@ -89,7 +90,8 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
         try:
             choices = msgspec.json.decode(self.text, type=list[str])
         except msgspec.DecodeError as exc:
-            raise InvalidParam("choice", f"the choices are not a list of strings: {exc}") from exc
+            message = f"choice is {shown(self.text)}; a JSON list of texts is needed"
+            raise InvalidParam("choice", message) from exc
         if not 0 < len(choices) <= MAX_CHOICES or not all(choices):
             message = (
                 f"{len(choices):,} choices; 1 to {MAX_CHOICES:,} are allowed, and none may be empty"
