@@ -59,6 +59,16 @@ def test_file_named_by_the_environment(tmp_path: Path) -> None:
     assert read(WEFT_CONFIG=str(file)) == Loom(threads=10, shuttle=False)
 
 
+def test_variables_that_kubernetes_sets_for_services_are_no_settings() -> None:
+    served = Command("weft serve", "", ServerConfig)
+    port = ServerConfig().port
+    for text in ("tcp://10.96.0.7:80", "udp://[fd00::7]:80", "sctp://10.96.0.7:80"):
+        assert served.read([], {"WEFT_PORT": text}).make(ServerConfig).port == port
+    assert served.read([], {"WEFT_PORT": "81"}).make(ServerConfig).port == 81
+    with pytest.raises(SettingsError, match="WEFT_PORT is 'http://x'"):
+        served.read([], {"WEFT_PORT": "http://x"})
+
+
 def test_empty_variable_counts_as_unset() -> None:
     assert read(WEFT_THREADS="") == Loom()
 

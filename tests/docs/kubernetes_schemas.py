@@ -97,6 +97,7 @@ POD = fields(
     spec=fields(
         "containers",
         terminationGracePeriodSeconds=COUNT,
+        enableServiceLinks=FLAG,
         securityContext=fields(runAsNonRoot=FLAG, runAsUser=COUNT, fsGroup=COUNT),
         containers=many(CONTAINER, minItems=1),
         volumes=many(

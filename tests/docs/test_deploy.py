@@ -140,6 +140,13 @@ def test_kubernetes_manifests_fit_together() -> None:
     assert sorted(listed) == MANIFESTS
 
 
+def test_pods_get_no_variables_of_services_that_look_like_settings() -> None:
+    deployment, _ = manifests("weft")
+    group = manifests("nodes")[0]["spec"]["leaderWorkerTemplate"]
+    pods = [deployment["spec"]["template"], group["leaderTemplate"], group["workerTemplate"]]
+    assert [pod["spec"]["enableServiceLinks"] for pod in pods] == [False] * 3
+
+
 def test_the_metrics_that_manifests_and_endpoint_pickers_read_are_there() -> None:
     page = Metrics("m", "vllm").render().decode()
     (scaler,) = manifests("scale")

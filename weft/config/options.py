@@ -322,8 +322,9 @@ class Command:
         path = written.pop("config", "") or environ.get(ENV_PREFIX + "CONFIG", "")
         values = self._file(Path(path)) if path else {}
         for name, option in self._options.items():
-            if environ.get(option.env):
-                values[name] = option.from_text(environ[option.env], option.env)
+            text = environ.get(option.env, "")
+            if text and not _is_service_link(option.env, text):
+                values[name] = option.from_text(text, option.env)
         for name, text in written.items():
             values[name] = self._options[name].from_text(text, self._options[name].flag)
         return Settings(values)
@@ -464,6 +465,12 @@ class Command:
             )
         parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
         return parser
+
+
+def _is_service_link(variable: str, text: str) -> bool:
+    """Whether Kubernetes has set this variable: it gives each pod WEFT_PORT=tcp://10.0.0.1:80 for a
+    service named "weft"."""
+    return variable.endswith("_PORT") and text.startswith(("tcp://", "udp://", "sctp://"))
 
 
 def _is_item(word: str) -> bool:
