@@ -72,11 +72,11 @@ def test_sim_plays_a_trace_file(tmp_path: Path) -> None:
     [
         (["--policy", "lmp"], "did you mean lpm"),
         (["--compare", "polcy=fcfs"], "did you mean policy"),
-        (["--compare", "policy=fcfs,foo"], "no policy 'foo'"),
+        (["--compare", "policy=fcfs,foo"], "'foo'; there is no such policy"),
         (["--cost", "gpus"], "did you mean gpu"),
         (["--cost", "1,2"], "a,b,c"),
         (["--chunked-prefill-size", "8"], "at least page_size"),
-        (["--fit", "/nowhere.csv"], "cannot fit"),
+        (["--fit", "/nowhere.csv"], "cannot read /nowhere.csv: No such file"),
         (["--input-len", "many"], "--input-len"),
         (["--json", "/nowhere/x.json"], "cannot write"),
     ],

@@ -23,7 +23,7 @@ WORDS = (
     *("the", "a", "cat", "runs", "under", "bridges", "of", "Paris", "42", "don't"),
     *("naïve", "Überraschung", "你好", "🙂", "İstanbul", "x\u0301", "..."),
 )
-ODD = ["", " ", "Hello, World!", "\x00\u200b x", "ab" * 150, "A" * 20]
+ODD = [" ", "Hello, World!", "\x00\u200b x", "ab" * 150, "A" * 20]
 
 
 @pytest.fixture(scope="module")

@@ -293,7 +293,7 @@ def test_a_flush_waits_for_an_idle_engine_as_long_as_it_may_and_then_says_why_no
         answers += [reply for reply in desk.replies() if isinstance(reply, FlushCacheReply)]
     refused, done = answers
     assert (refused.call, refused.success, done.call, done.success) == (1, False, 2, True)
-    assert "the cache is in use; running requests: 1, waiting: 1" in refused.message
+    assert "1 requests are running and 1 wait" in refused.message
     assert desk.num_with_row == 0
     assert desk.scheduler.kv.cache.evictable_pages == 0
 

@@ -111,7 +111,7 @@ def test_a_replay_up_to_a_step_begins_with_the_last_state_before(path: Path, tol
         assert main(["replay", str(path), "--until", str(step)]) == 0
         out = told.readouterr().out
         assert f"step {step}: " in out
-        num_steps = int(re.search(r"([\d,]+) steps and", out)[1].replace(",", ""))  # type: ignore[index]
+        num_steps = int(re.search(r"([\d,]+) steps? and", out)[1].replace(",", ""))  # type: ignore[index]
         assert num_steps == step + 1 - places[start].step
 
 

@@ -416,7 +416,7 @@ def test_an_offered_adapter_without_room_is_refused_for_now(
         assert load(offering, name, str(root / name), pinned=True).status_code == 200
     answer = offering.post("/v1/completions", prompt=PROMPT, model="a3", **ASKED)
     assert answer.status_code == 503
-    assert "is pinned or in use" in answer.json()["error"]["message"]
+    assert "all are pinned or in use" in answer.json()["error"]["message"]
     assert int(answer.headers["retry-after"]) > 0
     assert text(offering, "a1") != text(offering, "a2")
 

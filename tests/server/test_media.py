@@ -444,7 +444,9 @@ def test_a_prompt_that_pictures_make_too_long_is_refused_with_both_numbers(
     assert "2,000" in error["message"]
     answer = web.post("/v1/chat/completions", json={"messages": user(*[image_part(long)] * 9)})
     assert answer.status_code == 400
-    assert "2 of the prompt's 9 images, videos and sounds have 3,980 tokens" in answer.text
+    assert (
+        "the prompt's images, videos and sounds (the first 2 of 9) have 3,980 tokens" in answer.text
+    )
     assert (
         web.post("/v1/chat/completions", json={"messages": user(image_part())}).status_code == 200
     )

@@ -51,7 +51,7 @@ def tensor(**changes: Any) -> dict[str, Any]:
         ("update_weights_from_disk", {"model_path": "a", "load_format": "pt"}, "load_format"),
         ("update_weights_from_disk", {"model_path": "a", "weight_version": ""}, "weight_version"),
         ("update_weights_from_disk", {"model_path": "a", "is_async": True}, "is_async"),
-        ("update_weights_from_disk", {}, None),
+        ("update_weights_from_disk", {}, "model_path"),
         (
             "update_weights_from_tensor",
             {"serialized_named_tensors": ["gASV"]},

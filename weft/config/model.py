@@ -231,7 +231,7 @@ class ModelConfig:
     def head_copy_bytes(self) -> int:
         """Bytes of the copy of the head in 8 bits that weft's CPU kernels keep beside one of
         floats."""
-        if self.is_encoder or self.quantize or self.keeps_codes:
+        if self.pooling is not None or self.quantize or self.keeps_codes:
             return 0
         return self.vocab_size * (self.hidden_size + 8)
 

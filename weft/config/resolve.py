@@ -212,7 +212,9 @@ def resolve(
         return _encoder(config, filled, model, free)
     if model.pooling is not None and model.pooling.kind == "mean":
         filled = replace(filled, prefix_cache=False)  # the mean needs every token of a prompt
-    sizing = _sizing(config, filled, model, free, draft)
+    copies_head = device == "cpu" and machine.has_kernels and not _computes_by_torch(config)
+    head_copy = model.head_copy_bytes if copies_head else 0
+    sizing = _sizing(config, filled, model, free, draft, head_copy)
     typical = min(sizing.context_length, TYPICAL_LEN)
     fitting = sizing.kv_tokens // typical
     in_windows = sizing.window_tokens
@@ -562,14 +564,15 @@ def _sizing(
     model: ModelConfig,
     free_bytes: int,
     draft: ModelConfig | None,
+    head_copy: int,
 ) -> Sizing:
-    """Divide `free_bytes`. `config` is `asked` with device, dtype, context and chunk filled in.
+    """Divide `free_bytes`. `config` is `asked` with device, dtype, context and chunk filled in;
+    `head_copy`: bytes of the copy of the head.
     Raises SettingsError if memory is too small."""
     weights = model.weights_bytes - elsewhere_bytes(config, model)
     work = num_ranks(config) * _work_bytes(config, model) + _adapters_bytes(config, model)
+    work += head_copy
     pools = _with_states(_pools(asked, config, model), config, model)
-    if config.device == "cpu" and not _computes_by_torch(config):
-        weights += model.head_copy_bytes
     if draft is not None:
         weights += draft.weights_bytes
         work += _draft_work_bytes(config, draft)

@@ -158,8 +158,8 @@ class AdapterService(Service):
 
     def _without_place(self, call: int) -> AdapterReply:
         message = (
-            f"each of the loaded adapters (--max-loaded-loras {self.feature.num_places}) is pinned "
-            "or in use: unload one first"
+            f"{self.feature.num_places} adapters are loaded (--max-loaded-loras), and all are "
+            "pinned or in use: unload one first"
         )
         return AdapterReply(call=call, success=False, message=message, status=409)
 
@@ -218,9 +218,9 @@ class AdapterService(Service):
         if is_new and feature.num_pinned + self._num_pinned >= most:
             return _refused(
                 400,
-                f"pinned adapters: {feature.num_pinned + self._num_pinned}; of "
+                f"{feature.num_pinned + self._num_pinned} adapters are pinned; of "
                 f"{feature.max_together} that run together (--max-loras-per-batch) at most {most} "
-                "may be pinned",
+                "may be",
             )
         return None
 

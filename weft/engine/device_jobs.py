@@ -128,7 +128,7 @@ class DeviceJobs(Service):
             return self._runner.control(job.request)
         num_running = scheduler.stats().num_running
         message = (
-            f"requests that hold KV memory: {num_running}; end them, "
+            f"{num_running} requests hold KV memory; end them, "
             "or pause_generation with mode retract"
         )
         return Done(DeviceReply(ok=False, message=message, released=self.released))

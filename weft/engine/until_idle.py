@@ -51,8 +51,8 @@ class CacheFlushes(Service):
             return None
         stats = scheduler.stats()
         message = (
-            f"the cache is in use; running requests: {stats.num_running}, "
-            f"waiting: {stats.num_waiting}"
+            f"{stats.num_running} requests are running and {stats.num_waiting} wait; "
+            "the cache is in use"
         )
         return FlushCacheReply(call=call, success=False, message=message)
 

@@ -358,8 +358,7 @@ class RequestHistory:
         walk = self.num_walks
         trace = RequestTrace(id, rid, arrival_order, prompt_tokens, now, step, walk)
         self._open[id] = trace
-        tokens = "token" if prompt_tokens == 1 else "tokens"
-        detail = f"{prompt_tokens:,} prompt {tokens}"
+        detail = f"{prompt_tokens:,} prompt tokens"
         if num_before:
             detail += f"; {num_before:,} before it in the queue"
         trace.add(self._event(now, step, EventKind.ARRIVED, detail))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import BoolArray
-from weft.config.numbers import MAX_LABEL_IDS, NUMBERS, counted
+from weft.config.numbers import MAX_LABEL_IDS, NUMBERS
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.requests import GenerateRequest, PoolingParams
 from weft.scheduler.request import Request
@@ -70,7 +70,7 @@ class RequestLimits:
         new = 1 if max_new is None else max_new
         if num_tokens + new > self.max_len:
             return Refusal(
-                f"the prompt has {counted(num_tokens, 'token')}, and the answer gets {new:,}; "
+                f"the prompt has {num_tokens:,} tokens and {new:,} are to be generated; "
                 f"together at most {self.max_len:,} fit",
                 400,
             )

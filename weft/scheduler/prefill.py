@@ -434,11 +434,13 @@ def lacking(shortage: Shortage | None) -> str:
     available = shortage.available
     match shortage.lack:
         case Lack.MEMORY:
-            return f"no KV memory to go on: needed tokens: {needed:,}, available: {available:,}"
+            return (
+                f"no KV memory to go on: {needed:,} tokens are needed, {available:,} are available"
+            )
         case Lack.WINDOWS:
             return (
-                f"no KV memory of layers with windows to go on: needed tokens: {needed:,}, "
-                f"available: {available:,}"
+                f"no KV memory of layers with windows to go on: {needed:,} tokens are needed, "
+                f"{available:,} are available"
             )
         case Lack.ENCODER:
             return WAITS_FOR_ENCODER

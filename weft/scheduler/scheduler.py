@@ -20,7 +20,6 @@ from dataclasses import replace
 import msgspec
 
 from weft.arrays import IntArray
-from weft.config.numbers import counted
 from weft.grammar.protocol import NOT_FOLLOWED
 from weft.memory.accounting.audit import Fault
 from weft.memory.prefix_cache import TOKEN_BYTES
@@ -288,8 +287,7 @@ class Scheduler:
         try:
             for feature in features:
                 self.outbox.attempt(feature.end, request, finish.reason, self._now, self.kv)
-            tokens = "token" if num_output == 1 else "tokens"
-            detail = f"{finish.reason}, {num_output:,} {tokens}"
+            detail = f"{finish.reason}, {num_output:,} tokens"
             if finish.message:
                 detail += f": {finish.message}"
             trace = self.history.finished(
@@ -449,7 +447,7 @@ class Scheduler:
         output so far becomes part of what is prefilled.
         """
         known_len = int(self.kv.columns.known_len[request.row])
-        detail = f"{why}; {counted(known_len, 'token')} to be found again"
+        detail = f"{why}; {known_len:,} tokens to be found again"
         self.history.retracted(request.id, detail, self._now, self.planner.num_steps)
         self._release_row(request)
         request.fill_len = known_len

@@ -139,11 +139,13 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         library,
         otherwise=whole,
         num_state_slots=0 if state_pool is None else state_pool.num_slots,
+        # Other ranks are not told which tokens are sampled.
+        narrows=spec.ranks is None,
     )
     if adapter_ops is not None:
         adapter_ops.of_steps(attention.step, fused.step)
-    is_fused = computing(spec, fused, whole) is fused
-    if is_fused:
+    copies_head = spec.model.pooling is None and computing(spec, fused, whole) is fused
+    if copies_head:
         fused.copy_head()
     kept = tensors_of(pool, state_pool)
     steps = split(
@@ -172,7 +174,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
             experts,
             adapters,
             tower,
-            fused.copy_head if is_fused else None,
+            fused.copy_head if copies_head else None,
         ),
         rows,
         sender,

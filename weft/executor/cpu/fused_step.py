@@ -123,9 +123,11 @@ class CpuFusedSteps:
         otherwise: ModelSteps,
         *,
         num_state_slots: int = 0,
+        narrows: bool = True,
     ) -> None:
         """`otherwise` computes the steps that these kernels cannot compute. `num_state_slots` of
-        layers that keep a state; 0: there are none."""
+        layers that keep a state; 0: there are none. `narrows`: tokens that nothing reads any more
+        are left out (`PagedAttention.narrow`)."""
         self._otherwise = otherwise
         self._model = model
         self._rows = rows
@@ -159,6 +161,7 @@ class CpuFusedSteps:
             self._num_of_token = 3
             self.step.window_table = rows.window_slots.data_ptr()
         self.step.num_state_slots = num_state_slots
+        self.step.computes_all = not narrows
 
     def copy_head(self) -> None:
         """Let steps that take the likeliest tokens leave out most of the head's products. Called
@@ -361,11 +364,12 @@ class AllTokensSteps:
 
     def run(self, plan: Plan) -> DeviceOutput:
         step = self._steps.step
+        usual = step.computes_all
         step.computes_all = True
         try:
             return self._steps.run(plan)
         finally:
-            step.computes_all = False
+            step.computes_all = usual
 
 
 def state_columns(states: StateSlots) -> tuple[IntArray, ...]:

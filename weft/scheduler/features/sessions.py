@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.config.numbers import counted
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
@@ -143,7 +142,7 @@ class Sessions(Feature):
             raise TurnRefused(f"session {params.id!r} has a turn {message.rid!r} already", 400)
         if len(session.turns) - len(replaced) >= self._limits.max_turns:
             raise TurnRefused(
-                f"session {params.id!r} has {counted(len(session.turns), 'turn')}, "
+                f"session {params.id!r} has {len(session.turns):,} turns, "
                 "as many as --max-session-turns allows",
                 400,
             )
