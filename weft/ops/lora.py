@@ -62,7 +62,7 @@ class AdapterOps(Protocol):
     def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
         """Set the adapters of the step's tokens, until the next call: [T] the place of each token's
         adapter, or -1; None: no token has one. `sampled` [S]: the same for the tokens whose logits
-        are computed."""
+        are computed; None: nothing computes them alone."""
         ...
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.arrays import IntArray
 from weft.config.model import ModelConfig
 from weft.config.projections import HEAD, projections
 from weft.executor.lora.folders import AdapterFolders
@@ -138,9 +139,16 @@ class AdapterTable:
         """This step is computed next."""
         adapters = plan.adapters_of_tokens(self._num_places)
         sampled = None
-        if plan.adapters is not None and not self._with_head.isdisjoint(plan.adapters.tolist()):
+        if plan.adapters is not None and self._reads_sampled(plan, plan.adapters):
             sampled = np.repeat(plan.adapters, plan.num_sampled)
         self._ops.begin(adapters, sampled)
+
+    def _reads_sampled(self, plan: Plan, adapters: IntArray) -> bool:
+        """Whether anything computes the tokens alone after which one is sampled: a head that an
+        adapter changes, or the last layer of a step with other tokens."""
+        if not self._with_head.isdisjoint(adapters.tolist()):
+            return True
+        return int(plan.num_sampled.sum()) < plan.num_tokens
 
     def _check(self, place: int) -> None:
         assert 0 <= place < self._num_places, f"place {place} of {self._num_places}"
