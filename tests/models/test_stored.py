@@ -121,7 +121,7 @@ def test_states_are_found_after_a_restart(name: str, tmp_path: Path) -> None:
 def test_windows_are_found_after_a_restart(tmp_path: Path) -> None:
     checkpoint = make_windowed("gemma3", tmp_path / "model")
     served = compare(checkpoint.folder, tmp_path / "cache", 300, 288, **WINDOWS)
-    assert served.kv.windows.pool.allocator.num_pages < served.kv.allocator.num_pages
+    assert served.windows.pool.allocator.num_pages < served.kv.allocator.num_pages
     served.runner.close()
 
 

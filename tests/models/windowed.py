@@ -11,16 +11,18 @@ import torch
 import transformers
 
 from tests.models.many import GEMMA4, GEMMA4_SMALL, SHAPE, Checkpoint, saved
+from tests.scheduler.groups import windows_of
 from weft.assemble.build import build_engine
 from weft.config.engine import EngineConfig
 from weft.config.machine import probe
 from weft.config.model import ModelConfig
 from weft.config.resolve import resolve
 from weft.engine.engine import Engine
+from weft.memory.window.group import WindowGroup
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.windows.kv import WindowedKv
+from weft.scheduler.kv import KvMemory
 
 WINDOW = 16
 CONTEXT = 512
@@ -71,10 +73,13 @@ class Served:
         self.cached: dict[int, int] = {}
 
     @property
-    def kv(self) -> WindowedKv:
-        kv = self.engine.scheduler.kv
-        assert isinstance(kv, WindowedKv), "layers with windows have no pages of their own"
-        return kv
+    def kv(self) -> KvMemory:
+        return self.engine.scheduler.kv
+
+    @property
+    def windows(self) -> WindowGroup:
+        """The memory of layers with windows, which have pages of their own."""
+        return windows_of(self.kv)
 
     def send(self, prompt: Sequence[int], max_new: int) -> int:
         id = len(self.outputs)

@@ -36,8 +36,7 @@ DEFAULT_PATHS = [
     "weft/scheduler/*.py",
     "weft/scheduler/pace",
     "weft/scheduler/policies",
-    "weft/scheduler/states",
-    "weft/scheduler/windows",
+    "weft/scheduler/groups",
     "weft/memory",
 ]
 DEFAULT_TESTS = ["tests/scheduler", "tests/engine", "tests/memory"]

@@ -97,11 +97,9 @@ CORE = (
     "scheduler.speculation.trust",
     "scheduler.split.planner",
     "scheduler.split.prefill",
-    "scheduler.states.admission",
-    "scheduler.states.kv",
+    "scheduler.groups.states",
     "scheduler.waiting_table",
-    "scheduler.windows.admission",
-    "scheduler.windows.kv",
+    "scheduler.groups.windows",
     "engine.kv_audit",
 )
 

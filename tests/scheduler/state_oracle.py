@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tests.scheduler.groups import states_of
 from weft.arrays import LongArray
 from weft.memory.radix import path_up
 from weft.plan.step import NO_STATE, Plan
@@ -72,7 +73,7 @@ class StateOracle:
 
     def check_snapshots(self, scheduler: Scheduler, chains: CacheCheck) -> None:
         """Compare every snapshot that the cache keeps with the keys that lead to it."""
-        snapshots = scheduler.kv.states.snapshots  # type: ignore[attr-defined]
+        snapshots = states_of(scheduler.kv).snapshots
         unwritten: set[int] = set()
         for step in self._runner.pending:
             assert step.plan.states is not None

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.scheduler.groups import find_transfers
 from tests.scheduler.handoff_oracle import OracleHandoff
 from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.random_worlds import (
@@ -37,7 +38,7 @@ from weft.scheduler.settings import (
     StateSettings,
     WindowSettings,
 )
-from weft.scheduler.tiers.kv import TieredKv
+from weft.scheduler.tiers.transfers import Transfers
 
 PROMPT = list(range(10, 51))
 
@@ -92,7 +93,7 @@ class HandedWorld(RecordedWorld):
         if len(self.leases) > 1:
             most = handoff.largest_share * self.scheduler.kv.allocator.num_pages
             assert self.leases.num_pages <= most
-            most = handoff.largest_share * self.leases.endings.capacity
+            most = handoff.largest_share * self.leases.ending_capacity
             assert self.leases.num_places <= most
 
     def run_dry(self, check: bool = True) -> None:
@@ -105,7 +106,7 @@ class HandedWorld(RecordedWorld):
     def check_idle(self) -> None:
         self.handoff.let_all_end()
         for _ in range(100):
-            if not self.leases.num_pages and not getattr(self.scheduler.kv, "transfers", ()):
+            if not self.leases.num_pages and not find_transfers(self.scheduler.kv):
                 break
             self.time += 1.0
             self.step()
@@ -118,10 +119,10 @@ class LendingWorld(HandedWorld):
 
 class PullingWorld(HandedWorld):
     @property
-    def kv(self) -> TieredKv:
-        kv = self.scheduler.kv
-        assert isinstance(kv, TieredKv)
-        return kv
+    def transfers(self) -> Transfers:
+        transfers = find_transfers(self.scheduler.kv)
+        assert transfers is not None
+        return transfers
 
     def check(self) -> None:
         RecordedWorld.check(self)
@@ -136,8 +137,8 @@ class PullingWorld(HandedWorld):
             assert pull.ids
         for id in feature.waiting:
             assert id in self.scheduler.requests
-        coming = [one for one in self.kv.transfers.values()]
-        assert sum(len(one.pages) for one in coming) == self.kv.num_read_pages
+        coming = [one for one in self.transfers.values()]
+        assert sum(len(one.pages) for one in coming) == self.transfers.num_owned
 
 
 @cache
@@ -543,7 +544,7 @@ def test_an_abort_in_any_state_leaves_nothing_behind() -> None:
         world.step()
         world.step()
         assert not world.service.feature.pulls
-        assert not world.kv.transfers
+        assert not world.transfers
         world.check_idle()
 
 
@@ -551,7 +552,7 @@ def test_a_flush_while_pages_come_lets_the_request_compute() -> None:
     world = pulling()
     id = world.send(PROMPT, max_new_tokens=5)
     world.handoff.mood = "silent"
-    while not world.kv.num_read_pages:
+    while not world.transfers.num_owned:
         world.step()
     assert world.scheduler.flush_cache()
     world.check()

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.scheduler.groups import states_of
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import every_second, seeds
@@ -18,8 +19,7 @@ from weft.memory.states.group import NO_SLOT
 from weft.messages.requests import Abort
 from weft.plan.step import NO_STATE
 from weft.scheduler.history import Stop
-from weft.scheduler.settings import SchedulerSettings, StateSettings, WindowSettings
-from weft.scheduler.states.kv import StatefulKv
+from weft.scheduler.settings import SchedulerSettings, StateSettings
 
 CHUNK = 128
 
@@ -45,12 +45,6 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(10, VOCAB, length).tolist()
 
 
-def kv_of(world: World) -> StatefulKv:
-    kv = world.scheduler.kv
-    assert isinstance(kv, StatefulKv)
-    return kv
-
-
 def run(world: World, tokens: list[int], max_new: int = 4, **wishes: object) -> int:
     """Serve a prompt alone. Returns the tokens of it that were found in the cache."""
     id = world.send(tokens, max_new_tokens=max_new, ignore_eos=True, **wishes)
@@ -61,7 +55,7 @@ def run(world: World, tokens: list[int], max_new: int = 4, **wishes: object) -> 
 
 def forget_snapshots(world: World) -> None:
     """As if others had needed all slots."""
-    while kv_of(world).states.snapshots.evict():
+    while states_of(world.scheduler.kv).snapshots.evict():
         pass
 
 
@@ -86,7 +80,7 @@ def schedule(seed: int) -> Counter[str]:
             "resumed": world.runner.states.num_resumed,
             "retractions": stats.total_retractions,
             "evicted states": stats.total_evicted_states,
-            "slots lacked": sum(one.stop is Stop.NO_STATE_SLOT for one in passes),
+            "slots lacked": sum(one.stop is Stop.NO_GROUP_MEMORY for one in passes),
         }
     )
 
@@ -139,7 +133,7 @@ def test_a_prompt_whose_last_tokens_differ_is_a_hit_up_to_the_last_border_while_
     # As a template does that writes the beginning of an answer otherwise once there is an answer.
     assert run(world, [*first[:350], *prompt(32, 40)]) == 320
     assert run(world, first) == 352
-    kv_of(world).states.snapshots.evict()  # the copy at the border goes first
+    states_of(world.scheduler.kv).snapshots.evict()  # the copy at the border goes first
     assert run(world, first) == 352
 
 
@@ -147,10 +141,10 @@ def test_a_prompt_of_a_few_tokens_behind_a_snapshot_spends_no_slot() -> None:
     world = World(settings())
     first = prompt(33, 330)
     run(world, first)
-    before = len(kv_of(world).states.snapshots)
+    before = len(states_of(world.scheduler.kv).snapshots)
     for number in range(5):
         assert run(world, [*first[:324], *prompt(40 + number, 35)]) == 320
-    assert len(kv_of(world).states.snapshots) == before
+    assert len(states_of(world.scheduler.kv).snapshots) == before
 
 
 def test_an_output_that_ends_on_a_page_leaves_its_own_state() -> None:
@@ -236,7 +230,7 @@ def test_a_retracted_request_goes_on_behind_its_last_copy() -> None:
     for _ in range(100):
         world.step(check=False)
     request = world.request(id)
-    num_computed = int(kv_of(world).columns.kv_len[request.row])
+    num_computed = int(world.scheduler.kv.columns.kv_len[request.row])
     world.scheduler.retract(request)
     world.step()
     assert request.retractions == 1
@@ -262,10 +256,10 @@ def test_of_a_pinned_sequence_the_last_snapshot_stays() -> None:
     world = World(settings())
     first = prompt(55, 700)
     run(world, first)
-    states = kv_of(world).states
+    states = states_of(world.scheduler.kv)
     assert len(states.snapshots) > 2
     packed = np.array(first, dtype=np.int32).tobytes()
-    pin = kv_of(world).pins.keep("a session", CacheKey("", packed))
+    pin = world.scheduler.kv.pins.keep("a session", CacheKey("", packed))
     forget_snapshots(world)
     assert len(states.snapshots) == 1
     assert run(world, [*first, *prompt(56, 20)]) == 688
@@ -277,7 +271,7 @@ def test_of_a_pinned_sequence_the_last_snapshot_stays() -> None:
 def test_an_emptied_cache_gives_all_slots_back() -> None:
     world = World(settings())
     run(world, prompt(52, 900))
-    states = kv_of(world).states
+    states = states_of(world.scheduler.kv)
     assert len(states.snapshots) > 0
     assert world.scheduler.flush_cache()
     assert states.allocator.num_free == 40
@@ -289,7 +283,7 @@ def test_without_a_prefix_cache_nothing_is_copied() -> None:
     assert run(world, prompt(53, 900)) == 0
     assert world.runner.states is not None
     assert world.runner.states.num_kept == 0
-    assert kv_of(world).states.allocator.num_free == 40
+    assert states_of(world.scheduler.kv).allocator.num_free == 40
     world.check_outputs()
 
 
@@ -332,13 +326,13 @@ def test_a_request_that_fails_leaves_no_state() -> None:
     world.scheduler.fail(id, "it went wrong")
     world.run_dry()
     world.scheduler.audit()
-    assert len(kv_of(world).states.snapshots) == 0
+    assert len(states_of(world.scheduler.kv).snapshots) == 0
 
 
 def test_an_audit_names_the_owners_of_every_slot() -> None:
     world = World(settings())
     run(world, prompt(62, 500))
-    states = kv_of(world).states
+    states = states_of(world.scheduler.kv)
     slot = int(states.snapshots.owned_slots()[0])
     states.allocator.free(np.array([slot], dtype=np.int32))
     with pytest.raises(AccountingError, match=f"state page {slot} .* free list and the prefix"):
@@ -350,11 +344,9 @@ def test_an_audit_names_the_owners_of_every_slot() -> None:
     assert world.scheduler.stats().state_slots == 39
 
 
-def test_slots_too_few_and_windows_with_pages_of_their_own_are_refused() -> None:
+def test_too_few_slots_are_refused() -> None:
     with pytest.raises(ValueError, match="2 are needed"):
         settings(num_slots=1)
-    with pytest.raises(ValueError, match="layers with windows cannot"):
-        settings(windows=WindowSettings(window=64, num_pages=64))
 
 
 def test_memory_and_plans_mean_the_same_by_no_state() -> None:

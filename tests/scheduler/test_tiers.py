@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 
+from tests.scheduler.groups import find_transfers
 from tests.scheduler.host_oracle import OracleCopies, OracleHost
 from tests.scheduler.random_worlds import (
     drive,
@@ -44,7 +45,7 @@ from weft.messages.weights import (
     UpdateWeightsFromDisk,
 )
 from weft.scheduler.settings import SchedulerSettings, TierSettings
-from weft.scheduler.tiers.kv import LARGEST_PART, TieredKv
+from weft.scheduler.tiers.transfers import LARGEST_PART, Transfers
 
 # The last are seeds of worlds in which a read is given up, which few of them are.
 SCHEDULES = (4, 9, 10, 12, 13, 15, 16, 17, 54, 108)
@@ -66,10 +67,10 @@ class TieredWorld(RecordedWorld):
         self.memory_rng: random.Random | None = None  # None: memory is left alone
 
     @property
-    def kv(self) -> TieredKv:
-        kv = self.scheduler.kv
-        assert isinstance(kv, TieredKv)
-        return kv
+    def transfers(self) -> Transfers:
+        transfers = find_transfers(self.scheduler.kv)
+        assert transfers is not None
+        return transfers
 
     @property
     def service(self):  # type: ignore[no-untyped-def]
@@ -85,9 +86,9 @@ class TieredWorld(RecordedWorld):
             assert self.time - self.tick_s < wait.until_s
         if isinstance(self.tiers, OracleHost):
             self.tiers.check_places()
-        assert self.kv.num_read_pages <= self.kv.allocator.num_pages // LARGEST_PART
-        reading = [one for one in self.kv.transfers.values() if one.is_reading]
-        assert sum(len(one.pages) for one in reading) == self.kv.num_read_pages
+        assert self.transfers.num_owned <= self.scheduler.kv.allocator.num_pages // LARGEST_PART
+        reading = [one for one in self.transfers.values() if one.is_reading]
+        assert sum(len(one.pages) for one in reading) == self.transfers.num_owned
 
     def run_dry(self, check: bool = True) -> None:
         for _ in range(300):
@@ -127,10 +128,10 @@ class TieredWorld(RecordedWorld):
         """Let all transfers end, or be given up."""
         self.tiers.let_all_end()
         for _ in range(5_000):
-            if not self.kv.transfers and not self.service.feature.worthy:
+            if not self.transfers and not self.service.feature.worthy:
                 return
             self.step()
-        raise AssertionError(f"still under way: {list(self.kv.transfers)}")
+        raise AssertionError(f"still under way: {list(self.transfers)}")
 
 
 def with_host(
@@ -228,7 +229,7 @@ def schedule(seed: int) -> Counter[str]:
         reached["faults"] += world.tiers.num_faults
         reached["silent"] += world.tiers.num_silent
         reached["retractions"] += world.scheduler.stats().total_retractions
-        reached["lost pages"] += len(world.kv.allocator.quarantined)
+        reached["lost pages"] += len(world.scheduler.kv.allocator.quarantined)
     return reached
 
 
@@ -422,7 +423,7 @@ def test_so_many_bytes_are_written_at_a_time() -> None:
     world.step()
     world.tiers.mood = "silent"
     run(world, PROMPT)
-    (transfer,) = world.kv.transfers.values()
+    (transfer,) = world.transfers.values()
     assert (transfer.start, transfer.end) == (0, 12)
     world.tiers.let_all_end()
     world.check_idle()
@@ -447,12 +448,12 @@ def test_a_request_waits_no_longer_than_it_may_and_says_for_what() -> None:
         world.step()
     assert world.finished[id].cached_tokens == 0
     assert world.finished[id].queue_s < 3.0 + 2 * world.tick_s
-    assert world.kv.num_read_pages == 20
+    assert world.transfers.num_owned == 20
     for _ in range(2):
         world.time += HUNG_S
         world.step()
-    assert not world.kv.transfers
-    assert len(world.kv.allocator.quarantined) == 20
+    assert not world.transfers
+    assert len(world.scheduler.kv.allocator.quarantined) == 20
     assert world.tiers.is_stopped
     assert run(world, PROMPT) == 40  # of memory
     world.replay(check=True)
@@ -477,7 +478,7 @@ def test_two_namespaces_do_not_wait_for_one_read() -> None:
     world.tiers.mood = "silent"
     for salt in ("", "mine"):
         world.send(PROMPT, max_new_tokens=2, ignore_eos=True, salt=salt)
-    assert len(world.kv.transfers) == 2
+    assert len(world.transfers) == 2
     world.tiers.let_all_end()
     world.run_dry()
     assert [one.cached_tokens for one in world.finished.values()] == [40, 40]
@@ -487,10 +488,10 @@ def test_a_transfer_begins_when_all_steps_that_were_planned_before_have_ended() 
     world = small_world(stored(PROMPT))
     world.step()
     world.send(PROMPT, max_new_tokens=2, ignore_eos=True)
-    (transfer,) = world.kv.transfers.values()
-    world.kv.begin(transfer.behind)
+    (transfer,) = world.transfers.values()
+    world.transfers.begin(transfer.behind)
     assert not transfer.is_started
-    world.kv.begin(transfer.behind + 1)
+    world.transfers.begin(transfer.behind + 1)
     assert transfer.is_started
     world.run_dry()
     world.check_idle()
@@ -500,10 +501,10 @@ def test_whoever_has_more_of_pages_than_k_and_v_hears_which_have_come() -> None:
     world = small_world(stored(PROMPT))
     world.step()
     landed: list[int] = []
-    world.kv.on_landing = lambda pages: landed.extend(pages.tolist())
+    world.scheduler.kv.on_landing(lambda pages: landed.extend(pages.tolist()))
     run(world, PROMPT)
-    (sequence,) = world.kv.cache.sequences()
-    assert landed == world.kv.cache.match(sequence).pages[:20].tolist()
+    (sequence,) = world.scheduler.kv.cache.sequences()
+    assert landed == world.scheduler.kv.cache.match(sequence).pages[:20].tolist()
 
 
 def test_nobody_waits_for_a_read_that_was_given_up() -> None:
@@ -512,8 +513,8 @@ def test_nobody_waits_for_a_read_that_was_given_up() -> None:
     world.tiers.mood = "silent"
     world.send(PROMPT, max_new_tokens=2, ignore_eos=True)
     world.step()
-    (given_up,) = world.kv.transfers
-    world.kv.cancel(given_up, world.time)
+    (given_up,) = world.transfers
+    world.transfers.cancel(given_up, world.time)
     other = world.send([*PROMPT, 7], max_new_tokens=2, ignore_eos=True)
     assert world.service.feature.waiting[other].ticket != given_up
     world.tiers.let_all_end()
@@ -545,7 +546,7 @@ def test_nothing_is_written_while_a_request_waits_for_the_disk() -> None:
             world.step()
     assert world.service.feature.waiting
     assert world.service.feature.worthy
-    assert world.kv.writing is None
+    assert world.transfers.writing is None
     assert world.tiers.num_written == 0
 
 
@@ -553,7 +554,7 @@ def test_two_requests_wait_for_one_read() -> None:
     world = small_world(stored(PROMPT))
     world.step()
     ids = [world.send([*PROMPT, last], max_new_tokens=2, ignore_eos=True) for last in range(3)]
-    assert len(world.kv.transfers) == 1
+    assert len(world.transfers) == 1
     world.run_dry()
     assert [world.finished[id].cached_tokens for id in ids] == [40, 40, 40]
     assert world.tiers.num_read == 40
@@ -567,7 +568,7 @@ def test_all_reads_together_take_a_quarter_of_the_pool() -> None:
     for prompt in (PROMPT, other):
         world.send(prompt, max_new_tokens=2, ignore_eos=True)
     # 20 pages of the first prompt, and of the other one the whole blocks for which there is room.
-    assert [len(one.pages) for one in world.kv.transfers.values()] == [20, 4]
+    assert [len(one.pages) for one in world.transfers.values()] == [20, 4]
     world.tiers.let_all_end()
     world.run_dry()
     world.check_idle()
@@ -585,12 +586,12 @@ def test_a_read_goes_on_as_long_as_somebody_waits_for_it() -> None:
     world.time += 1.5
     world.step()
     assert [*world.service.feature.waiting] == [second]
-    (ticket,) = world.kv.transfers
-    assert not world.kv.transfers[ticket].is_cancelled
+    (ticket,) = world.transfers
+    assert not world.transfers[ticket].is_cancelled
     assert world.service.wake_at() == world.service.feature.waiting[second].until_s
     world.time += 2.0
     world.step()
-    transfer = world.kv.transfers[ticket]
+    transfer = world.transfers[ticket]
     assert transfer.is_cancelled
     assert transfer.since_s > 5.0  # it has as long to end as if it had just begun
     assert world.service.wake_at() == transfer.since_s + HUNG_S
@@ -626,11 +627,11 @@ def test_a_flush_while_pages_are_on_their_way_forgets_them() -> None:
     world.step()
     world.tiers.mood = "silent"
     world.send(PROMPT, max_new_tokens=2)
-    world.kv.begin(world.scheduler.planner.num_steps)
+    world.transfers.begin(world.scheduler.planner.num_steps)
     world.tell(FlushCache(call=7))
     assert world.scheduler.flush_cache()
     world.check()
-    assert world.kv.num_read_pages == 20  # a thread may still write into them
+    assert world.transfers.num_owned == 20  # a thread may still write into them
     world.tiers.let_all_end()
     world.run_dry()
     world.check_idle()
@@ -685,7 +686,7 @@ def test_a_read_never_takes_what_running_requests_need() -> None:
     world.send(list(range(60, 70)), max_new_tokens=130, ignore_eos=True)
     world.step()
     id = world.send(PROMPT, max_new_tokens=2, ignore_eos=True)
-    assert 0 < 2 * world.kv.num_read_pages <= 160 - 10 - 129
+    assert 0 < 2 * world.transfers.num_owned <= 160 - 10 - 129
     world.run_dry()
     assert world.scheduler.stats().total_retractions == 0
     assert world.finished[id].reason == "length"
@@ -694,7 +695,7 @@ def test_a_read_never_takes_what_running_requests_need() -> None:
 def test_an_engine_without_a_store_says_so() -> None:
     settings = replace(small_world().settings, tiers=None)
     world = RecordedWorld(settings)
-    assert not isinstance(world.scheduler.kv, TieredKv)
+    assert find_transfers(world.scheduler.kv) is None
     reply = world.engine.submit(GetCache(call=1))
     assert isinstance(reply, GetCacheReply)
     assert reply.disk == "this server was started without --cache-dir"

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.scheduler.groups import windows_of
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import every_second, seeds
@@ -18,7 +19,6 @@ from weft.memory.accounting.audit import AccountingError
 from weft.messages.requests import Abort
 from weft.scheduler.history import Stop
 from weft.scheduler.settings import SchedulerSettings, WindowSettings
-from weft.scheduler.windows.kv import WindowedKv
 
 WINDOW = 64
 CHUNK = 128
@@ -45,17 +45,11 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(10, VOCAB, length).tolist()
 
 
-def kv_of(world: World) -> WindowedKv:
-    kv = world.scheduler.kv
-    assert isinstance(kv, WindowedKv)
-    return kv
-
-
 def held_tokens(world: World, id: int) -> int:
     """Tokens that a request holds in its windows."""
-    kv = kv_of(world)
+    kv = world.scheduler.kv
     row = world.request(id).row
-    return len(kv.windows.pages_of(row, int(kv.columns.kv_len[row]))) * kv.page_size
+    return len(windows_of(kv).pages_of(row, int(kv.columns.kv_len[row]))) * kv.page_size
 
 
 def run(world: World, tokens: list[int], max_new: int = 4, **wishes: object) -> int:
@@ -86,7 +80,7 @@ def schedule(seed: int) -> Counter[str]:
             "retractions": stats.total_retractions,
             "evicted tails": stats.total_evicted_window_tokens,
             "evicted pages": stats.total_evicted_tokens,
-            "windows lacked": sum(one.stop is Stop.NO_WINDOW for one in passes),
+            "windows lacked": sum(one.stop is Stop.NO_GROUP_MEMORY for one in passes),
             "memory lacked": sum(one.stop is Stop.NO_TOKEN for one in passes),
         }
     )
@@ -141,7 +135,7 @@ def test_a_decoding_row_holds_its_window_and_two_pages() -> None:
     for _ in range(60):
         world.step(check=False)
     assert held_tokens(world, id) <= WINDOW + 2 * 16
-    assert kv_of(world).windows.pool.num_held * 16 == held_tokens(world, id)
+    assert windows_of(world.scheduler.kv).pool.num_held * 16 == held_tokens(world, id)
 
 
 def test_the_same_bytes_admit_three_times_the_requests() -> None:
@@ -188,7 +182,7 @@ def test_where_prompts_parted_a_window_is_left_by_the_second() -> None:
     world = World(settings())
     system = prompt(8, 600)
     run(world, [*system, *prompt(9, 400)])
-    windows = kv_of(world).windows
+    windows = windows_of(world.scheduler.kv)
     windows.tails.evict(windows.pool.allocator.num_pages)  # as if others had needed all of it
     assert run(world, [*system, *prompt(10, 400)]) == 0
     # It went on behind the place where they part, and so left the window before it.
@@ -202,7 +196,7 @@ def test_a_match_goes_only_as_far_as_a_window_is_there() -> None:
     run(world, first)
     longer = [*first, *prompt(13, 500)]
     run(world, longer)
-    tails = kv_of(world).windows.tails
+    tails = windows_of(world.scheduler.kv).tails
     # The newest end is the last one that goes: take it away by itself.
     node, _ = next(reversed(tails.ends.items()))
     tails.removed(node)
@@ -247,7 +241,7 @@ def test_a_row_keeps_its_window_though_its_tail_is_evicted_and_its_node_split() 
     for _ in range(4):
         world.step()
     assert world.request(id).prefix.length >= 784
-    windows = kv_of(world).windows
+    windows = windows_of(world.scheduler.kv)
     windows.tails.evict(windows.pool.allocator.num_pages)
     other = world.send([*first[:400], *prompt(32, 100)], max_new_tokens=60, ignore_eos=True)
     for _ in range(4):
@@ -262,7 +256,7 @@ def test_a_row_keeps_its_window_though_its_tail_is_evicted_and_its_node_split() 
 def test_an_emptied_cache_gives_all_windows_back() -> None:
     world = World(settings())
     run(world, prompt(40, 900))
-    windows = kv_of(world).windows
+    windows = windows_of(world.scheduler.kv)
     assert windows.pool.evictable_pages > 0
     assert world.scheduler.flush_cache()
     assert windows.pool.allocator.num_free == windows.pool.allocator.num_pages
@@ -272,7 +266,7 @@ def test_without_a_prefix_cache_nothing_is_kept() -> None:
     world = World(settings(prefix_cache=False))
     assert run(world, prompt(41, 900)) == 0
     assert run(world, prompt(41, 900)) == 0
-    pool = kv_of(world).windows.pool
+    pool = windows_of(world.scheduler.kv).pool
     assert pool.allocator.num_free == pool.allocator.num_pages
     world.check_outputs()
 
@@ -300,7 +294,7 @@ def test_a_request_that_waits_for_windows_is_told_so() -> None:
 def test_an_audit_counts_the_users_of_every_page() -> None:
     world = World(settings())
     run(world, prompt(60, 500))
-    pool = kv_of(world).windows.pool
+    pool = windows_of(world.scheduler.kv).pool
     page = int(np.flatnonzero(pool.kept)[0])
     pool.kept[page] += 1
     with pytest.raises(AccountingError, match=f"window page {page} .* tails"):
@@ -320,6 +314,6 @@ def test_pages_too_few_for_a_request_alone_are_refused() -> None:
 
 def test_settings_without_windows_have_one_pool() -> None:
     world = World(replace(settings(), windows=None))
-    assert not isinstance(world.scheduler.kv, WindowedKv)
+    assert not world.scheduler.kv.groups
     run(world, prompt(70, 300))
     assert world.scheduler.stats().kv_window_tokens == 0

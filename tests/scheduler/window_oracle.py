@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tests.scheduler.groups import windows_of
 from weft.arrays import IntArray, LongArray
 from weft.memory.allocator import slots_of
 from weft.memory.radix import path_up
@@ -54,7 +55,7 @@ class WindowOracle:
 
     def check_tails(self, scheduler: Scheduler, chains: CacheCheck) -> None:
         """Compare every tail that the cache keeps with the keys that lead to it."""
-        windows = scheduler.kv.windows  # type: ignore[attr-defined]
+        windows = windows_of(scheduler.kv)
         pending = [step.plan.window.slots for step in self._runner.pending if step.plan.window]
         unwritten = np.concatenate([np.empty(0, dtype=np.int32), *pending])
         for node, tail in windows.tails.all():

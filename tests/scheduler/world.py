@@ -9,6 +9,7 @@ import numpy as np
 
 from tests.scheduler.cache_check import CacheCheck
 from tests.scheduler.draft_oracle import DraftOracle
+from tests.scheduler.groups import find_states, find_transfers, find_windows
 from tests.scheduler.media_oracle import MediaOracle, check_plan, with_content
 from tests.scheduler.oracle_runner import (
     DeviceFailed,
@@ -34,9 +35,6 @@ from weft.scheduler.feature import Feature
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.states.kv import StatefulKv
-from weft.scheduler.tiers.kv import TieredKv
-from weft.scheduler.windows.kv import WindowedKv
 
 VOCAB = 300
 EOS = 3
@@ -273,8 +271,9 @@ class World:
                 locked.add(id(node))
                 node = node.parent
         ends = [pin.handle for pin in kv.pins.firm] + [lease.handle for lease in kv.leases]
-        if isinstance(kv, TieredKv):
-            ends += [transfer.handle for transfer in kv.transfers.values()]
+        transfers = find_transfers(kv)
+        if transfers is not None:
+            ends += [transfer.handle for transfer in transfers.values()]
         for node in ends:
             while node is not None and node.key:
                 locked.add(id(node))
@@ -300,13 +299,15 @@ class World:
             assert kv.cache.protected_pages == 0
             assert self.scheduler.stats().kv_used == 0
         assert kv.rows.num_free == kv.rows.num_rows
-        if isinstance(kv, WindowedKv):
-            assert kv.windows.available == kv.windows.capacity
-            assert not kv.windows.pool.held.any()
-        if isinstance(kv, StatefulKv):
-            assert kv.states.available == kv.states.capacity
-            assert kv.states.num_rows == 0
-            assert kv.states.num_kept == 0
+        windows = find_windows(kv)
+        if windows is not None:
+            assert windows.available == windows.capacity
+            assert not windows.pool.held.any()
+        states = find_states(kv)
+        if states is not None:
+            assert states.available == states.capacity
+            assert states.num_rows == 0
+            assert states.num_kept == 0
         assert set(self.finished) == set(self.sent)
 
     def check_outputs(self) -> None:

@@ -148,7 +148,7 @@ class DeviceJobs(Service):
             num_requests += len(scheduler.requests) - len(scheduler.waiting_queue)
             scheduler.recompute(set(), "", "the weights were updated")
         elif reply.is_reloaded:
-            scheduler.kv.weights_reloaded()
+            scheduler.kv.weights_changed()
         # An update that failed halfway makes the KV stale, too, but it is not a new version.
         if reply.ok and reply.kv_is_stale:
             self.weight_version = job.weight_version or self.weight_version

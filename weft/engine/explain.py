@@ -439,12 +439,12 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
             return "waits: no KV memory was left after the requests admitted in the same step"
         case Stop.NO_TOKEN:
             return f"waits: no KV memory: {name} {_lack_of_memory(one)}"
-        case Stop.NO_WINDOW:
-            return f"waits: no KV memory of layers with windows: {name} {_lack_of_memory(one)}"
-        case Stop.NO_STATE_SLOT:
+        case Stop.NO_GROUP_MEMORY if one.memory.is_tokens:
+            return f"waits: no {one.memory.what}: {name} {_lack_of_memory(one)}"
+        case Stop.NO_GROUP_MEMORY:
             return (
-                f"waits: no slot for a state is left for {name}: all are those of running requests "
-                "(--max-mamba-cache-size)"
+                f"waits: no {one.memory.what} is left for {name}: all are those of running "
+                f"requests ({one.memory.option})"
             )
         case Stop.NO_ROW:
             limit = settings.max_running_requests

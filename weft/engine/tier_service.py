@@ -29,7 +29,7 @@ from weft.scheduler.features.tiers import TiersFeature, TierWait
 from weft.scheduler.history import EventKind
 from weft.scheduler.request import Request
 from weft.scheduler.settings import TierSettings
-from weft.scheduler.tiers.kv import TieredKv
+from weft.scheduler.tiers.transfers import Transfers
 
 # Bytes that are written at once: this much memory is locked for a write.
 WRITE_BYTES = 64_000_000
@@ -77,12 +77,12 @@ class TierService(Service):
     name = "the stored cache"
 
     def __init__(self, core: EngineCore, feature: TiersFeature, tiers: Tiers) -> None:
-        kv = core.scheduler.kv
-        assert isinstance(kv, TieredKv), "there is a store, and memory that does not know of it"
-        kv.tiers = tiers
+        settings = core.scheduler.settings.tiers
+        assert settings is not None, "there is a store, and settings that do not know of it"
         self._core = core
         self.feature = feature
-        self._kv = kv
+        self._kv = core.scheduler.kv
+        self._transfers = Transfers(self._kv, settings, tiers)
         self.tiers = tiers
         self._counters = core.scheduler.counters
         self._has_opened = False
@@ -106,17 +106,17 @@ class TierService(Service):
     @property
     def _is_open(self) -> bool:
         """Whether the store is open, for the weights in use."""
-        return self._has_opened and not self._is_shut and not self._kv.is_stale
+        return self._has_opened and not self._is_shut and not self._transfers.is_stale
 
     @property
     def _settings(self) -> TierSettings:
-        return self._kv.settings
+        return self._transfers.settings
 
     def wake_at(self) -> float:
         wake_at = math.inf
         for wait in self.feature.waiting.values():
             wake_at = min(wake_at, wait.until_s)
-        for transfer in self._kv.transfers.values():
+        for transfer in self._transfers.values():
             wake_at = min(wake_at, transfer.since_s + HUNG_S)
         for save in self.saves:
             wake_at = min(wake_at, save.until_s)
@@ -137,7 +137,7 @@ class TierService(Service):
         self._take(now)
         if self.feature.waiting:
             self._end_waits(now)
-        if self._kv.transfers:
+        if self._transfers:
             self._end_hung(now)
             self._begin()
 
@@ -148,7 +148,7 @@ class TierService(Service):
             self._save_oldest(now)
         if self.feature.worthy:
             self._write(now)
-        if self._kv.transfers:
+        if self._transfers:
             self._begin()
         if self.saves:
             self._answer_saves(now)
@@ -163,7 +163,7 @@ class TierService(Service):
         if not usable:
             return
         key = request.cache_key(request.packed[: usable * TOKEN_BYTES])
-        since = self._kv.resumable(key)
+        since = self._transfers.resumable(key)
         if since >= usable:
             return
         have = self._kv.cache.peek(key)
@@ -191,12 +191,12 @@ class TierService(Service):
         # If all tokens are cached, only the ending may be missing.
         start = min(have // block_len * block_len, end)
         whole = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
-        ticket = self._kv.reading(whole, start)
+        ticket = self._transfers.reading(whole, start)
         if ticket is not None:
             return ticket
         ratio = self._core.scheduler.prefills.new_token_ratio.current
         spare = spare_tokens(self._kv, ratio)
-        readable = start + self._kv.room(spare)
+        readable = start + self._transfers.room(spare)
         ending = NO_PAGES
         if end <= readable:
             reserved = self._kv.endings.reserve(end, spare - (end - start))
@@ -208,7 +208,7 @@ class TierService(Service):
         end = min(end, readable)
         part = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
         step = self._core.scheduler.planner.num_steps - 1
-        ticket = self._kv.read(part, start, step=step, now=now, ending=ending)
+        ticket = self._transfers.read(part, start, step=step, now=now, ending=ending)
         if ticket is None and len(ending):
             self._kv.endings.memory.give_back(ending)
         return ticket
@@ -218,7 +218,7 @@ class TierService(Service):
         first = self._core.loop.first_in_flight
         if first is None:
             first = self._core.scheduler.planner.num_steps
-        self._kv.begin(first)
+        self._transfers.begin(first)
 
     def _take(self, now: float) -> None:
         news = self.tiers.take()
@@ -226,9 +226,9 @@ class TierService(Service):
             return
         if news.has_opened:
             self._has_opened = True
-            self._kv.reopened()
+            self._transfers.reopened()
         for ticket, num_bytes in news.written:
-            self._kv.written(ticket)
+            self._transfers.written(ticket)
             self.num_bytes_written += num_bytes
             if not num_bytes and self._writing is not None:
                 self.feature.worthy.pop(self._writing, None)  # it cannot be written now
@@ -239,7 +239,9 @@ class TierService(Service):
             self._core.scheduler.memory_came_back()
 
     def _land(self, landed: Landed, now: float) -> None:
-        num_new = self._kv.land(landed.ticket, landed.num_tokens, has_ending=landed.has_ending)
+        num_new = self._transfers.land(
+            landed.ticket, landed.num_tokens, has_ending=landed.has_ending
+        )
         self.num_landed += num_new
         requests = self._core.scheduler.requests
         for id in self._waiting_for(landed.ticket):
@@ -264,30 +266,30 @@ class TierService(Service):
     def _end_waits(self, now: float) -> None:
         """Let requests continue whose time to wait is over."""
         for id, wait in list(self.feature.waiting.items()):
-            if now < wait.until_s and wait.ticket in self._kv.transfers:
+            if now < wait.until_s and wait.ticket in self._transfers:
                 continue
             del self.feature.waiting[id]
             late_ms = 1e3 * (now - wait.since_s)
             where = self._settings.where
             detail = f"nothing came from {where} in {late_ms:,.0f} ms: it computes its prompt"
             self._core.note(id, EventKind.STORED, detail, now)
-            if wait.ticket in self._kv.transfers and not self._waiting_for(wait.ticket):
-                self._kv.cancel(wait.ticket, now)
+            if wait.ticket in self._transfers and not self._waiting_for(wait.ticket):
+                self._transfers.cancel(wait.ticket, now)
 
     def _end_hung(self, now: float) -> None:
         """Cancel transfers that take too long. If a read does not end even then, its pages are
         quarantined, and the store is not used any more."""
-        for ticket, transfer in list(self._kv.transfers.items()):
+        for ticket, transfer in self._transfers.items():
             if now < transfer.since_s + HUNG_S:
                 continue
             is_lost = transfer.is_cancelled
             if not is_lost:
-                self._kv.cancel(ticket, now)
+                self._transfers.cancel(ticket, now)
             if is_lost or not transfer.is_reading:
                 self._shut(f"the {self._settings.where} does not answer")
             if is_lost:
                 log.error("pages_lost", pages=len(transfer.pages), after_s=2 * HUNG_S)
-                self._kv.give_up(ticket)
+                self._transfers.give_up(ticket)
                 self._core.settle()
                 self._core.scheduler.shrink()
 
@@ -315,7 +317,7 @@ class TierService(Service):
             feature.worthy.clear()
         if not feature.worthy or not self._is_open:
             return
-        if feature.waiting or self._kv.writing is not None:
+        if feature.waiting or self._transfers.writing is not None:
             return
         for _ in range(min(MAX_LOOKS, len(feature.worthy))):
             key = next(iter(feature.worthy))
@@ -328,7 +330,9 @@ class TierService(Service):
                 self._writing = None
                 continue
             step = self._core.scheduler.planner.num_steps - 1
-            self._kv.write(part.key, part.start, step=step, now=now, with_ending=part.with_ending)
+            self._transfers.write(
+                part.key, part.start, step=step, now=now, with_ending=part.with_ending
+            )
             self._writing = key
             self._writing_end = part.end
             return
@@ -337,7 +341,7 @@ class TierService(Service):
         """If memory is nearly used up, write the sequences that will be evicted next."""
         kv = self._kv
         feature = self.feature
-        if feature.worthy or kv.writing is not None or now < self._next_look_s:
+        if feature.worthy or self._transfers.writing is not None or now < self._next_look_s:
             return
         if not self._is_open or kv.allocator.num_free * LOW_PART > kv.allocator.num_pages:
             return
@@ -353,7 +357,7 @@ class TierService(Service):
         """The next part of a sequence to write; None: there is none."""
         block_len = self._settings.block_len
         most = max(WRITE_BYTES // max(self._settings.block_bytes, 1), 1)
-        for place in self._kv.places(key):
+        for place in self._transfers.places(key):
             beginning = CacheKey(key.namespace, key.tokens[: place * TOKEN_BYTES])
             present = self.tiers.lacks(beginning)
             if present.num_tokens >= place and present.can_resume:
@@ -374,7 +378,7 @@ class TierService(Service):
         """Read the stored part of a sequence that is not cached, if there is memory for it."""
         if not self._is_open:
             return
-        since = self._kv.resumable(key)
+        since = self._transfers.resumable(key)
         have = self._kv.cache.peek(key)
         found = self.tiers.seek(_id_of_pin(key), key, have, since)
         if found.num_tokens - since >= self.block_len:
@@ -402,7 +406,7 @@ class TierService(Service):
     def told(self, reply: GetCacheReply) -> GetCacheReply:
         """The reply with the numbers of the store."""
         report = self.tiers.report()
-        num_reading = sum(one.is_reading for one in self._kv.transfers.values())
+        num_reading = sum(one.is_reading for one in self._transfers.values())
         num_hits = self.feature.num_hits
         return msgspec.structs.replace(
             reply,
@@ -426,7 +430,7 @@ class TierService(Service):
             dropped_blocks=report.dropped_blocks,
             faults=report.faults,
             reading=num_reading,
-            writing=len(self._kv.transfers) - num_reading,
+            writing=len(self._transfers) - num_reading,
             waiting_requests=len(self.feature.waiting),
         )
 
@@ -446,7 +450,7 @@ class TierService(Service):
         """Delete everything that is stored. Returns the number of deleted blocks of this model."""
         num_blocks = self.tiers.report().num_blocks
         self.feature.worthy.clear()
-        self._kv.cancel_writes()
+        self._transfers.cancel_writes()
         self.tiers.clear()
         return num_blocks
 
@@ -460,7 +464,7 @@ class TierService(Service):
         self._core.hooks.begin_work(self)
 
     def _answer_saves(self, now: float) -> None:
-        is_done = not self.feature.worthy and self._kv.writing is None
+        is_done = not self.feature.worthy and self._transfers.writing is None
         for save in list(self.saves):
             if not is_done and self._is_open and now < save.until_s:
                 continue

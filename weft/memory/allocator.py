@@ -7,6 +7,9 @@ faults; `accounting/audit.py` checks that each page has exactly one owner.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, LongArray
@@ -201,3 +204,31 @@ def slots_of(pages: IntArray, page_size: int) -> IntArray:
 
 def num_pages_for(num_tokens: int, page_size: int) -> int:
     return -(-num_tokens // page_size)
+
+
+class JoinedWrites(NamedTuple):
+    """The fields of `plan.step.TableWrites`."""
+
+    rows: IntArray  # [W]
+    starts: IntArray  # [W]
+    lens: IntArray  # [W]
+    slots: IntArray  # [sum of lens]
+
+
+def joined(writes: Sequence[Write]) -> JoinedWrites:
+    """Changes of a table of slots as arrays; there is at least one."""
+    rows: list[int] = []
+    starts: list[int] = []
+    lens: list[int] = []
+    slots: list[IntArray] = []
+    for row, start, pointed in writes:
+        rows.append(row)
+        starts.append(start)
+        lens.append(len(pointed))
+        slots.append(pointed)
+    return JoinedWrites(
+        rows=np.array(rows, dtype=np.int32),
+        starts=np.array(starts, dtype=np.int32),
+        lens=np.array(lens, dtype=np.int32),
+        slots=np.concatenate(slots),
+    )

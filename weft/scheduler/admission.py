@@ -23,11 +23,12 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.memory.allocator import num_pages_for
 from weft.memory.prefix_cache import TOKEN_BYTES, Handle
+from weft.scheduler.groups.protocol import GroupBudget, Lack, Shortage
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request
+from weft.scheduler.settings import CLIP_MAX_NEW_TOKENS
 
-CLIP_MAX_NEW_TOKENS = 4096  # a request is not expected to generate more tokens
 INIT_RATIO = 0.7
 MIN_FACTOR = 0.14
 DECAY_STEPS = 600
@@ -109,29 +110,6 @@ class AddResult(Enum):
     PASSED_OVER = "passed over"  # only this request must wait; others may go before it
 
 
-class Lack(Enum):
-    MEMORY = "memory"  # of the KV pool
-    WINDOWS = "windows"  # memory of the layers with windows
-    STATES = "states"  # a slot for the request's state
-    TOKENS = "tokens"  # tokens of this step
-    TIME = "time"  # time of this step: running requests wait for their next token
-    OPEN_PROMPT = "open prompt"  # another prompt is open, and at most one may be
-    ENCODER = "encoder"  # work of the encoder of pictures, videos and sounds in this step
-
-
-class Shortage(NamedTuple):
-    """Why a request was refused. The numbers are of that moment: `needed` is above `available`.
-
-    They count tokens of memory or of the step; if time was short, the tokens for which there was
-    time.
-    """
-
-    lack: Lack
-    needed: int
-    available: int
-    free: int = 0  # tokens of memory that are free or evictable, including those promised to others
-
-
 class Head(NamedTuple):
     """The first tokens that a request has to compute, and their position in the cache."""
 
@@ -167,7 +145,8 @@ class PrefillAdder:
     `reserved` are tokens that running requests are expected to need. `mixed_tokens` and `mixed_kv`
     are the tokens and the memory that decode requests take that join this step. `is_alone`: no
     request runs and no chunk is open. `budget`: how long the step may take, where prompts are cut.
-    `pieces`: the budgets of the features in use.
+    `groups`: the budgets of layers with memory of their own. `pieces`: the budgets of the features
+    in use.
     """
 
     def __init__(
@@ -181,6 +160,7 @@ class PrefillAdder:
         mixed_tokens: int = 0,
         mixed_kv: int = 0,
         budget: StepBudget | None = None,
+        groups: Sequence[GroupBudget] = (),
         pieces: Sequence[PieceBudget] = (),
     ) -> None:
         self._kv = kv
@@ -195,6 +175,7 @@ class PrefillAdder:
         self.rem_step_tokens = step_tokens - mixed_tokens
         self._is_alone = is_alone
         self._budget = budget
+        self._groups = groups
         self._pieces = pieces
         self.can_run: list[Request] = []
         self.new_chunked_req: Request | None = None
@@ -204,7 +185,10 @@ class PrefillAdder:
     @property
     def rem_total_tokens(self) -> float:
         """Memory left, minus the tokens that are expected to be generated."""
-        return self._kv.available - self._total_offset
+        left = self._rem_pool_tokens
+        for group in self._groups:
+            left = min(left, group.tokens_left)
+        return left
 
     @property
     def cur_rem_tokens(self) -> int:
@@ -300,6 +284,11 @@ class PrefillAdder:
 
     def _no_token(self, request: Request, extend: int, reserve: int) -> AddResult:
         """Note how much memory was there. Called before the lock is given back: that changes it."""
+        for group in self._groups:
+            shortage = group.shortage(request, extend, reserve)
+            if shortage is not None:
+                self.shortage = shortage
+                return AddResult.NO_TOKEN
         needed = self._pages_of(extend)
         if reserve or not self._is_alone or self.can_run:
             # One token is left over: what runs must be able to go on.
@@ -310,7 +299,12 @@ class PrefillAdder:
 
     def _no_page(self) -> Shortage:
         """There is no memory for another page of the open prompt."""
-        available = max(self.cur_rem_tokens, 0)
+        cur_rem_tokens = self.cur_rem_tokens
+        for group in self._groups:
+            shortage = group.no_page(cur_rem_tokens)
+            if shortage is not None:
+                return shortage
+        available = max(cur_rem_tokens, 0)
         return Shortage(Lack.MEMORY, self._page_size, available, self._kv.available)
 
     def _cut_short(self, extend: int, limit: int) -> Shortage:
@@ -320,18 +314,34 @@ class PrefillAdder:
 
     def lacking(self, request: Request) -> float:
         """Memory that a request lacks to be admitted while others run. It may come in below 0."""
-        own = self._pages_of(request.remaining_prefill)
-        needed = own + self._page_size + self._expected_new(request)
-        return needed - self.rem_total_tokens
+        extend = request.remaining_prefill
+        reserve = self._expected_new(request)
+        needed = self._pages_of(extend) + self._page_size + reserve
+        lacking = needed - self._rem_pool_tokens
+        for group in self._groups:
+            lacking = max(lacking, group.lacking(request, extend, reserve))
+        return lacking
+
+    @property
+    def _rem_pool_tokens(self) -> float:
+        """`rem_total_tokens` of the pool alone, without the groups."""
+        return self._kv.rest - self._total_offset
 
     def _fits(self, request: Request, extend: int, reserve: int) -> bool:
         charged = self._pages_of(extend)
-        if not reserve and self._is_alone and not self.can_run:
-            return charged <= self.rem_total_tokens
-        # Besides its tokens a page of slack: the last one may be begun and not full.
-        return charged + self._page_size + reserve < self.rem_total_tokens
+        is_alone = self._is_alone and not self.can_run
+        if not reserve and is_alone:
+            fits = charged <= self._rem_pool_tokens
+        else:
+            # Besides its tokens a page of slack: the last one may be begun and not full.
+            fits = charged + self._page_size + reserve < self._rem_pool_tokens
+        for group in self._groups:
+            fits = fits and group.fits(request, extend, reserve, is_alone=is_alone)
+        return fits
 
     def _take(self, request: Request, extend: int, reserve: int) -> None:
+        for group in self._groups:
+            group.take(request, extend, reserve)
         charged = self._pages_of(extend)
         self._total_offset += charged + self._page_size + reserve
         self._current_offset += charged
@@ -381,6 +391,13 @@ class PrefillAdder:
         return min(request.max_len - request.fill_len, CLIP_MAX_NEW_TOKENS)
 
 
+def prefix_sharing(kv: KvMemory) -> PrefixSharing:
+    """What makes the requests of one pass wait for a prefix that another one computes."""
+    if kv.resumes_everywhere:
+        return PrefixSharing(kv)
+    return CopySharing(kv)
+
+
 class PrefixSharing:
     """Keeps requests of one batch from computing the same new prefix twice (in-batch prefix
     caching). One object for each pass.
@@ -422,3 +439,36 @@ class PrefixSharing:
         start = request.prefix.length * TOKEN_BYTES
         end = min(start + self._span, length * TOKEN_BYTES)
         return Head(key.namespace, request.prefix.handle, key.tokens[start:end])
+
+
+class CopySharing(PrefixSharing):
+    """For memory that can resume a prefix only where a copy of a state was left: a request waits
+    for the prefix of another one only if that one will leave a copy in the part that both have in
+    common."""
+
+    def __init__(self, kv: KvMemory) -> None:
+        super().__init__(kv)
+        self._kv = kv
+        # of picked requests, up to their next copy
+        self._beginnings: list[tuple[str, bytes]] = []
+
+    def defers(self, request: Request) -> bool:
+        namespace, tokens = request.cache_key(request.packed)
+        # The last token is computed even if it is cached.
+        reusable = tokens[: request.reusable_len * TOKEN_BYTES]
+        found = request.prefix.length * TOKEN_BYTES
+        for other_namespace, beginning in self._beginnings:
+            if len(beginning) <= found or other_namespace != namespace:
+                continue
+            if reusable.startswith(beginning):
+                self.num_deferred += 1
+                return True
+        return False
+
+    def picked(self, request: Request) -> None:
+        if not self._shares or not request.message.shares_kv:
+            return
+        namespace, tokens = request.cache_key(request.packed)
+        length = self._kv.next_copy(request)
+        if length > request.kv_len:
+            self._beginnings.append((namespace, tokens[: length * TOKEN_BYTES]))

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
+
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # finished requests that are remembered
 MAX_PASSES = 2_048
@@ -162,8 +164,7 @@ class Stop(Enum):
     FULL = "full"  # an earlier pass could admit no more, and no request has ended since
     NO_ROW = "no row"  # as many requests run as are allowed
     NO_TOKEN = "no token"  # no KV memory
-    NO_WINDOW = "no window"  # no memory of the layers with windows
-    NO_STATE_SLOT = "no state slot"  # all slots for states are used
+    NO_GROUP_MEMORY = "no group memory"  # of layers with memory of their own
     BUDGET = "budget"  # the tokens of one step are used up
     TIME = "time"  # the time of one step is used up
     OPEN_PROMPT = "open prompt"  # the prompt would have to be cut, but another prompt is open
@@ -177,7 +178,7 @@ class Stop(Enum):
 
 
 # Reasons after which the batch is full.
-_FILLED = frozenset({Stop.FULL, Stop.NO_ROW, Stop.NO_TOKEN, Stop.NO_WINDOW, Stop.NO_STATE_SLOT})
+_FILLED = frozenset({Stop.FULL, Stop.NO_ROW, Stop.NO_TOKEN, Stop.NO_GROUP_MEMORY})
 
 
 class SchedulingPass:
@@ -193,6 +194,7 @@ class SchedulingPass:
         "last_s",
         "last_step",
         "last_walk",
+        "memory",
         "needed",
         "stop",
         "times",
@@ -212,6 +214,7 @@ class SchedulingPass:
         # tokens of memory that were free or evictable; some of them are reserved for running
         # requests
         self.free = 0
+        self.memory = KV_MEMORY  # which memory was short
         self.times = 0
 
     def goes_on(self, stop: Stop, id: int) -> bool:
@@ -444,6 +447,7 @@ class RequestHistory:
         needed: int = 0,
         available: int = 0,
         free: int = 0,
+        memory: MemoryName = KV_MEMORY,
     ) -> None:
         """Record that the current walk left requests waiting. A walk that did not begin, because
         nothing has changed since the batch was full, counts with the pass that filled the batch."""
@@ -460,6 +464,7 @@ class RequestHistory:
             last.needed = needed
             last.available = available
             last.free = free
+            last.memory = memory
         last.times += 1
 
     def _event(self, now: float, step: int, kind: EventKind, detail: str) -> Event:

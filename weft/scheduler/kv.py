@@ -2,78 +2,154 @@
 tokens to the cache.
 
 `KvMemory` combines rows, allocator and prefix cache, so that the rest of the scheduler does not
-deal with pages. Steps run on the device in the order in which they are launched. Therefore pages
-may be shared before a launched step has written them, and freed before it has read them: their next
-user is a later step. This module knows no queue, policy or plan.
+deal with pages. Layers with memory of their own are its `groups` (`groups/protocol.py`); whoever
+uses pages without a request is one of its `holders`.
+
+Steps run on the device in the order in which they are launched. Therefore pages may be shared
+before a launched step has written them, and freed before it has read them: their next user is a
+later step. This module knows no queue, policy or plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 
 from weft.arrays import IntArray, LongArray
 from weft.memory.accounting.audit import Fault, audit, find_faults
-from weft.memory.allocator import PageAllocator, RowTable, Write, num_pages_for, slots_of
+from weft.memory.accounting.holders import HeldEnding, Holder
+from weft.memory.allocator import PageAllocator, RowTable, joined, num_pages_for, slots_of
 from weft.memory.handoff.leases import Leases
 from weft.memory.media.borders import border_before
 from weft.memory.pins import Pins
-from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Inserted, PrefixCache
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle, Inserted, PrefixCache
+from weft.memory.tiers.endings import Endings, NoEndings
 from weft.plan.step import Plan, TableWrites
+from weft.scheduler.groups.protocol import GroupBudget, KvGroup, PassFacts
 from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
 
+NO_ENDINGS = NoEndings()  # of all models in which every page can be resumed
+POOL = ""  # the pool of all layers without a group, in reports of faults
 EMPTIED = "the cache was emptied"  # reason for the loss of a pin
 OTHER_WEIGHTS = "the weights were changed"
 
 
+Landing = Callable[[IntArray], None]
+
+
 class KvMemory:
-    # A firm pin makes its memory unavailable. Where more than K and V of a prefix must be kept,
-    # pins are removed when memory is needed, as those of sessions are.
-    pins_firmly = True
+    """`groups`: layers with memory of their own, which share `pins` and report their `endings`.
+    `keeps_items_whole`: the tokens of a picture see each other both ways, so that no prefix ends
+    inside one. `repeats_runs`: a step may compute the run of the step before again, whose drafts
+    are not compared yet.
+    """
 
     def __init__(
-        self, rows: RowTable, allocator: PageAllocator, cache: PrefixCache, columns: Columns
+        self,
+        rows: RowTable,
+        allocator: PageAllocator,
+        cache: PrefixCache,
+        columns: Columns,
+        *,
+        pins: Pins | None = None,
+        groups: Sequence[KvGroup] = (),
+        endings: Endings = NO_ENDINGS,
+        keeps_items_whole: bool = False,
+        repeats_runs: bool = False,
     ) -> None:
         self.rows = rows
         self.allocator = allocator
         self.cache = cache
         self.columns = columns
-        self.pins = Pins(cache)
-        self.leases = Leases(cache)
+        self.groups = tuple(groups)
+        self.pins = pins or Pins(cache)
+        self.endings = endings
+        self.leases = Leases(cache, self.endings)
+        self.holders: list[Holder] = [self.leases]
         self.page_size = allocator.page_size
-        # The tokens of a picture see each other both ways: no prefix ends inside one.
-        self.keeps_items_whole = False
-        # Whether a step may compute the run of the step before again, whose drafts are not compared
-        # yet.
-        self.repeats_runs = False
+        self._keeps_items_whole = keeps_items_whole
+        self._repeats_runs = repeats_runs
+        # The request of the last call of `match`, and how many of its tokens are cached, even if
+        # some group cannot resume after them.
+        self._found_id = -1
+        self._found_len = 0
+        self._landings: list[Landing] = []
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit into the pool, without its quarantined pages."""
-        allocator = self.allocator
-        num_pages = allocator.num_pages - len(allocator.quarantined)
-        return num_pages * self.page_size
+        """Tokens of the longest request that can run."""
+        capacity = self._pool_tokens
+        for group in self.groups:
+            capacity = group.longest(capacity)
+        return capacity
 
     @property
-    def available(self) -> int:
-        """Tokens that could be allocated now: free, evictable or pinned (pins are removed)."""
+    def rest(self) -> int:
+        """Tokens that could be allocated now in the pool: free, evictable or pinned (pins are
+        removed)."""
         cache = self.cache
         num_pages = self.allocator.num_free + cache.evictable_pages + cache.pinned_pages
         return num_pages * self.page_size
 
+    @property
+    def available(self) -> int:
+        """Tokens that could be allocated now, in the pool and in all groups."""
+        available = self.rest
+        for group in self.groups:
+            in_group = group.available
+            if in_group is not None:
+                available = min(available, in_group)
+        return available
+
+    @property
+    def pins_firmly(self) -> bool:
+        """Whether a firm pin keeps everything of a prefix."""
+        return all(group.pins_firmly for group in self.groups)
+
+    @property
+    def resumes_everywhere(self) -> bool:
+        """Whether a cached prefix can be resumed after each of its pages."""
+        return all(group.resumes_everywhere for group in self.groups)
+
+    def new_budgets(self, facts: PassFacts) -> list[GroupBudget]:
+        """The budgets of the groups in one pass over the queue."""
+        return [group.new_budget(facts) for group in self.groups]
+
+    def add_holder(self, holder: Holder) -> None:
+        """`holder` uses memory from now on. It is asked before the leases."""
+        self.holders.insert(0, holder)
+
+    def on_landing(self, landing: Landing) -> None:
+        """Call `landing` with the pages that came from outside of the pool, whenever some are in
+        the cache."""
+        self._landings.append(landing)
+
+    def landed(self, pages: IntArray) -> None:
+        """Pages from outside of the pool are in the cache now."""
+        for landing in self._landings:
+            landing(pages)
+
     # A waiting request
 
     def match(self, request: Request, most: int | None = None) -> None:
-        """Find the cached prefix of a waiting request in its first `most` tokens; None: in all
-        tokens that it may reuse."""
+        """Find the cached prefix of a waiting request in its first `most` tokens, up to where all
+        groups can resume it; None: in all tokens that it may reuse."""
         if most is None:
             most = request.reusable_len
         reusable = request.packed[: most * TOKEN_BYTES]
         handle, length, pages = self.cache.match(request.cache_key(reusable))
+        self._found_id = request.id
+        self._found_len = length
+        if self.groups and handle is not None:
+            node, length = self._resumable(handle, length)
+            if node is not handle:
+                handle = node
+                pages = self.cache.pages_of(node)
         request.prefix = CachedPrefix(handle, length, pages, is_locked=False)
         request.kv_len = length
-        if self.keeps_items_whole:
+        if self._keeps_items_whole:
             self._leave_items_whole(request)
 
     def lock(self, request: Request) -> None:
@@ -81,12 +157,36 @@ class KvMemory:
         handle, length, pages, _ = request.prefix
         self.cache.lock(handle)
         request.prefix = CachedPrefix(handle, length, pages, is_locked=True)
+        if self.groups:
+            found_len = self._found_len if self._found_id == request.id else length
+            for group in self.groups:
+                group.lock(request, found_len)
 
     def unlock(self, request: Request) -> None:
         handle, length, pages, is_locked = request.prefix
         if is_locked:
             self.cache.unlock(handle)
             request.prefix = CachedPrefix(handle, length, pages, is_locked=False)
+        for group in self.groups:
+            group.unlock(request, handle)
+
+    def next_copy(self, request: Request) -> int:
+        """The length in tokens at which a picked request will leave the next point where others can
+        resume; 0: none. Only if not `resumes_everywhere`."""
+        copies = [group.next_copy(request) for group in self.groups if not group.resumes_everywhere]
+        return max(copies)
+
+    def alloc(self, num_pages: int, owners: int | LongArray) -> IntArray:
+        """Allocate pages for requests (`owners`: their ids), and evict cached pages if too few are
+        free.
+
+        The checks at admission and before decoding have made sure that there are enough.
+        """
+        missing = num_pages - self.allocator.num_free
+        if missing > 0:
+            self.pins.unpin_for(missing)
+            self.allocator.free(self.cache.evict(missing))
+        return self.allocator.alloc(num_pages, owners)
 
     # A request with a row
 
@@ -100,6 +200,8 @@ class KvMemory:
             self.cache.count_hit(handle)
             # The row has the slots now, so the pages need not be kept here, too.
             request.prefix = CachedPrefix(handle, length, NO_PAGES, is_locked)
+        for group in self.groups:
+            group.take_row(request)
 
     def extend(self, request: Request) -> IntArray:
         """Allocate the slots [extend_len] of the tokens that the planned step computes.
@@ -111,19 +213,25 @@ class KvMemory:
         start = request.kv_len
         extend_len = request.extend_end - start
         assert start % page_size == 0
-        pages = self._alloc(num_pages_for(extend_len, page_size), request.id)
+        pages = self.alloc(num_pages_for(extend_len, page_size), request.id)
         begin = start // page_size
         self.rows.pages[request.row, begin : begin + len(pages)] = pages
+        for group in self.groups:
+            group.extend(request)
         return slots_of(pages, page_size)[:extend_len]
 
     def slots_again(self, request: Request, start: int) -> IntArray:
         """The slots of the planned tokens from `start` on, which an earlier step has allocated: the
         next step writes more layers of them."""
+        for group in self.groups:
+            group.slots_again(request, start)
         return self.rows.slots_of(request.row, start, request.extend_end)
 
     def withdraw(self, request: Request, start: int) -> None:
         """Free the pages of the tokens from `start` on, a page border: only some of their layers
         were computed, and the rest will not be."""
+        for group in self.groups:
+            group.withdraw(request, start)
         pages = self.rows.pages_of(request.row, start, request.kv_len)
         self.allocator.free(pages)
         request.kv_len = start
@@ -134,7 +242,7 @@ class KvMemory:
         yet counts again."""
         columns = self.columns
         starts = columns.kv_len[rows]
-        if self.repeats_runs:
+        if self._repeats_runs:
             starts = np.minimum(starts, columns.known_len[rows])
         num_tokens = columns.seq_len[rows] - starts
         return int(num_tokens.sum())
@@ -156,6 +264,8 @@ class KvMemory:
 
     def decode_fits(self, rows: IntArray) -> bool:
         """Whether there is memory for the next decode step of `rows`."""
+        for group in self.groups:
+            group.before_decode(rows)
         available = self.available
         # Usually there is memory even if each token began a page, and that count takes half the
         # time.
@@ -171,6 +281,11 @@ class KvMemory:
         those that have slots. A token that begins a page takes a new page; every other token uses
         the row's last page.
         """
+        if self.groups:
+            # A row has one entry for each of its tokens.
+            is_first = positions == self.columns.kv_len[rows]
+            for group in self.groups:
+                group.before_decode(rows[is_first])
         page_size = self.page_size
         num_before = positions // page_size  # pages of the row that are full
         # Positions are not negative: this is `%`, in a third of the time.
@@ -181,9 +296,11 @@ class KvMemory:
         # New pages first: other tokens may be on a page that begins in this call.
         if np.count_nonzero(begins_page):
             new_rows = rows[begins_page]
-            pages = self._alloc(len(new_rows), self.columns.ids[new_rows])
+            pages = self.alloc(len(new_rows), self.columns.ids[new_rows])
             table[places[begins_page]] = pages
         slots: IntArray = table.take(places) * page_size + in_page
+        for group in self.groups:
+            group.extend_running(rows, positions)
         return slots
 
     def cut(self, row: int, kv_len: int) -> None:
@@ -191,6 +308,8 @@ class KvMemory:
         tokens on the last page will be overwritten."""
         begin = num_pages_for(kv_len, self.page_size) * self.page_size
         end = int(self.columns.kv_len[row])
+        for group in self.groups:
+            group.cut(row, kv_len, end)
         if begin < end:
             self.allocator.free(self.rows.pages_of(row, begin, end))
         self.columns.kv_len[row] = kv_len
@@ -219,6 +338,8 @@ class KvMemory:
         self.unlock(request)
         request.prefix = CachedPrefix(inserted.handle, inserted.length, NO_PAGES, is_locked=True)
         self.columns.cached_len[request.row] = inserted.length
+        for group in self.groups:
+            group.shared(request)
 
     def release(self, request: Request, *, keep: bool = True) -> None:
         """Free the row and the pages of a request (SGLang: cache_finished_req).
@@ -227,25 +348,33 @@ class KvMemory:
         unless another request uses them, including those that were shared before they were known to
         be invalid.
         """
+        row = request.row
+        num_computed = int(self.columns.kv_len[row])
+        inserted: Inserted | None = None
         if keep:
             inserted = self._insert(request)
             # The lock is still on the old handle; until it is released, only the new length counts.
             handle, _, pages, is_locked = request.prefix
             request.prefix = CachedPrefix(handle, inserted.length, pages, is_locked)
-            self.columns.cached_len[request.row] = inserted.length
+            self.columns.cached_len[row] = inserted.length
+        else:
+            self._before_dropping()
         self.allocator.free(self.owned_pages(request))
         self.unlock(request)
         if not keep:
             self.allocator.free(self.cache.forget(request.prefix.handle))
-        self.columns.clear(request.row)
-        self.rows.free(request.row)
+        self.columns.clear(row)
+        self.rows.free(row)
         request.row = NO_ROW
         request.prefix = NO_PREFIX
         request.kv_len = 0
+        for group in self.groups:
+            group.released(request, row, num_computed, inserted)
 
     def forget_prefix(self, key: CacheKey, keep: int) -> int:
         """Drop every sequence that begins with `key` from the cache, except pages in use and the
         first `keep` tokens. Returns the number of dropped tokens."""
+        self._before_dropping()
         kept = self.cache.match(CacheKey(key.namespace, key.tokens[: keep * TOKEN_BYTES]))
         self.cache.lock(kept.handle)
         pages = self.cache.forget_prefix(key)
@@ -259,9 +388,12 @@ class KvMemory:
 
     def reset_cache(self) -> None:
         """Empty the prefix cache. No request may have a lock in it; pins and leases are lost."""
+        for holder in self.holders:
+            holder.before_emptying(EMPTIED)
         self.pins.lose_all(EMPTIED)
-        self.leases.end_all(EMPTIED)
         self.allocator.free(self.cache.reset())
+        for holder in self.holders:
+            holder.after_emptying()
 
     def reset(self) -> None:
         """Free all rows and pages, and empty the cache. Reads no state that a fault may have
@@ -270,20 +402,24 @@ class KvMemory:
         The caller has saved the tokens of the requests with rows (`known_tokens`), and calls
         `forget_kv` for these requests.
         """
+        for holder in self.holders:
+            holder.before_reset(EMPTIED)
+        # Before the cache, so that the groups that listen to it find nothing left to do.
+        for group in self.groups:
+            group.reset()
+        self._found_id = -1
         self.pins.forget_all(EMPTIED)
-        self.leases.forget_all(EMPTIED)
         self.cache.drop()
         self.rows.reset()
         self.columns.reset()
         self.allocator.reset()
+        for holder in self.holders:
+            holder.after_reset()
 
     def weights_changed(self) -> None:
         """All KV until now, wherever it is, was computed with other weights than later KV."""
-        self.leases.lender.renew(OTHER_WEIGHTS)
-
-    def weights_reloaded(self) -> None:
-        """The weights are again those of the checkpoint, and nothing is cached."""
-        self.leases.lender.renew(OTHER_WEIGHTS)
+        for holder in self.holders:
+            holder.weights_changed(OTHER_WEIGHTS)
 
     def known_tokens(self, request: Request) -> bytes:
         """The tokens of a request whose ids are known, packed."""
@@ -296,13 +432,15 @@ class KvMemory:
         """The changes of the row table for the next plan."""
         if not self.rows.writes:
             return None
-        return table_writes(self.rows.take_writes())
+        return TableWrites(*joined(self.rows.take_writes()))
 
     def with_groups(self, plan: Plan) -> Plan:
         """The plan with the slots of layers that have memory of their own.
 
         Called once for each plan, after all its memory has been allocated.
         """
+        for group in self.groups:
+            plan = group.with_slots(plan)
         return plan
 
     # When memory runs out
@@ -310,17 +448,32 @@ class KvMemory:
     def reclaim(self) -> bool:
         """Ask for memory back that neither requests nor the prefix cache use. Returns whether some
         will come back later."""
-        self.leases.end_all("its memory was needed")
-        return False
+        awaited = [holder.reclaim() for holder in self.holders]
+        return any(awaited)
 
     def lacking(self, rows: IntArray, num_ahead: int) -> int:
         """Tokens of memory that are missing for the next decode step of `rows`, and for `num_ahead`
         tokens of each row."""
-        needed = max(self.decode_pages(rows) * self.page_size, len(rows) * num_ahead)
-        return needed - self.available
+        num_tokens = self.decode_pages(rows) * self.page_size
+        lacking = max(num_tokens, len(rows) * num_ahead) - self.rest
+        for group in self.groups:
+            lacking = max(lacking, group.lacking(rows, num_tokens, num_ahead))
+        return lacking
 
     def freed_tokens(self, request: Request) -> int:
-        """Tokens of memory that become available if this request is retracted."""
+        """Tokens that become available if this request is retracted, in the memory of which the
+        smallest part is left."""
+        tightest: KvGroup | None = None
+        rest = self.rest
+        num_pages = self.allocator.num_pages
+        for group in self.groups:
+            in_group = group.available
+            if in_group is not None and in_group * num_pages <= rest * group.num_pages:
+                tightest = group
+                rest = in_group
+                num_pages = group.num_pages
+        if tightest is not None:
+            return tightest.freed_tokens(request)
         num_computed = int(self.columns.kv_len[request.row])
         own = num_pages_for(num_computed - request.prefix.length, self.page_size)
         # Nodes that it shares with other requests stay locked by them.
@@ -331,26 +484,45 @@ class KvMemory:
 
     def usage(self) -> dict[str, int]:
         """The fields of `Stats` about memory that requests own, or lock in the cache."""
-        return {"kv_used": self.capacity - self.available}
+        usage = {"kv_used": self._pool_tokens - self.rest}
+        for group in self.groups:
+            usage.update(group.usage())
+        return usage
 
     def audit(self, requests: Mapping[str, Request]) -> None:
         """Check the owner of every page. `requests` are those with a row, by name. Raises
         AccountingError."""
+        held = self._held_endings()
         audit(self.allocator, self.cache, self._owned_by(requests))
+        for group in self.groups:
+            group.audit(requests, held)
         assert not self.imbalance, f"the sum of all pages is off by {self.imbalance}"
 
     def find_faults(self, requests: Mapping[str, Request]) -> list[Fault]:
         """The pages that do not have exactly one owner. Raises AccountingError for a page outside
         of the pool."""
-        return find_faults(self.allocator, self.cache, self._owned_by(requests))
+        held = self._held_endings()
+        faults = find_faults(self.allocator, self.cache, self._owned_by(requests))
+        for group in self.groups:
+            faults += group.find_faults(requests, held)
+        return faults
 
     def quarantine(self, faults: Sequence[Fault]) -> None:
         """Take the faulty pages out of use, now or when their owners free them."""
         for fault in faults:
-            self.allocator.quarantine(fault.page, is_owned=fault.is_owned)
+            if fault.pool == POOL:
+                self.allocator.quarantine(fault.page, is_owned=fault.is_owned)
+        held = self._held_endings()
+        for group in self.groups:
+            own = [fault for fault in faults if fault.pool == group.pool]
+            if own:
+                group.quarantine(own, held)
 
     def last_owner(self, fault: Fault) -> int:
         """The id of the request that owned the page last, or NOBODY."""
+        for group in self.groups:
+            if fault.pool == group.pool:
+                return group.last_owner(fault)
         return int(self.allocator.last_owner[fault.page])
 
     def owned_pages(self, request: Request) -> IntArray:
@@ -360,25 +532,59 @@ class KvMemory:
 
     @property
     def num_owned(self) -> int:
-        """Pages that requests own, without those of the cache, computed from their rows. Takes a
-        few microseconds."""
+        """Pages that requests and holders own, without those of the cache, computed from their
+        rows. Takes a few microseconds."""
         num_tokens = self.columns.kv_len - self.columns.cached_len
         if self.page_size > 1:
             num_tokens += self.page_size - 1  # a partly filled page counts
             num_tokens //= self.page_size
-        return int(np.add.reduce(num_tokens))
+        num_owned = int(np.add.reduce(num_tokens))
+        for holder in self.holders:
+            num_owned += holder.num_owned
+        return num_owned
 
     @property
     def imbalance(self) -> int:
         """free + quarantined + cached + owned - all: pages that are counted twice, or, if negative,
-        not at all."""
+        not at all; of a group, if that of the pool is right."""
         allocator = self.allocator
         cache = self.cache
         cached = cache.evictable_pages + cache.pinned_pages + cache.protected_pages
         not_free = len(allocator.quarantined) + cached + self.num_owned
-        return allocator.num_free + not_free - allocator.num_pages
+        imbalance = allocator.num_free + not_free - allocator.num_pages
+        # Two wrong sums must not cancel out.
+        for group in self.groups:
+            imbalance = imbalance or group.imbalance
+        return imbalance
 
     # Inside
+
+    @property
+    def _pool_tokens(self) -> int:
+        """Tokens that fit into the pool, without its quarantined pages."""
+        allocator = self.allocator
+        num_pages = allocator.num_pages - len(allocator.quarantined)
+        return num_pages * self.page_size
+
+    def _resumable(self, handle: Handle, length: int) -> tuple[Handle, int]:
+        """The longest part of a cached prefix that every group can resume."""
+        num_agreed = 0  # groups in succession that can resume there
+        for group in cycle(self.groups):
+            node, length = group.resumable(handle, length)
+            num_agreed = num_agreed + 1 if node is handle else 1
+            handle = node
+            if num_agreed == len(self.groups) or handle is None:
+                break
+        return handle, length
+
+    def _before_dropping(self) -> None:
+        """Computed tokens are invalid, or not wanted any more: the tree must be able to drop
+        them."""
+        for holder in self.holders:
+            holder.tokens_become_invalid()
+
+    def _held_endings(self) -> list[HeldEnding]:
+        return [ending for holder in self.holders for ending in holder.held_endings()]
 
     def _leave_items_whole(self, request: Request) -> None:
         """Shorten the matched prefix of a request so that it ends inside none of its items."""
@@ -387,11 +593,21 @@ class KvMemory:
             self.match(request, whole_len)
 
     def _owned_by(self, requests: Mapping[str, Request]) -> dict[str, IntArray]:
-        """The pages that each of the requests owns by itself."""
-        return {name: self.owned_pages(request) for name, request in requests.items()}
+        """The pages that each of the requests and of the holders owns by itself."""
+        owned = {name: self.owned_pages(request) for name, request in requests.items()}
+        for holder in self.holders:
+            owned.update(holder.owned())
+        return owned
 
     def _insert(self, request: Request) -> Inserted:
         """Insert the computed tokens with known ids into the cache; free the row's duplicates."""
+        since = request.prefix.length
+        inserted = self._insert_pages(request)
+        for group in self.groups:
+            group.inserted(request, inserted, since)
+        return inserted
+
+    def _insert_pages(self, request: Request) -> Inserted:
         before = request.prefix.length
         if not request.message.shares_kv:
             return Inserted(request.prefix.handle, before, before)
@@ -409,34 +625,3 @@ class KvMemory:
             # Another request has inserted the same tokens in the meantime: its pages are used.
             self.allocator.free(pages[before // page_size : present // page_size])
         return inserted
-
-    def _alloc(self, num_pages: int, owners: int | LongArray) -> IntArray:
-        """Allocate pages for requests (`owners`: their ids), and evict cached pages if too few are
-        free.
-
-        The checks at admission and before decoding have made sure that there are enough.
-        """
-        missing = num_pages - self.allocator.num_free
-        if missing > 0:
-            self.pins.unpin_for(missing)
-            self.allocator.free(self.cache.evict(missing))
-        return self.allocator.alloc(num_pages, owners)
-
-
-def table_writes(writes: Sequence[Write]) -> TableWrites:
-    """Changes of a table of slots, as a plan says them."""
-    rows: list[int] = []
-    starts: list[int] = []
-    lens: list[int] = []
-    slots: list[IntArray] = []
-    for row, start, pointed in writes:
-        rows.append(row)
-        starts.append(start)
-        lens.append(len(pointed))
-        slots.append(pointed)
-    return TableWrites(
-        rows=np.array(rows, dtype=np.int32),
-        starts=np.array(starts, dtype=np.int32),
-        lens=np.array(lens, dtype=np.int32),
-        slots=np.concatenate(slots),
-    )

@@ -16,17 +16,17 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.scheduler.admission import (
     AddResult,
-    Lack,
     NewTokenRatio,
     PieceBudget,
     PrefillAdder,
     PrefixSharing,
-    Shortage,
     careful_ratio,
     expected_tokens,
+    prefix_sharing,
 )
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks, QueueWalk
+from weft.scheduler.groups.protocol import Lack, PassFacts, Shortage
 from weft.scheduler.history import Counters, EventKind, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
@@ -43,8 +43,7 @@ MAX_PASSED_OVER = 64
 WAITS_FOR_ENCODER = "waits for the image encoder"
 STOPS = {
     Lack.MEMORY: Stop.NO_TOKEN,
-    Lack.WINDOWS: Stop.NO_WINDOW,
-    Lack.STATES: Stop.NO_STATE_SLOT,
+    Lack.GROUP: Stop.NO_GROUP_MEMORY,
     Lack.TOKENS: Stop.BUDGET,
     Lack.TIME: Stop.TIME,
     Lack.OPEN_PROMPT: Stop.OPEN_PROMPT,
@@ -68,10 +67,6 @@ class PrefillScheduler:
 
     `pace` says how long a step may take; None: any time.
     """
-
-    adder_type: type[PrefillAdder] = PrefillAdder  # the budgets of a pass
-    # makes requests wait for a prefix that another one computes
-    sharing_type: type[PrefixSharing] = PrefixSharing
 
     def __init__(
         self,
@@ -145,7 +140,7 @@ class PrefillScheduler:
             return None
         decode_rows = self._rows_to_mix()
         adder = self._new_adder(decode_rows, now)
-        sharing = self.sharing_type(self._kv)
+        sharing = prefix_sharing(self._kv)
         if self.chunked_req is not None:
             sharing.picked(self.chunked_req)
             self._continue_chunk(self.chunked_req, adder, now)
@@ -243,15 +238,18 @@ class PrefillScheduler:
         pieces: Sequence[PieceBudget] = ()
         if self._hooks.piece_budgets:
             pieces = self._hooks.new_piece_budgets(budget)
-        return self.adder_type(
+        ratio = self._ratio(now)
+        mixed_kv = kv.decode_pages(decode_rows) * settings.page_size if mixes else 0
+        return PrefillAdder(
             kv,
-            reserved=expected_tokens(kv.columns, running_rows, self._ratio(now)),
+            reserved=expected_tokens(kv.columns, running_rows, ratio),
             max_prefill_tokens=settings.max_prefill_tokens,
             chunked_prefill_size=self._piece_len,
             is_alone=not len(running_rows) and self.chunked_req is None,
             mixed_tokens=kv.decode_tokens(decode_rows) if mixes else 0,
-            mixed_kv=kv.decode_pages(decode_rows) * settings.page_size if mixes else 0,
+            mixed_kv=mixed_kv,
             budget=budget,
+            groups=kv.new_budgets(PassFacts(running_rows, ratio, mixed_kv)),
             pieces=pieces,
         )
 
@@ -421,6 +419,7 @@ class PrefillScheduler:
             needed=shortage.needed,
             available=shortage.available,
             free=shortage.free,
+            memory=shortage.memory,
         )
 
     def _note(self, now: float, request: Request, kind: EventKind, detail: str) -> None:
@@ -433,13 +432,9 @@ def lacking(shortage: Shortage | None) -> str:
     needed = shortage.needed
     available = shortage.available
     match shortage.lack:
-        case Lack.MEMORY:
+        case Lack.MEMORY | Lack.GROUP:
             return (
-                f"no KV memory to go on: {needed:,} tokens are needed, {available:,} are available"
-            )
-        case Lack.WINDOWS:
-            return (
-                f"no KV memory of layers with windows to go on: {needed:,} tokens are needed, "
+                f"no {shortage.memory.what} to go on: {needed:,} tokens are needed, "
                 f"{available:,} are available"
             )
         case Lack.ENCODER:

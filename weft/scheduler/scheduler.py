@@ -56,8 +56,7 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, features: Sequence[Feature] = ()) -> None:
         self.settings = settings
-        memory = make_memory(settings)
-        self.kv = memory.kv
+        self.kv = make_memory(settings)
         columns = self.kv.columns
         self.counters = Counters()
         self.history = RequestHistory()
@@ -85,7 +84,7 @@ class Scheduler:
             history=self.history,
             counters=self.counters,
         )
-        self.planner, self.prefills = make_steps(shared, memory.prefills)
+        self.planner, self.prefills = make_steps(shared)
         # The batch that ran last; its prefills are not in the running batch yet.
         self.last_batch: Batch | None = None
         self._now = 0.0  # time of the last call that passed it

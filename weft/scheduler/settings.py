@@ -47,6 +47,7 @@ class WindowSettings:
         return least_window_tokens(self.window, page_size, step_tokens) // page_size
 
 
+CLIP_MAX_NEW_TOKENS = 4096  # a request is not expected to generate more tokens
 LEAST_STATE_SLOTS = 2  # to run any request: a slot to read and a slot to write
 
 
@@ -175,6 +176,12 @@ class SchedulerSettings(SchedulingOptions):
         return self.max_step_ms > 0 or self.max_slowdown > 0
 
     @property
+    def repeats_runs(self) -> bool:
+        """Whether a step may compute the run of the step before again, whose drafts are not
+        compared yet. Pages before a window are freed while a run may still be computed again."""
+        return bool(self.draft_sources) and self.draft is None and self.windows is None
+
+    @property
     def draft_sources(self) -> tuple[str, ...]:
         """The names of the sources of drafts; empty: requests have no drafts. Raises
         SettingsError."""
@@ -254,10 +261,10 @@ class SchedulerSettings(SchedulingOptions):
                 f"split_prefill_layers is {self.split_prefill_layers}; prefills of a model with "
                 "layers that keep a state cannot be split"
             )
-        if self.windows is not None:
+        if self.windows is not None and (self.tiers is not None or self.handoff is not None):
             raise ValueError(
-                "layers with windows cannot have pages of their own in a model with layers that "
-                "keep a state"
+                "K and V of a model with layers with windows beside layers that keep a state "
+                "cannot be stored outside of the pool or handed to another server"
             )
         if states.num_slots < LEAST_STATE_SLOTS:
             raise ValueError(

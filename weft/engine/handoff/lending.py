@@ -38,7 +38,7 @@ class LendService(Service):
         self._handoff = handoff
         self._settings = settings
         self._leases = core.scheduler.kv.leases
-        self._leases.lender = handoff
+        self._leases.lend_through(handoff)
         # leases with the last step that was planned before them
         self._begun: list[tuple[int, Lease]] = []
         self.num_ended = 0  # leases that ended before they were returned

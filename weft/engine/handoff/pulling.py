@@ -25,8 +25,8 @@ from weft.scheduler.admission import spare_tokens
 from weft.scheduler.features.handoff import Pull, PullFeature
 from weft.scheduler.history import EventKind
 from weft.scheduler.request import Request
-from weft.scheduler.settings import HandoffSettings
-from weft.scheduler.tiers.kv import LARGEST_PART, TieredKv
+from weft.scheduler.settings import HandoffSettings, TierSettings
+from weft.scheduler.tiers.transfers import LARGEST_PART, Transfers
 
 # A cancelled transfer lands at once. If it does not within this time, its pages are lost.
 HUNG_S = 30.0
@@ -46,12 +46,11 @@ class PullService(Service):
         handoff: Handoff,
         settings: HandoffSettings,
     ) -> None:
-        kv = core.scheduler.kv
-        assert isinstance(kv, TieredKv), "KV comes, and memory does not know of it"
-        kv.tiers = handoff
         self._core = core
         self.feature = feature
-        self._kv = kv
+        self._kv = core.scheduler.kv
+        blocks = TierSettings(block_len=self._kv.page_size)
+        self._transfers = Transfers(self._kv, blocks, handoff)
         self._handoff = handoff
         self._settings = settings
         self._num_pulls = 0
@@ -65,7 +64,7 @@ class PullService(Service):
 
     def wake_at(self) -> float:
         wake_at = min((one.until_s for one in self.feature.pulls.values()), default=math.inf)
-        for transfer in self._kv.transfers.values():
+        for transfer in self._transfers.values():
             if transfer.is_cancelled:
                 wake_at = min(wake_at, transfer.since_s + HUNG_S)
         return wake_at
@@ -110,7 +109,7 @@ class PullService(Service):
         page_size = self._kv.page_size
         usable = request.reusable_len // page_size * page_size
         key = request.cache_key(request.packed[: usable * TOKEN_BYTES])
-        have = self._kv.resumable(key)
+        have = self._transfers.resumable(key)
         if have >= usable:
             detail = f"nothing is taken from {place}: {have:,} tokens are cached here"
             if not usable:
@@ -143,11 +142,11 @@ class PullService(Service):
         for number, pull in list(self.feature.pulls.items()):
             if pull.num_found and pull.ticket is None and not self._reserve(number, pull, now):
                 break  # later pulls must not overtake it
-        if self._kv.transfers:
+        if self._transfers:
             first = self._core.loop.first_in_flight
             if first is None:
                 first = self._core.scheduler.planner.num_steps
-            self._kv.begin(first)
+            self._transfers.begin(first)
 
     def _reserve(self, number: int, pull: Pull, now: float) -> bool:
         """Reserve pages for the next part of a pull, or end the pull if it is complete. Returns
@@ -156,7 +155,7 @@ class PullService(Service):
         page_size = kv.page_size
         end = min(pull.num_found, len(pull.key.tokens) // TOKEN_BYTES)
         whole = CacheKey(pull.key.namespace, pull.key.tokens[: end * TOKEN_BYTES])
-        if kv.resumable(whole) >= end:
+        if self._transfers.resumable(whole) >= end:
             self._end(number, now)
             return True
         # If all tokens are cached, only the ending is missing.
@@ -167,7 +166,7 @@ class PullService(Service):
         pull.needed = max(num_tokens, page_size)
         ratio = self._core.scheduler.prefills.new_token_ratio.current
         spare = spare_tokens(kv, ratio)
-        if kv.room(spare) < num_tokens:
+        if self._transfers.room(spare) < num_tokens:
             return False
         ending = NO_PAGES
         if start + num_tokens == end:
@@ -177,7 +176,7 @@ class PullService(Service):
             ending = reserved
         part = CacheKey(pull.key.namespace, pull.key.tokens[: (start + num_tokens) * TOKEN_BYTES])
         step = self._core.scheduler.planner.num_steps - 1
-        ticket = kv.read(part, start, step=step, now=now, ending=ending)
+        ticket = self._transfers.read(part, start, step=step, now=now, ending=ending)
         if ticket is None:
             if len(ending):
                 kv.endings.memory.give_back(ending)
@@ -189,7 +188,7 @@ class PullService(Service):
 
     def _land(self, landed: Landed) -> None:
         """Put the received tokens into the tree; the rest is fetched next."""
-        self.num_landed += self._kv.land(
+        self.num_landed += self._transfers.land(
             landed.ticket, landed.num_tokens, has_ending=landed.has_ending
         )
         for pull in self.feature.pulls.values():
@@ -205,8 +204,8 @@ class PullService(Service):
         if pull is None:
             return
         self._handoff.leave(number)
-        if pull.ticket is not None and pull.ticket in self._kv.transfers:
-            self._kv.cancel(pull.ticket, now)
+        if pull.ticket is not None and pull.ticket in self._transfers:
+            self._transfers.cancel(pull.ticket, now)
         for id in pull.ids:
             del self.feature.waiting[id]
         if reason:
@@ -255,11 +254,11 @@ class PullService(Service):
 
     def _end_hung(self, now: float) -> None:
         """Give up the pages of cancelled transfers that do not land."""
-        for ticket, transfer in list(self._kv.transfers.items()):
+        for ticket, transfer in self._transfers.items():
             if not transfer.is_cancelled or now < transfer.since_s + HUNG_S:
                 continue
             log.error("pages_lost", pages=len(transfer.pages), after_s=HUNG_S)
-            self._kv.give_up(ticket)
+            self._transfers.give_up(ticket)
             self._core.settle()
             self._core.scheduler.shrink()
 

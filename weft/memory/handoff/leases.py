@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from weft.arrays import IntArray
+from weft.memory.accounting.holders import HeldEnding, Holder
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, Handle, PrefixCache
-from weft.memory.tiers.endings import Endings, NoEndings
+from weft.memory.tiers.endings import Endings
 
 
 class Lender(Protocol):
@@ -71,17 +72,20 @@ class Lease:
         self.ending = ending  # places of its ending; empty: it can be resumed without one
 
 
-class Leases:
-    """The leases on one cache, oldest first. The engine sets `lender`; memory that keeps endings
-    sets `endings`."""
+class Leases(Holder):
+    """The leases on one cache, oldest first. `endings`: what its sequences need to be resumed."""
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, endings: Endings) -> None:
         self._cache = cache
-        self.endings: Endings = NoEndings()
+        self._endings = endings
         self._by_name: OrderedDict[str, Lease] = OrderedDict()
         self._uses: Counter[int] = Counter()  # number of leases of each lent page
         self._ended: list[LeaseEnd] = []
-        self.lender: Lender = NoLender()
+        self._lender: Lender = NoLender()
+
+    def lend_through(self, lender: Lender) -> None:
+        """`lender` lets other servers read the pages from now on."""
+        self._lender = lender
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -103,6 +107,11 @@ class Leases:
         return len(self._uses)
 
     @property
+    def ending_capacity(self) -> int:
+        """Places of all endings that there may be; 0: sequences have no endings."""
+        return self._endings.capacity
+
+    @property
     def num_places(self) -> int:
         """Number of places of all lent endings."""
         return sum(len(lease.ending) for lease in self._by_name.values())
@@ -116,13 +125,13 @@ class Leases:
         """Lock the cached part of a sequence, up to where it can be resumed; None if nothing is
         cached. Ends an earlier lease of this name."""
         self.give_back(name, "another request of its room has ended")
-        places = self.endings.places(self._cache, key, self._cache.page_size)
+        places = self._endings.places(self._cache, key, self._cache.page_size)
         if not places:
             return None
         lent = CacheKey(key.namespace, key.tokens[: places[-1] * TOKEN_BYTES])
         found = self._cache.match(lent)
         self._cache.lock(found.handle)
-        ending = self.endings.hold(found.handle)
+        ending = self._endings.hold(found.handle)
         pages = found.pages.tolist()
         lease = Lease(name, lent, found.handle, found.length, pages, until_s, ending)
         self._by_name[name] = lease
@@ -163,12 +172,29 @@ class Leases:
         for name in list(self._by_name):
             self._end(name, why)
 
-    def forget_all(self, why: str) -> None:
-        """The whole cache is dropped, so there is nothing to unlock."""
+    # As a holder of memory
+
+    def reclaim(self) -> bool:
+        self.end_all("its memory was needed")
+        return False
+
+    def before_emptying(self, why: str) -> None:
+        self.end_all(why)
+
+    def before_reset(self, why: str) -> None:
         for lease in self._by_name.values():
             self._ended.append(LeaseEnd(lease.name, lease.num_tokens, why))
             self._forget(lease, why)
         self._by_name.clear()
+
+    def weights_changed(self, why: str) -> None:
+        self._lender.renew(why)
+
+    def held_endings(self) -> Iterator[HeldEnding]:
+        for lease in self._by_name.values():
+            yield HeldEnding(f"lease {lease.name}", lease.ending, is_reserved=False)
+
+    # Reports
 
     def take_ended(self) -> list[LeaseEnd]:
         """The leases that ended early since the last call."""
@@ -183,12 +209,12 @@ class Leases:
 
     def _unlock(self, lease: Lease, why: str) -> None:
         self._forget(lease, why)
-        self.endings.let_go(lease.handle, lease.ending)
+        self._endings.let_go(lease.handle, lease.ending)
         self._cache.unlock(lease.handle)
 
     def _forget(self, lease: Lease, why: str) -> None:
         """Called before its pages may change: stop all reads of them."""
-        self.lender.withdraw(lease.name, why)
+        self._lender.withdraw(lease.name, why)
         for page in lease.pages:
             self._uses[page] -= 1
             if not self._uses[page]:

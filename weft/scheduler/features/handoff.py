@@ -52,7 +52,7 @@ class LendFeature(Feature):
         assert request.message.handoff is not None
         room = request.message.handoff.room
         tokens = request.packed
-        if kv.leases.endings.capacity:
+        if kv.leases.ending_capacity:
             # The other server computes at least the last token, so it resumes before that one.
             tokens = tokens[: request.reusable_len * TOKEN_BYTES]
         key = request.cache_key(tokens)
@@ -75,7 +75,7 @@ class LendFeature(Feature):
         detail = f"{lease.num_tokens:,} tokens of its KV are lent in the room {room}"
         self.notes.append(Note(request.id, detail))
         share = self._settings.largest_share
-        num_places = int(kv.leases.endings.capacity * share)
+        num_places = int(kv.leases.ending_capacity * share)
         kv.leases.shrink_to(int(kv.allocator.num_pages * share), num_places)
 
     def _why_not(self, room: str, reason: FinishReason) -> str:

@@ -2,25 +2,29 @@
 plans its steps.
 
     part      by default          with
-    memory    KvMemory            windows, states, tiers: their own
-    passes    PrefillScheduler    windows, states: their own; split_prefill_layers: SplitPrefills
-                                  around them
+    memory    KvMemory            windows, states: a group each
+    passes    PrefillScheduler    split_prefill_layers: SplitPrefills around it
     planner   Planner             draft_sources: SpeculativePlanner, with a draft model
                                   DraftingPlanner; split_prefill_layers: SplitPlanner
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.config.drafts import MODEL
-from weft.config.handoff import DECODE
 from weft.memory.allocator import PageAllocator, RowTable
+from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NoPrefixCache, PrefixCache
 from weft.memory.radix import RadixCache
+from weft.memory.tiers.endings import Endings, NoEndings
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.feature import FeatureHooks
+from weft.scheduler.groups.protocol import KvGroup
+from weft.scheduler.groups.states import StatefulLayers
+from weft.scheduler.groups.windows import WindowedLayers
 from weft.scheduler.history import Counters, RequestHistory
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
@@ -29,7 +33,7 @@ from weft.scheduler.planner import Planner
 from weft.scheduler.prefill import PrefillScheduler
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Columns
-from weft.scheduler.settings import SchedulerSettings, TierSettings
+from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.speculation.drafting import DraftingPlanner
 from weft.scheduler.speculation.guessing import Guesser
 from weft.scheduler.speculation.planner import SpeculativePlanner
@@ -38,17 +42,6 @@ from weft.scheduler.speculation.speculator import Speculator
 from weft.scheduler.split.planner import SplitPlanner
 from weft.scheduler.split.prefill import SplitPrefills, unmixed
 from weft.scheduler.stages.columns import TurnColumns
-from weft.scheduler.states.admission import StatefulPrefills
-from weft.scheduler.states.kv import StatefulKv
-from weft.scheduler.tiers.groups import TieredStatefulKv, TieredWindowedKv
-from weft.scheduler.tiers.kv import TieredKv
-from weft.scheduler.windows.admission import WindowedPrefills
-from weft.scheduler.windows.kv import WindowedKv
-
-
-class MemoryParts(NamedTuple):
-    kv: KvMemory
-    prefills: type[PrefillScheduler]  # class that admits requests to this memory
 
 
 class StepParts(NamedTuple):
@@ -71,8 +64,8 @@ class Shared:
     counters: Counters
 
 
-def make_memory(settings: SchedulerSettings) -> MemoryParts:
-    """The KV memory of a model, and the class that admits requests to it."""
+def make_memory(settings: SchedulerSettings) -> KvMemory:
+    """The KV memory of a model."""
     page_size = settings.page_size
     num_rows = settings.sized_for.max_running_requests
     cache: PrefixCache = NoPrefixCache(page_size)
@@ -87,43 +80,45 @@ def make_memory(settings: SchedulerSettings) -> MemoryParts:
         columns = TurnColumns(num_rows, settings)
     else:
         columns = Columns(num_rows, settings.context_length)
-    kv: KvMemory
-    passes: type[PrefillScheduler] = PrefillScheduler
-    tiers = settings.tiers
-    if settings.handoff is not None and tiers is None:
-        # A server that lends needs no transfers, but the endings of sequences that have some.
-        has_endings = settings.windows is not None or settings.states is not None
-        if has_endings or settings.handoff.mode == DECODE:
-            tiers = TierSettings(block_len=page_size)
-    if tiers is not None and settings.windows is not None:
-        kv = TieredWindowedKv(
-            rows, allocator, cache, columns, settings.windows, settings.chunk_len, tiers
-        )
-        passes = WindowedPrefills
-    elif tiers is not None and settings.states is not None:
-        kv = TieredStatefulKv(rows, allocator, cache, columns, settings.states, tiers)
-        passes = StatefulPrefills
-    elif tiers is not None:
-        kv = TieredKv(rows, allocator, cache, columns, tiers)
-    elif settings.windows is not None:
-        kv = WindowedKv(rows, allocator, cache, columns, settings.windows, settings.chunk_len)
-        passes = WindowedPrefills
-    elif settings.states is not None:
-        kv = StatefulKv(rows, allocator, cache, columns, settings.states)
-        passes = StatefulPrefills
-    else:
-        kv = KvMemory(rows, allocator, cache, columns)
-    kv.keeps_items_whole = settings.keeps_items_whole
-    return MemoryParts(kv, passes)
+    pins = Pins(cache)
+    groups: list[KvGroup] = []
+    if settings.states is not None:
+        groups.append(StatefulLayers(cache, columns, pins, settings.states))
+    if settings.windows is not None:
+        groups.append(WindowedLayers(cache, columns, pins, settings.windows, settings.chunk_len))
+    return KvMemory(
+        rows,
+        allocator,
+        cache,
+        columns,
+        pins=pins,
+        groups=groups,
+        endings=_endings(settings, groups),
+        keeps_items_whole=settings.keeps_items_whole,
+        repeats_runs=settings.repeats_runs,
+    )
 
 
-def make_steps(shared: Shared, kind: type[PrefillScheduler]) -> StepParts:
-    """What plans the steps, and the passes over the queue; `kind` admits requests to the
-    memory."""
+def _endings(settings: SchedulerSettings, groups: Sequence[KvGroup]) -> Endings:
+    """What a sequence needs besides K and V to be resumed, if its KV leaves the pool."""
+    block_len = settings.page_size
+    if settings.tiers is not None:
+        block_len = settings.tiers.block_len
+    elif settings.handoff is None:
+        return NoEndings()
+    for group in groups:
+        endings = group.endings(block_len)
+        if endings is not None:
+            return endings
+    return NoEndings()
+
+
+def make_steps(shared: Shared) -> StepParts:
+    """What plans the steps, and the passes over the queue."""
     settings = shared.settings
     if not settings.split_prefill_layers:
         planner = _planner(shared)
-        return StepParts(planner, _passes(kind, settings, shared, planner))
+        return StepParts(planner, _passes(settings, shared, planner))
     split = SplitPlanner(
         shared.kv,
         shared.hooks,
@@ -132,15 +127,13 @@ def make_steps(shared: Shared, kind: type[PrefillScheduler]) -> StepParts:
         queue=shared.queue,
         pace=shared.pace,
     )
-    whole = _passes(kind, unmixed(settings), shared, split)
+    whole = _passes(unmixed(settings), shared, split)
     passes = SplitPrefills(whole, split, history=shared.history, counters=shared.counters)
     return StepParts(split, passes)
 
 
-def _passes(
-    kind: type[PrefillScheduler], settings: SchedulerSettings, shared: Shared, planner: Planner
-) -> PrefillScheduler:
-    return kind(
+def _passes(settings: SchedulerSettings, shared: Shared, planner: Planner) -> PrefillScheduler:
+    return PrefillScheduler(
         settings,
         kv=shared.kv,
         queue=shared.queue,
@@ -170,13 +163,11 @@ def _planner(shared: Shared) -> Planner:
             settings.draft_sources, shared.kv.cache, settings.ngram_max, settings.ngram_min
         ),
         settings.max_draft,
-        # Pages before a window are freed while a run may still be computed again.
-        repeats_runs=settings.draft is None and settings.windows is None,
+        repeats_runs=settings.repeats_runs,
     )
     longest = settings.max_step_tokens
     if settings.draft is None or MODEL not in settings.draft_sources:
         return SpeculativePlanner(shared.kv, shared.hooks, speculator, longest)
     guesser = Guesser(shared.kv, settings, settings.draft, speculator)
-    if isinstance(shared.kv, TieredKv):
-        shared.kv.on_landing = guesser.landed
+    shared.kv.on_landing(guesser.landed)
     return DraftingPlanner(shared.kv, shared.hooks, speculator, guesser, longest)

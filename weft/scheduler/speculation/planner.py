@@ -85,7 +85,6 @@ class SpeculativePlanner(Planner):
         self, kv: KvMemory, hooks: FeatureHooks, speculator: Speculator, max_tokens: int
     ) -> None:
         super().__init__(kv, hooks)
-        kv.repeats_runs = speculator.repeats_runs
         self._speculator = speculator
         self._max_tokens = max_tokens
         self._drafts: list[Draft] = []  # of the step that is being planned

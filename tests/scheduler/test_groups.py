@@ -1,0 +1,213 @@
+"""Groups of layers with memory of their own: several beside each other, and one that is added from outside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.scheduler.groups import states_of, windows_of
+from tests.scheduler.random_worlds import run_random
+from tests.scheduler.world import EOS, VOCAB, World
+from tests.seeds import every_second, seeds
+from weft.engine.explain import explain
+from weft.memory.accounting.audit import AccountingError
+from weft.memory.accounting.holders import HeldEnding
+from weft.scheduler.groups.protocol import (
+    GroupBudget,
+    KvGroup,
+    Lack,
+    MemoryName,
+    PassFacts,
+    Shortage,
+)
+from weft.scheduler.request import NO_ROW, Request
+from weft.scheduler.settings import (
+    HandoffSettings,
+    SchedulerSettings,
+    StateSettings,
+    TierSettings,
+    WindowSettings,
+)
+
+NUM_SCHEDULES = 16  # `scripts/soak --schedules` has as many as there is time for
+
+
+def settings(**changes: object) -> SchedulerSettings:
+    values = {
+        "num_pages": 1_024,
+        "page_size": 16,
+        "max_running_requests": 32,
+        "context_length": 4_608,
+        "vocab_size": VOCAB,
+        "eos_token_ids": (EOS,),
+        "max_prefill_tokens": 128,
+        "chunked_prefill_size": 128,
+        **changes,
+    }
+    return SchedulerSettings(**values)  # type: ignore[arg-type]
+
+
+def both(**changes: object) -> SchedulerSettings:
+    windows = WindowSettings(window=64, num_pages=64)
+    return settings(windows=windows, states=StateSettings(num_slots=40), **changes)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    # Without the token that ends outputs.
+    return np.random.default_rng(seed).integers(10, VOCAB, length).tolist()
+
+
+def run(world: World, tokens: list[int], max_new: int = 4) -> int:
+    """Serve a prompt alone. Returns the tokens of it that were found in the cache."""
+    id = world.send(tokens, max_new_tokens=max_new, ignore_eos=True)
+    world.run_dry(check=False)
+    world.check()
+    return world.finished[id].cached_tokens
+
+
+# Windows beside states
+
+
+@cache
+def schedule(seed: int) -> Counter[str]:
+    """What the schedule of a seed reaches, in which every invariant has been checked."""
+    world = run_random(seed, 25, windows=True, states=True)
+    stats = world.scheduler.stats()
+    if seed % 4 == 0:
+        world.replay(check=True)
+    assert world.runner.states is not None
+    return Counter(
+        {
+            "resumed": world.runner.states.num_resumed,
+            "retractions": stats.total_retractions,
+            "evicted states": stats.total_evicted_states,
+            "evicted windows": stats.total_evicted_window_tokens,
+        }
+    )
+
+
+@pytest.mark.parametrize("seed", seeds(NUM_SCHEDULES, 18))
+def test_random_schedules_with_windows_beside_states_keep_every_invariant(seed: int) -> None:
+    schedule(seed)
+
+
+@pytest.mark.parametrize("seed", every_second([300, 302]))
+def test_a_journal_with_windows_beside_states_may_be_put_aside_at_any_step(seed: int) -> None:
+    run_random(seed, 12, windows=True, states=True, puts_aside=True).replay(check=True)
+
+
+def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
+    reached = sum(map(schedule, range(NUM_SCHEDULES)), Counter[str]())
+    for what in ("resumed", "retractions", "evicted states", "evicted windows"):
+        assert reached[what] >= 3, reached
+
+
+def test_a_prefix_is_resumed_only_where_windows_and_states_can_be() -> None:
+    world = World(both())
+    tokens = prompt(1, 400)
+    run(world, tokens)
+    whole = run(world, [*tokens, *prompt(2, 50)])
+    assert whole == 384  # the last page before the end of the prompt
+    states = states_of(world.scheduler.kv)
+    while states.snapshots.evict():
+        pass
+    assert run(world, [*tokens, *prompt(3, 50)]) == 0
+
+
+def test_a_prefix_without_its_window_is_not_resumed_though_its_state_is_there() -> None:
+    world = World(both())
+    tokens = prompt(1, 400)
+    run(world, tokens)
+    windows = windows_of(world.scheduler.kv)
+    windows.tails.evict(windows.pool.allocator.num_pages)
+    assert len(states_of(world.scheduler.kv).snapshots)
+    assert run(world, [*tokens, *prompt(3, 50)]) == 0
+
+
+@pytest.mark.parametrize(
+    "outside", [{"tiers": TierSettings()}, {"handoff": HandoffSettings(mode="prefill")}]
+)
+def test_kv_of_windows_beside_states_stays_in_the_pool(outside: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="cannot be stored outside of the pool"):
+        both(**outside)
+
+
+# A group from outside
+
+
+class Seats(KvGroup):
+    """A group that gives each row one of a few seats: all that a new group needs is in this class."""
+
+    pool = "seat "
+
+    def __init__(self, num_seats: int) -> None:
+        self.free = num_seats
+        self.num_seats = num_seats
+        self.seats: dict[int, int] = {}  # number of the request, by row
+        self.num_computed = 0
+
+    def new_budget(self, facts: PassFacts) -> GroupBudget:
+        return SeatBudget(self)
+
+    def take_row(self, request: Request) -> None:
+        self.free -= 1
+        self.seats[request.row] = request.id
+
+    def extend(self, request: Request) -> None:
+        assert self.seats[request.row] == request.id
+        self.num_computed += request.extend_end - request.kv_len
+
+    def released(self, request: Request, row: int, num_computed: int, inserted: object) -> None:
+        assert self.seats.pop(row) == request.id
+        self.free += 1
+
+    def reset(self) -> None:
+        self.seats.clear()
+        self.free = self.num_seats
+
+    def audit(self, requests: Mapping[str, Request], held: Sequence[HeldEnding]) -> None:
+        for name, request in requests.items():
+            if self.seats.get(request.row) != request.id:
+                raise AccountingError(f"{name} has no seat")
+
+    @property
+    def imbalance(self) -> int:
+        return self.free + len(self.seats) - self.num_seats
+
+
+class SeatBudget(GroupBudget):
+    def __init__(self, seats: Seats) -> None:
+        self._seats = seats
+        self._num_promised = 0
+
+    def fits(self, request: Request, extend: int, reserve: int, *, is_alone: bool) -> bool:
+        return request.row != NO_ROW or self._seats.free > self._num_promised
+
+    def take(self, request: Request, extend: int, reserve: int) -> None:
+        self._num_promised += request.row == NO_ROW
+
+    def shortage(self, request: Request, extend: int, reserve: int) -> Shortage | None:
+        if self.fits(request, extend, reserve, is_alone=False):
+            return None
+        name = MemoryName("seat", is_tokens=False, option="--num-seats")
+        return Shortage(Lack.GROUP, 1, 0, memory=name)
+
+
+def test_a_group_is_added_in_one_file_and_explains_itself() -> None:
+    world = World(settings())
+    seats = Seats(2)
+    world.scheduler.kv.groups = (seats,)
+    ids = [world.send(prompt(i, 40), max_new_tokens=20, ignore_eos=True) for i in range(5)]
+    world.step()
+    assert len(seats.seats) == 2
+    history = explain(world.scheduler, ids[2], world.time)
+    assert history is not None
+    assert any("no seat is left" in entry.what for entry in history.timeline)
+    world.run_dry()
+    world.check_outputs()
+    assert seats.free == 2
+    assert seats.num_computed == 5 * 40

@@ -1,1 +1,0 @@
-"""The scheduler of a model with layers that keep a state. Other models do not use this package."""
