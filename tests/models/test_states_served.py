@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.models.many import VOCAB, Checkpoint, make_checkpoint
 from tests.models.windowed import Served, assert_greedy
+from tests.scheduler.groups import find_windows, states_of
+from weft.config.model import ModelConfig
 
 CONTEXT = 128  # as the tiny checkpoints have it
 LENGTHS = [5, 64, 66, 90]
@@ -102,3 +106,43 @@ def test_stages_that_share_the_layers_give_the_same_tokens(
         for sent, id in zip(prompts, staged.run(*prompts), strict=True):
             assert_greedy(checkpoint, sent, staged.outputs[id])
     assert max(staged.cached.values()) == 64
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_layers_with_windows_beside_layers_with_states_have_pages_of_their_own(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No known family has both, so attention of one that keeps states is given a window here."""
+    folder = make_checkpoint(family, tmp_path).folder
+    read = ModelConfig.from_folder.__func__  # type: ignore[attr-defined]
+
+    def with_window(kind: type[ModelConfig], *place: Any) -> ModelConfig:
+        model = read(kind, *place)
+        layers = tuple(
+            replace(layer, attention=replace(layer.attention, window=8))
+            for layer in model.decoder.layers
+        )
+        return replace(model, decoder=replace(model.decoder, layers=layers))
+
+    monkeypatch.setattr(ModelConfig, "from_folder", classmethod(with_window))
+    prompts = [prompt(length, length) for length in LENGTHS]
+    tokens = []
+    for one_pool in (False, True):
+        served = Served(
+            folder,
+            context_length=CONTEXT,
+            page_size=4,
+            chunked_prefill_size=16,
+            kv_tokens=1_024,
+            swa_full_tokens_ratio=0.25,
+            max_mamba_cache_size=12,
+            disable_hybrid_swa_memory=one_pool,
+        )
+        assert (find_windows(served.kv) is None) == one_pool
+        states_of(served.kv)
+        served.run(*prompts)
+        # From cached prefixes, too.
+        served.run(*[[*one, 7, 8, 9] for one in prompts])
+        tokens.append(served.outputs)
+        served.runner.close()
+    assert tokens[0] == tokens[1]

@@ -97,9 +97,9 @@ CORE = (
     "scheduler.speculation.trust",
     "scheduler.split.planner",
     "scheduler.split.prefill",
-    "scheduler.groups.states",
+    "scheduler.groups.kinds.states",
     "scheduler.waiting_table",
-    "scheduler.groups.windows",
+    "scheduler.groups.kinds.windows",
     "engine.kv_audit",
 )
 

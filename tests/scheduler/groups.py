@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from weft.memory.states.group import StateGroup
 from weft.memory.window.group import WindowGroup
-from weft.scheduler.groups.states import StatefulLayers
-from weft.scheduler.groups.windows import WindowedLayers
+from weft.scheduler.groups.kinds.states import StatefulLayers
+from weft.scheduler.groups.kinds.windows import WindowedLayers
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.tiers.transfers import Transfers
 

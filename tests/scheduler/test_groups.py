@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -13,18 +12,6 @@ from tests.scheduler.groups import states_of, windows_of
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import every_second, seeds
-from weft.engine.explain import explain
-from weft.memory.accounting.audit import AccountingError
-from weft.memory.accounting.holders import HeldEnding
-from weft.scheduler.groups.protocol import (
-    GroupBudget,
-    KvGroup,
-    Lack,
-    MemoryName,
-    PassFacts,
-    Shortage,
-)
-from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.settings import (
     HandoffSettings,
     SchedulerSettings,
@@ -134,80 +121,3 @@ def test_a_prefix_without_its_window_is_not_resumed_though_its_state_is_there() 
 def test_kv_of_windows_beside_states_stays_in_the_pool(outside: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="cannot be stored outside of the pool"):
         both(**outside)
-
-
-# A group from outside
-
-
-class Seats(KvGroup):
-    """A group that gives each row one of a few seats: all that a new group needs is in this class."""
-
-    pool = "seat "
-
-    def __init__(self, num_seats: int) -> None:
-        self.free = num_seats
-        self.num_seats = num_seats
-        self.seats: dict[int, int] = {}  # number of the request, by row
-        self.num_computed = 0
-
-    def new_budget(self, facts: PassFacts) -> GroupBudget:
-        return SeatBudget(self)
-
-    def take_row(self, request: Request) -> None:
-        self.free -= 1
-        self.seats[request.row] = request.id
-
-    def extend(self, request: Request) -> None:
-        assert self.seats[request.row] == request.id
-        self.num_computed += request.extend_end - request.kv_len
-
-    def released(self, request: Request, row: int, num_computed: int, inserted: object) -> None:
-        assert self.seats.pop(row) == request.id
-        self.free += 1
-
-    def reset(self) -> None:
-        self.seats.clear()
-        self.free = self.num_seats
-
-    def audit(self, requests: Mapping[str, Request], held: Sequence[HeldEnding]) -> None:
-        for name, request in requests.items():
-            if self.seats.get(request.row) != request.id:
-                raise AccountingError(f"{name} has no seat")
-
-    @property
-    def imbalance(self) -> int:
-        return self.free + len(self.seats) - self.num_seats
-
-
-class SeatBudget(GroupBudget):
-    def __init__(self, seats: Seats) -> None:
-        self._seats = seats
-        self._num_promised = 0
-
-    def fits(self, request: Request, extend: int, reserve: int, *, is_alone: bool) -> bool:
-        return request.row != NO_ROW or self._seats.free > self._num_promised
-
-    def take(self, request: Request, extend: int, reserve: int) -> None:
-        self._num_promised += request.row == NO_ROW
-
-    def shortage(self, request: Request, extend: int, reserve: int) -> Shortage | None:
-        if self.fits(request, extend, reserve, is_alone=False):
-            return None
-        name = MemoryName("seat", is_tokens=False, option="--num-seats")
-        return Shortage(Lack.GROUP, 1, 0, memory=name)
-
-
-def test_a_group_is_added_in_one_file_and_explains_itself() -> None:
-    world = World(settings())
-    seats = Seats(2)
-    world.scheduler.kv.groups = (seats,)
-    ids = [world.send(prompt(i, 40), max_new_tokens=20, ignore_eos=True) for i in range(5)]
-    world.step()
-    assert len(seats.seats) == 2
-    history = explain(world.scheduler, ids[2], world.time)
-    assert history is not None
-    assert any("no seat is left" in entry.what for entry in history.timeline)
-    world.run_dry()
-    world.check_outputs()
-    assert seats.free == 2
-    assert seats.num_computed == 5 * 40

@@ -106,6 +106,21 @@ def class_names_used_twice(folder: Path = WEFT) -> dict[str, list[str]]:
     return {name: files for name, files in places.items() if len(files) > 1}
 
 
+def subclasses(name: str, folder: Path = WEFT) -> list[str]:
+    """The classes of a folder that inherit from the class of this name, themselves or through others."""
+    bases: dict[str, set[str]] = {}
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+    found = {name}
+    while True:
+        more = {kind for kind, above in bases.items() if above & found} - found
+        if not more:
+            return sorted(found - {name})
+        found |= more
+
+
 def state(name: str, folder: Path = WEFT) -> list[str]:
     """The attributes that a class keeps: its fields, its slots, and what its methods assign to `self`."""
     found: set[str] = set()

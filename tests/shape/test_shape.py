@@ -15,6 +15,7 @@ from tests.shape.measure import (
     density_of_source,
     files_at_the_top,
     state,
+    subclasses,
 )
 from tests.shape.request_path import completion, entered
 
@@ -38,6 +39,12 @@ def test_central_classes_keep_little_state(name: str) -> None:
     kept = state(name)
     assert kept, f"there is no class {name}"
     assert len(kept) <= MAX_STATE, kept
+
+
+@pytest.mark.parametrize("name", ["KvMemory", "PrefillAdder", "PrefillScheduler", "Transfers"])
+def test_memory_and_passes_have_no_subclasses(name: str) -> None:
+    """A new kind of memory is an element of a list (`scheduler/groups/`)."""
+    assert subclasses(name) == []
 
 
 def test_a_plain_request_enters_few_files_and_functions() -> None:

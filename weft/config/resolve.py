@@ -601,14 +601,17 @@ def _sizing(
 
 def _pools(asked: EngineConfig, config: EngineConfig, model: ModelConfig) -> KvPools:
     """The pools of KV: one, or a second one for layers with windows. There is only one for the code
-    of transformers, whose attention reads one table of slots for all layers; in models with layers
-    that keep a state; and on a GPU with what does not work with two pools there: drafts, pictures
-    whose tokens see later ones, and KV in the memory of the host."""
-    has_one_table = bool(model.library_config or model.state_bytes)
+    of transformers, whose attention reads one table of slots for all layers; beside layers that
+    keep a state, if KV leaves the pool; and on a GPU with what does not work with two pools there:
+    states, drafts, pictures whose tokens see later ones, and KV in the memory of the host."""
+    leaves_pool = stores_kv(config) or config.disaggregation_mode != "none"
+    has_one_table = bool(model.library_config or (model.state_bytes and leaves_pool))
     if config.device != "cpu":
         sees_both_ways = model.vision is not None and model.vision.rules.sees_both_ways
         drafts = config.speculative != OFF
-        has_one_table = has_one_table or drafts or sees_both_ways or stores_kv(config)
+        has_states = model.state_bytes > 0
+        is_simple = not (drafts or sees_both_ways or has_states or leaves_pool)
+        has_one_table = has_one_table or not is_simple
     if config.disable_hybrid_swa_memory or has_one_table:
         return one_pool(model, config.page_size)
     # The context is cut to the given size of the cache.

@@ -185,7 +185,7 @@ class PrefillAdder:
     @property
     def rem_total_tokens(self) -> float:
         """Memory left, minus the tokens that are expected to be generated."""
-        left = self._rem_pool_tokens
+        left = self._kv.rest - self._total_offset
         for group in self._groups:
             left = min(left, group.tokens_left)
         return left
@@ -317,24 +317,20 @@ class PrefillAdder:
         extend = request.remaining_prefill
         reserve = self._expected_new(request)
         needed = self._pages_of(extend) + self._page_size + reserve
-        lacking = needed - self._rem_pool_tokens
+        lacking = needed - (self._kv.rest - self._total_offset)
         for group in self._groups:
             lacking = max(lacking, group.lacking(request, extend, reserve))
         return lacking
 
-    @property
-    def _rem_pool_tokens(self) -> float:
-        """`rem_total_tokens` of the pool alone, without the groups."""
-        return self._kv.rest - self._total_offset
-
     def _fits(self, request: Request, extend: int, reserve: int) -> bool:
         charged = self._pages_of(extend)
+        left = self._kv.rest - self._total_offset
         is_alone = self._is_alone and not self.can_run
         if not reserve and is_alone:
-            fits = charged <= self._rem_pool_tokens
+            fits = charged <= left
         else:
             # Besides its tokens a page of slack: the last one may be begun and not full.
-            fits = charged + self._page_size + reserve < self._rem_pool_tokens
+            fits = charged + self._page_size + reserve < left
         for group in self._groups:
             fits = fits and group.fits(request, extend, reserve, is_alone=is_alone)
         return fits
@@ -389,13 +385,6 @@ class PrefillAdder:
     @staticmethod
     def _expected_new(request: Request) -> int:
         return min(request.max_len - request.fill_len, CLIP_MAX_NEW_TOKENS)
-
-
-def prefix_sharing(kv: KvMemory) -> PrefixSharing:
-    """What makes the requests of one pass wait for a prefix that another one computes."""
-    if kv.resumes_everywhere:
-        return PrefixSharing(kv)
-    return CopySharing(kv)
 
 
 class PrefixSharing:

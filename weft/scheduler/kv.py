@@ -80,7 +80,8 @@ class KvMemory:
     @property
     def capacity(self) -> int:
         """Tokens of the longest request that can run."""
-        capacity = self._pool_tokens
+        num_pages = self.allocator.num_pages - len(self.allocator.quarantined)
+        capacity = num_pages * self.page_size
         for group in self.groups:
             capacity = group.longest(capacity)
         return capacity
@@ -484,7 +485,8 @@ class KvMemory:
 
     def usage(self) -> dict[str, int]:
         """The fields of `Stats` about memory that requests own, or lock in the cache."""
-        usage = {"kv_used": self._pool_tokens - self.rest}
+        num_pages = self.allocator.num_pages - len(self.allocator.quarantined)
+        usage = {"kv_used": num_pages * self.page_size - self.rest}
         for group in self.groups:
             usage.update(group.usage())
         return usage
@@ -559,13 +561,6 @@ class KvMemory:
 
     # Inside
 
-    @property
-    def _pool_tokens(self) -> int:
-        """Tokens that fit into the pool, without its quarantined pages."""
-        allocator = self.allocator
-        num_pages = allocator.num_pages - len(allocator.quarantined)
-        return num_pages * self.page_size
-
     def _resumable(self, handle: Handle, length: int) -> tuple[Handle, int]:
         """The longest part of a cached prefix that every group can resume."""
         num_agreed = 0  # groups in succession that can resume there
@@ -601,13 +596,6 @@ class KvMemory:
 
     def _insert(self, request: Request) -> Inserted:
         """Insert the computed tokens with known ids into the cache; free the row's duplicates."""
-        since = request.prefix.length
-        inserted = self._insert_pages(request)
-        for group in self.groups:
-            group.inserted(request, inserted, since)
-        return inserted
-
-    def _insert_pages(self, request: Request) -> Inserted:
         before = request.prefix.length
         if not request.message.shares_kv:
             return Inserted(request.prefix.handle, before, before)
@@ -624,4 +612,6 @@ class KvMemory:
         if present > before:
             # Another request has inserted the same tokens in the meantime: its pages are used.
             self.allocator.free(pages[before // page_size : present // page_size])
+        for group in self.groups:
+            group.inserted(request, inserted, before)
         return inserted

@@ -189,7 +189,9 @@ class Planner:
             sees_to=step.sees_to,
             ahead=step.ahead,
         )
-        batch.plan = self._kv.with_groups(plan)
+        if self._kv.groups:
+            plan = self._kv.with_groups(plan)
+        batch.plan = plan
         self.num_steps += 1
 
     def _list_decode(self, rows: IntArray, num_before: int) -> StepTokens:

@@ -16,17 +16,17 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.scheduler.admission import (
     AddResult,
+    CopySharing,
     NewTokenRatio,
     PieceBudget,
     PrefillAdder,
     PrefixSharing,
     careful_ratio,
     expected_tokens,
-    prefix_sharing,
 )
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks, QueueWalk
-from weft.scheduler.groups.protocol import Lack, PassFacts, Shortage
+from weft.scheduler.groups.protocol import GroupBudget, Lack, PassFacts, Shortage
 from weft.scheduler.history import Counters, EventKind, RequestHistory, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
@@ -85,6 +85,8 @@ class PrefillScheduler:
         self._settings = settings
         self._piece_len = settings.piece_len  # None: prompts are never cut
         self._kv = kv
+        # Makes requests wait for a prefix that another one computes.
+        self._sharing_type = PrefixSharing if kv.resumes_everywhere else CopySharing
         self._queue = queue
         self._running = running
         self._hooks = hooks
@@ -140,7 +142,7 @@ class PrefillScheduler:
             return None
         decode_rows = self._rows_to_mix()
         adder = self._new_adder(decode_rows, now)
-        sharing = prefix_sharing(self._kv)
+        sharing = self._sharing_type(self._kv)
         if self.chunked_req is not None:
             sharing.picked(self.chunked_req)
             self._continue_chunk(self.chunked_req, adder, now)
@@ -238,8 +240,11 @@ class PrefillScheduler:
         pieces: Sequence[PieceBudget] = ()
         if self._hooks.piece_budgets:
             pieces = self._hooks.new_piece_budgets(budget)
+        groups: Sequence[GroupBudget] = ()
         ratio = self._ratio(now)
         mixed_kv = kv.decode_pages(decode_rows) * settings.page_size if mixes else 0
+        if kv.groups:
+            groups = kv.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
         return PrefillAdder(
             kv,
             reserved=expected_tokens(kv.columns, running_rows, ratio),
@@ -249,7 +254,7 @@ class PrefillScheduler:
             mixed_tokens=kv.decode_tokens(decode_rows) if mixes else 0,
             mixed_kv=mixed_kv,
             budget=budget,
-            groups=kv.new_budgets(PassFacts(running_rows, ratio, mixed_kv)),
+            groups=groups,
             pieces=pieces,
         )
 

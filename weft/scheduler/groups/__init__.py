@@ -1,2 +1,1 @@
-"""The groups of layers with memory of their own (`protocol.py`), a file each. A model
-whose layers all share one pool uses none of them."""
+"""Layers with memory of their own: the seam (`protocol.py`), and the kinds of such layers."""

@@ -19,10 +19,12 @@ from typing import NamedTuple
 from weft.arrays import IntArray
 from weft.memory.accounting.audit import Fault
 from weft.memory.accounting.holders import HeldEnding
-from weft.memory.prefix_cache import Handle, Inserted
+from weft.memory.pins import Pins
+from weft.memory.prefix_cache import Handle, Inserted, PrefixCache
 from weft.memory.tiers.endings import Endings
 from weft.plan.step import Plan
-from weft.scheduler.request import Request
+from weft.scheduler.request import Columns, Request
+from weft.scheduler.settings import SchedulerSettings
 
 
 class Lack(Enum):
@@ -57,6 +59,15 @@ class Shortage(NamedTuple):
     available: int
     free: int = 0  # tokens of memory that are free or evictable, including those promised to others
     memory: MemoryName = KV_MEMORY  # which memory was short
+
+
+class GroupParts(NamedTuple):
+    """What a group shares with `KvMemory`, and the settings that say how large it is."""
+
+    settings: SchedulerSettings
+    cache: PrefixCache
+    columns: Columns
+    pins: Pins
 
 
 class PassFacts(NamedTuple):

@@ -2,7 +2,7 @@
 plans its steps.
 
     part      by default          with
-    memory    KvMemory            windows, states: a group each
+    memory    KvMemory            a group for each kind of layers with memory of their own
     passes    PrefillScheduler    split_prefill_layers: SplitPrefills around it
     planner   Planner             draft_sources: SpeculativePlanner, with a draft model
                                   DraftingPlanner; split_prefill_layers: SplitPlanner
@@ -22,9 +22,8 @@ from weft.memory.radix import RadixCache
 from weft.memory.tiers.endings import Endings, NoEndings
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.feature import FeatureHooks
-from weft.scheduler.groups.protocol import KvGroup
-from weft.scheduler.groups.states import StatefulLayers
-from weft.scheduler.groups.windows import WindowedLayers
+from weft.scheduler.groups.kinds import make_groups
+from weft.scheduler.groups.protocol import GroupParts, KvGroup
 from weft.scheduler.history import Counters, RequestHistory
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
@@ -81,11 +80,7 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
     else:
         columns = Columns(num_rows, settings.context_length)
     pins = Pins(cache)
-    groups: list[KvGroup] = []
-    if settings.states is not None:
-        groups.append(StatefulLayers(cache, columns, pins, settings.states))
-    if settings.windows is not None:
-        groups.append(WindowedLayers(cache, columns, pins, settings.windows, settings.chunk_len))
+    groups = make_groups(GroupParts(settings, cache, columns, pins))
     return KvMemory(
         rows,
         allocator,

@@ -20,49 +20,44 @@ from weft.arrays import IntArray
 from weft.memory.accounting.audit import Fault
 from weft.memory.accounting.holders import HeldEnding
 from weft.memory.allocator import joined, num_pages_for
-from weft.memory.pins import Pins
-from weft.memory.prefix_cache import Handle, Inserted, PrefixCache
+from weft.memory.prefix_cache import Handle, Inserted
 from weft.memory.tiers.endings import WindowEndings
 from weft.memory.window.audit import WINDOWS, audit_windows, find_window_faults
 from weft.memory.window.group import WindowGroup
 from weft.plan.step import Plan, TableWrites, WindowSlots
 from weft.scheduler.groups.protocol import (
     GroupBudget,
+    GroupParts,
     KvGroup,
     Lack,
     MemoryName,
     PassFacts,
     Shortage,
 )
-from weft.scheduler.request import Columns, Request
+from weft.scheduler.request import Request
 from weft.scheduler.settings import CLIP_MAX_NEW_TOKENS, WindowSettings
 
 WINDOW_MEMORY = MemoryName("KV memory of layers with windows")
 
 
 class WindowedLayers(KvGroup):
-    """`chunk_len`: the longest piece of a prompt in one step; None: prompts are never cut."""
-
     pool = WINDOWS
     pins_firmly = False
 
-    def __init__(
-        self,
-        cache: PrefixCache,
-        columns: Columns,
-        pins: Pins,
-        settings: WindowSettings,
-        chunk_len: int | None,
-    ) -> None:
+    def __init__(self, parts: GroupParts, settings: WindowSettings) -> None:
+        cache = parts.cache
+        columns = parts.columns
+        chunk_len = parts.settings.chunk_len
         self.page_size = cache.page_size
         self.memory = WindowGroup(
             window=settings.window,
             num_pages=settings.num_pages,
             page_size=self.page_size,
             shape=columns.tokens.shape,
-            pins=pins,
+            pins=parts.pins,
         )
         cache.listeners.append(self.memory.tails)
+        # The longest piece of a prompt in one step; None: prompts are never cut.
         self.chunk_len = chunk_len
         self._columns = columns
         self._least_pages = settings.least_pages(self.page_size, chunk_len or 0)
@@ -310,3 +305,12 @@ class WindowBudget(GroupBudget):
     def _shortage(self, needed: int, available: int) -> Shortage:
         free = self._memory.available
         return Shortage(Lack.GROUP, needed, max(available, 0), free, WINDOW_MEMORY)
+
+
+def group(parts: GroupParts) -> WindowedLayers | None:
+    """The layers with windows, if they have pages of their own."""
+    settings = parts.settings.windows
+    return None if settings is None else WindowedLayers(parts, settings)
+
+
+GROUP = group

@@ -15,21 +15,21 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.memory.accounting.audit import Fault
 from weft.memory.accounting.holders import HeldEnding
-from weft.memory.pins import Pins
-from weft.memory.prefix_cache import Handle, Inserted, PrefixCache
+from weft.memory.prefix_cache import Handle, Inserted
 from weft.memory.states.audit import STATES, audit_states, find_state_faults
 from weft.memory.states.group import StateGroup, WantedCopy
 from weft.memory.tiers.endings import StateEndings
 from weft.plan.step import Plan, StateSlots
 from weft.scheduler.groups.protocol import (
     GroupBudget,
+    GroupParts,
     KvGroup,
     Lack,
     MemoryName,
     PassFacts,
     Shortage,
 )
-from weft.scheduler.request import NO_ROW, Columns, Request, RequestState
+from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.settings import LEAST_STATE_SLOTS, StateSettings
 
 STATE_SLOT = MemoryName("slot for a state", is_tokens=False, option="--max-mamba-cache-size")
@@ -40,12 +40,11 @@ class StatefulLayers(KvGroup):
     pins_firmly = False
     resumes_everywhere = False
 
-    def __init__(
-        self, cache: PrefixCache, columns: Columns, pins: Pins, settings: StateSettings
-    ) -> None:
-        self.memory = StateGroup(
-            num_slots=settings.num_slots, num_rows=len(columns.kv_len), pins=pins
-        )
+    def __init__(self, parts: GroupParts, settings: StateSettings) -> None:
+        cache = parts.cache
+        columns = parts.columns
+        num_rows = len(columns.kv_len)
+        self.memory = StateGroup(num_slots=settings.num_slots, num_rows=num_rows, pins=parts.pins)
         cache.listeners.append(self.memory.snapshots)
         self._cache = cache
         self._columns = columns
@@ -241,3 +240,12 @@ class StateBudget(GroupBudget):
         if self.fits(request, extend, reserve, is_alone=False):
             return super().lacking(request, extend, reserve)
         return 0.0  # retracting any request frees a slot
+
+
+def group(parts: GroupParts) -> StatefulLayers | None:
+    """The layers that keep a state, if the model has some."""
+    settings = parts.settings.states
+    return None if settings is None else StatefulLayers(parts, settings)
+
+
+GROUP = group

@@ -1,0 +1,32 @@
+"""Every module of this package is a kind of layers with memory of their own.
+
+A module sets `GROUP` to a function that takes what groups share (`GroupParts`) and returns the
+model's group of this kind, or None if the model has no such layers. There is no other list of
+groups: a new kind is a new file. A model whose layers all share one pool has no group.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft.scheduler.groups.protocol import GroupParts, KvGroup
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """The names of all kinds, sorted. `KvMemory` calls the groups in this order."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+
+
+def make_groups(parts: GroupParts) -> list[KvGroup]:
+    """The groups of a model."""
+    groups = []
+    for name in names():
+        group = importlib.import_module(f"{__name__}.{name}").GROUP(parts)
+        if group is not None:
+            groups.append(group)
+    return groups
