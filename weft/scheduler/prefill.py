@@ -85,8 +85,7 @@ class PrefillScheduler:
         self._settings = settings
         self._piece_len = settings.piece_len  # None: prompts are never cut
         self._kv = kv
-        # Makes requests wait for a prefix that another one computes.
-        self._sharing_type = PrefixSharing if kv.resumes_everywhere else CopySharing
+        self._resumes_everywhere = kv.resumes_everywhere
         self._queue = queue
         self._running = running
         self._hooks = hooks
@@ -142,7 +141,9 @@ class PrefillScheduler:
             return None
         decode_rows = self._rows_to_mix()
         adder = self._new_adder(decode_rows, now)
-        sharing = self._sharing_type(self._kv)
+        sharing = PrefixSharing(self._kv)
+        if not self._resumes_everywhere:
+            sharing = CopySharing(self._kv)
         if self.chunked_req is not None:
             sharing.picked(self.chunked_req)
             self._continue_chunk(self.chunked_req, adder, now)
