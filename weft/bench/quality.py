@@ -250,8 +250,6 @@ def _plan(tokens: IntArray, start: int, request: PromptLogprobsRequest) -> Plan:
     """A step that computes the tokens of a text from position `start` on, and samples nothing. The
     slot of a token is its position."""
     num = len(tokens)
-    no_integers = np.empty(0, np.int32)
-    no_floats = np.empty(0, np.float32)
     return Plan(
         step=0,
         mode=ForwardMode.EXTEND,
@@ -261,14 +259,7 @@ def _plan(tokens: IntArray, start: int, request: PromptLogprobsRequest) -> Plan:
         tokens=tokens,
         slots=np.arange(start, start + num, dtype=np.int32),
         samples=np.zeros(1, np.bool_),
-        sampling=Sampling(
-            temperature=no_floats,
-            top_p=no_floats,
-            top_k=no_integers,
-            min_p=no_floats,
-            seeds=np.empty(0, np.int64),
-            positions=no_integers,
-        ),
+        sampling=Sampling.greedy(),
         outputs=(request,),
     )
 

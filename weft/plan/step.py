@@ -29,12 +29,13 @@ other files of this folder. A plain step has none of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
 from weft.plan.device import DeviceRequest, Pending
@@ -110,9 +111,71 @@ class StateSlots:
     kept_slots: IntArray  # [K] and into which slot
 
 
+class SamplingNumbers(Protocol):
+    """What a request asks for."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...  # 0 or less: off
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+
+
+class SamplingColumns(NamedTuple):
+    """The numbers of n rows."""
+
+    temperature: FloatArray  # [n], 0: greedy
+    top_p: FloatArray  # [n], 1: off
+    top_k: IntArray  # [n], 0: off
+    min_p: FloatArray  # [n], 0: off
+    seeds: LongArray  # [n]
+
+    @classmethod
+    def zeros(cls, num_rows: int) -> SamplingColumns:
+        return cls(
+            temperature=np.zeros(num_rows, dtype=np.float32),
+            top_k=np.zeros(num_rows, dtype=np.int32),
+            top_p=np.zeros(num_rows, dtype=np.float32),
+            min_p=np.zeros(num_rows, dtype=np.float32),
+            seeds=np.zeros(num_rows, dtype=np.int64),
+        )
+
+    def write(self, row: int, numbers: SamplingNumbers, seed: int) -> None:
+        """Set the numbers of one row."""
+        self.temperature[row] = numbers.temperature
+        self.top_k[row] = max(numbers.top_k, 0)
+        self.top_p[row] = numbers.top_p
+        self.min_p[row] = numbers.min_p
+        self.seeds[row] = seed
+
+    def take(self, rows: IntArray) -> SamplingColumns:
+        """The numbers of `rows` [m]."""
+        # One by one: this is done in each step with other rows.
+        return SamplingColumns(
+            self.temperature.take(rows),
+            self.top_p.take(rows),
+            self.top_k.take(rows),
+            self.min_p.take(rows),
+            self.seeds.take(rows),
+        )
+
+    def some(self, kept: BoolArray) -> SamplingColumns:
+        """The numbers of the rows that are `kept` [n]."""
+        columns: tuple[Any, ...] = tuple(column[kept] for column in self)
+        return SamplingColumns(*columns)
+
+    def repeated(self, counts: IntArray) -> SamplingColumns:
+        """The numbers of each row `counts` [n] times."""
+        columns: tuple[Any, ...] = tuple(np.repeat(column, counts) for column in self)
+        return SamplingColumns(*columns)
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How each of the S tokens is chosen.
+    """How each of the S tokens of a step is chosen.
 
     The noise is a function of (seed, position, token id) alone, so no request depends on another.
     """
@@ -124,9 +187,25 @@ class Sampling:
     seeds: LongArray  # [S]
     positions: IntArray  # [S] position of the sampled token in its sequence
 
+    @classmethod
+    def greedy(cls, num_tokens: int = 0) -> Sampling:
+        """The likeliest tokens, at positions that nobody reads."""
+        columns = SamplingColumns.zeros(num_tokens)
+        return cls(*columns, np.zeros(num_tokens, dtype=np.int32))
+
     @property
     def is_greedy(self) -> bool:
         return not self.temperature.any()
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        """The arrays, in the order of the fields."""
+        for name in self.__slots__:
+            yield getattr(self, name)
+
+    def take(self, index: LongArray) -> Sampling:
+        """How the tokens `index` [n] are chosen."""
+        columns: tuple[Any, ...] = tuple(column[index] for column in self)
+        return Sampling(*columns)
 
 
 @dataclass(frozen=True, slots=True)

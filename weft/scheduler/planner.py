@@ -17,7 +17,7 @@ from weft.plan.step import LAST_SAMPLED, ForwardMode, LayerSpan, Plan, Result, S
 from weft.scheduler.batch import NO_ROWS, Batch
 from weft.scheduler.feature import FeatureHooks, StepInputs
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.request import Request, RowFacts
+from weft.scheduler.request import Request
 
 
 class StepTokens(NamedTuple):
@@ -176,7 +176,7 @@ class Planner:
             tokens=work.tokens,
             slots=work.slots,
             samples=work.samples,
-            sampling=sampling_of(batch.facts, positions=batch.sample_lens),
+            sampling=Sampling(*batch.facts.sampling, batch.sample_lens),
             table=self._kv.take_writes(),
             inputs=tuple(step.inputs),
             logits=tuple(step.logits),
@@ -200,15 +200,3 @@ class Planner:
 
     def _batch(self, mode: ForwardMode, prefills: list[Request], work: StepTokens) -> Batch:
         return Batch(mode, prefills, work.rows, work.starts, work.lens, work.samples, self._columns)
-
-
-def sampling_of(facts: RowFacts, positions: IntArray) -> Sampling:
-    """How S rows sample the tokens at `positions` [S] of their sequences."""
-    return Sampling(
-        temperature=facts.temperature,
-        top_p=facts.top_p,
-        top_k=facts.top_k,
-        min_p=facts.min_p,
-        seeds=facts.seeds,
-        positions=positions,
-    )

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from weft.arrays import BoolArray, FloatArray, IntArray, LongArray
+from weft.arrays import BoolArray, IntArray, LongArray
 from weft.memory.media.ids import content_ids
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle
 from weft.messages.media import MediaItem
 from weft.messages.requests import Abort, GenerateRequest
+from weft.plan.step import SamplingColumns
 
 NO_ROW = -1
 
@@ -257,6 +259,7 @@ class RowFacts(NamedTuple):
 
     rows: IntArray  # [n]
     as_of: int  # value of `Columns.num_changes`; if that differs, the facts may be out of date
+    sampling: SamplingColumns
     # [n] the rows as numpy's index type, so that numpy need not convert them each time
     at: LongArray
     epochs: IntArray  # [n]
@@ -264,40 +267,18 @@ class RowFacts(NamedTuple):
     max_len: IntArray  # [n]
     stops_at_eos: BoolArray  # [n]
     has_stop_ids: BoolArray  # [n]
-    temperature: FloatArray  # [n]
-    top_p: FloatArray  # [n]
-    top_k: IntArray  # [n]
-    min_p: FloatArray  # [n]
-    seeds: LongArray  # [n]
 
     def some(self, kept: BoolArray) -> RowFacts:
         """The facts of the rows that are `kept` [n]."""
-        columns: tuple[Any, ...] = tuple(column[kept] for column in self[2:])
-        return RowFacts(
-            self.rows[kept],
-            self.as_of,
-            *columns,
-        )
+        columns: tuple[Any, ...] = tuple(column[kept] for column in self[3:])
+        sampling = self.sampling.some(kept)
+        return RowFacts(self.rows[kept], self.as_of, sampling, *columns)
 
     def repeated(self, counts: IntArray) -> RowFacts:
         """The facts of each row `counts` [n] times."""
-        columns: tuple[Any, ...] = tuple(np.repeat(column, counts) for column in self[2:])
-        return RowFacts(
-            np.repeat(self.rows, counts),
-            self.as_of,
-            *columns,
-        )
-
-
-class SamplingColumns:
-    """The parameters of sampling, by row."""
-
-    def __init__(self, num_rows: int) -> None:
-        self.temperature: FloatArray = np.zeros(num_rows, dtype=np.float32)
-        self.top_p: FloatArray = np.zeros(num_rows, dtype=np.float32)
-        self.top_k: IntArray = np.zeros(num_rows, dtype=np.int32)
-        self.min_p: FloatArray = np.zeros(num_rows, dtype=np.float32)
-        self.seed: LongArray = np.zeros(num_rows, dtype=np.int64)
+        columns: tuple[Any, ...] = tuple(np.repeat(column, counts) for column in self[3:])
+        sampling = self.sampling.repeated(counts)
+        return RowFacts(np.repeat(self.rows, counts), self.as_of, sampling, *columns)
 
 
 class Columns:
@@ -344,9 +325,9 @@ class Columns:
         self.max_len = ints()  # seq_len at which the request ends by length
         self.stops_at_eos: BoolArray = np.zeros(num_rows, dtype=np.bool_)
         self.has_stop_ids: BoolArray = np.zeros(num_rows, dtype=np.bool_)
-        self.sampling = SamplingColumns(num_rows)
+        self.sampling = SamplingColumns.zeros(num_rows)
         # All columns of a request except its tokens.
-        self._numbers = [
+        self._numbers: list[NDArray[Any]] = [
             self.ids,
             self.seq_len,
             self.kv_len,
@@ -358,7 +339,7 @@ class Columns:
             self.max_len,
             self.stops_at_eos,
             self.has_stop_ids,
-            *vars(self.sampling).values(),
+            *self.sampling,
         ]
         self._facts: RowFacts | None = None  # the last result of `facts`
 
@@ -380,12 +361,7 @@ class Columns:
         self.max_len[row] = request.max_len
         self.stops_at_eos[row] = not sampling.ignore_eos
         self.has_stop_ids[row] = bool(sampling.stop_token_ids)
-        own = self.sampling
-        own.temperature[row] = sampling.temperature
-        own.top_p[row] = sampling.top_p
-        own.top_k[row] = max(sampling.top_k, 0)
-        own.min_p[row] = sampling.min_p
-        own.seed[row] = request.spec.seed
+        self.sampling.write(row, sampling, request.spec.seed)
         self.requests[row] = request
 
     def clear(self, row: int) -> None:
@@ -417,7 +393,6 @@ class Columns:
         facts = self._facts
         if facts is not None and facts.rows is rows and facts.as_of == self.num_changes:
             return facts
-        sampling = self.sampling
         facts = RowFacts(
             rows=rows,
             as_of=self.num_changes,
@@ -427,11 +402,7 @@ class Columns:
             max_len=self.max_len.take(rows),
             stops_at_eos=self.stops_at_eos.take(rows),
             has_stop_ids=self.has_stop_ids.take(rows),
-            temperature=sampling.temperature.take(rows),
-            top_p=sampling.top_p.take(rows),
-            top_k=sampling.top_k.take(rows),
-            min_p=sampling.min_p.take(rows),
-            seeds=sampling.seed.take(rows),
+            sampling=self.sampling.take(rows),
         )
         self._facts = facts
         return facts

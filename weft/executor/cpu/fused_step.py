@@ -15,10 +15,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.arrays import BoolArray, IntArray
@@ -31,16 +30,14 @@ from weft.ops.cpp import abi
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program
 from weft.plan.logits import GrammarMask
-from weft.plan.step import Drafting, Plan, Result, Sampling, StateSlots, find
-
-DRAWS = {  # of `Sampling`, in the order and the types of `abi.DrawArgs`
-    "temperature": np.float32,
-    "top_k": np.int32,
-    "top_p": np.float32,
-    "min_p": np.float32,
-    "seeds": np.int64,
-    "positions": np.int32,
-}
+from weft.plan.step import (
+    Drafting,
+    Plan,
+    Result,
+    Sampling,
+    StateSlots,
+    find,
+)
 
 
 class HostResult(NamedTuple):
@@ -65,12 +62,14 @@ class SamplingBuffers:
         self.max_logits = np.empty(capacity, np.float32)
         self.tokens = np.empty(capacity, np.int32)
         self.invalid = np.empty(capacity, np.bool_)
-        self.draws = draw_columns(capacity)
-        self.draw_columns = abi.DrawColumns(*addresses(self.draws))
+        self.draws = Sampling.greedy(capacity)
+        self.draw_columns = draw_columns(self.draws)
 
 
-def draw_columns(capacity: int) -> dict[str, NDArray[Any]]:
-    return {name: np.empty(capacity, dtype) for name, dtype in DRAWS.items()}
+def draw_columns(draws: Sampling) -> abi.DrawColumns:
+    """The addresses of the numbers."""
+    names = [name for name, _ in abi.DrawColumns._fields_]
+    return abi.DrawColumns(*[getattr(draws, name).ctypes.data for name in names])
 
 
 class GuessBuffers:
@@ -81,8 +80,8 @@ class GuessBuffers:
         self.tokens = np.empty(capacity, np.int32)
         self._given = np.empty(num_rows + capacity, np.int32)  # counts, and the slots of guesses
         self._numbers = np.empty(6 * num_rows, np.int32)
-        self._draws = draw_columns(capacity)
-        self._draw_columns = abi.DrawColumns(*addresses(self._draws))
+        self._draws = Sampling.greedy(capacity)
+        self._draw_columns = draw_columns(self._draws)
         self.args = abi.Guesses(
             counts=self._given.ctypes.data,
             numbers=self._numbers.ctypes.data,
@@ -102,14 +101,10 @@ class GuessBuffers:
 
     def draw(self, sampling: Sampling, of_step: SamplingBuffers) -> None:
         """Draw the tokens like this. The head of each step reads `of_step`."""
-        for name, column in self._draws.items():
-            column[: len(sampling.positions)] = getattr(sampling, name)
+        for buffer, column in zip(self._draws, sampling, strict=True):
+            buffer[: len(column)] = column
         self.args.all = ctypes.addressof(self._draw_columns)
         self.args.step = ctypes.addressof(of_step.draw_columns)
-
-
-def addresses(columns: dict[str, NDArray[Any]]) -> list[int]:
-    return [column.ctypes.data for column in columns.values()]
 
 
 class CpuFusedSteps:
@@ -202,8 +197,8 @@ class CpuFusedSteps:
             self._forbid(mask)
             head = self._greedy
         if not plan.sampling.is_greedy:
-            for name, column in self._buffers.draws.items():
-                column[:num_sampling] = getattr(plan.sampling, name)
+            for name in Sampling.__slots__:
+                getattr(self._buffers.draws, name)[:num_sampling] = getattr(plan.sampling, name)
             head = self._drawing
         step.head = head.address
         step.num_head = len(head.args)
@@ -332,7 +327,8 @@ class CpuFusedSteps:
         self._mask.logits = logits
         self._mask.vocab_size = vocab_size
         self._mask.stride = stride
-        draws = [column.ctypes.data for column in buffers.draws.values()]
+        of_draws = buffers.draw_columns
+        draws = [getattr(of_draws, name) for name, _ in of_draws._fields_]
         argmax = abi.ArgmaxArgs(
             logits,
             vocab_size,

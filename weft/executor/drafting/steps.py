@@ -23,7 +23,7 @@ from weft.arrays import IntArray, LongArray
 from weft.executor.cpu.fused_step import HostResult
 from weft.executor.device import DeviceOutput
 from weft.executor.runner import ModelSteps
-from weft.plan.step import Drafting, ForwardMode, Plan, Result, Sampling
+from weft.plan.step import Drafting, ForwardMode, Plan, Result
 
 
 class GuessRunner(Protocol):
@@ -67,7 +67,7 @@ class GuessPasses:
             plan,
             mode=ForwardMode.MIXED,
             samples=draws,
-            sampling=taken(plan.sampling, of_first),
+            sampling=plan.sampling.take(of_first),
             drafting=None,
         )
         drawn[of_first] = self._tokens(first)
@@ -108,17 +108,5 @@ class _Chain(NamedTuple):
             tokens=drawn[index - 1],
             slots=self.slots[self.slot_begins[which] + (i - 1)],
             samples=ones.astype(np.bool_),
-            sampling=taken(plan.sampling, index),
+            sampling=plan.sampling.take(index),
         )
-
-
-def taken(sampling: Sampling, index: LongArray) -> Sampling:
-    """How some of the tokens are chosen."""
-    return Sampling(
-        temperature=sampling.temperature[index],
-        top_p=sampling.top_p[index],
-        top_k=sampling.top_k[index],
-        min_p=sampling.min_p[index],
-        seeds=sampling.seeds[index],
-        positions=sampling.positions[index],
-    )

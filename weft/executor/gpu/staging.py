@@ -28,7 +28,7 @@ from weft.executor.gpu.layout import Tiling
 from weft.executor.inputs import StagedStep
 from weft.ops.noise import row_keys
 from weft.ops.sampling import SamplingTensors, StagedSampling
-from weft.plan.step import Plan, Sampling
+from weft.plan.step import Plan, Sampling, SamplingColumns
 
 RING = 3
 FIRST_INTS = 1 << 16
@@ -155,37 +155,22 @@ def draw_columns(sampling: Sampling) -> Sequence[IntArray]:
     """The numbers for draws, floats as their bits; empty if every request is greedy."""
     if sampling.is_greedy:
         return ()
-    return (
-        _bits(sampling.temperature),
-        _bits(sampling.top_p),
-        _bits(sampling.min_p),
-        sampling.top_k,
-        row_keys(sampling.seeds, sampling.positions).ravel(),
-    )
+    *numbers, seeds, positions = sampling
+    return (*[_bits(column) for column in numbers], row_keys(seeds, positions).ravel())
 
 
 def placed(sampling: Sampling, there: Sequence[Tensor]) -> StagedSampling | None:
     """`sampling` with its `draw_columns` on the device, `there`."""
     if not there:
         return None
-    temperature, top_p, min_p, top_k, keys = there
-    return StagedSampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seeds=sampling.seeds,
-        positions=sampling.positions,
-        device=SamplingTensors(
-            temperature=temperature.view(torch.float32),
-            top_k=top_k,
-            top_p=top_p.view(torch.float32),
-            min_p=min_p.view(torch.float32),
-            keys=keys.view(-1, 2),
-        ),
-    )
+    *bits, keys = there
+    numbers: dict[str, Tensor] = {}
+    for name, column in zip(SamplingColumns._fields, bits, strict=False):
+        is_float = getattr(sampling, name).dtype == np.float32
+        numbers[name] = column.view(torch.float32) if is_float else column
+    on_host = {name: getattr(sampling, name) for name in sampling.__slots__}
+    return StagedSampling(**on_host, device=SamplingTensors(**numbers, keys=keys.view(-1, 2)))
 
 
 def _bits(values: np.ndarray) -> IntArray:
-    floats = np.ascontiguousarray(values, np.float32)
-    return floats.view(np.int32)
+    return np.ascontiguousarray(values).view(np.int32)

@@ -95,7 +95,6 @@ def _plan(pieces: tuple[Piece, ...]) -> Plan:
         tokens += piece.tokens
         slots += range(piece.first_slot, piece.first_slot + len(piece.tokens))
     num = len(pieces)
-    nothing = np.empty(0, np.int32)
     return Plan(
         step=0,
         mode=ForwardMode.EXTEND,
@@ -105,14 +104,7 @@ def _plan(pieces: tuple[Piece, ...]) -> Plan:
         tokens=_ints(tokens),
         slots=_ints(slots),
         samples=np.zeros(num, np.bool_),
-        sampling=Sampling(
-            temperature=np.empty(0, np.float32),
-            top_p=np.empty(0, np.float32),
-            top_k=nothing,
-            min_p=np.empty(0, np.float32),
-            seeds=np.empty(0, np.int64),
-            positions=nothing,
-        ),
+        sampling=Sampling.greedy(),
     )
 
 

@@ -23,7 +23,13 @@ from weft.executor.wire.followers import PLAN, Followers
 from weft.executor.wire.pack import pack
 from weft.plan.inputs import MediaVectors
 from weft.plan.outputs import SampledLogprobsRequest
-from weft.plan.step import LAST_SAMPLED, Plan, Sampling, Step, find
+from weft.plan.step import (
+    LAST_SAMPLED,
+    Plan,
+    Sampling,
+    Step,
+    find,
+)
 
 T = TypeVar("T")
 
@@ -99,20 +105,10 @@ def without_sampling(plan: Plan, last_tokens: Tensor) -> Plan:
         rows = np.repeat(plan.rows, plan.lens)
         known = last_tokens.numpy(force=True)[rows]
         tokens = np.where(is_sampled, known, tokens).astype(np.int32)
-    num_sampled = len(plan.sampling.positions)
-    zeros = np.zeros(num_sampled, np.float32)
-    whole = np.zeros(num_sampled, np.int32)
     return replace(
         plan,
         tokens=tokens,
-        sampling=Sampling(
-            temperature=zeros,
-            top_p=zeros,
-            top_k=whole,
-            min_p=zeros,
-            seeds=np.zeros(num_sampled, np.int64),
-            positions=whole,
-        ),
+        sampling=Sampling.greedy(len(plan.sampling.positions)),
         logits=(),
         # Log probabilities of sampled tokens are computed from logits that rank 0 has anyway.
         outputs=tuple(one for one in plan.outputs if not isinstance(one, SampledLogprobsRequest)),

@@ -116,21 +116,9 @@ class DraftingPlanner(SpeculativePlanner):
             tokens=np.concatenate(tokens),
             slots=np.concatenate(slots),
             samples=counts > 0,
-            sampling=_sampling_of(batch.facts, counts, np.concatenate(positions)),
+            sampling=Sampling(*batch.facts.sampling.repeated(counts), np.concatenate(positions)),
             table=self._kv.take_writes(),
             drafting=Drafting(counts, np.concatenate(own_slots)),
         )
         self.num_steps += 1
         return batch
-
-
-def _sampling_of(facts: RowFacts, counts: IntArray, positions: IntArray) -> Sampling:
-    """How the guesses are drawn, `counts` [R] of each row, at these positions [sum of counts]."""
-    return Sampling(
-        temperature=np.repeat(facts.temperature, counts),
-        top_p=np.repeat(facts.top_p, counts),
-        top_k=np.repeat(facts.top_k, counts),
-        min_p=np.repeat(facts.min_p, counts),
-        seeds=np.repeat(facts.seeds, counts),
-        positions=positions,
-    )
