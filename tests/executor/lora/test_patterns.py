@@ -99,7 +99,9 @@ def test_thousands_of_names_are_looked_up() -> None:
     assert found._steps == 0
 
 
-@pytest.mark.parametrize("key", ["(", "(?=a)b", r"(a)\1", "(?P<a>x)(?P=a)", "a{9999999}", "(" * 250])
+@pytest.mark.parametrize(
+    "key", ["(", "(?=a)b", r"(a)\1", "(?P<a>x)(?P=a)", "a{9999999}", "(" * 250]
+)
 def test_what_cannot_be_matched_in_linear_time_is_refused(key: str) -> None:
     with pytest.raises(BadPattern):
         ModulePatterns({key: 1})
