@@ -16,8 +16,8 @@ from weft.executor.weights.base import in_base
 from weft.executor.weights.pieces import is_finite, read_whole
 from weft.executor.weights.safetensors import BytesContent, TensorEntry
 
-# Inputs of a module that are finite in half types may be as large. What is larger than their product
-# may be in float32 would overflow in the middle of a step.
+# Inputs of a module may be as large as the largest float16. What they make of larger values would
+# overflow in the middle of a step, also in float32.
 LARGEST_INPUT = 2.0**16
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
