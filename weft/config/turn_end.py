@@ -49,15 +49,17 @@ def implied_end_ids(folder: Path, named: Iterable[int]) -> tuple[int, ...]:
     name."""
     added = _added(folder)
     found = {added.ids[text] for text in KNOWN_ENDS & added.ids.keys()}
-    if MANY_MESSAGES in added.ids:
-        found.discard(added.ids.get("<|end|>", -1))
+    no_ends = set()
+    if MANY_MESSAGES in added.ids and "<|end|>" in added.ids:
+        no_ends.add(added.ids["<|end|>"])
+    found -= no_ends
     template = _template(folder)
     # A template that writes one of them needs no other end.
     ends = {*named, *found}
     written = (text in template for text, id in added.ids.items() if id in ends)
     if not any(written) and "eos_token" not in template:
         found |= {added.ids[text] for text in _closing(template, added.special)}
-    return tuple(sorted(found))
+    return tuple(sorted(found - no_ends))
 
 
 def _closing(template: str, special: frozenset[str]) -> set[str]:
