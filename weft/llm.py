@@ -418,15 +418,19 @@ class LLM:
         """Load an adapter (LoRA) from a folder; prompts may name it from then on. A name that is in
         use stands for the new one.
 
-        `pinned`: it keeps a slot, and is never unloaded for another one. Raises SettingsError if it
-        cannot be loaded.
+        `path` may be relative to the working directory. `pinned`: it keeps a slot, and is never
+        unloaded for another one. Raises SettingsError if it cannot be loaded.
         """
         require_text("name", name)
         if not isinstance(path, str | Path):
             raise wrong_value("path", path, "the path of a folder")
         require_switch("pinned", pinned)
         try:
-            self._load_adapter(LoraPath(name, str(path), pinned))
+            folder = str(Path(path).expanduser().absolute())
+        except RuntimeError as exc:  # ~nobody
+            raise wrong_value("path", path, "the path of a folder") from exc
+        try:
+            self._load_adapter(LoraPath(name, folder, pinned))
         except AdapterRefused as exc:
             raise SettingsError(f"the adapter {name!r} cannot be loaded: {exc}") from exc
 

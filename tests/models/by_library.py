@@ -108,6 +108,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "llama4": ("Llama4", {"layer_types": ["chunked_attention"] * 4, **LOCAL}, "chunked_attention"),
     "bert": ("BertLMHeadModel", {}, "see those after them"),
+    "longcat-flash": (
+        "LongcatFlash",
+        {
+            **{"num_layers": 2, "ffn_hidden_size": 32, "q_lora_rank": 16, "kv_lora_rank": 16},
+            **{"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "head_dim": 8},
+            **{"moe_topk": 2, "n_routed_experts": 4, "zero_expert_num": 2},
+            **{"expert_ffn_hidden_size": 16},
+        },
+        "computes with weights of its products outside of them",
+    ),
 }
 
 

@@ -17,7 +17,7 @@ from tests.models import by_library, many
 from tests.models.many import VOCAB, Checkpoint
 from weft.executor.kv_pool import KVPool
 from weft.models.transformers_backend.describe import described
-from weft.models.transformers_backend.library import NotByLibrary
+from weft.models.transformers_backend.library import NotByLibrary, causal_class
 
 TOLERANCE = 2e-4  # of log probabilities, float32
 NUM_GREEDY = 8
@@ -141,6 +141,23 @@ def test_what_pages_cannot_hold_is_refused_with_the_reason(tmp_path: Path, name:
     by_library.config_of(kind, changes).save_pretrained(tmp_path)
     with pytest.raises(NotByLibrary, match=reason):
         described(tmp_path, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("ModernBertForMaskedLM", "an encoder that fills in masked tokens"),
+        ("ModernBertModel", "a model without a head for the next token, as encoders are"),
+        ("DebertaV2ForSequenceClassification", "a classifier of texts"),
+        ("T5ForConditionalGeneration", "a model with an encoder and a decoder"),
+    ],
+)
+def test_models_that_are_not_causal_are_named_as_what_they_are(
+    architecture: str, kind: str
+) -> None:
+    with pytest.raises(NotByLibrary, match=f"it is {kind}, and weft runs .*BertModel") as caught:
+        causal_class({"architectures": [architecture]})
+    assert "no such class" not in str(caught.value)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import insort
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
@@ -229,3 +230,31 @@ def test_a_deadline_can_be_met_once_enough_of_the_prompt_is_cached() -> None:
     assert ids(policy.order_waiting(table, EVERYBODY, 0.0)) == [1, 0]
     # It has waited too long to make it now.
     assert ids(policy.order_waiting(table, EVERYBODY, 0.1)) == [0, 1]
+
+
+@pytest.mark.parametrize("rising", [True, False])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_lane_is_a_sorted_list_also_where_blocks_are_divided(seed: int, rising: bool) -> None:
+    rng = random.Random(seed)
+    lane = Lane()
+    expected: list[Entry] = []
+    numbers = rng.sample(range(10_000), 6 * BLOCK_SIZE)
+    if rising:
+        numbers.sort()  # no later entry comes into a block that was divided
+    for number in numbers:
+        lane.add([(number,)])
+        insort(expected, (number,))
+        if rng.random() < 0.2:
+            gone = rng.choice(expected)
+            lane.remove(gone)
+            expected.remove(gone)
+        if rng.random() < 0.02:
+            low, end = sorted(rng.sample(range(10_000), 2))
+            assert list(lane.within((low,), (end,))) == [e for e in expected if low <= e[0] < end]
+    assert list(lane) == expected
+    # Each is found, also on both sides of the borders between blocks, which may lose any side first.
+    rng.shuffle(expected)
+    for entry in expected:
+        lane.remove(entry)
+    assert len(lane) == 0
+    assert lane.first() is None

@@ -338,3 +338,43 @@ def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
         reached["pinned"] += sum(bool(getattr(piece, "pinned_tokens", 0)) for piece in pieces)
     assert min(reached.values()) > 5, reached
     assert reached["pinned"] > 20, reached
+
+
+@pytest.mark.parametrize(("name", "expected_s"), [("", 300.0), ("mine", 100.0)])
+def test_a_shorter_use_shortens_only_a_pin_with_a_name(name: str, expected_s: float) -> None:
+    it = world()
+    it.tick_s = 0.01
+    run(it, PROMPT, mark(100, ttl_s=300.0, name=name))
+    run(it, PROMPT, mark(100, ttl_s=100.0, name=name))
+    it.step()
+    [pin] = listed(it)
+    assert pin.expires_in_s == pytest.approx(expected_s, abs=1.0)
+
+
+def test_pins_of_other_namespaces_are_not_covered() -> None:
+    it = world()
+    run(it, PROMPT[:41], mark(20), salt="one")
+    run(it, PROMPT[:41], mark(40), salt="other")
+    assert sorted(pin.tokens for pin in listed(it)) == [20, 40]
+    run(it, PROMPT[:41], mark(40), salt="one")
+    assert sorted(pin.tokens for pin in listed(it)) == [40, 40]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pins_that_come_back_stay_within_what_may_be_pinned(seed: int) -> None:
+    it = world()
+    rng = random.Random(seed)
+    lens = [rng.randrange(40, 101, 2) for _ in range(4)]
+    prompts = [[rng.randrange(VOCAB) for _ in range(length + 1)] for length in lens]
+    for prompt in prompts:
+        run(it, prompt, mark(len(prompt) - 1), user=f"user-{prompt[0]}")
+        it.engine.submit(FlushCache())
+        it.step()
+    assert [pin.state == "firm" for pin in listed(it)] == [False] * len(listed(it))
+    for prompt in prompts:
+        run(it, prompt)
+        assert it.engine._engine.services.stats().pinned_tokens <= 100
+    it.step()
+    pinned = [pin.tokens for pin in listed(it) if pin.state == "firm"]
+    assert pinned
+    assert sum(pinned) <= 100

@@ -13,6 +13,7 @@ from tests.scheduler.groups import windows_of
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import every_second, seeds
+from weft.arrays import IntArray
 from weft.config.windows import KvPools
 from weft.engine.explain import explain
 from weft.memory.accounting.audit import AccountingError
@@ -317,3 +318,56 @@ def test_settings_without_windows_have_one_pool() -> None:
     assert not world.scheduler.kv.groups
     run(world, prompt(70, 300))
     assert world.scheduler.stats().kv_window_tokens == 0
+
+
+def lacking(kv: WindowedKv, rows: IntArray, num_ahead: int) -> int:
+    """The specification of `WindowedKv.lacking`, row by row."""
+    missing = []
+    next_tokens = kv.decode_pages(rows) * kv.page_size
+    in_all = 0
+    in_windows = 0
+    for row in rows.tolist():
+        kv_len = int(kv.columns.kv_len[row])
+        held = kv_len - int(kv.windows.first[row])
+        in_all += num_ahead
+        in_windows += min(num_ahead, max(kv.windows.full_row - held, 0))
+    for wanted, free in ((in_all, kv.rest), (in_windows, kv.windows.available)):
+        missing.append(max(wanted, next_tokens) - free)
+    return max(missing)
+
+
+@pytest.mark.parametrize(("num_pages", "num_window_pages"), [(1_024, 24), (80, 400), (90, 24)])
+def test_what_is_missing_is_missing_in_the_pool_that_has_less(
+    num_pages: int, num_window_pages: int
+) -> None:
+    windows = WindowSettings(window=WINDOW, num_pages=num_window_pages)
+    world = World(settings(num_pages=num_pages, windows=windows, context_length=1_024))
+    ids = [
+        world.send(prompt(i, 20 + 31 * i), max_new_tokens=200, ignore_eos=True) for i in range(5)
+    ]
+    kv = kv_of(world)
+    found = set()
+    for _ in range(120):
+        world.step()
+        running = [world.request(id).row for id in ids if id in world.scheduler.requests]
+        rows = np.array([row for row in running if row >= 0], dtype=np.int32)
+        for num_ahead in (0, 1, 20, 200):
+            expected = lacking(kv, rows, num_ahead)
+            assert kv.lacking(rows, num_ahead) == expected
+            found.add(expected)
+    assert len(found) > 20
+    world.run_dry()
+    world.check_outputs()
+
+
+def test_a_long_answer_needs_a_window_and_not_its_length() -> None:
+    windows = WindowSettings(window=WINDOW, num_pages=24)
+    world = World(settings(windows=windows))
+    for i in range(3):
+        world.send(prompt(i, 16), max_new_tokens=1_000, ignore_eos=True)
+    world.step()
+    world.step()
+    assert world.scheduler.stats().num_running == 3
+    world.run_dry()
+    assert world.scheduler.stats().total_retractions == 0
+    world.check_outputs()

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.config.automaton import BadPattern
 from weft.messages.sampling import InvalidParam, SamplingParams
-from weft.text.stop.pattern import BadPattern, compile_patterns
-from weft.text.stop.regex import WINDOW, RegexMatcher
+from weft.text.stop.regex import WINDOW, RegexMatcher, compile_patterns
 from weft.text.stop.stopping import StopMatcher, Stops
 
 ATOMS = [

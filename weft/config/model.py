@@ -23,7 +23,7 @@ from weft.config.model_errors import (
 )
 from weft.config.pooling import BadPooling, PoolingConfig, classifier, sentence_layout
 from weft.config.quantized import READ, Quantization, UnreadFormat, quantization
-from weft.config.turn_end import turn_end_id
+from weft.config.turn_end import implied_end_ids, turn_end_id
 from weft.config.vision.spec import TowerSpec
 from weft.json_types import JsonMapping, JsonObject
 
@@ -361,10 +361,7 @@ class ModelConfig:
     def completed(self, folder: Path) -> ModelConfig:
         """The model with the facts from other files than `config.json`. Raises
         `UnsupportedModel`."""
-        model = self
-        end = turn_end_id(folder)
-        if end is not None and end < model.vocab_size:
-            model = replace(model, eos_token_ids=tuple(dict.fromkeys((*model.eos_token_ids, end))))
+        model = replace(self, eos_token_ids=self._all_ends(folder))
         try:
             layout = sentence_layout(folder)
         except BadPooling as exc:
@@ -377,6 +374,19 @@ class ModelConfig:
             )
         max_position = min(model.max_position, layout.max_len or model.max_position)
         return replace(model, pooling=layout.pooling, max_position=max_position)
+
+    def _all_ends(self, folder: Path) -> tuple[int, ...]:
+        """The tokens that end a generation: those of the settings, that of the tokenizer, and if
+        the publisher gave no list for generation, those that the tokenizer's files imply."""
+        found = list(self.eos_token_ids)
+        end = turn_end_id(folder)
+        if end is not None:
+            found.append(end)
+        generation = read_json_if_there(folder / "generation_config.json") or {}
+        if not token_ids(generation, "eos_token_id"):
+            found += implied_end_ids(folder, found)
+        known = [token for token in found if 0 <= token < self.vocab_size]
+        return tuple(dict.fromkeys(known))
 
     @classmethod
     def from_hf(

@@ -11,11 +11,14 @@ from torch import Tensor
 
 from weft.config.model import ModelConfig
 from weft.config.projections import projections
-from weft.executor.lora.read import AdapterError, AdapterInfo, read_files
+from weft.executor.lora.read import AdapterError, AdapterInfo, StoredPair, read_files
 from weft.executor.weights.base import in_base
 from weft.executor.weights.pieces import is_finite, read_whole
 from weft.executor.weights.safetensors import BytesContent, TensorEntry
 
+# Inputs of a module may be as large as the largest float16. What they make of larger values would
+# overflow in the middle of a step, also in float32.
+LARGEST_INPUT = 2.0**16
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -47,7 +50,9 @@ def read_adapter(
     for module, stored in files.pairs.items():
         if stored.b is None:
             # The difference from the model's matrix is small; it is rounded later.
-            pairs[module] = LoraPair(_values(files.content, stored.a, torch.float32), None, 1.0)
+            whole = _values(files.content, stored.a, torch.float32)
+            _require_range(stored, module, _sums(whole), dtype)
+            pairs[module] = LoraPair(whole, None, 1.0)
             continue
         a, b = (_kept(read, files.content, entry, dtype) for entry in (stored.a, stored.b))
         if stored.stack is not None:
@@ -56,8 +61,28 @@ def read_adapter(
             a = a.view(num, -1, a.shape[1])[place.expert]
             rows = slice(place.first, place.first + model_rows[module])
             b = b.view(len(b), -1, num)[rows, :, place.expert]
+        inner = _sums(a) * abs(stored.scale)
+        _require_range(stored, module, torch.cat([inner, b.float().abs() @ inner]), dtype)
         pairs[module] = LoraPair(a, b, stored.scale)
     return Adapter(files.info, pairs)
+
+
+def _sums(rows: Tensor) -> Tensor:
+    """The most that each row [in] makes of inputs from -1 to 1."""
+    return rows.float().abs().sum(1)
+
+
+def _require_range(stored: StoredPair, module: str, most: Tensor, dtype: torch.dtype) -> None:
+    """Raise AdapterError if values of the module's products could leave the range of `dtype`.
+    `most`: what they are for inputs from -1 to 1."""
+    limit = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max / LARGEST_INPUT)
+    largest = most.max().item()
+    if not largest <= limit:
+        raise AdapterError(
+            f"the values of {module[:200]} are too large for {str(dtype).removeprefix('torch.')}: "
+            f"with scale {stored.scale:.3g}, they make {largest:.3g} of inputs from -1 to 1; at "
+            f"most {limit:.3g} can be computed"
+        )
 
 
 def _kept(

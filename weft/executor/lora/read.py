@@ -17,11 +17,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.config.automaton import BadPattern
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError
 from weft.config.projections import (
     HEAD,
@@ -31,6 +31,7 @@ from weft.config.projections import (
     projections,
     target_of,
 )
+from weft.executor.lora.patterns import ModulePatterns
 from weft.executor.weights.base import in_base
 from weft.executor.weights.regular_file import RegularFile
 from weft.executor.weights.safetensors import BytesContent, FileContent, TensorEntry
@@ -45,8 +46,6 @@ MAX_RANK = 512  # if no other limit is set
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ENTRY_BYTES = 1024  # of a tensor in the header
 PIECE_BYTES = 1 << 20  # bytes that are hashed at once
-MAX_PATTERN_LEN = 300
-MAX_PATTERN_REPEATS = 2  # so that matching a pattern takes little time
 
 PREFIX = "base_model.model."
 SIDES = (".lora_A.weight", ".lora_B.weight")
@@ -470,14 +469,12 @@ class _Scales:
     """Ranks and scales of modules, by patterns of their names."""
 
     def __init__(self, config: JsonMapping) -> None:
-        self._rank = config.get("r", 8)
-        self._alpha = config.get("lora_alpha", 8)
+        self._ranks = _BySetting(config, "rank_pattern", config.get("r", 8))
+        self._alphas = _BySetting(config, "alpha_pattern", config.get("lora_alpha", 8))
         self._has_root = bool(config.get("use_rslora", False))
-        self._ranks = _patterns(config, "rank_pattern")
-        self._alphas = _patterns(config, "alpha_pattern")
 
     def rank(self, module: str) -> int:
-        value = _first(self._ranks, module, self._rank)
+        value = self._ranks.value(module)
         if type(value) is not int or value < 1:
             raise AdapterError(
                 f"the rank of {_short(module)} is {_short(value)}; "
@@ -486,7 +483,7 @@ class _Scales:
         return value
 
     def scale(self, module: str, rank: int) -> float:
-        alpha = _first(self._alphas, module, self._alpha)
+        alpha = self._alphas.value(module)
         if type(alpha) not in (int, float) or not abs(alpha) < 1e6:
             raise AdapterError(
                 f"lora_alpha of {_short(module)} is {_short(alpha)}; "
@@ -495,37 +492,25 @@ class _Scales:
         return float(alpha / math.sqrt(rank) if self._has_root else alpha / rank)
 
 
-Patterns = list[tuple[re.Pattern[str], Any]]
+class _BySetting:
+    """The values that a setting gives to modules, by patterns of their names."""
 
-
-def _patterns(config: JsonMapping, key: str) -> Patterns:
-    """The patterns of a setting, which match the end of a name, as in peft."""
-    given = config.get(key) or {}
-    if not isinstance(given, dict):
-        raise AdapterError(f"{key} is not an object")
-    found = []
-    for pattern, value in given.items():
-        if len(pattern) > MAX_PATTERN_LEN or len(re.findall(r"[*+?{]", pattern)) > (
-            MAX_PATTERN_REPEATS
-        ):
-            raise AdapterError(
-                f"{key} has {_short(pattern)}; patterns have at most {MAX_PATTERN_LEN} characters "
-                f"and {MAX_PATTERN_REPEATS} repetitions"
-            )
+    def __init__(self, config: JsonMapping, key: str, otherwise: Any) -> None:
+        self._key = key
+        self._otherwise = otherwise
+        given = config.get(key) or {}
+        if not isinstance(given, dict):
+            raise AdapterError(f"{key} is not an object")
         try:
-            found.append((re.compile(rf"(.*\.)?({pattern})$"), value))
-        except (re.error, OverflowError) as exc:
-            raise AdapterError(
-                f"{key} has {_short(pattern)}, which is not a valid regular expression"
-            ) from exc
-    return found
+            self._patterns = ModulePatterns(given)
+        except BadPattern as exc:
+            raise AdapterError(f"{key}: {_short(str(exc))}") from exc
 
-
-def _first(patterns: Patterns, module: str, otherwise: Any) -> Any:
-    for pattern, value in patterns:
-        if pattern.match(module):
-            return value
-    return otherwise
+    def value(self, module: str) -> Any:
+        try:
+            return self._patterns.value(module, self._otherwise)
+        except BadPattern as exc:
+            raise AdapterError(f"{self._key}: {_short(str(exc))}") from exc
 
 
 def _layers(config: JsonMapping) -> frozenset[int] | None:

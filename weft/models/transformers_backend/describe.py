@@ -11,6 +11,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,12 @@ from weft.models.transformers_backend.library import (
     library_config,
 )
 from weft.models.transformers_backend.model import decoder_of
-from weft.models.transformers_backend.packed import is_experts, is_linear, is_table
+from weft.models.transformers_backend.packed import (
+    is_experts,
+    is_linear,
+    is_table,
+    is_transposed,
+)
 from weft.models.transformers_backend.wire import to_wire
 
 NUM_TOKENS = 2
@@ -142,8 +148,37 @@ def _recorded(cls: Any, config: Any) -> tuple[list[AttentionCall], Any]:
         with torch.device("cpu"):
             module = module.to_empty(device="cpu")
         calls = _run(module, "cpu")
+    _check_products(module)
     calls.sort(key=lambda call: call.layer)
     return calls, module
+
+
+def _check_products(module: Any) -> None:
+    """Raise `NotByLibrary` if code besides a product's own computes with its weights, which weft
+    stores in a form of its own (`PackedLinear`)."""
+    products = {name: each for name, each in module.named_modules() if is_linear(each)}
+    kept = {name: each._parameters["weight"] for name, each in products.items()}
+    for name, each in products.items():
+        weight = kept[name]
+        out_size = weight.shape[1 if is_transposed(each) else 0]
+        each._parameters["weight"] = nn.Parameter(weight.new_empty(0), requires_grad=False)
+        each.forward = partial(_zeros, out_size)
+    try:
+        _run(module, next(iter(kept.values())).device.type)
+    except RuntimeError as exc:
+        reason = str(exc).partition("\n")[0]
+        raise NotByLibrary(
+            f"{type(module).__name__} computes with weights of its products outside of them, and "
+            f"weft stores these weights in its own form ({reason[:200]})"
+        ) from exc
+    finally:
+        for name, each in products.items():
+            del each.forward
+            each._parameters["weight"] = kept[name]
+
+
+def _zeros(out_size: int, x: Tensor) -> Tensor:
+    return x.new_zeros(*x.shape[:-1], out_size)
 
 
 def _run(module: Any, device: str) -> list[AttentionCall]:

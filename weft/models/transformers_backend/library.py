@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from weft.config.config_json import get
+from weft.config.families.table import FAMILIES
 from weft.config.model import UnsupportedModel
 from weft.json_types import JsonMapping
 
@@ -25,6 +26,20 @@ NO_DESCRIPTION = (
     *("transformers_version", "_name_or_path", "auto_map", "use_cache"),
     *("dtype", "torch_dtype", "eos_token_id"),
 )
+
+
+# Tables of the library → what their models are. A class in several is named by the first.
+KINDS = {
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": "a model with an encoder and a decoder",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES": "an encoder that fills in masked tokens",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": "a classifier of texts",
+    "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES": "a classifier of tokens",
+    "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES": "a model that marks answers in a text",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES": "a model of pictures and texts",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES": "a model of speech with an encoder and a decoder",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES": "a classifier of pictures",
+    "MODEL_MAPPING_NAMES": "a model without a head for the next token, as encoders are",
+}
 
 
 class NotByLibrary(UnsupportedModel):
@@ -61,11 +76,28 @@ def causal_class(config: JsonMapping) -> Any:
     for architecture in architectures:
         if architecture in known:
             return _of_the_text(getattr(transformers, architecture), config)
+    version = transformers.__version__
+    for architecture in architectures:
+        if isinstance(getattr(transformers, str(architecture), None), type):
+            raise NotByLibrary(
+                f"in transformers {version} it is {_kind_of(str(architecture))}, and weft runs the "
+                "library's code of causal language models only; the encoders that weft has are "
+                f"{', '.join(name for name, family in FAMILIES.items() if family.is_encoder)}"
+            )
     code = ""
     if config.get("auto_map"):
         code = ", and the code that the checkpoint brings (auto_map) is never run"
-    version = transformers.__version__
     raise NotByLibrary(f"transformers {version} has no such class of causal models{code}")
+
+
+def _kind_of(architecture: str) -> str:
+    """What a class of the library is that is no causal language model, in words."""
+    from transformers.models.auto import modeling_auto
+
+    for table, kind in KINDS.items():
+        if architecture in getattr(modeling_auto, table).values():
+            return kind
+    return "no causal language model"
 
 
 def _of_the_text(cls: Any, config: JsonMapping) -> Any:

@@ -187,7 +187,7 @@ static void shrink_places(const ExpertsArgs& args, const Step& step, Team& team,
       if (!parts[part].rank) continue;
       if (!is_there) {
         memset(row, 0, w.padded_in * 4);
-        memcpy(row, x + (by_token ? i / k : place) * stride, w.in * 4);
+        memcpy(row, x + (by_token ? args.tokens[place] : place) * stride, w.in * 4);
         is_there = true;
       }
       float* const inner = lora_inner_of(args, place, part);
@@ -419,10 +419,10 @@ static void experts(const ExpertsArgs& args, const Step& step, Team& team) {
   ExpertRows rows{{}, num_tokens == 1};
   if (rows.is_shared && gate_up.padded_in <= kOwnActivations) {
     rows.x = place_activations(gate_up, 1, own);
-    make_row_ready(gate_up, args.x, args.x_stride, 0, 0, rows.x);
+    make_row_ready(gate_up, args.x, args.x_stride, args.tokens[0], 0, rows.x);
   } else if (rows.is_shared) {
     rows.x = place_activations(gate_up, 1, args.scratch);
-    if (team.take() == 0) make_row_ready(gate_up, args.x, args.x_stride, 0, 0, rows.x);
+    if (team.take() == 0) make_row_ready(gate_up, args.x, args.x_stride, args.tokens[0], 0, rows.x);
     team.barrier();
   } else {
     rows.x = place_activations(gate_up, num_places, args.scratch);

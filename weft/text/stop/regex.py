@@ -13,9 +13,26 @@ If a match is longer than `WINDOW` characters, its beginning has already been re
 
 from __future__ import annotations
 
-from weft.text.stop.pattern import Automaton, PatternNode
+from functools import lru_cache
+
+from weft.config.automaton import Automaton, BadPattern, PatternNode
 
 WINDOW = 1_024  # characters
+# Transitions of all patterns of one request together, and so the most look-ups per character.
+MAX_EDGES = 500
+
+
+@lru_cache(maxsize=64)
+def compile_patterns(patterns: tuple[str, ...]) -> Automaton:
+    """The automaton of stop patterns. `$` holds after every character, because a text that is
+    stopped there ends there. Raises BadPattern."""
+    automaton = Automaton(patterns, max_edges=MAX_EDGES, ends_anywhere=True)
+    empty = automaton.empty_match()
+    if empty is not None:
+        raise BadPattern(
+            f"{empty[:64]!r} matches the empty text; a pattern must match at least one character"
+        )
+    return automaton
 
 
 class RegexMatcher:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from weft.config.automaton import Automaton, BadPattern
 from weft.messages.sampling import InvalidParam, SamplingParams
-from weft.text.stop.pattern import Automaton, BadPattern, compile_patterns
-from weft.text.stop.regex import RegexMatcher
+from weft.text.stop.regex import RegexMatcher, compile_patterns
 from weft.text.stop.strings import StopStrings, StringMatcher, compile_stops
 
 

@@ -2,9 +2,9 @@
 
 Python's own parser reads the pattern; its tree becomes a nondeterministic automaton (Thompson,
 1968) without back-tracking. Constructs that need back-tracking (back-references, look-around,
-possessive repeats) are refused. `$` holds after every character, because a text that is stopped
-there ends there. Counted repeats are expanded; a limit on the expanded size also bounds the work
-per character. Knows no texts: `regex.py` runs the automaton.
+possessive repeats) are refused. Counted repeats are expanded; a limit on the expanded size also
+bounds the work per character. Knows no texts: stop patterns (`text/stop/regex.py`) and patterns of
+an adapter's modules (`executor/lora/patterns.py`) run the automaton, each in its own way.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 
 # The parser of the standard library, and the operators of its trees.
 from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
-# Transitions of all patterns of one request together, and so the most look-ups per character.
-MAX_EDGES = 500
 _MAX_SEEN = 4_096  # characters whose result a node caches
 
 _REFUSED = {
@@ -65,24 +62,45 @@ class PatternNode:
 
 
 class Automaton:
-    """The automaton of several patterns. A match may begin at any node of `first`."""
+    """The automaton of several patterns. A match may begin at any node of `first`.
 
-    def __init__(self, patterns: Iterable[str]) -> None:
+    `max_edges`: transitions of all patterns together, and so the most look-ups per character.
+    `ends_anywhere`: `$` holds after every character, because the text is stopped there; otherwise
+    only where the text ends.
+    """
+
+    def __init__(
+        self, patterns: Iterable[str], *, max_edges: int, ends_anywhere: bool = False
+    ) -> None:
         """Raises BadPattern."""
-        self._room = MAX_EDGES
+        self._room = max_edges
+        self._max_edges = max_edges
+        self._ends_anywhere = ends_anywhere
         self._nodes: list[PatternNode] = []
         first: dict[PatternNode, None] = {}
         for pattern in patterns:
             tree = _parsed(pattern)
             end = PatternNode(pattern=pattern)
-            begin = self._sequence(tree.data, (end,), tree.state.flags)
-            if _is_empty(begin):
-                raise BadPattern(
-                    f"{pattern[:64]!r} matches the empty text; a pattern must match at least one "
-                    "character"
-                )
+            try:
+                begin = self._sequence(tree.data, (end,), tree.state.flags)
+            except RecursionError as exc:
+                raise BadPattern("the pattern is nested too deeply") from exc
             first |= dict.fromkeys(begin)
         self.first = tuple(first)
+
+    def empty_match(self) -> str | None:
+        """A pattern that may match the empty text; None if no pattern does."""
+        left = list(self.first)
+        seen = set(left)
+        while left:
+            node = left.pop()
+            if node.pattern:
+                return node.pattern
+            if node.holds is not None:
+                new = set(node.follow) - seen
+                left += new
+                seen |= new
+        return None
 
     # Each method builds the part before the nodes `follow`, from its end to its beginning, and
     # returns the first nodes of that part.
@@ -117,7 +135,7 @@ class Automaton:
                 low, high, items = argument
                 return self._repeat(low, high, items, follow, flags)
             case ops.AT:
-                node = PatternNode(holds=_condition(argument, flags))
+                node = PatternNode(holds=self._condition(argument, flags))
                 return (self._connected(node, follow),)
         what = _REFUSED.get(op, str(op).lower())
         raise BadPattern(f"{what} cannot be used here")
@@ -172,17 +190,26 @@ class Automaton:
         if self._room < 0:
             raise BadPattern(
                 "the patterns are too large: "
-                f"written out, they have more than {MAX_EDGES:,} transitions"
+                f"written out, they have more than {self._max_edges:,} transitions"
             )
 
-
-@lru_cache(maxsize=64)
-def compile_patterns(patterns: tuple[str, ...]) -> Automaton:
-    """The automaton of `patterns`. Raises BadPattern."""
-    try:
-        return Automaton(patterns)
-    except RecursionError as exc:
-        raise BadPattern("the pattern is nested too deeply") from exc
+    def _condition(self, at: Any, flags: int) -> Callable[[str, str], bool]:
+        lines = bool(flags & re.MULTILINE)
+        match at:
+            case ops.AT_BEGINNING if lines:
+                return lambda before, behind: before in ("", "\n")
+            case ops.AT_BEGINNING | ops.AT_BEGINNING_STRING:
+                return lambda before, behind: not before
+            case ops.AT_BOUNDARY:
+                return lambda before, behind: _is_word(before, flags) != _is_word(behind, flags)
+            case ops.AT_NON_BOUNDARY:
+                return lambda before, behind: _is_word(before, flags) == _is_word(behind, flags)
+        # $ and \Z. SGLang also matches them after any character: it searches the text so far.
+        if self._ends_anywhere:
+            return lambda before, behind: True
+        if at is ops.AT_END and lines:
+            return lambda before, behind: behind in ("", "\n")
+        return lambda before, behind: not behind
 
 
 def _parsed(pattern: str) -> Any:
@@ -190,6 +217,8 @@ def _parsed(pattern: str) -> Any:
         with warnings.catch_warnings():  # about syntax that a future Python may read differently
             warnings.simplefilter("ignore")
             return _parser.parse(pattern)
+    except RecursionError as exc:
+        raise BadPattern("the pattern is nested too deeply") from exc
     except (re.error, OverflowError, ValueError) as exc:
         raise BadPattern(f"{pattern[:64]!r} is not a regular expression: {exc}") from exc
 
@@ -204,37 +233,6 @@ def _replaced(
     behind: tuple[PatternNode, ...],
 ) -> tuple[PatternNode, ...]:
     return _union(behind if node is joint else (node,) for node in nodes)
-
-
-def _is_empty(nodes: tuple[PatternNode, ...]) -> bool:
-    """Whether the end can be reached without a character."""
-    left = list(nodes)
-    seen = set(nodes)
-    while left:
-        node = left.pop()
-        if node.pattern:
-            return True
-        if node.holds is not None:
-            new = set(node.follow) - seen
-            left += new
-            seen |= new
-    return False
-
-
-def _condition(at: Any, flags: int) -> Callable[[str, str], bool]:
-    lines = bool(flags & re.MULTILINE)
-    match at:
-        case ops.AT_BEGINNING if lines:
-            return lambda before, behind: before in ("", "\n")
-        case ops.AT_BEGINNING | ops.AT_BEGINNING_STRING:
-            return lambda before, behind: not before
-        case ops.AT_BOUNDARY:
-            return lambda before, behind: _is_word(before, flags) != _is_word(behind, flags)
-        case ops.AT_NON_BOUNDARY:
-            return lambda before, behind: _is_word(before, flags) == _is_word(behind, flags)
-    # $ and \Z: the text may end after any character. SGLang also matches them there, because it
-    # searches the text so far.
-    return lambda before, behind: True
 
 
 def _is_word(char: str, flags: int) -> bool:
