@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from weft.grammar.closed import closed, is_compact
+from weft.grammar.ecma import from_ecma
+from weft.grammar.enforceable import Enforceable, exact_literals
 from weft.grammar.masks import Words
 from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
 from weft.grammar.tags import LarkWriter, as_format
@@ -34,6 +37,16 @@ MAX_STEP_FUEL = 100_000
 MAX_MESSAGE_LEN = 500
 BASE_BYTES = 60_000  # of a small compiled grammar, measured
 BYTES_PER_CHARACTER = 64  # of a larger grammar, approximately
+_DIALECTS = (
+    "http://json-schema.org/draft-04/schema#",
+    "http://json-schema.org/draft-06/schema#",
+    "http://json-schema.org/draft-07/schema#",
+    "https://json-schema.org/draft/2019-09/schema",
+    "https://json-schema.org/draft/2020-12/schema",
+)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+_CONTROLS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+_GBNF_SYNTAX = '\\"[]^-'  # in a text or a class
 _LIMIT = re.compile("too many|limit|fuel", re.IGNORECASE)  # words of the library's messages
 
 
@@ -125,9 +138,15 @@ class LlgCompiler:
 
     def _compile(self, key: Key) -> Compiled:
         # Strict first, because only then the library reports what it cannot enforce.
-        matcher = self._matcher(self._grammar(key, lenient=False))
+        kept = Enforceable(from_ecma)
+        matcher = self._matcher(self._grammar(key, kept, lenient=False))
         if matcher.error and key.kind in ("json_schema", "structural_tag"):
-            matcher = self._lenient(key, matcher)
+            # Only now each pattern is compiled alone, to find those that the library refuses.
+            kept = Enforceable(self._pattern)
+            matcher = self._lenient(key, kept, matcher)
+        left_out = list(dict.fromkeys(kept.left_out))
+        if key.strict and left_out:
+            raise InvalidGrammar(_refusal(left_out))
         if matcher.error:
             raise InvalidGrammar(matcher.error)
         mask = np.zeros((1, self._num_words), dtype=np.int32)
@@ -135,61 +154,75 @@ class LlgCompiler:
         if matcher.error or not mask.any():
             raise InvalidGrammar(matcher.error or "nothing matches it")
         num_bytes = BASE_BYTES + BYTES_PER_CHARACTER * len(key.text)
-        warnings = tuple(map(_plain, matcher.inner.get_grammar_warnings()))
+        left_out += matcher.inner.get_grammar_warnings()
+        warnings = tuple(map(_plain, left_out))
         return Compiled(matcher, mask[0], num_bytes, warnings)
 
-    def _lenient(self, key: Key, strict: LlgMatcher) -> LlgMatcher:
+    def _lenient(self, key: Key, kept: Enforceable, strict: LlgMatcher) -> LlgMatcher:
         """A matcher that leaves out what cannot be enforced, unless the request is strict."""
-        lenient = self._matcher(self._grammar(key, lenient=True))
+        lenient = self._matcher(self._grammar(key, kept, lenient=True))
         if not key.strict:
             return lenient
-        left_out = lenient.inner.get_grammar_warnings()
+        left_out = [*kept.left_out, *lenient.inner.get_grammar_warnings()]
         if left_out:
-            raise InvalidGrammar(
-                f"strict is set, and this cannot be enforced: {'; '.join(left_out)}"
-            )
+            raise InvalidGrammar(_refusal(left_out))
         return strict
+
+    def _pattern(self, pattern: str) -> str:
+        """A pattern that the library takes. Raises InvalidGrammar."""
+        translated = from_ecma(pattern)
+        make = self._library.LLMatcher
+        schema = json.dumps({"type": "string", "pattern": translated})
+        error = self._matcher(str(make.grammar_from_json_schema(schema))).error
+        if error:
+            raise InvalidGrammar(error)
+        return translated
 
     def _matcher(self, grammar: str) -> LlgMatcher:
         make = self._library.LLMatcher
         return LlgMatcher(make(self._tokenizer, grammar, log_level=0, limits=self._limits))
 
-    def _grammar(self, key: Key, *, lenient: bool) -> str:
+    def _grammar(self, key: Key, kept: Enforceable, *, lenient: bool) -> str:
         """The grammar in the library's own language."""
         make = self._library.LLMatcher
         match key.kind:
             case "json_schema":
-                return self._schema(json.loads(key.text), lenient=lenient)
+                return self._schema(json.loads(key.text), kept, lenient=lenient)
             case "regex":
-                return str(make.grammar_from_regex(key.text))
+                return str(make.grammar_from_regex(from_ecma(key.text)))
             case "choice":
                 escaped = map(re.escape, json.loads(key.text))
                 return str(make.grammar_from_regex("|".join(escaped)))
             case "ebnf":
                 return str(make.grammar_from_lark(_to_lark(key.text)))
             case "structural_tag":
-                return self._tags(json.loads(key.text), lenient)
+                return self._tags(json.loads(key.text), kept, lenient)
         raise InvalidGrammar(f"there is no kind of grammar {key.kind!r}")
 
-    def _schema(self, schema: Any, *, lenient: bool) -> str:
+    def _schema(self, schema: Any, kept: Enforceable, *, lenient: bool) -> str:
         space: JsonObject = {"whitespace_pattern": WHITESPACE}
         if is_compact(schema):
             space = COMPACT
         options: Any = {"lenient": lenient, **space}
-        text = "{}" if schema is True else json.dumps(closed(schema))
         make = self._library.LLMatcher
+        literals = exact_literals(schema)
+        if literals:
+            return str(make.grammar_from_regex("|".join(map(re.escape, literals))))
+        text = "{}" if schema is True else json.dumps(_without_dialect(kept.copy(closed(schema))))
         return str(make.grammar_from_json_schema(text, overrides=options))
 
-    def _tags(self, tag: JsonObject, lenient: bool) -> str:
+    def _tags(self, tag: JsonObject, kept: Enforceable, lenient: bool) -> str:
         options = {"lenient": lenient, "whitespace_pattern": WHITESPACE}
 
         def with_options(schema: Any) -> JsonObject:
-            kept = closed(schema) if isinstance(schema, dict) else {}
-            return {**kept, "x-guidance": options}
+            inner: JsonObject = {}
+            if isinstance(schema, dict):
+                inner = _without_dialect(kept.copy(closed(schema)))
+            return {**inner, "x-guidance": options}
 
         writer = LarkWriter(
             schema=with_options,
-            regex=self._library.regex_to_lark,
+            regex=lambda pattern: self._library.regex_to_lark(from_ecma(pattern)),
             special=self._special,
         )
         return str(self._library.LLMatcher.grammar_from_lark(writer.grammar(as_format(tag))))
@@ -203,11 +236,42 @@ class LlgCompiler:
         return token
 
 
+def _without_dialect(schema: Any) -> Any:
+    """A schema that names a dialect unknown to the library is read as one that names none."""
+    if not isinstance(schema, dict) or schema.get("$schema") in _DIALECTS:
+        return schema
+    return {key: value for key, value in schema.items() if key != "$schema"}
+
+
 def _to_lark(text: str) -> str:
     """Convert GBNF to Lark; Lark stays unchanged."""
     from llguidance import gbnf_to_lark
 
+    if "::=" in text:
+        text = _ESCAPE.sub(_unescaped, text)
     return gbnf_to_lark.any_to_lark(text)
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    """The character of an escape of GBNF, where it needs none; other escapes stay."""
+    digits = escape[1] or escape[2]
+    if digits is None:
+        return escape[0]
+    code = int(digits, 16)
+    if code > sys.maxunicode or 0xD800 <= code <= 0xDFFF:
+        raise InvalidGrammar(f"{escape[0]} is not a character")
+    character = chr(code)
+    if character in _CONTROLS:
+        return _CONTROLS[character]
+    if character in _GBNF_SYNTAX:
+        return "\\" + character
+    if not character.isprintable():
+        return escape[0]
+    return character
+
+
+def _refusal(left_out: Sequence[str]) -> str:
+    return f"strict is set, and this cannot be enforced: {'; '.join(left_out)}"
 
 
 def _with_limits(error: str) -> str:

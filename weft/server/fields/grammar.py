@@ -165,7 +165,9 @@ def grammar_of(body: msgspec.Struct) -> Grammar | None:
             found.append(NamedGrammar("response_format", grammar))
     if values["structured_outputs"] is not None:
         found += _structured_outputs(values["structured_outputs"])
-    if len(found) > 1:
+    # A client may write one grammar in the fields of two servers: equal ones count once.
+    different = {one.grammar for one in found}
+    if len(different) > 1:
         names = " and ".join(one.name for one in found)
         message = f"{names} are given; only one may say what the answer must be"
         _, second, *_ = found

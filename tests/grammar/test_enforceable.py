@@ -1,0 +1,235 @@
+"""Numbers and patterns of schemas: what an answer may be is what the client wrote, or it is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+import weft
+from tests.grammar.test_llg import EOS, accepts, generated
+from weft.grammar.llg import LlgCompiler
+from weft.grammar.protocol import Compiled, InvalidGrammar, Key
+from weft.text.tokenizer import Tokenizer
+
+FOLDER = Path(weft.__file__).parent / "bundled" / "weft-nano"
+LARGE = [
+    *(2**53 + step for step in (-1, 0, 1)),
+    *(2**63 + step for step in (-1025, -1024, -1, 0, 1)),
+    2**64,
+    1180334356853624923,
+    10**19,
+]
+INTEGERS = [*LARGE, *(-value for value in LARGE)]
+FLOATS = [1e308, 1.7976931348623157e308, 3.4e38, 1e19, 5e-324, 1e-7, 0.1]
+NUMBERS = [*INTEGERS, *FLOATS, *(-value for value in FLOATS), -0.0]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> LlgCompiler:
+    return LlgCompiler(FOLDER / "tokenizer.json", tokenizer.vocab_size, [EOS])
+
+
+def compiled(compiler: LlgCompiler, schema: Any, *, strict: bool = False) -> Compiled:
+    return compiler.compile(Key("json_schema", json.dumps(schema), strict))
+
+
+def wrapped(schema: Any) -> list[Any]:
+    """The schema at the root, in an object, in an array and as one of several."""
+    member = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    items = {"type": "array", "items": schema, "minItems": 1, "maxItems": 2}
+    return [schema, member, items, {"anyOf": [schema, member]}]
+
+
+def exactly(text: str) -> Any:
+    return json.loads(text, parse_float=Fraction)
+
+
+def check(compiler: LlgCompiler, tokenizer: Tokenizer, schema: Any) -> None:
+    """Without a warning, all that is generated is valid; with one, strict refuses the schema."""
+    grammar = compiled(compiler, schema)
+    if grammar.warnings:
+        with pytest.raises(InvalidGrammar, match="strict is set"):
+            compiled(compiler, schema, strict=True)
+        return
+    # As fractions, because 111133256.1 is no multiple of 0.1 in doubles.
+    validator = jsonschema.Draft202012Validator(exactly(json.dumps(schema)))
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        text = generated(compiler, tokenizer, grammar, rng)
+        # A bound that excludes no double is not enforced, and huge exponents make huge fractions.
+        is_long = text is None or re.search(r"e[+-]?[0-9]{3}", text, re.IGNORECASE)
+        if text is not None and not is_long:
+            assert validator.is_valid(exactly(text)), (schema, text)
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+@pytest.mark.parametrize(
+    "keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]
+)
+@pytest.mark.parametrize("type", ["integer", "number"])
+def test_a_number_of_a_keyword_is_enforced_or_named(
+    compiler: LlgCompiler, tokenizer: Tokenizer, type: str, keyword: str, value: float
+) -> None:
+    if keyword == "multipleOf" and value <= 0:
+        return
+    for schema in wrapped({"type": type, keyword: value}):
+        check(compiler, tokenizer, schema)
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+def test_a_constant_is_the_literal_or_is_named(
+    compiler: LlgCompiler, tokenizer: Tokenizer, value: float
+) -> None:
+    for one in (value, [value], {"b": [value]}):
+        for schema in ({"const": one}, {"enum": [one, "x"]}):
+            for outer in wrapped(schema):
+                check(compiler, tokenizer, outer)
+
+
+@pytest.mark.parametrize("value", INTEGERS)
+def test_a_whole_number_at_the_root_has_all_its_digits(
+    compiler: LlgCompiler, tokenizer: Tokenizer, value: int
+) -> None:
+    rng = np.random.default_rng(1)
+    for schema in ({"const": value}, {"enum": [value, 7]}, {"type": "integer", "enum": [value]}):
+        grammar = compiled(compiler, schema, strict=True)
+        assert not grammar.warnings
+        texts = {generated(compiler, tokenizer, grammar, rng) for _ in range(20)}
+        assert str(value) in texts
+        assert texts <= {str(value), "7"}
+
+
+@pytest.mark.parametrize(
+    ("type", "low", "high"),
+    [
+        ("integer", -(2**63), 2**63 - 1),
+        ("integer", 0, 2**64 - 1),
+        ("number", -1.7976931348623157e308, 1.7976931348623157e308),
+        ("number", -3.4e38, 3.4e38),
+        ("number", 0, 1e19),
+    ],
+)
+def test_bounds_of_a_machine_type_are_no_error(
+    compiler: LlgCompiler, tokenizer: Tokenizer, type: str, low: float, high: float
+) -> None:
+    schema = {"type": type, "minimum": low, "maximum": high}
+    grammar = compiled(compiler, schema, strict=True)
+    assert not grammar.warnings
+    for text in ("0", "7", "123456789", str(2**62)):
+        assert accepts(compiler, tokenizer, grammar, text)
+    check(compiler, tokenizer, schema)
+
+
+@pytest.mark.parametrize("pattern", [r"^(?!a)b$", r"\bfoo\b", r"(a)\1", r"(?<=a)b", r"^\uD800$"])
+def test_a_pattern_that_no_automaton_has_is_named(compiler: LlgCompiler, pattern: str) -> None:
+    for schema in wrapped({"type": "string", "pattern": pattern}):
+        grammar = compiled(compiler, schema)
+        assert any("pattern" in warning for warning in grammar.warnings)
+        with pytest.raises(InvalidGrammar, match="pattern"):
+            compiled(compiler, schema, strict=True)
+    names = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}}
+    assert compiled(compiler, names).warnings
+    schema = {"type": "string", "pattern": pattern}
+    content = {"type": "json_schema", "json_schema": schema}
+    tag = json.dumps({"format": {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}})
+    assert compiler.compile(Key("structural_tag", tag)).warnings
+    with pytest.raises(InvalidGrammar):
+        compiler.compile(Key("regex", pattern))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r"^\d{3}$", "787", "７８７"),
+        (r"^\w$", "_", "é"),
+        (r"^\W$", "é", "a"),
+        (r"^\s$", "\u3000", "\x85"),
+        (r"^\S$", "é", "\u2028"),
+        (r"^[a-z&&[aeiou]]$", "&]", "a"),
+        (r"^[+--]$", ",", "."),
+        (r"^[[a]$", "[", "b"),
+        (r"^[\w-]$", "-", "."),
+        (r"^[^\d\s]$", "x", "1"),
+        (r"^[\d-x]$", "-", "w"),
+        (r"^[a~~b]$", "~", "c"),
+        (r"^[\]\\]$", "]", "a"),
+        (r"^{a}$", "{a}", "a"),
+        (r"^a{,2}$", "a{,2}", "aa"),
+        (r"^a{1,2}$", "aa", "aaa"),
+        (r"^\uD83D\uDE00$", "😀", "x"),
+        (r"^[\uD83D\uDE00-\uD83D\uDE02]$", "😁", "😃"),
+        (r"^\u00e9\x41\/\-$", "éA/-", "e"),
+        (r"^(?<year>\d+)$", "7", "x"),
+        (r"^[^]$", "\n", "ab"),
+        (r"^\p{Lu}$", "É", "é"),
+        (r"^\cJ$", "\n", "J"),
+        (r"^[\cI]$", "\t", "I"),
+    ],
+)
+def test_patterns_and_regular_expressions_have_the_meaning_of_ecma_262(
+    compiler: LlgCompiler, tokenizer: Tokenizer, pattern: str, right: str, wrong: str
+) -> None:
+    schema = compiled(compiler, {"type": "string", "pattern": pattern}, strict=True)
+    regex = compiler.compile(Key("regex", pattern.removeprefix("^").removesuffix("$")))
+    for text, is_right in ((right, True), (wrong, False)):
+        written = json.dumps(text, ensure_ascii=False)
+        assert accepts(compiler, tokenizer, schema, written) == is_right
+        assert accepts(compiler, tokenizer, regex, text) == is_right
+
+
+def test_free_keys_that_may_repeat_are_named(compiler: LlgCompiler) -> None:
+    free = {"type": "object", "minProperties": 2}
+    by_pattern = {"type": "object", "patternProperties": {"^b": {}}, "minProperties": 2}
+    for schema in (free, by_pattern):
+        assert any("minProperties" in one for one in compiled(compiler, schema).warnings)
+        with pytest.raises(InvalidGrammar, match="minProperties"):
+            compiled(compiler, schema, strict=True)
+    named = {"properties": {"a": {}, "b": {}}, "required": ["a", "b"], "minProperties": 2}
+    for schema in ({"type": "object", **named}, {"type": "object", "minProperties": 1}):
+        assert not compiled(compiler, schema, strict=True).warnings
+
+
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        "http://json-schema.org/draft-07/schema#",
+        "https://json-schema.org/draft-07/schema#",
+        "https://json-schema.org/draft/2020-12/schema#",
+        "https://example.com/mine",
+    ],
+)
+def test_a_dialect_is_no_error(compiler: LlgCompiler, tokenizer: Tokenizer, dialect: str) -> None:
+    grammar = compiled(compiler, {"$schema": dialect, "type": "boolean"}, strict=True)
+    assert accepts(compiler, tokenizer, grammar, "true")
+
+
+@pytest.mark.parametrize(
+    ("literal", "text"),
+    [
+        (r'"\u00e9"', "é"),
+        (r'"\u0041"', "A"),
+        (r'"\U0001F600"', "😀"),
+        (r'"a\u0022b\\"', 'a"b\\'),
+        (r'"\\u0041"', r"\u0041"),
+        (r"[\u0041-\u0043]", "B"),
+        (r"[\u005d]", "]"),
+        (r'"\u000a"', "\n"),
+    ],
+)
+def test_escapes_of_gbnf(
+    compiler: LlgCompiler, tokenizer: Tokenizer, literal: str, text: str
+) -> None:
+    grammar = compiler.compile(Key("ebnf", f"root ::= {literal}"))
+    assert accepts(compiler, tokenizer, grammar, text)

@@ -1,0 +1,216 @@
+"""What a grammar library that computes in doubles can enforce of a JSON schema, without another
+value than the schema's.
+
+Bounds are narrowed to the next numbers that the library has, so that every answer keeps to them;
+what cannot be narrowed is left out and named. This module knows nothing of grammar libraries.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from weft.grammar.protocol import InvalidGrammar
+from weft.json_types import JsonObject
+
+LARGEST = 2**63 - 1024  # the largest double below 2^63: beyond it, no range is compiled
+FARTHEST = 10**17  # no range that begins beyond it is compiled
+SMALLEST = 1e-12  # a bound nearer to 0 needs more digits than the library writes
+MAX_FACTOR = 2**32 - 1  # the digits of `multipleOf`
+_MAX_SHOWN = 80
+_LOWER = ("minimum", "exclusiveMinimum")
+_UPPER = ("maximum", "exclusiveMaximum")
+# Values that are no schemas, and keep their form.
+_DATA = ("const", "enum", "default", "examples", "required", "x-guidance")
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+_ANNOTATIONS = ("title", "description", "default", "examples", "$schema", "$comment", "type")
+
+Translate = Callable[[str], str]
+
+
+class Enforceable:
+    """One schema. `left_out`: what the copies do not enforce, for the user."""
+
+    def __init__(self, pattern: Translate) -> None:
+        """`pattern` translates a regular expression; it raises InvalidGrammar if it cannot."""
+        self._pattern = pattern
+        self.left_out: list[str] = []
+
+    def copy(self, schema: Any) -> Any:
+        """A copy of a schema. Raises RecursionError."""
+        if isinstance(schema, list):
+            return list(map(self.copy, schema))
+        if not isinstance(schema, dict):
+            return schema
+        result: JsonObject = {}
+        for key, value in schema.items():
+            if key == "patternProperties" and isinstance(value, dict):
+                value = self._named_by_pattern(value)
+            if key in _BY_NAME and isinstance(value, dict):
+                result[key] = {name: self.copy(one) for name, one in value.items()}
+            elif key in _DATA:
+                result[key] = value
+            else:
+                result[key] = self.copy(value)
+        self._constants(result)
+        self._bounds(result)
+        self._factor(result)
+        self._text(result)
+        self._count(result)
+        return result
+
+    def _leave_out(self, schema: JsonObject, key: str, why: str) -> None:
+        shown = repr(schema.pop(key))[:_MAX_SHOWN]
+        self.left_out.append(f"{key} {shown}: {why}")
+
+    def _constants(self, schema: JsonObject) -> None:
+        if "const" in schema and not _is_exact(schema["const"]):
+            value = schema["const"]
+            self._leave_out(schema, "const", "a number in it has too many digits")
+            schema.setdefault("type", _type(value))
+        values = schema.get("enum")
+        if not isinstance(values, list):
+            return
+        exact = [value for value in values if _is_exact(value)]
+        if len(exact) == len(values):
+            return
+        self._leave_out(schema, "enum", "a number in it has too many digits")
+        if exact:
+            schema["enum"] = exact
+        else:
+            schema.setdefault("type", list(dict.fromkeys(map(_type, values))))
+
+    def _bounds(self, schema: JsonObject) -> None:
+        narrowed: dict[str, float] = {}
+        for key in (*_LOWER, *_UPPER):
+            value = schema.get(key)
+            if not _is_number(value):
+                continue
+            bound = _inward(value, up=key in _LOWER)
+            if bound is None:
+                del schema[key]
+            else:
+                narrowed[key] = bound
+        lower = max((narrowed[key] for key in _LOWER if key in narrowed), default=-math.inf)
+        upper = min((narrowed[key] for key in _UPPER if key in narrowed), default=math.inf)
+        was_changed = any(schema[key] != bound for key, bound in narrowed.items())
+        is_far = lower > FARTHEST or upper < -FARTHEST
+        is_empty = is_far or (was_changed and lower > upper)
+        for key, bound in narrowed.items():
+            if is_empty:
+                self._leave_out(schema, key, "no number in this range has few enough digits")
+            else:
+                schema[key] = bound
+
+    def _factor(self, schema: JsonObject) -> None:
+        value = schema.get("multipleOf")
+        if not _is_number(value) or not math.isfinite(value):
+            return
+        digits = Decimal(repr(value)).normalize().as_tuple()
+        coefficient = int("".join(map(str, digits.digits)))
+        exponent = int(digits.exponent)
+        if coefficient * 10 ** max(exponent, 0) > MAX_FACTOR or exponent < -9:
+            self._leave_out(schema, "multipleOf", "it has too many digits")
+
+    def _text(self, schema: JsonObject) -> None:
+        pattern = schema.get("pattern")
+        if not isinstance(pattern, str):
+            return
+        try:
+            schema["pattern"] = self._pattern(pattern)
+        except InvalidGrammar as exc:
+            self._leave_out(schema, "pattern", str(exc))
+
+    def _named_by_pattern(self, schemas: JsonObject) -> JsonObject:
+        kept: JsonObject = {}
+        for pattern, schema in schemas.items():
+            try:
+                kept[self._pattern(pattern)] = schema
+            except InvalidGrammar as exc:
+                self.left_out.append(f"patternProperties {pattern[:_MAX_SHOWN]!r}: {exc}")
+        return kept
+
+    def _count(self, schema: JsonObject) -> None:
+        """Keys that the schema does not name may come twice, and count twice."""
+        least = schema.get("minProperties")
+        is_closed = schema.get("additionalProperties") is False
+        if not _is_number(least) or (is_closed and not schema.get("patternProperties")):
+            return
+        required = schema.get("required")
+        num_named = len(set(required)) if isinstance(required, list) else 0
+        if least > max(num_named, 1):
+            self.left_out.append(f"minProperties {least}: a free key may come more than once")
+
+
+def exact_literals(schema: Any) -> list[str]:
+    """The texts of a schema that is only a list of scalars, one of them with many digits; else
+    []."""
+    if not isinstance(schema, dict):
+        return []
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    others = set(schema) - {"const", "enum", *_ANNOTATIONS}
+    if not isinstance(values, list) or others or {"const", "enum"} <= set(schema):
+        return []
+    is_scalar = not any(isinstance(value, dict | list) for value in values)
+    if not is_scalar or all(map(_is_exact, values)):
+        return []
+    types = schema.get("type")
+    allowed = types if isinstance(types, list) else [types]
+    if types is not None and not all(_type(value) in allowed for value in values):
+        return []
+    return list(map(json.dumps, values))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, dict):
+        return "object"
+    if isinstance(value, list):
+        return "array"
+    if isinstance(value, str):
+        return "string"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    return "integer" if isinstance(value, int) else "number"
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether the library writes each number in a value as it is."""
+    if isinstance(value, dict):
+        return all(map(_is_exact, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_exact, value))
+    if not _is_number(value) or value == 0:
+        return True
+    if not SMALLEST <= abs(value) <= LARGEST:
+        return False
+    return float(value) == value
+
+
+def _inward(value: float, *, up: bool) -> float | None:
+    """The next bound that the library has, within the range. None: it excludes no double."""
+    if not up:
+        opposite = _inward(-value, up=True)
+        return None if opposite is None else -opposite
+    if value <= -sys.float_info.max:
+        return None
+    if value < -LARGEST:
+        return -LARGEST
+    if value > LARGEST:
+        return value
+    if value != 0 and abs(value) < SMALLEST:
+        return SMALLEST if value > 0 else 0
+    near = float(value)
+    if near < value:
+        near = math.nextafter(near, math.inf)
+    return int(near) if near == int(near) else near
