@@ -172,20 +172,15 @@ class LlgCompiler:
         raise InvalidGrammar(f"there is no kind of grammar {key.kind!r}")
 
     def _schema(self, schema: Any, *, lenient: bool) -> str:
-        space: JsonObject = {"whitespace_pattern": WHITESPACE}
-        if is_compact(schema):
-            space = COMPACT
-        options: Any = {"lenient": lenient, **space}
+        options: Any = {"lenient": lenient, **_space(schema)}
         text = "{}" if schema is True else json.dumps(closed(schema))
         make = self._library.LLMatcher
         return str(make.grammar_from_json_schema(text, overrides=options))
 
     def _tags(self, tag: JsonObject, lenient: bool) -> str:
-        options = {"lenient": lenient, "whitespace_pattern": WHITESPACE}
-
         def with_options(schema: Any) -> JsonObject:
             kept = closed(schema) if isinstance(schema, dict) else {}
-            return {**kept, "x-guidance": options}
+            return {**kept, "x-guidance": {"lenient": lenient, **_space(schema)}}
 
         writer = LarkWriter(
             schema=with_options,
@@ -201,6 +196,11 @@ class LlgCompiler:
             return None
         token: int = tokens[0]
         return token
+
+
+def _space(schema: Any) -> JsonObject:
+    """The options for the white space that a schema allows."""
+    return COMPACT if is_compact(schema) else {"whitespace_pattern": WHITESPACE}
 
 
 def _to_lark(text: str) -> str:

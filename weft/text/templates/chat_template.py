@@ -26,6 +26,7 @@ from weft.config.numbers import shown
 from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
 from weft.text.templates.content_format import ContentFormat, content_format
+from weft.text.templates.tools_in_messages import with_tools_in_messages
 
 MAX_OUTPUT_LEN = 16_000_000  # characters
 MAX_WIDTH = 1_000_000  # size of one operation's result: repetition, padding, powers
@@ -224,13 +225,15 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
         source: str | None = None,
         marks: Mapping[Any, str] | None = None,
+        tools_in_messages: bool = False,
     ) -> str:
         """The prompt for `messages` in OpenAI's form; `source`: a template instead of the model's.
 
         With `continue_final_message` the prompt ends directly after the content of the last
         message, which the model then continues. `marks`: the types of content besides text that the
-        model takes ("image"), and the text that the template writes for one. Raises
-        `TemplateError`.
+        model takes ("image"), and the text that the template writes for one. With
+        `tools_in_messages` the messages have tools, calls and results as text, and the template
+        sees none. Raises `TemplateError`.
         """
         shadowed = sorted(_INTERNAL & (kwargs or {}).keys())
         if shadowed:
@@ -240,6 +243,10 @@ class ChatTemplate:
             )
         templates = self._own if source is None else _compiled({"default": source})
         used = templates["default"]
+        if tools_in_messages:
+            has_system = not tools or _has_system(used, self._special_tokens)
+            messages = with_tools_in_messages(messages, tools, has_system=has_system)
+            tools = None
         if tools and "tool_use" in templates:
             used = templates["tool_use"]
         conversation = [
@@ -268,6 +275,23 @@ class ChatTemplate:
                 "the chat template leaves out the last message, so it cannot be continued"
             )
         return text[:end]
+
+
+def _has_system(used: _Compiled, special_tokens: Mapping[str, str]) -> bool:
+    """Whether the template writes the text of a system message."""
+    text = "the text of the system"
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": "Hi"}]
+    conversation = [_normalised(used, one, place, {}) for place, one in enumerate(messages)]
+    values = {
+        **special_tokens,
+        "messages": conversation,
+        "tools": None,
+        "add_generation_prompt": True,
+    }
+    try:
+        return text in _render(used.template, values)
+    except TemplateError:
+        return False
 
 
 def check_sources(sources: Mapping[str, str]) -> None:
