@@ -125,7 +125,11 @@ def test_messages_go_on_behind_a_call(plain: RunningServer, stream: bool) -> Non
         turn: Any = {"role": "assistant", "content": answer.content}
         block: Any = {"type": "tool_result", "tool_use_id": use.id, "content": "rain"}
         client.messages.create(
-            messages=[*HI, turn, {"role": "user", "content": [block, {"type": "text", "text": "So?"}]}],  # type: ignore[list-item]
+            messages=[
+                *HI,
+                turn,
+                {"role": "user", "content": [block, {"type": "text", "text": "So?"}]},
+            ],  # type: ignore[list-item]
             **given,
         )
     assert "<tool_response>\nrain\n</tool_response>\nSo?" in prompts[1]
@@ -213,9 +217,7 @@ def test_a_forced_call_that_is_cut_off_is_told_as_far_as_it_came(
     assert (arguments, reason) == ('{"city": "', "length")
 
 
-def test_an_optional_call_that_is_cut_off_is_text(
-    sdk: openai.OpenAI, plain: RunningServer
-) -> None:
+def test_an_optional_call_that_is_cut_off_is_text(sdk: openai.OpenAI, plain: RunningServer) -> None:
     say(plain, CALL)
     [choice] = ask(sdk, max_tokens=len(CALL) - 20).choices
     assert (choice.message.tool_calls, choice.finish_reason) == (None, "length")

@@ -184,7 +184,7 @@ def test_pictures_in_results_stay_where_they_are() -> None:
     parts = [{"type": "text", "text": "See:"}, {"type": "image"}]
     messages = [USER, asks(call("a")), result("a", parts)]
     text = rendered(CHATML, messages, marks={"image": "<picture>"})
-    assert "<tool_response>\n\nSee:\n<picture>\n\n</tool_response>" in text
+    assert "<tool_response>\nSee:\n<picture>\n\n</tool_response>" in text
 
 
 def test_an_answer_goes_on_where_it_ended() -> None:

@@ -173,10 +173,13 @@ def _put_together(*contents: Content) -> Content:
         return "".join(one if isinstance(one, str) else _lines(one) for one in contents)
     parts: list[JsonObject] = []
     for one in contents:
-        if isinstance(one, list):
-            parts += one
-        elif one:
-            parts.append({"type": "text", "text": one})
+        added = one
+        if isinstance(one, str):
+            added = [{"type": "text", "text": one}] if one else []
+        if parts and added and _is_text([parts[-1], added[0]]):
+            parts[-1] = {**parts[-1], "text": parts[-1]["text"] + added[0]["text"]}
+            added = added[1:]
+        parts += added
     return parts
 
 
