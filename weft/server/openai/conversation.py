@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -110,7 +110,7 @@ async def start_chat(
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     params.check(context.client.engine.vocab_size)  # before the work of rendering
     try:
-        ids, media, is_marked = await _prompt_ids(context, body, params)
+        ids, media, is_marked, warnings = await _prompt_ids(context, body, params)
         if params.grammar is not None:
             params = _behind_reasoning(context, params, params.grammar, ids)
         [prompt] = prompts(context, request, body, [ids], params)
@@ -121,6 +121,7 @@ async def start_chat(
         if is_marked or body.cache_control is not None or marks:
             prompt = replace(prompt, pins=await _pins(context, body, ids, marks))
         generation = submit(context, [prompt], stream=bool(body.stream))
+        generation.warn(warnings)
     except InvalidParam as exc:
         if exc.param == "prompt":  # the name in `text` and `client`
             exc.param = "messages" if body.input_ids is None else "input_ids"
@@ -235,12 +236,14 @@ class ChatPrompt(NamedTuple):
     ids: list[int]
     media: tuple[MediaItem, ...] = ()  # images, videos and sounds; `ids` have their placeholders
     is_marked: bool = False  # whether a block has a cache_control
+    warnings: tuple[str, ...] = ()  # of the template
 
 
 class ChatText(NamedTuple):
     text: str  # output of the model's template, with a mark for each of `sources`
     sources: list[MediaSource]  # images, videos and sounds
     is_marked: bool
+    warnings: tuple[str, ...]
 
 
 async def _prompt_ids(
@@ -261,7 +264,7 @@ async def _prompt_ids(
             return await _with_media(context, body, "", sources)
     if cut is not None:
         ids = cut.cut(ids, context.info.context_length, params.max_new_tokens)
-    return ChatPrompt(ids)
+    return ChatPrompt(ids, warnings=prompt.warnings if prompt is not None else ())
 
 
 async def chat_prompt(
@@ -269,10 +272,10 @@ async def chat_prompt(
 ) -> ChatPrompt:
     """The conversation as token ids, rendered by the model's template. `bytes_before`: bytes of the
     encoder inputs of other prompts of the request."""
-    text, sources, is_marked = await chat_text(context, body)
+    text, sources, is_marked, warnings = await chat_text(context, body)
     if sources:
         found = await _with_media(context, body, text, sources, bytes_before)
-        return found._replace(is_marked=is_marked)
+        return found._replace(is_marked=is_marked, warnings=warnings)
     cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
     special = bool(body.add_special_tokens)
     [ids] = await encode_texts(
@@ -281,7 +284,7 @@ async def chat_prompt(
         add_special_tokens=special,
         truncates=cut is not None,
     )
-    return ChatPrompt(ids, (), is_marked)
+    return ChatPrompt(ids, (), is_marked, warnings)
 
 
 async def _pins(
@@ -293,7 +296,7 @@ async def _pins(
     """The ends of a prompt's marked blocks in its tokens, in ascending order. Of a prompt with
     media, only the part before the first item counts."""
     marks = marks or chat_marks(body)
-    text, sources, _ = await chat_text(context, body)
+    text, sources, *_ = await chat_text(context, body)
     if sources:
         for place in require_media(context.media, sources).marks.values():
             text = text.partition(place)[0]
@@ -391,7 +394,7 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
     marks = None
     if sources:
         marks = require_media(context.media, sources).marks
-    text = await context.template.render(
+    text, warnings = await context.template.rendered(
         messages,
         tools=as_functions(body.tools) if body.tools is not None else None,
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -401,7 +404,7 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
         marks=marks,
         tools_in_messages=_has_generic_calls(context),
     )
-    return ChatText(text, sources, has_marks)
+    return ChatText(text, sources, has_marks, warnings)
 
 
 def _check_template(context: ServerContext, source: str) -> None:

@@ -179,7 +179,6 @@ def strict_tag(
 
     `around`: the text before the arguments of a call (with NAME for the name), and the text after.
     """
-    before, behind = around
     return {"format": _triggered(_call_tags(arguments, around), trigger)}
 
 

@@ -19,13 +19,10 @@ from typing import Any
 
 from weft.json_types import JsonObject
 from weft.text.parsers.generic import ANSWER, AROUND, CALL, CALL_END
+from weft.text.templates.turns import SYSTEM_ROLES, Message, Turn, joined_turns, put_together
 
 RESULT, RESULT_END = "<tool_response>", "</tool_response>"
-_SYSTEM_ROLES = ("system", "developer")
 _RESULT_ROLES = ("tool", "function")
-
-Message = JsonObject
-Content = str | list[JsonObject]
 
 
 def with_tools_in_messages(
@@ -37,7 +34,7 @@ def with_tools_in_messages(
     `has_system`: the template has a role for the system.
     """
     ordered = _in_order_of_calls(messages)
-    turns = _joined_turns(ordered, has_answers=bool(tools))
+    turns = _with_texts(ordered, has_answers=bool(tools))
     if not tools:
         return turns
     return _with_system(turns, described(tools), has_system=has_system)
@@ -84,33 +81,23 @@ def _place(calls: Sequence[JsonObject], result: Message) -> int:
     return len(calls)
 
 
-def _joined_turns(messages: Sequence[Message], *, has_answers: bool) -> list[Message]:
+def _with_texts(messages: Sequence[Message], *, has_answers: bool) -> list[Message]:
     """Each message as text; those with calls and results join neighbours of the same role."""
-    turns: list[Message] = []
-    can_join = False  # whether the last turn has calls or results
+    turns: list[Turn] = []
     for message in messages:
-        turn = _as_text(message, has_answers=has_answers)
         joins = bool(message.get("tool_calls")) or message.get("role") in _RESULT_ROLES
-        is_same = bool(turns) and turns[-1].get("role") == turn.get("role")
-        if is_same and (can_join or joins):
-            turns[-1] = _joined(turns[-1], turn)
-            can_join = True
-            continue
-        turns.append(turn)
-        can_join = joins
-    return turns
+        turn = _as_text(message, has_answers=has_answers)
+        last = turns[-1] if turns else None
+        goes_on = last is not None and (joins or last.joins) and _is_answer(last.message, turn)
+        if goes_on and isinstance(turn["content"], str):
+            turn = {**turn, "content": turn["content"].removeprefix(ANSWER)}
+        turns.append(Turn(turn, joins))
+    return joined_turns(turns)
 
 
-def _joined(first: Message, second: Message) -> Message:
-    """Two turns of the same role as one."""
-    between = "\n"
-    before = first.get("content") or ""
-    behind = second.get("content") or ""
-    if first["role"] == "assistant":
-        between = ""
-        if isinstance(behind, str) and before:
-            behind = behind.removeprefix(ANSWER)
-    return {**second, **first, "content": _put_together(before, between, behind)}
+def _is_answer(*messages: Message) -> bool:
+    """Whether all are texts of the assistant."""
+    return all(one.get("role") == "assistant" and one.get("content") for one in messages)
 
 
 def _as_text(message: Message, *, has_answers: bool) -> Message:
@@ -118,7 +105,7 @@ def _as_text(message: Message, *, has_answers: bool) -> Message:
     role = message.get("role")
     content = message.get("content")
     if role in _RESULT_ROLES:
-        result = _put_together(f"{RESULT}\n", "", content or "", f"\n{RESULT_END}")
+        result = put_together(f"{RESULT}\n", "", content or "", f"\n{RESULT_END}")
         return {"role": "user", "content": result}
     if role != "assistant":
         return message
@@ -128,7 +115,7 @@ def _as_text(message: Message, *, has_answers: bool) -> Message:
     if not calls and not mark:
         return message
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**kept, "content": _put_together(mark, "", content or "", text)}
+    return {**kept, "content": put_together(mark, "", content or "", text)}
 
 
 def _written_call(function: JsonObject) -> str:
@@ -153,39 +140,14 @@ def _with_system(messages: list[Message], text: str, *, has_system: bool) -> lis
     """The conversation with `text` behind its first system message, or before the user's."""
     first: Message = {"role": "system"}
     rest = messages
-    if messages and messages[0].get("role") in _SYSTEM_ROLES:
+    if messages and messages[0].get("role") in SYSTEM_ROLES:
         first = messages[0]
         rest = messages[1:]
     own = first.get("content") or ""
-    content = _put_together(own, "\n\n" if own else "", text)
+    content = put_together(own, "\n\n" if own else "", text)
     if has_system:
         return [{**first, "content": content}, *rest]
     if not rest or rest[0].get("role") != "user":
         return [{"role": "user", "content": content}, *rest]
-    content = _put_together(content, "\n\n", rest[0].get("content") or "")
+    content = put_together(content, "\n\n", rest[0].get("content") or "")
     return [{**rest[0], "content": content}, *rest[1:]]
-
-
-def _put_together(*contents: Content) -> Content:
-    """Contents one after the other: one text, or a list of parts if one of them has other parts
-    than text."""
-    if all(isinstance(one, str) or _is_text(one) for one in contents):
-        return "".join(one if isinstance(one, str) else _lines(one) for one in contents)
-    parts: list[JsonObject] = []
-    for one in contents:
-        added = one
-        if isinstance(one, str):
-            added = [{"type": "text", "text": one}] if one else []
-        if parts and added and _is_text([parts[-1], added[0]]):
-            parts[-1] = {**parts[-1], "text": parts[-1]["text"] + added[0]["text"]}
-            added = added[1:]
-        parts += added
-    return parts
-
-
-def _is_text(parts: list[JsonObject]) -> bool:
-    return all(isinstance(part.get("text"), str) and part.get("type") == "text" for part in parts)
-
-
-def _lines(parts: list[JsonObject]) -> str:
-    return "\n".join(part["text"] for part in parts)
