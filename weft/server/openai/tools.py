@@ -189,7 +189,9 @@ def generic_tag(use: ToolUse, format: ToolFormat, *, has_mark: bool) -> JsonObje
     `has_mark`: the answer begins with its mark. Without one, it is free text with calls.
     """
     assert format.around is not None, "the generic format has fixed text around arguments"
-    schemas = {name: {**schema, **COMPACT} for name, schema in use.schemas.items()}
+    schemas: dict[str, JsonObject] = {}
+    for name, schema in use.schemas.items():
+        schemas[name] = {"type": "object", **schema, **COMPACT}  # also one without a type
     tags = _call_tags(schemas, format.around)
     calls: JsonObject = {
         "type": "tags_with_separator",

@@ -48,7 +48,8 @@ def described(tools: Sequence[JsonObject]) -> str:
     return (
         f"You can call these tools:\n{shown}\n\n"
         "Answer either with a call of a tool or with a reply to the user, for example:\n"
-        f"{CALL}\n{example}\n{CALL_END}\nor\n{ANSWER}some text"
+        f"{CALL}\n{example}\n{CALL_END}\nor\n{ANSWER}some text\n\n"
+        f"After a {RESULT}, or if no tool is needed, reply with {ANSWER}."
     )
 
 
