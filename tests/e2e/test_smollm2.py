@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pydoc_data import topics
 
@@ -53,5 +54,22 @@ def test_a_server_without_a_model_serves_it(monkeypatch: pytest.MonkeyPatch) -> 
         )
         assert answer["model"] == "SmolLM2-135M-Instruct"
         assert "scatter" in answer["choices"][0]["message"]["content"]
+        assert_tools_work(server)
     finally:
         assert server.stop() == 0
+
+
+def assert_tools_work(server: Server) -> None:
+    """Its template knows no tools: with `auto` it calls or answers, and no mark is left over."""
+    city = {"enum": ["Oslo", "Rome"]}
+    parameters = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    messages = [{"role": "user", "content": "How is the weather in Oslo?"}]
+    asked = {"messages": messages, "tools": tools, "temperature": 0, "max_tokens": 64}
+    answer = server.post("/v1/chat/completions", tool_choice="required", **asked)
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["city"] in city["enum"]
+    message = server.post("/v1/chat/completions", **asked)["choices"][0]["message"]
+    assert message.get("tool_calls") or message["content"]
+    assert "<answer>" not in (message["content"] or "")
+    assert "<tool_call>" not in (message["content"] or "")

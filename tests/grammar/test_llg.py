@@ -22,7 +22,7 @@ from weft.grammar.choice import ChoiceCompiler
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.protocol import Compiled, Compiler, InvalidGrammar, Key
 from weft.grammar.tags import as_format
-from weft.server.openai.tools import strict_tag
+from weft.server.openai.tools import ToolUse, generic_tag, strict_tag, tool_use
 from weft.text.parsers.formats import TOOL_FORMATS
 from weft.text.tokenizer import Tokenizer
 
@@ -229,6 +229,49 @@ A, B = (
 )
 TRIGGERED = {"type": "triggered_tags", "triggers": ["<f="], "tags": [A, B]}
 SEPARATED = {"type": "tags_with_separator", "tags": [A, B], "separator": ","}
+GENERIC = TOOL_FORMATS["generic"]
+
+
+def generic_use(choice: Any, parallel: bool) -> ToolUse:
+    of = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "near": {"$ref": "#/$defs/near"}},
+        "required": ["city"],
+        "$defs": {"near": {"enum": [1]}},
+    }
+    functions = [{"name": "f", "parameters": of}, {"name": "g"}]
+    tools = [{"type": "function", "function": function} for function in functions]
+    return tool_use(tools, choice, parallel=parallel)
+
+
+def generic_call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+F, G = generic_call("f", '{"city": "Oslo", "near": 1}'), generic_call("g", "{}")
+NO_CALLS = [
+    generic_call("h", "{}"),
+    generic_call("f", "{}"),
+    generic_call("f", '{"city": "Oslo", "near": 2}'),
+    generic_call("f", "[]"),
+    F[:-3],
+]
+# tool_choice, whether calls may be parallel, whether an answer has its mark
+GENERIC_CASES: list[tuple[Any, bool, bool, list[str], list[str]]] = [
+    (
+        "auto",
+        False,
+        True,
+        [F, G, "<answer>", "<answer>Hi <b>\n", f"<answer>Hi\n{F}"],
+        ["", "Hi", f"{F}\n{G}", f"{F} so", f" {F}", *NO_CALLS, f"<answer>Hi {NO_CALLS[0]}"],
+    ),
+    ("auto", True, True, [F, f"{F}\n{G}\n{F}", f"<answer>a{F}b{G}c"], [f"{F}{G}", *NO_CALLS]),
+    ("auto", False, False, ["Hi", F, ""], NO_CALLS),
+    ("required", True, True, [F, f"{G}\n{F}"], ["", "<answer>Hi", *NO_CALLS]),
+    ("required", False, True, [F, G], ["", f"{G}\n{F}", *NO_CALLS]),
+    ({"type": "function", "function": {"name": "g"}}, True, True, [G], ["", F, f"{G}\n{G}"]),
+    ("none", True, True, ["<answer>Hi", f"<answer>Like {NO_CALLS[0]}"], ["", F, "Hi"]),
+]
 FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (
         {
@@ -284,6 +327,10 @@ FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
         ["1"],
     ),
     ({"type": "plus", "content": tag("(", INTEGER, [")", "]"])}, ["(1)(2]", "(1]"], ["", "(1"]),
+    *(
+        (generic_tag(generic_use(choice, parallel), GENERIC, has_mark=mark)["format"], good, bad)
+        for choice, parallel, mark, good, bad in GENERIC_CASES
+    ),
 ]
 
 
@@ -342,6 +389,16 @@ def test_calls_of_strict_tools_fit_their_schemas_and_text_stays_free(
     ]
     test_each_kind_of_grammar(
         compiler, tokenizer, Key("structural_tag", json.dumps(tag)), good, bad
+    )
+
+
+def test_calls_in_the_generic_format_have_no_white_space_that_nobody_reads(
+    compiler: LlgCompiler, tokenizer: Tokenizer
+) -> None:
+    tag = generic_tag(generic_use("auto", True), GENERIC, has_mark=True)
+    bad = [generic_call("f", '{"city": "Oslo" }'), generic_call("f", '{"city":  "Oslo"}')]
+    test_each_kind_of_grammar(
+        compiler, tokenizer, Key("structural_tag", json.dumps(tag)), [F, G], bad
     )
 
 

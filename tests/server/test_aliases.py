@@ -80,8 +80,9 @@ def test_a_long_text_is_parsed_beside_the_event_loop(parsing: httpx.Client) -> N
     assert (len(found["normal_text"]), len(found["calls"])) == (20_000, 1)
 
 
-@pytest.mark.parametrize("name", [None, "gpt"])
-@pytest.mark.parametrize("kind", ["tool_call", "reasoning"])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("tool_call", "gpt"), ("reasoning", "gpt"), ("reasoning", None)]
+)
 def test_a_parser_that_is_not_there_is_refused_with_those_that_are(
     http: httpx.Client, kind: str, name: str | None
 ) -> None:

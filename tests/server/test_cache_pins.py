@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from tests.server.fake import HANG_S
+from tests.server.fake import RunningServer as Frontend
 from tests.server.real_engine import RealServer, serving
 from weft.cli import ctl
 from weft.messages.codec import encode
@@ -219,11 +222,20 @@ def test_each_time_to_live_counts_apart(server: RealServer) -> None:
     forget(server)
 
 
-def test_a_mark_at_what_the_template_leaves_out_pins_nothing(server: RealServer) -> None:
+def test_a_mark_at_a_tool_pins_its_description(server: RealServer) -> None:
+    # The template knows no tools, so the system's text describes them.
     tool = {"name": "look", "input_schema": {}, "cache_control": {"type": "ephemeral"}}
     usage = ask(server, tools=[tool], tool_choice={"type": "none"}, system=f"e {TEXT}")
-    assert usage["cache_creation_input_tokens"] == 0
-    assert pins(server) == []
+    assert usage["cache_creation_input_tokens"] > 100
+    forget(server)
+
+
+def test_a_mark_at_what_the_template_leaves_out_pins_nothing(tool_server: Frontend) -> None:
+    tool = {"name": "look", "input_schema": {}, "cache_control": {"type": "ephemeral"}}
+    body = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "tools": [tool]}
+    answer = httpx.post(f"{tool_server.url}/v1/messages", json=body, timeout=HANG_S)
+    assert answer.status_code == 200
+    assert not tool_server.engine.seen[-1].pins
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,9 @@ def test_content_reaches_the_template_in_the_form_in_which_it_reads_it() -> None
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "assistant", "tool_calls": [call]},
     ]
-    with running(tokenizer=Tokenizer(byte_backend(), {}, {"default": source})) as server:
+    config = ServerConfig(drain_s=1.0, tool_call_parser="none")
+    tokenizer = Tokenizer(byte_backend(), {}, {"default": source})
+    with running(config, tokenizer=tokenizer) as server:
         answer = httpx.post(
             f"{server.url}/apply-template", json={"messages": messages}, timeout=HANG_S
         )

@@ -171,7 +171,7 @@ def test_a_picture_stands_in_the_result_of_a_tool(web: httpx.Client, seeing: Run
     answer = web.post("/v1/messages", json={"max_tokens": 5, "messages": messages})
     assert answer.status_code == 200, answer.text
     told = prompt_of(seeing, check(seeing, 2))
-    assert "<|im_start|>tool\nscreen:\n<<pad><pad>><|im_end|>" in told
+    assert "<tool_response>\nscreen:\n<<pad><pad>>\n\n</tool_response><|im_end|>" in told
     seeing.engine.seen.clear()
     call = {"type": "function_call", "call_id": "t", "name": "look", "arguments": "{}"}
     output = [{"type": "input_image", "image_url": url_of(WIDE)}]

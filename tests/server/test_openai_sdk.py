@@ -5,8 +5,9 @@ from __future__ import annotations
 import openai
 import pytest
 
-from tests.server.fake import CONTEXT, MODEL, RunningServer, as_bytes
+from tests.server.fake import CONTEXT, MODEL, RunningServer, as_bytes, running
 from tests.text.tokens import EOS, IM_END, IM_START
+from weft.config.server import ServerConfig
 
 HI = [{"role": "user", "content": "Hi"}]
 HELLO = "Hello, wörld! 🎉"
@@ -209,15 +210,20 @@ def test_final_message_can_be_continued(sdk: openai.OpenAI, server: RunningServe
     assert answer.prompt_token_ids[-5:] == as_bytes("I am ")
 
 
-def test_tools_of_a_model_without_a_known_format_may_be_shown_but_not_called(
-    sdk: openai.OpenAI,
-) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    answer = sdk.chat.completions.create(model=MODEL, messages=HI, tools=tools, tool_choice="none")
-    assert answer.choices[0].message.content == HELLO
-    with pytest.raises(openai.BadRequestError, match="--tool-call-parser") as caught:
-        sdk.chat.completions.create(model=MODEL, messages=HI, tools=tools)
-    assert caught.value.param == "tools"
+def test_tools_without_a_parser_may_be_shown_but_not_called() -> None:
+    config = ServerConfig(drain_s=1.0, tool_call_parser="none")
+    with (
+        running(config) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk,
+    ):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+        answer = sdk.chat.completions.create(
+            model=MODEL, messages=HI, tools=tools, tool_choice="none"
+        )
+        assert answer.choices[0].message.content == HELLO
+        with pytest.raises(openai.BadRequestError, match="--tool-call-parser") as caught:
+            sdk.chat.completions.create(model=MODEL, messages=HI, tools=tools)
+        assert caught.value.param == "tools"
 
 
 @pytest.mark.parametrize("prompt", ["ab", [97, 98], ["ab"], [[97, 98]]])

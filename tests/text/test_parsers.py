@@ -285,7 +285,8 @@ def test_formats_are_found_in_templates_and_named_in_the_settings() -> None:
         TOOL_FORMATS["hermes"],
         REASONING_FORMATS["qwen3"],
     )
-    assert find_formats("auto", "auto", ["plain"]) == (None, None)
+    assert find_formats("auto", "auto", ["plain"]) == (TOOL_FORMATS["generic"], None)
+    assert find_formats("auto", "auto", []) == (None, None)  # there is no template
     assert find_formats("auto", "auto", [LLAMA_3_2]).tools == TOOL_FORMATS["llama3"]
     hunyuan = """<|extra_0|><tool_calls>[{"name": "f"}]</tool_calls><think>\n\n</think>"""
     assert find_formats("auto", "auto", [hunyuan]) == (

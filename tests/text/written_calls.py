@@ -48,6 +48,22 @@ ALL = (
 
 CALLS = [
     Written(
+        "generic",
+        'Well.\n<tool_call>\n{"name": "f", "arguments": {"s": "Oslo", "n": 3}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>\nBye',
+        "Well.\nBye",
+        [CITY, ("g", {})],
+    ),
+    Written(
+        "generic",
+        '<answer>Well. <tool_call>[{"name": "f", "arguments": {"s": "Oslo", "n": 3}}, '
+        '{"name": "g"}]</tool_call>',
+        "Well. ",
+        [CITY, ("g", {})],
+    ),
+    Written("generic", "<answer>\nSay </answer> to end.</answer>\n", "\nSay </answer> to end.", []),
+    Written("generic", 'Hm <answer>So:</answer> <tool_call>{"name": "g"}', "Hm So:", [("g", {})]),
+    Written(
         "qwen3_coder",
         "Well.\n<tool_call>\n<function=f>\n<parameter=s>\nOslo\n</parameter>\n"
         "<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>\nBye",
@@ -257,6 +273,11 @@ CALLS = [
 
 # What is no call: each text comes back as it is.
 TEXTS = [
+    ("generic", 'Say {"name": "f", "arguments": {}} to call.'),
+    ("generic", '{"name": "f", "arguments": {}}'),
+    ("generic", '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>'),
+    ("generic", '<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call>'),
+    ("generic", "write <tool_call> or </answer> or <answer"),
     ("qwen3_coder", "<tool_call>\n<function=none>\n</function>\n</tool_call>"),
     ("qwen3_coder", "a <function=f is no call"),
     ("qwen3_coder", "<tool_call>\n{}\n</tool_call>"),
@@ -296,6 +317,7 @@ TEXTS = [
 
 # A call that the text's end cuts off: the arguments that a stream has told until then.
 CUT = [
+    ("generic", '<tool_call>\n{"name": "f", "arguments": {"s": "Os', '{"s": "Os'),
     ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nOs", '{"s": "Os'),
     ("qwen3_coder", "<function=f>\n<parameter=n>\n3\n</parameter>\n<param", '{"n": 3'),
     ("glm45", "<tool_call>f\n<arg_key>s</arg_key><arg_value>Os</arg", '{"s": "Os</arg'),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -288,6 +288,11 @@ class Generation:
             if delta is not None:
                 deltas.append(delta)
         return deltas
+
+    def warn(self, texts: Iterable[str]) -> None:
+        """Add warnings about the request, for the header of its answer."""
+        for completion in self.completions:
+            completion.warnings += [("warnings", text) for text in texts]
 
     def wake(self) -> None:
         """There may be new output: let the consumer look, if it can use it."""

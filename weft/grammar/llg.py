@@ -200,10 +200,7 @@ class LlgCompiler:
         raise InvalidGrammar(f"there is no kind of grammar {key.kind!r}")
 
     def _schema(self, schema: Any, kept: Enforceable, *, lenient: bool) -> str:
-        space: JsonObject = {"whitespace_pattern": WHITESPACE}
-        if is_compact(schema):
-            space = COMPACT
-        options: Any = {"lenient": lenient, **space}
+        options: Any = {"lenient": lenient, **_space(schema)}
         make = self._library.LLMatcher
         literals = exact_literals(schema)
         if literals:
@@ -212,13 +209,11 @@ class LlgCompiler:
         return str(make.grammar_from_json_schema(text, overrides=options))
 
     def _tags(self, tag: JsonObject, kept: Enforceable, lenient: bool) -> str:
-        options = {"lenient": lenient, "whitespace_pattern": WHITESPACE}
-
         def with_options(schema: Any) -> JsonObject:
             inner: JsonObject = {}
             if isinstance(schema, dict):
                 inner = _without_dialect(kept.copy(closed(schema)))
-            return {**inner, "x-guidance": options}
+            return {**inner, "x-guidance": {"lenient": lenient, **_space(schema)}}
 
         writer = LarkWriter(
             schema=with_options,
@@ -241,6 +236,11 @@ def _without_dialect(schema: Any) -> Any:
     if not isinstance(schema, dict) or schema.get("$schema") in _DIALECTS:
         return schema
     return {key: value for key, value in schema.items() if key != "$schema"}
+
+
+def _space(schema: Any) -> JsonObject:
+    """The options for the white space that a schema allows."""
+    return COMPACT if is_compact(schema) else {"whitespace_pattern": WHITESPACE}
 
 
 def _to_lark(text: str) -> str:

@@ -190,7 +190,7 @@ def _choose(request: ChatRequest, choice: ToolChoice) -> None:
         request.tool_choice = "required"
     else:
         request.tool_choice = choice.type
-    request.parallel_tool_calls = not choice.disable_parallel_tool_use
+    request.parallel_tool_calls = False if choice.disable_parallel_tool_use else None
 
 
 def _response_format(format: JsonObject | None) -> JsonObject | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -33,7 +33,7 @@ from weft.server.openai.custom_tools import (
 )
 from weft.server.openai.marks import chat_marks, has_marked_tool
 from weft.server.openai.models import ChatMessage, ChatRequest, PredictedContent
-from weft.server.openai.tools import NO_TOOLS, ToolUse, strict_tag, tool_use
+from weft.server.openai.tools import NO_TOOLS, ToolUse, call_grammar, tool_use
 from weft.server.submit import encode_texts, prompts, require_model, sampling_of, submit, truncation
 from weft.text.media.sources import MediaSource
 from weft.text.parsers.events import Event
@@ -102,15 +102,15 @@ async def start_chat(
     require_model(context, body.model)
     use = NO_TOOLS
     if body.tools is not None or body.tool_choice is not None:
-        use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
-    tool_format = _tool_format(context, use) if use.names else None
+        use = tool_use(body.tools, body.tool_choice, parallel=_is_parallel(context, body))
+    tool_format = _tool_format(context, body, use)
     params = _sampling(context, body, use, tool_format)
     has_reasoning = _looks_for_reasoning(context, body, params)
     if tool_format is not None or has_reasoning:  # their marks may be special tokens
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     params.check(context.client.engine.vocab_size)  # before the work of rendering
     try:
-        ids, media, is_marked = await _prompt_ids(context, body, params)
+        ids, media, is_marked, warnings = await _prompt_ids(context, body, params)
         if params.grammar is not None:
             params = _behind_reasoning(context, params, params.grammar, ids)
         [prompt] = prompts(context, request, body, [ids], params)
@@ -121,6 +121,7 @@ async def start_chat(
         if is_marked or body.cache_control is not None or marks:
             prompt = replace(prompt, pins=await _pins(context, body, ids, marks))
         generation = submit(context, [prompt], stream=bool(body.stream))
+        generation.warn(warnings)
     except InvalidParam as exc:
         if exc.param == "prompt":  # the name in `text` and `client`
             exc.param = "messages" if body.input_ids is None else "input_ids"
@@ -130,7 +131,7 @@ async def start_chat(
         tools=tool_format,
         use=use,
         eager=bool(body.stream) and not whole_calls,
-        tells_cut=cut_calls and tool_format is FORCED,
+        tells_cut=cut_calls and use.schema is not None,
     )
     own_tools = context.formats.tools
     return Conversation(
@@ -164,10 +165,8 @@ def _sampling(
         logprobs=top_logprobs if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    if use.schema is not None:
-        params = _constrained(params, use.schema)
-    elif use.arguments and tool_format is not None and params.grammar is None:
-        params = _strict(params, use.arguments, tool_format)
+    if tool_format is not None:
+        params = _with_calls(params, body, use, tool_format)
     if params.thinking_budget is None and context.formats.reasoning is not None:
         budget = soft_budget(body.thinking, body.reasoning_effort)
         params = msgspec.structs.replace(params, thinking_budget=budget)
@@ -180,31 +179,23 @@ def _max_tokens(body: ChatRequest) -> int | None:
     return body.max_tokens
 
 
-def _constrained(params: SamplingParams, schema: JsonObject) -> SamplingParams:
-    """Parameters with a grammar that forces the output to be calls."""
+def _with_calls(
+    params: SamplingParams, body: ChatRequest, use: ToolUse, tool_format: ToolFormat
+) -> SamplingParams:
+    """Parameters with the grammar of calls, if they need one. Another constraint overrides optional
+    calls."""
     if params.grammar is not None:
+        if use.schema is None:
+            return params
         message = "a forced tool call and another constraint exclude each other"
         raise ApiError(400, message, param="tool_choice")
-    return _with_grammar(params, Grammar("json_schema", _json_text(schema)))
+    # A prompt of the client's, or an answer that goes on, has no place for the mark.
+    has_mark = body.input_ids is None and not body.continue_final_message
+    return _with_grammar(params, call_grammar(use, tool_format, has_mark=has_mark))
 
 
-def _strict(
-    params: SamplingParams, arguments: dict[str, JsonObject], tool_format: ToolFormat
-) -> SamplingParams:
-    """Parameters with a grammar for optional calls: their arguments must follow the schemas of
-    their tools."""
-    if tool_format.around is None:
-        return params
-    tag = strict_tag(arguments, tool_format.mark, tool_format.around)
-    return _with_grammar(params, Grammar("structural_tag", _json_text(tag)))
-
-
-def _with_grammar(params: SamplingParams, grammar: Grammar) -> SamplingParams:
+def _with_grammar(params: SamplingParams, grammar: Grammar | None) -> SamplingParams:
     return msgspec.structs.replace(params, grammar=grammar)
-
-
-def _json_text(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def _behind_reasoning(
@@ -245,12 +236,14 @@ class ChatPrompt(NamedTuple):
     ids: list[int]
     media: tuple[MediaItem, ...] = ()  # images, videos and sounds; `ids` have their placeholders
     is_marked: bool = False  # whether a block has a cache_control
+    warnings: tuple[str, ...] = ()  # of the template
 
 
 class ChatText(NamedTuple):
     text: str  # output of the model's template, with a mark for each of `sources`
     sources: list[MediaSource]  # images, videos and sounds
     is_marked: bool
+    warnings: tuple[str, ...]
 
 
 async def _prompt_ids(
@@ -271,7 +264,7 @@ async def _prompt_ids(
             return await _with_media(context, body, "", sources)
     if cut is not None:
         ids = cut.cut(ids, context.info.context_length, params.max_new_tokens)
-    return ChatPrompt(ids)
+    return ChatPrompt(ids, warnings=prompt.warnings if prompt is not None else ())
 
 
 async def chat_prompt(
@@ -279,10 +272,10 @@ async def chat_prompt(
 ) -> ChatPrompt:
     """The conversation as token ids, rendered by the model's template. `bytes_before`: bytes of the
     encoder inputs of other prompts of the request."""
-    text, sources, is_marked = await chat_text(context, body)
+    text, sources, is_marked, warnings = await chat_text(context, body)
     if sources:
         found = await _with_media(context, body, text, sources, bytes_before)
-        return found._replace(is_marked=is_marked)
+        return found._replace(is_marked=is_marked, warnings=warnings)
     cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
     special = bool(body.add_special_tokens)
     [ids] = await encode_texts(
@@ -291,7 +284,7 @@ async def chat_prompt(
         add_special_tokens=special,
         truncates=cut is not None,
     )
-    return ChatPrompt(ids, (), is_marked)
+    return ChatPrompt(ids, (), is_marked, warnings)
 
 
 async def _pins(
@@ -303,7 +296,7 @@ async def _pins(
     """The ends of a prompt's marked blocks in its tokens, in ascending order. Of a prompt with
     media, only the part before the first item counts."""
     marks = marks or chat_marks(body)
-    text, sources, _ = await chat_text(context, body)
+    text, sources, *_ = await chat_text(context, body)
     if sources:
         for place in require_media(context.media, sources).marks.values():
             text = text.partition(place)[0]
@@ -401,7 +394,7 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
     marks = None
     if sources:
         marks = require_media(context.media, sources).marks
-    text = await context.template.render(
+    text, warnings = await context.template.rendered(
         messages,
         tools=as_functions(body.tools) if body.tools is not None else None,
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -409,8 +402,9 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
         kwargs=_template_kwargs(body),
         source=body.chat_template or None,
         marks=marks,
+        tools_in_messages=_has_generic_calls(context),
     )
-    return ChatText(text, sources, has_marks)
+    return ChatText(text, sources, has_marks, warnings)
 
 
 def _check_template(context: ServerContext, source: str) -> None:
@@ -459,19 +453,38 @@ def _with_one_reasoning(message: ChatMessage) -> ChatMessage:
 # ---- parsing the output
 
 
-def _tool_format(context: ServerContext, use: ToolUse) -> ToolFormat:
-    """The format of this request's calls. Raises `ApiError` if it is unknown."""
+def _tool_format(context: ServerContext, body: ChatRequest, use: ToolUse) -> ToolFormat | None:
+    """The format of this request's calls; None if it can have none. Raises `ApiError` if the format
+    is unknown."""
+    own = context.formats.tools
+    if _has_generic_calls(context) and body.tools:
+        return own  # also without calls: the answer has its mark
+    if not use.names:
+        return None
     if use.schema is not None:
         return FORCED
-    if context.formats.tools is None:
+    if own is None:
         raise ApiError(
             400,
-            "this model's chat template has no known format of tool calls; start the server "
-            "with --tool-call-parser, or force a call by tool_choice",
+            "this server looks for no tool calls in answers; start it with another "
+            "--tool-call-parser than none, or force a call by tool_choice",
             param="tools",
             code="unsupported_parameter",
         )
-    return context.formats.tools
+    return own
+
+
+def _is_parallel(context: ServerContext, body: ChatRequest) -> bool:
+    """Whether an answer may have several calls. Models that learnt no calls repeat them until their
+    tokens are used up, so there the client must ask for several."""
+    if body.parallel_tool_calls is None:
+        return not _has_generic_calls(context)
+    return body.parallel_tool_calls
+
+
+def _has_generic_calls(context: ServerContext) -> bool:
+    """Whether prompts describe tools and calls themselves, as the chat template knows none."""
+    return context.formats.tools is not None and bool(context.formats.tools.answer)
 
 
 def _looks_for_reasoning(

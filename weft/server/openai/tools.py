@@ -10,13 +10,19 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
+
 from weft.json_types import JsonObject
+from weft.messages.sampling import Grammar
 from weft.server.errors import ApiError
 from weft.server.openai.custom_tools import as_functions, is_custom
+from weft.text.parsers.formats import ToolFormat
 
 MAX_DESCRIBED = 64  # characters of a wrong value that a message repeats
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 NO_SCHEMAS: Mapping[str, JsonObject] = MappingProxyType({})
+# No person reads such JSON, and a weak model would go on with white space.
+COMPACT: JsonObject = {"x-guidance": {"whitespace_flexible": False}}
 _ALPHABET = string.ascii_letters + string.digits
 
 
@@ -30,7 +36,8 @@ class ToolUse(NamedTuple):
     arguments: dict[str, JsonObject] | None = None
     # The names that are custom tools.
     custom: frozenset[str] = frozenset()
-    # Schemas of arguments by name, for formats that write values without types.
+    # Schemas of arguments by name, for formats that write values without types, and for the
+    # grammar of the generic format.
     schemas: Mapping[str, JsonObject] = NO_SCHEMAS
 
 
@@ -77,6 +84,7 @@ def tool_use(
         schema=forced_schema(chosen, parallel=parallel),
         one_call=not parallel,
         custom=custom & chosen.keys(),
+        schemas={name: _parameters(function) for name, function in chosen.items()},
     )
 
 
@@ -119,8 +127,7 @@ def forced_schema(functions: dict[str, JsonObject], *, parallel: bool) -> JsonOb
         "type": "array",
         "minItems": 1,
         "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
-        # No person reads the output, and a weak model would go on with white space.
-        "x-guidance": {"whitespace_flexible": False},
+        **COMPACT,
     }
     if not parallel:
         schema["maxItems"] = 1
@@ -146,6 +153,24 @@ def _moved(schema: Any, pointer: str) -> Any:
     return moved
 
 
+def call_grammar(use: ToolUse, format: ToolFormat, *, has_mark: bool) -> Grammar | None:
+    """The grammar for the calls of an answer in this format; None if the format and the tools need
+    none. `has_mark`: see `generic_tag`."""
+    if format.answer:
+        tag = generic_tag(use, format, has_mark=has_mark)
+    elif use.schema is not None:
+        return Grammar("json_schema", _json_text(use.schema))
+    elif use.arguments and format.around is not None:
+        tag = strict_tag(use.arguments, format.trigger, format.around)
+    else:
+        return None
+    return Grammar("structural_tag", _json_text(tag))
+
+
+def _json_text(value: JsonObject) -> str:
+    return msgspec.json.encode(value).decode()
+
+
 def strict_tag(
     arguments: dict[str, JsonObject], trigger: str, around: tuple[str, str]
 ) -> JsonObject:
@@ -154,23 +179,55 @@ def strict_tag(
 
     `around`: the text before the arguments of a call (with NAME for the name), and the text after.
     """
+    return {"format": _triggered(_call_tags(arguments, around), trigger)}
+
+
+def generic_tag(use: ToolUse, format: ToolFormat, *, has_mark: bool) -> JsonObject:
+    """A structural tag that makes a model choose between calls and an answer, or write calls if
+    they are forced.
+
+    `has_mark`: the answer begins with its mark. Without one, it is free text with calls.
+    """
+    assert format.around is not None, "the generic format has fixed text around arguments"
+    schemas: dict[str, JsonObject] = {}
+    for name, schema in use.schemas.items():
+        schemas[name] = {"type": "object", **schema, **COMPACT}  # also one without a type
+    tags = _call_tags(schemas, format.around)
+    calls: JsonObject = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": use.one_call,
+    }
+    if use.schema is not None:
+        return {"format": calls}
+    text: JsonObject = {"type": "any_text"}
+    if tags:
+        text = {**_triggered(tags, format.trigger), "stop_after_first": use.one_call}
+    if not has_mark:
+        return {"format": text}
+    mark = {"type": "const_string", "value": format.answer}
+    answer: JsonObject = {"type": "sequence", "elements": [mark, text]}
+    return {"format": {"type": "or", "elements": [calls, answer]} if tags else answer}
+
+
+def _triggered(tags: list[JsonObject], trigger: str) -> JsonObject:
+    return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
+
+
+def _call_tags(schemas: Mapping[str, JsonObject], around: tuple[str, str]) -> list[JsonObject]:
+    """A tag for the calls of each function."""
     before, behind = around
-    tags: list[JsonObject] = []
-    for name, schema in arguments.items():
-        tag = {
+    return [
+        {
             "type": "tag",
             "begin": before.replace("NAME", name),
             "content": {"type": "json_schema", "json_schema": schema},
             "end": behind,
         }
-        tags.append(tag)
-    return {
-        "format": {
-            "type": "triggered_tags",
-            "triggers": [trigger],
-            "tags": tags,
-        }
-    }
+        for name, schema in schemas.items()
+    ]
 
 
 def _allowed(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from weft.text.parsers import gemma, harmony, readers, xml_calls
+from weft.text.parsers import gemma, generic, harmony, readers, xml_calls
 from weft.text.parsers.output import Parser
 from weft.text.parsers.pythonic import LFM2_BEGIN, OLMO3_BEGIN, lfm2, olmo3, pythonic
 from weft.text.parsers.stream import NO_SCHEMAS, Reading, Schema, Stream
@@ -27,10 +27,19 @@ class ToolFormat(NamedTuple):
     id_len: int = 24
     # The texts before the arguments of a call (with NAME in place of its name), and after them.
     around: tuple[str, str] | None = None
+    # The text before an answer without calls, for models that learnt no format: prompts describe
+    # this one (`text/templates/tools_in_messages.py`), and a grammar makes the model choose.
+    answer: str = ""
 
     def is_marked(self, source: str) -> bool:
         """Whether the source of chat templates contains a mark of this format."""
         return any(mark and mark in source for mark in (self.mark, self.other_mark))
+
+    @property
+    def trigger(self) -> str:
+        """The text with which a call begins, in a format with text `around` its arguments."""
+        before, _ = self.around or ("", "")
+        return before.partition("\n")[0]
 
     def parser(
         self,
@@ -91,6 +100,7 @@ class ReasoningFormat(NamedTuple):
         return bool(self.answer) or self.is_open(prompt_end)
 
 
+GENERIC = "generic"
 # In the order of detection: templates of one format may contain the mark of a later one.
 TOOL_FORMATS = {
     "seed_oss": ToolFormat(xml_calls.seed_oss, mark=xml_calls.SEED_BEGIN),
@@ -132,6 +142,8 @@ TOOL_FORMATS = {
     "apertus": ToolFormat(readers.apertus, mark=readers.APERTUS_BEGIN),
     "olmo3": ToolFormat(olmo3, mark=OLMO3_BEGIN),
     "pythonic": ToolFormat(pythonic),
+    # No mark: a chat template that shows no format gets this one.
+    GENERIC: ToolFormat(generic.generic, around=generic.AROUND, answer=generic.ANSWER),
 }
 FORCED = ToolFormat(readers.forced)
 
@@ -271,13 +283,13 @@ class Formats(NamedTuple):
 
 def find_formats(tools: str, reasoning: str, templates: Iterable[str]) -> Formats:
     """The formats with these names; "none" for no format, "auto" for the format that the sources of
-    the chat templates contain.
+    the chat templates contain; for tools else the generic one, if there is a template.
 
     Raises KeyError for unknown names.
     """
     source = "\n".join(templates)
     if tools == "auto":
-        tools = _shown_tools(source)
+        tools = _shown_tools(source) if source else "none"
     if reasoning == "auto":
         reasoning = _shown_reasoning(source)
     return Formats(
@@ -290,7 +302,7 @@ def _shown_tools(source: str) -> str:
     for name, format in TOOL_FORMATS.items():
         if format.is_marked(source):
             return name
-    return "none"
+    return GENERIC
 
 
 def _shown_reasoning(source: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -26,6 +26,8 @@ from weft.config.numbers import shown
 from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
 from weft.text.templates.content_format import ContentFormat, content_format
+from weft.text.templates.late_system import is_late, with_system_in_place
+from weft.text.templates.tools_in_messages import with_tools_in_messages
 
 MAX_OUTPUT_LEN = 16_000_000  # characters
 MAX_WIDTH = 1_000_000  # size of one operation's result: repetition, padding, powers
@@ -78,6 +80,20 @@ _INTERNAL = frozenset(
 )
 
 Message = JsonObject
+
+# Conversations that show what a template does with a system message, first or late.
+_SYSTEM: list[Message] = [
+    {"role": "system", "content": "text of the system"},
+    {"role": "user", "content": "a question"},
+]
+_LATE_SYSTEM: list[Message] = [
+    {"role": "user", "content": "a question"},
+    {"role": "assistant", "content": "an answer"},
+    {"role": "user", "content": "another question"},
+    _SYSTEM[0],
+    {"role": "assistant", "content": "another answer"},  # refused if only turns alternate
+    {"role": "user", "content": "a last question"},
+]
 
 
 class TemplateError(InvalidParam):
@@ -202,6 +218,11 @@ def _environment() -> _Sandbox:
     return environment
 
 
+class Rendered(NamedTuple):
+    text: str  # of the prompt
+    warnings: tuple[str, ...]  # what was changed because the template does not take it
+
+
 class ChatTemplate:
     """The chat template of one model."""
 
@@ -214,7 +235,11 @@ class ChatTemplate:
         self._own = _compiled(sources)
         self._special_tokens = dict(special_tokens)
 
-    def render(
+    def render(self, messages: list[Message], **options: Any) -> str:
+        """The text of `rendered` with these options."""
+        return self.rendered(messages, **options).text
+
+    def rendered(
         self,
         messages: list[Message],
         *,
@@ -224,13 +249,15 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
         source: str | None = None,
         marks: Mapping[Any, str] | None = None,
-    ) -> str:
+        tools_in_messages: bool = False,
+    ) -> Rendered:
         """The prompt for `messages` in OpenAI's form; `source`: a template instead of the model's.
 
         With `continue_final_message` the prompt ends directly after the content of the last
         message, which the model then continues. `marks`: the types of content besides text that the
-        model takes ("image"), and the text that the template writes for one. Raises
-        `TemplateError`.
+        model takes ("image"), and the text that the template writes for one. With
+        `tools_in_messages` the messages have tools, calls and results as text, and the template
+        sees none. Raises `TemplateError`.
         """
         shadowed = sorted(_INTERNAL & (kwargs or {}).keys())
         if shadowed:
@@ -240,8 +267,16 @@ class ChatTemplate:
             )
         templates = self._own if source is None else _compiled({"default": source})
         used = templates["default"]
-        if tools and "tool_use" in templates:
+        if tools and "tool_use" in templates and not tools_in_messages:
             used = templates["tool_use"]
+        warnings: tuple[str, ...] = ()
+        if is_late(messages) and not self._has_system(used, _LATE_SYSTEM):
+            messages, places = with_system_in_place(messages)
+            warnings = tuple(map(_as_warning, places))
+        if tools_in_messages:
+            has_system = not tools or self._has_system(used, _SYSTEM)
+            messages = with_tools_in_messages(messages, tools, has_system=has_system)
+            tools = None
         conversation = [
             _normalised(used, message, position, marks or {})
             for position, message in enumerate(messages)
@@ -261,13 +296,36 @@ class ChatTemplate:
         }
         text = _render(used.template, values)
         if not cut:
-            return text
+            return Rendered(text, warnings)
         end = text.rfind(cut)
         if end < 0:
             raise TemplateError(
                 "the chat template leaves out the last message, so it cannot be continued"
             )
-        return text[:end]
+        return Rendered(text[:end], warnings)
+
+    def _has_system(self, used: _Compiled, example: Sequence[Message]) -> bool:
+        """Whether the template writes the system message of an example behind what precedes it."""
+        conversation = [_normalised(used, one, place, {}) for place, one in enumerate(example)]
+        values = {
+            **self._special_tokens,
+            "messages": conversation,
+            "tools": None,
+            "add_generation_prompt": True,
+        }
+        before = [one["content"] for one in example[: example.index(_SYSTEM[0])]]
+        try:
+            text = _render(used.template, values)
+        except TemplateError:
+            return False
+        return text.find(_SYSTEM[0]["content"]) > max(map(text.rfind, before), default=-1)
+
+
+def _as_warning(place: int) -> str:
+    return (
+        f"message {place + 1} of the prompt is a system message behind others, which the chat "
+        "template does not take there; it became text of the user, in its place"
+    )
 
 
 def check_sources(sources: Mapping[str, str]) -> None:

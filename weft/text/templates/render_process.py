@@ -21,7 +21,7 @@ def main() -> None:
 
 
 class TemplateWorker:
-    """Answers the sources with {}, and each conversation with {"text": ...}.
+    """Answers the sources with {}, and each conversation with {"text": ..., "warnings": [...]}.
 
     Errors are {"error": the message, "param": the faulty field}.
     """
@@ -40,8 +40,8 @@ class TemplateWorker:
                 limit_memory(MAX_MEMORY)
                 self._template = ChatTemplate(question["sources"], question["special_tokens"])
                 return {}
-            text = self._template.render(question["messages"], **question["options"])
-            return {"text": text}
+            found = self._template.rendered(question["messages"], **question["options"])
+            return found._asdict()
         except InvalidParam as exc:
             return {"error": str(exc), "param": exc.param}
         except MemoryError:

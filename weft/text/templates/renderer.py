@@ -18,7 +18,7 @@ import msgspec
 
 from weft.config.process import Child, ChildEnded
 from weft.json_types import JsonObject
-from weft.text.templates.chat_template import TemplateError, check_sources
+from weft.text.templates.chat_template import Rendered, TemplateError, check_sources
 from weft.text.turns import Workers
 
 NUM_PROCESSES = 2
@@ -56,7 +56,11 @@ class Renderer:
         self._finalizer()
 
     async def render(self, messages: Sequence[Any], **options: Any) -> str:
-        """`ChatTemplate.render` with these options.
+        """The text of `rendered` with these options."""
+        return (await self.rendered(messages, **options)).text
+
+    async def rendered(self, messages: Sequence[Any], **options: Any) -> Rendered:
+        """`ChatTemplate.rendered` with these options.
 
         Messages are structs or dicts with OpenAI's fields. Raises `TemplateError`, or `Busy`.
         """
@@ -64,7 +68,7 @@ class Renderer:
         is_long = len(question) > LONG_LEN or options.get("source") is not None
         return await self._workers.run(lambda: self._render(question), is_long=is_long)
 
-    def _render(self, question: bytes) -> str:
+    def _render(self, question: bytes) -> Rendered:
         """Render in a free process. Runs in a thread."""
         with self._lock:
             # Take the process that was used last; start the other free ones for later.
@@ -72,7 +76,8 @@ class Renderer:
             for other in self._idle:
                 other.start()
         try:
-            return str(process.ask(question, RENDER_WORK_S)["text"])
+            answer = process.ask(question, RENDER_WORK_S)
+            return Rendered(str(answer["text"]), tuple(answer["warnings"]))
         finally:
             with self._lock:
                 self._idle.append(process)

@@ -1,0 +1,54 @@
+"""System messages behind the beginning, for a template that has none there.
+
+Coding agents send them behind the user's: templates refuse them, leave them out, or move them to
+the front, where each new one would change the prompt from its beginning. Here they keep their
+place, as text of the user between tags:
+
+    user        Fix the test.
+                <system>
+                The file has changed.
+                </system>
+
+Knows no template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from weft.text.templates.turns import SYSTEM_ROLES, Message, Turn, joined_turns, put_together
+
+BEGIN, END = "<system>", "</system>"
+
+
+class InPlace(NamedTuple):
+    messages: list[Message]
+    places: list[int]  # positions of the system messages that became text of the user
+
+
+def is_late(messages: Sequence[Message]) -> bool:
+    """Whether a system message comes behind another message."""
+    return any(message.get("role") in SYSTEM_ROLES for message in messages[1:])
+
+
+def with_system_in_place(messages: Sequence[Message]) -> InPlace:
+    """The conversation with one system message at most, at the beginning.
+
+    Those that follow the first one directly join it; later ones become text of the user.
+    """
+    turns: list[Turn] = []
+    places: list[int] = []
+    in_front = True
+    for place, message in enumerate(messages):
+        if message.get("role") not in SYSTEM_ROLES:
+            in_front = False
+            turns.append(Turn(message, joins=False))
+        elif in_front:
+            role = turns[0].message["role"] if turns else message["role"]
+            turns.append(Turn({**message, "role": role}, joins=True))
+        else:
+            content = put_together(f"{BEGIN}\n", message.get("content") or "", f"\n{END}")
+            turns.append(Turn({"role": "user", "content": content}, joins=True))
+            places.append(place)
+    return InPlace(joined_turns(turns), places)
