@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.text.parsed import argument_texts
 from tests.text.template_families import LLAMA_3_2
 from weft.config.options import options_of
 from weft.config.server import ServerConfig
@@ -168,6 +169,19 @@ def test_what_is_no_call_is_passed_through_unchanged(
     assert text_of(events) == text
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "apertus"])
+def test_a_stream_and_a_whole_answer_tell_the_same_wherever_the_text_ends(name: str) -> None:
+    call = dict(HALF_CALLS)[name].replace("VALUE", "Oslo")
+    for text in (call, call.replace('"Oslo"', "tru"), call.replace('"Oslo"', "[1, {}]")):
+        for end in range(1, len(text) + 1):
+            found = []
+            for size in (1, end):
+                parser = TOOL_FORMATS[name].parser(NAMES, eager=True, tells_cut=True)
+                events = feed(parser, text[:end], size)
+                found.append((argument_texts(events), text_of(events), parser.has_cut))
+            assert found[0] == found[1], text[:end]
+
+
 def test_arguments_come_in_pieces_before_the_call_has_ended() -> None:
     parser = TOOL_FORMATS["hermes"].parser(NAMES, eager=True)
     assert parser.push('<tool_call>{"name": "f", "argum') == []
@@ -203,8 +217,10 @@ HALF_CALLS = [
     ("llama3", '{"name": "f", "parameters": {"a": "VALUE"}}'),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "VALUE"}'),
     ("apertus", '<|tools_prefix|>[{"f": {"a": "VALUE"}}]<|tools_suffix|>'),
-    ("qwen3_coder", "<tool_call><function=f><parameter=a>"
-     '{"b": "VALUE"}</parameter></function></tool_call>'),
+    (
+        "qwen3_coder",
+        '<tool_call><function=f><parameter=a>{"b": "VALUE"}</parameter></function></tool_call>',
+    ),
     ("pythonic", "[f(a='VALUE')]"),
 ]
 

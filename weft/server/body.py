@@ -28,6 +28,7 @@ from weft.server.fields.json_parts import has_more_parts
 from weft.server.fields.numbers import check_numbers
 from weft.server.limits import check_body, require_room
 from weft.server.offered_adapters import load_named
+from weft.text.surrogates import readable_json
 
 log = EventLog("server")
 T = TypeVar("T", bound=msgspec.Struct)
@@ -132,8 +133,7 @@ def _decoded(
         message = f"the body has more than {most:,} lists, objects and members of objects"
         raise over("max_body_parts", message)
     try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        decoded: T = _decoder(type).decode(body)
+        fields, decoded, body = _read(body, type)
     except msgspec.ValidationError as exc:
         wrong = wrong_field(exc, body, type)
         raise ApiError(400, wrong.text, param=wrong.name or None) from exc
@@ -149,6 +149,27 @@ def _decoded(
     for name in others & UNSUPPORTED:
         _require_nothing(name, fields[name])
     return decoded, others - UNSUPPORTED
+
+
+def _read(body: bytes, type: type[T]) -> tuple[dict[str, msgspec.Raw], T, bytes]:
+    """The fields of a body, the body as a `type`, and its text.
+
+    The text is read with U+FFFD for half surrogate pairs, which clients write that cut texts by
+    UTF-16 units.
+    """
+    try:
+        return (
+            msgspec.json.decode(body, type=dict[str, msgspec.Raw]),
+            _decoder(type).decode(body),
+            body,
+        )
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        mended = readable_json(body.decode()).encode()
+        if mended == body:
+            raise
+        return _read(mended, type)
 
 
 async def read_body(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -39,7 +39,7 @@ class AnthropicBlock(msgspec.Struct, kw_only=True):
     thinking: str | None = None  # thinking
     id: str | None = None  # tool_use
     name: str | None = None
-    input: JsonObject | None = None
+    input: Any = None  # an object; anything else does not end the conversation
     tool_use_id: str | None = None  # tool_result
     content: str | list[Inner] | None = None
     is_error: bool | None = None

@@ -3,8 +3,6 @@ translated."""
 
 from __future__ import annotations
 
-import msgspec
-
 from weft.json_types import JsonObject
 from weft.server.anthropic.models import (
     AnthropicBlock,
@@ -17,6 +15,7 @@ from weft.server.anthropic.models import (
     ToolChoice,
 )
 from weft.server.errors import ApiError
+from weft.server.fields.arguments import arguments_text
 from weft.server.fields.sampling import ThinkingSwitch, copy_sampling
 from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 
@@ -101,19 +100,21 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
                 )
             case kind if kind not in _UNSIGNED:
                 raise _wrong_block(kind, param)
-    if not (parts or calls or reasoning):
+    if results and not (parts or calls or reasoning):
         return results
-    own = ChatMessage(role=message.role, content=_content(parts))
+    # The texts of an answer are pieces of one text, between which there were other blocks.
+    between = "" if message.role == "assistant" else "\n"
+    own = ChatMessage(role=message.role, content=_content(parts, between))
     own.tool_calls = calls or None
-    own.reasoning_content = "\n".join(reasoning) or None
+    own.reasoning_content = between.join(reasoning) or None
     return [*results, own]
 
 
-def _content(parts: list[ContentPart]) -> str | list[ContentPart]:
-    """Parts that are only texts become the lines of one text."""
+def _content(parts: list[ContentPart], between: str = "\n") -> str | list[ContentPart]:
+    """Parts that are only texts become one text."""
     if any(part.type != "text" for part in parts):
         return parts
-    return "\n".join(part.text or "" for part in parts)
+    return between.join(part.text or "" for part in parts)
 
 
 def _result(content: str | list[Inner], where: str) -> str | list[ContentPart]:
@@ -149,11 +150,10 @@ def _image(source: ImageSource | None, param: str) -> ContentPart:
 
 
 def _call(block: AnthropicBlock) -> JsonObject:
-    arguments = msgspec.json.encode(block.input or {}).decode()
     return {
         "id": block.id or "",
         "type": "function",
-        "function": {"name": block.name or "", "arguments": arguments},
+        "function": {"name": block.name or "", "arguments": arguments_text(block.input)},
     }
 
 

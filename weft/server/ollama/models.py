@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -42,7 +42,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
 class OllamaFunctionCall(msgspec.Struct, kw_only=True):
     name: str
-    arguments: JsonObject = {}
+    arguments: Any = None  # an object; anything else does not end the conversation
 
 
 class OllamaToolCall(msgspec.Struct, kw_only=True):
@@ -51,7 +51,7 @@ class OllamaToolCall(msgspec.Struct, kw_only=True):
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: str | None = None
     thinking: str | None = None
     images: list[str] | None = None
     tool_calls: list[OllamaToolCall] | None = None

@@ -54,7 +54,7 @@ from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event
 
 async def chat_completions(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ChatRequest)
-    conversation = await start_chat(context, request, body, cut_calls=True)
+    conversation = await start_chat(context, request, body)
     return Answer(conversation.generation, ChatReply(context, body, conversation))
 
 

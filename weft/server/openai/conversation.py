@@ -88,13 +88,12 @@ async def start_chat(
     body: ChatRequest,
     *,
     whole_calls: bool = False,
-    cut_calls: bool = False,
     marks: Sequence[CacheMark[ChatRequest]] = (),
 ) -> Conversation:
     """Check, render, tokenize and submit.
 
-    `whole_calls`: a stream, too, sends calls only when they are complete. `cut_calls`: an answer
-    contains a forced call that was truncated at its end, because this API has arguments as text.
+    `whole_calls`: calls are sent only when they are complete, also in a stream. Otherwise an answer
+    contains the beginning of a call that was truncated at its end.
     `marks`: those of another API's body that `body` was made from.
 
     Raises `ApiError` or `InvalidParam`.
@@ -129,8 +128,7 @@ async def start_chat(
         reasoning=context.formats.reasoning if has_reasoning else None,
         tools=tool_format,
         use=use,
-        eager=bool(body.stream) and not whole_calls,
-        tells_cut=cut_calls and tool_format is FORCED,
+        whole_calls=whole_calls,
     )
     own_tools = context.formats.tools
     return Conversation(
@@ -493,8 +491,7 @@ class _Parsing:
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
     use: ToolUse
-    eager: bool  # send calls before they are complete
-    tells_cut: bool  # also send a call that was truncated at the end
+    whole_calls: bool  # only complete calls; else also the beginning of one, as a stream has it
 
 
 def _output(
@@ -504,13 +501,13 @@ def _output(
     if parsing.reasoning is not None:
         tail = prompt.ids[-_TAIL_LEN:]
         prompt_end = context.tokenizer.decode(tail, skip_special_tokens=False)
-        reasoning = parsing.reasoning.parser(prompt_end, eager=parsing.eager)
+        reasoning = parsing.reasoning.parser(prompt_end, eager=not parsing.whole_calls)
     tools = None
     if parsing.tools is not None:
         tools = parsing.tools.parser(
             parsing.use.names,
-            eager=parsing.eager,
-            tells_cut=parsing.tells_cut,
+            eager=not parsing.whole_calls,
+            tells_cut=not parsing.whole_calls,
             schemas=parsing.use.schemas,
         )
     return ParsedOutput(

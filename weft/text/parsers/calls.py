@@ -265,6 +265,8 @@ class _CallReader:
             self._call.add(piece)
         else:
             self._pieces.append(piece)
+            # Before the end of the value counts: it may have come in the same piece of text.
+            self._maybe_stream()
         match self._scanner.event:
             case "key":
                 self._begin_value()
@@ -272,7 +274,6 @@ class _CallReader:
                 self._end_value()
             case "failed":
                 self.failed = True
-        self._maybe_stream()
         return end
 
     def finish(self) -> bool:

@@ -65,14 +65,21 @@ def wants_logprobs(body: ResponsesRequest) -> bool:
     return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
 
 
-def messages(given: str | list[ResponseItem]) -> list[ChatMessage]:
-    """The input as messages.
+def output_items(response: JsonObject) -> list[ResponseItem]:
+    """The output of a response, as the input of a later request has it."""
+    return msgspec.convert(response["output"], list[ResponseItem])
 
-    Consecutive calls become one message, as templates expect.
+
+def messages(
+    given: str | list[ResponseItem], history: Sequence[ChatMessage] = ()
+) -> list[ChatMessage]:
+    """The history, and the input as messages.
+
+    The items of one answer (reasoning, text, calls) become one message, as templates expect.
     """
+    found = list(history)
     if isinstance(given, str):
-        return [ChatMessage(role="user", content=given)]
-    found: list[ChatMessage] = []
+        return [*found, ChatMessage(role="user", content=given)]
     for index, item in enumerate(given):
         where = f"input[{index}]"
         match item.type:
@@ -80,7 +87,7 @@ def messages(given: str | list[ResponseItem]) -> list[ChatMessage]:
                 if item.role is None:
                     raise ApiError(400, f"{where} has no role", param=f"{where}.role")
                 content = _content(item.content, f"{where}.content")
-                found.append(ChatMessage(role=item.role, content=content))
+                _add_message(found, ChatMessage(role=item.role, content=content))
             case "function_call":
                 _add_call(found, item, item.arguments or "{}")
             case "custom_tool_call":
@@ -107,6 +114,26 @@ def _unsupported(where: str, kind: str) -> ApiError:
     return ApiError(400, message, param=where)
 
 
+def _add_message(found: list[ChatMessage], message: ChatMessage) -> None:
+    """Add a message. The text of an answer belongs to the reasoning and the calls before it."""
+    before = _open_answer(found)
+    # Two texts without anything between them are two answers.
+    if before is None or not (before.reasoning_content or before.tool_calls):
+        found.append(message)
+    elif message.role != "assistant" or not isinstance(message.content, str):
+        found.append(message)
+    else:
+        content = f"{before.content}{message.content}"
+        found[-1] = msgspec.structs.replace(before, content=content)
+
+
+def _open_answer(found: Sequence[ChatMessage]) -> ChatMessage | None:
+    """The last message, if it is an answer to which other items may belong."""
+    if not found or found[-1].role != "assistant" or not isinstance(found[-1].content, str):
+        return None
+    return found[-1]
+
+
 def _add_call(found: list[ChatMessage], item: ResponseItem, arguments: str) -> None:
     call = {
         "id": item.call_id or "",
@@ -122,8 +149,14 @@ def _add_call(found: list[ChatMessage], item: ResponseItem, arguments: str) -> N
 
 
 def _add_reasoning(found: list[ChatMessage], text: str) -> None:
-    """Add reasoning as a message without content, to which following calls are added."""
-    if text:
+    """Add reasoning to the answer before it, or as a message without content."""
+    if not text:
+        return
+    before = _open_answer(found)
+    if before is not None:
+        reasoning = f"{before.reasoning_content or ''}{text}"
+        found[-1] = msgspec.structs.replace(before, reasoning_content=reasoning)
+    else:
         found.append(
             ChatMessage(
                 role="assistant",
