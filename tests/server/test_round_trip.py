@@ -134,3 +134,17 @@ def test_forced_calls_can_be_sent_back_wherever_they_are_cut(
 def _forced(client: Client) -> Body:
     choice = {"type": "any"} if client == MESSAGES else "required"
     return {**client.first(), "tool_choice": choice}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/responses"])
+def test_a_body_may_have_half_of_a_surrogate_pair(
+    called_server: RunningServer, called_http: httpx.Client, path: str
+) -> None:
+    message = r'[{"role": "user", "content": "a\ud83d \ud83d\ude00 \\ud83d"}]'
+    body = f'{{"messages": {message}, "input": {message}}}'
+    answer = called_http.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 200, answer.text
+    ids = answer.json().get("tokens")
+    if ids is None:
+        ids = memoryview(called_server.engine.seen[-1].input_ids).cast("i").tolist()
+    assert "a\ufffd \U0001f600 \\ud83d" in called_server.tokenizer.decode(ids)

@@ -133,7 +133,8 @@ def _decoded(
         message = f"the body has more than {most:,} lists, objects and members of objects"
         raise over("max_body_parts", message)
     try:
-        fields, decoded, body = _read(body, type)
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        decoded: T = _decoder(type).decode(body)
     except msgspec.ValidationError as exc:
         wrong = wrong_field(exc, body, type)
         raise ApiError(400, wrong.text, param=wrong.name or None) from exc
@@ -142,6 +143,10 @@ def _decoded(
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         if not body.strip():
             raise ApiError(400, "the body is empty; a JSON object is needed") from exc
+        # Clients that cut texts by UTF-16 units write half surrogate pairs.
+        mended = _mended(body)
+        if mended != body:
+            return _decoded(limits, vocab_size, mended, type)
         raise ApiError(400, f"the body is not valid JSON: {exc}") from exc
     check_body(limits, decoded)
     check_numbers(decoded, vocab_size)
@@ -151,25 +156,12 @@ def _decoded(
     return decoded, others - UNSUPPORTED
 
 
-def _read(body: bytes, type: type[T]) -> tuple[dict[str, msgspec.Raw], T, bytes]:
-    """The fields of a body, the body as a `type`, and its text.
-
-    The text is read with U+FFFD for half surrogate pairs, which clients write that cut texts by
-    UTF-16 units.
-    """
+def _mended(body: bytes) -> bytes:
+    """The body with U+FFFD for half surrogate pairs; unchanged if it is not valid UTF-8."""
     try:
-        return (
-            msgspec.json.decode(body, type=dict[str, msgspec.Raw]),
-            _decoder(type).decode(body),
-            body,
-        )
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        mended = readable_json(body.decode()).encode()
-        if mended == body:
-            raise
-        return _read(mended, type)
+        return readable_json(body.decode()).encode()
+    except UnicodeDecodeError:
+        return body
 
 
 async def read_body(

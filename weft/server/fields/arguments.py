@@ -1,5 +1,4 @@
-"""The arguments of a call in the history, which some APIs write as an object and templates read from
-a text."""
+"""The arguments of a call in the history: some APIs write an object, templates read a text."""
 
 from __future__ import annotations
 

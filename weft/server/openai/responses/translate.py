@@ -117,14 +117,13 @@ def _unsupported(where: str, kind: str) -> ApiError:
 def _add_message(found: list[ChatMessage], message: ChatMessage) -> None:
     """Add a message. The text of an answer belongs to the reasoning and the calls before it."""
     before = _open_answer(found)
+    is_text = message.role == "assistant" and isinstance(message.content, str)
     # Two texts without anything between them are two answers.
-    if before is None or not (before.reasoning_content or before.tool_calls):
-        found.append(message)
-    elif message.role != "assistant" or not isinstance(message.content, str):
-        found.append(message)
-    else:
+    if is_text and before is not None and (before.reasoning_content or before.tool_calls):
         content = f"{before.content}{message.content}"
         found[-1] = msgspec.structs.replace(before, content=content)
+    else:
+        found.append(message)
 
 
 def _open_answer(found: Sequence[ChatMessage]) -> ChatMessage | None:
