@@ -141,7 +141,8 @@ def test_a_body_may_have_half_of_a_surrogate_pair(
     called_server: RunningServer, called_http: httpx.Client, path: str
 ) -> None:
     message = r'[{"role": "user", "content": "a\ud83d \ud83d\ude00 \\ud83d"}]'
-    body = f'{{"messages": {message}, "input": {message}}}'
+    name = "input" if path == "/v1/responses" else "messages"
+    body = f'{{"{name}": {message}}}'
     answer = called_http.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 200, answer.text
     ids = answer.json().get("tokens")

@@ -40,14 +40,12 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class SampledRequest(CommonSamplingFields, kw_only=True):
-    """The common fields of chat completions, text completions and `/infill`."""
+class GenerationFields(CommonSamplingFields, kw_only=True):
+    """The common fields of all APIs that generate, whatever form their answers have."""
 
     model: str | None = None
     lora_path: str | None = None  # name of an adapter (SGLang); an adapter in `model` wins
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     seed: int | None = None
     sampling_seed: int | None = None
@@ -57,13 +55,7 @@ class SampledRequest(CommonSamplingFields, kw_only=True):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Side | None = None
-    return_token_ids: bool | None = None
     return_cached_tokens_details: bool | None = None  # where the tokens were cached (SGLang)
-    # Log probabilities then name a token "token_id:17" instead of its text.
-    return_tokens_as_token_ids: bool | None = None
-    return_hidden_states: bool | None = None  # the state that the last token was sampled from
-    prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None  # beside the top logprobs of each position
     # Constraints of the answer (`server/fields/grammar.py`):
     response_format: JsonObject | None = None
     guided_json: Any = None
@@ -77,17 +69,36 @@ class SampledRequest(CommonSamplingFields, kw_only=True):
     priority: int | None = None
     timeout_ms: int | None = None
     ttft_ms: int | None = None
-    rid: str | None = None
-    request_id: str | None = None
-    session_params: SessionFields | None = None  # of SGLang's /generate
     session_id: str | None = None  # has no effect here; routers use it for affinity
     routed_dp_rank: int | None = None  # the engine of the request (`server/fields/engine.py`)
     data_parallel_rank: int | None = None  # the same
+
+
+class SampledRequest(GenerationFields, kw_only=True):
+    """The common fields of chat completions, text completions and `/infill`."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    return_token_ids: bool | None = None
+    # Log probabilities then name a token "token_id:17" instead of its text.
+    return_tokens_as_token_ids: bool | None = None
+    return_hidden_states: bool | None = None  # the state that the last token was sampled from
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None  # beside the top logprobs of each position
+    rid: str | None = None
+    request_id: str | None = None
+    session_params: SessionFields | None = None  # of SGLang's /generate
     # Another server computes or continues the prompt (`server/fields/handoff.py`):
     bootstrap_host: Any = None
     bootstrap_port: Any = None
     bootstrap_room: Any = None
     kv_transfer_params: Any = None
+
+
+def copy_generation(source: GenerationFields, target: GenerationFields) -> None:
+    """Copy the common fields of a request to its translation to another API."""
+    for name in GenerationFields.__struct_fields__:
+        setattr(target, name, getattr(source, name))
 
 
 def sampling_of(

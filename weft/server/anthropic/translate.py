@@ -16,8 +16,9 @@ from weft.server.anthropic.models import (
 )
 from weft.server.errors import ApiError
 from weft.server.fields.arguments import arguments_text
-from weft.server.fields.sampling import ThinkingSwitch, copy_sampling
+from weft.server.fields.sampling import ThinkingSwitch, copy_sampling, require_one_answer
 from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
+from weft.server.submit import copy_generation
 
 _UNSIGNED = ("redacted_thinking",)  # hidden reasoning of another model in the history: ignored
 
@@ -27,7 +28,8 @@ def chat_request(body: CountRequest) -> ChatRequest:
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
-    request = ChatRequest(messages=messages, model=body.model)
+    request = ChatRequest(messages=messages)
+    copy_generation(body, request)
     request.chat_template_kwargs = body.chat_template_kwargs
     request.mm_processor_kwargs = body.mm_processor_kwargs
     if body.tools is not None:
@@ -47,19 +49,32 @@ def chat_request(body: CountRequest) -> ChatRequest:
 
 def sampled_request(body: MessagesRequest) -> ChatRequest:
     """The complete chat request."""
+    require_one_answer(body.n)
     request = chat_request(body)
     copy_sampling(body, request)
-    config = body.output_config
-    if config is not None:
-        request.reasoning_effort = config.effort
-        request.response_format = _response_format(config.format)
+    if body.output_config is not None:
+        request.reasoning_effort = body.output_config.effort
+    format = _output_format(body)
+    if format is not None:
+        request.response_format = _response_format(format)
     request.max_tokens = body.max_tokens
-    request.stream = body.stream
-    if body.metadata is not None:
+    if body.metadata is not None and body.metadata.user_id is not None:
         request.user = body.metadata.user_id
-    request.cache_salt = body.cache_salt
-    request.return_cached_tokens_details = body.return_cached_tokens_details
     return request
+
+
+def _output_format(body: MessagesRequest) -> JsonObject | None:
+    """The form of the answer, from the one field that has it. Raises `ApiError`."""
+    given = {
+        "response_format": body.response_format,
+        "output_format": body.output_format,
+        "output_config.format": body.output_config and body.output_config.format,
+    }
+    names = [name for name, format in given.items() if format is not None]
+    if len(names) > 1:
+        message = f"{' and '.join(names)} are given; only one may say what the answer must be"
+        raise ApiError(400, message, param=names[-1])
+    return given[names[0]] if names else None
 
 
 def _system(system: str | list[Inner] | None) -> list[ChatMessage]:
@@ -193,9 +208,9 @@ def _choose(request: ChatRequest, choice: ToolChoice) -> None:
     request.parallel_tool_calls = not choice.disable_parallel_tool_use
 
 
-def _response_format(format: JsonObject | None) -> JsonObject | None:
+def _response_format(format: JsonObject) -> JsonObject:
     """The response format of chat requests, where a schema is one level deeper."""
-    if format is None or format.get("type") != "json_schema":
+    if format.get("type") != "json_schema" or "json_schema" in format:
         return format
     return {
         "type": "json_schema",

@@ -1,8 +1,7 @@
 """Bodies of the OpenAI API as structs: OpenAI's fields, and those of SGLang and vLLM, in both
 spellings.
 
-`null` means "not given" everywhere. A field that is neither here nor in `body.UNSUPPORTED` is
-ignored and counted.
+`null` means "not given" everywhere.
 """
 
 from __future__ import annotations
@@ -99,6 +98,10 @@ class ChatRequest(SampledRequest, kw_only=True):
     continue_final_message: bool | None = None
     prediction: PredictedContent | None = None
     cache_control: CacheControl | None = None  # marks the last block
+
+
+# Fields of chat requests, which APIs that translate to them serve, or refuse.
+CHAT_FIELDS = frozenset(ChatRequest.__struct_fields__)
 
 
 class CompletionRequest(SampledRequest, kw_only=True):

@@ -174,7 +174,7 @@ def _new(context: ServerContext, body: ResponsesRequest, id: str) -> JsonObject:
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
         "top_p": top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
     }

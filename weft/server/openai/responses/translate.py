@@ -11,23 +11,19 @@ import msgspec
 
 from weft.json_types import JsonObject
 from weft.server.errors import ApiError
-from weft.server.fields.sampling import copy_sampling
+from weft.server.fields.sampling import require_one_answer
 from weft.server.openai.custom_tools import arguments_of
 from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 from weft.server.openai.responses.models import ResponseItem, ResponsePart, ResponsesRequest
+from weft.server.submit import copy_generation
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
-_SAME = (  # fields other than sampling with the same meaning in both
-    "model",
-    "stream",
-    "user",
+_SAME = (  # further fields with the same meaning in both
     "tool_choice",
     "parallel_tool_calls",
-    "priority",
-    "cache_salt",
+    "chat_template",
     "chat_template_kwargs",
     "mm_processor_kwargs",
-    "return_cached_tokens_details",
 )
 
 
@@ -44,7 +40,8 @@ def chat_request(
     if body.instructions is not None:
         messages.insert(0, ChatMessage(role="system", content=body.instructions))
     request = ChatRequest(messages=messages)
-    copy_sampling(body, request)
+    require_one_answer(body.n)
+    copy_generation(body, request)
     for name in _SAME:
         setattr(request, name, getattr(body, name))
     request.rid = id
@@ -56,7 +53,13 @@ def chat_request(
     if body.reasoning is not None:
         request.reasoning_effort = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
+        if body.response_format is not None:
+            message = "text.format and response_format are the same; give one of them"
+            raise ApiError(400, message, param="response_format")
         request.response_format = _response_format(body.text.format)
+    has_media = any(isinstance(message.content, list) for message in messages)
+    if body.truncation == "auto" and body.truncate_prompt_tokens is None and not has_media:
+        request.truncate_prompt_tokens = -1
     return request
 
 
