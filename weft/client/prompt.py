@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -32,6 +32,7 @@ from weft.messages.sampling import (
 from weft.messages.sessions import SessionParams
 from weft.messages.status import EngineReady
 from weft.text.parsers.formats import ReasoningFormat
+from weft.text.parsers.output import Parser
 from weft.text.tokenizer import ContextExceeded, Tokenizer
 
 TAIL_LEN = 32  # tokens at the end of a prompt in which a template can open the reasoning
@@ -71,6 +72,8 @@ class Prompt:
     pins: tuple[PinMark, ...] = ()  # prefixes that stay cached, the shortest first
     tells_cache: bool = False  # the end tells where the cached tokens were
     stream_interval: int = 1  # tokens of a completion in one delta, except the first
+    # A new parser of the reasoning before the answer, if stop strings end only the answer.
+    reasoning: Callable[[], Parser] | None = None
 
 
 # ---- from a prompt to requests

@@ -92,6 +92,7 @@ class CountRequest(GenerationFields, kw_only=True):
     metadata: Metadata | None = None
     output_config: OutputConfig | None = None
     output_format: JsonObject | None = None  # the earlier place of `output_config.format`
+    stop_in_reasoning: bool | None = None  # true: stop strings also end the reasoning
     chat_template_kwargs: JsonObject | None = None  # vLLM's
     mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
     cache_control: CacheControl | None = None  # marks the last block

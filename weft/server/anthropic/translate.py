@@ -31,6 +31,7 @@ def chat_request(body: CountRequest) -> ChatRequest:
     request = ChatRequest(messages=messages)
     copy_generation(body, request)
     request.chat_template_kwargs = body.chat_template_kwargs
+    request.stop_in_reasoning = body.stop_in_reasoning
     request.mm_processor_kwargs = body.mm_processor_kwargs
     if body.tools is not None:
         request.tools = [_tool(tool, index) for index, tool in enumerate(body.tools)]
@@ -65,11 +66,13 @@ def sampled_request(body: MessagesRequest) -> ChatRequest:
 
 def _output_format(body: MessagesRequest) -> JsonObject | None:
     """The form of the answer, from the one field that has it. Raises `ApiError`."""
-    given = {
+    given: dict[str, JsonObject | None] = {
         "response_format": body.response_format,
         "output_format": body.output_format,
-        "output_config.format": body.output_config and body.output_config.format,
+        "output_config.format": None,
     }
+    if body.output_config is not None:
+        given["output_config.format"] = body.output_config.format
     names = [name for name, format in given.items() if format is not None]
     if len(names) > 1:
         message = f"{' and '.join(names)} are given; only one may say what the answer must be"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -113,6 +114,7 @@ async def start_chat(
         if params.grammar is not None:
             params = _behind_reasoning(context, params, params.grammar, ids)
         [prompt] = prompts(context, request, body, [ids], params)
+        prompt = _with_stops(context, body, prompt)
         if media:
             prompt = replace(prompt, media=media)
         if body.prediction is not None:
@@ -237,6 +239,19 @@ async def _predicted(context: ServerContext, prediction: PredictedContent) -> li
         return []
     [ids] = await encode_texts(context, [content], add_special_tokens=False, truncates=True)
     return ids
+
+
+def _with_stops(context: ServerContext, body: ChatRequest, prompt: Prompt) -> Prompt:
+    """The prompt; its stop strings and patterns end only the answer, not the reasoning before it,
+    unless the request wants them to."""
+    params = prompt.params
+    format = context.formats.reasoning
+    if format is None or body.stop_in_reasoning or not (params.stop or params.stop_regex):
+        return prompt
+    if params.grammar is not None and context.config.grammar_in_reasoning:
+        return prompt
+    prompt_end = context.tokenizer.decode(prompt.ids[-_TAIL_LEN:], skip_special_tokens=False)
+    return replace(prompt, reasoning=partial(format.parser, prompt_end, eager=True))
 
 
 class ChatPrompt(NamedTuple):

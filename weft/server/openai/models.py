@@ -88,6 +88,7 @@ class ChatRequest(SampledRequest, kw_only=True):
     separate_reasoning: bool | None = None  # false: reasoning stays in the content
     include_reasoning: bool | None = None  # false: reasoning is omitted
     stream_reasoning: bool | None = None  # false: reasoning is one event of a stream
+    stop_in_reasoning: bool | None = None  # true: stop strings also end the reasoning
     chat_template: str | None = None  # needs --trust-request-chat-template
     chat_template_kwargs: JsonObject | None = None
     mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)

@@ -70,6 +70,7 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     include: list[str] | None = None
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
+    stop_in_reasoning: bool | None = None  # true: stop strings also end the reasoning
     chat_template: str | None = None  # needs --trust-request-chat-template
     chat_template_kwargs: JsonObject | None = None
     mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)

@@ -21,6 +21,7 @@ LOGPROBS = "message.output_text.logprobs"  # in `include`
 _SAME = (  # further fields with the same meaning in both
     "tool_choice",
     "parallel_tool_calls",
+    "stop_in_reasoning",
     "chat_template",
     "chat_template_kwargs",
     "mm_processor_kwargs",
