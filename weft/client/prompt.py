@@ -39,6 +39,7 @@ TAIL_LEN = 32  # tokens at the end of a prompt in which a template can open the 
 PARAM = "input_embeds"
 # A number of this size or larger becomes infinite when it is rounded to the type.
 INFINITE_FROM = {"bfloat16": (2 - 2**-8) * 2.0**127, "float16": 65_520.0}
+SMALLEST_TOP_P = 1e-6
 PLACEHOLDER = 0  # the id of every token of a prompt that consists of input embeddings
 
 
@@ -164,6 +165,8 @@ def _check(
     """The parameters with the length resolved and with words turned into tokens."""
     params = prompt.params
     params.check(engine.vocab_size)
+    if params.top_p == 0:  # means the likeliest token: no other is within so little probability
+        params = replace(params, top_p=SMALLEST_TOP_P)
     # A plain request sets none of these fields, and skips their checks.
     if engine.pools is not None:
         check_task(params, engine)

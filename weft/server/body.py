@@ -29,6 +29,7 @@ from weft.server.fields.json_parts import has_more_parts
 from weft.server.fields.known import IGNORED, REFUSED, asks_for_nothing
 from weft.server.fields.numbers import check_numbers
 from weft.server.fields.sampling import ExtraSamplingFields
+from weft.server.fields.whole_numbers import with_whole_numbers
 from weft.server.limits import check_body, require_room
 from weft.server.offered_adapters import load_named
 from weft.text.surrogates import readable_json
@@ -105,6 +106,10 @@ def _decoded(
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         decoded: T = _decoder(type).decode(body)
     except msgspec.ValidationError as exc:
+        if "got `float`" in str(exc):
+            whole = with_whole_numbers(body)
+            if whole != body:
+                return _decoded(limits, vocab_size, whole, type)
         wrong = wrong_field(exc, body, type)
         raise ApiError(400, wrong.text, param=wrong.name or None) from exc
     except RecursionError as exc:

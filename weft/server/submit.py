@@ -37,7 +37,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """`stream_options` of OpenAI."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    continuous_usage_stats: bool | None = None  # needs include_usage (vLLM)
 
 
 class GenerationFields(CommonSamplingFields, kw_only=True):
@@ -115,6 +115,8 @@ def sampling_of(
     Raises `ApiError` for a value of the wrong form and `InvalidParam` for fewer new tokens than
     `fewest_tokens`. Other ranges are checked when the request is submitted.
     """
+    if max_new_tokens == -1:  # as many as the context allows
+        max_new_tokens = None
     if max_new_tokens is not None and max_new_tokens < fewest_tokens:
         message = f"max_tokens is {max_new_tokens}; it must be at least {fewest_tokens}"
         raise InvalidParam("max_tokens", message)
@@ -398,6 +400,8 @@ def prompts(
         salt=body.cache_salt,
         extra_key=body.extra_key,
     )
+    if body.stream_options is not None and not body.stream:
+        _require_no_options(body.stream_options)
     session = None
     if body.session_params is not None:
         if body.session_id is not None:
@@ -441,6 +445,12 @@ def prompts(
     if body.bootstrap_room is not None or body.kv_transfer_params:
         return with_handoff(context, request, body, found)
     return found
+
+
+def _require_no_options(options: StreamOptions) -> None:
+    if options.include_usage or options.continuous_usage_stats:
+        message = "stream_options are only for streams; set stream to true"
+        raise ApiError(400, message, param="stream_options")
 
 
 def require_accepting(context: ServerContext) -> None:

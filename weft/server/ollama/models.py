@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from weft.json_types import JsonObject
+from weft.server.openai.models import Role
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -50,7 +51,7 @@ class OllamaToolCall(msgspec.Struct, kw_only=True):
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: str | None = None
     thinking: str | None = None
     images: list[str] | None = None

@@ -6,7 +6,7 @@ spellings.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,10 +15,11 @@ from weft.server.fields.cache_control import CacheControl
 from weft.server.fields.sampling import ThinkingSwitch
 from weft.server.submit import SampledRequest
 
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-
-
 Detail = Literal["auto", "low", "high", "original"]
+
+
+# The chat template knows which roles there are.
+Role = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class MediaAddress(msgspec.Struct, kw_only=True):
@@ -253,7 +254,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
 
 class ChatDelta(msgspec.Struct):
     role: str | msgspec.UnsetType = msgspec.UNSET
-    content: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
     hidden_states: list[float] | msgspec.UnsetType = msgspec.UNSET
