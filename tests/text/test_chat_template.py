@@ -296,3 +296,11 @@ def test_a_picture_at_the_end_cannot_be_continued() -> None:
 def test_pictures_are_refused_without_a_mark_of_their_kind() -> None:
     with pytest.raises(TemplateError, match="is of type 'image', which this model"):
         render(ONLY_LISTS, [{"role": "user", "content": [IMAGE]}])
+
+
+def test_a_message_with_calls_cannot_be_continued() -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+    messages = [USER, {"role": "assistant", "content": "x", "tool_calls": [call]}]
+    with pytest.raises(TemplateError, match="has tool_calls, which come after") as caught:
+        render(CHAT_TEMPLATE, messages, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"

@@ -23,11 +23,14 @@ class ImageSource(msgspec.Struct, kw_only=True):
 
 
 class Inner(msgspec.Struct, kw_only=True):
-    """A content block in a result or a system prompt: text, an image, or a refused type."""
+    """A content block in a result or a system prompt: text, an image, a search result, or a refused
+    type."""
 
     type: str
     text: str | None = None
-    source: ImageSource | None = None  # image
+    source: str | ImageSource | None = None  # image; address of a search_result
+    title: str | None = None  # search_result
+    content: list[Inner] | None = None
     cache_control: CacheControl | None = None
 
 
@@ -36,7 +39,8 @@ class AnthropicBlock(msgspec.Struct, kw_only=True):
 
     type: str
     text: str | None = None  # text
-    source: ImageSource | None = None  # image
+    source: str | ImageSource | None = None  # image; address of a search_result
+    title: str | None = None  # search_result
     thinking: str | None = None  # thinking
     id: str | None = None  # tool_use
     name: str | None = None

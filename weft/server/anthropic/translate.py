@@ -103,6 +103,8 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
                 parts.append(ContentPart(type="text", text=block.text or ""))
             case "image":
                 parts.append(_image(block.source, param))
+            case "search_result":
+                parts.append(_search_result(block, param))
             case "thinking":
                 reasoning.append(block.thinking or "")
             case "tool_use":
@@ -147,14 +149,25 @@ def _result(content: str | list[Inner], where: str) -> str | list[ContentPart]:
                 parts.append(ContentPart(type="text", text=block.text or ""))
             case "image":
                 parts.append(_image(block.source, param))
+            case "search_result":
+                parts.append(_search_result(block, param))
             case kind:
                 raise _wrong_block(kind, param)
     return _content(parts)
 
 
-def _image(source: ImageSource | None, param: str) -> ContentPart:
+def _search_result(block: AnthropicBlock | Inner, param: str) -> ContentPart:
+    """A result of a search as text: its title, its source, then its own texts."""
+    lines = [block.title or ""]
+    if isinstance(block.source, str):
+        lines.append(block.source)
+    lines.append(_joined(block.content or "", f"{param}.content"))
+    return ContentPart(type="text", text="\n".join(filter(None, lines)))
+
+
+def _image(source: str | ImageSource | None, param: str) -> ContentPart:
     url = None
-    if source is not None:
+    if isinstance(source, ImageSource):
         if source.type == "base64":
             url = f"data:;base64,{source.data or ''}"
         elif source.type == "url":

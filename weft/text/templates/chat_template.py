@@ -449,6 +449,11 @@ def _mark_end(conversation: list[Message]) -> str:
             "continue_final_message needs a last message of the assistant",
             "continue_final_message",
         )
+    if conversation[-1].get("tool_calls"):
+        raise TemplateError(
+            "the last message has tool_calls, which come after its content: it cannot be continued",
+            "continue_final_message",
+        )
     mark = f"<cut-{secrets.token_hex(16)}>"
     last = conversation[-1]
     content = last["content"] or ""

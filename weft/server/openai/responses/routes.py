@@ -21,7 +21,12 @@ from weft.server.openai.models import ChatMessage, InputTokens
 from weft.server.openai.responses.input_items import input_items, page
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openai.responses.reply import RESPONSE_EVENTS, ResponseReply
-from weft.server.openai.responses.translate import chat_request, messages, output_items
+from weft.server.openai.responses.translate import (
+    chat_request,
+    messages,
+    output_items,
+    told_as_input,
+)
 from weft.server.operation import Operation, get, post
 from weft.server.response_store import Stored
 from weft.server.stream import Answer
@@ -36,11 +41,14 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
         message = "background needs a response that is stored and not streamed"
         raise ApiError(400, message, param="background")
     history = messages(body.items, _previous(context, request, body.previous_response_id))
+    if not history:
+        raise ApiError(400, "input is empty; at least one item is needed", param="input")
     items: list[JsonObject] = []
     if body.store is not False:
         items = input_items(body.items)
     id = f"resp_{secrets.token_hex(24)}"
-    conversation = await start_chat(context, request, chat_request(body, history, id))
+    with told_as_input():
+        conversation = await start_chat(context, request, chat_request(body, history, id))
 
     def finished(response: JsonObject) -> None:
         if body.store is not False:
@@ -62,7 +70,8 @@ async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ResponsesRequest)
     require_model(context, body.model)
     history = messages(body.items, _previous(context, request, body.previous_response_id))
-    prompt = await chat_prompt(context, chat_request(body, history, ""))
+    with told_as_input():
+        prompt = await chat_prompt(context, chat_request(body, history, ""))
     return json_response(InputTokens(len(prompt.ids)))
 
 

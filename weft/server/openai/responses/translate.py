@@ -5,11 +5,13 @@ Errors name a part that cannot be translated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
 from weft.json_types import JsonObject
+from weft.messages.sampling import InvalidParam
 from weft.server.errors import ApiError
 from weft.server.fields.sampling import require_one_answer
 from weft.server.openai.custom_tools import arguments_of
@@ -67,6 +69,17 @@ def chat_request(
 def wants_logprobs(body: ResponsesRequest) -> bool:
     """Whether log probabilities of the text are requested, in either of two ways."""
     return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
+
+
+@contextmanager
+def told_as_input() -> Iterator[None]:
+    """Errors about the messages name the field that they come from."""
+    try:
+        yield
+    except (ApiError, InvalidParam) as exc:
+        if exc.param is not None and exc.param.partition("[")[0] == "messages":
+            exc.param = "input"
+        raise
 
 
 def output_items(response: JsonObject) -> list[ResponseItem]:
