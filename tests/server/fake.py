@@ -38,7 +38,7 @@ from weft.messages.replies import (
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.server.app import create_app
-from weft.server.context import Readiness, ServerInfo
+from weft.server.context import ModelFacts, Readiness, ServerInfo
 from weft.server.serve import make_server
 from weft.text.media.processor import MediaProcessor
 from weft.text.tokenizer import Tokenizer
@@ -281,6 +281,7 @@ class RunningServer:
         sampling: SamplingParams | None = None,
         processor: MediaProcessor | None = None,
         port: int = 0,
+        facts: ModelFacts | None = None,
         **client: Any,
     ) -> None:
         self.tokenizer = tokenizer or byte_tokenizer()
@@ -298,6 +299,7 @@ class RunningServer:
             started_at=time.time(),
             sampling=sampling or SamplingParams(),
             settings={"dtype": "auto"},
+            model=facts or ModelFacts(),
         )
         app = create_app(
             self.client,
@@ -386,6 +388,7 @@ def running(
     sampling: SamplingParams | None = None,
     processor: MediaProcessor | None = None,
     port: int = 0,
+    facts: ModelFacts | None = None,
     **client: Any,
 ) -> Iterator[RunningServer]:
     """A server for one `with` block. `port`: 0 is one that is free; `client`: options of its
@@ -398,6 +401,7 @@ def running(
         sampling,
         processor,
         port,
+        facts,
         **client,
     )
     server.start()

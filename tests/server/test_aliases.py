@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
-from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, eventually
+from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, eventually, running
 from tests.server.scripted import CALL, THOUGHT, TOOLS
+from weft.config.server import ServerConfig
 
 HI = [{"role": "user", "content": "Hi"}]
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
@@ -152,3 +155,41 @@ def test_all_routes_are_told_on_a_page_that_loads_nothing(http: httpx.Client) ->
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "/v1/chat/completions" in page.text
     assert "src=" not in page.text
+
+
+def test_the_client_of_azure_finds_its_paths(server: RunningServer) -> None:
+    with openai.AzureOpenAI(
+        azure_endpoint=server.url, api_key="none", api_version="2024-10-21", max_retries=0
+    ) as azure:
+        answer = azure.chat.completions.create(model=MODEL, messages=HI)
+        chunks = list(azure.chat.completions.create(model=MODEL, messages=HI, stream=True))
+        text = azure.completions.create(model=MODEL, prompt="Hi").choices[0].text
+        with pytest.raises(openai.NotFoundError, match="the model 'other' does not exist"):
+            azure.chat.completions.create(model="other", messages=HI)
+    assert answer.choices[0].message.content == "Hello, wörld! 🎉"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert text.startswith("Hello")
+
+
+def test_a_deployment_is_the_model_of_a_body_without_one(http: httpx.Client) -> None:
+    for name, status in ((MODEL, 200), ("other", 404)):
+        path = f"/openai/deployments/{name}/chat/completions?api-version=2024-10-21"
+        assert http.post(path, json={"messages": HI}).status_code == status
+        assert http.post(path, json={"messages": HI, "model": MODEL}).status_code == 200
+    wrong = http.post(f"/openai/deployments/{MODEL}/completions", content=b"{", headers=JSON)
+    assert (wrong.status_code, "not valid JSON" in wrong.text) == (400, True)
+
+
+def test_azures_current_paths_are_openais(http: httpx.Client) -> None:
+    body = {"messages": HI, "prompt": "Hi"}
+    for path in ("chat/completions", "completions"):
+        assert http.post(f"/openai/v1/{path}", json=body).status_code == 200
+    assert http.post("/openai/v1/responses", json={"input": "Hi"}).status_code == 200
+    assert http.get("/openai/v1/models").json()["data"][0]["id"] == MODEL
+
+
+def test_azures_header_has_the_key() -> None:
+    with running(ServerConfig(drain_s=1.0, api_key="secret")) as server:
+        for key, status in (("secret", 200), ("wrong", 401)):
+            answer = httpx.get(f"{server.url}/v1/models", headers={"api-key": key})
+            assert answer.status_code == status

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, running
-from tests.server.scripted import CALL, OSLO, THOUGHT, WEATHER, say
+from tests.server.scripted import CALL, OSLO, THOUGHT, WEATHER, record_prompts, say
 from weft.config.server import ServerConfig
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -203,3 +203,45 @@ def test_the_key_may_come_in_either_header() -> None:
             assert answer.status_code == status
         assert answer.json()["error"]["type"] == "authentication_error"
         assert answer.json()["type"] == "error"
+
+
+def test_results_of_a_search_are_text(
+    client: anthropic.Anthropic, tool_server: RunningServer
+) -> None:
+    prompts = record_prompts(tool_server, "x")
+    result = {
+        "type": "search_result",
+        "source": "https://example.com/oslo",
+        "title": "Weather",
+        "content": [{"type": "text", "text": "Rain."}, {"type": "text", "text": "Wind."}],
+        "citations": {"enabled": True},
+    }
+    told = "Weather\nhttps://example.com/oslo\nRain.\nWind."
+    ask(client, messages=[{"role": "user", "content": [result]}])
+    results = [{"type": "tool_result", "tool_use_id": "t1", "content": [result]}]
+    ask(
+        client,
+        messages=[*HI, {"role": "assistant", "content": "?"}, {"role": "user", "content": results}],
+    )
+    assert [told in prompt for prompt in prompts] == [True, True]
+
+
+def test_content_may_be_empty(client: anthropic.Anthropic, tool_server: RunningServer) -> None:
+    prompts = record_prompts(tool_server, "x")
+    history = [*HI, {"role": "assistant", "content": []}, *HI]
+    ask(client, messages=history)
+    ask(client, messages=[{"role": "user", "content": []}])
+    assert prompts[0] == "user\nHi\nassistant\n\nuser\nHi\nassistant\n"
+    assert prompts[1] == "user\n\nassistant\n"
+
+
+def test_a_stream_of_thinking_ends_with_a_signature(
+    client: anthropic.Anthropic, tool_server: RunningServer
+) -> None:
+    say(tool_server, THOUGHT)
+    with client.messages.stream(model=MODEL, max_tokens=500, messages=HI) as stream:
+        kinds = [event.delta.type for event in stream if event.type == "content_block_delta"]
+        message = stream.get_final_message()
+    assert kinds[kinds.index("signature_delta") - 1] == "thinking_delta"
+    assert kinds.count("signature_delta") == 1
+    assert message.content[0].signature == ""

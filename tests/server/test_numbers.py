@@ -83,6 +83,9 @@ RIGHT: dict[str, dict[str, Any]] = {
     },
     **{path: {"text": "a"} for path in ("/v1/classify", "/classify")},
 }
+for _name in ("chat/completions", "completions", "embeddings", "responses"):
+    RIGHT[f"/openai/v1/{_name}"] = RIGHT[f"/v1/{_name}"]
+    RIGHT[f"/openai/deployments/{{deployment:path}}/{_name}"] = RIGHT[f"/v1/{_name}"]
 # What makes a struct in a body right.
 INNER: dict[str, dict[str, Any]] = {
     session.SessionFields.__name__: {"id": "s"},

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.fake import CONTEXT, HANG_S, MODEL, RunningServer, as_bytes
+from tests.server.fake import CONTEXT, HANG_S, MODEL, RunningServer, as_bytes, running
 from tests.server.scripted import CALL, OSLO, THOUGHT, TOOLS, say
+from weft.server.context import ModelFacts
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -131,3 +132,32 @@ def test_the_tokenizer_tells_its_special_tokens(http: httpx.Client) -> None:
     )
     assert "im_start" in info["chat_template"]
     assert as_bytes("a") == http.post("/tokenize", json={"prompt": "a"}).json()["tokens"]
+
+
+def test_the_model_is_described_as_clients_read_it() -> None:
+    facts = ModelFacts(
+        family="qwen3",
+        format="gguf",
+        num_parameters=596_049_920,
+        quantization="Q4_K_M",
+        size_bytes=484_220_320,
+        hidden_size=1_024,
+        num_layers=28,
+    )
+    with running(facts=facts) as server:
+        [tag] = httpx.get(f"{server.url}/api/tags").json()["models"]
+        shown = httpx.post(f"{server.url}/api/show", json={"model": MODEL}).json()
+    assert tag["size"] == 484_220_320
+    assert tag["details"] == shown["details"]
+    assert tag["details"] == {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "qwen3",
+        "families": ["qwen3"],
+        "parameter_size": "596.05M",
+        "quantization_level": "Q4_K_M",
+    }
+    info = shown["model_info"]
+    assert info["general.architecture"] == "qwen3"
+    assert info["general.parameter_count"] == 596_049_920
+    assert (info["qwen3.context_length"], info["qwen3.block_count"]) == (CONTEXT, 28)

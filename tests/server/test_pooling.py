@@ -244,6 +244,26 @@ def test_vectors_score_by_their_cosine(bert):
     assert np.allclose([one["score"] for one in answer["data"]], found @ found[0], atol=1e-6)
 
 
+def test_an_input_that_is_too_long_is_named_as_the_client_wrote_it(bert):
+    server, _ = bert
+    long = "b " * 90
+
+    def told(path: str, **body: object) -> tuple[str, str]:
+        answer = server.post(path, **body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        return error["param"], error["message"].partition(": ")[2].partition(" has")[0]
+
+    assert told("/v1/rerank", query="q", documents=["a", long]) == ("documents", "documents[1]")
+    assert told("/v1/rerank", query="q", documents=[long]) == ("documents", "documents")
+    assert told("/v1/rerank", query=long, documents=["a", "b"]) == ("query", "query")
+    assert told("/v1/score", queries=["a", long, "a"], documents=["a", "b", "c"]) == (
+        "queries",
+        "queries[1]",
+    )
+    assert told("/v1/score", text_1="a", text_2=["a", "b", long]) == ("text_2", "text_2[2]")
+
+
 def test_labels_have_the_probabilities_of_transformers(labels):
     server, reference = labels
     ids = [server.tokenizer.encode(text) for text in TEXTS]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
-from tests.server.fake import MODEL, RunningServer, eventually
+from tests.server.fake import MODEL, RunningServer, eventually, running
 from tests.server.scripted import CALL, WEATHER, record_prompts, say
+from weft.config.server import ServerConfig
 from weft.server.response_store import STORED_S, ResponseStore
 
 TOOLS: list[Any] = [{"type": "function", "name": "weather", "parameters": WEATHER}]
@@ -153,7 +155,7 @@ def test_a_schema_is_handed_to_the_engine(
             "input[0].content[0]",
         ),
         ({"background": True, "stream": True}, "background"),
-        ({"input": []}, "messages"),
+        ({"input": []}, "input"),
         ({"input": [{"role": "user", "content": "x"}] * 16_385}, "input"),
     ],
 )
@@ -267,3 +269,14 @@ def test_pages_that_make_no_sense_are_refused(
 def test_the_input_of_a_response_that_is_not_there_is_not_found(tool_sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no response"):
         tool_sdk.responses.input_items.list("resp_none")
+
+
+def test_what_the_template_refuses_is_told_as_input() -> None:
+    template = "{{ raise_exception('turns must alternate') }}"
+    with running(ServerConfig(drain_s=1.0, trust_request_chat_template=True)) as server:
+        body = {"input": "Hi", "chat_template": template}
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            answer = httpx.post(server.url + path, json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, "input")
+            assert "turns must alternate" in error["message"]

@@ -57,7 +57,7 @@ def test_chat_stream_is_role_content_finish_usage_done(
     assert chunks[0] == {
         **common,
         "usage": None,
-        "choices": [{**plain, "delta": {"role": "assistant", "content": ""}}],
+        "choices": [{**plain, "delta": {"role": "assistant", "content": None}}],
     }
     assert [chunk["choices"] for chunk in chunks[1:-2]] == [
         [{**plain, "delta": {"content": c}}] for c in 'a"%s'
@@ -298,3 +298,31 @@ def test_a_reply_that_breaks_behind_the_first_events_ends_its_stream_with_an_err
     assert b"internal server error" in last
     assert last.endswith(b"data: [DONE]\n\n")
     assert generation.closed
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_options_of_streams_are_only_for_streams(http: httpx.Client, path: str) -> None:
+    body = {**CHAT, "prompt": "x", "stream_options": {"include_usage": True}}
+    answer = http.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream_options")
+    assert http.post(path, json={**body, "stream_options": {}}).status_code == 200
+    assert http.post(path, json={**body, "stream_options": None}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_usage_in_each_chunk_needs_usage(http: httpx.Client, path: str) -> None:
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    body = {**CHAT, "prompt": "x", "stream": True, "stream_options": options}
+    assert all("usage" not in chunk for chunk in ask(http, path, body))
+
+
+def test_no_chunk_has_an_empty_text(tool_server: RunningServer) -> None:
+    said = '<think>Hm.</think><tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    tool_server.engine.script = lambda ids: as_bytes(said)
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    body = {**CHAT, "stream": True, "logprobs": True, "tools": tools}
+    with httpx.Client(base_url=tool_server.url, timeout=HANG_S) as client:
+        chunks = ask(client, "/v1/chat/completions", body)
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "" not in [delta.get("content") for delta in deltas]
+    assert [delta.get("role") for delta in deltas].count("assistant") == 1

@@ -9,8 +9,9 @@ import httpx
 import openai
 import pytest
 
-from tests.server.fake import MODEL, RunningServer, as_bytes, running
+from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, running
 from tests.server.scripted import CALL, HI, OSLO, THOUGHT, TOOLS, TWO, WEATHER, ask, say
+from tests.server.turns import CHAT, ITEMS, MESSAGES, Client
 from weft.config.server import ServerConfig
 from weft.messages.sampling import ThinkingMarks
 
@@ -450,3 +451,32 @@ def test_two_tools_of_one_name_are_refused_with_it(tool_sdk: openai.OpenAI) -> N
     with pytest.raises(openai.BadRequestError, match="two tools have the name 'weather'") as caught:
         ask(tool_sdk, tools=[*TOOLS, TOOLS[0]])
     assert caught.value.param == "tools"
+
+
+QUOTING = "<think>\nQuestion: 2+2?\n</think>\n\n4\nQuestion: 3+3?"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["stop", "stop_regex"])
+@pytest.mark.parametrize("client", [CHAT, ITEMS, MESSAGES], ids=lambda client: client.name)
+def test_stop_strings_end_the_answer_and_not_the_reasoning(
+    tool_server: RunningServer, client: Client, kind: str, stream: bool
+) -> None:
+    say(tool_server, QUOTING)
+    body = {**client.first(), kind: ["Question:"]}
+    with httpx.Client(base_url=tool_server.url, timeout=HANG_S) as http:
+        found = json.dumps(client.ask(http, body, stream=stream, most=200))
+        body["stop_in_reasoning"] = True
+        cut = json.dumps(client.ask(http, body, stream=stream, most=200))
+    assert "Question: 2+2?" in found
+    assert json.dumps("4\n") in found
+    assert "3+3" not in found
+    assert "2+2" not in cut
+
+
+def test_min_tokens_do_not_hide_the_end_of_the_reasoning(tool_server: RunningServer) -> None:
+    say(tool_server, QUOTING)
+    for min_tokens, content in ((10, "4\n"), (60, "4\nQuestion: 3+3?")):
+        body = {"messages": HI, "stop": "Question:", "min_tokens": min_tokens}
+        answer = httpx.post(f"{tool_server.url}/v1/chat/completions", json=body).json()
+        assert answer["choices"][0]["message"]["content"] == content

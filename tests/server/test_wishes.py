@@ -288,3 +288,39 @@ def test_log_probabilities_of_no_other_tokens(http: httpx.Client, path: str) -> 
         assert (found["content"][0]["token"], found["content"][0]["top_logprobs"]) == ("H", [])
     else:
         assert (found["tokens"], found["top_logprobs"]) == (["H"], [{"H": -0.5}])
+
+
+# Numbers as clients write them
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE])
+def test_a_whole_number_may_have_a_fraction_of_zero(
+    http: httpx.Client, server: RunningServer, path: str
+) -> None:
+    fields = {"n": 1.0, "top_k": 5.0, "seed": -7.00, "temperature": 1.0, "stop": ["2.0"]}
+    answer = ask(http, path, **fields)
+    assert answer.status_code == 200, answer.text
+    [request] = seen(server)
+    sampling = request.sampling
+    assert (sampling.top_k, sampling.seed, sampling.stop) == (5, -7, ("2.0",))
+    wrong = ask(http, path, top_k=5.5)
+    assert (wrong.status_code, "top_k is 5.5" in wrong.text) == (400, True)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_no_limit_of_tokens_is_written_as_minus_one(
+    http: httpx.Client, server: RunningServer, path: str
+) -> None:
+    assert ask(http, path, max_tokens=-1).status_code == 200
+    [request] = seen(server)
+    num_prompt = len(request.input_ids) // 4
+    assert request.sampling.max_new_tokens == CONTEXT - num_prompt
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE])
+def test_top_p_of_zero_leaves_the_likeliest_token(
+    http: httpx.Client, server: RunningServer, path: str
+) -> None:
+    assert ask(http, path, top_p=0).status_code == 200
+    [request] = seen(server)
+    assert 0 < request.sampling.top_p < 1e-5

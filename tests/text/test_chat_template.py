@@ -106,10 +106,40 @@ def test_missing_content_is_refused_but_for_tool_calls() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": '{"x": [1, "ö"]}'}}
     source = "{{ messages[0].tool_calls[0].function.arguments.x[1] }}"
     assert render(source, [{"role": "assistant", "content": None, "tool_calls": [call]}]) == "ö"
-    call["function"]["arguments"] = "{"  # type: ignore[index]
-    with pytest.raises(TemplateError, match="not valid JSON") as caught:
-        render(source, [USER, {"role": "assistant", "content": None, "tool_calls": [call]}])
-    assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize("role", ["assistant", "tool"])
+def test_an_answer_and_a_result_may_have_no_content(role: str) -> None:
+    assert render("[{{ messages[0].content }}]", [{"role": role, "content": None}]) == "[]"
+
+
+NO_OBJECTS = ['{"a": ', "[1]", "null", "42", '"x"', "", "not JSON", None, [1], 42]
+
+
+@pytest.mark.parametrize("arguments", NO_OBJECTS)
+def test_arguments_that_are_no_object_do_not_end_a_conversation(arguments: Any) -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    in_call = "messages[1].tool_calls[0].function.arguments"
+    walked = f"{{% for key in {in_call}.items() %}}{{{{ key }}}}{{% endfor %}}."
+    assert render(walked, messages) == "."
+    as_text = f"{{{{ {in_call} if {in_call} is string else {in_call} | tojson }}}}"
+    shown = arguments if isinstance(arguments, str) else "{}"
+    assert render(as_text, messages) == ("{}" if arguments in ("", "null") else shown)
+
+
+@pytest.mark.parametrize("function", ["f", [], 3])
+def test_a_call_without_a_function_is_named(function: Any) -> None:
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
+    with pytest.raises(TemplateError, match=r"messages\[1\].tool_calls\[0\].function is "):
+        render(CHAT_TEMPLATE, messages)
+
+
+def test_a_prompt_has_no_half_of_a_surrogate_pair() -> None:
+    call = {"function": {"name": "f", "arguments": r'{"a": "\ud83d", "b": "\ud83d\ude00"}'}}
+    messages = [{"role": "assistant", "content": "\ud83d", "tool_calls": [call]}]
+    source = "{{ messages[0].content }}{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    assert render(source, messages) == '\ufffd{"a": "\ufffd", "b": "\U0001f600"}'
 
 
 def test_environment_is_that_of_hugging_face() -> None:
@@ -266,3 +296,11 @@ def test_a_picture_at_the_end_cannot_be_continued() -> None:
 def test_pictures_are_refused_without_a_mark_of_their_kind() -> None:
     with pytest.raises(TemplateError, match="is of type 'image', which this model"):
         render(ONLY_LISTS, [{"role": "user", "content": [IMAGE]}])
+
+
+def test_a_message_with_calls_cannot_be_continued() -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+    messages = [USER, {"role": "assistant", "content": "x", "tool_calls": [call]}]
+    with pytest.raises(TemplateError, match="has tool_calls, which come after") as caught:
+        render(CHAT_TEMPLATE, messages, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.text.parsed import argument_texts
 from tests.text.template_families import LLAMA_3_2
 from weft.config.options import options_of
 from weft.config.server import ServerConfig
@@ -106,7 +107,6 @@ TEXTS = [
     ("hermes", "if a < b and <tool_calls are"),
     ("hermes", '<tool_call>{"name": "f", "argum'),
     ("hermes", '<tool_call>{"name": "f", "arguments": "no object"}</tool_call>'),
-    ("hermes", '<tool_call>{"arguments": {"a": "\\ud800"}, "name": "f"}</tool_call>'),
     ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
     ("llama3", '{"answer": 42}'),
     ("llama3", "<|python_tag|>print(1)"),
@@ -123,7 +123,6 @@ TEXTS = [
     ("pythonic", "[f(1)]"),
     ("pythonic", "[f(a=g())]"),
     ("pythonic", "[f(a=1 b=2)]"),
-    ("pythonic", "[f(a='\\ud800')]"),
     ("pythonic", "[f(a=1e999)]"),
 ]
 
@@ -170,6 +169,19 @@ def test_what_is_no_call_is_passed_through_unchanged(
     assert text_of(events) == text
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "apertus"])
+def test_a_stream_and_a_whole_answer_tell_the_same_wherever_the_text_ends(name: str) -> None:
+    call = dict(HALF_CALLS)[name].replace("VALUE", "Oslo")
+    for text in (call, call.replace('"Oslo"', "tru"), call.replace('"Oslo"', "[1, {}]")):
+        for end in range(1, len(text) + 1):
+            found = []
+            for size in (1, end):
+                parser = TOOL_FORMATS[name].parser(NAMES, eager=True, tells_cut=True)
+                events = feed(parser, text[:end], size)
+                found.append((argument_texts(events), text_of(events), parser.has_cut))
+            assert found[0] == found[1], text[:end]
+
+
 def test_arguments_come_in_pieces_before_the_call_has_ended() -> None:
     parser = TOOL_FORMATS["hermes"].parser(NAMES, eager=True)
     assert parser.push('<tool_call>{"name": "f", "argum') == []
@@ -177,9 +189,8 @@ def test_arguments_come_in_pieces_before_the_call_has_ended() -> None:
     assert parser.push('c"') == [CallArguments(0, 'c"')]
 
 
-@pytest.mark.parametrize("value", ['"\\ud800"', "1e999"])
-def test_a_whole_call_that_cannot_be_read_is_text(value: str) -> None:
-    text = f'<tool_call>{{"name": "f", "arguments": {{"a": {value}}}}}</tool_call>'
+def test_a_whole_call_that_cannot_be_read_is_text() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>'
     events = feed(TOOL_FORMATS["hermes"].parser(NAMES, eager=False), text, 1_000)
     assert (calls_of(events), text_of(events)) == ([], text)
 
@@ -190,6 +201,51 @@ def test_a_call_that_breaks_is_text_unless_a_part_was_told() -> None:
     events = feed(TOOL_FORMATS["hermes"].parser(NAMES, eager=True), broken, 4)
     told = "".join(event.text for event in events if isinstance(event, CallArguments))
     assert (told, text_of(events)) == ('{"a": tru', "}} rest")
+
+
+HALVES = [
+    (r"\ud83d", "\ufffd"),
+    (r"a\ude00b", "a\ufffdb"),
+    (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+    (r"\ud83d\n\ude00", "\ufffd\n\ufffd"),
+    (r"\uD83D\uDE00", "\U0001f600"),
+    (r"\\ud83d", r"\ud83d"),
+]
+HALF_CALLS = [
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "VALUE"}}</tool_call>'),
+    ("hermes", '<tool_call>{"arguments": {"a": "VALUE"}, "name": "f"}</tool_call>'),
+    ("llama3", '{"name": "f", "parameters": {"a": "VALUE"}}'),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "VALUE"}'),
+    ("apertus", '<|tools_prefix|>[{"f": {"a": "VALUE"}}]<|tools_suffix|>'),
+    (
+        "qwen3_coder",
+        '<tool_call><function=f><parameter=a>{"b": "VALUE"}</parameter></function></tool_call>',
+    ),
+    ("pythonic", "[f(a='VALUE')]"),
+]
+
+
+@pytest.mark.parametrize(("written", "read"), HALVES)
+@pytest.mark.parametrize(("name", "call"), HALF_CALLS)
+def test_half_of_a_surrogate_pair_is_replaced_however_it_arrives(
+    name: str, call: str, written: str, read: str
+) -> None:
+    text = call.replace("VALUE", written)
+    found = []
+    for size in (1, 3, 7, 1_000):
+        for eager in (False, True):
+            events = feed(TOOL_FORMATS[name].parser(NAMES, eager=eager), text, size)
+            found.append(calls_of(events))
+    value: object = {"b": read} if name == "qwen3_coder" else read
+    assert found == [[("f", {"a": value})]] * 8
+
+
+def test_a_call_that_ends_within_an_escape_tells_the_rest() -> None:
+    for held, told in ((r"\ud83d", r"\ufffd"), (r"\ud83d\ude", r"\ufffd\ude"), ("\\", "\\")):
+        text = f'<tool_call>{{"name": "f", "arguments": {{"a": "{held}'
+        events = feed(TOOL_FORMATS["hermes"].parser(NAMES, eager=True), text, 1)
+        pieces = [event.text for event in events if isinstance(event, CallArguments)]
+        assert "".join(pieces) == f'{{"a": "{told}'
 
 
 OPENINGS = [

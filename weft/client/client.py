@@ -44,6 +44,7 @@ from weft.observe.metrics import Metrics
 from weft.observe.request_context import current
 from weft.observe.survivable import is_survivable
 from weft.observe.trace import Tracer
+from weft.text.stop.answer import AnswerMatcher
 from weft.text.stop.stopping import StopSets
 from weft.text.tokenizer import Tokenizer
 
@@ -182,6 +183,8 @@ class EngineClient:
             prompt=() if prompt.vectors else prompt.ids,  # with vectors the ids mean nothing
         )
         matcher = None if stops is None else stops.matcher(prompt.params)
+        if matcher is not None and prompt.reasoning is not None:
+            matcher = AnswerMatcher(matcher, prompt.reasoning())
         return Completion(spec, generation, detokenizer, matcher)
 
     def _defer(

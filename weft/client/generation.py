@@ -242,9 +242,12 @@ class Completion:
     def _match(self, text: str) -> None:
         """Add text, cut at a stop string once `min_new_tokens` are exceeded."""
         matcher = self._matcher
-        if matcher is not None and self.num_tokens > self.spec.params.min_new_tokens:
-            text = matcher.push(text)
-            self.stopped_by = matcher.matched
+        if matcher is not None:
+            if self.num_tokens > self.spec.params.min_new_tokens:
+                text = matcher.push(text)
+                self.stopped_by = matcher.matched
+            else:
+                text = matcher.pass_over(text)
         if text:
             self._texts.append(text)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -32,12 +32,14 @@ from weft.messages.sampling import (
 from weft.messages.sessions import SessionParams
 from weft.messages.status import EngineReady
 from weft.text.parsers.formats import ReasoningFormat
+from weft.text.parsers.output import Parser
 from weft.text.tokenizer import ContextExceeded, Tokenizer
 
 TAIL_LEN = 32  # tokens at the end of a prompt in which a template can open the reasoning
 PARAM = "input_embeds"
 # A number of this size or larger becomes infinite when it is rounded to the type.
 INFINITE_FROM = {"bfloat16": (2 - 2**-8) * 2.0**127, "float16": 65_520.0}
+SMALLEST_TOP_P = 1e-6
 PLACEHOLDER = 0  # the id of every token of a prompt that consists of input embeddings
 
 
@@ -71,6 +73,8 @@ class Prompt:
     pins: tuple[PinMark, ...] = ()  # prefixes that stay cached, the shortest first
     tells_cache: bool = False  # the end tells where the cached tokens were
     stream_interval: int = 1  # tokens of a completion in one delta, except the first
+    # A new parser of the reasoning before the answer, if stop strings end only the answer.
+    reasoning: Callable[[], Parser] | None = None
 
 
 # ---- from a prompt to requests
@@ -161,6 +165,8 @@ def _check(
     """The parameters with the length resolved and with words turned into tokens."""
     params = prompt.params
     params.check(engine.vocab_size)
+    if params.top_p == 0:  # means the likeliest token: no other is within so little probability
+        params = replace(params, top_p=SMALLEST_TOP_P)
     # A plain request sets none of these fields, and skips their checks.
     if engine.pools is not None:
         check_task(params, engine)

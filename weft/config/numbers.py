@@ -123,7 +123,7 @@ _TOP = _whole(0, MAX_LOGPROBS)
 NUMBERS: dict[str, Number] = {
     # how tokens are sampled
     "temperature": _real(0, 2),
-    "top_p": _above(0, 1),
+    "top_p": _real(0, 1),  # 0: the likeliest token
     "top_k": _whole(-1, INT32),  # -1 and 0: off
     "min_p": _real(0, 1),
     "frequency_penalty": _real(-2, 2),
@@ -137,9 +137,9 @@ NUMBERS: dict[str, Number] = {
     "best_of": _whole(1, MAX_N),
     # how many
     "max_new_tokens": _LENGTH,
-    "max_tokens": _LENGTH,
-    "max_completion_tokens": _whole(1, INT32),
-    "max_output_tokens": _whole(1, INT32),
+    "max_tokens": _whole(0, INT32, -1),  # -1: up to the end of the context
+    "max_completion_tokens": _whole(1, INT32, -1),
+    "max_output_tokens": _whole(1, INT32, -1),
     "num_predict": _whole(-INT32, INT32),  # below 0: up to the end of the context
     "n_predict": _whole(-INT32, INT32),  # llama.cpp's name for it
     "min_new_tokens": _LENGTH,

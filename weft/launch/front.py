@@ -29,6 +29,7 @@ from weft.config.options import SettingsError
 from weft.launch.context import LaunchContext
 from weft.launch.engine_group import EngineGroup, journals
 from weft.launch.engines import Engines, OneEngine
+from weft.launch.model_facts import model_facts
 from weft.launch.watch import ExitStatus
 from weft.messages.cache import SaveCache
 from weft.messages.status import EngineReady
@@ -258,6 +259,7 @@ def _info(context: LaunchContext) -> ServerInfo:
         started_at=time.time(),
         model_summary=f"{model.name} ({model.architecture}, {config.dtype})",
         sampling=context.prepared.sampling,
+        model=model_facts(context.prepared),
         settings=asdict(config),
         journals=journals(config, context.config.dp_size),
     )

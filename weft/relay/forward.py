@@ -270,7 +270,7 @@ def _headers(scope: Scope) -> Headers:
 def _sender(scope: Scope) -> str:
     """The sender of a request: its key, else its address."""
     for name, value in scope["headers"]:
-        if name in (b"authorization", b"x-api-key"):
+        if name in (b"authorization", b"x-api-key", b"api-key"):
             return str(value.decode("latin-1"))
     client = scope.get("client")
     return str(client[0]) if client else "local"

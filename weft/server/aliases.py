@@ -1,4 +1,4 @@
-"""Routes of vLLM and Amazon SageMaker that weft offers under another name."""
+"""Routes of vLLM, Amazon SageMaker and Azure OpenAI that weft offers under another name."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message
 
 from weft.observe.log import EventLog
+from weft.server.admin.facts import models
 from weft.server.body import json_response, read_body, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.openai.chat import chat_completions
 from weft.server.openai.completions import completions
-from weft.server.openai.models import ChatMessage
-from weft.server.operation import Handler, get, post
+from weft.server.openai.models import ChatMessage, ChatRequest, CompletionRequest
+from weft.server.openai.responses.models import ResponsesRequest
+from weft.server.openai.responses.routes import create
+from weft.server.operation import Handler, Operation, get, post
 from weft.server.pooling.embeddings import embeddings
-from weft.server.pooling.models import EmbeddingInput
+from weft.server.pooling.models import EmbeddingInput, EmbeddingRequest
 
 log = EventLog("admin")
 
@@ -81,6 +84,40 @@ def _again(body: bytes) -> Callable[[], Awaitable[Message]]:
     return receive
 
 
+def _deployed(handler: Handler) -> Handler:
+    """`handler` below the path of a deployment, which names the model if the body does not."""
+
+    async def answer(context: ServerContext, request: Request) -> ASGIApp:
+        limits = context.limits
+        body = await read_body(request, int(limits.max_body_mb * 1_000_000), limits.body_timeout_s)
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            fields = None  # the handler tells what is wrong
+        if fields is not None and bytes(fields.get("model", msgspec.Raw(b"null"))) == b"null":
+            fields["model"] = msgspec.Raw(msgspec.json.encode(request.path_params["deployment"]))
+            body = msgspec.json.encode(fields)
+        return await handler(context, Request(request.scope, _again(body)))
+
+    return answer
+
+
+def _azure(
+    path: str,
+    handler: Handler,
+    summary: str,
+    body: type[msgspec.Struct],
+    *,
+    is_deployed: bool = True,
+) -> list[Operation]:
+    """The routes of Azure OpenAI for `path`: the current one, and the one of a deployment."""
+    found = [post(f"/openai/v1/{path}", handler, f"{summary} (Azure)", body)]
+    if is_deployed:
+        of_deployment = f"/openai/deployments/{{deployment:path}}/{path}"
+        found.append(post(of_deployment, _deployed(handler), f"{summary} (Azure)", body))
+    return found
+
+
 ROUTES = (
     post(
         "/invocations",
@@ -96,4 +133,9 @@ ROUTES = (
         AbortManyRequest,
         access="admin",
     ),
+    *_azure("chat/completions", chat_completions, "Continue a conversation", ChatRequest),
+    *_azure("completions", completions, "Continue a text", CompletionRequest),
+    *_azure("embeddings", embeddings, "Vectors of texts", EmbeddingRequest),
+    *_azure("responses", create, "Create a response", ResponsesRequest, is_deployed=False),
+    get("/openai/v1/models", models, "The model that is served (Azure)"),
 )

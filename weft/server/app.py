@@ -153,6 +153,7 @@ def create_app(
                 "authorization",
                 "content-type",
                 "x-api-key",
+                "api-key",
                 "x-request-id",
                 "x-request-timeout-ms",
             ],

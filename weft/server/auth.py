@@ -178,7 +178,7 @@ def _key_of(headers: Headers) -> str:
     kind, _, key = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return key.strip()
-    return headers.get("x-api-key", "")
+    return headers.get("x-api-key") or headers.get("api-key", "")  # the latter is Azure's
 
 
 def _is_local(scope: Scope, headers: Headers) -> bool:

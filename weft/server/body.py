@@ -1,7 +1,8 @@
 """Request bodies: read with a limit, decoded into a struct; errors name the invalid field.
 
-Unknown fields are ignored and counted. Fields that other engines support and weft does not are
-refused, unless their value has no effect. This module does not know what the fields mean.
+Unknown fields are ignored and counted. Fields that other APIs or engines support and this one does
+not are refused, unless their value has no effect (`fields/known.py`). This module does not know
+what the fields mean.
 """
 
 from __future__ import annotations
@@ -25,53 +26,23 @@ from weft.server.auth import is_from_browser
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, ClientGone, not_supported, over
 from weft.server.fields.json_parts import has_more_parts
+from weft.server.fields.known import IGNORED, REFUSED, asks_for_nothing
 from weft.server.fields.numbers import check_numbers
+from weft.server.fields.sampling import ExtraSamplingFields
+from weft.server.fields.whole_numbers import with_whole_numbers
 from weft.server.limits import check_body, require_room
 from weft.server.offered_adapters import load_named
+from weft.text.surrogates import readable_json
 
 log = EventLog("server")
 T = TypeVar("T", bound=msgspec.Struct)
 json_bytes: Callable[[Any], bytes] = msgspec.json.encode
 
-UNSUPPORTED = frozenset(
-    {"suffix", "functions", "function_call", "guided_whitespace_pattern"}
-    | {"session_params", "watermark"}
-    | {"prompt_logprobs", "token_ids_logprob", "logprob_token_ids"}
-    | {"use_beam_search", "length_penalty", "beam_width"}
-    | {"return_hidden_states", "return_routed_experts", "return_prompt_token_ids", "return_entropy"}
-    | {
-        "documents",
-        "chat_template",
-        "prompt_embeds",
-        "input_embeds",
-        "image_data",
-        "video_data",
-        "audio_data",
-    }
-    | {"return_sampling_mask", "return_cached_tokens_details", "custom_labels"}
-    | {"return_input_ids_in_sglext", "return_output_ids_in_sglext"}
-    | {"is_async", "load_format"}
-    | {"start_step", "profile_by_stage", "profile_stages", "merge_profiles"}
-    | {
-        "audio",
-        "modalities",
-        "kv_transfer_params",
-        "bootstrap_host",
-        "bootstrap_room",
-        "repetition_detection",
-    }
-)
 INLINE_LEN = 16_384  # bytes that are decoded on the event loop; larger bodies go to a thread
 # Bytes from which decoding is long work, and frees enough memory to return it to the system.
 LARGE_LEN = 262_144
 MAX_NAMES = 16  # unknown fields that a log line names
 MAX_NAME_LEN = 64  # characters of such a name
-_NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
-_HARMLESS = {
-    "function_call": "none",
-    "modalities": ["text"],
-    "length_penalty": 1,
-}
 _making_a_decoder = threading.Lock()
 
 
@@ -135,6 +106,10 @@ def _decoded(
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         decoded: T = _decoder(type).decode(body)
     except msgspec.ValidationError as exc:
+        if "got `float`" in str(exc):
+            whole = with_whole_numbers(body)
+            if whole != body:
+                return _decoded(limits, vocab_size, whole, type)
         wrong = wrong_field(exc, body, type)
         raise ApiError(400, wrong.text, param=wrong.name or None) from exc
     except RecursionError as exc:
@@ -142,13 +117,28 @@ def _decoded(
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         if not body.strip():
             raise ApiError(400, "the body is empty; a JSON object is needed") from exc
+        # Clients that cut texts by UTF-16 units write half surrogate pairs.
+        mended = _mended(body)
+        if mended != body:
+            return _decoded(limits, vocab_size, mended, type)
         raise ApiError(400, f"the body is not valid JSON: {exc}") from exc
     check_body(limits, decoded)
     check_numbers(decoded, vocab_size)
     others = fields.keys() - set(type.__struct_encode_fields__)
-    for name in others & UNSUPPORTED:
+    refused = others & REFUSED
+    if issubclass(type, ExtraSamplingFields):
+        refused |= others & type.refused
+    for name in refused:
         _require_nothing(name, fields[name])
-    return decoded, others - UNSUPPORTED
+    return decoded, others - refused - IGNORED
+
+
+def _mended(body: bytes) -> bytes:
+    """The body with U+FFFD for half surrogate pairs; unchanged if it is not valid UTF-8."""
+    try:
+        return readable_json(body.decode()).encode()
+    except UnicodeDecodeError:
+        return body
 
 
 async def read_body(
@@ -189,13 +179,8 @@ def _too_large(name: str, limit: int) -> ApiError:
 
 def _require_nothing(name: str, raw: msgspec.Raw) -> None:
     """Refuse a field that is not supported, unless its value has no effect."""
-    value = msgspec.json.decode(raw)
-    if value == _HARMLESS.get(name, ...):
-        return
-    # 0 may have an effect, although it equals False.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number or value not in _NOTHING:
-        raise not_supported(name)
+    if not asks_for_nothing(name, msgspec.json.decode(raw)):
+        raise not_supported(name, "yet" if name in REFUSED else "by this API")
 
 
 def _require_json(request: Request) -> None:

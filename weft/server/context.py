@@ -28,6 +28,23 @@ WRITER_WAIT_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Facts about the model for clients that list models. Zero or empty: not known."""
+
+    family: str = ""  # "qwen3"
+    format: str = ""  # of its files: safetensors or gguf
+    num_parameters: int = 0
+    quantization: str = ""  # of the stored weights: "Q4_K_M", "BF16"
+    size_bytes: int = 0  # of the files
+    vocab_size: int = 0
+    hidden_size: int = 0
+    intermediate_size: int = 0
+    num_layers: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerInfo:
     """Facts that do not change while the server runs."""
 
@@ -39,6 +56,7 @@ class ServerInfo:
     # Defaults for requests that do not set them.
     sampling: SamplingParams = SamplingParams()  # noqa: RUF009 (frozen)
     journals: tuple[str, ...] = ()  # files that engines write, by rank
+    model: ModelFacts = ModelFacts()
     # Settings of the engine, for /server_info; without secrets.
     settings: Mapping[str, Any] = field(default_factory=dict)
 

@@ -90,11 +90,12 @@ class ErrorBody(msgspec.Struct):
     request_id: str = ""
 
 
-def not_supported(param: str) -> ApiError:
-    """For a field that other engines support and weft does not: it is never ignored silently."""
+def not_supported(param: str, where: str = "yet") -> ApiError:
+    """For a field that other engines or APIs support and this one does not: it is never ignored
+    silently."""
     return ApiError(
         400,
-        f"{param} is not supported yet",
+        f"{param} is not supported {where}",
         param=param,
         code="unsupported_parameter",
     )

@@ -37,17 +37,15 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """`stream_options` of OpenAI."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    continuous_usage_stats: bool | None = None  # needs include_usage (vLLM)
 
 
-class SampledRequest(CommonSamplingFields, kw_only=True):
-    """The common fields of chat completions, text completions and `/infill`."""
+class GenerationFields(CommonSamplingFields, kw_only=True):
+    """The common fields of all APIs that generate, whatever form their answers have."""
 
     model: str | None = None
     lora_path: str | None = None  # name of an adapter (SGLang); an adapter in `model` wins
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     seed: int | None = None
     sampling_seed: int | None = None
@@ -57,13 +55,7 @@ class SampledRequest(CommonSamplingFields, kw_only=True):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Side | None = None
-    return_token_ids: bool | None = None
     return_cached_tokens_details: bool | None = None  # where the tokens were cached (SGLang)
-    # Log probabilities then name a token "token_id:17" instead of its text.
-    return_tokens_as_token_ids: bool | None = None
-    return_hidden_states: bool | None = None  # the state that the last token was sampled from
-    prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None  # beside the top logprobs of each position
     # Constraints of the answer (`server/fields/grammar.py`):
     response_format: JsonObject | None = None
     guided_json: Any = None
@@ -77,17 +69,36 @@ class SampledRequest(CommonSamplingFields, kw_only=True):
     priority: int | None = None
     timeout_ms: int | None = None
     ttft_ms: int | None = None
-    rid: str | None = None
-    request_id: str | None = None
-    session_params: SessionFields | None = None  # of SGLang's /generate
     session_id: str | None = None  # has no effect here; routers use it for affinity
     routed_dp_rank: int | None = None  # the engine of the request (`server/fields/engine.py`)
     data_parallel_rank: int | None = None  # the same
+
+
+class SampledRequest(GenerationFields, kw_only=True):
+    """The common fields of chat completions, text completions and `/infill`."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    return_token_ids: bool | None = None
+    # Log probabilities then name a token "token_id:17" instead of its text.
+    return_tokens_as_token_ids: bool | None = None
+    return_hidden_states: bool | None = None  # the state that the last token was sampled from
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None  # beside the top logprobs of each position
+    rid: str | None = None
+    request_id: str | None = None
+    session_params: SessionFields | None = None  # of SGLang's /generate
     # Another server computes or continues the prompt (`server/fields/handoff.py`):
     bootstrap_host: Any = None
     bootstrap_port: Any = None
     bootstrap_room: Any = None
     kv_transfer_params: Any = None
+
+
+def copy_generation(source: GenerationFields, target: GenerationFields) -> None:
+    """Copy the common fields of a request to its translation to another API."""
+    for name in GenerationFields.__struct_fields__:
+        setattr(target, name, getattr(source, name))
 
 
 def sampling_of(
@@ -104,6 +115,8 @@ def sampling_of(
     Raises `ApiError` for a value of the wrong form and `InvalidParam` for fewer new tokens than
     `fewest_tokens`. Other ranges are checked when the request is submitted.
     """
+    if max_new_tokens == -1:  # as many as the context allows
+        max_new_tokens = None
     if max_new_tokens is not None and max_new_tokens < fewest_tokens:
         message = f"max_tokens is {max_new_tokens}; it must be at least {fewest_tokens}"
         raise InvalidParam("max_tokens", message)
@@ -387,6 +400,8 @@ def prompts(
         salt=body.cache_salt,
         extra_key=body.extra_key,
     )
+    if body.stream_options is not None and not body.stream:
+        _require_no_options(body.stream_options)
     session = None
     if body.session_params is not None:
         if body.session_id is not None:
@@ -430,6 +445,12 @@ def prompts(
     if body.bootstrap_room is not None or body.kv_transfer_params:
         return with_handoff(context, request, body, found)
     return found
+
+
+def _require_no_options(options: StreamOptions) -> None:
+    if options.include_usage or options.continuous_usage_stats:
+        message = "stream_options are only for streams; set stream to true"
+        raise ApiError(400, message, param="stream_options")
 
 
 def require_accepting(context: ServerContext) -> None:

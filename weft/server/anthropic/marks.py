@@ -130,7 +130,8 @@ def _after_block(
         case "text":
             blocks[number] = msgspec.structs.replace(block, text=(block.text or "") + text)
         case "tool_use":
-            arguments = {**(block.input or {}), text: text}  # equal up to their end
+            given = block.input if isinstance(block.input, dict) else {}
+            arguments = {**given, text: text}  # equal up to their end
             blocks[number] = msgspec.structs.replace(block, input=arguments)
         case "tool_result":
             blocks[number] = msgspec.structs.replace(block, content=_longer(block.content, text))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from weft.json_types import JsonObject
 from weft.server.fields.cache_control import CacheControl
-from weft.server.openai.models import CachedTokensDetails
+from weft.server.openai.models import CHAT_FIELDS, CachedTokensDetails
+from weft.server.submit import GenerationFields
 
 
 class ImageSource(msgspec.Struct, kw_only=True):
@@ -22,11 +23,14 @@ class ImageSource(msgspec.Struct, kw_only=True):
 
 
 class Inner(msgspec.Struct, kw_only=True):
-    """A content block in a result or a system prompt: text, an image, or a refused type."""
+    """A content block in a result or a system prompt: text, an image, a search result, or a refused
+    type."""
 
     type: str
     text: str | None = None
-    source: ImageSource | None = None  # image
+    source: str | ImageSource | None = None  # image; address of a search_result
+    title: str | None = None  # search_result
+    content: list[Inner] | None = None
     cache_control: CacheControl | None = None
 
 
@@ -35,11 +39,12 @@ class AnthropicBlock(msgspec.Struct, kw_only=True):
 
     type: str
     text: str | None = None  # text
-    source: ImageSource | None = None  # image
+    source: str | ImageSource | None = None  # image; address of a search_result
+    title: str | None = None  # search_result
     thinking: str | None = None  # thinking
     id: str | None = None  # tool_use
     name: str | None = None
-    input: JsonObject | None = None
+    input: Any = None  # an object; anything else does not end the conversation
     tool_use_id: str | None = None  # tool_result
     content: str | list[Inner] | None = None
     is_error: bool | None = None
@@ -79,31 +84,28 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: JsonObject | None = None
 
 
-class CountRequest(msgspec.Struct, kw_only=True):
-    """The fields that determine the prompt."""
+class CountRequest(GenerationFields, kw_only=True):
+    """The fields of both routes; only some of them determine the prompt."""
 
-    model: str | None = None
     messages: list[AnthropicMessage]
     system: str | list[Inner] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
-    chat_template_kwargs: JsonObject | None = None  # vLLM's
-    mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
-
-
-class MessagesRequest(CountRequest, kw_only=True):
-    max_tokens: int
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     stop_sequences: list[str] | None = None
     metadata: Metadata | None = None
     output_config: OutputConfig | None = None
-    cache_salt: str | None = None  # vLLM's
+    output_format: JsonObject | None = None  # the earlier place of `output_config.format`
+    stop_in_reasoning: bool | None = None  # true: stop strings also end the reasoning
+    chat_template_kwargs: JsonObject | None = None  # vLLM's
+    mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
     cache_control: CacheControl | None = None  # marks the last block
-    return_cached_tokens_details: bool | None = None  # SGLang's
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    refused: ClassVar[frozenset[str]] = CHAT_FIELDS
+
+    max_tokens: int
 
 
 class CacheCreation(msgspec.Struct, kw_only=True):

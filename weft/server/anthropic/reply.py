@@ -14,11 +14,11 @@ from weft.server.anthropic.models import AnthropicUsage, CacheCreation, MessageA
 from weft.server.errors import anthropic_error
 from weft.server.fields.cache_control import TTL_S
 from weft.server.openai.answers import AnswerHeader, cached_details, pinned_by_ttl
-from weft.server.openai.chat import answer_of, function_calls
 from weft.server.openai.conversation import Conversation
 from weft.server.openai.tools import call_id
 from weft.server.stream import Wire
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
+from weft.text.parsers.partial_json import completed_object
 
 _ID_LEN = 24
 _REASONS = {
@@ -52,23 +52,8 @@ class MessagesReply:
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
         [delta] = deltas
         assert delta.end is not None
-        message = answer_of(self._conversation.events(delta), _ID_LEN)
-        content: list[JsonObject] = []
-        if message.reasoning_content:
-            content.append(
-                {
-                    "type": "thinking",
-                    "thinking": message.reasoning_content,
-                    "signature": "",
-                }
-            )
-        if message.content:
-            content.append({"type": "text", "text": message.content})
-        for call in function_calls(message):
-            arguments = msgspec.json.decode(call.function.arguments)
-            content.append(_tool_use(call.id, call.function.name, arguments))
         answer = self._message(delta.end)
-        answer.content = content
+        answer.content = _blocks(self._conversation.events(delta))
         answer.stop_reason, answer.stop_sequence = self._stop(delta)
         return msgspec.json.encode(answer)
 
@@ -108,7 +93,7 @@ class MessagesReply:
     def _event(self, found: Event) -> list[bytes]:
         match found:
             case AnswerText():
-                parts = self._open_block("text", {"type": "text", "text": ""})
+                parts = self._open_block("text", _text_block("text", ""))
                 return [
                     *parts,
                     self._block_delta(
@@ -119,14 +104,7 @@ class MessagesReply:
                     ),
                 ]
             case ReasoningText():
-                parts = self._open_block(
-                    "thinking",
-                    {
-                        "type": "thinking",
-                        "thinking": "",
-                        "signature": "",
-                    },
-                )
+                parts = self._open_block("thinking", _text_block("thinking", ""))
                 return [
                     *parts,
                     self._block_delta({"type": "thinking_delta", "thinking": found.text}),
@@ -135,7 +113,7 @@ class MessagesReply:
                 parts = self._close_block()
                 return [
                     *parts,
-                    *self._open_block("tool_use", _tool_use(call_id(_ID_LEN), found.name, {})),
+                    *self._open_block("tool_use", _tool_use(found.name)),
                 ]
             case CallArguments():
                 return [
@@ -162,16 +140,20 @@ class MessagesReply:
     def _close_block(self) -> list[bytes]:
         if not self._open:
             return []
+        parts = []
+        if self._open == "thinking":  # clients keep the block only with a signature
+            parts.append(self._block_delta({"type": "signature_delta", "signature": ""}))
         self._open = ""
         self._num_blocks += 1
         return [
+            *parts,
             sse(
                 "content_block_stop",
                 {
                     "type": "content_block_stop",
                     "index": self._num_blocks - 1,
                 },
-            )
+            ),
         ]
 
     def _block_delta(self, delta: JsonObject) -> bytes:
@@ -205,12 +187,47 @@ class MessagesReply:
         return _REASONS.get(self._conversation.finish_reason(delta), "end_turn"), None
 
 
-def _tool_use(id: str, name: str, input: JsonObject) -> JsonObject:
+def _blocks(events: Sequence[Event]) -> list[JsonObject]:
+    """The events of a complete completion as blocks, in the order of a stream."""
+    blocks: list[JsonObject] = []
+    arguments: list[str] = []  # pieces of the last call
+
+    def end_call() -> None:
+        if arguments:
+            # A call that was truncated has what is complete of its arguments.
+            blocks[-1]["input"] = msgspec.Raw(completed_object("".join(arguments)).encode())
+            arguments.clear()
+
+    for found in events:
+        if isinstance(found, CallArguments):
+            arguments.append(found.text)
+            continue
+        end_call()
+        if isinstance(found, CallBegin):
+            blocks.append(_tool_use(found.name))
+            continue
+        kind = "thinking" if isinstance(found, ReasoningText) else "text"
+        if blocks and blocks[-1]["type"] == kind:
+            blocks[-1][kind] += found.text
+        else:
+            blocks.append(_text_block(kind, found.text))
+    end_call()
+    return blocks
+
+
+def _text_block(kind: str, text: str) -> JsonObject:
+    if kind == "thinking":
+        return {"type": kind, "thinking": text, "signature": ""}
+    return {"type": kind, "text": text}
+
+
+def _tool_use(name: str) -> JsonObject:
+    """A call without its arguments."""
     return {
         "type": "tool_use",
-        "id": f"toolu_{id.removeprefix('call_')}",
+        "id": f"toolu_{call_id(_ID_LEN).removeprefix('call_')}",
         "name": name,
-        "input": input,
+        "input": {},
     }
 
 

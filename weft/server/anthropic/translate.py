@@ -3,8 +3,6 @@ translated."""
 
 from __future__ import annotations
 
-import msgspec
-
 from weft.json_types import JsonObject
 from weft.server.anthropic.models import (
     AnthropicBlock,
@@ -17,8 +15,10 @@ from weft.server.anthropic.models import (
     ToolChoice,
 )
 from weft.server.errors import ApiError
-from weft.server.fields.sampling import ThinkingSwitch, copy_sampling
+from weft.server.fields.arguments import arguments_text
+from weft.server.fields.sampling import ThinkingSwitch, copy_sampling, require_one_answer
 from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
+from weft.server.submit import copy_generation
 
 _UNSIGNED = ("redacted_thinking",)  # hidden reasoning of another model in the history: ignored
 
@@ -28,8 +28,10 @@ def chat_request(body: CountRequest) -> ChatRequest:
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
-    request = ChatRequest(messages=messages, model=body.model)
+    request = ChatRequest(messages=messages)
+    copy_generation(body, request)
     request.chat_template_kwargs = body.chat_template_kwargs
+    request.stop_in_reasoning = body.stop_in_reasoning
     request.mm_processor_kwargs = body.mm_processor_kwargs
     if body.tools is not None:
         request.tools = [_tool(tool, index) for index, tool in enumerate(body.tools)]
@@ -48,19 +50,34 @@ def chat_request(body: CountRequest) -> ChatRequest:
 
 def sampled_request(body: MessagesRequest) -> ChatRequest:
     """The complete chat request."""
+    require_one_answer(body.n)
     request = chat_request(body)
     copy_sampling(body, request)
-    config = body.output_config
-    if config is not None:
-        request.reasoning_effort = config.effort
-        request.response_format = _response_format(config.format)
+    if body.output_config is not None:
+        request.reasoning_effort = body.output_config.effort
+    format = _output_format(body)
+    if format is not None:
+        request.response_format = _response_format(format)
     request.max_tokens = body.max_tokens
-    request.stream = body.stream
-    if body.metadata is not None:
+    if body.metadata is not None and body.metadata.user_id is not None:
         request.user = body.metadata.user_id
-    request.cache_salt = body.cache_salt
-    request.return_cached_tokens_details = body.return_cached_tokens_details
     return request
+
+
+def _output_format(body: MessagesRequest) -> JsonObject | None:
+    """The form of the answer, from the one field that has it. Raises `ApiError`."""
+    given: dict[str, JsonObject | None] = {
+        "response_format": body.response_format,
+        "output_format": body.output_format,
+        "output_config.format": None,
+    }
+    if body.output_config is not None:
+        given["output_config.format"] = body.output_config.format
+    names = [name for name, format in given.items() if format is not None]
+    if len(names) > 1:
+        message = f"{' and '.join(names)} are given; only one may say what the answer must be"
+        raise ApiError(400, message, param=names[-1])
+    return given[names[0]] if names else None
 
 
 def _system(system: str | list[Inner] | None) -> list[ChatMessage]:
@@ -86,6 +103,8 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
                 parts.append(ContentPart(type="text", text=block.text or ""))
             case "image":
                 parts.append(_image(block.source, param))
+            case "search_result":
+                parts.append(_search_result(block, param))
             case "thinking":
                 reasoning.append(block.thinking or "")
             case "tool_use":
@@ -101,19 +120,21 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
                 )
             case kind if kind not in _UNSIGNED:
                 raise _wrong_block(kind, param)
-    if not (parts or calls or reasoning):
+    if results and not (parts or calls or reasoning):
         return results
-    own = ChatMessage(role=message.role, content=_content(parts))
+    # The texts of an answer are pieces of one text, between which there were other blocks.
+    between = "" if message.role == "assistant" else "\n"
+    own = ChatMessage(role=message.role, content=_content(parts, between))
     own.tool_calls = calls or None
-    own.reasoning_content = "\n".join(reasoning) or None
+    own.reasoning_content = between.join(reasoning) or None
     return [*results, own]
 
 
-def _content(parts: list[ContentPart]) -> str | list[ContentPart]:
-    """Parts that are only texts become the lines of one text."""
+def _content(parts: list[ContentPart], between: str = "\n") -> str | list[ContentPart]:
+    """Parts that are only texts become one text."""
     if any(part.type != "text" for part in parts):
         return parts
-    return "\n".join(part.text or "" for part in parts)
+    return between.join(part.text or "" for part in parts)
 
 
 def _result(content: str | list[Inner], where: str) -> str | list[ContentPart]:
@@ -128,14 +149,25 @@ def _result(content: str | list[Inner], where: str) -> str | list[ContentPart]:
                 parts.append(ContentPart(type="text", text=block.text or ""))
             case "image":
                 parts.append(_image(block.source, param))
+            case "search_result":
+                parts.append(_search_result(block, param))
             case kind:
                 raise _wrong_block(kind, param)
     return _content(parts)
 
 
-def _image(source: ImageSource | None, param: str) -> ContentPart:
+def _search_result(block: AnthropicBlock | Inner, param: str) -> ContentPart:
+    """A result of a search as text: its title, its source, then its own texts."""
+    lines = [block.title or ""]
+    if isinstance(block.source, str):
+        lines.append(block.source)
+    lines.append(_joined(block.content or "", f"{param}.content"))
+    return ContentPart(type="text", text="\n".join(filter(None, lines)))
+
+
+def _image(source: str | ImageSource | None, param: str) -> ContentPart:
     url = None
-    if source is not None:
+    if isinstance(source, ImageSource):
         if source.type == "base64":
             url = f"data:;base64,{source.data or ''}"
         elif source.type == "url":
@@ -149,11 +181,10 @@ def _image(source: ImageSource | None, param: str) -> ContentPart:
 
 
 def _call(block: AnthropicBlock) -> JsonObject:
-    arguments = msgspec.json.encode(block.input or {}).decode()
     return {
         "id": block.id or "",
         "type": "function",
-        "function": {"name": block.name or "", "arguments": arguments},
+        "function": {"name": block.name or "", "arguments": arguments_text(block.input)},
     }
 
 
@@ -193,9 +224,9 @@ def _choose(request: ChatRequest, choice: ToolChoice) -> None:
     request.parallel_tool_calls = False if choice.disable_parallel_tool_use else None
 
 
-def _response_format(format: JsonObject | None) -> JsonObject | None:
+def _response_format(format: JsonObject) -> JsonObject:
     """The response format of chat requests, where a schema is one level deeper."""
-    if format is None or format.get("type") != "json_schema":
+    if format.get("type") != "json_schema" or "json_schema" in format:
         return format
     return {
         "type": "json_schema",

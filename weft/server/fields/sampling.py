@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,8 @@ _NO_CODE = (
 class ExtraSamplingFields(msgspec.Struct, kw_only=True):
     """Sampling fields other than numbers, in the spellings of vLLM and SGLang, on all routes."""
 
+    # Names of further fields that generating routes serve, and this one refuses.
+    refused: ClassVar[frozenset[str]] = frozenset()
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     stop_regex: str | list[str] | None = None
@@ -75,6 +77,12 @@ class CommonSamplingFields(ExtraSamplingFields, kw_only=True):
     grammar: str | None = None
     choice: list[str] | None = None
     structural_tag: Any = None
+
+
+def require_one_answer(n: int | None) -> None:
+    """Raise `ApiError` for `n` above 1, in APIs whose answer is one message."""
+    if n not in (None, 1):
+        raise ApiError(400, f"n is {n}; only 1 is allowed: the answer is one message", param="n")
 
 
 class Spelling(NamedTuple):
@@ -196,14 +204,15 @@ def sampling_params(
 
 def copy_sampling(source: msgspec.Struct, target: msgspec.Struct) -> None:
     """Copy the sampling fields of `source` to `target`, under `target`'s names."""
-    # If `target` has several names for a parameter, use the first.
+    # If `target` does not have the name, use the first of its names for the parameter.
+    own_names = target.__struct_fields__
     names: dict[str, str] = {}
     for name, spelling in _spellings_of(type(target)):
         names.setdefault(spelling.param, name)
     for name, spelling in _spellings_of(type(source)):
         value = getattr(source, name)
         if value is not None:
-            setattr(target, names[spelling.param], value)
+            setattr(target, name if name in own_names else names[spelling.param], value)
 
 
 @cache

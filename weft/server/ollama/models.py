@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import msgspec
 
 from weft.json_types import JsonObject
+from weft.server.openai.models import Role
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -42,7 +43,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
 class OllamaFunctionCall(msgspec.Struct, kw_only=True):
     name: str
-    arguments: JsonObject = {}
+    arguments: Any = None  # an object; anything else does not end the conversation
 
 
 class OllamaToolCall(msgspec.Struct, kw_only=True):
@@ -50,8 +51,8 @@ class OllamaToolCall(msgspec.Struct, kw_only=True):
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    role: Role
+    content: str | None = None
     thinking: str | None = None
     images: list[str] | None = None
     tool_calls: list[OllamaToolCall] | None = None

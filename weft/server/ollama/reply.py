@@ -136,7 +136,7 @@ class OllamaReply:
 
 def _call(name: str, arguments: str) -> JsonObject:
     """A call in Ollama's form: its arguments are an object."""
-    return {"function": {"name": name, "arguments": msgspec.json.decode(arguments)}}
+    return {"function": {"name": name, "arguments": msgspec.Raw(arguments.encode())}}
 
 
 def _now() -> str:

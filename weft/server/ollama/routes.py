@@ -87,11 +87,8 @@ async def show(context: ServerContext, request: Request) -> ASGIApp:
         capabilities.append("thinking")
     return json_response(
         {
-            "details": _details(),
-            "model_info": {
-                "general.name": answering_name(context, name),
-                "weft.context_length": context.info.context_length,
-            },
+            "details": _details(context),
+            "model_info": _model_info(context, answering_name(context, name)),
             "template": "\n".join(context.tokenizer.chat_templates.values()),
             "parameters": "",
             "modelfile": "",
@@ -144,21 +141,48 @@ def _model(context: ServerContext, name: str) -> JsonObject:
         "name": name,
         "model": name,
         "modified_at": _started(context),
-        "size": 0,
+        "size": context.info.model.size_bytes,
         "digest": "",
-        "details": _details(),
+        "details": _details(context),
     }
 
 
-def _details() -> JsonObject:
+def _details(context: ServerContext) -> JsonObject:
+    model = context.info.model
     return {
         "parent_model": "",
-        "format": "safetensors",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": "",
+        "format": model.format,
+        "family": model.family,
+        "families": [model.family] if model.family else [],
+        "parameter_size": _rounded(model.num_parameters),
+        "quantization_level": model.quantization,
     }
+
+
+def _rounded(num: int) -> str:
+    """A number of parameters as Ollama writes it: 596.05M, 8.0B; empty if it is not known."""
+    if num >= 10**9:
+        return f"{num / 1e9:.1f}B"
+    return f"{num / 1e6:.2f}M" if num else ""
+
+
+def _model_info(context: ServerContext, name: str) -> JsonObject:
+    """The model's numbers, under the keys of GGUF's metadata."""
+    model = context.info.model
+    family = model.family or "weft"
+    found = {
+        "general.architecture": family,
+        "general.name": name,
+        "general.parameter_count": model.num_parameters,
+        f"{family}.context_length": context.info.context_length,
+        f"{family}.embedding_length": model.hidden_size,
+        f"{family}.feed_forward_length": model.intermediate_size,
+        f"{family}.block_count": model.num_layers,
+        f"{family}.attention.head_count": model.num_heads,
+        f"{family}.attention.head_count_kv": model.num_kv_heads,
+        f"{family}.vocab_size": model.vocab_size,
+    }
+    return {key: value for key, value in found.items() if value}
 
 
 def _started(context: ServerContext) -> str:

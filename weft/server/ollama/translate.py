@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from weft.json_types import JsonObject
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
+from weft.server.fields.arguments import arguments_text
 from weft.server.fields.sampling import copy_sampling
 from weft.server.ollama.models import (
     OllamaChatRequest,
@@ -77,7 +76,7 @@ def _content(text: str, images: list[str] | None, where: str) -> str | list[Cont
 def _message(message: OllamaMessage, where: str) -> ChatMessage:
     result = ChatMessage(
         role=message.role,
-        content=_content(message.content, message.images, f"{where}.images"),
+        content=_content(message.content or "", message.images, f"{where}.images"),
         reasoning_content=message.thinking,
     )
     if message.role == "tool":
@@ -88,11 +87,10 @@ def _message(message: OllamaMessage, where: str) -> ChatMessage:
 
 
 def _call(function: OllamaFunctionCall) -> JsonObject:
-    arguments = msgspec.json.encode(function.arguments).decode()
     return {
         "id": "",
         "type": "function",
-        "function": {"name": function.name, "arguments": arguments},
+        "function": {"name": function.name, "arguments": arguments_text(function.arguments)},
     }
 
 

@@ -54,7 +54,7 @@ from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event
 
 async def chat_completions(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ChatRequest)
-    conversation = await start_chat(context, request, body, cut_calls=True)
+    conversation = await start_chat(context, request, body)
     return Answer(conversation.generation, ChatReply(context, body, conversation))
 
 
@@ -88,7 +88,9 @@ class ChatReply:
         if prompt.tells_cache or prompt.pins:
             told = conversation.generation.completions
         self._count = UsageCount([len(ids)], conversation.params.n, prompt.media, told)
-        self._options = body.stream_options or StreamOptions()
+        options = body.stream_options or StreamOptions()
+        self._tells_usage = bool(options.include_usage)
+        self._tells_each_usage = self._tells_usage and bool(options.continuous_usage_stats)
         self._logprobs = conversation.params.logprobs is not None
         self._as_ids = bool(body.return_tokens_as_token_ids)  # name tokens by their ids
         self._return_ids = bool(body.return_token_ids)
@@ -104,8 +106,8 @@ class ChatReply:
         # Start of a chunk of plain text, with %d for the choice; empty if chunks have more than
         # text.
         self._prefix = b""
-        self._suffix = b',"usage":null}\n\n' if self._options.include_usage else b"}\n\n"
-        has_more = self._logprobs or self._return_ids or self._options.continuous_usage_stats
+        self._suffix = b',"usage":null}\n\n' if self._tells_usage else b"}\n\n"
+        has_more = self._logprobs or self._return_ids or self._tells_each_usage
         if conversation.is_plain and conversation.generation.stream and not has_more:
             chunk = json_bytes(ChatChunk(**self._header._asdict(), choices=[]))
             head = chunk.removesuffix(b"]}").replace(b"%", b"%%")
@@ -151,7 +153,7 @@ class ChatReply:
         return self._prefix % delta.choice + text + end + self._suffix
 
     def closing(self) -> bytes:
-        if not self._options.include_usage:
+        if not self._tells_usage:
             return b""
         chunk = ChatChunk(**self._header._asdict(), choices=[])
         chunk.usage = self._usage()
@@ -182,7 +184,8 @@ class ChatReply:
 
     def _opening(self, index: int) -> ChatChunk:
         """The first chunk of a choice: a role, and the fields about the prompt."""
-        delta = ChatDelta(role="assistant", content="")
+        # An empty text would be a part of the answer to some clients.
+        delta = ChatDelta(role="assistant", content=None)
         chunk = self._chunk(ChatChunkChoice(index=index, delta=delta), **self._prompt_fields)
         num_top = self._conversation.params.prompt_logprobs
         if num_top is not None:
@@ -194,7 +197,7 @@ class ChatReply:
         events = self._conversation.events_and_custom_calls(delta)
         found = [self._delta(event) for event in events]
         if not found and delta.token_ids and (self._logprobs or self._return_ids):
-            found = [ChatDelta(content="")]
+            found = [ChatDelta()]
         choices = [ChatChunkChoice(index=delta.choice, delta=one) for one in found]
         if choices:
             if self._logprobs:
@@ -250,9 +253,9 @@ class ChatReply:
             **others,
             choices=[choice],
         )
-        if self._options.continuous_usage_stats:
+        if self._tells_each_usage:
             chunk.usage = self._count.usage()
-        elif self._options.include_usage:
+        elif self._tells_usage:
             chunk.usage = None
         return chunk
 

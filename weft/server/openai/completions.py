@@ -208,7 +208,9 @@ class CompletionReply:
         self._n = params.n
         self._prompt_ids = prompt_ids
         self._echo = echo
-        self._options = body.stream_options or StreamOptions()
+        options = body.stream_options or StreamOptions()
+        self._tells_usage = bool(options.include_usage)
+        self._tells_each_usage = self._tells_usage and bool(options.continuous_usage_stats)
         self._return_ids = bool(body.return_token_ids)
         self._tells_prompt = bool(body.echo or body.return_token_ids) or (
             body.prompt_logprobs is not None
@@ -227,10 +229,10 @@ class CompletionReply:
         self._opened: set[int] = set()  # choices whose first chunk was sent
         self._offsets: dict[int, TextOffsets] = {}  # by choice, if log probabilities are requested
         self._prefix = b""  # start of a chunk of plain text; empty if chunks have more
-        is_plain = not (self._return_ids or self._options.continuous_usage_stats)
+        is_plain = not (self._return_ids or self._tells_each_usage)
         if generation.stream and is_plain and self._logprobs is None:
             self._prefix = _plain_prefix(self._header)
-        self._suffix = b',"usage":null}\n\n' if self._options.include_usage else b"}\n\n"
+        self._suffix = b',"usage":null}\n\n' if self._tells_usage else b"}\n\n"
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
         choices: list[Any] = [written(self._choice(delta)) for delta in deltas]
@@ -248,14 +250,14 @@ class CompletionReply:
             **self._header._asdict(),
             choices=[self._choice(delta)],
         )
-        if self._options.continuous_usage_stats:
+        if self._tells_each_usage:
             chunk.usage = self._count.usage()
-        elif self._options.include_usage:
+        elif self._tells_usage:
             chunk.usage = None
         return event(chunk)
 
     def closing(self) -> bytes:
-        if not self._options.include_usage:
+        if not self._tells_usage:
             return b""
         usage = self._count.usage()
         return event(

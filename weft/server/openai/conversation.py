@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -88,13 +89,12 @@ async def start_chat(
     body: ChatRequest,
     *,
     whole_calls: bool = False,
-    cut_calls: bool = False,
     marks: Sequence[CacheMark[ChatRequest]] = (),
 ) -> Conversation:
     """Check, render, tokenize and submit.
 
-    `whole_calls`: a stream, too, sends calls only when they are complete. `cut_calls`: an answer
-    contains a forced call that was truncated at its end, because this API has arguments as text.
+    `whole_calls`: calls are sent only when they are complete, also in a stream. Otherwise an answer
+    contains the beginning of a call that was truncated at its end.
     `marks`: those of another API's body that `body` was made from.
 
     Raises `ApiError` or `InvalidParam`.
@@ -114,6 +114,7 @@ async def start_chat(
         if params.grammar is not None:
             params = _behind_reasoning(context, params, params.grammar, ids)
         [prompt] = prompts(context, request, body, [ids], params)
+        prompt = _with_stops(context, body, prompt)
         if media:
             prompt = replace(prompt, media=media)
         if body.prediction is not None:
@@ -130,8 +131,7 @@ async def start_chat(
         reasoning=context.formats.reasoning if has_reasoning else None,
         tools=tool_format,
         use=use,
-        eager=bool(body.stream) and not whole_calls,
-        tells_cut=cut_calls and use.schema is not None,
+        whole_calls=whole_calls,
     )
     own_tools = context.formats.tools
     return Conversation(
@@ -230,6 +230,19 @@ async def _predicted(context: ServerContext, prediction: PredictedContent) -> li
         return []
     [ids] = await encode_texts(context, [content], add_special_tokens=False, truncates=True)
     return ids
+
+
+def _with_stops(context: ServerContext, body: ChatRequest, prompt: Prompt) -> Prompt:
+    """The prompt; its stop strings and patterns end only the answer, not the reasoning before it,
+    unless the request wants them to."""
+    params = prompt.params
+    format = context.formats.reasoning
+    if format is None or body.stop_in_reasoning or not (params.stop or params.stop_regex):
+        return prompt
+    if params.grammar is not None and context.config.grammar_in_reasoning:
+        return prompt
+    prompt_end = context.tokenizer.decode(prompt.ids[-_TAIL_LEN:], skip_special_tokens=False)
+    return replace(prompt, reasoning=partial(format.parser, prompt_end, eager=True))
 
 
 class ChatPrompt(NamedTuple):
@@ -506,8 +519,7 @@ class _Parsing:
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
     use: ToolUse
-    eager: bool  # send calls before they are complete
-    tells_cut: bool  # also send a call that was truncated at the end
+    whole_calls: bool  # only complete calls; else also the beginning of one, as a stream has it
 
 
 def _output(
@@ -517,13 +529,13 @@ def _output(
     if parsing.reasoning is not None:
         tail = prompt.ids[-_TAIL_LEN:]
         prompt_end = context.tokenizer.decode(tail, skip_special_tokens=False)
-        reasoning = parsing.reasoning.parser(prompt_end, eager=parsing.eager)
+        reasoning = parsing.reasoning.parser(prompt_end, eager=not parsing.whole_calls)
     tools = None
     if parsing.tools is not None:
         tools = parsing.tools.parser(
             parsing.use.names,
-            eager=parsing.eager,
-            tells_cut=parsing.tells_cut,
+            eager=not parsing.whole_calls,
+            tells_cut=not parsing.whole_calls,
             schemas=parsing.use.schemas,
         )
     return ParsedOutput(

@@ -1,13 +1,12 @@
 """Bodies of the OpenAI API as structs: OpenAI's fields, and those of SGLang and vLLM, in both
 spellings.
 
-`null` means "not given" everywhere. A field that is neither here nor in `body.UNSUPPORTED` is
-ignored and counted.
+`null` means "not given" everywhere.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -16,10 +15,11 @@ from weft.server.fields.cache_control import CacheControl
 from weft.server.fields.sampling import ThinkingSwitch
 from weft.server.submit import SampledRequest
 
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-
-
 Detail = Literal["auto", "low", "high", "original"]
+
+
+# The chat template knows which roles there are.
+Role = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class MediaAddress(msgspec.Struct, kw_only=True):
@@ -89,6 +89,7 @@ class ChatRequest(SampledRequest, kw_only=True):
     separate_reasoning: bool | None = None  # false: reasoning stays in the content
     include_reasoning: bool | None = None  # false: reasoning is omitted
     stream_reasoning: bool | None = None  # false: reasoning is one event of a stream
+    stop_in_reasoning: bool | None = None  # true: stop strings also end the reasoning
     chat_template: str | None = None  # needs --trust-request-chat-template
     chat_template_kwargs: JsonObject | None = None
     mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
@@ -99,6 +100,10 @@ class ChatRequest(SampledRequest, kw_only=True):
     continue_final_message: bool | None = None
     prediction: PredictedContent | None = None
     cache_control: CacheControl | None = None  # marks the last block
+
+
+# Fields of chat requests, which APIs that translate to them serve, or refuse.
+CHAT_FIELDS = frozenset(ChatRequest.__struct_fields__)
 
 
 class CompletionRequest(SampledRequest, kw_only=True):
@@ -249,7 +254,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
 
 class ChatDelta(msgspec.Struct):
     role: str | msgspec.UnsetType = msgspec.UNSET
-    content: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
     hidden_states: list[float] | msgspec.UnsetType = msgspec.UNSET

@@ -85,10 +85,13 @@ async def encoded(
     body: PooledRequest,
     *,
     param: str,
+    names: Sequence[str] = (),
     is_whole: bool = False,
 ) -> list[Encoded]:
     """The tokens of each input, truncated if `body` or the server asks for it, and never if
     `is_whole`.
+
+    `names`: the place of each input in the request; by default its index in `param`.
 
     Raises `ApiError` or `ContextExceeded`, which name the invalid input.
     """
@@ -115,24 +118,29 @@ async def encoded(
             every.append(Encoded(ids, types=[]))
         else:
             every.append(next(found))
-    require_lengths(context, every, param)
+    require_lengths(context, every, param, names)
     return every
 
 
-def require_lengths(context: ServerContext, inputs: Sequence[Encoded], param: str) -> None:
+def require_lengths(
+    context: ServerContext, inputs: Sequence[Encoded], param: str, names: Sequence[str] = ()
+) -> None:
     """Raise `ApiError` for an input without tokens, and `ContextExceeded` for an input that is too
     long."""
     longest = context.client.engine.max_prompt_tokens
     for index, tokens in enumerate(inputs):
         name = param
-        if len(inputs) > 1:
+        if names:
+            name = names[index]
+        elif len(inputs) > 1:
             name = f"{param}[{index}]"
+        field = name.partition("[")[0]
         if not tokens.ids:
             message = f"{name} has no token; 1 or more are needed"
-            raise ApiError(400, message, param=param)
+            raise ApiError(400, message, param=field)
         if len(tokens.ids) > longest:
             message = f"{name} has {len(tokens.ids):,} tokens; at most {longest:,} are allowed"
-            raise ContextExceeded(param, message)
+            raise ContextExceeded(field, message)
 
 
 def cut_to_limit(context: ServerContext, body: PooledRequest, ids: list[int]) -> list[int]:

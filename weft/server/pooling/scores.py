@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from starlette.requests import Request
@@ -50,12 +50,7 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
         if not isinstance(text, str):
             text = text.text
         texts.append(text)
-    pairs = TextPairs(
-        context,
-        [body.query] * len(texts),
-        texts,
-        param="documents",
-    )
+    pairs = TextPairs(context, GivenTexts("query", [body.query]), GivenTexts("documents", texts))
     generation = await pairs.start(request, body)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> JsonObject:
@@ -89,17 +84,15 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
     if body.label_token_ids is not None:
         return await _score_label_tokens(context, request, body)
     left = _either(body, "text_1", "queries")
-    require_texts("text_1" if body.text_1 is not None else "queries", left)
+    require_texts(left.name, left.texts)
     right = _either(body, "text_2", "documents")
-    if len(left) == 1:
-        left = left * len(right)
-    if len(left) != len(right):
+    if len(left.texts) not in (1, len(right.texts)):
         message = (
-            f"{len(left):,} texts cannot be paired with {len(right):,}; one with many, or as "
-            "many on both sides, are allowed"
+            f"{len(left.texts):,} texts cannot be paired with {len(right.texts):,}; one with many, "
+            "or as many on both sides, are allowed"
         )
-        raise ApiError(400, message, param="text_2")
-    pairs = TextPairs(context, left, right, param="text_2")
+        raise ApiError(400, message, param=right.name)
+    pairs = TextPairs(context, left, right)
     generation = await pairs.start(request, body)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> JsonObject:
@@ -121,7 +114,18 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
             "usage": usage(deltas),
         }
 
-    return answer(generation, "text_2", make, first=pairs.first)
+    return answer(generation, right.name, make, first=pairs.first)
+
+
+class GivenTexts(NamedTuple):
+    """The texts of a field, and its name."""
+
+    name: str
+    texts: Sequence[str]
+
+    def place(self, index: int) -> str:
+        """The place of a text in the request, for errors."""
+        return self.name if len(self.texts) == 1 else f"{self.name}[{index}]"
 
 
 class TextPairs:
@@ -131,22 +135,15 @@ class TextPairs:
     right texts.
     """
 
-    def __init__(
-        self,
-        context: ServerContext,
-        left: Sequence[str],
-        right: Sequence[str],
-        *,
-        param: str,
-    ) -> None:
+    def __init__(self, context: ServerContext, left: GivenTexts, right: GivenTexts) -> None:
+        """`left`: one text for all of `right`, or as many."""
         self._context = context
         self._left = left
         self._right = right
-        self._param = param
         self._is_embedding = _scoring_pools(context).task == "embed"
         self._queries: list[str] = []  # the different left texts, for a model that makes vectors
         if self._is_embedding:
-            self._queries = list(dict.fromkeys(left))
+            self._queries = list(dict.fromkeys(left.texts))
 
     @property
     def first(self) -> int:
@@ -154,11 +151,20 @@ class TextPairs:
         return len(self._queries)
 
     async def start(self, request: Request, body: PooledRequest) -> Generation:
-        inputs: list[Input] = [*self._queries, *self._right]
+        right = self._right
+        inputs: list[Input] = [*self._queries, *right.texts]
+        names = [self._left.place(self._left.texts.index(query)) for query in self._queries]
+        names += map(right.place, range(len(right.texts)))
         if not self._is_embedding:
-            inputs = list(zip(self._left, self._right, strict=True))
-        tokens = await encoded(self._context, inputs, body, param=self._param)
+            inputs = list(zip(self._paired, right.texts, strict=True))
+        tokens = await encoded(self._context, inputs, body, param=right.name, names=names)
         return start(self._context, request, body, tokens, PoolingParams())
+
+    @property
+    def _paired(self) -> Sequence[str]:
+        """The left text of each pair."""
+        left = self._left.texts
+        return left if len(left) > 1 else [left[0]] * len(self._right.texts)
 
     def scores(self, vectors: Sequence[Vector]) -> list[float]:
         """One score per pair."""
@@ -167,7 +173,7 @@ class TextPairs:
         of_query = dict(zip(self._queries, vectors, strict=False))
         of_right = vectors[self.first :]
         scores: list[float] = []
-        for query, vector in zip(self._left, of_right, strict=True):
+        for query, vector in zip(self._paired, of_right, strict=True):
             product = np.dot(of_query[query], vector)
             scores.append(float(product))
         return scores
@@ -189,7 +195,7 @@ def _scoring_pools(context: ServerContext) -> Pools:
     return pools
 
 
-def _either(body: ScoreRequest, *names: str) -> list[str]:
+def _either(body: ScoreRequest, *names: str) -> GivenTexts:
     """The texts of a field that has several names. Raises `ApiError` unless exactly one is
     given."""
     given = [name for name in names if getattr(body, name) is not None]
@@ -202,8 +208,8 @@ def _either(body: ScoreRequest, *names: str) -> list[str]:
         message = f"{name} is empty; 1 text or more is needed"
         raise ApiError(400, message, param=name)
     if isinstance(value, str):
-        return [value]
-    return list(value)
+        value = [value]
+    return GivenTexts(name, value)
 
 
 # ---- label tokens

@@ -13,6 +13,7 @@ from typing import Any
 from weft.text.parsers.events import CallArguments, CallBegin
 from weft.text.parsers.json_scan import JsonScanner
 from weft.text.parsers.stream import MAX_HELD, Reading, Stream
+from weft.text.surrogates import EscapeMender, readable_json
 
 MAX_CALL_LEN = 1_000_000  # characters of a call whose events are emitted when it is complete
 _ARGUMENT_KEYS = frozenset(["arguments", "parameters"])
@@ -165,12 +166,12 @@ def escaped(text: str) -> str:
 
 
 def decoded(text: str) -> Any:
-    """The value of a JSON text; None if it is not valid."""
+    """The value of a JSON text; None if it is not valid. Half surrogate pairs become U+FFFD."""
     # Imported here: the help of the command line names the formats, and needs no decoder.
     import msgspec
 
     try:
-        return msgspec.json.decode(text)
+        return msgspec.json.decode(readable_json(text))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
 
@@ -182,30 +183,27 @@ def _max_len(stream: Stream) -> int:
 
 class StreamedCall:
     """A call whose name is known. On an eager stream its events are emitted at once, else when the
-    call is complete."""
+    call is complete. Half surrogate pairs in its arguments become U+FFFD, so that clients can read
+    them and send them back."""
 
     def __init__(self, stream: Stream, name: str) -> None:
         self._stream = stream
         self._name = name
         self._pieces: list[str] = []
+        self._mender = EscapeMender()
         if stream.eager:
             self._begin()
 
     def add(self, arguments: str) -> None:
-        if not self._stream.eager:
-            self._pieces.append(arguments)
-        elif arguments:
-            self._stream.tell(CallArguments(self._index, arguments))
+        self._tell(self._mender.push(arguments))
 
     def as_arguments(self, text: str) -> CallArguments:
         """The event for a piece of a string in the arguments. For eager streams."""
         return CallArguments(self._index, escaped(text))
 
     def close(self) -> bool:
-        """The call is complete. False if its arguments cannot be read.
-
-        Some valid JSON cannot be read, for example half a surrogate pair.
-        """
+        """The call is complete. False if its arguments cannot be read."""
+        self._tell(self._mender.flush())
         if self._stream.eager:
             return True
         arguments = "".join(self._pieces)
@@ -219,12 +217,19 @@ class StreamedCall:
         """The text has ended within the call. Returns whether the partial call is emitted."""
         stream = self._stream
         stream.has_cut = stream.eager or stream.tells_cut
+        self._tell(self._mender.flush())
         if stream.tells_cut and not stream.eager:
             self._begin()
             stream.tell(CallArguments(self._index, "".join(self._pieces)))
         if stream.tells_cut:
             stream.settle()
         return stream.tells_cut
+
+    def _tell(self, arguments: str) -> None:
+        if not self._stream.eager:
+            self._pieces.append(arguments)
+        elif arguments:
+            self._stream.tell(CallArguments(self._index, arguments))
 
     def _begin(self) -> None:
         self._index = self._stream.num_calls
@@ -260,6 +265,8 @@ class _CallReader:
             self._call.add(piece)
         else:
             self._pieces.append(piece)
+            # Before the end of the value counts: it may have come in the same piece of text.
+            self._maybe_stream()
         match self._scanner.event:
             case "key":
                 self._begin_value()
@@ -267,7 +274,6 @@ class _CallReader:
                 self._end_value()
             case "failed":
                 self.failed = True
-        self._maybe_stream()
         return end
 
     def finish(self) -> bool:

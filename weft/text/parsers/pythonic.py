@@ -17,6 +17,7 @@ import re
 
 from weft.text.parsers.calls import MAX_CALL_LEN, is_object, whole_call
 from weft.text.parsers.stream import Reading, Stream
+from weft.text.surrogates import well_formed
 
 MAX_DEPTH = 128
 LFM2_BEGIN = "<|tool_call_start|>"
@@ -235,7 +236,7 @@ class _Writer:
             value = ast.literal_eval(token)  # one string, nothing nested
         except (ValueError, SyntaxError):
             return False
-        self.pieces.append(json.dumps(value, ensure_ascii=False))
+        self.pieces.append(json.dumps(well_formed(value), ensure_ascii=False))
         return True
 
     def _mark(self, token: str) -> bool:

@@ -249,7 +249,9 @@ def phi4(stream: Stream) -> Reading[None]:
 def forced(stream: Stream) -> Reading[None]:
     """A JSON list of calls, from a completion whose schema allowed nothing else."""
     yield from stream.skip_space()
-    if (yield from json_array(stream)):
+    found = yield from json_array(stream)
+    # The beginning of a call that was truncated is no answer.
+    if found or not (yield from stream.more()):
         yield from stream.skip_space()
         stream.settle()
 

@@ -73,6 +73,10 @@ class RegexMatcher:
         self._held = whole[border - start :]
         return whole[: border - start]
 
+    def pass_over(self, text: str) -> str:
+        """Add text before the first match that is allowed."""
+        return text
+
     def flush(self) -> str:
         """The text has ended: returns the held-back text, up to a match that needed the end."""
         held = self._held

@@ -23,6 +23,10 @@ class StopMatcher(Protocol):
         """Add `text`. Returns the text that is final; once `matched` is set, no more follows."""
         ...
 
+    def pass_over(self, text: str) -> str:
+        """Add text before the first match that is allowed. Returns the text that is final."""
+        ...
+
     def flush(self) -> str:
         """The text has ended: returns the held-back text.
 
@@ -44,6 +48,9 @@ class CombinedMatcher:
     def push(self, text: str) -> str:
         passed = self._strings.push(text)
         return self._match_patterns(passed, is_last=self._strings.matched is not None)
+
+    def pass_over(self, text: str) -> str:
+        return text
 
     def flush(self) -> str:
         return self._match_patterns(self._strings.flush(), is_last=True)

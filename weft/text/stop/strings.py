@@ -113,6 +113,10 @@ class StringMatcher:
         self._held = whole[border:]
         return whole[:border]
 
+    def pass_over(self, text: str) -> str:
+        """Add text before the first match that is allowed."""
+        return text
+
     def flush(self) -> str:
         """The text has ended without a match: returns the held-back text."""
         held = self._held

@@ -25,6 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from weft.config.numbers import shown
 from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
+from weft.text.surrogates import well_formed
 from weft.text.templates.content_format import ContentFormat, content_format
 from weft.text.templates.late_system import is_late, with_system_in_place
 from weft.text.templates.tools_in_messages import with_tools_in_messages
@@ -39,6 +40,12 @@ _CALLS_BY_ID = "<|tool_call_argument_begin|>"
 _ID_WITH_NAME = re.compile(r"functions\.[^:]+:[0-9]+")
 # Templates whose messages have their reasoning in `thinking` (gpt-oss).
 _THINKING = re.compile(r"message\.thinking|[\"']thinking[\"'] in message")
+
+# Templates that write arguments which are a text as they are.
+_ARGUMENTS_AS_TEXT = re.compile(r"arguments['\"\])]*\s+is\s+(?:not\s+)?(?:string|mapping)")
+
+# Answers and results of tools may have no text.
+_MAY_BE_SILENT = ("assistant", "tool", "function")
 
 # Names that this module defines for templates: a request's arguments may not use them.
 _INTERNAL = frozenset(
@@ -294,7 +301,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        text = _render(used.template, values)
+        text = well_formed(_render(used.template, values))
         if not cut:
             return Rendered(text, warnings)
         end = text.rfind(cut)
@@ -346,6 +353,7 @@ class _Compiled(NamedTuple):
     knows_developer: bool  # False: the role "developer" becomes "system"
     calls_by_id: bool  # ids of tool calls must contain their names
     reads_thinking: bool  # the reasoning of a message is in `thinking`
+    reads_texts_as_arguments: bool  # arguments may be a text instead of an object
 
 
 def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
@@ -360,6 +368,7 @@ def _compiled(sources: Mapping[str, str]) -> dict[str, _Compiled]:
             knows_developer="developer" in source,
             calls_by_id=_CALLS_BY_ID in source,
             reads_thinking=_THINKING.search(source) is not None,
+            reads_texts_as_arguments=_ARGUMENTS_AS_TEXT.search(source) is not None,
         )
 
     try:
@@ -396,13 +405,13 @@ def _normalised(
     if only_lists and isinstance(message["content"], str):
         message["content"] = [{"type": "text", "text": message["content"]}]
     if message["content"] is None:
-        if not message.get("tool_calls"):
+        if message.get("role") not in _MAY_BE_SILENT:
             raise TemplateError(f"{where} has no content", f"{where}.content")
-        if not used.content_format.reads_null:
+        if not message.get("tool_calls") or not used.content_format.reads_null:
             message["content"] = ""
     if message.get("tool_calls"):
         message["tool_calls"] = [
-            _parsed_call(call, f"{where}.tool_calls[{index}]")
+            _parsed_call(call, f"{where}.tool_calls[{index}]", used.reads_texts_as_arguments)
             for index, call in enumerate(message["tool_calls"])
         ]
     # Beside a tool call, gpt-oss's template reads content as reasoning, and refuses both.
@@ -440,17 +449,36 @@ def _content(
     return parts if as_list else "\n".join(texts)
 
 
-def _parsed_call(call: JsonObject, where: str) -> JsonObject:
-    """A tool call of the history: OpenAI's arguments are JSON text, templates expect an object."""
-    function = dict(call.get("function") or {})
+def _parsed_call(call: JsonObject, where: str, as_text: bool) -> JsonObject:
+    """A tool call of the history: OpenAI's arguments are JSON text, templates expect an object.
+
+    Arguments that are no object, for example of a call that was truncated, must not end the
+    conversation: the model sees them as text, or as no arguments.
+    """
+    function = call.get("function", {})
+    if not isinstance(function, dict):
+        param = f"{where}.function"
+        raise TemplateError(f"{param} is {shown(function)}; an object is needed", param)
     arguments = function.get("arguments")
+    found = arguments
     if isinstance(arguments, str):
-        try:
-            function["arguments"] = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as exc:
-            param = f"{where}.function.arguments"
-            raise TemplateError(f"{param} are not valid JSON: {exc}", param) from exc
-    return {**call, "function": function}
+        found = _object(arguments)
+    if not isinstance(found, dict):
+        is_shown = as_text and isinstance(arguments, str) and arguments.strip() not in _NO_ARGUMENTS
+        found = arguments if is_shown else {}
+    return {**call, "function": {**function, "arguments": found}}
+
+
+_NO_ARGUMENTS = ("", "null")
+
+
+def _object(text: str) -> JsonObject | None:
+    """The object that `text` is in JSON; None if it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _put_names_into_ids(conversation: list[Message]) -> None:
@@ -477,6 +505,11 @@ def _mark_end(conversation: list[Message]) -> str:
     if not conversation or conversation[-1].get("role") != "assistant":
         raise TemplateError(
             "continue_final_message needs a last message of the assistant",
+            "continue_final_message",
+        )
+    if conversation[-1].get("tool_calls"):
+        raise TemplateError(
+            "the last message has tool_calls, which come after its content: it cannot be continued",
             "continue_final_message",
         )
     mark = f"<cut-{secrets.token_hex(16)}>"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from weft.json_types import JsonObject
-from weft.server.openai.models import AudioData, Detail, Role
+from weft.server.openai.models import CHAT_FIELDS, AudioData, Detail, Role
+from weft.server.submit import GenerationFields
 
 
 class ResponsePart(msgspec.Struct, kw_only=True):
@@ -43,42 +44,34 @@ class TextOptions(msgspec.Struct, kw_only=True):
     verbosity: str | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ObfuscationOptions(msgspec.Struct, kw_only=True):
+    """`stream_options` of responses."""
+
+    include_obfuscation: bool | None = None  # has no effect: events are not padded
+
+
+class ResponsesRequest(GenerationFields, kw_only=True):
+    refused: ClassVar[frozenset[str]] = CHAT_FIELDS | {"prompt"}
+
     items: str | list[ResponseItem] = msgspec.field(name="input")
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     background: bool | None = None
-    stream: bool | None = None
+    stream_options: ObfuscationOptions | None = None
     metadata: dict[str, str] | None = None
-    user: str | None = None
     tools: list[JsonObject] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None  # has no effect: no tools run on the server
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    truncation: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     include: list[str] | None = None
-    service_tier: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     top_logprobs: int | None = None
-    return_cached_tokens_details: bool | None = None  # where the tokens were cached (SGLang)
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
+    stop_in_reasoning: bool | None = None  # true: stop strings also end the reasoning
+    chat_template: str | None = None  # needs --trust-request-chat-template
     chat_template_kwargs: JsonObject | None = None
     mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
 

@@ -16,8 +16,8 @@ from weft.json_types import JsonObject
 from weft.server.errors import ApiError
 from weft.server.openai.answers import add_cache_use, add_media, chat_logprobs, reasoning_details
 from weft.server.openai.conversation import Conversation
-from weft.server.openai.custom_tools import CustomCall, arguments_of
-from weft.server.openai.models import ChatMessage, PromptTokensDetails, TokenLogprob
+from weft.server.openai.custom_tools import CustomCall
+from weft.server.openai.models import PromptTokensDetails, TokenLogprob
 from weft.server.openai.responses.input_items import item_id
 from weft.server.openai.tools import call_id
 from weft.server.stream import SSE, Wire
@@ -49,7 +49,7 @@ class ResponseReply:
         response: JsonObject,
         conversation: Conversation,
         tokenizer: Tokenizer,
-        finished: Callable[[JsonObject, ChatMessage], None],
+        finished: Callable[[JsonObject], None],
     ) -> None:
         self.response = response
         self._conversation = conversation
@@ -76,6 +76,9 @@ class ResponseReply:
         for found in self._conversation.events_and_custom_calls(delta):
             self._take(found)
         if delta.end is not None:
+            if not self.response["output"] and not delta.end.failed:
+                # Templates expect an answer between two messages of the user.
+                self._open_item("message", {"role": "assistant", "content": []})
             self._close_item("incomplete" if delta.end.reason == "length" else "completed")
             self._finish(delta)
         told = b"".join(self._told)
@@ -211,7 +214,7 @@ class ResponseReply:
             "output_tokens_details": {"reasoning_tokens": reasoning.reasoning_tokens},
             "total_tokens": end.prompt_tokens + end.completion_tokens,
         }
-        self._finished(response, _message(response["output"]))
+        self._finished(response)
         self._tell(f"response.{status}", response=response)
 
     @property
@@ -290,26 +293,3 @@ def _part(kind: str, text: str) -> JsonObject:
             "logprobs": [],
         }
     return {"type": "reasoning_text", "text": text}
-
-
-def _message(output: Sequence[JsonObject]) -> ChatMessage:
-    """The output as the message that a later request has in its history."""
-    message = ChatMessage(role="assistant", content="")
-    for item in output:
-        if item["type"] == "message":
-            message.content = item["content"][0]["text"]
-        elif item["type"] == "reasoning":
-            message.reasoning_content = item["content"][0]["text"]
-        elif item["status"] == "completed":  # truncated arguments are not readable
-            if item["type"] == "custom_tool_call":
-                arguments = arguments_of(item["input"])
-            else:
-                arguments = item["arguments"]
-            function = {"name": item["name"], "arguments": arguments}
-            call = {
-                "id": item["call_id"],
-                "type": "function",
-                "function": function,
-            }
-            message.tool_calls = [*(message.tool_calls or ()), call]
-    return message

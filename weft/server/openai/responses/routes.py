@@ -21,7 +21,12 @@ from weft.server.openai.models import ChatMessage, InputTokens
 from weft.server.openai.responses.input_items import input_items, page
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openai.responses.reply import RESPONSE_EVENTS, ResponseReply
-from weft.server.openai.responses.translate import chat_request, messages
+from weft.server.openai.responses.translate import (
+    chat_request,
+    messages,
+    output_items,
+    told_as_input,
+)
 from weft.server.operation import Operation, get, post
 from weft.server.response_store import Stored
 from weft.server.stream import Answer
@@ -35,21 +40,20 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
     if body.background and (body.stream or body.store is False):
         message = "background needs a response that is stored and not streamed"
         raise ApiError(400, message, param="background")
-    history = [*_previous(context, request, body.previous_response_id), *messages(body.items)]
+    history = messages(body.items, _previous(context, request, body.previous_response_id))
+    if not history:
+        raise ApiError(400, "input is empty; at least one item is needed", param="input")
     items: list[JsonObject] = []
     if body.store is not False:
         items = input_items(body.items)
     id = f"resp_{secrets.token_hex(24)}"
-    conversation = await start_chat(
-        context,
-        request,
-        chat_request(body, history, id),
-        cut_calls=True,
-    )
+    with told_as_input():
+        conversation = await start_chat(context, request, chat_request(body, history, id))
 
-    def finished(response: JsonObject, answer: ChatMessage) -> None:
+    def finished(response: JsonObject) -> None:
         if body.store is not False:
-            context.responses.put(response, [*history, answer], owner_of(request), items)
+            told = messages(output_items(response), history)
+            context.responses.put(response, told, owner_of(request), items)
 
     reply = ResponseReply(_new(context, body, id), conversation, context.tokenizer, finished)
     if not body.background:
@@ -65,8 +69,9 @@ async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     """The number of tokens of a response's prompt."""
     body = await read_json(context, request, ResponsesRequest)
     require_model(context, body.model)
-    history = [*_previous(context, request, body.previous_response_id), *messages(body.items)]
-    prompt = await chat_prompt(context, chat_request(body, history, ""))
+    history = messages(body.items, _previous(context, request, body.previous_response_id))
+    with told_as_input():
+        prompt = await chat_prompt(context, chat_request(body, history, ""))
     return json_response(InputTokens(len(prompt.ids)))
 
 
@@ -178,7 +183,7 @@ def _new(context: ServerContext, body: ResponsesRequest, id: str) -> JsonObject:
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
         "top_p": top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
     }

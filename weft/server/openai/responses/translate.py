@@ -5,29 +5,28 @@ Errors name a part that cannot be translated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
 from weft.json_types import JsonObject
+from weft.messages.sampling import InvalidParam
 from weft.server.errors import ApiError
-from weft.server.fields.sampling import copy_sampling
+from weft.server.fields.sampling import require_one_answer
 from weft.server.openai.custom_tools import arguments_of
 from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 from weft.server.openai.responses.models import ResponseItem, ResponsePart, ResponsesRequest
+from weft.server.submit import copy_generation
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
-_SAME = (  # fields other than sampling with the same meaning in both
-    "model",
-    "stream",
-    "user",
+_SAME = (  # further fields with the same meaning in both
     "tool_choice",
     "parallel_tool_calls",
-    "priority",
-    "cache_salt",
+    "stop_in_reasoning",
+    "chat_template",
     "chat_template_kwargs",
     "mm_processor_kwargs",
-    "return_cached_tokens_details",
 )
 
 
@@ -44,7 +43,8 @@ def chat_request(
     if body.instructions is not None:
         messages.insert(0, ChatMessage(role="system", content=body.instructions))
     request = ChatRequest(messages=messages)
-    copy_sampling(body, request)
+    require_one_answer(body.n)
+    copy_generation(body, request)
     for name in _SAME:
         setattr(request, name, getattr(body, name))
     request.rid = id
@@ -56,7 +56,13 @@ def chat_request(
     if body.reasoning is not None:
         request.reasoning_effort = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
+        if body.response_format is not None:
+            message = "text.format and response_format are the same; give one of them"
+            raise ApiError(400, message, param="response_format")
         request.response_format = _response_format(body.text.format)
+    has_media = any(isinstance(message.content, list) for message in messages)
+    if body.truncation == "auto" and body.truncate_prompt_tokens is None and not has_media:
+        request.truncate_prompt_tokens = -1
     return request
 
 
@@ -65,14 +71,32 @@ def wants_logprobs(body: ResponsesRequest) -> bool:
     return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
 
 
-def messages(given: str | list[ResponseItem]) -> list[ChatMessage]:
-    """The input as messages.
+@contextmanager
+def told_as_input() -> Iterator[None]:
+    """Errors about the messages name the field that they come from."""
+    try:
+        yield
+    except (ApiError, InvalidParam) as exc:
+        if exc.param is not None and exc.param.partition("[")[0] == "messages":
+            exc.param = "input"
+        raise
 
-    Consecutive calls become one message, as templates expect.
+
+def output_items(response: JsonObject) -> list[ResponseItem]:
+    """The output of a response, as the input of a later request has it."""
+    return msgspec.convert(response["output"], list[ResponseItem])
+
+
+def messages(
+    given: str | list[ResponseItem], history: Sequence[ChatMessage] = ()
+) -> list[ChatMessage]:
+    """The history, and the input as messages.
+
+    The items of one answer (reasoning, text, calls) become one message, as templates expect.
     """
+    found = list(history)
     if isinstance(given, str):
-        return [ChatMessage(role="user", content=given)]
-    found: list[ChatMessage] = []
+        return [*found, ChatMessage(role="user", content=given)]
     for index, item in enumerate(given):
         where = f"input[{index}]"
         match item.type:
@@ -80,7 +104,7 @@ def messages(given: str | list[ResponseItem]) -> list[ChatMessage]:
                 if item.role is None:
                     raise ApiError(400, f"{where} has no role", param=f"{where}.role")
                 content = _content(item.content, f"{where}.content")
-                found.append(ChatMessage(role=item.role, content=content))
+                _add_message(found, ChatMessage(role=item.role, content=content))
             case "function_call":
                 _add_call(found, item, item.arguments or "{}")
             case "custom_tool_call":
@@ -107,6 +131,25 @@ def _unsupported(where: str, kind: str) -> ApiError:
     return ApiError(400, message, param=where)
 
 
+def _add_message(found: list[ChatMessage], message: ChatMessage) -> None:
+    """Add a message. The text of an answer belongs to the reasoning and the calls before it."""
+    before = _open_answer(found)
+    is_text = message.role == "assistant" and isinstance(message.content, str)
+    # Two texts without anything between them are two answers.
+    if is_text and before is not None and (before.reasoning_content or before.tool_calls):
+        content = f"{before.content}{message.content}"
+        found[-1] = msgspec.structs.replace(before, content=content)
+    else:
+        found.append(message)
+
+
+def _open_answer(found: Sequence[ChatMessage]) -> ChatMessage | None:
+    """The last message, if it is an answer to which other items may belong."""
+    if not found or found[-1].role != "assistant" or not isinstance(found[-1].content, str):
+        return None
+    return found[-1]
+
+
 def _add_call(found: list[ChatMessage], item: ResponseItem, arguments: str) -> None:
     call = {
         "id": item.call_id or "",
@@ -122,8 +165,14 @@ def _add_call(found: list[ChatMessage], item: ResponseItem, arguments: str) -> N
 
 
 def _add_reasoning(found: list[ChatMessage], text: str) -> None:
-    """Add reasoning as a message without content, to which following calls are added."""
-    if text:
+    """Add reasoning to the answer before it, or as a message without content."""
+    if not text:
+        return
+    before = _open_answer(found)
+    if before is not None:
+        reasoning = f"{before.reasoning_content or ''}{text}"
+        found[-1] = msgspec.structs.replace(before, reasoning_content=reasoning)
+    else:
         found.append(
             ChatMessage(
                 role="assistant",
