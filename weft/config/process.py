@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -106,7 +106,8 @@ class ChildEnded(Exception):
 class Child:
     """A child process that runs `module`. A second `close` does nothing."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, files: Sequence[int] = ()) -> None:
+        """`files`: descriptors that the child inherits under the same numbers."""
         self._process = subprocess.Popen(
             module_command(module),
             stdin=subprocess.PIPE,
@@ -114,6 +115,7 @@ class Child:
             stderr=subprocess.DEVNULL,  # libraries print panics there
             process_group=0,  # Ctrl-C is for the server; same session, so same priority
             bufsize=0,
+            pass_fds=tuple(files),
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -139,6 +141,11 @@ class Child:
             return self._line(until_s)
         except BrokenPipeError:
             raise self._ended() from None
+
+    def kill(self) -> None:
+        """End the child without waiting for its end. Any thread may call this; one that asks at
+        this moment gets `ChildEnded`."""
+        self._process.kill()
 
     def close(self) -> None:
         self._process.kill()
@@ -187,17 +194,20 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Limit this process, from now on, to `num_bytes` more address space than it has. Also lowers
-    its priority.
+    """Limit this process, until the next call, to `num_bytes` more address space than it has. Also
+    lowers its priority.
     """
     with suppress(OSError, AttributeError):
-        os.nice(NICENESS)
+        os.nice(max(NICENESS - os.nice(0), 0))
     with suppress(ImportError, OSError, ValueError):
         import resource
 
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + num_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        if most != resource.RLIM_INFINITY:
+            limit = min(limit, most)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, most))
 
 
 def limit_work(seconds: float) -> None:
