@@ -13,7 +13,7 @@ import httpx
 
 from weft.assemble.adapters import adapter_files
 from weft.assemble.build import Built, build_engine
-from weft.assemble.prepare import Prepared, load_processor, load_tokenizer, prepare
+from weft.assemble.prepare import Prepared, load_recipe, load_tokenizer, prepare
 from weft.client.adapters import AdapterNames
 from weft.client.client import EngineClient
 from weft.config.engine import EngineConfig
@@ -59,7 +59,7 @@ class RealServer:
             readiness,
             limits,
             adapters=AdapterNames(adapter_files(prepared), "tiny"),
-            processor=load_processor(prepared),
+            processor=load_recipe(prepared),
         )
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=240

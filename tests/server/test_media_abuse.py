@@ -19,7 +19,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
 from tests.server.fake import HANG_S, RunningServer, eventually, running
-from tests.text.media_fakes import FakeProcessor, animation, picture, png_chunk, png_of_size, saved
+from tests.text.media_fakes import SEEING, animation, picture, png_chunk, png_of_size, saved
 from tests.text.tokens import infill_tokenizer
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
@@ -33,7 +33,7 @@ MAX_GROWTH = 200_000_000  # bytes
 def seeing() -> Iterator[RunningServer]:
     config = ServerConfig(drain_s=1.0, allowed_media_domains=HOST, media_timeout_s=20.0)
     tokenizer = infill_tokenizer("<pad>")
-    with running(config, processor=FakeProcessor(), tokenizer=tokenizer) as server:
+    with running(config, processor=SEEING, tokenizer=tokenizer) as server:
         yield server
 
 
@@ -300,7 +300,7 @@ def test_a_picture_up_to_the_limit_is_taken() -> None:
     limits = Limits(max_image_pixels=9_000_000)
     tokenizer = infill_tokenizer("<pad>")
     with (
-        running(limits=limits, processor=FakeProcessor(), tokenizer=tokenizer) as server,
+        running(limits=limits, processor=SEEING, tokenizer=tokenizer) as server,
         httpx.Client(base_url=server.url, timeout=HANG_S) as http,
     ):
         assert ask(http, data_url(black_png(3_000, 3_000))).status_code == 200

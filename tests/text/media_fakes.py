@@ -6,6 +6,7 @@ import io
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 
 from weft.arrays import FloatArray
 from weft.messages.media import MediaKind
+from weft.text.media.families import ProcessorRecipe
 from weft.text.media.processor import Knob, MediaPart, PreparedMedia
 
 MARK = "<image>"
@@ -62,6 +64,31 @@ class FakeProcessor:
         values = np.asarray(image, dtype=np.float32).mean(axis=(0, 1))
         length = max(min(image.width, self._max_width) // 4, 1)
         return MediaPart(kind, length, (1, 1, length), values)
+
+
+class HearingProcessor(FakeProcessor):
+    """A sound stands for a token for each 1,000 samples."""
+
+    marks: Mapping[MediaKind, str] = {"audio": "<sound>"}
+    placeholders: Mapping[MediaKind, str] = {"audio": "<pad>"}
+    audio_rate = 16_000
+
+    def audio(self, samples: FloatArray) -> PreparedMedia:
+        length = len(samples) // 1_000
+        part = MediaPart("audio", length, None, samples[::1_000])
+        return PreparedMedia("<pad>" * length, (part,))
+
+
+def seeing(folder: Path, config: Mapping[str, Any]) -> FakeProcessor:
+    return FakeProcessor()
+
+
+def hearing(folder: Path, config: Mapping[str, Any]) -> HearingProcessor:
+    return HearingProcessor()
+
+
+SEEING = ProcessorRecipe("tests.text.media_fakes:seeing")
+HEARING = ProcessorRecipe("tests.text.media_fakes:hearing")
 
 
 def picture(

@@ -15,9 +15,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from weft.config.helper import HelperFailed
-from weft.text.turns import Busy, Workers
-
-STOPPING = "the server is shutting down"
+from weft.text.turns import STOPPING, Busy, Workers
 
 
 class Process(Protocol):
