@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import wave
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,12 +19,9 @@ import pytest
 from tests.server.fake import HANG_S, RunningServer, eventually, running
 from tests.text.media_fakes import HEARING, SEEING, animation, picture, saved
 from tests.text.tokens import infill_tokenizer
-from weft.arrays import FloatArray
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
-from weft.messages.media import MediaKind
 from weft.messages.requests import GenerateRequest
-from weft.text.media.processor import MediaPart, PreparedMedia
 
 PAD = 260
 PNG = saved(picture(8, 8))  # 2 tokens
@@ -534,9 +531,7 @@ def test_sounds_are_taken_in_all_forms_by_a_model_that_hears() -> None:
 
 
 def limited(limits: Limits, config: ServerConfig | None = None) -> Any:
-    return running(
-        config, limits=limits, processor=SEEING, tokenizer=infill_tokenizer("<pad>")
-    )
+    return running(config, limits=limits, processor=SEEING, tokenizer=infill_tokenizer("<pad>"))
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from weft.server.errors import ClientGone, error_response
 from weft.server.fields.engine import EngineHeader
 from weft.server.http.handoff import WithTransferParams
 from weft.server.http.middleware import RequestMiddleware
+from weft.server.leaving import receiver
 from weft.server.media import serve_media
 from weft.server.ollama import routes as ollama
 from weft.server.openai import chat, completions
@@ -203,6 +204,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["weft.writers"] = self._context.writers  # for `Answer`
+        receiver.set(receive)
         try:
             answer = await self._handler(self._context, Request(scope, receive))
         except ClientGone:

@@ -3,8 +3,8 @@
     messages ─▶ sources ─▶ fetch (threads) ─▶ decode, prepare (processes) ─▶ media
     template ─▶ text with marks ─▶ text with placeholders ─▶ ids ─▶ media at their positions
 
-Neither the event loop nor another thread of this process decodes a file. `text/media` fetches and decodes files; each API names
-its own fields.
+Neither the event loop nor another thread of this process decodes a file. `text/media` fetches and
+decodes files; each API names its own fields.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from weft.config.model_errors import UnsupportedModel
 from weft.config.server import ServerConfig
 from weft.messages.media import MediaItem, MediaKind
 from weft.server.errors import ApiError, over
+from weft.server.leaving import while_client_waits
 from weft.text.media.adjusted import PARAM
 from weft.text.media.errors import MediaError
 from weft.text.media.families import ProcessorRecipe
 from weft.text.media.fetch import Fetcher, MediaAccess
 from weft.text.media.limits import MediaLimits
-from weft.text.media.loader import MediaLoader, MediaRefusal, Seen, token_ids
+from weft.text.media.loader import MediaFile, MediaLoader, MediaRefusal, token_ids
 from weft.text.media.placing import NAMES, ReadyMedia
 from weft.text.media.reader_helper import MediaReaders
 from weft.text.media.sources import MediaSource, Raw
@@ -49,8 +50,8 @@ class ServedMedia:
         timeout_s: float,
         max_open_bytes: int,
     ) -> None:
-        """`readers` is closed with this. `timeout_s`: for media from elsewhere; `max_open_bytes`: limit on the encoder inputs of
-        open requests."""
+        """`readers` is closed with this. `timeout_s`: for media from elsewhere; `max_open_bytes`:
+        limit on the encoder inputs of open requests."""
         self._loader = loader
         self._readers = readers
         self._timeout_s = timeout_s
@@ -95,9 +96,11 @@ class ServedMedia:
 
         Stops at the first source that fails, as soon as the media have more tokens than the
         context, and as soon as there is no room for their encoder inputs. If the caller is
-        cancelled, all work for it ends. Raises `ApiError`, `ContextExceeded`, or `Busy`.
+        cancelled, or the client leaves, all work for it ends. Raises `ApiError`, `ContextExceeded`,
+        `ClientGone`, or `Busy`.
         """
-        return await self._loads.run(self._load(sources, context_len, bytes_before))
+        work = self._loads.run(self._load(sources, context_len, bytes_before))
+        return await while_client_waits(work)
 
     def close(self) -> None:
         """End all that is being loaded, with `Busy`, and the processes that do it. A second call
@@ -164,8 +167,8 @@ class ServedMedia:
                 is_long = len(source.url) + len(source.base64) > LONG_LEN
                 raw = await self._threads.run(work, is_long=is_long)
                 left -= raw.num_bytes
-            seen = await self._threads.run(partial(self._loader.look, source, raw))
-            one = seen.found or await self._read(source, seen)
+            file = await self._threads.run(partial(self._loader.look, source, raw))
+            one = file.found or await self._read(source, file)
             made.append(one)
             num_tokens += one.num_tokens
             room.take(value_bytes(one), source.where)
@@ -178,15 +181,15 @@ class ServedMedia:
                 )
         return made
 
-    async def _read(self, source: MediaSource, seen: Seen) -> ReadyMedia:
+    async def _read(self, source: MediaSource, file: MediaFile) -> ReadyMedia:
         loader = self._loader
         try:
             made = await self._readers.read(
-                seen.kind, seen.raw, loader.changes, is_long=seen.is_long
+                file.kind, file.raw, loader.changes, is_long=file.is_long
             )
         except ValueError as exc:
             raise MediaRefusal(source, exc) from None
-        loader.keep(seen, made)
+        loader.keep(file, made)
         return made
 
     def _left(self, raws: Iterable[Raw]) -> int:

@@ -98,6 +98,8 @@ class Stoppable:
             raise
         finally:
             self._tasks.discard(task)
+            # An exception of the task refers to this frame, which would refer to the task.
+            del task
 
     def stop(self) -> None:
         self._is_stopped = True

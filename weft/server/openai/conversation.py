@@ -23,6 +23,7 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.cache_control import TTL_S, CacheMark, new_stamp, num_alike
 from weft.server.fields.sampling import soft_budget, thinking_budget, thinking_switch
+from weft.server.leaving import while_client_waits
 from weft.server.media import require_media, require_uncut
 from weft.server.openai.content import without_media
 from weft.server.openai.custom_tools import (
@@ -401,7 +402,7 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
     marks = None
     if sources:
         marks = require_media(context.media, sources).marks
-    text = await context.template.render(
+    rendered = context.template.render(
         messages,
         tools=as_functions(body.tools) if body.tools is not None else None,
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -410,6 +411,8 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
         source=body.chat_template or None,
         marks=marks,
     )
+    # A template of the request can be long work; the model's own is not the client's choice.
+    text = await (while_client_waits(rendered) if body.chat_template else rendered)
     return ChatText(text, sources, has_marks)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from weft.config.media_options import PER_PROMPT
-from weft.text.media.errors import MediaTooLarge
 from weft.messages.media import MediaKind
+from weft.text.media.errors import MediaTooLarge
 from weft.text.media.sound import MAX_SECONDS
 
 MAX_SIDE = 32_768  # pixels of one side of a picture
@@ -33,6 +33,11 @@ class MediaLimits(NamedTuple):
     max_video_pixels: int = 64_000_000  # of all frames together
     max_audio_s: float = MAX_SECONDS
     per_prompt: Mapping[str, int] = PER_PROMPT
+
+    @property
+    def max_packets(self) -> int:
+        """Packets of a video file, each of which is at most a frame."""
+        return PACKETS_PER_FRAME * self.max_video_frames
 
     def work_s(self, kind: MediaKind) -> float:
         """Seconds of processor time that the largest allowed file of this kind may take."""

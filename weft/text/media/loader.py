@@ -2,8 +2,8 @@
 
 Each step is a blocking call, which the callers run in their own threads (`server/media.py`,
 `weft.LLM`). A server reads files in helper processes (`reader_helper.py`), between `look` and
-`keep`; `load` reads them here. Prepared media are cached by the SHA-256 of their bytes, because in a conversation the
-same picture comes with every turn.
+`keep`; `load` reads them here. Prepared media are cached by the SHA-256 of their bytes, because in
+a conversation the same picture comes with every turn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Key: TypeAlias = tuple[MediaKind, bytes, float, str]
 LONG_PIXELS = 1_000_000  # a picture of more pixels is long work
 
 
-class Seen(NamedTuple):
+class MediaFile(NamedTuple):
     """A file that is here, and that nothing has decoded yet."""
 
     kind: MediaKind
@@ -124,18 +124,18 @@ class MediaLoader:
         except ValueError as exc:
             raise MediaRefusal(source, exc) from exc
 
-    def look(self, source: MediaSource, raw: Raw) -> Seen:
+    def look(self, source: MediaSource, raw: Raw) -> MediaFile:
         """Find out whether the cache has these bytes. Nothing is decoded."""
         digest = hashlib.sha256()
-        for file in raw.files:
-            digest.update(len(file).to_bytes(8, "little"))
-            digest.update(file)
+        for data in raw.files:
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
         key = (source.kind, digest.digest(), raw.frames_per_s, self._changes_json)
-        return Seen(source.kind, key, raw, self._cache.get(key))
+        return MediaFile(source.kind, key, raw, self._cache.get(key))
 
-    def keep(self, seen: Seen, made: ReadyMedia) -> None:
+    def keep(self, file: MediaFile, made: ReadyMedia) -> None:
         """Put prepared media into the cache."""
-        self._cache.put(seen.key, made)
+        self._cache.put(file.key, made)
 
     def load(self, sources: Sequence[MediaSource]) -> list[ReadyMedia]:
         """Do all steps for all sources, in this thread. Raises `MediaRefusal`."""
@@ -145,20 +145,18 @@ class MediaLoader:
         for source in sources:
             raw = self.read(source, left)
             left -= raw.num_bytes
-            seen = self.look(source, raw)
-            loaded.append(seen.found or self._made(source, seen))
+            file = self.look(source, raw)
+            loaded.append(file.found or self._made(source, file))
         return loaded
 
-    def _made(self, source: MediaSource, seen: Seen) -> ReadyMedia:
-        raw = seen.raw
+    def _made(self, source: MediaSource, file: MediaFile) -> ReadyMedia:
+        raw = file.raw
         try:
-            made = read_media(
-                self._processor, self.limits, seen.kind, raw.files, raw.frames_per_s
-            )
-            one = ready(seen.kind, made)
+            made = read_media(self._processor, self.limits, file.kind, raw.files, raw.frames_per_s)
+            one = ready(file.kind, made)
         except ValueError as exc:
             raise MediaRefusal(source, exc) from exc
-        self.keep(seen, one)
+        self.keep(file, one)
         return one
 
     # ---- in a prompt

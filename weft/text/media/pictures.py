@@ -213,9 +213,7 @@ def _check_size(size: tuple[int, int], max_pixels: int, where: str = "") -> None
     if max(size) > MAX_SIDE:
         raise MediaError(f"{told}; one side may have at most {MAX_SIDE:,}")
     if max(size) > MAX_RATIO * min(size):
-        raise MediaError(
-            f"{told}; one side may be at most {MAX_RATIO} times as long as the other"
-        )
+        raise MediaError(f"{told}; one side may be at most {MAX_RATIO} times as long as the other")
 
 
 def _check_scans(data: bytes) -> None:

@@ -98,7 +98,9 @@ class _ReadingProcess:
 
     def read(self, kind: MediaKind, raw: Raw, changes: JsonObject) -> ReadyMedia:
         write_all(self._file, raw.files)
-        question = ReaderQuestion(kind, [len(file) for file in raw.files], raw.frames_per_s, changes)
+        question = ReaderQuestion(
+            kind, [len(file) for file in raw.files], raw.frames_per_s, changes
+        )
         try:
             line = self.helper.ask(msgspec.json.encode(question), self._limits.work_s(kind))
             bare = _answer_in(line).media

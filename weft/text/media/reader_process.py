@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from weft.config.process import limit_memory, limit_work, serve
+from weft.config.process import KeptMemory, limit_memory, limit_work, serve
 from weft.json_types import JsonObject
 from weft.messages.media import MediaKind
 from weft.text.media.adjusted import adjusted_within
@@ -26,6 +26,7 @@ from weft.text.media.placing import ReadyMedia, described
 from weft.text.media.processor import MediaProcessor
 from weft.text.media.reader import read_media
 
+KEPT_BYTES = 1 << 26  # of the memory of one question, for the next: a picture of 1 megapixel
 MAX_FAULT_LEN = 2_000  # characters
 
 
@@ -62,9 +63,13 @@ class _MediaReader:
     def __init__(self) -> None:
         self._setup: ReaderSetup | None = None
         self._processor: MediaProcessor | None = None
+        self._memory: KeptMemory | None = None
 
     def __call__(self, line: bytes) -> bytes:
-        return msgspec.json.encode(self._answer(line))
+        answer = self._answer(line)
+        if self._memory is not None:
+            self._memory.give_back()
+        return msgspec.json.encode(answer)
 
     def _answer(self, line: bytes) -> ReaderAnswer:
         try:
@@ -87,6 +92,7 @@ class _MediaReader:
         warnings.simplefilter("ignore")  # a faulty file is reported to its sender
         import PIL.Image  # noqa: F401 (before the memory is limited)
 
+        self._memory = KeptMemory(KEPT_BYTES)
         self._setup = setup
         self._processor = setup.recipe.make()
 
