@@ -43,8 +43,8 @@ class RealServer:
         self.tokenizer = load_tokenizer(folder)
         self.client = EngineClient(self.tokenizer, self._send)
         self.client.deliver(built.ready)
-        readiness = Readiness()
-        readiness.mark_ready()
+        self.readiness = Readiness()
+        self.readiness.mark_ready()
         info = ServerInfo(
             model_name="tiny",
             context_length=built.ready.context_length,
@@ -56,7 +56,7 @@ class RealServer:
             self.tokenizer,
             ServerConfig(),
             info,
-            readiness,
+            self.readiness,
             limits,
             adapters=AdapterNames(adapter_files(prepared), "tiny"),
             processor=load_recipe(prepared),
@@ -79,6 +79,7 @@ class RealServer:
 
     def close(self) -> None:
         self.wait(self.http.aclose())
+        self.readiness.end()
         self._loop.close()
 
     def _send(self, message: ToEngine) -> None:
