@@ -22,16 +22,13 @@ from weft.arrays import FloatArray
 from weft.config.numbers import counted
 from weft.messages.media import MediaItem, MediaKind
 from weft.text.media.errors import MediaError
-from weft.text.media.processor import MediaPart, PreparedMedia
+from weft.text.media.processor import MediaPart, PreparedMedia, require_item_size
 
 NAMES: dict[MediaKind, tuple[str, str]] = {
     "image": ("image", "images"),
     "video": ("video", "videos"),
     "audio": ("sound", "sounds"),
 }
-
-
-MAX_ITEM_BYTES = 500_000_000  # below the limit of a frame beside a message
 
 
 class ReadyMedia(NamedTuple):
@@ -75,11 +72,7 @@ def with_values(bare: ReadyMedia, values: Iterable[bytes]) -> ReadyMedia:
 
 
 def _item(part: MediaPart, values: FloatArray) -> MediaItem:
-    if values.nbytes > MAX_ITEM_BYTES:
-        raise MediaError(
-            f"it is too large for this model, whose encoder would read {values.nbytes / 1e6:,.0f} "
-            f"MB of it; {MAX_ITEM_BYTES / 1e6:,.0f} MB are allowed"
-        )
+    require_item_size(values.nbytes)
     head = f"{part.kind} {part.grid} {part.time_step} {part.length} {values.shape}\n"
     if part.line_len:
         head = f"lines of {part.line_len} {head}"
