@@ -35,7 +35,7 @@ class Helper:
         self,
         module: str,
         setup: bytes,
-        check_setup: Callable[[bytes], None],
+        check_setup: Callable[[bytes], object],
         setup_s: float = SETUP_S,
         files: Sequence[int] = (),
     ) -> None:
