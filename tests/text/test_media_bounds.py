@@ -399,6 +399,35 @@ def test_changes_and_errors_pass_through_the_process() -> None:
     go(main)
 
 
+def test_a_head_that_promises_short_work_does_not_get_the_last_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A PNG with two heads: the first one is small, and decoders believe the second."""
+    large = saved(picture(1_500, 1_400))
+    first = png_chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0))
+    data = large[:8] + first + large[8:]
+    assert size_in_head(data) == (8, 8)
+    turns: list[bool] = []
+
+    async def main() -> None:
+        readers = MediaReaders(SEEING, LIMITS)
+        run = readers._pool.run
+
+        async def counted(work: Any, *, is_long: bool = False) -> Any:
+            turns.append(is_long)
+            return await run(work, is_long=is_long)
+
+        monkeypatch.setattr(readers._pool, "run", counted)
+        try:
+            made = await readers.read("image", Raw((data,)), {}, is_long=False)
+            assert made.num_tokens == 375
+        finally:
+            readers.close()
+
+    go(main)
+    assert turns == [False, True]
+
+
 def test_what_a_file_may_take_grows_with_the_limits_of_the_operator() -> None:
     assert LIMITS.work_s("image") == pytest.approx(12.2)
     assert LIMITS.work_s("video") == pytest.approx(69)

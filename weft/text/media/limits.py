@@ -15,6 +15,8 @@ MAX_RATIO = 200  # of the sides of a picture
 MAX_SCANS = 100  # of a JPEG; programs write about ten
 PACKETS_PER_FRAME = 64  # packets of a video file that are read for each frame that may be kept
 
+LONG_PIXELS = 1_000_000  # a picture of more pixels is long work
+
 # What one file may take: a part that is always there, and a part for each unit of its limit.
 BASE_WORK_S = 5.0  # of processor time
 BASE_BYTES = 1 << 29
@@ -46,6 +48,11 @@ class MediaLimits(NamedTuple):
     def work_bytes(self, kind: MediaKind) -> int:
         """Bytes of memory that the largest allowed file of this kind may take."""
         return BASE_BYTES + int(BYTES[kind] * self._most(kind))
+
+    def of_short_work(self) -> MediaLimits:
+        """The limits for a picture whose head promises short work; twice as many pixels, because
+        some formats have half of the limit."""
+        return self._replace(max_image_pixels=min(self.max_image_pixels, 2 * LONG_PIXELS))
 
     def _most(self, kind: MediaKind) -> float:
         if kind == "image":

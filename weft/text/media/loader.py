@@ -22,15 +22,13 @@ from weft.text.media.adjusted import adjusted_within
 from weft.text.media.errors import MediaError, MediaTooLarge
 from weft.text.media.fetch import Fetcher
 from weft.text.media.heads import size_in_head
-from weft.text.media.limits import MediaLimits
+from weft.text.media.limits import LONG_PIXELS, MediaLimits
 from weft.text.media.placing import NAMES, ReadyMedia, count, in_text, in_tokens, ready
 from weft.text.media.processor import MediaProcessor
 from weft.text.media.reader import read_media
 from weft.text.media.sources import MediaSource, Raw, read_inline
 
 Key: TypeAlias = tuple[MediaKind, bytes, float, str]
-
-LONG_PIXELS = 1_000_000  # a picture of more pixels is long work
 
 
 class MediaFile(NamedTuple):

@@ -19,6 +19,7 @@ from weft.text.media.limits import MAX_RATIO, MAX_SCANS, MAX_SIDE, MediaLimits
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 ALLOWED = "PNG, JPEG, WebP, GIF and BMP are allowed"
@@ -71,7 +72,7 @@ def format_of(data: bytes, allowed: str = ALLOWED) -> str:
     raise MediaError(f"its bytes begin like no known format; {allowed}")
 
 
-def open_picture(data: bytes, max_pixels: int, allowed: str = ALLOWED) -> Image:
+def open_picture(data: bytes, max_pixels: int, allowed: str = ALLOWED) -> ImageFile:
     """The picture of a file, not decoded yet: it has a size and a mode, and no pixels.
 
     A JPEG of more than `max_pixels` has half of its sides, or less: it is decoded so. `allowed`:
@@ -129,7 +130,7 @@ def decode_picture(image: Image) -> Image:
         raise MediaError(message) from exc
 
 
-def decode_frames(image: Image, limits: MediaLimits) -> tuple[list[Image], float]:
+def decode_frames(image: ImageFile, limits: MediaLimits) -> tuple[list[Image], float]:
     """All frames of an opened animation, in RGB, and its frames per second (0: unknown).
 
     Raises `MediaError` for more than `limits` allow, and for a damaged file.
@@ -147,7 +148,7 @@ def decode_frames(image: Image, limits: MediaLimits) -> tuple[list[Image], float
     return frames, frames_per_s
 
 
-def _num_frames(image: Image) -> int:
+def _num_frames(image: ImageFile) -> int:
     if image.format == "GIF":  # Pillow counts them in Python, however many there are
         assert image.fp is not None
         image.fp.seek(0)

@@ -52,15 +52,21 @@ class MediaReaders:
         self, kind: MediaKind, raw: Raw, changes: JsonObject, *, is_long: bool
     ) -> ReadyMedia:
         """`reader.read_media`, ready for the engine. If the caller is cancelled, the work ends.
+        Short work that turns out to be long waits for a turn of long work.
 
         Raises ValueError, with a message for the client, and `Busy`.
         """
         try:
             return await self._pool.run(
-                lambda process: process.read(kind, raw, changes), is_long=is_long
+                lambda process: process.read(kind, raw, changes, is_long=is_long), is_long=is_long
             )
+        except MediaTooLarge:
+            if is_long:
+                raise
         except HelperFailed as exc:
             raise self._refused(exc, kind) from None
+        # Its head promised a smaller picture.
+        return await self.read(kind, raw, changes, is_long=True)
 
     def _refused(self, exc: HelperFailed, kind: MediaKind) -> MediaError:
         if exc.out_of_time:
@@ -96,11 +102,10 @@ class _ReadingProcess:
             os.close(self._file)
             self._file = -1
 
-    def read(self, kind: MediaKind, raw: Raw, changes: JsonObject) -> ReadyMedia:
+    def read(self, kind: MediaKind, raw: Raw, changes: JsonObject, *, is_long: bool) -> ReadyMedia:
         write_all(self._file, raw.files)
-        question = ReaderQuestion(
-            kind, [len(file) for file in raw.files], raw.frames_per_s, changes
-        )
+        lens = [len(file) for file in raw.files]
+        question = ReaderQuestion(kind, lens, raw.frames_per_s, changes, is_long)
         try:
             line = self.helper.ask(msgspec.json.encode(question), self._limits.work_s(kind))
             bare = _answer_in(line).media

@@ -43,6 +43,7 @@ class ReaderQuestion(msgspec.Struct, frozen=True):
     lens: list[int]  # bytes of each file; one after the other in the shared file
     frames_per_s: float
     changes: JsonObject  # the request's, of the processor
+    is_long: bool  # else it is refused if it is no short work
 
 
 class ReaderAnswer(msgspec.Struct, omit_defaults=True):
@@ -102,6 +103,8 @@ class _MediaReader:
         limits = self._setup.limits
         limit_memory(limits.work_bytes(question.kind))
         limit_work(limits.work_s(question.kind))
+        if not question.is_long:
+            limits = limits.of_short_work()
         processor = self._processor
         if question.changes:
             processor = adjusted_within(processor, question.changes)
