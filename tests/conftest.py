@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG as HTTPX
@@ -42,6 +43,10 @@ os.environ["WEFT_DEFAULT_MODEL"] = "weft-nano"
 # A thousand processes need not compile weft each anew, nor three that run the tests all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Processes that tests start find what tests define (tests.text.media_fakes).
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")))
+)
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
 
 # Nor on the number of cores: torch's threads wait for each other by spinning, which costs thrice the time of a busy

@@ -19,6 +19,7 @@ from weft.engine.explain import explain
 from weft.memory.accounting.audit import AccountingError
 from weft.messages.requests import Abort
 from weft.scheduler.history import Stop
+from weft.scheduler.kv import KvMemory
 from weft.scheduler.settings import SchedulerSettings, WindowSettings
 
 WINDOW = 64
@@ -320,18 +321,19 @@ def test_settings_without_windows_have_one_pool() -> None:
     assert world.scheduler.stats().kv_window_tokens == 0
 
 
-def lacking(kv: WindowedKv, rows: IntArray, num_ahead: int) -> int:
-    """The specification of `WindowedKv.lacking`, row by row."""
+def lacking(kv: KvMemory, rows: IntArray, num_ahead: int) -> int:
+    """The specification of `KvMemory.lacking`, row by row."""
     missing = []
     next_tokens = kv.decode_pages(rows) * kv.page_size
+    windows = windows_of(kv)
     in_all = 0
     in_windows = 0
     for row in rows.tolist():
         kv_len = int(kv.columns.kv_len[row])
-        held = kv_len - int(kv.windows.first[row])
+        held = kv_len - int(windows.first[row])
         in_all += num_ahead
-        in_windows += min(num_ahead, max(kv.windows.full_row - held, 0))
-    for wanted, free in ((in_all, kv.rest), (in_windows, kv.windows.available)):
+        in_windows += min(num_ahead, max(windows.full_row - held, 0))
+    for wanted, free in ((in_all, kv.rest), (in_windows, windows.available)):
         missing.append(max(wanted, next_tokens) - free)
     return max(missing)
 
@@ -345,7 +347,7 @@ def test_what_is_missing_is_missing_in_the_pool_that_has_less(
     ids = [
         world.send(prompt(i, 20 + 31 * i), max_new_tokens=200, ignore_eos=True) for i in range(5)
     ]
-    kv = kv_of(world)
+    kv = world.scheduler.kv
     found = set()
     for _ in range(120):
         world.step()

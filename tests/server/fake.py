@@ -40,7 +40,7 @@ from weft.messages.sampling import SamplingParams
 from weft.server.app import create_app
 from weft.server.context import ModelFacts, Readiness, ServerInfo
 from weft.server.serve import make_server
-from weft.text.media.processor import MediaProcessor
+from weft.text.media.families import ProcessorRecipe
 from weft.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -279,7 +279,7 @@ class RunningServer:
         limits: Limits | None = None,
         tokenizer: Tokenizer | None = None,
         sampling: SamplingParams | None = None,
-        processor: MediaProcessor | None = None,
+        processor: ProcessorRecipe | None = None,
         port: int = 0,
         facts: ModelFacts | None = None,
         **client: Any,
@@ -377,6 +377,7 @@ class RunningServer:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
             self._socket.close()
+            self.readiness.end()
 
 
 @contextlib.contextmanager
@@ -386,7 +387,7 @@ def running(
     limits: Limits | None = None,
     tokenizer: Tokenizer | None = None,
     sampling: SamplingParams | None = None,
-    processor: MediaProcessor | None = None,
+    processor: ProcessorRecipe | None = None,
     port: int = 0,
     facts: ModelFacts | None = None,
     **client: Any,

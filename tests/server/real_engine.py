@@ -13,7 +13,7 @@ import httpx
 
 from weft.assemble.adapters import adapter_files
 from weft.assemble.build import Built, build_engine
-from weft.assemble.prepare import Prepared, load_processor, load_tokenizer, prepare
+from weft.assemble.prepare import Prepared, load_recipe, load_tokenizer, prepare
 from weft.client.adapters import AdapterNames
 from weft.client.client import EngineClient
 from weft.config.engine import EngineConfig
@@ -43,8 +43,8 @@ class RealServer:
         self.tokenizer = load_tokenizer(folder)
         self.client = EngineClient(self.tokenizer, self._send)
         self.client.deliver(built.ready)
-        readiness = Readiness()
-        readiness.mark_ready()
+        self.readiness = Readiness()
+        self.readiness.mark_ready()
         info = ServerInfo(
             model_name="tiny",
             context_length=built.ready.context_length,
@@ -56,10 +56,10 @@ class RealServer:
             self.tokenizer,
             ServerConfig(),
             info,
-            readiness,
+            self.readiness,
             limits,
             adapters=AdapterNames(adapter_files(prepared), "tiny"),
-            processor=load_processor(prepared),
+            processor=load_recipe(prepared),
         )
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=240
@@ -79,6 +79,7 @@ class RealServer:
 
     def close(self) -> None:
         self.wait(self.http.aclose())
+        self.readiness.end()
         self._loop.close()
 
     def _send(self, message: ToEngine) -> None:

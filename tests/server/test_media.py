@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import wave
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,14 +17,11 @@ import openai
 import pytest
 
 from tests.server.fake import HANG_S, RunningServer, eventually, running
-from tests.text.media_fakes import FakeProcessor, animation, picture, saved
+from tests.text.media_fakes import HEARING, SEEING, animation, picture, saved
 from tests.text.tokens import infill_tokenizer
-from weft.arrays import FloatArray
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
-from weft.messages.media import MediaKind
 from weft.messages.requests import GenerateRequest
-from weft.text.media.processor import MediaPart, PreparedMedia
 
 PAD = 260
 PNG = saved(picture(8, 8))  # 2 tokens
@@ -54,7 +51,7 @@ def user(*parts: Any) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def shared_seeing() -> Iterator[RunningServer]:
     tokenizer = infill_tokenizer("<pad>")
-    with running(processor=FakeProcessor(), tokenizer=tokenizer) as server:
+    with running(processor=SEEING, tokenizer=tokenizer) as server:
         yield server
 
 
@@ -436,7 +433,7 @@ def test_what_does_not_go_with_pictures_is_refused(
 def test_a_prompt_that_pictures_make_too_long_is_refused_with_both_numbers(
     web: httpx.Client, seeing: RunningServer
 ) -> None:
-    long = saved(picture(4 * 1_990, 1))
+    long = saved(picture(4 * 1_990, 40))
     answer = web.post("/v1/chat/completions", json={"messages": user(image_part(long))})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
@@ -481,19 +478,6 @@ def test_a_model_of_texts_takes_no_images(
     assert server.engine.seen == []
 
 
-class HearingProcessor(FakeProcessor):
-    """A sound stands for a token for each 1,000 samples."""
-
-    marks: Mapping[MediaKind, str] = {"audio": "<sound>"}
-    placeholders: Mapping[MediaKind, str] = {"audio": "<pad>"}
-    audio_rate = 16_000
-
-    def audio(self, samples: FloatArray) -> PreparedMedia:
-        length = len(samples) // 1_000
-        part = MediaPart("audio", length, None, samples[::1_000])
-        return PreparedMedia("<pad>" * length, (part,))
-
-
 def wav(num_samples: int, rate: int = 16_000) -> bytes:
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
@@ -515,7 +499,7 @@ def test_sounds_are_taken_in_all_forms_by_a_model_that_hears() -> None:
     limits = Limits(max_audio_s=0.5)
     tokenizer = infill_tokenizer("<pad>")
     with (
-        running(limits=limits, processor=HearingProcessor(), tokenizer=tokenizer) as server,
+        running(limits=limits, processor=HEARING, tokenizer=tokenizer) as server,
         httpx.Client(base_url=server.url) as http,
     ):
         for part in parts:
@@ -547,9 +531,7 @@ def test_sounds_are_taken_in_all_forms_by_a_model_that_hears() -> None:
 
 
 def limited(limits: Limits, config: ServerConfig | None = None) -> Any:
-    return running(
-        config, limits=limits, processor=FakeProcessor(), tokenizer=infill_tokenizer("<pad>")
-    )
+    return running(config, limits=limits, processor=SEEING, tokenizer=infill_tokenizer("<pad>"))
 
 
 @pytest.mark.parametrize(

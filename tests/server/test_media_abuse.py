@@ -5,24 +5,38 @@ from __future__ import annotations
 
 import base64
 import gc
+import json
+import os
+import re
 import resource
 import socket
 import struct
 import threading
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from PIL import Image
-from PIL.PngImagePlugin import PngImageFile
 
 from tests.server.fake import HANG_S, RunningServer, eventually, running
-from tests.text.media_fakes import FakeProcessor, animation, picture, png_chunk, png_of_size, saved
+from tests.text.media_fakes import (
+    ENDLESS,
+    SEEING,
+    TROUBLED,
+    animation,
+    picture,
+    png_chunk,
+    png_of_size,
+    saved,
+)
+from tests.text.test_media_bounds import scanned
 from tests.text.tokens import infill_tokenizer
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
+from weft.text.media.loader import MediaRefusal
 
 CHAT = "/v1/chat/completions"
 HOST = "pictures.example"
@@ -33,7 +47,7 @@ MAX_GROWTH = 200_000_000  # bytes
 def seeing() -> Iterator[RunningServer]:
     config = ServerConfig(drain_s=1.0, allowed_media_domains=HOST, media_timeout_s=20.0)
     tokenizer = infill_tokenizer("<pad>")
-    with running(config, processor=FakeProcessor(), tokenizer=tokenizer) as server:
+    with running(config, processor=SEEING, tokenizer=tokenizer) as server:
         yield server
 
 
@@ -111,6 +125,9 @@ HOSTILE: dict[str, bytes] = {
     + png_chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(90_000_000), 9))
     + PLAIN[33:],
     "too narrow": saved(picture(1, 5_000)),
+    "36,000,000 x 1": png_of_size(36_000_000, 1, bytes(36_000_001)),
+    "1 x 1,000,000": png_of_size(1, 1_000_000, bytes(2_000_000)),
+    "20,000 scans": scanned(20_000),
 }
 # Odd files that are pictures all the same.
 HARMLESS: dict[str, bytes] = {
@@ -269,15 +286,16 @@ def test_memory_stays_and_a_stream_goes_on(web: httpx.Client, seeing: RunningSer
     assert eventually(lambda: seeing.client.num_open == 0)
 
 
-def test_a_refused_picture_does_not_wait_for_the_collector(web: httpx.Client) -> None:
-    """Files whose heads tell of many pixels would fill the memory before it comes round."""
+def test_the_bytes_of_a_refused_picture_do_not_wait_for_the_collector(
+    web: httpx.Client, seeing: RunningServer
+) -> None:
+    """Many of them would fill the memory before it comes round."""
     gc.disable()
     try:
         refused(ask(web, data_url(HOSTILE["lies about its size"])))
 
         def is_gone() -> bool:
-            pictures = [one for one in gc.get_objects() if type(one) is PngImageFile]
-            return all(one.size != (5_000, 5_000) for one in pictures)
+            return not any(type(one) is MediaRefusal for one in gc.get_objects())
 
         # A thread forgets its last piece of work when it gets another.
         assert eventually(lambda: ask(web, data_url(PLAIN)).status_code == 200 and is_gone())
@@ -285,22 +303,116 @@ def test_a_refused_picture_does_not_wait_for_the_collector(web: httpx.Client) ->
         gc.enable()
 
 
-def test_a_client_that_leaves_while_its_picture_is_decoded_harms_nobody(
-    web: httpx.Client, seeing: RunningServer
+def endless() -> set[int]:
+    """The processes of this one that read a picture without end."""
+    found: set[int] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            _, name, rest = re.split(r"[()]", (folder / "stat").read_text())
+        except (OSError, ValueError):
+            continue
+        if name == "endless" and int(rest.split()[1]) == os.getpid():
+            found.add(int(folder.name))
+    return found
+
+
+@pytest.fixture
+def troubled() -> Iterator[RunningServer]:
+    tokenizer = infill_tokenizer("<pad>")
+    with running(processor=TROUBLED, tokenizer=tokenizer) as server:
+        yield server
+
+
+def begin(server: RunningServer, path: str, body: dict[str, Any]) -> socket.socket:
+    """A client that has asked for a picture without end."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S)
+    client.sendall(head.encode() + content)
+    return client
+
+
+ENDLESS_PICTURE = data_url(saved(picture(colour=ENDLESS)))
+ENDLESS_CHAT = {
+    "messages": [
+        {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": ENDLESS_PICTURE}}],
+        }
+    ]
+}
+
+
+def test_the_work_for_a_client_that_has_left_is_ended_at_once(troubled: RunningServer) -> None:
+    """Nothing but the end of its client ends this work: it has no limit."""
+    clients = [begin(troubled, CHAT, ENDLESS_CHAT) for _ in range(2)]
+    assert eventually(lambda: len(endless()) == 2)
+    for client in clients:
+        client.close()
+    with httpx.Client(base_url=troubled.url, timeout=HANG_S) as web:
+        assert ask(web, data_url(PLAIN)).status_code == 200
+    assert eventually(lambda: not endless())
+    assert troubled.client.num_open == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "form"),
+    [
+        (CHAT, ENDLESS_CHAT, ("error", "type", "service_unavailable_error")),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 1,
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "image",
+                                "source": {
+                                    "type": "base64",
+                                    "media_type": "image/png",
+                                    "data": ENDLESS_PICTURE.partition(",")[2],
+                                },
+                            }
+                        ],
+                    }
+                ],
+            },
+            ("error", "type", "overloaded_error"),
+        ),
+        (
+            "/api/generate",
+            {"prompt": "x", "images": [ENDLESS_PICTURE.partition(",")[2]]},
+            ("error",),
+        ),
+    ],
+)
+def test_a_server_that_stops_ends_what_it_reads_and_says_so_in_the_form_of_the_api(
+    troubled: RunningServer, path: str, body: dict[str, Any], form: tuple[str, ...]
 ) -> None:
-    large = data_url(black_png(3_000, 3_000))
-    content = [{"type": "image_url", "image_url": {"url": large}}]
-    for _ in range(6):
-        with pytest.raises(httpx.ReadTimeout):
-            web.post(CHAT, json={"messages": [{"role": "user", "content": content}]}, timeout=0.01)
-    assert ask(web, data_url(PLAIN)).status_code == 200
+    with begin(troubled, path, body) as client:
+        assert eventually(endless)
+        troubled.call(troubled.readiness.drain)
+        answer = client.recv(10_000).decode()
+    head, _, text = answer.partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 503 ")
+    assert "content-type: application/json" in head.lower()
+    told: Any = json.loads(text)
+    for name in form[:-1]:
+        told = told[name]
+    if len(form) == 1:
+        assert "shutting down" in told["error"]
+    else:
+        assert told == form[-1]
+    assert eventually(lambda: not endless())
 
 
 def test_a_picture_up_to_the_limit_is_taken() -> None:
     limits = Limits(max_image_pixels=9_000_000)
     tokenizer = infill_tokenizer("<pad>")
     with (
-        running(limits=limits, processor=FakeProcessor(), tokenizer=tokenizer) as server,
+        running(limits=limits, processor=SEEING, tokenizer=tokenizer) as server,
         httpx.Client(base_url=server.url, timeout=HANG_S) as http,
     ):
         assert ask(http, data_url(black_png(3_000, 3_000))).status_code == 200

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import struct
+import time
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from weft.arrays import FloatArray
+from weft.config.process import limit_work
 from weft.messages.media import MediaKind
+from weft.text.media.families import ProcessorRecipe
 from weft.text.media.processor import Knob, MediaPart, PreparedMedia
 
 MARK = "<image>"
@@ -62,6 +68,63 @@ class FakeProcessor:
         values = np.asarray(image, dtype=np.float32).mean(axis=(0, 1))
         length = max(min(image.width, self._max_width) // 4, 1)
         return MediaPart(kind, length, (1, 1, length), values)
+
+
+class HearingProcessor(FakeProcessor):
+    """A sound stands for a token for each 1,000 samples."""
+
+    marks: Mapping[MediaKind, str] = {"audio": "<sound>"}
+    placeholders: Mapping[MediaKind, str] = {"audio": "<pad>"}
+    audio_rate = 16_000
+
+    def audio(self, samples: FloatArray) -> PreparedMedia:
+        length = len(samples) // 1_000
+        part = MediaPart("audio", length, None, samples[::1_000])
+        return PreparedMedia("<pad>" * length, (part,))
+
+
+class TroubledProcessor(FakeProcessor):
+    """What a decoder could do with a file, by the colour of its first pixel."""
+
+    def image(self, image: Image.Image) -> PreparedMedia:
+        match image.getpixel((0, 0)):
+            case (0, 0, 0):  # goes on until somebody ends it; tests see it by this name
+                limit_work(0.0)
+                Path("/proc/self/comm").write_text("endless")
+                while True:
+                    time.sleep(1.0)
+            case (0, 0, 255):  # works until it has used its time
+                limit_work(0.05)
+                while True:
+                    pass
+            case (0, 255, 0):
+                np.ones(10**10, np.uint8)
+            case (255, 255, 255):
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case (255, 255, 0):
+                raise ZeroDivisionError("a fault of ours")
+        return super().image(image)
+
+
+ENDLESS, LATE, GREEDY = (0, 0, 0), (0, 0, 255), (0, 255, 0)
+CRASHING, FAULTY = (255, 255, 255), (255, 255, 0)
+
+
+def troubled(folder: Path, config: Mapping[str, Any]) -> TroubledProcessor:
+    return TroubledProcessor()
+
+
+def seeing(folder: Path, config: Mapping[str, Any]) -> FakeProcessor:
+    return FakeProcessor()
+
+
+def hearing(folder: Path, config: Mapping[str, Any]) -> HearingProcessor:
+    return HearingProcessor()
+
+
+SEEING = ProcessorRecipe("tests.text.media_fakes:seeing")
+TROUBLED = ProcessorRecipe("tests.text.media_fakes:troubled")
+HEARING = ProcessorRecipe("tests.text.media_fakes:hearing")
 
 
 def picture(

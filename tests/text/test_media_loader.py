@@ -174,10 +174,11 @@ def test_a_video_that_is_none_is_refused(url: str, words: str) -> None:
 
 def test_large_pictures_are_long_work() -> None:
     loads, _ = loader(cache_bytes=10_000)
-    small = loads.open(image(data=PNG), Raw((PNG,)))
-    assert not small.is_long
+    assert not loads.look(image(data=PNG), Raw((PNG,))).is_long
     large = png_of_size(2_000, 2_000)
-    assert loads.open(image(data=large), Raw((large,))).is_long
+    assert loads.look(image(data=large), Raw((large,))).is_long
+    nothing = b"no head"
+    assert loads.look(image(data=nothing), Raw((nothing,))).is_long
 
 
 def test_a_placeholder_that_the_tokenizer_does_not_know_is_an_error() -> None:

@@ -95,7 +95,7 @@ def test_a_broken_template_is_told_at_the_start() -> None:
 def test_a_template_that_is_too_large_is_refused_before_anything_is_made_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(renderer, "Child", None)
+    monkeypatch.setattr(renderer, "Helper", None)
     with pytest.raises(TemplateError, match="has 10,000,000 characters; at most 1,000,000"):
         Renderer({"default": "a" * 10 * MAX_OWN_SOURCE_LEN}, {})
 
@@ -128,7 +128,7 @@ def test_a_process_that_is_killed_between_two_conversations_costs_neither_of_the
     async def main() -> None:
         for _ in range(3):
             assert "größe" in await ours.render([USER])
-            children = [process._child for process in ours._processes if process._child is not None]
+            children = [one.child for one in ours.processes if one.child is not None]
             assert children
             for child in children:
                 os.kill(child.pid, signal.SIGKILL)
@@ -142,7 +142,7 @@ def test_no_process_is_left_behind(ours: Renderer) -> None:
         await asyncio.gather(*(ours.render([USER]) for _ in range(8)))
 
     go(main)
-    children = [process._child for process in ours._processes if process._child is not None]
+    children = [one.child for one in ours.processes if one.child is not None]
     assert len(children) == 2
     ours.close()
     assert not any(child.is_alive for child in children)

@@ -33,6 +33,7 @@ from weft.observe.log import EventLog
 from weft.ops.cpp.build import CannotBuild, find_or_build
 
 if TYPE_CHECKING:
+    from weft.text.media.families import ProcessorRecipe
     from weft.text.media.processor import MediaProcessor
     from weft.text.templates.chat_template import ChatTemplate
     from weft.text.tokenizer import Tokenizer
@@ -178,6 +179,17 @@ def load_processor(prepared: Prepared) -> MediaProcessor | None:
         return adjusted(processor, read_kwargs(kwargs))
     except ValueError as exc:
         raise SettingsError(f"--mm-processor-kwargs: {exc}") from exc
+
+
+def load_recipe(prepared: Prepared) -> ProcessorRecipe | None:
+    """The recipe of `load_processor`, for a server, which needs processors in several processes.
+    None if the model takes only text. Raises the same."""
+    if load_processor(prepared) is None:
+        return None
+    from weft.text.media.adjusted import read_kwargs
+    from weft.text.media.families import read_recipe
+
+    return read_recipe(prepared.folder, read_kwargs(prepared.config.mm_processor_kwargs))
 
 
 def load_template(tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +29,12 @@ from weft.config.engine import EngineConfig
 
 NICENESS = 5  # the server has priority over children
 PR_SET_PDEATHSIG = 1
+# Libraries start a thread for each processor, each of which takes memory.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+M_TRIM_THRESHOLD = -1  # of glibc's malloc.h
+M_MMAP_THRESHOLD = -3
+MOST_IN_HEAP = 1 << 25  # bytes: the highest M_MMAP_THRESHOLD that glibc accepts
+ADDRESSES, RESIDENT = 0, 1  # columns of statm
 PIECE = 1 << 16
 LAST_WORDS_BYTES = 1 << 12
 
@@ -106,7 +112,8 @@ class ChildEnded(Exception):
 class Child:
     """A child process that runs `module`. A second `close` does nothing."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, files: Sequence[int] = ()) -> None:
+        """`files`: descriptors that the child inherits under the same numbers."""
         self._process = subprocess.Popen(
             module_command(module),
             stdin=subprocess.PIPE,
@@ -114,6 +121,8 @@ class Child:
             stderr=subprocess.DEVNULL,  # libraries print panics there
             process_group=0,  # Ctrl-C is for the server; same session, so same priority
             bufsize=0,
+            pass_fds=tuple(files),
+            env=os.environ | ONE_THREAD,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -139,6 +148,11 @@ class Child:
             return self._line(until_s)
         except BrokenPipeError:
             raise self._ended() from None
+
+    def kill(self) -> None:
+        """End the child without waiting for its end. Any thread may call this; one that asks at
+        this moment gets `ChildEnded`."""
+        self._process.kill()
 
     def close(self) -> None:
         self._process.kill()
@@ -187,17 +201,48 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Limit this process, from now on, to `num_bytes` more address space than it has. Also lowers
-    its priority.
+    """Limit this process, until the next call, to `num_bytes` more address space than it has. Also
+    lowers its priority.
     """
     with suppress(OSError, AttributeError):
-        os.nice(NICENESS)
+        os.nice(max(NICENESS - os.nice(0), 0))
     with suppress(ImportError, OSError, ValueError):
         import resource
 
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[ADDRESSES])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + num_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        if most != resource.RLIM_INFINITY:
+            limit = min(limit, most)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+
+
+class KeptMemory:
+    """Lets this process keep up to `num_bytes` of the memory that it frees, instead of getting it
+    page by page for each question. Only glibc knows how; elsewhere this does nothing."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._least = _num_pages(RESIDENT)
+        with suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.mallopt(M_MMAP_THRESHOLD, min(num_bytes, MOST_IN_HEAP))
+            libc.mallopt(M_TRIM_THRESHOLD, num_bytes)
+
+    def give_back(self) -> None:
+        """Give free memory back to the system if the process has more than it may keep."""
+        grown = _num_pages(RESIDENT) - self._least
+        if grown * os.sysconf("SC_PAGE_SIZE") <= self._num_bytes:
+            return
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _num_pages(column: int) -> int:
+    """A column of /proc/self/statm; 0 where there is none."""
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text("ascii").split()[column])
+    return 0
 
 
 def limit_work(seconds: float) -> None:

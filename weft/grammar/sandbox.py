@@ -12,11 +12,8 @@ import json
 from pathlib import Path
 from typing import Protocol
 
-from weft.config.process import Child, ChildEnded
+from weft.config.helper import Helper, HelperFailed
 from weft.grammar.protocol import InvalidGrammar, Key
-
-START_S = 60.0  # for the interpreter and the vocabulary to load
-SLOW_S = 30.0  # wall time beyond the processor time, for a busy machine; then it counts as hung
 
 
 class SandboxFailed(Exception):
@@ -56,40 +53,31 @@ class SandboxProcess:
         timeout_s: float,
     ) -> None:
         """`timeout_s` limits the processor time for one grammar."""
-        self._vocabulary = [backend, str(tokenizer), vocab_size, list(eos_token_ids)]
+        vocabulary = [backend, str(tokenizer), vocab_size, list(eos_token_ids)]
         self._timeout_s = timeout_s
-        self._child: Child | None = None
+        self._helper = Helper("weft.grammar.sandbox_process", _encoded(vocabulary), _check)
 
     def run(self, key: Key) -> None:
-        if self._child is None:
-            self._start()
-        answer = self._ask([self._timeout_s, *key], self._timeout_s + SLOW_S)
-        if answer:
-            raise InvalidGrammar(answer)
-
-    def close(self) -> None:
-        if self._child is not None:
-            self._child.close()
-            self._child = None
-
-    def _start(self) -> None:
-        self._child = Child("weft.grammar.sandbox_process")
-        answer = self._ask(self._vocabulary, START_S)
-        if answer:
-            self.close()
-            raise InvalidGrammar(answer)
-
-    def _ask(self, question: list[object], timeout_s: float) -> str:
-        assert self._child is not None
-        too_long = f"the grammar takes longer than {self._timeout_s:g} s to compile"
         try:
-            answer = self._child.ask(json.dumps(question).encode(), timeout_s)
-        except TimeoutError:
-            self.close()
-            raise SandboxFailed(too_long) from None
-        except ChildEnded as exc:
-            self.close()
+            self._helper.start()
+            answer = self._helper.ask(_encoded([self._timeout_s, *key]), self._timeout_s)
+        except HelperFailed as exc:
             if exc.out_of_time:
+                too_long = f"the grammar takes longer than {self._timeout_s:g} s to compile"
                 raise SandboxFailed(too_long) from None
             raise SandboxFailed("the grammar takes too much memory to compile") from None
-        return str(json.loads(answer))
+        _check(answer)
+
+    def close(self) -> None:
+        self._helper.close()
+
+
+def _encoded(question: list[object]) -> bytes:
+    return json.dumps(question).encode()
+
+
+def _check(answer: bytes) -> None:
+    """Raise InvalidGrammar for an answer that is an error."""
+    message = str(json.loads(answer))
+    if message:
+        raise InvalidGrammar(message)

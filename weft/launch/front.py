@@ -21,7 +21,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from weft.assemble.adapters import adapter_files
-from weft.assemble.prepare import load_processor, load_tokenizer
+from weft.assemble.prepare import load_recipe, load_tokenizer
 from weft.client.adapters import AdapterLoader, AdapterNames, AdapterRefused
 from weft.client.client import EngineClient
 from weft.config.adapters import parse_lora_paths
@@ -91,6 +91,7 @@ class Front:
     ) -> None:
         self.lost.cancel()
         self._engines.close()
+        self.readiness.end()
 
     @property
     def lost(self) -> asyncio.Task[ExitStatus]:
@@ -231,7 +232,7 @@ def _app(
             context.limits,
             context.digests,
             adapters,
-            load_processor(context.prepared),
+            load_recipe(context.prepared),
         )
     except (TemplateError, OSError) as exc:
         raise SettingsError(

@@ -37,6 +37,7 @@ from weft.server.errors import ClientGone, error_response
 from weft.server.fields.engine import EngineHeader
 from weft.server.http.handoff import WithTransferParams
 from weft.server.http.middleware import RequestMiddleware
+from weft.server.leaving import receiver
 from weft.server.media import serve_media
 from weft.server.ollama import routes as ollama
 from weft.server.openai import chat, completions
@@ -46,7 +47,7 @@ from weft.server.operation import Handler, Operation, get
 from weft.server.page import routes as page
 from weft.server.pooling import classify, embeddings, scores
 from weft.server.sglang import generate, parsing
-from weft.text.media.processor import MediaProcessor
+from weft.text.media.families import ProcessorRecipe
 from weft.text.parsers.formats import find_formats
 from weft.text.templates.chat_template import TemplateError
 from weft.text.templates.renderer import Renderer
@@ -92,7 +93,7 @@ def create_app(
     limits: Limits | None = None,
     digests: KeyDigests | None = None,
     adapters: AdapterNames | None = None,
-    processor: MediaProcessor | None = None,
+    processor: ProcessorRecipe | None = None,
 ) -> ASGIApp:
     """The application that serves one engine.
 
@@ -123,6 +124,11 @@ def create_app(
         infill=tokenizer.infill,
         formats=find_formats(config.tool_call_parser, config.reasoning_parser, sources),
     )
+    if context.media is not None:
+        readiness.at_drain(context.media.close)
+        readiness.at_end(context.media.close)
+    if context.template is not None:
+        readiness.at_end(context.template.close)
     operations = (*OPERATIONS, *_documents(info.version))
     routes: list[Route] = []
     for one in operations:
@@ -199,6 +205,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["weft.writers"] = self._context.writers  # for `Answer`
+        receiver.set(receive)
         try:
             answer = await self._handler(self._context, Request(scope, receive))
         except ClientGone:

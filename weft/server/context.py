@@ -5,7 +5,7 @@ A record without rules: `submit.py` has the rules for the use of these objects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,16 @@ class Readiness:
     def __init__(self) -> None:
         self.accepting = False
         self.draining = False
+        self._at_drain: list[Callable[[], None]] = []
+        self._at_end: list[Callable[[], None]] = []
+
+    def at_drain(self, call: Callable[[], None]) -> None:
+        """`call` ends work for requests that have not reached the engine: all are refused."""
+        self._at_drain.append(call)
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """`call` frees what the application holds: nothing is answered any more."""
+        self._at_end.append(call)
 
     def mark_ready(self) -> None:
         self.accepting = not self.draining
@@ -75,6 +85,12 @@ class Readiness:
         """Open requests continue, new requests are refused."""
         self.draining = True
         self.accepting = False
+        for call in self._at_drain:
+            call()
+
+    def end(self) -> None:
+        for call in self._at_end:
+            call()
 
 
 def _make_readers() -> Workers:

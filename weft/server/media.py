@@ -1,16 +1,15 @@
-"""Images, videos and sounds of requests: found in messages, loaded in threads, put into prompts.
+"""Images, videos and sounds of requests: found in messages, loaded, put into prompts.
 
-    messages ─▶ sources ─▶ fetch (threads) ─▶ open, decode, prepare (threads) ─▶ media
+    messages ─▶ sources ─▶ fetch (threads) ─▶ decode, prepare (processes) ─▶ media
     template ─▶ text with marks ─▶ text with placeholders ─▶ ids ─▶ media at their positions
 
-The event loop never reads a file's content. `text/media` fetches and decodes files; each API names
-its own fields.
+Neither the event loop nor another thread of this process decodes a file. `text/media` fetches and
+decodes files; each API names its own fields.
 """
 
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -22,19 +21,21 @@ from weft.config.model_errors import UnsupportedModel
 from weft.config.server import ServerConfig
 from weft.messages.media import MediaItem, MediaKind
 from weft.server.errors import ApiError, over
+from weft.server.leaving import while_client_waits
 from weft.text.media.adjusted import PARAM
 from weft.text.media.errors import MediaError
+from weft.text.media.families import ProcessorRecipe
 from weft.text.media.fetch import Fetcher, MediaAccess
 from weft.text.media.limits import MediaLimits
-from weft.text.media.loader import MediaLoader, MediaRefusal, token_ids
+from weft.text.media.loader import MediaFile, MediaLoader, MediaRefusal, token_ids
 from weft.text.media.placing import NAMES, ReadyMedia
-from weft.text.media.processor import MediaProcessor
+from weft.text.media.reader_helper import MediaReaders
 from weft.text.media.sources import MediaSource, Raw
 from weft.text.tokenizer import ContextExceeded, Tokenizer
-from weft.text.turns import Workers
+from weft.text.turns import Stoppable, Workers
 
 NUM_FETCHERS = 8  # fetchers mostly wait
-NUM_DECODERS = 2
+NUM_THREADS = 2
 LONG_LEN = 1_000_000  # characters of base64 from which reading is long work
 SLOW = 1.5  # times a host's time limit; the excess allows for name resolution
 
@@ -45,17 +46,20 @@ class ServedMedia:
     def __init__(
         self,
         loader: MediaLoader,
+        readers: MediaReaders,
         timeout_s: float,
         max_open_bytes: int,
     ) -> None:
-        """`timeout_s`: for media from elsewhere; `max_open_bytes`: limit on the encoder inputs of
-        open requests."""
+        """`readers` is closed with this. `timeout_s`: for media from elsewhere; `max_open_bytes`:
+        limit on the encoder inputs of open requests."""
         self._loader = loader
+        self._readers = readers
         self._timeout_s = timeout_s
         self._max_open_bytes = max_open_bytes
         self._loading: list[_Room] = []
         self._fetchers = Workers(NUM_FETCHERS, "the fetcher of media")
-        self._decoders = Workers(NUM_DECODERS, "the decoder of media")
+        self._threads = Workers(NUM_THREADS, "the reader of base64")
+        self._loads = Stoppable()
 
     @property
     def marks(self) -> dict[MediaKind, str]:
@@ -91,9 +95,25 @@ class ServedMedia:
         inputs of other prompts of the request.
 
         Stops at the first source that fails, as soon as the media have more tokens than the
-        context, and as soon as there is no room for their encoder inputs. Raises `ApiError`,
-        `ContextExceeded`, or `Busy`.
+        context, and as soon as there is no room for their encoder inputs. If the caller is
+        cancelled, or the client leaves, all work for it ends. Raises `ApiError`, `ContextExceeded`,
+        `ClientGone`, or `Busy`.
         """
+        work = self._loads.run(self._load(sources, context_len, bytes_before))
+        return await while_client_waits(work)
+
+    def close(self) -> None:
+        """End all that is being loaded, with `Busy`, and the processes that do it. A second call
+        does nothing."""
+        self._loads.stop()
+        self._readers.close()
+
+    async def _load(
+        self,
+        sources: Sequence[MediaSource],
+        context_len: int,
+        bytes_before: int,
+    ) -> list[ReadyMedia]:
         room = _Room(self._loading, self._max_open_bytes, bytes_before)
         try:
             fetched = await self._fetch_all(sources)
@@ -145,13 +165,10 @@ class ServedMedia:
             if raw is None:
                 work = partial(self._loader.read, source, left)
                 is_long = len(source.url) + len(source.base64) > LONG_LEN
-                raw = await self._decoders.run(work, is_long=is_long)
+                raw = await self._threads.run(work, is_long=is_long)
                 left -= raw.num_bytes
-            opened = await self._decoders.run(partial(self._loader.open, source, raw))
-            one = opened.found
-            if one is None:
-                ready = partial(self._loader.make_ready, source, opened)
-                one = await self._decoders.run(ready, is_long=opened.is_long)
+            file = await self._threads.run(partial(self._loader.look, source, raw))
+            one = file.found or await self._read(source, file)
             made.append(one)
             num_tokens += one.num_tokens
             room.take(value_bytes(one), source.where)
@@ -162,6 +179,17 @@ class ServedMedia:
                     f"{len(sources):,}) have {num_tokens:,} tokens; the context has "
                     f"{context_len:,}",
                 )
+        return made
+
+    async def _read(self, source: MediaSource, file: MediaFile) -> ReadyMedia:
+        loader = self._loader
+        try:
+            made = await self._readers.read(
+                file.kind, file.raw, loader.changes, is_long=file.is_long
+            )
+        except ValueError as exc:
+            raise MediaRefusal(source, exc) from None
+        loader.keep(file, made)
         return made
 
     def _left(self, raws: Iterable[Raw]) -> int:
@@ -234,15 +262,14 @@ def value_bytes(media: ReadyMedia) -> int:
 
 
 def serve_media(
-    processor: MediaProcessor,
+    recipe: ProcessorRecipe,
     tokenizer: Tokenizer,
     config: ServerConfig,
     limits: Limits,
 ) -> ServedMedia:
     """The loader of a server's media. Raises SettingsError for invalid settings, and
     UnsupportedModel for a tokenizer that does not know the placeholders."""
-    # A faulty file is reported to its sender, not to the log, which it could fill.
-    warnings.filterwarnings("ignore", module=r"PIL\.")
+    processor = recipe.make()
     options = media_options(config)
     access = MediaAccess(options.hosts, options.folder, timeout_s=config.media_timeout_s)
 
@@ -251,22 +278,24 @@ def serve_media(
         ids_of_placeholders = token_ids(processor, encode)
     except ValueError as exc:
         raise UnsupportedModel(f"the model is not served with pictures: {exc}") from exc
+    media_limits = MediaLimits(
+        max_bytes=int(limits.max_media_mb * 1_000_000),
+        max_image_pixels=limits.max_image_pixels,
+        max_video_frames=limits.max_video_frames,
+        max_video_pixels=limits.max_video_pixels,
+        max_audio_s=limits.max_audio_s,
+        per_prompt=options.per_prompt,
+    )
     loader = MediaLoader(
         processor,
         ids_of_placeholders,
         Fetcher(access),
-        MediaLimits(
-            max_bytes=int(limits.max_media_mb * 1_000_000),
-            max_image_pixels=limits.max_image_pixels,
-            max_video_frames=limits.max_video_frames,
-            max_video_pixels=limits.max_video_pixels,
-            max_audio_s=limits.max_audio_s,
-            per_prompt=options.per_prompt,
-        ),
+        media_limits,
         int(config.media_cache_mb * 1_000_000),
     )
+    readers = MediaReaders(recipe, media_limits)
     max_open_bytes = int(limits.max_open_embeds_mb * 1_000_000)
-    return ServedMedia(loader, config.media_timeout_s, max_open_bytes)
+    return ServedMedia(loader, readers, config.media_timeout_s, max_open_bytes)
 
 
 def require_media(

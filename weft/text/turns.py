@@ -8,16 +8,17 @@ waiting has its own limit and does not count as work. Knows nothing of the work 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from weft.config.rotation import Rotation
 from weft.observe.request_context import tenant
 
 T = TypeVar("T")
 WAIT_S = 10.0
+STOPPING = "the server is shutting down"
 
 
 class Busy(Exception):
@@ -71,6 +72,39 @@ class Turns:
             self._num_free -= 1
             self._num_free_long -= waiter.is_long
             waiter.granted.set_result(None)
+
+
+class Stoppable:
+    """Work that can be stopped for all who wait for it. For one event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_stopped = False
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`. It ends with the caller, and at `stop`: then `Busy` is raised, as
+        for all later work."""
+        if self._is_stopped:
+            work.close()
+            raise Busy(STOPPING)
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if self._is_stopped and own is not None and not own.cancelling():
+                raise Busy(STOPPING) from None
+            raise
+        finally:
+            self._tasks.discard(task)
+            # An exception of the task refers to this frame, which would refer to the task.
+            del task
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        for task in self._tasks:
+            task.cancel()
 
 
 class Workers:

@@ -29,6 +29,7 @@ from weft.observe.survivable import is_survivable
 from weft.server.auth import Access, Caller, Keys, key_fingerprint
 from weft.server.errors import ApiError, error_response
 from weft.server.limits import head_refusal
+from weft.text.turns import STOPPING
 
 log = EventLog("server")
 audit = EventLog("audit")
@@ -132,6 +133,12 @@ class RequestMiddleware:
                 await self._app(scope, receive, out)
             else:
                 await error_response(refusal)(scope, receive, out)
+        except asyncio.CancelledError:
+            if out.status:
+                raise
+            # Only the server cancels a request: it ends, and does not wait for this one.
+            stopped = ApiError(503, STOPPING, headers={"connection": "close"})
+            await error_response(stopped)(scope, receive, out)
         except BaseException as exc:
             if not is_survivable(exc):
                 raise

@@ -24,6 +24,7 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.cache_control import TTL_S, CacheMark, new_stamp, num_alike
 from weft.server.fields.sampling import soft_budget, thinking_budget, thinking_switch
+from weft.server.leaving import while_client_waits
 from weft.server.media import require_media, require_uncut
 from weft.server.openai.content import without_media
 from weft.server.openai.custom_tools import (
@@ -407,7 +408,7 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
     marks = None
     if sources:
         marks = require_media(context.media, sources).marks
-    text, warnings = await context.template.rendered(
+    rendering = context.template.rendered(
         messages,
         tools=as_functions(body.tools) if body.tools is not None else None,
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -417,7 +418,9 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
         marks=marks,
         tools_in_messages=_has_generic_calls(context),
     )
-    return ChatText(text, sources, has_marks, warnings)
+    # A template of the request can be long work; the model's own is not the client's choice.
+    rendered = await (while_client_waits(rendering) if body.chat_template else rendering)
+    return ChatText(rendered.text, sources, has_marks, rendered.warnings)
 
 
 def _check_template(context: ServerContext, source: str) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 IMAGE = "<image>"
+MAX_PADDED_SIDE = 8_192  # of a picture that is padded to a square: 256 MB
 MAX_RATIO = 200  # of the sides of a picture; the longer side is cropped
 
 
@@ -88,6 +89,11 @@ class LlavaPictures:
         from PIL import Image as images
 
         side = max(image.size)
+        if side > MAX_PADDED_SIDE:
+            raise ValueError(
+                f"it has {image.width} x {image.height} pixels, and this model pads pictures to a "
+                f"square; one side may have at most {MAX_PADDED_SIDE:,}"
+            )
         colour = tuple(int(mean * 255) for mean in self._looks.mean)
         square = images.new("RGB", (side, side), colour)
         square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))

@@ -1,9 +1,9 @@
-"""Loads the media of requests for the engine: fetches, decodes, and prepares them with the model's
-processor.
+"""Loads the media of requests for the engine: fetches them, and finds those that are prepared.
 
 Each step is a blocking call, which the callers run in their own threads (`server/media.py`,
-`weft.LLM`). Prepared media are cached by the SHA-256 of their bytes, because in a conversation the
-same picture comes with every turn.
+`weft.LLM`). A server reads files in helper processes (`reader_helper.py`), between `look` and
+`keep`; `load` reads them here. Prepared media are cached by the SHA-256 of their bytes, because in
+a conversation the same picture comes with every turn.
 """
 
 from __future__ import annotations
@@ -14,49 +14,40 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from weft.json_types import JsonObject
 from weft.messages.media import MediaItem, MediaKind
 from weft.text.media.adjusted import adjusted_within
 from weft.text.media.errors import MediaError, MediaTooLarge
 from weft.text.media.fetch import Fetcher
-from weft.text.media.limits import MediaLimits
-from weft.text.media.pictures import ALLOWED as PICTURE_FORMATS
-from weft.text.media.pictures import decode_frames, decode_picture, open_picture
+from weft.text.media.heads import size_in_head
+from weft.text.media.limits import LONG_PIXELS, MediaLimits
 from weft.text.media.placing import NAMES, ReadyMedia, count, in_text, in_tokens, ready
-from weft.text.media.processor import MediaProcessor, PreparedMedia
-from weft.text.media.sound import decode_sound
+from weft.text.media.processor import MediaProcessor
+from weft.text.media.reader import read_media
 from weft.text.media.sources import MediaSource, Raw, read_inline
-from weft.text.media.video import ALLOWED as VIDEO_FORMATS
-from weft.text.media.video import FRAMES_PER_S, container_of, decode_video
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Key: TypeAlias = tuple[MediaKind, bytes, float, str]
 
-LONG_PIXELS = 1_000_000  # a picture of more pixels is long work
 
-
-class Opened(NamedTuple):
-    """A file whose format and size are known, and which is not decoded yet."""
+class MediaFile(NamedTuple):
+    """A file that is here, and that nothing has decoded yet."""
 
     kind: MediaKind
     key: Key
     raw: Raw
-    images: tuple[Image, ...]  # of a picture or an animation; empty for an MP4 or a sound
-    container: str = ""  # format of a video file (`video.container_of`); "" for other files
     found: ReadyMedia | None = None  # the prepared media, if the cache has them
 
     @property
     def is_long(self) -> bool:
-        """Whether preparing the file is long work."""
+        """Whether preparing the file is long work, as far as its head says."""
         if self.found is not None:
             return False
         if self.kind != "image":
             return True
-        width, height = self.images[0].size
-        return width * height > LONG_PIXELS
+        size = size_in_head(self.raw.files[0])
+        return size is None or size[0] * size[1] > LONG_PIXELS
 
 
 class MediaLoader:
@@ -77,14 +68,16 @@ class MediaLoader:
         self._processor = processor
         self._token_ids = dict(token_ids)
         self._cache = ReadyCache(cache_bytes)
-        self._changes = ""  # the request's changes of the processor, as JSON
+        self.changes: JsonObject = {}  # the request's, of the processor
+        self._changes_json = ""
 
     def adjusted(self, given: Mapping[str, Any]) -> MediaLoader:
         """A loader with a request's changes of the processor (`text/media/adjusted.py`). It shares
         the cache of prepared media. Raises `MediaError`."""
         found = copy(self)
         found._processor = adjusted_within(self._processor, given)
-        found._changes = json.dumps(given, sort_keys=True)
+        found.changes = dict(given)
+        found._changes_json = json.dumps(given, sort_keys=True)
         return found
 
     # ---- what may be asked for
@@ -129,46 +122,18 @@ class MediaLoader:
         except ValueError as exc:
             raise MediaRefusal(source, exc) from exc
 
-    def open(
-        self,
-        source: MediaSource,
-        raw: Raw,
-    ) -> Opened:
-        """Find the format and size of the bytes, without decoding them. Raises `MediaRefusal`."""
+    def look(self, source: MediaSource, raw: Raw) -> MediaFile:
+        """Find out whether the cache has these bytes. Nothing is decoded."""
         digest = hashlib.sha256()
-        for file in raw.files:
-            digest.update(len(file).to_bytes(8, "little"))
-            digest.update(file)
-        key = (source.kind, digest.digest(), raw.frames_per_s, self._changes)
-        found = self._cache.get(key)
-        images: tuple[Image, ...] = ()
-        container = ""
-        if source.kind == "video" and len(raw.files) == 1:
-            container = container_of(raw.files[0])
-        if found is None and source.kind != "audio" and not container:
-            most = self.limits.max_image_pixels
-            is_one_video = source.kind == "video" and len(raw.files) == 1
-            allowed = VIDEO_FORMATS if is_one_video else PICTURE_FORMATS
-            try:
-                images = tuple(open_picture(file, most, allowed) for file in raw.files)
-            except ValueError as exc:
-                raise MediaRefusal(source, exc) from exc
-        return Opened(source.kind, key, raw, images, container, found)
+        for data in raw.files:
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
+        key = (source.kind, digest.digest(), raw.frames_per_s, self._changes_json)
+        return MediaFile(source.kind, key, raw, self._cache.get(key))
 
-    def make_ready(
-        self,
-        source: MediaSource,
-        opened: Opened,
-    ) -> ReadyMedia:
-        """Decode a file, and prepare it with the model's processor. Raises `MediaRefusal`."""
-        if opened.found is not None:
-            return opened.found
-        try:
-            made = ready(opened.kind, self._prepared(opened))
-        except ValueError as exc:
-            raise MediaRefusal(source, exc) from exc
-        self._cache.put(opened.key, made)
-        return made
+    def keep(self, file: MediaFile, made: ReadyMedia) -> None:
+        """Put prepared media into the cache."""
+        self._cache.put(file.key, made)
 
     def load(self, sources: Sequence[MediaSource]) -> list[ReadyMedia]:
         """Do all steps for all sources, in this thread. Raises `MediaRefusal`."""
@@ -178,8 +143,19 @@ class MediaLoader:
         for source in sources:
             raw = self.read(source, left)
             left -= raw.num_bytes
-            loaded.append(self.make_ready(source, self.open(source, raw)))
+            file = self.look(source, raw)
+            loaded.append(file.found or self._made(source, file))
         return loaded
+
+    def _made(self, source: MediaSource, file: MediaFile) -> ReadyMedia:
+        raw = file.raw
+        try:
+            made = read_media(self._processor, self.limits, file.kind, raw.files, raw.frames_per_s)
+            one = ready(file.kind, made)
+        except ValueError as exc:
+            raise MediaRefusal(source, exc) from exc
+        self.keep(file, one)
+        return one
 
     # ---- in a prompt
 
@@ -198,39 +174,6 @@ class MediaLoader:
     ) -> tuple[MediaItem, ...]:
         """`placing.in_tokens` with the placeholders of this model."""
         return in_tokens(ids, self._token_ids, media)
-
-    # ---- by kind
-
-    def _prepared(self, opened: Opened) -> PreparedMedia:
-        match opened.kind:
-            case "image":
-                return self._processor.image(decode_picture(opened.images[0]))
-            case "video":
-                return self._video(opened)
-            case "audio":
-                return self._audio(opened)
-
-    def _video(self, opened: Opened) -> PreparedMedia:
-        """Prepare a video: a video file, an animation, or one picture for each frame."""
-        frames_per_s = opened.raw.frames_per_s
-        if opened.container:
-            [file] = opened.raw.files
-            return self._processor.video(*decode_video(file, opened.container, self.limits))
-        if len(opened.images) == 1:
-            frames, told = decode_frames(opened.images[0], self.limits)
-            return self._processor.video(frames, frames_per_s or told or FRAMES_PER_S)
-        first = opened.images[0].size
-        self.limits.require_frames(len(opened.images), first)
-        for index, image in enumerate(opened.images):
-            if image.size != first:
-                raise MediaError(f"its frame {index} has another size than the first")
-        frames = [decode_picture(image) for image in opened.images]
-        return self._processor.video(frames, frames_per_s or FRAMES_PER_S)
-
-    def _audio(self, opened: Opened) -> PreparedMedia:
-        [file] = opened.raw.files
-        rate = self._processor.audio_rate
-        return self._processor.audio(decode_sound(file, rate, self.limits.max_audio_s))
 
 
 class MediaRefusal(Exception):

@@ -1,27 +1,34 @@
 """Decodes picture files: first the format and size, then the pixels.
 
 The format comes from the bytes of a file, never from its name or declared type. The size is read
-from the header and checked against the limit before any pixel is decoded. Only the decoders named
-here ever read a byte.
+from the header and checked against the limits before any pixel is decoded: the number of pixels,
+each side, and their ratio, because the work of resizing grows with each of them alone. Only the
+decoders named here ever read a byte.
 """
 
 from __future__ import annotations
 
 import io
-import struct
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from weft.text.media.errors import MediaError, MediaTooLarge
-from weft.text.media.limits import MediaLimits
+from weft.text.media.heads import gif_frames, num_scans, webp_size
+from weft.text.media.limits import MAX_RATIO, MAX_SCANS, MAX_SIDE, MediaLimits
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 ALLOWED = "PNG, JPEG, WebP, GIF and BMP are allowed"
 LIMIT = "max_image_pixels"
 ORIENTATION = 0x0112  # tag of EXIF
+# A JPEG may have this many times the allowed pixels: it is reduced while it is decoded.
+REDUCED = 4
+# The decoder of WebP takes 16 bytes for a pixel, those of the other formats 4 to 8.
+WEBP_SHARE = 2
 
 # First bytes of other formats that clients send; the error names the format.
 _OTHERS = (
@@ -65,25 +72,37 @@ def format_of(data: bytes, allowed: str = ALLOWED) -> str:
     raise MediaError(f"its bytes begin like no known format; {allowed}")
 
 
-def open_picture(data: bytes, max_pixels: int, allowed: str = ALLOWED) -> Image:
+def open_picture(data: bytes, max_pixels: int, allowed: str = ALLOWED) -> ImageFile:
     """The picture of a file, not decoded yet: it has a size and a mode, and no pixels.
 
-    `allowed`: the allowed formats, for messages. Raises `MediaError` if it is not a picture, or has
-    more than `max_pixels`.
+    A JPEG of more than `max_pixels` has half of its sides, or less: it is decoded so. `allowed`:
+    the allowed formats, for messages. Raises `MediaError` if it is not a picture, or has too many
+    pixels, too long sides or too many scans.
     """
     from PIL import Image
 
     format = format_of(data, allowed)
+    most = max_pixels
     if format == "WEBP":  # opening a WebP file allocates the memory of its pixels
-        _check_size(_webp_size(data), max_pixels)
+        most = max(max_pixels // WEBP_SHARE, 1)
+        _check_size(webp_size(data), most, "in a WebP file")
+    if format == "JPEG":
+        most = max_pixels * REDUCED
+        _check_scans(data)
     try:
-        image = Image.open(io.BytesIO(data), formats=(format,))
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as exc:
+        with warnings.catch_warnings():
+            # Of many pixels, which are counted below.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=(format,))
+    except Image.DecompressionBombError as exc:
         message = f"it has more pixels than the {max_pixels:,} that are allowed"
         raise MediaTooLarge(LIMIT, message) from exc
+    except MemoryError:
+        raise
     except Exception as exc:  # decoders raise many kinds of exceptions
         raise MediaError(f"it begins like a {format} file, but cannot be read") from exc
-    _check_size(image.size, max_pixels)
+    _check_size(image.size, most, "in a JPEG, which is reduced" if format == "JPEG" else "")
+    _reduce(image, max_pixels)
     return image
 
 
@@ -95,6 +114,8 @@ def decode_picture(image: Image) -> Image:
     """
     try:
         image.load()
+    except MemoryError:
+        raise
     except Exception as exc:
         raise MediaError(f"its pixels cannot be decoded: {_reason(exc)}") from exc
     image = _upright(image)
@@ -102,20 +123,19 @@ def decode_picture(image: Image) -> Image:
         return image
     try:
         return image.convert("RGB")
+    except MemoryError:
+        raise
     except Exception as exc:
         message = f"its pixels ({image.mode}) cannot be made RGB"
         raise MediaError(message) from exc
 
 
-def decode_frames(image: Image, limits: MediaLimits) -> tuple[list[Image], float]:
+def decode_frames(image: ImageFile, limits: MediaLimits) -> tuple[list[Image], float]:
     """All frames of an opened animation, in RGB, and its frames per second (0: unknown).
 
     Raises `MediaError` for more than `limits` allow, and for a damaged file.
     """
-    try:
-        num_frames = int(getattr(image, "n_frames", 1))
-    except Exception as exc:
-        raise MediaError(f"its frames cannot be counted: {_reason(exc)}") from exc
+    num_frames = _num_frames(image)
     limits.require_frames(num_frames, image.size)
     frames: list[Image] = []
     duration_ms = 0.0
@@ -128,6 +148,19 @@ def decode_frames(image: Image, limits: MediaLimits) -> tuple[list[Image], float
     return frames, frames_per_s
 
 
+def _num_frames(image: ImageFile) -> int:
+    if image.format == "GIF":  # Pillow counts them in Python, however many there are
+        assert image.fp is not None
+        image.fp.seek(0)
+        return gif_frames(image.fp.read())
+    try:
+        return int(getattr(image, "n_frames", 1))
+    except MemoryError:
+        raise
+    except Exception as exc:
+        raise MediaError(f"its frames cannot be counted: {_reason(exc)}") from exc
+
+
 def _frames(image: Image, num_frames: int) -> Iterator[Image]:
     size = image.size
     for index in range(num_frames):
@@ -135,6 +168,8 @@ def _frames(image: Image, num_frames: int) -> Iterator[Image]:
             image.seek(index)
             if image.size == size:
                 image.load()
+        except MemoryError:
+            raise
         except Exception as exc:
             message = f"its frame {index} cannot be decoded: {_reason(exc)}"
             raise MediaError(message) from exc
@@ -164,38 +199,42 @@ def _upright(image: Image) -> Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+def _check_size(size: tuple[int, int], max_pixels: int, where: str = "") -> None:
+    """Raise `MediaError` for a picture that is too large. `where`: what has this limit of pixels,
+    if not every picture."""
     width, height = size
+    told = f"it is {width:,} x {height:,} pixels large"
     if width < 1 or height < 1:
-        raise MediaError(f"it is {width} x {height} pixels large")
+        raise MediaError(told)
     if width * height > max_pixels:
-        raise MediaTooLarge(
-            LIMIT,
-            f"it is {width:,} x {height:,} pixels large, which are {width * height:,}; "
-            f"{max_pixels:,} are allowed",
-        )
+        allowed = f"{max_pixels:,} are allowed"
+        if where:
+            allowed += f" {where}"
+        raise MediaTooLarge(LIMIT, f"{told}, which are {width * height:,}; {allowed}")
+    if max(size) > MAX_SIDE:
+        raise MediaError(f"{told}; one side may have at most {MAX_SIDE:,}")
+    if max(size) > MAX_RATIO * min(size):
+        raise MediaError(f"{told}; one side may be at most {MAX_RATIO} times as long as the other")
 
 
-def _webp_size(data: bytes) -> tuple[int, int]:
-    """Width and height of the canvas, from the first chunk.
+def _check_scans(data: bytes) -> None:
+    """Raise `MediaError` for a JPEG with too many scans: each may take as long as the picture."""
+    scans = num_scans(data, MAX_SCANS)
+    if scans > MAX_SCANS:
+        raise MediaError(f"it is a JPEG of more than {MAX_SCANS} scans; {MAX_SCANS} are allowed")
 
-    Source: the WebP container specification (RFC 9649), sections 2.5 to 2.7.
-    """
-    kind = data[12:16]
-    try:
-        if kind == b"VP8X":
-            width = int.from_bytes(data[24:27], "little") + 1
-            height = int.from_bytes(data[27:30], "little") + 1
-            return width, height
-        if kind == b"VP8L":
-            [bits] = struct.unpack_from("<I", data, 21)
-            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-        if kind == b"VP8 ":
-            width, height = struct.unpack_from("<HH", data, 26)
-            return width & 0x3FFF, height & 0x3FFF
-    except struct.error as exc:
-        raise MediaError("it begins like a WebP file, but is cut off") from exc
-    raise MediaError("it begins like a WebP file, but cannot be read")
+
+def _reduce(image: Image, max_pixels: int) -> None:
+    """Let a JPEG be decoded at a half, a quarter or an eighth of its sides, if it is too large."""
+    width, height = image.size
+    if width * height <= max_pixels:
+        return
+    for divisor in (2, 4, 8):
+        reduced = (-(-width // divisor), -(-height // divisor))
+        if reduced[0] * reduced[1] <= max_pixels:
+            image.draft(None, (max(width // divisor, 1), max(height // divisor, 1)))
+            break
+    _check_size(image.size, max_pixels)
 
 
 def _reason(exc: Exception) -> str:

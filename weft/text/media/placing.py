@@ -12,25 +12,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
+from weft.arrays import FloatArray
 from weft.config.numbers import counted
 from weft.messages.media import MediaItem, MediaKind
 from weft.text.media.errors import MediaError
-from weft.text.media.processor import MediaPart, PreparedMedia
+from weft.text.media.processor import MediaPart, PreparedMedia, require_item_size
 
 NAMES: dict[MediaKind, tuple[str, str]] = {
     "image": ("image", "images"),
     "video": ("video", "videos"),
     "audio": ("sound", "sounds"),
 }
-
-
-MAX_ITEM_BYTES = 500_000_000  # below the limit of a frame beside a message
 
 
 class ReadyMedia(NamedTuple):
@@ -51,22 +49,35 @@ class ReadyMedia(NamedTuple):
 
 def ready(kind: MediaKind, prepared: PreparedMedia) -> ReadyMedia:
     """The prepared media with packed values and their digests."""
-    return ReadyMedia(kind, prepared.text, tuple(map(_item, prepared.parts)))
+    bare, arrays = described(kind, prepared)
+    return with_values(bare, [array.tobytes() for array in arrays])
 
 
-def _item(part: MediaPart) -> MediaItem:
-    values = np.ascontiguousarray(part.values, dtype="<f4")
-    packed = values.tobytes()
-    if len(packed) > MAX_ITEM_BYTES:
-        raise MediaError(
-            f"it is too large for this model, whose encoder would read {len(packed) / 1e6:,.0f} MB "
-            f"of it; {MAX_ITEM_BYTES / 1e6:,.0f} MB are allowed"
-        )
+def described(kind: MediaKind, prepared: PreparedMedia) -> tuple[ReadyMedia, list[FloatArray]]:
+    """The prepared media without their values, and these, one contiguous array for each item.
+    Raises `MediaError` if they are too large."""
+    items: list[MediaItem] = []
+    arrays: list[FloatArray] = []
+    for part in prepared.parts:
+        values = np.ascontiguousarray(part.values, dtype="<f4")
+        items.append(_item(part, values))
+        arrays.append(values)
+    return ReadyMedia(kind, prepared.text, tuple(items)), arrays
+
+
+def with_values(bare: ReadyMedia, values: Iterable[bytes]) -> ReadyMedia:
+    """The media with the packed values of their items, in order."""
+    pairs = zip(bare.items, values, strict=True)
+    return bare._replace(items=tuple(replace(item, values=own) for item, own in pairs))
+
+
+def _item(part: MediaPart, values: FloatArray) -> MediaItem:
+    require_item_size(values.nbytes)
     head = f"{part.kind} {part.grid} {part.time_step} {part.length} {values.shape}\n"
     if part.line_len:
         head = f"lines of {part.line_len} {head}"
     digest = hashlib.sha256(head.encode())
-    digest.update(packed)
+    digest.update(values.data)
     return MediaItem(
         kind=part.kind,
         digest=digest.digest(),
@@ -76,7 +87,6 @@ def _item(part: MediaPart) -> MediaItem:
         grid=part.grid,
         time_step=part.time_step,
         shape=values.shape,
-        values=packed,
     )
 
 

@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from weft.arrays import FloatArray
 from weft.messages.media import MediaKind
+from weft.text.media.errors import MediaError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+MAX_ITEM_BYTES = 500_000_000  # below the limit of a frame beside a message
+
+
+def require_item_size(num_bytes: int) -> None:
+    """Raise `MediaError` if one input of the encoder would have too many bytes."""
+    if num_bytes > MAX_ITEM_BYTES:
+        raise MediaError(
+            f"it is too large for this model, whose encoder would read {num_bytes / 1e6:,.0f} MB "
+            f"of it; {MAX_ITEM_BYTES / 1e6:,.0f} MB are allowed"
+        )
 
 
 class MediaPart(NamedTuple):

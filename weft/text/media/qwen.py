@@ -27,7 +27,7 @@ from weft.text.media.pixels import (
     read_looks,
     read_settings,
 )
-from weft.text.media.processor import Knob, MediaPart, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, PreparedMedia, require_item_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -39,6 +39,7 @@ FRAME_BEGIN = "<|vision_start|>"
 FRAME_END = "<|vision_end|>"
 MAX_RATIO = 200  # of the sides of a picture
 CHANNELS = 3
+VALUE_BYTES = 4 * CHANNELS  # of a pixel, as the encoder reads it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,7 @@ class QwenVision:
     def image(self, image: Image) -> PreparedMedia:
         spec = self.image_spec
         found = image_size(Size(image.height, image.width), spec)
+        require_item_size(VALUE_BYTES * math.prod(found))
         pixels = np.asarray(spec.looks.resized(image, found))[None]
         grid = grid_of(found, 1, spec)
         part = MediaPart(
@@ -145,6 +147,8 @@ class QwenVision:
         kept = sampled_frames(len(frames), frames_per_s, self.video_spec)
         before = Size(frames[0].height, frames[0].width)
         found = video_size(before, len(kept), self.video_spec)
+        if not self.video_spec.has_timestamps:  # all frames are one input
+            require_item_size(VALUE_BYTES * math.prod(found) * len(kept))
         resized = [spec.looks.resized(frames[index], found) for index in kept.tolist()]
         pixels = np.stack([np.asarray(frame) for frame in resized])
         # The last frame is repeated until it fills a patch.

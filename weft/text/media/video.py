@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.text.media.errors import MediaError, MediaTooLarge
-from weft.text.media.limits import MediaLimits
+from weft.text.media.limits import PACKETS_PER_FRAME, MediaLimits
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -104,9 +104,16 @@ def _times(
 ) -> Times:
     """The sorted times of all frames, in seconds. Nothing is decoded."""
     with _opened(av, data, format, limits) as container:
-        packets = container.demux(container.streams.video[0])
-        shown = [packet for packet in packets if packet.size and packet.pts is not None]
-        found = [float(packet.pts * packet.time_base) for packet in shown]
+        found: list[float] = []
+        for packet in container.demux(container.streams.video[0]):
+            if packet.size and packet.pts is not None:
+                found.append(float(packet.pts * packet.time_base))
+            if len(found) > limits.max_packets:
+                raise MediaTooLarge(
+                    "max_video_frames",
+                    f"it has more than {limits.max_packets:,} frames, {PACKETS_PER_FRAME} for each "
+                    f"of the {limits.max_video_frames:,} that are kept at most",
+                )
     times = np.sort(np.asarray(found, np.float64))
     if not len(times):
         raise MediaError("it has no frames")

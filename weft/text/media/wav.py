@@ -18,6 +18,7 @@ FLOAT = 3
 EXTENSIBLE = 0xFFFE  # the kind is in a later field
 # Programs that stream a file write such a length: the samples extend to the end of the file.
 UNKNOWN_LENGTH = 0x7FFFF000
+MAX_CHUNKS = 1_000
 BLOCK = 1 << 16  # frames that are converted at once
 
 
@@ -87,11 +88,14 @@ def _chunks(raw: bytes) -> Iterator[tuple[bytes, int, memoryview]]:
     """Name, declared length, and present content of each chunk of the file."""
     view = memoryview(raw)
     place = 12
-    while place + 8 <= len(raw):
+    for _ in range(MAX_CHUNKS):
+        if place + 8 > len(raw):
+            return
         name, size = struct.unpack_from("<4sI", raw, place)
         place += 8
         yield name, size, view[place : place + size]
         place += size + size % 2
+    raise ValueError(f"the WAV file has more than the {MAX_CHUNKS:,} chunks that are allowed")
 
 
 def _layout(content: memoryview) -> Layout:
