@@ -143,6 +143,7 @@ def create_app(
         client.metrics,
         limits,
         RouteTable(operations).find,
+        context.refusals,
     )
     if origins:
         app = CORSMiddleware(

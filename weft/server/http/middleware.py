@@ -29,6 +29,7 @@ from weft.observe.survivable import is_survivable
 from weft.server.auth import Access, Caller, Keys, key_fingerprint
 from weft.server.errors import ApiError, error_response
 from weft.server.limits import head_refusal
+from weft.server.refusals import RefusalLog
 
 log = EventLog("server")
 audit = EventLog("audit")
@@ -55,12 +56,14 @@ class RequestMiddleware:
         metrics: EdgeMetrics,
         limits: Limits,
         route_of: Callable[[str], tuple[str, Access]],
+        refusals: RefusalLog,
     ) -> None:
         self._app = app
         self._keys = keys
         self._metrics = metrics
         self._limits = limits
         self._route_of = route_of
+        self._refusals = refusals
         self._memory = Trim()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,6 +108,8 @@ class RequestMiddleware:
             metrics.seconds.of(route).observe_one(time.perf_counter() - request.arrived_s)
             if scope.get("weft.large_body"):
                 self._memory.soon()
+            if access == "user" and "weft.error" in scope:
+                self._refusals.note(request.rid, route, status, scope["weft.error"])
             if scope.get("weft.limit"):
                 self._metrics.refused(scope["weft.limit"])
             if not out.status and out.on_status is not None:
