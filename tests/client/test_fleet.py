@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ from weft.messages.calls import (
     ControlReply,
     ControlRequest,
     SuccessReply,
+    control_requests,
+    reply_type,
 )
 from weft.messages.control import (
     AbortRequestReply,
@@ -75,7 +78,7 @@ from weft.messages.sessions import (
 from weft.messages.status import EngineReady, Stats
 from weft.messages.weights import InitWeightsUpdateGroup, UpdateWeightsFromTensor, WeightsReply
 from weft.observe.engine_numbers import EngineNumbers
-from weft.route.policy import EngineRouter
+from weft.route.policy import METHODS, EngineRouter
 
 READY = EngineReady(
     model_summary="", vocab_size=9, context_length=99, max_prompt_tokens=98, kv_tokens=900,
@@ -268,6 +271,116 @@ def test_a_new_engine_that_hangs_and_recovers_still_waits_until_it_is_set_up() -
     world.fleet.take(1, GetStateReply(call=world.got[1][-1].call, stats=Stats()))
     world.send(3)
     assert world.ids(1) == [3]
+
+
+class RandomFleet:
+    """A fleet whose engines come, go, hang and recover at random, beside what should be true."""
+
+    def __init__(self, seed: int, method: str) -> None:
+        self.rng = random.Random(seed)
+        self.world = World(3, method)
+        self.open: dict[int, int] = {}  # id: rank
+        self.names: dict[int, tuple[str, int]] = {}
+        self.ended: set[int] = set()
+        self.is_lost = [False] * 3
+        self.num_sent = 0
+        self.num_siblings = 0
+
+    @property
+    def up(self) -> set[int]:
+        return {member.rank for member in self.world.fleet.members if member.is_up}
+
+    def read(self) -> None:
+        """What the client is told: each request ends once."""
+        for message in self.world.told():
+            if isinstance(message, StepOutput):
+                for one in message.finished:
+                    assert one.id not in self.ended
+                    self.ended.add(one.id)
+                    self.open.pop(one.id, None)
+
+    def send(self) -> None:
+        id = self.num_sent
+        self.num_sent += 1
+        name = (self.rng.choice("ab"), self.rng.randrange(2))
+        before = [len(got) for got in self.world.got]
+        siblings = {rank for one, rank in self.open.items() if self.names[one] == name}
+        self.world.send(id, rid=name[0], key=name[1])
+        got = [rank for rank in range(3) if len(self.world.got[rank]) > before[rank]]
+        if not self.up:
+            assert got == []
+            self.read()
+            assert id in self.ended
+            return
+        (rank,) = got
+        assert rank in (siblings or self.up)
+        self.num_siblings += bool(siblings)
+        self.open[id] = rank
+        self.names[id] = name
+
+    def finish(self) -> None:
+        if self.open:
+            id = self.rng.choice(list(self.open))
+            self.world.fleet.take(self.open[id], finish(id))
+
+    def change(self) -> None:
+        rank = self.rng.randrange(3)
+        fleet = self.world.fleet
+        if self.is_lost[rank]:
+            self.world.start(rank)
+            self.is_lost[rank] = False
+        elif fleet._catching_up and rank in fleet._catching_up.values():
+            call = self.world.got[rank][-1].call
+            fleet.take(rank, GetStateReply(call=call, stats=Stats()))
+        elif rank in self.up and self.rng.random() < 0.5:
+            fleet.hangs(rank, "it stands still")
+        elif rank not in self.up and self.rng.random() < 0.5:
+            fleet.recovers(rank)
+        else:
+            fleet.lose(rank, "it was killed")
+            self.is_lost[rank] = True
+
+    def drive(self, num: int) -> None:
+        for _ in range(num):
+            self.rng.choice([self.send, self.send, self.finish, self.change])()
+            self.read()
+            assert set(self.open.values()) <= self.up
+            router = self.world.fleet._router
+            assert {id: router.rank_of(id) for id in self.open} == self.open
+            assert sum(engine.num_open for engine in router.engines) == len(self.open)
+        assert len(self.ended) + len(self.open) == self.num_sent
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_requests_are_only_on_engines_that_take_them_and_each_ends_once(method: str) -> None:
+    num_siblings = 0
+    for seed in range(6):
+        fleet = RandomFleet(seed, method)
+        fleet.drive(200)
+        num_siblings += fleet.num_siblings
+    assert num_siblings > 100
+
+
+@pytest.mark.parametrize("of", control_requests().values())
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_engines_have_cached_is_forgotten_only_when_they_have_emptied_it(
+    of: type[ControlRequest[Any]], refused: bool
+) -> None:
+    world = World(2, "cache_aware")
+    for id in range(4):
+        world.send(id, key=id)
+        world.fleet.take(id % 2, finish(id))
+    indexes = [engine.index for engine in world.fleet._router.engines]
+    known = [len(one) for one in indexes]
+    assert min(known) > 0
+    world.fleet.send(example_of(of, call=1))
+    kind = reply_type(of)
+    reply = CallFailed(call=1, message="no") if refused else kind(**{"call": 1} | _made(kind))
+    asked = [rank for rank in range(2) if isinstance(world.got[rank][-1], of)]
+    for rank in asked:
+        world.fleet.take(rank, reply)
+    empties = of is FlushCache or (issubclass(kind, WeightsReply) and not refused)
+    assert [len(one) for one in indexes] == ([0, 0] if empties else known)
 
 
 def test_a_call_goes_to_all_engines_and_has_one_reply() -> None:
