@@ -415,6 +415,8 @@ class Fleet:
     ) -> None:
         """An engine has been started."""
         self.members[rank].attach(send)
+        if self._has_begun:
+            self._on_availability(self.why_unavailable())
 
     def _engine_ready(
         self,
@@ -424,6 +426,7 @@ class Fleet:
         member.ready = ready
         if self._has_begun:
             self._catch_up(member)
+            self._on_availability(self.why_unavailable())
             return
         member.missing = ""
         found = [one.ready for one in self.members if one.ready is not None]
