@@ -14,6 +14,7 @@ import pytest
 
 from tests.examples import example_of
 from weft.client.engine_state import HangDetector
+from weft.client.fleet.changes import EngineChanges
 from weft.client.fleet.fleet import PREPARING_S, Fleet
 from weft.client.fleet.joined import JOINERS, join, join_stats
 from weft.client.fleet.member import Member
@@ -33,6 +34,8 @@ from weft.messages.control import (
     AbortRequestReply,
     AuditReply,
     BlockInput,
+    ConfigureLogging,
+    ContinueGeneration,
     ExpertDistributionReply,
     ExpertRecordReply,
     ExplainRequest,
@@ -45,13 +48,17 @@ from weft.messages.control import (
     InputReply,
     ListRequests,
     ListRequestsReply,
+    PauseGeneration,
     QueueStatus,
     RequestRow,
+    SetInternalState,
     SetPolicy,
     SetPolicyReply,
+    SlowDown,
     StartExpertDistributionRecord,
     StartProfile,
     StartProfileReply,
+    StopExpertDistributionRecord,
     UnblockInput,
 )
 from weft.messages.handoff import HandoffParams
@@ -78,7 +85,14 @@ from weft.messages.sessions import (
     SessionParams,
 )
 from weft.messages.status import EngineReady, Stats
-from weft.messages.weights import InitWeightsUpdateGroup, UpdateWeightsFromTensor, WeightsReply
+from weft.messages.weights import (
+    InitWeightsUpdateGroup,
+    ReleaseMemoryOccupation,
+    ResumeMemoryOccupation,
+    UpdateWeightsFromDisk,
+    UpdateWeightsFromTensor,
+    WeightsReply,
+)
 from weft.observe.engine_numbers import EngineNumbers
 from weft.route.policy import METHODS, EngineRouter
 
@@ -759,3 +773,160 @@ def test_requests_of_all_engines_say_which_engine_has_them() -> None:
     world.fleet.take(1, ExplainRequestReply(call=2, found=[story]))
     (reply,) = world.told()
     assert [one.dp_rank for one in reply.found] == [1], "the first engine is not asked any more"
+
+
+# What belongs together stays together, and a new engine is as the others
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sessions_are_shared_out_evenly_and_their_turns_follow_them(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(3)
+    bound: dict[tuple[str, str], int] = {}
+    for number in range(1, 150):
+        name = (rng.choice("abcd"), rng.choice(["x", "y"]))
+        before = [len(got) for got in world.got]
+        what = rng.choice(["open", "close", "turn", "turn"])
+        if what == "turn":
+            world.send(number, session=SessionParams(id=name[0], owner=name[1]))
+        elif what == "open":
+            world.fleet.send(OpenSession(name[0], owner=name[1], call=number))
+        else:
+            world.fleet.send(CloseSession(name[0], owner=name[1], call=number))
+        (rank,) = [one for one in range(3) if len(world.got[one]) > before[one]]
+        counts = [list(bound.values()).count(one) for one in range(3)]
+        if name in bound:
+            assert rank == bound[name]
+        elif what != "turn":
+            assert rank == counts.index(min(counts))
+        if what == "turn":
+            world.fleet.take(rank, finish(number))
+            bound[name] = rank
+        elif what == "open":
+            success = rng.random() < 0.7
+            world.fleet.take(rank, OpenSessionReply(call=number, success=success))
+            bound[name] = rank
+            if not success:
+                del bound[name]
+        else:
+            world.fleet.take(rank, CloseSessionReply(call=number, success=True))
+            bound.pop(name, None)
+        assert world.fleet._sessions == bound
+
+
+ALL_TAGS = {"kv_cache", "weights"}
+CHANGES: list[Any] = [
+    lambda rng: SetPolicy(rng.choice(["lpm", "fcfs"])),
+    lambda rng: SlowDown(rng.choice([None, 0.1, 0.2])),
+    lambda rng: ConfigureLogging(log_level=rng.choice(["info", "debug"])),
+    lambda rng: rng.choice([BlockInput, UnblockInput])(),
+    lambda rng: rng.choice([PauseGeneration, ContinueGeneration])(),
+    lambda rng: rng.choice([StartExpertDistributionRecord, StopExpertDistributionRecord])(),
+    lambda rng: SetInternalState(server_args={rng.choice("ab"): rng.randrange(3)}),
+    lambda rng: LoadLoraAdapter(lora_path=rng.choice("pq"), uid=rng.choice("abc")),
+    lambda rng: UnloadLoraAdapter(uid=rng.choice("abc")),
+    lambda rng: UpdateWeightsFromDisk(model_path=rng.choice(["one", "two"])),
+    lambda rng: UpdateWeightsFromTensor(content=b"x"),
+    lambda rng: ReleaseMemoryOccupation(tags=rng.choice([None, ["kv_cache"], ["weights"]])),
+    lambda rng: ResumeMemoryOccupation(tags=rng.choice([None, ["kv_cache"], ["weights"]])),
+]
+
+
+class ChangedEngine:
+    """What an engine is after some changes."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, object] = {}
+        self.settings: dict[str, object] = {}
+        self.adapters: dict[str, str] = {}
+        self.weights = ""
+        self.released: set[str] = set()
+
+    def carry_out(self, change: ControlRequest[Any]) -> None:
+        match change:
+            case SetPolicy() | SlowDown() | ConfigureLogging():
+                self.last[type(change).__name__] = change
+            case BlockInput() | PauseGeneration() | StartExpertDistributionRecord():
+                self.last[type(change).__name__] = True
+            case UnblockInput():
+                self.last.pop("BlockInput", None)
+            case ContinueGeneration():
+                self.last.pop("PauseGeneration", None)
+            case StopExpertDistributionRecord():
+                self.last.pop("StartExpertDistributionRecord", None)
+            case SetInternalState():
+                self.settings |= change.server_args
+            case LoadLoraAdapter():
+                self.adapters[change.uid] = change.lora_path
+            case UnloadLoraAdapter():
+                self.adapters.pop(change.uid, None)
+            case UpdateWeightsFromDisk():
+                self.weights = change.model_path
+            case UpdateWeightsFromTensor():
+                self.weights = "sent"
+            case ReleaseMemoryOccupation():
+                self.released |= set(change.tags or ALL_TAGS)
+            case ResumeMemoryOccupation():
+                self.released -= set(change.tags or ALL_TAGS)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_new_engine_is_as_one_that_was_there_for_all_changes(seed: int) -> None:
+    rng = random.Random(seed)
+    changes, old = EngineChanges(), ChangedEngine()
+    assert changes.for_new_engine() == []
+    assert not changes.are_lost
+    for _ in range(60):
+        change = rng.choice(CHANGES)(rng)
+        old.carry_out(change)
+        changes.note(change)
+        if rng.random() < 0.1:
+            changes.forget_adapters(["a", "c"])
+            old.adapters.pop("a", None)
+            old.adapters.pop("c", None)
+        assert changes.are_lost == (old.weights == "sent")
+        new = ChangedEngine()
+        asked = changes.for_new_engine()
+        for one in asked:
+            new.carry_out(one)
+        if not changes.are_lost:
+            assert vars(new) == vars(old)
+        if not old.released and isinstance(change, ResumeMemoryOccupation) and change.tags is None:
+            kinds = ReleaseMemoryOccupation | ResumeMemoryOccupation
+            assert not any(isinstance(one, kinds) for one in asked)
+
+
+def test_what_one_engine_alone_says_is_said_for_all() -> None:
+    queue = ListRequestsReply(queue=_made(ListRequestsReply)["queue"], requests=[])
+    for name, usual, other in (
+        ("input_state", "unblocked", "blocked"),
+        ("paused", "", "retract"),
+        ("chunked_rid", None, "r1"),
+    ):
+        for rank in range(2):
+            replies = dict.fromkeys(range(2), queue)
+            assert getattr(join(replies).queue, name) == usual
+            told = msgspec.structs.replace(queue.queue, **{name: other})
+            replies[rank] = msgspec.structs.replace(queue, queue=told)
+            assert getattr(join(replies).queue, name) == other
+    full = msgspec.structs.replace(queue.queue, batch_is_full=True)
+    only = {0: queue, 1: msgspec.structs.replace(queue, queue=full)}
+    assert not join(only).queue.batch_is_full
+    assert join({0: only[1], 1: only[1]}).queue.batch_is_full
+    cache = example_of(GetCacheReply, disk="open", disk_blocks=3, disk_bytes=7)
+    closed = msgspec.structs.replace(cache, disk="no room", disk_blocks=5)
+    assert join({0: cache, 1: cache}).disk == "open"
+    for replies in ({0: cache, 1: closed}, {0: closed, 1: cache}):
+        assert (join(replies).disk, join(replies).disk_blocks) == ("no room", 5)
+
+
+def test_the_first_engine_alone_tells_what_is_the_same_in_all() -> None:
+    first = msgspec.structs.replace(_made(ListRequestsReply)["queue"], policy="lpm")
+    second = msgspec.structs.replace(first, policy="fcfs")
+    joined = join(
+        {
+            1: ListRequestsReply(queue=second, requests=[]),
+            0: ListRequestsReply(queue=first, requests=[]),
+        }
+    )
+    assert joined.queue.policy == "lpm"
