@@ -25,6 +25,7 @@ GRACE_S = 60.0  # from the exception to the end of the process
 MAX_EXTENSIONS = 4  # on a machine with more work than processors, a test has so many limits more
 BUSY_LOAD = 2.0  # threads that want a processor, for each processor
 OWNER = "TESTS_OF_WEFT"  # environment variable of all that the tests of one process start
+HELPERS = ("weft.text.templates.render_process", "weft.grammar.sandbox_process")
 LAST_END_S = 10.0  # for processes that were told to end
 
 
@@ -131,7 +132,8 @@ class Offspring:
             )
 
     def servers(self) -> dict[int, str]:
-        """The processes of weft among them that run, with their commands."""
+        """The processes of weft among them that run, with their commands; without those that end
+        when this process does, because it holds their standard input."""
         found: dict[int, str] = {}
         if self._reaper is None:
             return found
@@ -140,11 +142,11 @@ class Offspring:
                 if not folder.name.isdigit():
                     continue
                 marks = (folder / "environ").read_bytes().split(b"\0")
-                command = (
-                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
-                if self._mark.encode() in marks and "weft" in command:
-                    found[int(folder.name)] = command.strip()[:200]
+                words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                command = " ".join(words).strip()
+                is_helper = any(word in HELPERS for word in words)
+                if self._mark.encode() in marks and "weft" in command and not is_helper:
+                    found[int(folder.name)] = command[:200]
         return found
 
     def left(self) -> list[str]:

@@ -67,14 +67,13 @@ def run_area(area: Area, name: str, args: argparse.Namespace, record: Record) ->
     """Try the mutants of one area. Returns 0 if all died, 1 if not, 2 if the tests cannot run."""
     chosen, num_equivalent = choose(area.paths, args)
     print(f"{len(chosen):,} mutants; {num_equivalent} more are listed as equivalent", flush=True)
-    until = time.monotonic() + 60 * args.minutes
     wanted = [one for one in chosen if record.wants(one)]
     inner = [one for one in wanted if one.function]
     outer = [one for one in wanted if not one.function]
     store = STORE / f"profiles-{name}.json"
     pid = os.fork()
     if pid == 0:
-        plugin = Mutating(inner, record, args, until, traced=area.traced or area.paths, store=store)
+        plugin = Mutating(inner, record, args, traced=area.traced or area.paths, store=store)
         status = pytest.main([*PYTEST_OPTIONS, *area.tests], plugins=[plugin])
         sys.stdout.flush()
         os._exit(int(status))
@@ -85,6 +84,7 @@ def run_area(area: Area, name: str, args: argparse.Namespace, record: Record) ->
         profiles = read_profiles(store)
         run = InModules(ROOT, profiles)
         selection = Selection(profiles, args.budget_s)
+        until = time.monotonic() + 60 * args.minutes
         found = try_all(outer, selection, run, jobs=args.jobs, until=until, hang_s=args.hang_s)
         record.take(found)
     return record.tell(chosen)
@@ -118,7 +118,10 @@ def parse_args() -> argparse.Namespace:
         "--budget-s", type=float, default=20.0, help="seconds of tests that a mutant meets at most"
     )
     parser.add_argument(
-        "--minutes", type=float, default=60.0, help="of an area: begin no mutant after so long"
+        "--minutes",
+        type=float,
+        default=60.0,
+        help="begin no mutant after so long, without the time of learning",
     )
     parser.add_argument(
         "--hang-s",
@@ -186,7 +189,6 @@ class Mutating:
         mutants: list[Mutant],
         record: Record,
         args: argparse.Namespace,
-        until: float,
         *,
         traced: Iterable[str],
         store: Path,
@@ -196,7 +198,6 @@ class Mutating:
         self._mutants = mutants
         self._record = record
         self._args = args
-        self._until = until
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
@@ -215,7 +216,7 @@ class Mutating:
                 selection,
                 run,
                 jobs=self._args.jobs,
-                until=self._until,
+                until=time.monotonic() + 60 * self._args.minutes,
                 hang_s=self._args.hang_s,
             )
         )

@@ -143,7 +143,7 @@ def create_app(
         client.metrics,
         limits,
         RouteTable(operations).find,
-        context.refusals,
+        context.refusals.note,
     )
     if origins:
         app = CORSMiddleware(

@@ -29,12 +29,15 @@ from weft.observe.survivable import is_survivable
 from weft.server.auth import Access, Caller, Keys, key_fingerprint
 from weft.server.errors import ApiError, error_response
 from weft.server.limits import head_refusal
-from weft.server.refusals import RefusalLog
 
 log = EventLog("server")
 audit = EventLog("audit")
 _METHODS = frozenset(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
 CLIENT_LEFT = 499  # status in metrics and audit of a request whose client left before its answer
+
+
+# Is told of a request that was answered with an error: its name, its route, status and message.
+OnRefusal = Callable[[str, str, int, str], None]
 
 
 class EdgeMetrics(Protocol):
@@ -47,7 +50,8 @@ class EdgeMetrics(Protocol):
 
 
 class RequestMiddleware:
-    """The outermost application. `route_of` returns a path's template and its access."""
+    """The outermost application. `route_of` returns a path's template and its access;
+    `on_refusal` is called for user routes."""
 
     def __init__(
         self,
@@ -56,14 +60,14 @@ class RequestMiddleware:
         metrics: EdgeMetrics,
         limits: Limits,
         route_of: Callable[[str], tuple[str, Access]],
-        refusals: RefusalLog,
+        on_refusal: OnRefusal = lambda rid, path, status, message: None,
     ) -> None:
         self._app = app
         self._keys = keys
         self._metrics = metrics
         self._limits = limits
         self._route_of = route_of
-        self._refusals = refusals
+        self._on_refusal = on_refusal
         self._memory = Trim()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +113,7 @@ class RequestMiddleware:
             if scope.get("weft.large_body"):
                 self._memory.soon()
             if access == "user" and "weft.error" in scope:
-                self._refusals.note(request.rid, route, status, scope["weft.error"])
+                self._on_refusal(request.rid, route, status, scope["weft.error"])
             if scope.get("weft.limit"):
                 self._metrics.refused(scope["weft.limit"])
             if not out.status and out.on_status is not None:
