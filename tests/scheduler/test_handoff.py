@@ -136,6 +136,7 @@ class PullingWorld(HandedWorld):
             assert pull.ids
         for id in feature.waiting:
             assert id in self.scheduler.requests
+        assert not feature.left  # nothing is kept of those that have ended
         coming = [one for one in self.kv.transfers.values()]
         assert sum(len(one.pages) for one in coming) == self.kv.num_read_pages
 
