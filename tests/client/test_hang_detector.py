@@ -30,6 +30,8 @@ def test_silence_is_a_hang_within_five_seconds_and_ends_with_a_word() -> None:
         ({"processor_share": 1 / 16}, TICKS * 16),
         ({"processor_share": 0.5}, TICKS * 2),
         ({"passed_s": TICK_S * 1.1}, TICKS),
+        ({"passed_s": TICK_S + 0.25}, TICKS),
+        ({"passed_s": TICK_S + 0.26}, TICKS / LEAST_COUNTED),
     ],
 )
 def test_of_silence_counts_the_part_in_which_the_engine_got_a_processor(

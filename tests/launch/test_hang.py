@@ -205,6 +205,9 @@ def test_a_system_without_proc_counts_all_but_beats_that_are_late(tmp_path: Path
         assert beat == Heartbeat(step_s=0.5 + half / 2, idle_s=half / 2)
     assert meter.beat(106.5, 7.501, 100.0).idle_s == 4.0 + 2.0 * LEAST_COUNTED
     assert meter.beat(107.0, 7.6, None) == Heartbeat(step_s=0.0, idle_s=0.0)
+    for passed_s, counted_s in ((0.5, 0.5), (0.75, 0.5), (0.76, 0.76 * LEAST_COUNTED)):
+        fresh = ActivityMeter(100.0, 7.0, use)
+        assert fresh.beat(100.0 + passed_s, 7.0, 99.0).idle_s == pytest.approx(counted_s)
 
 
 def test_the_kernel_s_numbers_of_a_thread_that_computes_here() -> None:

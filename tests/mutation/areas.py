@@ -84,6 +84,10 @@ AREAS = {
     "route": Area(("weft/route",), ("tests/route", "tests/client/test_fleet.py")),
     "hangs": Area(
         ("weft/launch/heartbeat.py", "weft/launch/processor_use.py", "weft/client/engine_state.py"),
-        ("tests/launch/test_hang.py", "tests/client"),
+        (
+            "tests/launch/test_hang.py",
+            "tests/client/test_hang_detector.py",
+            "tests/client/test_client.py",
+        ),
     ),
 }
