@@ -12,14 +12,18 @@ import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG as HTTPX
 from hypothesis import HealthCheck, settings
 
+from tests.hanging import HangGuard, Offspring
 from weft.observe.log import setup
 
 USED = pytest.StashKey[bool]()  # whether a test has asked for the fresh seed
+OFFSPRING = pytest.StashKey[Offspring]()
+LEFT = pytest.StashKey[list[str]]()  # commands of processes that tests have left running
 
 # No test depends on the speed of the machine, or on what is drawn this time (but for those that ask for `fresh_seed`).
 settings.register_profile(
@@ -76,6 +80,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.fresh_seed is None:
         config.option.fresh_seed = random.SystemRandom().randrange(1, 10**9)
+    config.pluginmanager.register(HangGuard())
+    config.stash[OFFSPRING] = Offspring()
+    if config.pluginmanager.has_plugin("xdist"):
+        config.pluginmanager.register(LeftByWorkers(config))
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """No server outlives the tests that started it."""
+    yield
+    left = session.config.stash[OFFSPRING].left()
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left"] = left
+        return
+    left += session.config.stash.get(LEFT, [])
+    session.config.stash[LEFT] = left
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+class LeftByWorkers:
+    """Collects what the processes of pytest-xdist report."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        left = self._config.stash.get(LEFT, [])
+        self._config.stash[LEFT] = left + getattr(node, "workeroutput", {}).get("left", [])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -91,6 +126,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how to repeat the run, if the seed was used."""
     config = terminalreporter.config
+    for command in config.stash.get(LEFT, []):
+        terminalreporter.write_line(f"ERROR: the tests have left a process running: {command}")
     if config.stash.get(USED, False):
         terminalreporter.write_line(
             f"what is new in each run: --fresh-seed {config.option.fresh_seed} repeats it"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ import pytest
 
 from tests.examples import example_of
 from weft.client.engine_state import HangDetector
+from weft.client.fleet.changes import EngineChanges
 from weft.client.fleet.fleet import PREPARING_S, Fleet
 from weft.client.fleet.joined import JOINERS, join, join_stats
 from weft.client.fleet.member import Member
@@ -23,11 +26,16 @@ from weft.messages.calls import (
     ControlReply,
     ControlRequest,
     SuccessReply,
+    control_requests,
+    reply_type,
 )
 from weft.messages.control import (
+    AbortRequest,
     AbortRequestReply,
     AuditReply,
     BlockInput,
+    ConfigureLogging,
+    ContinueGeneration,
     ExpertDistributionReply,
     ExpertRecordReply,
     ExplainRequest,
@@ -40,13 +48,17 @@ from weft.messages.control import (
     InputReply,
     ListRequests,
     ListRequestsReply,
+    PauseGeneration,
     QueueStatus,
     RequestRow,
+    SetInternalState,
     SetPolicy,
     SetPolicyReply,
+    SlowDown,
     StartExpertDistributionRecord,
     StartProfile,
     StartProfileReply,
+    StopExpertDistributionRecord,
     UnblockInput,
 )
 from weft.messages.handoff import HandoffParams
@@ -73,9 +85,16 @@ from weft.messages.sessions import (
     SessionParams,
 )
 from weft.messages.status import EngineReady, Stats
-from weft.messages.weights import InitWeightsUpdateGroup, UpdateWeightsFromTensor, WeightsReply
+from weft.messages.weights import (
+    InitWeightsUpdateGroup,
+    ReleaseMemoryOccupation,
+    ResumeMemoryOccupation,
+    UpdateWeightsFromDisk,
+    UpdateWeightsFromTensor,
+    WeightsReply,
+)
 from weft.observe.engine_numbers import EngineNumbers
-from weft.route.policy import EngineRouter
+from weft.route.policy import METHODS, EngineRouter
 
 READY = EngineReady(
     model_summary="", vocab_size=9, context_length=99, max_prompt_tokens=98, kv_tokens=900,
@@ -268,6 +287,165 @@ def test_a_new_engine_that_hangs_and_recovers_still_waits_until_it_is_set_up() -
     world.fleet.take(1, GetStateReply(call=world.got[1][-1].call, stats=Stats()))
     world.send(3)
     assert world.ids(1) == [3]
+
+
+class RandomFleet:
+    """A fleet whose engines come, go, hang and recover at random, beside what should be true."""
+
+    def __init__(self, seed: int, method: str) -> None:
+        self.rng = random.Random(seed)
+        self.world = World(3, method)
+        self.open: dict[int, int] = {}  # id: rank
+        self.names: dict[int, tuple[str, int]] = {}
+        self.ended: set[int] = set()
+        self.is_lost = [False] * 3
+        self.stats = Stats()  # the latest that the client was told
+        self.has_token: set[int] = set()
+        self.calls: dict[int, set[int]] = {}  # open calls: engines that have not replied
+        self.replies: Counter[int] = Counter()  # by call
+        self.num_sent = 0
+        self.num_siblings = 0
+
+    @property
+    def up(self) -> set[int]:
+        return {member.rank for member in self.world.fleet.members if member.is_up}
+
+    def read(self) -> None:
+        """What the client is told: each request ends once."""
+        for message in self.world.told():
+            if isinstance(message, Stats):
+                self.stats = message
+            if isinstance(message, ControlReply):
+                self.replies[message.call] += 1
+                del self.calls[message.call]
+            if isinstance(message, StepOutput):
+                for one in message.finished:
+                    assert one.id not in self.ended
+                    self.ended.add(one.id)
+                    self.open.pop(one.id, None)
+
+    def send(self) -> None:
+        id = self.num_sent
+        self.num_sent += 1
+        name = (self.rng.choice("ab"), self.rng.randrange(2))
+        before = [len(got) for got in self.world.got]
+        siblings = {rank for one, rank in self.open.items() if self.names[one] == name}
+        self.world.send(id, rid=name[0], key=name[1])
+        got = [rank for rank in range(3) if len(self.world.got[rank]) > before[rank]]
+        if not self.up:
+            assert got == []
+            self.read()
+            assert id in self.ended
+            return
+        (rank,) = got
+        assert rank in (siblings or self.up)
+        self.num_siblings += bool(siblings)
+        self.open[id] = rank
+        self.names[id] = name
+
+    def finish(self) -> None:
+        if self.open:
+            id = self.rng.choice(list(self.open))
+            self.world.fleet.take(self.open[id], finish(id))
+
+    def give_token(self) -> None:
+        if self.open:
+            id = self.rng.choice(list(self.open))
+            ids = np.array([id], dtype=np.int64).tobytes()
+            self.world.fleet.take(self.open[id], StepOutput(ids=ids, tokens=bytes(4)))
+            self.has_token.add(id)
+
+    def give_numbers(self) -> None:
+        rank = self.rng.randrange(3)
+        if not self.is_lost[rank]:
+            self.world.fleet.take(rank, Stats(total_steps=self.rng.randrange(1, 1_000)))
+
+    def call(self) -> None:
+        """Ask all engines; a new engine is asked, too, when it is ready."""
+        if not all(self.is_lost):
+            number = 10_000 + len(self.calls) + self.replies.total()
+            self.calls[number] = {rank for rank in range(3) if not self.is_lost[rank]}
+            self.world.fleet.send(AbortRequest(rid="nobody", call=number))
+
+    def reply(self) -> None:
+        if self.calls:
+            number = self.rng.choice(list(self.calls))
+            rank = self.rng.choice(sorted(self.calls[number]))
+            assert number in [getattr(one, "call", 0) for one in self.world.got[rank]]
+            self.calls[number].discard(rank)
+            self.world.fleet.take(rank, AbortRequestReply(call=number, success=True))
+
+    def change(self) -> None:
+        rank = self.rng.randrange(3)
+        fleet = self.world.fleet
+        if self.is_lost[rank]:
+            self.world.start(rank)
+            self.is_lost[rank] = False
+            asked = [getattr(one, "call", 0) for one in self.world.got[rank]]
+            assert [number for number in self.calls if number not in asked] == []
+        elif rank in fleet._catching_up.values():
+            call = next(number for number, of in fleet._catching_up.items() if of == rank)
+            fleet.take(rank, GetStateReply(call=call, stats=Stats()))
+        elif rank in self.up and self.rng.random() < 0.5:
+            fleet.hangs(rank, "it stands still")
+        elif rank not in self.up and self.rng.random() < 0.5:
+            fleet.recovers(rank)
+        else:
+            self.is_lost[rank] = True
+            for awaited in self.calls.values():
+                awaited.discard(rank)
+            fleet.lose(rank, "it was killed")
+
+    def drive(self, num: int) -> None:
+        for _ in range(num):
+            actions = [self.send, self.send, self.finish, self.change, self.give_token]
+            self.rng.choice([*actions, self.give_numbers, self.call, self.reply])()
+            self.read()
+            fleet = self.world.fleet
+            assert self.world.unavailable == fleet.why_unavailable()
+            assert self.stats == join_stats([member.stats for member in fleet.members])
+            for rank, engine in enumerate(fleet._router.engines):
+                begun = [id for id, at in self.open.items() if at == rank and id in self.has_token]
+                num_waiting = engine.num_open - len(begun)
+                assert num_waiting <= engine.pending_tokens <= 64 * num_waiting
+            assert set(self.open.values()) <= self.up
+            router = self.world.fleet._router
+            assert {id: router.rank_of(id) for id in self.open} == self.open
+            assert sum(engine.num_open for engine in router.engines) == len(self.open)
+        assert len(self.ended) + len(self.open) == self.num_sent
+        assert set(self.replies.values()) == {1}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_requests_are_only_on_engines_that_take_them_and_each_ends_once(method: str) -> None:
+    num_siblings = 0
+    for seed in range(6):
+        fleet = RandomFleet(seed, method)
+        fleet.drive(200)
+        num_siblings += fleet.num_siblings
+    assert num_siblings > 50
+
+
+@pytest.mark.parametrize("of", control_requests().values())
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_engines_have_cached_is_forgotten_only_when_they_have_emptied_it(
+    of: type[ControlRequest[Any]], refused: bool
+) -> None:
+    world = World(2, "cache_aware")
+    for id in range(4):
+        world.send(id, key=id)
+        world.fleet.take(id % 2, finish(id))
+    indexes = [engine.index for engine in world.fleet._router.engines]
+    known = [len(one) for one in indexes]
+    assert min(known) > 0
+    world.fleet.send(example_of(of, call=1))
+    kind = reply_type(of)
+    reply = CallFailed(call=1, message="no") if refused else kind(**{"call": 1} | _made(kind))
+    asked = [rank for rank in range(2) if isinstance(world.got[rank][-1], of)]
+    for rank in asked:
+        world.fleet.take(rank, reply)
+    empties = of is FlushCache or (issubclass(kind, WeightsReply) and not refused)
+    assert [len(one) for one in indexes] == ([0, 0] if empties else known)
 
 
 def test_a_call_goes_to_all_engines_and_has_one_reply() -> None:
@@ -595,3 +773,160 @@ def test_requests_of_all_engines_say_which_engine_has_them() -> None:
     world.fleet.take(1, ExplainRequestReply(call=2, found=[story]))
     (reply,) = world.told()
     assert [one.dp_rank for one in reply.found] == [1], "the first engine is not asked any more"
+
+
+# What belongs together stays together, and a new engine is as the others
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sessions_are_shared_out_evenly_and_their_turns_follow_them(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(3)
+    bound: dict[tuple[str, str], int] = {}
+    for number in range(1, 150):
+        name = (rng.choice("abcd"), rng.choice(["x", "y"]))
+        before = [len(got) for got in world.got]
+        what = rng.choice(["open", "close", "turn", "turn"])
+        if what == "turn":
+            world.send(number, session=SessionParams(id=name[0], owner=name[1]))
+        elif what == "open":
+            world.fleet.send(OpenSession(name[0], owner=name[1], call=number))
+        else:
+            world.fleet.send(CloseSession(name[0], owner=name[1], call=number))
+        (rank,) = [one for one in range(3) if len(world.got[one]) > before[one]]
+        counts = [list(bound.values()).count(one) for one in range(3)]
+        if name in bound:
+            assert rank == bound[name]
+        elif what != "turn":
+            assert rank == counts.index(min(counts))
+        if what == "turn":
+            world.fleet.take(rank, finish(number))
+            bound[name] = rank
+        elif what == "open":
+            success = rng.random() < 0.7
+            world.fleet.take(rank, OpenSessionReply(call=number, success=success))
+            bound[name] = rank
+            if not success:
+                del bound[name]
+        else:
+            world.fleet.take(rank, CloseSessionReply(call=number, success=True))
+            bound.pop(name, None)
+        assert world.fleet._sessions == bound
+
+
+ALL_TAGS = {"kv_cache", "weights"}
+CHANGES: list[Any] = [
+    lambda rng: SetPolicy(rng.choice(["lpm", "fcfs"])),
+    lambda rng: SlowDown(rng.choice([None, 0.1, 0.2])),
+    lambda rng: ConfigureLogging(log_level=rng.choice(["info", "debug"])),
+    lambda rng: rng.choice([BlockInput, UnblockInput])(),
+    lambda rng: rng.choice([PauseGeneration, ContinueGeneration])(),
+    lambda rng: rng.choice([StartExpertDistributionRecord, StopExpertDistributionRecord])(),
+    lambda rng: SetInternalState(server_args={rng.choice("ab"): rng.randrange(3)}),
+    lambda rng: LoadLoraAdapter(lora_path=rng.choice("pq"), uid=rng.choice("abc")),
+    lambda rng: UnloadLoraAdapter(uid=rng.choice("abc")),
+    lambda rng: UpdateWeightsFromDisk(model_path=rng.choice(["one", "two"])),
+    lambda rng: UpdateWeightsFromTensor(content=b"x"),
+    lambda rng: ReleaseMemoryOccupation(tags=rng.choice([None, ["kv_cache"], ["weights"]])),
+    lambda rng: ResumeMemoryOccupation(tags=rng.choice([None, ["kv_cache"], ["weights"]])),
+]
+
+
+class ChangedEngine:
+    """What an engine is after some changes."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, object] = {}
+        self.settings: dict[str, object] = {}
+        self.adapters: dict[str, str] = {}
+        self.weights = ""
+        self.released: set[str] = set()
+
+    def carry_out(self, change: ControlRequest[Any]) -> None:
+        match change:
+            case SetPolicy() | SlowDown() | ConfigureLogging():
+                self.last[type(change).__name__] = change
+            case BlockInput() | PauseGeneration() | StartExpertDistributionRecord():
+                self.last[type(change).__name__] = True
+            case UnblockInput():
+                self.last.pop("BlockInput", None)
+            case ContinueGeneration():
+                self.last.pop("PauseGeneration", None)
+            case StopExpertDistributionRecord():
+                self.last.pop("StartExpertDistributionRecord", None)
+            case SetInternalState():
+                self.settings |= change.server_args
+            case LoadLoraAdapter():
+                self.adapters[change.uid] = change.lora_path
+            case UnloadLoraAdapter():
+                self.adapters.pop(change.uid, None)
+            case UpdateWeightsFromDisk():
+                self.weights = change.model_path
+            case UpdateWeightsFromTensor():
+                self.weights = "sent"
+            case ReleaseMemoryOccupation():
+                self.released |= set(change.tags or ALL_TAGS)
+            case ResumeMemoryOccupation():
+                self.released -= set(change.tags or ALL_TAGS)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_new_engine_is_as_one_that_was_there_for_all_changes(seed: int) -> None:
+    rng = random.Random(seed)
+    changes, old = EngineChanges(), ChangedEngine()
+    assert changes.for_new_engine() == []
+    assert not changes.are_lost
+    for _ in range(60):
+        change = rng.choice(CHANGES)(rng)
+        old.carry_out(change)
+        changes.note(change)
+        if rng.random() < 0.1:
+            changes.forget_adapters(["a", "c"])
+            old.adapters.pop("a", None)
+            old.adapters.pop("c", None)
+        assert changes.are_lost == (old.weights == "sent")
+        new = ChangedEngine()
+        asked = changes.for_new_engine()
+        for one in asked:
+            new.carry_out(one)
+        if not changes.are_lost:
+            assert vars(new) == vars(old)
+        if not old.released and isinstance(change, ResumeMemoryOccupation) and change.tags is None:
+            kinds = ReleaseMemoryOccupation | ResumeMemoryOccupation
+            assert not any(isinstance(one, kinds) for one in asked)
+
+
+def test_what_one_engine_alone_says_is_said_for_all() -> None:
+    queue = ListRequestsReply(queue=_made(ListRequestsReply)["queue"], requests=[])
+    for name, usual, other in (
+        ("input_state", "unblocked", "blocked"),
+        ("paused", "", "retract"),
+        ("chunked_rid", None, "r1"),
+    ):
+        for rank in range(2):
+            replies = dict.fromkeys(range(2), queue)
+            assert getattr(join(replies).queue, name) == usual
+            told = msgspec.structs.replace(queue.queue, **{name: other})
+            replies[rank] = msgspec.structs.replace(queue, queue=told)
+            assert getattr(join(replies).queue, name) == other
+    full = msgspec.structs.replace(queue.queue, batch_is_full=True)
+    only = {0: queue, 1: msgspec.structs.replace(queue, queue=full)}
+    assert not join(only).queue.batch_is_full
+    assert join({0: only[1], 1: only[1]}).queue.batch_is_full
+    cache = example_of(GetCacheReply, disk="open", disk_blocks=3, disk_bytes=7)
+    closed = msgspec.structs.replace(cache, disk="no room", disk_blocks=5)
+    assert join({0: cache, 1: cache}).disk == "open"
+    for replies in ({0: cache, 1: closed}, {0: closed, 1: cache}):
+        assert (join(replies).disk, join(replies).disk_blocks) == ("no room", 5)
+
+
+def test_the_first_engine_alone_tells_what_is_the_same_in_all() -> None:
+    first = msgspec.structs.replace(_made(ListRequestsReply)["queue"], policy="lpm")
+    second = msgspec.structs.replace(first, policy="fcfs")
+    joined = join(
+        {
+            1: ListRequestsReply(queue=second, requests=[]),
+            0: ListRequestsReply(queue=first, requests=[]),
+        }
+    )
+    assert joined.queue.policy == "lpm"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.client.engine_state import BUSY_TICKS, HANG_AFTER_S, TICK_S, HangDetector
+from weft.client.engine_state import HANG_AFTER_S, LEAST_COUNTED, TICK_S, HangDetector
 from weft.messages.status import Heartbeat
 
 TICKS = int(HANG_AFTER_S / TICK_S)
@@ -22,19 +22,47 @@ def test_silence_is_a_hang_within_five_seconds_and_ends_with_a_word() -> None:
     assert not detector.hang
 
 
-def test_on_a_machine_that_is_too_busy_for_both_silence_counts_little_but_it_counts() -> None:
-    for late in ({"passed_s": 3 * TICK_S}, {"is_engine_queued": True}):
-        detector = HangDetector()
-        for _ in range(TICKS):
-            detector.tick(**late)
+@pytest.mark.parametrize(
+    ("late", "num_ticks"),
+    [
+        ({"passed_s": 3 * TICK_S}, TICKS / LEAST_COUNTED),
+        ({"processor_share": 0.0}, TICKS / LEAST_COUNTED),
+        ({"processor_share": 1 / 16}, TICKS * 16),
+        ({"processor_share": 0.5}, TICKS * 2),
+        ({"passed_s": TICK_S * 1.1}, TICKS),
+        ({"passed_s": TICK_S + 0.25}, TICKS),
+        ({"passed_s": TICK_S + 0.26}, TICKS / LEAST_COUNTED),
+    ],
+)
+def test_of_silence_counts_the_part_in_which_the_engine_got_a_processor(
+    late: dict[str, float], num_ticks: float
+) -> None:
+    detector = HangDetector()
+    for _ in range(round(num_ticks) - 1):
+        detector.tick(**late)
         assert not detector.hang
-        for _ in range(TICKS * (BUSY_TICKS - 1)):
-            detector.tick(**late)
-        assert "no sign of life" in detector.hang
-        detector.heard()
-        for _ in range(TICKS):
-            detector.tick(TICK_S * 1.1)
-        assert "no sign of life" in detector.hang
+        assert detector.is_silent
+    detector.tick(**late)
+    assert f"no sign of life for {num_ticks * TICK_S:.0f} s" in detector.hang
+    detector.heard()
+    assert not detector.hang
+    assert not detector.is_silent
+
+
+def test_of_engines_that_wait_for_each_other_none_stands_still_while_one_computes() -> None:
+    detectors = [HangDetector() for _ in range(3)]
+    for one in detectors:
+        one.accompany(detectors)
+    still = Heartbeat(step_s=4.0, idle_s=4.0)
+    detectors[0].beat(Heartbeat(step_s=4.0, idle_s=0.0))
+    detectors[1].beat(still)
+    detectors[2].beat(Heartbeat(step_s=0.0, idle_s=60.0))
+    assert not any(one.hang for one in detectors)
+    detectors[0].beat(still)
+    detectors[1].beat(still)
+    assert detectors[0].hang
+    assert detectors[1].hang
+    assert not detectors[2].hang
 
 
 def test_a_long_step_that_computes_is_no_hang() -> None:

@@ -46,10 +46,17 @@ class Server:
         self.url = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._url.wait(HANG_S) or not self.url:
-            self.process.kill()
-            raise AssertionError("the server did not start:\n" + "\n".join(self.lines))
-        self.engine = self._find_engine()
+        try:
+            if not self._url.wait(HANG_S) or not self.url:
+                raise AssertionError("the server did not start:\n" + "\n".join(self.lines))
+            self.engine = self._find_engine()
+        except BaseException:
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        self.process.kill()  # the engine ends with it
+        self.process.wait()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -101,10 +108,15 @@ class Server:
         self.post("/slow_down", forward_sleep_time=None)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end. Returns the exit status."""
-        if self.process.poll() is None:
-            self.process.send_signal(how)
-        status = self.process.wait(HANG_S)
+        """Send a signal and wait for the end. Returns the exit status. A server that does not obey
+        is killed."""
+        try:
+            if self.process.poll() is None:
+                self.process.send_signal(how)
+            status = self.process.wait(HANG_S)
+        except BaseException:
+            self._kill()
+            raise
         self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()

@@ -3,14 +3,18 @@ which it was refused, computed here once more from the pool, the tree and the re
 
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
 import random
 from collections import Counter
 from dataclasses import replace
 from functools import cache
 
+import msgspec
 import pytest
 
+import weft.scheduler
 from tests.scheduler.random_worlds import drive, random_settings
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_admission import make_adder, make_kv, make_request
@@ -26,6 +30,7 @@ from weft.messages.control import Explanation, RequestRow
 from weft.scheduler import policies
 from weft.scheduler.admission import AddResult, Lack, PrefillAdder
 from weft.scheduler.batch import NO_ROWS, Batch
+from weft.scheduler.feature import Feature
 from weft.scheduler.history import MAX_EVENTS, MAX_PASSES, EventKind, Stop
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.prefill import PrefillScheduler, lacking
@@ -33,6 +38,9 @@ from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
 
 MOST_NEW = 4_096  # tokens that a request is expected to generate at most
+
+
+MAX_EXPLAINED = 2  # in each step: explaining costs more than listing
 
 
 def unlocked_tokens(scheduler: Scheduler, request: Request | None = None) -> int:
@@ -151,14 +159,27 @@ class Witness:
             assert shortage.available in available
 
 
+def check_same(row: RequestRow, explanation: Explanation) -> None:
+    """What both say of a request is the same."""
+    own, explained = msgspec.structs.asdict(row), msgspec.structs.asdict(explanation)
+    shared = own.keys() & explained.keys()
+    assert shared > {"state", "position", "why", "output_tokens", "cached_tokens"}
+    assert {name: own[name] for name in shared} == {name: explained[name] for name in shared}
+
+
 def check_reasons(world: World, reasons: Counter[str]) -> None:
-    """Every request that waits has one, in its row of the list, too; and it is no excuse."""
+    """Every request that waits has one, in its row of the list and in its explanation, too; and it
+    is no excuse."""
     scheduler = world.scheduler
+    num_explained = 0
     rows = {row.id: row for row in insight.list_requests(scheduler, world.time, 10_000)}
     for request in scheduler.waiting_queue:
         why = insight.Reasons(scheduler).of(request)
         assert why
         assert rows[request.id].why == why
+        if num_explained < MAX_EXPLAINED:
+            num_explained += 1
+            check_same(rows[request.id], told(world, request.id))
         wait = scheduler.history.trace(request.id).waits[-1]  # type: ignore[union-attr]
         if (
             wait.since_walk <= scheduler.history.num_walks and wait.until_s == math.inf
@@ -441,3 +462,16 @@ def test_a_request_held_for_its_own_sake_is_not_told_the_reason_of_those_behind_
     reasons = [entry.what for entry in told(world, held).timeline]
     assert row(world, behind).why.startswith("waits: as many")
     assert sum(what.startswith("waits") for what in reasons) <= 1, reasons
+
+
+def test_every_feature_that_lets_requests_wait_says_for_what() -> None:
+    found: set[type[Feature]] = set()
+    for module in pkgutil.walk_packages(weft.scheduler.__path__, "weft.scheduler."):
+        found.update(
+            one
+            for one in vars(importlib.import_module(module.name)).values()
+            if isinstance(one, type) and issubclass(one, Feature) and "admit" in vars(one)
+        )
+    assert len(found - {Feature}) >= 3
+    for one in found:
+        assert one is Feature or one.why_waits is not Feature.why_waits, one

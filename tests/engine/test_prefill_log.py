@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.engine_world import EngineWorld
+from tests.engine.engine_world import EngineWorld, request
+from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from weft.messages.control import ConfigureLogging, SetInternalState
 from weft.observe import log
@@ -65,6 +66,22 @@ def test_each_step_with_prompts_is_a_line_and_their_sums_are_the_counters(
         "free_tokens": found[-1]["free_tokens"],
         "new_token_ratio": found[-1]["new_token_ratio"],
     }
+
+
+@pytest.mark.parametrize("make", [EngineWorld, RecordedWorld])
+def test_the_warm_up_is_in_no_line_and_in_no_counter(
+    make: type[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    log.set_level("debug")
+    world = make(settings(num_pages=40, page_size=4, context_length=200))
+    world.engine.warm_up(request(-1, [0], max_new_tokens=2, ignore_eos=True))
+    world.scheduler = world.engine.scheduler
+    assert lines(caplog) == []
+    world.send([1, 2, 3], max_new_tokens=2)
+    world.run_dry(check=False)
+    counters = world.engine.scheduler.counters
+    found = lines(caplog)
+    assert sum(line["new_tokens"] for line in found) == counters.num_prefilled_tokens == 3
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import functools
+import math
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 import zmq
 
+from tests.launch.fake_machine import FOLLOWER, MAIN, SLICE_S, Machine, Watched
 from tests.launch.server_process import ServerProcess, StreamError, eventually, is_alive
 from tests.launch.tiny_model import write_tiny_model
+from weft.client.engine_state import HANG_AFTER_S, LEAST_COUNTED, HangDetector
 from weft.launch.heartbeat import ActivityMeter, HeartbeatSender
-from weft.launch.run_queue import RunQueue
+from weft.launch.processor_use import ProcessorUse
 from weft.messages.channel import Receiver
 from weft.messages.codec import decode_from_engine
 from weft.messages.status import Heartbeat
@@ -84,44 +88,138 @@ def test_heartbeats_come_while_a_step_runs() -> None:
     context.term()
 
 
-def test_a_beat_tells_waiting_from_computing_and_from_lacking_a_processor() -> None:
-    meter, is_queued = ActivityMeter(now=100.0, used_s=7.0), [False]
-    queue = functools.partial(is_queued.__getitem__, 0)
-    assert meter.beat(100.5, 7.5, 100.0, queue) == Heartbeat(step_s=0.5, idle_s=0.0)
+LOADS = [1, 15, 500]
+BOUND_S = HANG_AFTER_S / LEAST_COUNTED
+
+
+@pytest.fixture(params=[True, False], ids=["waiting is counted", "only states are known"])
+def counts_waiting(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("looks", ["R", "S"])
+def test_an_engine_that_computes_is_never_taken_to_hang_by_its_beats(
+    tmp_path: Path, load: float, looks: str
+) -> None:
+    """Also if its thread waits for Python's lock whenever somebody looks."""
+    machine = Machine(tmp_path, load)
+    machine.computes = {MAIN}
+    machine.threads[MAIN].looks = looks
+    assert Watched(machine, HangDetector(300.0)).beats(30.0, 0.0) == math.inf
+
+
+@pytest.mark.parametrize("load", [1, 2, 15])
+def test_without_the_time_of_waiting_the_states_of_threads_tell(
+    tmp_path: Path, load: float
+) -> None:
+    machine = Machine(tmp_path, load, counts_waiting=False)
+    machine.computes = {MAIN}
+    assert Watched(machine, HangDetector()).beats(30.0, 0.0) == math.inf
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_step_that_waits_for_a_follower_makes_the_follower_s_progress(
+    tmp_path: Path, load: float
+) -> None:
+    machine = Machine(tmp_path, load)
+    machine.computes = {FOLLOWER}
+    assert Watched(machine, HangDetector()).beats(30.0, 0.0) == math.inf
+
+
+@pytest.mark.parametrize("state", ["D", "R"])
+def test_who_waits_for_a_disk_or_a_processor_has_more_time_but_not_for_ever(
+    tmp_path: Path, state: str
+) -> None:
+    machine = Machine(tmp_path, 1)
+    machine.threads[MAIN].looks = state
+    seen_s = Watched(machine, HangDetector()).beats(200.0, 0.0)
+    assert HANG_AFTER_S < seen_s <= BOUND_S + 1
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_deadlock_is_found_within_a_bound_at_any_load(
+    tmp_path: Path, load: float, counts_waiting: bool
+) -> None:
+    """Threads that send messages go on, and wait for a processor each time."""
+    machine = Machine(tmp_path, load, counts_waiting=counts_waiting)
+    seen_s = Watched(machine, HangDetector()).beats(2 * BOUND_S, 0.0)
+    assert seen_s <= BOUND_S + load * SLICE_S
+    if load <= 15:
+        assert seen_s <= 1.5 * HANG_AFTER_S
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_stopped_engine_is_found_at_once_at_any_load(
+    tmp_path: Path, load: float, counts_waiting: bool
+) -> None:
+    machine = Machine(tmp_path, load, counts_waiting=counts_waiting)
+    machine.computes = {MAIN}
+    machine.move(10.0)
+    machine.stop()
+    assert Watched(machine, HangDetector()).silence(100.0) == HANG_AFTER_S
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_loop_that_lets_no_other_thread_run_is_found_within_a_bound(
+    tmp_path: Path, load: float
+) -> None:
+    """Native code that keeps Python's lock: no beat comes while it computes. It has as much
+    processor time as on a free machine, within the bound."""
+    machine = Machine(tmp_path, load)
+    machine.computes = {MAIN}
+    seen_s = Watched(machine, HangDetector()).silence(2 * BOUND_S)
+    assert seen_s <= BOUND_S
+    assert seen_s >= 0.8 * min(HANG_AFTER_S * load, BOUND_S)  # the first tick is not looked at
+    assert load > 1 or seen_s < 5
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_loop_that_lets_others_run_is_found_by_the_longest_step(
+    tmp_path: Path, load: float
+) -> None:
+    machine = Machine(tmp_path, load)
+    machine.computes = {MAIN}
+    seen_s = Watched(machine, HangDetector(30.0)).beats(40.0, 0.0)
+    assert 30.0 <= seen_s <= 31.0 + load * SLICE_S
+
+
+def test_time_without_a_step_or_without_the_process_is_no_standstill(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 1)
+    watched = Watched(machine, HangDetector())
+    assert watched.beats(60.0, None) == math.inf
+    began_s = machine.now
+    machine.move(3_600.0)  # a laptop sleeps in the midst of the step
+    watched.detector.beat(watched.meter.beat(machine.now, machine.used_s, began_s))
+    assert not watched.detector.hang
+    assert watched.beats(60.0, began_s) <= HANG_AFTER_S
+
+
+def test_a_system_without_proc_counts_all_but_beats_that_are_late(tmp_path: Path) -> None:
+    use = ProcessorUse([7], proc=tmp_path / "none")
+    assert use.look(0.5) is None
+    meter = ActivityMeter(100.0, 7.0, use)
+    assert meter.beat(100.5, 7.5, 100.0) == Heartbeat(step_s=0.5, idle_s=0.0)
     for half in range(1, 9):
-        beat = meter.beat(100.5 + half / 2, 7.5 + half / 1_000, 100.0, queue)
-        assert (beat.step_s, beat.idle_s) == (0.5 + half / 2, half / 2)
-    assert (
-        meter.beat(134.5, 7.51, 100.0, queue).idle_s == 4.0
-    )  # late: it did not get to run, or was stopped
-    is_queued[0] = True
-    assert (
-        meter.beat(135.0, 7.51, 100.0, queue).idle_s == 4.0
-    )  # it wants to run: that is no waiting either
-    assert meter.beat(135.5, 7.6, None, queue) == Heartbeat(step_s=0.0, idle_s=0.0)
+        beat = meter.beat(100.5 + half / 2, 7.5 + half / 10_000, 100.0)
+        assert beat == Heartbeat(step_s=0.5 + half / 2, idle_s=half / 2)
+    assert meter.beat(106.5, 7.501, 100.0).idle_s == 4.0 + 2.0 * LEAST_COUNTED
+    assert meter.beat(107.0, 7.6, None) == Heartbeat(step_s=0.0, idle_s=0.0)
+    for passed_s, counted_s in ((0.5, 0.5), (0.75, 0.5), (0.76, 0.76 * LEAST_COUNTED)):
+        fresh = ActivityMeter(100.0, 7.0, use)
+        assert fresh.beat(100.0 + passed_s, 7.0, 99.0).idle_s == pytest.approx(counted_s)
 
 
-def stat(state: str, used_s: float) -> str:
-    ticks = int(used_s * os.sysconf("SC_CLK_TCK"))
-    return f"7 (a ) R (x) {state} 1 7 7 0 -1 4194560 1 0 0 0 {ticks} 0 3 8 20 0 1 0 22 54 10"
-
-
-def test_who_wants_to_run_and_gets_no_processor_is_held_up(tmp_path: Path) -> None:
-    run_queue = RunQueue(7, but=10, proc=tmp_path)
-    assert not run_queue.holds_up(0.5)  # there is no such process, or no /proc
-    threads = [tmp_path / "7" / "task" / name for name in ("7", "8", "9", "10")]
-    for thread in threads:
-        thread.mkdir(parents=True)
-
-    def look(used_s: float, *states: str) -> bool:
-        (tmp_path / "7" / "stat").write_text(stat("S", used_s))
-        for thread, state in zip(threads, states, strict=False):  # thread 9 has just ended
-            (thread / "stat").write_text(stat(state, 0.0))
-        (threads[-1] / "stat").write_text(stat("R", 0.0))  # who looks
-        return run_queue.holds_up(0.5)
-
-    look(1.0, "S", "S")
-    assert look(1.1, "S", "R")  # one wants to run, and in half a second all have got a tenth
-    assert not look(1.6, "S", "R")  # it computes
-    assert not look(1.6, "S", "D")  # it waits for something else
-    assert not look(1.6, "T", "T")  # it is stopped
+def test_the_kernel_s_numbers_of_a_thread_that_computes_here() -> None:
+    """This process computes, and /proc of this machine says so."""
+    use = ProcessorUse([os.getpid()])
+    if use.look(1e9) is None:
+        pytest.skip("no /proc")
+    began_s = time.thread_time()
+    while time.thread_time() - began_s < 0.05:
+        pass
+    found = use.look(1e9)
+    assert found is not None
+    assert found.used_s >= 0.02
+    assert 0.0 <= found.share <= 1.0
+    assert ProcessorUse([os.getpid()], but=threading.get_native_id()).look(1.0) is not None

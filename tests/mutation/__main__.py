@@ -1,6 +1,6 @@
-"""Plants small faults into the scheduler and the books of memory, and tells which of them no test notices.
+"""Plants small faults into weft, and tells which of them no test notices.
 
-`python -m tests.mutation --sample 200 --seed 1 [FILE OR FOLDER ...]`. See README.md beside this file.
+`python -m tests.mutation --sample 200 --seed 1 [FILE OR FOLDER ...]`, or `--area all --sample 10`. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutation.areas import AREAS, CORE, Area
 from tests.mutation.baseline import Profile, learn
 from tests.mutation.equivalents import EQUIVALENT, PLANTED, key_of, planted, read_list
 from tests.mutation.operators import Mutant, mutants_of
@@ -32,14 +33,6 @@ from tests.mutation.runner import (
 
 ROOT = Path(__file__).parents[2]
 STORE = ROOT / ".pytest_cache" / "mutation"
-DEFAULT_PATHS = [
-    "weft/scheduler/*.py",
-    "weft/scheduler/pace",
-    "weft/scheduler/policies",
-    "weft/scheduler/groups",
-    "weft/memory",
-]
-DEFAULT_TESTS = ["tests/scheduler", "tests/engine", "tests/memory"]
 FOREIGN = (
     "numpy",
     "msgspec",
@@ -54,42 +47,64 @@ FOREIGN = (
 
 def main() -> int:
     args = parse_args()
-    chosen, num_equivalent = choose(args)
-    print(f"{len(chosen):,} mutants; {num_equivalent} more are listed as equivalent", flush=True)
-    until = time.monotonic() + 60 * args.minutes
     record = Record(args.record)
-    chosen = [one for one in chosen if record.wants(one)]
-    inner = [one for one in chosen if one.function]
-    outer = [one for one in chosen if not one.function]
     for name in FOREIGN:
         importlib.import_module(name)
+    if not args.area:
+        area = CORE._replace(
+            paths=tuple(args.paths or CORE.paths), tests=tuple(args.tests or CORE.tests)
+        )
+        traced = (*CORE.traced, *area.paths)
+        return run_area(area._replace(traced=traced), "core", args, record)
+    status = 0
+    for name in AREAS if "all" in args.area else args.area:
+        print(f"\n{name}:", flush=True)
+        status = max(status, run_area(AREAS[name], name, args, record))
+    return status
+
+
+def run_area(area: Area, name: str, args: argparse.Namespace, record: Record) -> int:
+    """Try the mutants of one area. Returns 0 if all died, 1 if not, 2 if the tests cannot run."""
+    chosen, num_equivalent = choose(area.paths, args)
+    print(f"{len(chosen):,} mutants; {num_equivalent} more are listed as equivalent", flush=True)
+    wanted = [one for one in chosen if record.wants(one)]
+    inner = [one for one in wanted if one.function]
+    outer = [one for one in wanted if not one.function]
+    store = STORE / f"profiles-{name}.json"
     pid = os.fork()
     if pid == 0:
-        plugin = Mutating(inner, record, args, until)
-        status = pytest.main([*PYTEST_OPTIONS, *args.tests], plugins=[plugin])
+        plugin = Mutating(inner, record, args, traced=area.traced or area.paths, store=store)
+        status = pytest.main([*PYTEST_OPTIONS, *area.tests], plugins=[plugin])
         sys.stdout.flush()
         os._exit(int(status))
     _, status = os.waitpid(pid, 0)
     if status:
         return 2
     if outer:
-        profiles = read_profiles()
+        profiles = read_profiles(store)
         run = InModules(ROOT, profiles)
         selection = Selection(profiles, args.budget_s)
-        record.take(try_all(outer, selection, run, jobs=args.jobs, until=until))
+        until = time.monotonic() + 60 * args.minutes
+        found = try_all(outer, selection, run, jobs=args.jobs, until=until, hang_s=args.hang_s)
+        record.take(found)
     return record.tell(chosen)
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__.split("\n")[0])
     parser.add_argument(
-        "paths", nargs="*", default=DEFAULT_PATHS, help="files, folders or patterns below the root"
+        "paths", nargs="*", help="files, folders or patterns below the root; default: the core"
+    )
+    parser.add_argument("--tests", nargs="+", help="files or folders of tests")
+    parser.add_argument(
+        "--area",
+        nargs="+",
+        default=[],
+        choices=["all", *AREAS],
+        help="parts of weft with their own tests, one after the other, instead of paths",
     )
     parser.add_argument(
-        "--tests", nargs="+", default=DEFAULT_TESTS, help="files or folders of tests"
-    )
-    parser.add_argument(
-        "--sample", type=int, default=0, help="try so many, drawn at random; 0: all"
+        "--sample", type=int, default=0, help="try so many of each area, drawn at random; 0: all"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument(
@@ -102,22 +117,33 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--budget-s", type=float, default=20.0, help="seconds of tests that a mutant meets at most"
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no mutant after so long")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=60.0,
+        help="begin no mutant after so long, without the time of learning",
+    )
+    parser.add_argument(
+        "--hang-s",
+        type=float,
+        default=60.0,
+        help="seconds beyond twenty times the usual, after which a mutant that waits counts as dead",
+    )
     parser.add_argument(
         "--record", type=Path, default=None, help="keep verdicts in this file; killed ones rest"
     )
     return parser.parse_args()
 
 
-def choose(args: argparse.Namespace) -> tuple[list[Mutant], int]:
-    """The mutants that are tried, and how many of all are known to be equivalent."""
+def choose(paths: Iterable[str], args: argparse.Namespace) -> tuple[list[Mutant], int]:
+    """The mutants of `paths` that are tried, and how many of all are known to be equivalent."""
     if args.planted:
         keys = read_list(PLANTED.read_text())
         return [planted(key, (ROOT / key.path).read_text()) for key in keys], 0
     equivalents = read_list(EQUIVALENT.read_text())
     found: list[Mutant] = []
     met = set()
-    for path in sorted(files(args.paths)):
+    for path in sorted(files(paths)):
         source = (ROOT / path).read_text()
         for mutant in mutants_of(path, source):
             key = key_of(mutant, source)
@@ -125,9 +151,9 @@ def choose(args: argparse.Namespace) -> tuple[list[Mutant], int]:
                 met.add(key)
             elif args.function in mutant.function:
                 found.append(mutant)
-    paths = {key.path for key in met}
+    with_met = {key.path for key in met}
     for key in equivalents:
-        if key not in met and key.path in paths:
+        if key not in met and key.path in with_met:
             print(
                 f"listed as equivalent, but there is no such mutant any more: {key}",
                 file=sys.stderr,
@@ -146,8 +172,8 @@ def files(patterns: Iterable[str]) -> set[str]:
     return found
 
 
-def read_profiles() -> dict[str, Profile]:
-    known = json.loads((STORE / "profiles.json").read_text())
+def read_profiles(store: Path) -> dict[str, Profile]:
+    known = json.loads(store.read_text())
     return {
         id: Profile(one["seconds"], frozenset((path, name) for path, name in one["calls"]))
         for id, one in known.items()
@@ -159,18 +185,24 @@ class Mutating:
     """Instead of running the collected tests, runs them against mutants."""
 
     def __init__(
-        self, mutants: list[Mutant], record: Record, args: argparse.Namespace, until: float
+        self,
+        mutants: list[Mutant],
+        record: Record,
+        args: argparse.Namespace,
+        *,
+        traced: Iterable[str],
+        store: Path,
     ) -> None:
+        self._traced = sorted(files(traced))
+        self._store = store
         self._mutants = mutants
         self._record = record
         self._args = args
-        self._until = until
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-        paths = sorted(files(["weft/scheduler", "weft/memory", "weft/executor/*.py"]))
         began = time.monotonic()
-        profiles = learn(session.items, ROOT, paths, STORE / "profiles.json")
+        profiles = learn(session.items, ROOT, self._traced, self._store)
         seconds = sum(one.seconds for one in profiles.values())
         print(
             f"{len(profiles)} tests, {seconds:.0f} s; learnt in {time.monotonic() - began:.0f} s",
@@ -179,7 +211,14 @@ class Mutating:
         run = InFunctions(session.items, profiles, ROOT)
         selection = Selection(profiles, self._args.budget_s)
         self._record.take(
-            try_all(self._mutants, selection, run, jobs=self._args.jobs, until=self._until)
+            try_all(
+                self._mutants,
+                selection,
+                run,
+                jobs=self._args.jobs,
+                until=time.monotonic() + 60 * self._args.minutes,
+                hang_s=self._args.hang_s,
+            )
         )
         return True
 

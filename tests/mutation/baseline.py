@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,11 +34,13 @@ class Calls:
 
     def __enter__(self) -> Calls:
         self._seen.clear()
+        threading.settrace(self._look)  # of threads that begin meanwhile
         sys.settrace(self._look)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
 
     def _look(self, frame: FrameType, event: str, _: object) -> None:
         self._seen.add(
@@ -46,7 +49,7 @@ class Calls:
 
     def places(self) -> frozenset[Place]:
         paths = self._paths
-        codes = (code for code in self._seen if code.co_filename in paths)
+        codes = (code for code in self._seen.copy() if code.co_filename in paths)
         return frozenset(
             (paths[code.co_filename], code.co_qualname.split(".<locals>")[0]) for code in codes
         )
@@ -58,7 +61,8 @@ def learn(
     """Profiles by the id of the test; without those that fail or are skipped. Tests whose file has not changed since
     the last time are not run again."""
     known = json.loads(store.read_text()) if store.exists() else {}
-    keys = {item.nodeid: _key(item) for item in items}
+    traced = " ".join(paths).encode()
+    keys = {item.nodeid: _key(item, traced) for item in items}
     unknown = [item for item in items if known.get(item.nodeid, {}).get("key") != keys[item.nodeid]]
     reader, writer = os.pipe()
     child = os.fork()
@@ -95,5 +99,5 @@ def _profile(item: pytest.Item, root: Path, paths: list[str]) -> dict[str, objec
     return {"seconds": seconds, "passed": passed, "calls": sorted(calls.places())}
 
 
-def _key(item: pytest.Item) -> str:
-    return hashlib.sha256(item.path.read_bytes()).hexdigest()[:16]
+def _key(item: pytest.Item, traced: bytes) -> str:
+    return hashlib.sha256(traced + item.path.read_bytes()).hexdigest()[:16]

@@ -89,6 +89,7 @@ def try_all(
     *,
     jobs: int,
     until: float,
+    hang_s: float,
 ) -> Iterator[Verdict]:
     """The verdicts as they come. `run` is called in a child: it tells the id of each test before it runs it and returns
     if all passed. Nothing new is begun after the time `until`."""
@@ -101,7 +102,7 @@ def try_all(
             if not tests:
                 yield Verdict(mutant, None, 0, 0.0)
                 continue
-            limit = 60.0 + 20 * sum(selection.profiles[id].seconds for id in tests)
+            limit = hang_s + 20 * sum(selection.profiles[id].seconds for id in tests)
             child = _start(mutant, tests, run, limit)
             running[child.reader] = child
         if not running:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutation.areas import AREAS, Area
 from tests.mutation.equivalents import Key, planted, read_list
 from tests.mutation.operators import mutants_of
 
@@ -59,6 +60,15 @@ def test_every_mutant_is_another_program(path: str) -> None:
         changed = mutant.apply(source)
         assert changed != source
         compile(changed, path, "exec")
+
+
+@pytest.mark.parametrize("area", AREAS.values(), ids=list(AREAS))
+def test_an_area_has_mutants_and_tests_of_its_own(area: Area) -> None:
+    for pattern in (*area.paths, *area.tests, *area.traced):
+        assert list(ROOT.glob(pattern)), pattern
+    sources = [path for pattern in area.paths for path in ROOT.glob(pattern)]
+    files = [path for one in sources for path in ([one] if one.suffix else one.rglob("*.py"))]
+    assert sum(len(mutants_of(str(path), path.read_text())) for path in files) > 20
 
 
 def test_a_listed_fault_is_found_where_it_is_said_to_stand() -> None:

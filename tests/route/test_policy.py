@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -87,6 +89,85 @@ def test_a_long_queue_outweighs_a_cached_prompt() -> None:
     assert router.open(2, prompt(0, 500), range(2)) == 0
     assert router.open(3, prompt(2, 2_000), [0]) == 0
     assert router.open(4, prompt(0, 500), range(2)) == 1
+
+
+class PlainRouter:
+    """The methods as they are described, worked out anew for each request from all that happened."""
+
+    def __init__(self, method: str, num: int) -> None:
+        self.method = method
+        self.num = num
+        self.sent: list[tuple[int, int, RoutedRequest]] = []  # id, rank, request
+        self.begun: set[int] = set()
+        self.ended: set[int] = set()
+        self.uncached: dict[int, int] = {}
+
+    def uncached_len(self, rank: int, request: RoutedRequest) -> int:
+        """Tokens of a prompt behind the longest beginning, in whole blocks, of one sent there."""
+        tokens = np.frombuffer(request.tokens, np.int32)
+        longest = 0
+        for _, at, other in self.sent:
+            if at == rank and other.namespace == request.namespace and other.shares_kv:
+                theirs = np.frombuffer(other.tokens, np.int32)
+                shortest = min(len(tokens), len(theirs))
+                differs = np.flatnonzero(tokens[:shortest] != theirs[:shortest])
+                shared = int(differs[0]) if len(differs) else shortest
+                longest = max(longest, shared // BLOCK_LEN * BLOCK_LEN)
+        return len(tokens) - (longest if request.shares_kv else 0)
+
+    def open(self, id: int, request: RoutedRequest, ranks: list[int]) -> int:
+        rank = min(ranks, key=lambda one: self.key(one, request, ranks))
+        self.uncached[id] = max(self.uncached_len(rank, request), 1)
+        self.sent.append((id, rank, request))
+        return rank
+
+    def key(self, rank: int, request: RoutedRequest, ranks: list[int]) -> tuple[int, ...]:
+        on = [(id, one) for id, at, one in self.sent if at == rank]
+        lens = {id: len(one.tokens) // 4 for id, one in on}
+        still = [id for id, _ in on if id not in self.ended]
+        latest = max((i + 1 for i, (_, at, _) in enumerate(self.sent) if at == rank), default=0)
+        match self.method:
+            case "total_requests":
+                return len(still), latest, rank
+            case "total_tokens":
+                return sum(lens[id] for id in still), sum(lens.values()), rank
+            case "cache_aware":
+                queue = sum(self.uncached[id] for id in still if id not in self.begun)
+                cost = queue + OPEN_REQUEST_TOKENS * len(still)
+                return cost + self.uncached_len(rank, request), latest, rank
+            case "follow_bootstrap_room" if request.room is not None:
+                wanted = request.room % self.num
+                if wanted in ranks:
+                    return (int(rank != wanted),)
+        return latest, rank
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_method_chooses_as_its_description_says(method: str, seed: int) -> None:
+    rng = random.Random(seed)
+    router = EngineRouter(method, 3, KV_TOKENS)
+    plain = PlainRouter(method, 3)
+    for id in range(120):
+        one = prompt(rng.randrange(4), rng.choice([5, 40, 64, 65, 200, 600]))
+        one = one._replace(
+            namespace=rng.choice(["", "", "b"]),
+            shares_kv=rng.random() < 0.9,
+            room=rng.choice([None, rng.randrange(9)]),
+        )
+        ranks = sorted(rng.sample(range(3), rng.choice([1, 2, 3, 3])))
+        assert router.open(id, one, ranks) == plain.open(id, one, ranks)
+        assert router.rank_of(id) == plain.sent[-1][1]
+        for other in rng.sample(range(id + 1), min(id + 1, rng.randrange(4))):
+            if rng.random() < 0.5 and other not in plain.ended:
+                router.began(other)
+                plain.begun.add(other)
+            elif rng.random() < 0.6:
+                router.ended(other)
+                plain.ended.add(other)
+        for rank in range(3):
+            still = [a for a, at, _ in plain.sent if at == rank and a not in plain.ended]
+            assert router.open_on(rank) == still
 
 
 def test_requests_that_all_find_their_prompt_are_spread() -> None:

@@ -17,6 +17,7 @@ from tests.engine.engine_world import EngineWorld
 from tests.scheduler.oracle_runner import OracleRunner
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
+from tests.scheduler.test_ttft import timed
 from tests.scheduler.world import EOS, VOCAB
 from weft.grammar.choice import ChoiceCompiler, ChoiceMatcher
 from weft.grammar.masks import Words
@@ -24,7 +25,14 @@ from weft.grammar.pool import FEW, GrammarPool
 from weft.grammar.protocol import Compiled, GrammarMatcher, Key
 from weft.grammar.sandbox import NoSandbox
 from weft.journal.replay import Replay
-from weft.messages.control import ExplainRequest, ListRequests
+from weft.messages.control import (
+    BlockInput,
+    ContinueGeneration,
+    ExplainRequest,
+    ListRequests,
+    PauseGeneration,
+    UnblockInput,
+)
 from weft.messages.requests import Abort
 from weft.messages.sampling import Grammar, ThinkingMarks
 from weft.plan.logits import GrammarMask, LogitBias
@@ -459,13 +467,18 @@ def test_while_a_grammar_compiles_others_run_and_the_engine_sleeps_until_it_is_r
     assert reply.queue.grammar_queue_size == 1
     [row] = reply.requests
     assert (row.state, row.why) == ("grammar", "its grammar is being compiled")
+    reply = world.tell(ExplainRequest(call=2, rid=f"r{waits}"))
+    (found,) = reply.found
+    assert (found.state, found.why, found.row) == (row.state, row.why, None)
+    assert found.grammar == choice().name
+    assert "held: its grammar is being compiled" in [entry.what for entry in found.timeline]
     bench.gate.opened.set()
     until_compiled(world, bench)
     world.run_dry()
     assert said(world, waits) in WORDS
     told: Any = world.tell(ExplainRequest(call=2, rid=f"r{waits}"))
     story = [entry.what for entry in told.found[0].timeline]
-    assert any("choice of 70 characters: it is being compiled" in what for what in story), story
+    assert f"grammar: {choice().name}, 70 characters: it is being compiled" in story
     assert any(what.startswith("grammar: ready after") for what in story), story
 
 
@@ -545,6 +558,63 @@ def test_at_random_every_request_gets_one_final_word_and_nothing_is_left(
         sum(1 for one in world.sent.values() if one.sampling.grammar),
     )
     assert stats.total_grammar_refused > 0
+
+
+def test_the_time_until_a_grammar_is_compiled_is_part_of_the_expected_time(bench: Bench) -> None:
+    world = EngineWorld(settings(max_slowdown=2.5, prefix_cache=False), grammars=bench.pool)
+    timed(world)
+    obey_masks(world.runner)
+
+    def ask(grammar: Grammar, **options: Any) -> int:
+        bench.gate.opened.clear()
+        bench.rung.clear()
+        return world.send(PROMPT, grammar=grammar, max_new_tokens=60, **options)
+
+    def expected(id: int) -> Any:
+        reply: Any = world.tell(ExplainRequest(call=1, rid=f"r{id}"))
+        return reply.found[0].first_token_in_s
+
+    def compiled() -> None:
+        bench.gate.opened.set()
+        until_compiled(world, bench)
+        world.run_dry(check=False)
+
+    first = ask(choice("a", "b"))
+    assert expected(first) is None  # no grammar was compiled yet: nobody knows
+    world.time += 2.0
+    compiled()
+    second = ask(choice("c", "d"))
+    own_s = expected(second)[1] - 2.0
+    assert 0.0 < own_s < 0.2
+    world.time += 1.5
+    assert expected(second)[1] == pytest.approx(0.5 + own_s)
+    world.time += 2.5
+    assert expected(second)[1] == pytest.approx(4.0 + own_s)  # longer than any: as long again
+    late = world.send(PROMPT, grammar=choice("e"), max_new_tokens=9, ttft_ms=1_000)
+    world.step(check=False)
+    assert world.finished[late].status == 503
+    compiled()
+    cached = world.send(PROMPT, grammar=choice("a", "b"), max_new_tokens=60, ttft_ms=1_000)
+    world.run_dry(check=False)
+    assert world.finished[cached].status == 200
+    assert not world.engine.services.grammars.feature.queue
+
+
+def test_a_paused_engine_and_a_blocked_input_expect_no_time(bench: Bench) -> None:
+    world = EngineWorld(settings(max_slowdown=2.5, prefix_cache=False))
+    timed(world)
+    for begins, ends in (
+        (PauseGeneration(call=1, mode="in_place"), ContinueGeneration(call=2)),
+        (BlockInput(call=1), UnblockInput(call=2)),
+    ):
+        world.tell(begins)
+        id = world.send(PROMPT, max_new_tokens=3)
+        for message, is_known in ((None, False), (ends, True)):
+            if message is not None:
+                world.tell(message)
+            reply: Any = world.tell(ExplainRequest(call=3, rid=f"r{id}"))
+            assert (reply.found[0].first_token_in_s is not None) is is_known
+        world.run_dry(check=False)
 
 
 # The journal

@@ -137,6 +137,7 @@ class PullingWorld(HandedWorld):
             assert pull.ids
         for id in feature.waiting:
             assert id in self.scheduler.requests
+        assert not feature.left  # nothing is kept of those that have ended
         coming = [one for one in self.transfers.values()]
         assert sum(len(one.pages) for one in coming) == self.transfers.num_owned
 

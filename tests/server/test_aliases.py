@@ -140,7 +140,7 @@ def test_vllms_names_for_load_abort_and_flush(http: httpx.Client, server: Runnin
         assert http.get("/load").json() == {"server_load": 2}
         assert http.post("/abort_requests", json={"request_ids": ["none"]}).json() == {"aborted": 0}
         assert http.post("/abort_requests", json={"request_ids": ["both"]}).json() == {"aborted": 2}
-        thread.join(5)
+        thread.join(HANG_S)
     assert [choice["finish_reason"] for choice in answers[0].json()["choices"]] == [
         "abort",
         "abort",

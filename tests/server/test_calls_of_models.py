@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.fake import RunningServer, running
+from tests.server.fake import HANG_S, RunningServer, running
 from tests.server.scripted import HI, ask, say
 from weft.config.options import SettingsError, options_of
 from weft.config.server import ServerConfig
@@ -68,7 +68,7 @@ def family(request: pytest.FixtureRequest, servers: dict[str, RunningServer]) ->
 @pytest.fixture
 def sdk(family: str, servers: dict[str, RunningServer]) -> Iterator[openai.OpenAI]:
     url = f"{servers[family].url}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=HANG_S) as client:
         yield client
 
 

@@ -13,6 +13,7 @@ from weft.messages import control
 from weft.messages.codec import ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
+from weft.server.refusals import MAX_REFUSALS, RefusalLog
 
 ROW = control.RequestRow(
     id=3,
@@ -198,3 +199,44 @@ def test_a_request_whose_time_is_over_has_that_status(
         assert answer.status_code == status
         assert answer.json()["error"]["message"] == "the request waited for 2 s"
         assert answer.headers.get("retry-after") == retry
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "part"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_tokens": -7}, 400, "max_tokens"),
+        ("/v1/chat/completions", {"messages": "x"}, 400, "messages"),
+        ("/v1/completions", {"prompt": "x", "model": "nobody"}, 404, "nobody"),
+        ("/v1/messages", {"messages": []}, 400, "messages"),
+    ],
+)
+def test_who_asks_for_a_request_that_was_refused_is_told_the_reason(
+    telling: RunningServer,
+    http: httpx.Client,
+    path: str,
+    body: dict[str, Any],
+    status: int,
+    part: str,
+) -> None:
+    name = f"refused-{path.rpartition('/')[2]}-{status}"
+    answer = http.post(path, json=body, headers={"x-request-id": name})
+    assert answer.status_code == status
+    told = http.get(f"/requests/{name}")
+    assert told.status_code == 404
+    message = told.json()["error"]["message"]
+    assert message.startswith(f"the request to {path} was answered with {status} ")
+    assert part in message
+    # The question itself is no request that was refused.
+    again = http.get(f"/requests/{told.json()['request_id']}").json()
+    assert "no request named" in again["error"]["message"]
+
+
+def test_only_the_latest_refusals_are_remembered() -> None:
+    now = [100.0]
+    refusals = RefusalLog(clock=lambda: now[0])
+    for number in range(MAX_REFUSALS + 3):
+        refusals.note(f"r{number % MAX_REFUSALS}", "/x", 400, f"reason {number}")
+    now[0] += 7.2
+    assert refusals.describe("r2").endswith(f"reason {MAX_REFUSALS + 2}")
+    assert "answered with 400 7 s ago" in refusals.describe("r3")
+    assert refusals.describe("r") == ""

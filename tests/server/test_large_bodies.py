@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.server.fake import RunningServer
+from tests.server.fake import HANG_S, RunningServer
 from weft.observe import garbage
 from weft.observe.garbage import Trim
 from weft.server import body, stream
@@ -214,7 +214,7 @@ def test_two_threads_that_meet_a_type_of_body_first_decode_it_one_after_the_othe
 
     first = threading.Thread(target=decode)
     first.start()
-    assert entered.wait(10)
+    assert entered.wait(HANG_S)
     second = threading.Thread(target=decode)
     second.start()
     second.join(0.1)

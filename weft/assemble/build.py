@@ -410,10 +410,7 @@ def _warm_up(engine: Engine | RecordedEngine) -> None:
         sampling=sampling,
         pooling=pooling,
     )
-    engine.submit(request)
-    while engine.has_work:
-        engine.step()
-    engine.start_over()
+    engine.warm_up(request)
 
 
 def _log_failure(exc: Exception) -> None:

@@ -28,7 +28,8 @@ from weft.observe.metrics import Metrics
 TICK_S = 0.5
 LATE_S = 0.25  # a later tick was delayed by a busy machine
 HANG_AFTER_S = 4.0
-BUSY_TICKS = 10
+# However busy the machine is, a tick counts at least this part of itself.
+LEAST_COUNTED = 1 / 20
 
 
 class EngineLoad(Protocol):
@@ -134,13 +135,14 @@ class HangDetector:
         silence      no message for `hang_after_s`: the engine's process is stopped, or none of its
                      threads can run
         standstill   heartbeats come, but for `hang_after_s` the engine has been in one step without
-                     using a processor: it waits for an event that does not come
+                     progress: it waits for an event that does not come
         endless      one step has taken `step_timeout_s`
 
     Time is counted in ticks of this process: the time in which this process did not run (a laptop
-    asleep, a debugger) does not count. If the machine has no free processor for the engine or for
-    this process, silence proves little: then `BUSY_TICKS` ticks count as one, so that a hang is
-    still found.
+    asleep, a debugger) does not count. Of a tick in which the engine got only a part of the
+    processor time that it wanted, only that part counts, and at least `LEAST_COUNTED`. The
+    heartbeat counts the time of a standstill in the same way (`weft/launch/heartbeat.py`). So both
+    are found within `hang_after_s / LEAST_COUNTED` on a machine with any load.
     """
 
     def __init__(self, step_timeout_s: float = 0.0, hang_after_s: float = HANG_AFTER_S) -> None:
@@ -148,30 +150,50 @@ class HangDetector:
         standstill."""
         self._step_timeout_s = step_timeout_s
         self._hang_after_s = hang_after_s
-        # In parts of a tick: a tick counts `BUSY_TICKS`, or 1 on a busy machine.
-        self._silence = 0
+        self._silent_ticks = 0
+        self._counted_ticks = 0.0  # of these, with their weights
         self._last = Heartbeat(step_s=0.0, idle_s=0.0)
+        self._companions: Sequence[HangDetector] = ()
         # Why the engine is judged to hang; empty if it is not. Each request reads it, so it is
         # computed only when something changes, which is rare.
         self.hang = ""
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether a tick has passed since the last message."""
+        return self._silent_ticks > 0
+
+    @property
+    def idle_s(self) -> float:
+        """The time without progress that the engine has reported last."""
+        return self._last.idle_s
+
+    def accompany(self, companions: Sequence[HangDetector]) -> None:
+        """The engine's steps wait for the engines of `companions`, and theirs for it: none of them
+        stands still while another one computes."""
+        self._companions = companions
+
     def heard(self) -> None:
         """A message has come from the engine."""
-        if self._silence:
-            self._silence = 0
+        if self._silent_ticks:
+            self._silent_ticks = 0
+            self._counted_ticks = 0.0
             self._judge()
 
     def beat(self, beat: Heartbeat) -> None:
         self._last = beat
         self._judge()
 
-    def tick(self, passed_s: float = TICK_S, *, is_engine_queued: bool = False) -> None:
+    def tick(self, passed_s: float = TICK_S, *, processor_share: float = 1.0) -> None:
         """Another `TICK_S` is over; it really took `passed_s`.
 
-        `is_engine_queued`: the engine waits for a processor.
+        `processor_share`: the part that the engine got of the processor time that it wanted.
         """
-        is_busy = is_engine_queued or passed_s > TICK_S + LATE_S
-        self._silence += 1 if is_busy else BUSY_TICKS
+        weight = max(processor_share, LEAST_COUNTED)
+        if passed_s > TICK_S + LATE_S:  # this process lacks a processor, too
+            weight = LEAST_COUNTED
+        self._silent_ticks += 1
+        self._counted_ticks += weight
         self._judge()
 
     def declare(self, reason: str) -> None:
@@ -183,14 +205,15 @@ class HangDetector:
         self.hang = self._find_hang()
 
     def _find_hang(self) -> str:
-        silent_s = self._silence / BUSY_TICKS * TICK_S
-        if silent_s >= self._hang_after_s:
+        if round(self._counted_ticks, 6) * TICK_S >= self._hang_after_s:
+            silent_s = self._silent_ticks * TICK_S
             return f"the engine has given no sign of life for {silent_s:.0f} s"
-        beat = self._last
-        if min(beat.idle_s, beat.step_s) >= self._hang_after_s:
-            return f"the engine has made no progress in a step for {beat.step_s:.0f} s"
-        if 0 < self._step_timeout_s <= beat.step_s:
-            return f"the engine has computed one step for {beat.step_s:.0f} s"
+        step_s = self._last.step_s
+        idle_s = min((one.idle_s for one in self._companions), default=self.idle_s)
+        if min(self.idle_s, idle_s, step_s) >= self._hang_after_s:
+            return f"the engine has made no progress in a step for {step_s:.0f} s"
+        if 0 < self._step_timeout_s <= step_s:
+            return f"the engine has computed one step for {step_s:.0f} s"
         return ""
 
 

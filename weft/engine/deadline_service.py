@@ -5,7 +5,8 @@ otherwise its client gets the expected wait.
                  later than the deadline ─▶ 503, with a time to retry
                  in time ─▶ waits ─▶ first token: the band learns from the error
 
-`GET /requests/{rid}` shows the estimate for every waiting request.
+A request whose grammar is being compiled cannot begin before; one behind a blocked
+input has no estimate. `GET /requests/{rid}` shows the estimate for every waiting request.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 
 from weft.engine.core import EngineCore
+from weft.engine.grammar_service import GrammarService
 from weft.engine.hooks import Service
 from weft.messages.control import Explanation
 from weft.messages.replies import WAIT_HEADER, RequestWarning, StepOutput
@@ -53,8 +55,10 @@ class DeadlineService(Service):
         self,
         core: EngineCore,
         feature: DeadlineFeature,
+        grammars: GrammarService,
     ) -> None:
         self._core = core
+        self._grammars = grammars
         self._feature = feature
         feature.wake = self._wake
         self.calibration = Calibration()
@@ -164,7 +168,24 @@ class DeadlineService(Service):
         if self._core.loop.first_in_flight is not None and scheduler.last_batch is not None:
             in_flight = StepLoad.of(scheduler.last_batch.plan)
         open_prompts = scheduler.prefills.open_prompts()
-        return self._estimator.first_tokens_s(wanted, now, open_prompts, in_flight)
+        times = self._estimator.first_tokens_s(wanted, now, open_prompts, in_flight)
+        found: dict[int, float] = {}
+        for id, seconds in times.items():
+            held_s = self._held_s(scheduler.requests[id], now)
+            if held_s is not None:
+                found[id] = max(seconds, held_s)
+        return found
+
+    def _held_s(self, request: Request, now: float) -> float | None:
+        """The earliest first token of a request that is not admitted yet for its own sake, in
+        seconds from now: 0 if nothing holds it, None if nothing is known."""
+        if self._core.scheduler.waiting_queue.is_blocked(request):
+            return None
+        compile_s = self._grammars.left_s(request, now)
+        if not compile_s or self._estimator is None:
+            return compile_s
+        alone_s = self._estimator.alone_s(request)
+        return None if alone_s is None else compile_s + alone_s
 
     def filter_output(self, output: StepOutput) -> StepOutput | None:
         """Note the requests that get their first token or end in this output."""

@@ -76,7 +76,15 @@ class Engine:
         self.services = Services(settings, self.surroundings, self.depth)
         self.core = self.services.core
 
-    # Journals and measurements begin here, after the warm-up.
+    # Journals, lines of the log and measurements begin here, after the warm-up.
+
+    def warm_up(self, request: GenerateRequest) -> None:
+        """Run a request of which nothing is told and nothing is remembered."""
+        self.core.hooks.detach(self.services.prefill_log)
+        self.submit(request)
+        while self.has_work:
+            self.step()
+        self.start_over()
 
     def start_over(self) -> None:
         """Forget everything that was done: cache, counters, history. No request may be open."""

@@ -17,6 +17,7 @@ from weft.config.numbers import counted
 from weft.engine import input_gate
 from weft.messages.control import Explanation, QueueStatus, RequestRow, StageTimes, TimelineEntry
 from weft.observe.log import EventLog
+from weft.scheduler.features.grammar import COMPILING
 from weft.scheduler.history import (
     MAX_EVENTS,
     NEVER,
@@ -100,11 +101,14 @@ def list_waiting(scheduler: Scheduler, now: float) -> Iterator[Request]:
             yield request
 
 
-def trace_request_flow(scheduler: Scheduler, rid: str, now: float) -> list[Explanation]:
-    """All open or remembered requests with exactly this name, newest first."""
+def trace_request_flow(
+    scheduler: Scheduler, rid: str, now: float, *, compiling: Container[int] = ()
+) -> list[Explanation]:
+    """All open or remembered requests with exactly this name, newest first. `compiling` has the ids
+    of requests whose grammar is being compiled."""
     found = [trace for trace in scheduler.history.traces() if trace.rid == rid]
     found.sort(key=lambda trace: -trace.arrival_order)
-    return [_explain(scheduler, trace, now) for trace in found]
+    return [_explain(scheduler, trace, now, compiling) for trace in found]
 
 
 def explain(scheduler: Scheduler, id: int, now: float) -> Explanation | None:
@@ -158,13 +162,10 @@ def row_of(
     reasons: Reasons,
 ) -> RequestRow:
     """An open request, without its session."""
-    state = request.state.value
-    if request.id in reasons.compiling:
-        state = "grammar"
     return RequestRow(
         id=request.id,
         rid=request.message.rid,
-        state=state,
+        state=_state(request, reasons.compiling),
         position=position,
         age_s=now - request.spec.arrival_s,
         prompt_tokens=request.spec.prompt_len,
@@ -178,6 +179,10 @@ def row_of(
         why=reasons.of(request),
         shadow=shadow_words(scheduler, request.id),
     )
+
+
+def _state(request: Request, compiling: Container[int]) -> str:
+    return "grammar" if request.id in compiling else request.state.value
 
 
 def shadow_words(scheduler: Scheduler, id: int) -> str:
@@ -223,7 +228,7 @@ class Reasons:
         walk; for an open prompt without a piece in the last step, it is what the prompt lacked.
         """
         if request.id in self.compiling:
-            return "its grammar is being compiled"
+            return COMPILING
         scheduler = self._scheduler
         trace = scheduler.history.trace(request.id)
         assert trace is not None, "an open request has no trace"
@@ -259,7 +264,9 @@ def _num_output(scheduler: Scheduler, request: Request) -> int:
     return scheduler.kv.columns.num_output(request.row)
 
 
-def _explain(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanation:
+def _explain(
+    scheduler: Scheduler, trace: RequestTrace, now: float, compiling: Container[int] = ()
+) -> Explanation:
     """`trace` in words, with what its request does now if it is open."""
     explanation = Explanation(
         id=trace.id,
@@ -281,12 +288,15 @@ def _explain(scheduler: Scheduler, trace: RequestTrace, now: float) -> Explanati
     request = scheduler.requests.get(trace.id)
     if request is None or request.spec.arrival_order != trace.arrival_order:
         return explanation  # it has ended; another request may have the same id
+    grammar = request.message.sampling.grammar
     return msgspec.structs.replace(
         explanation,
-        state=request.state.value,
+        state=_state(request, compiling),
         position=_position(scheduler, request, now),
+        row=None if request.row == NO_ROW else request.row,
+        grammar="" if grammar is None else grammar.name,
         output_tokens=_num_output(scheduler, request),
-        why=Reasons(scheduler).of(request),
+        why=Reasons(scheduler, compiling).of(request),
     )
 
 

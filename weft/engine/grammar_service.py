@@ -9,8 +9,10 @@ from weft.grammar.protocol import CompileResult
 from weft.messages.replies import RequestWarning, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.observe.log import EventLog
+from weft.scheduler.estimate.compiles import CompilesSeen
 from weft.scheduler.features.grammar import GrammarFeature
 from weft.scheduler.history import EventKind
+from weft.scheduler.request import Request
 
 log = EventLog("grammar")
 
@@ -23,17 +25,30 @@ class GrammarService(Service):
     def __init__(self, core: EngineCore, feature: GrammarFeature) -> None:
         self._core = core
         self.feature = feature
+        self._seen = CompilesSeen()
+
+    def left_s(self, request: Request, now: float) -> float | None:
+        """The expected time until the grammar of a request is compiled: 0 if it waits for none,
+        None if nothing is known."""
+        if request.id not in self.feature.queue:
+            return 0.0
+        return self._seen.left_s(now - request.spec.arrival_s)
 
     def compile(self, message: GenerateRequest, now: float) -> None:
         """A request with a grammar is open and waits while the feature compiles it."""
         grammar = message.sampling.grammar
-        self._core.note(message.id, EventKind.GRAMMAR, f"{grammar}: it is being compiled", now)
+        assert grammar is not None
+        what = f"{grammar.name}, {len(grammar.text):,} characters: it is being compiled"
+        self._core.note(message.id, EventKind.GRAMMAR, what, now)
         self._core.hooks.attach(self)
 
     def before_step(self, now: float) -> None:
         """Let requests continue whose grammar is ready; end requests whose grammar is refused."""
         warned: list[RequestWarning] = []
         for result in self.feature.take():
+            if result.compile_s:
+                request = self._core.scheduler.requests[result.id]
+                self._seen.note(now - request.spec.arrival_s)
             if result.constraint is None:
                 self._refuse(result)
                 continue

@@ -60,7 +60,7 @@ class Services:
         self.input_gate = InputGate(core)
         self.device_jobs = DeviceJobs(core, around.runner, self.pause)
         self.adapters = AdapterService(core, around.runner, self.device_jobs, features.adapters)
-        self.deadlines = DeadlineService(core, features.deadlines)
+        self.deadlines = DeadlineService(core, features.deadlines, self.grammars)
         self.flushes = CacheFlushes(core, self.tiers)
         self.health = HealthChecks(core)
         self.kv_auditor = KvAuditor(core)
@@ -116,10 +116,10 @@ class Services:
                 self.kv_auditor,
                 self.health,
                 self.sessions,
-                self.deadlines,
                 self.flushes,
                 self.shutdown,
                 self.grammars,
+                self.deadlines,  # it knows which grammars are ready
                 self.adapters,
                 self.device_jobs,
                 self.input_gate,

@@ -190,6 +190,11 @@ class RecordedEngine:
     def min_step_s(self) -> float:
         return self._engine.min_step_s
 
+    def warm_up(self, request: GenerateRequest) -> None:
+        """Run a request, and begin to record after it."""
+        self._engine.warm_up(request)
+        self._recorder.begin(self._engine, b"")
+
     def start_over(self) -> None:
         """Begin to record. The engine must be idle; it forgets everything before."""
         self._engine.start_over()

@@ -55,6 +55,10 @@ class Replicas:
         for rank, numbers in enumerate(self._metrics.engines):
             detector = HangDetector(config.step_timeout_s, config.hang_after_s)
             self._members.append(Member(rank, numbers, detector))
+        if group.are_joined:
+            detectors = [member.detector for member in self._members]
+            for one in detectors:
+                one.accompany(detectors)
         router = EngineRouter(
             config.load_balance_method, num_engines, context.prepared.config.kv_tokens
         )

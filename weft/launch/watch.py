@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from weft.client.engine_state import TICK_S, HangDetector
 from weft.config.server import ServerConfig
 from weft.launch.engine_process import EngineProcess, explain_exit
-from weft.launch.run_queue import RunQueue
+from weft.launch.processor_use import ProcessorUse
 from weft.messages.channel import AsyncReceiver
 from weft.messages.codec import FromEngine, Unreadable
 from weft.messages.status import EngineFailed
@@ -36,7 +36,7 @@ class EngineWatch:
     ) -> None:
         self._process = process
         self._receiver = receiver
-        self._run_queue = RunQueue(process.pid)
+        self._use = ProcessorUse([process.pid])
         self._failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
 
     async def receive(self) -> FromEngine | Unreadable:
@@ -62,10 +62,14 @@ class EngineWatch:
             return ExitStatus(status, failure.message)
         return ExitStatus(1, explain_exit(ended.result()))
 
-    def lacks_processor(self, passed_s: float) -> bool:
-        """Whether the engine is runnable but got little processor time in the `passed_s` since the
-        last call."""
-        return self._run_queue.holds_up(passed_s)
+    def processor_share(self, passed_s: float, *, is_silent: bool) -> float:
+        """The part of the processor time that the engine wanted and got in the `passed_s` since the
+        last call, 0 to 1. An engine that is not silent is not looked at, and has 1."""
+        if not is_silent:
+            self._use.forget()
+            return 1.0
+        use = self._use.look(passed_s)
+        return 1.0 if use is None else use.share
 
 
 class HangWatch:
@@ -94,8 +98,10 @@ class HangWatch:
             await asyncio.sleep(TICK_S)
             before = now
             now = time.monotonic()
-            is_queued = self._engine.lacks_processor(now - before)
-            self._detector.tick(now - before, is_engine_queued=is_queued)
+            passed_s = now - before
+            is_silent = self._detector.is_silent
+            share = self._engine.processor_share(passed_s, is_silent=is_silent)
+            self._detector.tick(passed_s, processor_share=share)
             hang = self._detector.hang
             if hang and not known:
                 hung_s = 0.0

@@ -75,7 +75,7 @@ def run(args: EngineArgs, at_end: Callable[[Callable[[], object]], None]) -> Non
             at_end(ranks.take_leave)
         gc.enable()  # `start_worker.py` has disabled it
         sender.send(built.ready)
-        heartbeat.start()
+        heartbeat.start(() if ranks is None else ranks.pids)
         intake = Intake(receiver, sender.send, rpc, skipper)
         serve(built.engine, heartbeat, intake, Sleeper(receiver, rpc, built.wakeup))
     except Exception as exc:

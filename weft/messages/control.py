@@ -82,7 +82,7 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     rid: str
-    state: str  # waiting, prefilling, decoding
+    state: str  # waiting, grammar (it is being compiled), prefilling, decoding
     position: int | None  # in the queue, 0 is next; None if it does not wait
     age_s: float
     prompt_tokens: int
@@ -164,7 +164,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     rid: str
-    state: str  # waiting, prefilling, decoding, finished
+    state: str  # waiting, grammar (it is being compiled), prefilling, decoding, finished
     position: int | None  # in the queue, 0 is next
     prompt_tokens: int
     output_tokens: int
@@ -177,9 +177,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     drafts: str = ""  # the result of its draft tokens, and why the last step had none
     shadow: str = ""  # the change that the shadow policy would have made for it
     # Of a waiting request: the estimated time until its first token, from now on. The outer two
-    # numbers are the limits of nine of ten cases.
+    # numbers are the limits of nine of ten cases. None while nothing is known, for example the end
+    # of a pause.
     first_token_in_s: tuple[float, float, float] | None = None
     timeline: list[TimelineEntry]  # omitted entries are mentioned by an entry
+    row: int | None = None  # index of its row in the batch; None without one
+    grammar: str = ""  # name of the grammar of an open request; equal grammars have equal names
     dp_rank: int = 0  # rank of the engine that has, or had, the request; the front sets it
 
 

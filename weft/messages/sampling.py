@@ -7,6 +7,7 @@ vocabulary. Journals store the fields under their names.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -69,8 +70,12 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     # The constraint applies from the end of the reasoning on; None: from the first token on.
     behind: ThinkingMarks | None = None
 
-    def __str__(self) -> str:
-        return f"{self.kind} of {len(self.text):,} characters"
+    @property
+    def name(self) -> str:
+        """A short name, such as "json_schema 5f2b9a07c1d3e864". Requests with the same name share
+        one compiled grammar."""
+        packed = f"{self.kind}\0{self.strict}\0{self.text}".encode("utf-8", "surrogatepass")
+        return f"{self.kind} {hashlib.blake2b(packed, digest_size=8).hexdigest()}"
 
     def check(self) -> None:
         """Raise `InvalidParam` for errors that can be found without compiling the grammar."""

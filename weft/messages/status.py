@@ -123,7 +123,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     """
 
     step_s: float  # duration of the current step so far; 0 between steps
-    idle_s: float  # time for which the process has used (nearly) no processor time
+    # Time for which the engine has used (nearly) no processor time, in this step if one runs. Time
+    # in which it waited for a processor does not count.
+    idle_s: float
 
 
 class Pools(msgspec.Struct, frozen=True, kw_only=True):

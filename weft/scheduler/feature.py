@@ -138,7 +138,8 @@ class Feature:
         return Admission.READY
 
     def why_waits(self, request: Request) -> str:
-        """What a request that may not be admitted waits for, in words for its user."""
+        """What a request that may not be admitted waits for, in words for its user. Every feature
+        that overrides `admit` overrides it."""
         return "not ready yet"
 
     def joins(self, request: Request, walk: QueueWalk) -> str:

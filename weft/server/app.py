@@ -149,6 +149,7 @@ def create_app(
         client.metrics,
         limits,
         RouteTable(operations).find,
+        context.refusals.note,
     )
     if origins:
         app = CORSMiddleware(

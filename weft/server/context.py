@@ -16,6 +16,7 @@ from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.messages.sampling import SamplingParams
 from weft.server.media import ServedMedia
+from weft.server.refusals import RefusalLog
 from weft.server.response_store import ResponseStore
 from weft.text.infill import Infill
 from weft.text.parsers.formats import Formats
@@ -118,6 +119,7 @@ class ServerContext:
     media: ServedMedia | None = None  # None: the model takes only text
     limits: Limits = field(default_factory=Limits)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    refusals: RefusalLog = field(default_factory=RefusalLog)
     readers: Workers = field(default_factory=_make_readers)
     writers: Workers = field(default_factory=_make_writers)
     infill: Infill | None = None  # the tokens of fill-in-the-middle

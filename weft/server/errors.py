@@ -211,7 +211,8 @@ def error_response(exc: BaseException) -> Response:
 
 
 class ErrorAnswer(Response):
-    """An error as an answer. It also reports the exceeded limit to the middleware."""
+    """An error as an answer. It also reports its message and the exceeded limit to the
+    middleware."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(
@@ -225,6 +226,7 @@ class ErrorAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._error
         scope["weft.limit"] = error.limit
+        scope["weft.error"] = error.message
         body = _form(scope["path"])(error)
         await Response(body, error.status, error.headers, media_type="application/json")(
             scope, receive, send

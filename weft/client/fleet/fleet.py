@@ -206,10 +206,12 @@ class Fleet:
             bound = self._sessions.get((session.id, session.owner))
             if bound is not None:
                 return [bound]
-        for sibling in self._siblings.get(key, ()):
-            rank = self._router.rank_of(sibling)
-            if rank is not None and self.members[rank].is_up:
-                return [rank]
+        siblings = self._siblings.get(key)
+        if siblings:
+            # The requests of an engine that takes none have ended.
+            rank = self._router.rank_of(next(iter(siblings)))
+            assert rank is not None
+            return [rank]
         return self.up
 
     def _send_abort(self, abort: Abort) -> None:
@@ -413,6 +415,8 @@ class Fleet:
     ) -> None:
         """An engine has been started."""
         self.members[rank].attach(send)
+        if self._has_begun:
+            self._on_availability(self.why_unavailable())
 
     def _engine_ready(
         self,
@@ -422,6 +426,7 @@ class Fleet:
         member.ready = ready
         if self._has_begun:
             self._catch_up(member)
+            self._on_availability(self.why_unavailable())
             return
         member.missing = ""
         found = [one.ready for one in self.members if one.ready is not None]

@@ -129,7 +129,11 @@ def _queue_status(services: Services) -> QueueStatus:
 
 def explain_request(services: Services, message: ExplainRequest) -> ExplainRequestReply:
     now = services.clock()
-    found = explain.trace_request_flow(services.scheduler, message.rid, now)
+    found = explain.trace_request_flow(
+        services.scheduler, message.rid, now, compiling=services.grammars.feature.queue
+    )
+    if services.pause.mode is not None:
+        return ExplainRequestReply(found=found)
     with_waits = [services.deadlines.with_wait(one, now) for one in found]
     return ExplainRequestReply(found=with_waits)
 

@@ -84,6 +84,16 @@ class WaitEstimator:
                 times[id] = place * each_s
         return times
 
+    def alone_s(self, request: Request) -> float | None:
+        """Seconds of a step that computes only the rest of this prompt. None if the cost of steps
+        is not known yet."""
+        cost = self._pace.model()
+        if cost is None:
+            return None
+        cached = self._cached_len(request, exactly=True)
+        num_tokens = request.fill_len - cached
+        return cost.seconds(StepLoad(num_tokens, num_tokens * (cached + request.fill_len) // 2))
+
     def _places(
         self,
         wanted: Set[int],

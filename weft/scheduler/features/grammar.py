@@ -39,6 +39,7 @@ from weft.scheduler.features.bias import forbidden, joined
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Columns, Request
 
+COMPILING = "its grammar is being compiled"
 MAX_JUMP = 32  # tokens: other requests wait for their next token while these are computed
 
 
@@ -98,6 +99,9 @@ class GrammarFeature(Feature):
 
     def admit(self, request: Request) -> Admission:
         return Admission.WAIT if request.id in self.queue else Admission.READY
+
+    def why_waits(self, request: Request) -> str:
+        return COMPILING
 
     def cut_draft(self, request: Request, columns: Columns, draft: IntArray) -> int:
         id = request.id

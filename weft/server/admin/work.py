@@ -68,12 +68,15 @@ async def list_requests(context: ServerContext, request: Request) -> ASGIApp:
 async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
     """The histories of the requests with exactly this name, newest first.
 
-    404 if no such request is remembered.
+    404 if no such request is remembered. Its message has the reason if the request was refused
+    before an engine had it.
     """
     rid = request.path_params["rid"]
     reply = await context.client.call(ExplainRequest(rid))
     if not reply.found:
-        message = f"no request named {rid[:128]!r} is open or among the last that ended"
+        message = context.refusals.describe(rid)
+        if not message:
+            message = f"no request named {rid[:128]!r} is open or among the last that ended"
         raise ApiError(404, message, param="rid")
     return json_response({"requests": [_as_text(one) for one in reply.found]})
 

@@ -37,6 +37,10 @@ _METHODS = frozenset(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"
 CLIENT_LEFT = 499  # status in metrics and audit of a request whose client left before its answer
 
 
+# Is told of a request that was answered with an error: its name, its route, status and message.
+OnRefusal = Callable[[str, str, int, str], None]
+
+
 class EdgeMetrics(Protocol):
     """The metrics that the middleware updates."""
 
@@ -47,7 +51,8 @@ class EdgeMetrics(Protocol):
 
 
 class RequestMiddleware:
-    """The outermost application. `route_of` returns a path's template and its access."""
+    """The outermost application. `route_of` returns a path's template and its access;
+    `on_refusal` is called for user routes."""
 
     def __init__(
         self,
@@ -56,12 +61,14 @@ class RequestMiddleware:
         metrics: EdgeMetrics,
         limits: Limits,
         route_of: Callable[[str], tuple[str, Access]],
+        on_refusal: OnRefusal = lambda rid, path, status, message: None,
     ) -> None:
         self._app = app
         self._keys = keys
         self._metrics = metrics
         self._limits = limits
         self._route_of = route_of
+        self._on_refusal = on_refusal
         self._memory = Trim()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,6 +113,8 @@ class RequestMiddleware:
             metrics.seconds.of(route).observe_one(time.perf_counter() - request.arrived_s)
             if scope.get("weft.large_body"):
                 self._memory.soon()
+            if access == "user" and "weft.error" in scope:
+                self._on_refusal(request.rid, route, status, scope["weft.error"])
             if scope.get("weft.limit"):
                 self._metrics.refused(scope["weft.limit"])
             if not out.status and out.on_status is not None:

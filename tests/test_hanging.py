@@ -1,0 +1,159 @@
+"""A test that hangs fails alone, and whatever becomes of a run, nothing that it started outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.server_process import eventually, is_alive
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT_S = 240.0
+CONFTEST = """
+import os
+import time
+
+from tests import hanging
+
+hanging.GRACE_S = 0.3
+hanging.LAST_END_S = 0.3
+hanging.BUSY_LOAD = 1e9
+os.getloadavg = lambda: (float(os.environ.get("FAKE_LOAD", "0")), 0.0, 0.0)
+
+def pytest_runtest_logreport(report):
+    if os.environ.get("SLOW_REPORTS"):
+        time.sleep(0.5)
+"""
+HANGING = """
+import signal
+import time
+
+import pytest
+
+pytestmark = pytest.mark.timeout(0.3)
+
+@pytest.fixture
+def slow_setup():
+    time.sleep(240)
+
+@pytest.fixture
+def slow_teardown():
+    yield
+    time.sleep(240)
+
+def test_hangs_before(slow_setup):
+    pass
+
+def test_hangs():
+    time.sleep(240)
+
+def test_hangs_after(slow_teardown):
+    pass
+
+def test_is_quick():
+    pass
+"""
+STARTING = """
+import subprocess
+import sys
+import time
+
+def start():
+    command = [sys.executable, "-c", "import time; time.sleep(240)", "weft"]
+    return subprocess.Popen(command, start_new_session=True).pid
+
+def test_starts():
+    with open("pid", "w") as file:
+        file.write(str(start()))
+"""
+WAITING = STARTING + "    time.sleep(240)\n"
+HERE_AND_THERE = [("-n", "0"), ("-n", "1", "--dist", "loadfile", "--max-worker-restart", "0")]
+DEAF = """
+import signal
+import time
+
+import pytest
+
+@pytest.mark.timeout(0.3)
+def test_hears_no_signal():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    time.sleep(240)
+
+def test_is_quick():
+    pass
+"""
+
+
+def begin(tmp_path: Path, source: str, *options: str, **environ: str) -> subprocess.Popen[str]:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_it.py").write_text(source)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    timeout: x\n    slow: x\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:timeout"]
+    return subprocess.Popen(
+        [*command, "-p", "no:cacheprovider", *options, "test_it.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(tmp_path: Path, source: str, *options: str, **environ: str) -> tuple[int, str]:
+    process = begin(tmp_path, source, *options, **environ)
+    text, _ = process.communicate(timeout=TIMEOUT_S)
+    assert "INTERNALERROR" not in text, text
+    return process.returncode, text
+
+
+@pytest.mark.parametrize("options", HERE_AND_THERE)
+def test_each_phase_that_hangs_fails_alone(tmp_path: Path, options: tuple[str, ...]) -> None:
+    status, text = run(tmp_path, HANGING, *options, SLOW_REPORTS="1")
+    assert status == 1
+    assert "1 failed, 2 passed, 2 errors" in text, text
+    for line in ("ERROR test_it.py::test_hangs_before", "FAILED test_it.py::test_hangs"):
+        assert f"{line} - tests.hanging.Hung" in text, text
+
+
+def test_a_busy_machine_has_more_time_but_not_for_ever(tmp_path: Path) -> None:
+    source = HANGING.replace("time.sleep(240)", "time.sleep(0.6)")
+    status, text = run(tmp_path, source, "-n", "0", FAKE_LOAD="1e12")
+    assert status == 0, text
+    status, text = run(tmp_path, HANGING, "-n", "0", FAKE_LOAD="1e12")
+    assert "taken longer than 2 s" in text, text  # 0.3 s and four more
+
+
+@pytest.mark.parametrize("options", HERE_AND_THERE)
+def test_who_hears_no_signal_is_ended_with_its_stacks_written(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    status, text = run(tmp_path, DEAF, *options)
+    assert status == 1
+    assert "test_hears_no_signal" in text
+    assert "Timeout" in text
+
+
+@pytest.mark.parametrize("options", HERE_AND_THERE)
+def test_a_server_that_a_test_leaves_running_fails_the_run_and_ends(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    status, text = run(tmp_path, STARTING, *options)
+    assert status == 1
+    assert "left a process running" in text, text
+    assert eventually(lambda: not is_alive(int((tmp_path / "pid").read_text())))
+
+
+@pytest.mark.parametrize("options", HERE_AND_THERE)
+def test_what_a_killed_run_has_started_ends(tmp_path: Path, options: tuple[str, ...]) -> None:
+    process = begin(tmp_path, WAITING, *options)
+    pid = tmp_path / "pid"
+    assert eventually(lambda: pid.exists() and pid.read_text() != "")
+    process.kill()
+    process.communicate(timeout=TIMEOUT_S)
+    assert eventually(lambda: not is_alive(int(pid.read_text())))
+    assert -process.returncode == signal.SIGKILL
