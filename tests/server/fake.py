@@ -281,6 +281,7 @@ class RunningServer:
         sampling: SamplingParams | None = None,
         processor: MediaProcessor | None = None,
         port: int = 0,
+        settings: dict[str, Any] | None = None,
         **client: Any,
     ) -> None:
         self.tokenizer = tokenizer or byte_tokenizer()
@@ -297,7 +298,7 @@ class RunningServer:
             version="0.1.0",
             started_at=time.time(),
             sampling=sampling or SamplingParams(),
-            settings={"dtype": "auto"},
+            settings={"dtype": "auto", **(settings or {})},
         )
         app = create_app(
             self.client,
@@ -386,10 +387,11 @@ def running(
     sampling: SamplingParams | None = None,
     processor: MediaProcessor | None = None,
     port: int = 0,
+    settings: dict[str, Any] | None = None,
     **client: Any,
 ) -> Iterator[RunningServer]:
-    """A server for one `with` block. `port`: 0 is one that is free; `client`: options of its
-    `EngineClient`."""
+    """A server for one `with` block. `port`: 0 is one that is free; `settings`: of the engine;
+    `client`: options of its `EngineClient`."""
     server = RunningServer(
         config or ServerConfig(drain_s=1.0),
         new_loop,
@@ -398,6 +400,7 @@ def running(
         sampling,
         processor,
         port,
+        settings,
         **client,
     )
     server.start()
