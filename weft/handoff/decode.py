@@ -381,16 +381,24 @@ class DecodeSide(NoHandoff):
         """Receive the pages of a delivery, and its ending. Returns the future of the next
         message."""
         while not delivery.is_complete:
-            message = await asyncio.wait_for(incoming, self._silence_s)
-            if isinstance(message, PageGroup):
-                async with asyncio.timeout(self._silence_s):
-                    await self._receive_group(connection, message, delivery)
-            elif isinstance(message, Decline):
-                raise SentAway(message.why)
-            elif not isinstance(message, Beat):
-                raise BadSpeech(f"{type(message).__name__} instead of PageGroup")
+            async with asyncio.timeout(self._silence_s):
+                group = await self._next_group(connection, incoming)
+            async with asyncio.timeout(self._silence_s):
+                await self._receive_group(connection, group, delivery)
             incoming = connection.next_message()
         return incoming
+
+    @staticmethod
+    async def _next_group(connection: Connection, incoming: asyncio.Future[Spoken]) -> PageGroup:
+        """The next group of pages. Beats before it do not count: pages are due."""
+        message = await incoming
+        while isinstance(message, Beat):
+            message = await connection.receive()
+        if isinstance(message, Decline):
+            raise SentAway(message.why)
+        if not isinstance(message, PageGroup):
+            raise BadSpeech(f"{type(message).__name__} instead of PageGroup")
+        return message
 
     async def _receive_group(
         self, connection: Connection, piece: PageGroup, delivery: Delivery
