@@ -25,6 +25,7 @@ from weft.handoff.wire import (
     Beat,
     Challenge,
     Decline,
+    Hello,
     PageGroup,
     Ready,
     Spoken,
@@ -217,9 +218,9 @@ def client_hears(lender: Peer, client: Peer, content: bytes) -> None:
 
 
 def test_proofs_and_keys_belong_to_one_secret_greeting_direction_address_and_room() -> None:
-    hello = greeting.Hello(b"n" * 32, b"", {"a": "b"}, "h:1", "r")
+    hello = Hello(b"n" * 32, b"", {"a": "b"}, "h:1", "r")
 
-    def all_of(secret: str, nonce: bytes, hello: greeting.Hello) -> list[bytes]:
+    def all_of(secret: str, nonce: bytes, hello: Hello) -> list[bytes]:
         keys = greeting.GreetingKeys(secret, nonce, hello)
         seals = keys.from_decode.begin().end(), keys.from_prefill.begin().end()
         return [keys.proof_of_decode, keys.proof_of_prefill, *seals]
@@ -515,7 +516,7 @@ def test_rubbish_before_the_secret_is_one_line(
 def test_a_greeting_without_a_whole_nonce_is_none(sealed: Pair, nonce: bytes) -> None:
     with Peer.asking(sealed.port) as peer:
         challenge = peer.hear()
-        hello = greeting.Hello(nonce, b"", FACTS, "h:1", "r")
+        hello = Hello(nonce, b"", FACTS, "h:1", "r")
         keys = greeting.GreetingKeys(SECRET, challenge.nonce, hello)
         peer.say(msgspec.structs.replace(hello, proof=keys.proof_of_decode))
         with pytest.raises(EOFError):
@@ -524,7 +525,7 @@ def test_a_greeting_without_a_whole_nonce_is_none(sealed: Pair, nonce: bytes) ->
 
 def test_a_proof_that_was_heard_is_of_no_use_later(sealed: Pair) -> None:
     sealed.lend()
-    heard: list[greeting.Hello] = []
+    heard: list[Hello] = []
 
     def listen(peer: Peer) -> None:
         peer.say(Challenge(VERSION, b"n" * 32))
