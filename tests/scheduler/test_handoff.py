@@ -417,6 +417,23 @@ def test_an_abort_is_no_lease_and_the_other_server_hears_of_it() -> None:
     assert story(world, id).endswith("its KV is not lent: its request ended with abort")
 
 
+def test_an_abort_that_comes_after_the_end_ends_the_lease() -> None:
+    """A client that left while the last step ran reads no answer, and nobody fetches the KV."""
+    for steps in range(4):
+        world = lending()
+        kept = world.send([7, *PROMPT], max_new_tokens=0)
+        world.run_dry()
+        id = world.send(PROMPT, max_new_tokens=0)
+        for _ in range(steps):
+            world.step()
+        world.tell(Abort(ids=(id,)))
+        world.step()
+        world.run_dry()
+        assert list(world.handoff.lent) == [str(kept)]
+        assert not world.service.feature.unwanted
+        world.replay(check=True)
+
+
 def test_a_flush_and_new_weights_end_all_leases() -> None:
     for message in (FlushCache(call=1), UpdateWeightsFromDisk(call=1, model_path="5")):
         world = lending()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from weft.config.handoff import REASONS
 from weft.engine.core import EngineCore
@@ -103,6 +104,9 @@ class PullService(Service):
     def after_step(self, now: float) -> None:
         self._forget_ended(now)
         self._fetch(now)
+
+    def aborted(self, ids: Sequence[int]) -> None:
+        """Does nothing: what requests wait for ends with them."""
 
     # Transfers of a request's KV
 
