@@ -277,6 +277,20 @@ def test_a_lender_that_sends_back_the_proof_of_the_other_side_is_refused(sealed:
         assert sealed.wait_for("missed").reason == "refused"
 
 
+@pytest.mark.parametrize("nonce", [b"", b"n" * 31, b"n" * 33])
+def test_a_challenge_without_a_whole_nonce_is_not_answered(sealed: Pair, nonce: bytes) -> None:
+    answers: list[bytes] = []
+
+    def act(peer: Peer) -> None:
+        peer.say(Challenge(VERSION, nonce))
+        answers.append(peer.sock.recv(1))
+
+    with RogueLender(act) as rogue:
+        sealed.ask(port=rogue.port)
+        assert sealed.wait_for("missed").reason == "lost"
+    assert answers == [b""]
+
+
 @pytest.mark.parametrize("version", [0, 1, VERSION - 1, VERSION + 1])
 def test_nobody_is_talked_into_another_version(sealed: Pair, version: int) -> None:
     def act(peer: Peer) -> None:

@@ -157,3 +157,30 @@ def test_what_is_no_host_is_refused_by_name(any_lender: Decoding, write: Any, ho
     assert answer.status_code == 400, answer.text
     assert len(answer.content) < 1_000
     assert len(any_lender.server.engine.seen) == before
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2, 3])
+def test_each_prompt_of_a_batch_has_a_room_of_its_own(
+    any_lender: Decoding, num_prompts: int
+) -> None:
+    texts = [f"Hello {number}" for number in range(num_prompts)]
+    taken = []
+    for rooms in (5, list(range(num_prompts))):
+        assert any_lender.ask(text=texts, **sglang(room=rooms)).status_code == 200
+        seen = any_lender.server.engine.seen[-num_prompts:]
+        taken.append([one.handoff.room for one in seen if one.handoff is not None])
+    assert len(set(taken[0])) == num_prompts
+    assert taken[1] == [str(number) for number in range(num_prompts)]
+    assert any_lender.ask(text=texts, **sglang(room=[1] * 9)).status_code == 400
+
+
+def test_a_prefill_server_tells_where_its_kv_is_as_vllm_does() -> None:
+    config = EngineConfig(disaggregation_mode="prefill")
+    with running(settings=asdict(config)) as server:
+        body = {**BODIES["/v1/completions"], "kv_transfer_params": {"do_remote_decode": True}}
+        answer = httpx.post(server.url + "/v1/completions", json=body, timeout=HANG_S).json()
+        told = answer["kv_transfer_params"]
+        (seen,) = server.engine.seen
+        assert seen.handoff == HandoffParams(told["remote_request_id"])
+        assert (told["do_remote_prefill"], told["do_remote_decode"]) == (True, False)
+        assert (told["remote_host"], told["remote_port"]) == ("127.0.0.1", 8998)
