@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
-class Lender(NamedTuple):
+class NamedLender(NamedTuple):
     """Which hosts and ports an entry allows."""
 
     name: str  # of a host, or the end of names that begins with "."; "" if addresses are meant
@@ -61,13 +61,13 @@ def canonical_host(text: str) -> str:
 
 
 @cache
-def parse_lenders(text: str, port: int) -> tuple[Lender, ...]:
+def parse_lenders(text: str, port: int) -> tuple[NamedLender, ...]:
     """The entries of `--handoff-lenders`; those without a port are at `port`. Raises
     SettingsError."""
     fault = why_no_lenders(text)
     if fault:
         raise SettingsError(f"--handoff-lenders is {text!r:.200}; {fault}")
-    found: list[Lender] = []
+    found: list[NamedLender] = []
     for entry in _entries(text):
         lender = _parsed(entry, port)
         assert lender is not None
@@ -87,7 +87,7 @@ def _entries(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
-def _parsed(entry: str, port: int) -> Lender | None:
+def _parsed(entry: str, port: int) -> NamedLender | None:
     host, own_port = _apart(entry)
     if own_port == ANY_PORT:
         number = None
@@ -98,14 +98,14 @@ def _parsed(entry: str, port: int) -> Lender | None:
     else:
         return None
     with suppress(ValueError):
-        return Lender("", ip_network(host), number)
+        return NamedLender("", ip_network(host), number)
     end = host.removeprefix("*")
     if end != host and not end.startswith("."):
         return None
     name = canonical_host(end.removeprefix("."))
     if not name or "[" in host:
         return None
-    return Lender(f".{name}" if end != host else name, None, number)
+    return NamedLender(f".{name}" if end != host else name, None, number)
 
 
 def _apart(entry: str) -> tuple[str, str]:

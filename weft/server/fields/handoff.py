@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from weft.client.prompt import Prompt
 from weft.config.handoff import PREFILL
-from weft.config.lenders import Lender, canonical_host, parse_lenders
+from weft.config.lenders import NamedLender, canonical_host, parse_lenders
 from weft.json_types import JsonObject
 from weft.messages.handoff import HandoffParams
 from weft.messages.sampling import SamplingParams
@@ -50,14 +50,14 @@ class _Side(NamedTuple):
     host: str  # address at which KV is lent
     port: int
     has_secret: bool
-    lenders: tuple[Lender, ...]  # that the operator has named; empty: none is named
+    lenders: tuple[NamedLender, ...]  # that the operator has named; empty: none is named
 
     @property
     def trusts(self) -> bool:
         """Whether KV that comes from another server is that of the prompt for sure."""
         return self.has_secret or bool(self.lenders)
 
-    def place(self, room: str, host: Field, port: Field) -> HandoffParams:
+    def place(self, room: str, host: NamedValue, port: NamedValue) -> HandoffParams:
         """The place from which a decode server takes KV. Raises `ApiError`."""
         found = HandoffParams(room, _checked_host(host), _checked_port(port))
         lenders = self.lenders
@@ -71,7 +71,7 @@ class _Side(NamedTuple):
         return found
 
 
-class Field(NamedTuple):
+class NamedValue(NamedTuple):
     """A field of a body, and its value."""
 
     name: str
@@ -159,8 +159,8 @@ def _of_sglang(body: HandoffFields, count: int, side: _Side) -> list[HandoffPara
         if side.lends:
             found.append(HandoffParams(room))
             continue
-        host = Field("bootstrap_host", hosts[index])
-        found.append(side.place(room, host, Field("bootstrap_port", port)))
+        host = NamedValue("bootstrap_host", hosts[index])
+        found.append(side.place(room, host, NamedValue("bootstrap_port", port)))
     return found
 
 
@@ -205,8 +205,8 @@ def _of_vllm(request: Request, params: Any, count: int, side: _Side) -> list[Han
         place = HandoffParams(room)
     else:
         room = _checked_room(f"{name}.remote_request_id", params.get("remote_request_id"))
-        remote_host = Field(f"{name}.remote_host", params.get("remote_host"))
-        remote_port = Field(f"{name}.remote_port", params.get("remote_port"))
+        remote_host = NamedValue(f"{name}.remote_host", params.get("remote_host"))
+        remote_port = NamedValue(f"{name}.remote_port", params.get("remote_port"))
         place = side.place(room, remote_host, remote_port)
     if count == 1:
         return [place]
@@ -242,7 +242,7 @@ def _checked_room(name: str, value: Any) -> str:
     raise ApiError(400, message, param=name)
 
 
-def _checked_host(field: Field) -> str:
+def _checked_host(field: NamedValue) -> str:
     name, value = field
     host = canonical_host(value) if isinstance(value, str) else ""
     if host:
@@ -253,7 +253,7 @@ def _checked_host(field: Field) -> str:
     raise ApiError(400, message, param=name)
 
 
-def _checked_port(field: Field) -> int:
+def _checked_port(field: NamedValue) -> int:
     name, value = field
     number = value
     if isinstance(value, str) and value.isdecimal():  # as vLLM's proxies send it
