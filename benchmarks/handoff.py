@@ -4,7 +4,8 @@
     python benchmarks/handoff.py --model MODEL    time between tokens of a decode server, beside prompts
 
 Pages: a pool of the layout of a 0.6B model in bfloat16 (56 pieces of 32 kB a page), from one side to the other, with
-checksums, in turns with `sendall` and `recv_into` of the same bytes; both between two processes.
+checksums (no secret) and with authentication (a secret), in turns with `sendall` and `recv_into` of the same bytes; all
+between two processes.
 
 With a model: streams on a decode server alone; the same while prompts go through `weft route` to a prefill server and
 on to it; and streams and prompts on one server. Every server has one thread. The prompts want one token each. With `--pin`, the servers whose streams are measured have
@@ -39,6 +40,7 @@ from weft.handoff.prefill import PrefillSide
 from weft.memory.handoff.protocol import MeetingPlace
 from weft.memory.prefix_cache import CacheKey
 
+SECRETS = {"checksums": "", "authenticated": "a secret of both sides"}
 PAGE_SIZE = 16
 PIECE_BYTES = 32_768
 NUM_PIECES = 56
@@ -73,27 +75,86 @@ def facts() -> KvFacts:
 
 def lend(commands: PipeEnd, num_pages: int) -> None:
     """The other process: lends rooms, and sends plain bytes, when it is told to."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    side = PrefillSide(
-        listener,
-        ShapedPool(num_pages, 7),
-        page_size=PAGE_SIZE,
-        secret="",
-        lease_s=HANG_S,
-        facts=facts(),
-        notify=lambda: None,
-    )
-    side.start()
+    sides: dict[str, PrefillSide] = {}
+    ports: dict[str, int] = {}
+    for name, secret in SECRETS.items():
+        listener = socket.create_server(("127.0.0.1", 0))
+        ports[name] = listener.getsockname()[1]
+        sides[name] = PrefillSide(
+            listener,
+            ShapedPool(num_pages, 7),
+            page_size=PAGE_SIZE,
+            secret=secret,
+            lease_s=HANG_S,
+            facts=facts(),
+            notify=lambda: None,
+        )
+        sides[name].start()
     source = memoryview(bytearray(b"\1") * (num_pages * ShapedPool.page_bytes))
     pages: IntArray = np.arange(num_pages, dtype=np.int32)
-    commands.send(listener.getsockname()[1])
+    commands.send(ports)
     while command := commands.recv():
         match command:
-            case ("lend", room, key):
-                side.lend(room, key, pages)
+            case ("lend", name, room, key):
+                sides[name].lend(room, key, pages)
             case ("copy", port):
                 send_plain(port, source)
-    side.close()
+    for side in sides.values():
+        side.close()
+
+
+class Taker:
+    """The side of this process that takes pages."""
+
+    def __init__(self, name: str, port: int, commands: PipeEnd, num_pages: int) -> None:
+        self._name = name
+        self._port = port
+        self._commands = commands
+        self._pages: IntArray = np.arange(num_pages, dtype=np.int32)
+        self._key = CacheKey("", np.arange(NUM_TOKENS, dtype=np.int32).tobytes())
+        self._bell = threading.Condition()
+        self._number = 0
+        self._side = DecodeSide(
+            ShapedPool(num_pages, 0),
+            page_size=PAGE_SIZE,
+            secret=SECRETS[name],
+            facts=facts(),
+            notify=self._ring,
+        )
+        self._side.start()
+
+    def close(self) -> None:
+        self._side.close()
+
+    def hand_over(self) -> float:
+        """Seconds for all pages."""
+        self._number += 1
+        number = self._number
+        room = f"room {number}"
+        self._commands.send(("lend", self._name, room, self._key))
+        place = MeetingPlace("127.0.0.1", self._port, room)
+        self._side.ask(number, place, self._key, 0)
+        self._wait_for("found")
+        self._side.bind(number, number)
+        began = time.perf_counter()
+        self._side.fetch(number, self._key, 0, self._pages)
+        self._wait_for("landed")
+        took_s = time.perf_counter() - began
+        self._side.leave(number)
+        return took_s
+
+    def _wait_for(self, kind: str) -> None:
+        with self._bell:
+            while True:
+                found = self._side.take()
+                assert not found.missed, found
+                if getattr(found, kind):
+                    return
+                assert self._bell.wait(HANG_S)
+
+    def _ring(self) -> None:
+        with self._bell:
+            self._bell.notify_all()
 
 
 def measure_pages() -> None:
@@ -103,64 +164,25 @@ def measure_pages() -> None:
     commands, far_end = context.Pipe()
     other = context.Process(target=lend, args=(far_end, num_pages))
     other.start()
-    port = commands.recv()
-    pages: IntArray = np.arange(num_pages, dtype=np.int32)
-    key = CacheKey("", np.arange(NUM_TOKENS, dtype=np.int32).tobytes())
-    bell = threading.Condition()
-
-    def ring() -> None:
-        with bell:
-            bell.notify_all()
-
-    decode = DecodeSide(
-        ShapedPool(num_pages, 0),
-        page_size=PAGE_SIZE,
-        secret="",
-        facts=facts(),
-        notify=ring,
-    )
-    decode.start()
+    ports = commands.recv()
+    takers = {name: Taker(name, ports[name], commands, num_pages) for name in SECRETS}
     time.sleep(0.5)  # until both have their facts
-
-    def news(kind: str) -> None:
-        with bell:
-            while True:
-                found = decode.take()
-                assert not found.missed, found
-                if getattr(found, kind):
-                    return
-                assert bell.wait(HANG_S)
-
-    number = 0
-
-    def hand_over() -> float:
-        nonlocal number
-        number += 1
-        room = f"room {number}"
-        commands.send(("lend", room, key))
-        decode.ask(number, MeetingPlace("127.0.0.1", port, room), key, 0)
-        news("found")
-        decode.bind(number, number)
-        began = time.perf_counter()
-        decode.fetch(number, key, 0, pages)
-        news("landed")
-        took_s = time.perf_counter() - began
-        decode.leave(number)
-        return took_s
-
     num_bytes = num_pages * ShapedPool.page_bytes
-    times: dict[str, list[float]] = {"handoff": [], "copy": []}
+    times: dict[str, list[float]] = {name: [] for name in (*takers, "plain copy")}
     for _ in range(ROUNDS):
-        times["handoff"].append(hand_over())
-        times["copy"].append(copy_over_loopback(commands, num_bytes))
-    rates = {name: num_bytes / statistics.median(found) / 1e9 for name, found in times.items()}
-    ratios = [b / a for a, b in zip(times["handoff"], times["copy"], strict=True)]
-    print(
-        f"{num_bytes / 1e6:,.0f} MB: {rates['handoff']:.2f} GB/s from pool to pool, plain copy "
-        f"{rates['copy']:.2f} GB/s, ratio {statistics.median(ratios):.2f} "
-        f"({min(ratios):.2f} to {max(ratios):.2f})"
-    )
-    decode.close()
+        for name, taker in takers.items():
+            times[name].append(taker.hand_over())
+        times["plain copy"].append(copy_over_loopback(commands, num_bytes))
+    for name, found in times.items():
+        took_s = statistics.median(found)
+        ratios = [b / a for a, b in zip(found, times["plain copy"], strict=True)]
+        print(
+            f"{num_bytes / 1e6:,.0f} MB, {name}: {num_bytes / took_s / 1e9:.2f} GB/s, "
+            f"{1e9 * took_s / num_bytes:.2f} ms per MB, {statistics.median(ratios):.2f} times a "
+            f"plain copy ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    for taker in takers.values():
+        taker.close()
     commands.send(None)
     other.join()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,32 @@ def test_both_answer_as_one_server_does(trio: Trio) -> None:
     assert (count["right"], wrong) == (12, [])
     assert numbers(trio.decode)["handoff_tokens_total"] > 0
     assert come_to_rest(trio)
+
+
+def cached(answer: Any) -> int:
+    return int(answer["meta_info"]["cached_tokens"])
+
+
+def test_kv_of_a_server_that_only_a_client_has_named_is_not_found_by_others(trio: Trio) -> None:
+    body = {**BODY, "cache_salt": "apart"}
+    assert cached(trio.both("/generate", body)) == 192
+    assert cached(ask(trio.decode.url, "/generate", body)) == 0
+    assert cached(trio.both("/generate", body)) >= 192
+
+
+def test_kv_of_named_servers_with_the_secret_is_found_by_all() -> None:
+    trio = Trio("--handoff-secret", "a secret of both", "--handoff-lenders", "127.0.0.1")
+    try:
+        count, wrong = compare(trio, random.Random(7), 6)
+        assert (count["right"], wrong) == (6, [])
+        assert cached(trio.both("/generate", BODY)) == 192
+        assert cached(ask(trio.decode.url, "/generate", BODY)) >= 192
+        assert numbers(trio.decode)["handoff_faults_total"] == 0
+        for other in ({"bootstrap_host": "127.0.0.2"}, {"bootstrap_port": 1}):
+            assert ask(trio.decode.url, "/generate", {**BODY, **trio.place(), **other}) == 400
+        assert come_to_rest(trio)
+    finally:
+        trio.stop()
 
 
 def test_vllms_fields_lead_from_one_server_to_the_other(trio: Trio) -> None:

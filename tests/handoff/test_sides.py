@@ -16,7 +16,8 @@ from tests.handoff.pair import FACTS, Pair, Proxy, key_part
 from tests.tiers.pool import HANG_S, PAGE_SIZE, BytesPool, key_of, pages
 from weft.handoff.decode import Talk
 from weft.handoff.gate import PageGate
-from weft.handoff.wire import CHECKSUM, LENGTH, MAX_GREETING_BYTES, Connection
+from weft.handoff.seal import Checksummed, Seals
+from weft.handoff.wire import LENGTH, MAX_SMALL_BYTES, Connection
 from weft.memory.handoff.protocol import FoundKv, Missed
 
 
@@ -109,13 +110,15 @@ def test_whoever_waits_for_the_rest_of_a_group_is_woken_when_all_of_it_is_there(
 
     async def receive(near: socket.socket, far: socket.socket) -> bytearray:
         found = bytearray(len(content))
-        coming = Connection(near).receive_pages([memoryview(found)], PageGate())
+        connection = Connection(near)
+        connection.seals = Seals(Checksummed(), Checksummed())
+        coming = connection.receive_pages([memoryview(found)], PageGate())
         receiving = asyncio.ensure_future(coming)
         far.sendall(content[:50])
         async with asyncio.timeout(HANG_S):
             while near.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) != 150:
                 await asyncio.sleep(0.001)
-            far.sendall(content[50:] + CHECKSUM.pack(zlib.crc32(content)))
+            far.sendall(content[50:] + zlib.crc32(content).to_bytes(Checksummed.size, "little"))
             await receiving
         return found
 
@@ -354,7 +357,7 @@ def test_a_server_that_hangs_is_noticed_by_its_silence(num_bytes: int) -> None:
 def test_rubbish_harms_nobody(pair: Pair) -> None:
     for rubbish in (
         b"GET / HTTP/1.1\r\n\r\n",
-        LENGTH.pack(MAX_GREETING_BYTES + 1),
+        LENGTH.pack(MAX_SMALL_BYTES + 1),
         LENGTH.pack(3) + b"\xc1ab",
     ):
         with socket.create_connection(("127.0.0.1", pair.port)) as client:

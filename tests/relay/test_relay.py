@@ -102,7 +102,6 @@ def test_a_prefill_server_that_takes_too_long_is_not_waited_for() -> None:
         ("/v1/completions", {"prompt": "short"}),
         ("/v1/completions", {"echo": True}),
         ("/generate", {"session_params": {"id": "s"}}),
-        ("/generate", {"bootstrap_room": 5, "bootstrap_host": "h"}),
         ("/v1/messages", {}),
         ("/tokenize", {}),
     ],
@@ -113,6 +112,46 @@ def test_what_is_not_handed_over_goes_to_the_decode_server_alone(
     assert pair.ask(path, **body).status_code == 200
     assert pair.decode.bodies == [BODY | body]
     assert not pair.prefill.bodies
+
+
+OWN_ROOMS = {
+    "bootstrap_host": "10.0.0.9",
+    "bootstrap_port": 99,
+    "bootstrap_room": 5,
+    "kv_transfer_params": {"do_remote_prefill": True, "remote_host": "10.0.0.9"},
+}
+
+
+@pytest.mark.parametrize("name", [*OWN_ROOMS, "all"])
+@pytest.mark.parametrize("prompt", ["short", PROMPT])
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/v1/messages"])
+def test_the_room_of_a_client_goes_no_further(
+    pair: Pair, path: str, prompt: str, name: str
+) -> None:
+    own = OWN_ROOMS if name == "all" else {name: OWN_ROOMS[name]}
+    assert pair.ask(path, prompt=prompt, **own).status_code == 200
+    (last,) = pair.decode.bodies
+    for body in (*pair.prefill.bodies, last):
+        rooms = {key: value for key, value in body.items() if key in OWN_ROOMS}
+        assert rooms.pop("bootstrap_room", 0) != 5
+        assert rooms in ({}, {"bootstrap_host": "127.0.0.1", "bootstrap_port": 7})
+
+
+def test_a_room_that_is_written_twice_or_in_escapes_goes_no_further(pair: Pair) -> None:
+    content = (
+        b'{"prompt": "a", "bootstrap_room": null, "bootstrap\\u005froom": 5, "bootstrap_room": 6}'
+    )
+    assert httpx.post(pair.stage.url + "/generate", content=content).status_code == 200
+    assert pair.decode.bodies == [{"prompt": "a"}]
+
+
+def test_a_body_that_is_nested_too_deeply_to_be_read_goes_no_further(pair: Pair) -> None:
+    depth = 100_000
+    content = b'{"prompt": "a", "bootstrap_room": 5, "x": ' + b"[" * depth + b"]" * depth + b"}"
+    answer = httpx.post(pair.stage.url + "/generate", content=content)
+    assert answer.status_code == 400
+    assert "nested too deeply" in answer.text
+    assert not pair.decode.targets
 
 
 def test_a_stream_is_passed_on_piece_by_piece(pair: Pair) -> None:

@@ -27,6 +27,8 @@ from tests.scheduler.world import EOS, VOCAB
 from tests.seeds import seeds
 from weft.engine import explain
 from weft.engine.handoff.pulling import PullService
+from weft.memory.handoff.protocol import MeetingPlace
+from weft.memory.prefix_cache import CacheKey
 from weft.messages.codec import ToEngine
 from weft.messages.control import FlushCache, SetPolicy
 from weft.messages.handoff import HandoffParams
@@ -59,6 +61,7 @@ class HandedWorld(RecordedWorld):
         self._wishes = random.Random(f"rooms {share} {rooms}")
         self._share = share
         self._rooms = rooms
+        self.lent_salt: str | None = None  # of prompts on the other server; None: the same as here
         super().__init__(settings, depth, fail_steps, handoff=handoff)
         self.handoff = handoff
         handoff.runner = self.runner
@@ -66,7 +69,8 @@ class HandedWorld(RecordedWorld):
     def tell(self, message: ToEngine) -> None:
         if isinstance(message, GenerateRequest) and self._wishes.random() < self._share:
             room = str(message.id % self._rooms)
-            message = msgspec.structs.replace(message, handoff=HandoffParams(room, "there", 8998))
+            place = HandoffParams(room, "there", 8998, self.lent_salt)
+            message = msgspec.structs.replace(message, handoff=place)
         super().tell(message)
 
     @property
@@ -368,7 +372,7 @@ def test_a_request_without_room_for_its_ending_waits_and_says_so() -> None:
         world.step()
     request = world.scheduler.requests[id]
     why = world.service.feature.why_waits(request)
-    assert why == "room for 40 tokens of KV that are ready on there:8998"
+    assert why == "no memory for the ending of 40 tokens"
     world.run_dry()
     assert world.finished[id].cached_tokens == 40
     world.check_outputs()
@@ -413,6 +417,23 @@ def test_an_abort_is_no_lease_and_the_other_server_hears_of_it() -> None:
     world.step()
     assert not world.handoff.expected
     assert story(world, id).endswith("its KV is not lent: its request ended with abort")
+
+
+def test_an_abort_that_comes_after_the_end_ends_the_lease() -> None:
+    """A client that left while the last step ran reads no answer, and nobody fetches the KV."""
+    for steps in range(4):
+        world = lending()
+        kept = world.send([7, *PROMPT], max_new_tokens=0)
+        world.run_dry()
+        id = world.send(PROMPT, max_new_tokens=0)
+        for _ in range(steps):
+            world.step()
+        world.tell(Abort(ids=(id,)))
+        world.step()
+        world.run_dry()
+        assert list(world.handoff.lent) == [str(kept)]
+        assert not world.service.feature.unwanted
+        world.replay(check=True)
 
 
 def test_a_flush_and_new_weights_end_all_leases() -> None:
@@ -484,8 +505,9 @@ def test_a_request_waits_for_memory_that_running_ones_need_and_says_so() -> None
         world.step()
     waiting = world.service.feature
     request = world.scheduler.requests[second]
-    assert waiting.why_waits(request) == "room for 30 tokens of KV that are ready on there:8998"
-    assert explain.Reasons(world.scheduler).of(request)
+    why = waiting.why_waits(request)
+    assert why == "no KV memory for 30 tokens that are ready on there:8998"
+    assert explain.Reasons(world.scheduler).of(request) == why
     world.run_dry()
     assert world.finished[first].completion_tokens == 90
     assert world.finished[second].completion_tokens == 5
@@ -506,6 +528,13 @@ def test_a_short_prompt_does_not_take_the_memory_that_a_longer_one_waits_for() -
     pulls = world.service.feature.pulls.values()
     assert [pull.num_found > 0 for pull in pulls] == [True, True]
     assert [pull.ticket for pull in pulls] == [None, None]
+    for id, words in (
+        (long, "for 30 tokens"),
+        (short, "were asked for before it get memory first"),
+    ):
+        reason = explain.Reasons(world.scheduler).of(world.scheduler.requests[id])
+        assert reason.startswith("no KV memory for ")
+        assert words in reason
     world.run_dry()
     for id in (long, short):
         assert world.finished[id].cached_tokens > 0
@@ -532,6 +561,50 @@ def test_what_does_not_come_in_time_is_computed_or_fails(fallback: str) -> None:
         world.check_outputs()
     assert world.service.num_missed["late"] == 1
     world.check_idle()
+    world.replay(check=True)
+
+
+def test_whoever_gets_no_memory_in_time_is_told_so() -> None:
+    world = pulling(num_pages=60, wait_s=3.0, fallback="fail")
+    world._share = 0.0
+    world.send([1, 2, 3], max_new_tokens=90, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    world._share = 1.0
+    ids = [world.send([first, *PROMPT], max_new_tokens=5) for first in (1, 2)]
+    while not all(pull.num_found for pull in world.service.feature.pulls.values()):
+        world.step()
+    world.time += 3.0
+    world.step()
+    world.run_dry()
+    for id in ids:
+        assert world.finished[id].status == 503
+        assert "nothing arrived within 3 s: no KV memory for " in world.finished[id].message
+
+
+LENT = "\0lent by there:8998\0"
+
+
+def test_kv_of_a_lender_with_a_namespace_of_its_own_is_not_found_by_others() -> None:
+    world = pulling()
+    asked: list[CacheKey] = []
+    ask = world.handoff.ask
+
+    def see(pull: int, place: MeetingPlace, key: CacheKey, have: int) -> None:
+        asked.append(key)
+        ask(pull, place, key, have)
+
+    world.handoff.ask = see  # type: ignore[method-assign]
+    world.lent_salt = "mine"
+    found: list[int] = []
+    for salt in (f"{LENT}mine", "mine", "", f"{LENT}mine"):
+        world._share = float(salt.startswith(LENT))
+        id = world.send(PROMPT, max_new_tokens=5, salt=salt)
+        world.run_dry()
+        found.append(world.finished[id].cached_tokens)
+    assert found == [40, 0, 0, 40]
+    assert [key.namespace for key in asked] == ["mine"]
+    world.check_outputs()
     world.replay(check=True)
 
 

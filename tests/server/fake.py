@@ -282,6 +282,7 @@ class RunningServer:
         processor: ProcessorRecipe | None = None,
         port: int = 0,
         facts: ModelFacts | None = None,
+        settings: dict[str, Any] | None = None,
         **client: Any,
     ) -> None:
         self.tokenizer = tokenizer or byte_tokenizer()
@@ -298,7 +299,7 @@ class RunningServer:
             version="0.1.0",
             started_at=time.time(),
             sampling=sampling or SamplingParams(),
-            settings={"dtype": "auto"},
+            settings={"dtype": "auto", **(settings or {})},
             model=facts or ModelFacts(),
         )
         app = create_app(
@@ -390,10 +391,11 @@ def running(
     processor: ProcessorRecipe | None = None,
     port: int = 0,
     facts: ModelFacts | None = None,
+    settings: dict[str, Any] | None = None,
     **client: Any,
 ) -> Iterator[RunningServer]:
-    """A server for one `with` block. `port`: 0 is one that is free; `client`: options of its
-    `EngineClient`."""
+    """A server for one `with` block. `port`: 0 is one that is free; `settings`: of the engine;
+    `client`: options of its `EngineClient`."""
     server = RunningServer(
         config or ServerConfig(drain_s=1.0),
         new_loop,
@@ -403,6 +405,7 @@ def running(
         processor,
         port,
         facts,
+        settings,
         **client,
     )
     server.start()

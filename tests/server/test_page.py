@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.server.fake import MODEL, RunningServer, running
+from tests.server.fake import HANG_S, MODEL, RunningServer, eventually, running
 from tests.server.pictured import HOSTILE, pictured
+from weft.client.feed import MAX_VIEWERS
 from weft.config.server import ServerConfig
 from weft.messages.status import EngineFailed
 from weft.server.page.files import FOLDER, POLICY
@@ -138,6 +141,28 @@ def test_ten_viewers_cost_the_engine_as_much_as_one_and_nobody_nothing(
         assert len(asked) <= last + 3
         for stream, _ in streams:
             stream.__exit__(None, None, None)
+
+
+def test_of_a_thousand_viewers_some_see_and_the_others_are_refused(
+    watched: RunningServer,
+) -> None:
+    """Nobody is kept waiting, and who leaves makes room."""
+    request = b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    viewers = []
+    statuses: Counter[bytes] = Counter()
+    for _ in range(1_000):
+        viewer = socket.create_connection(("127.0.0.1", watched.port), timeout=HANG_S)
+        viewer.sendall(request)
+        statuses[viewer.recv(64).split(b" ", 2)[1]] += 1
+        viewers.append(viewer)
+    assert statuses == {b"200": MAX_VIEWERS, b"503": 1_000 - MAX_VIEWERS}
+    with httpx.Client(base_url=watched.url, timeout=HANG_S) as http:
+        assert http.get("/health").status_code == 200
+        for viewer in viewers:
+            viewer.close()
+        assert eventually(lambda: len(watched.connections) <= 1)
+        with http.stream("GET", "/events") as answer:
+            assert next(events(answer))[0] == "hello"
 
 
 def test_an_engine_that_is_gone_is_told_to_who_looks(watched: RunningServer) -> None:

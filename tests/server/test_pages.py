@@ -17,7 +17,7 @@ from tests.server.fake import HANG_S, RunningServer, running
 from weft.config.keys import KeyDigests, digest
 from weft.config.server import ServerConfig
 from weft.server.app import OPERATIONS
-from weft.server.auth import FORWARDING, Access, Keys, Pages, host_name
+from weft.server.auth import FORWARDING, FORWARDING_PREFIXES, Access, Keys, Pages, host_name
 
 TEXT = "/v1/completions"
 ROUTES = [
@@ -223,10 +223,22 @@ def test_no_text_is_taken_for_a_name_of_ours(host: str) -> None:
     "name",
     [
         *sorted(FORWARDING),
-        "x-forwarded-for",
-        "x-forwarded-host",
-        "x-forwarded-proto",
-        "X-Forwarded-Anything",
+        *(f"{prefix}anything" for prefix in FORWARDING_PREFIXES),
+        # as nginx, Apache, IIS, HAProxy, Envoy, Istio, Traefik, load balancers of clouds and content
+        # networks name them
+        *("x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "X-Forwarded-Anything"),
+        *("X-Original-Forwarded-For", "X-Original-Host", "X-Original-URL", "X-Real-IP"),
+        *("X-ProxyUser-Ip", "X-Cloud-Trace-Context", "X-Request-Start", "X-Queue-Start"),
+        *(
+            "X-Amzn-Trace-Id",
+            "X-Amz-Cf-Id",
+            "X-Azure-ClientIP",
+            "X-ARR-LOG-ID",
+            "X-AppEngine-User-IP",
+        ),
+        *("CF-Connecting-IP", "CF-Connecting-IPv6", "CF-Ray", "CDN-Loop", "Fastly-Client-IP"),
+        *("Fly-Client-IP", "X-Vercel-Forwarded-For", "X-NF-Client-Connection-IP", "Via"),
+        *("X-Envoy-External-Address", "X-Akamai-Edgescape", "X-Varnish", "WL-Proxy-Client-IP"),
     ],
 )
 def test_what_a_proxy_passes_on_does_not_administrate(name: str) -> None:
@@ -234,6 +246,18 @@ def test_what_a_proxy_passes_on_does_not_administrate(name: str) -> None:
     assert refusal(keys, "admin", {}) == 200
     assert refusal(keys, "admin", {name: "127.0.0.1"}) == 403
     assert refusal(keys, "user", {name: "127.0.0.1"}) == 200
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("traceparent", "tracestate", "x-b3-traceid", "x-request-id", "x-request-timeout-ms"),
+        *("x-api-key", "x-stainless-lang", "x-title", "http-referer", "x-goog-api-key"),
+    ],
+)
+def test_what_programs_on_this_machine_send_is_not_taken_for_a_proxy(name: str) -> None:
+    keys = Keys(KeyDigests(), Pages(hosts=["*"]))
+    assert refusal(keys, "admin", {name: "127.0.0.1"}) == 200
 
 
 def test_a_proxy_that_says_nothing_of_itself_speaks_http_1_0() -> None:

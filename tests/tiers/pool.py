@@ -49,7 +49,7 @@ class BytesPool:
 
 
 class WaitedTiers(DiskTiers):
-    """A store whose news tests wait for."""
+    """A store whose news tests wait for. `floor_bytes`: None is that of servers."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class WaitedTiers(DiskTiers):
         *,
         fingerprint: bytes = FINGERPRINT,
         max_bytes: int = 1_000_000_000,
-        floor_bytes: int = 0,
+        floor_bytes: int | None = 0,
         identify: Callable[[], bytes] | None = None,
     ) -> None:
         self.pool = BytesPool()
@@ -65,6 +65,7 @@ class WaitedTiers(DiskTiers):
         self.identify = identify
         self._rung = threading.Event()
         self._tickets = iter(range(1_000_000))
+        floor = {} if floor_bytes is None else {"floor_bytes": floor_bytes}
         super().__init__(
             folder,
             self.pool,
@@ -73,7 +74,7 @@ class WaitedTiers(DiskTiers):
             max_bytes=max_bytes,
             weights=lambda: self.identify or (lambda: self.fingerprint),
             notify=self._rung.set,
-            floor_bytes=floor_bytes,
+            **floor,
         )
         self.start()
 

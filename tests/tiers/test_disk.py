@@ -23,7 +23,7 @@ from tests.tiers.pool import (
     pages,
 )
 from weft.memory.prefix_cache import CacheKey
-from weft.tiers.disk import WRITTEN_SHARE, rest_s
+from weft.tiers.disk import FLOOR_BYTES, WRITTEN_SHARE, rest_s
 from weft.tiers.files import ALIGNMENT
 from weft.tiers.index import BlockIndex
 from weft.tiers.keys import digest_of_files
@@ -325,6 +325,24 @@ def test_a_full_file_system_is_not_written_to(tmp_path: Path) -> None:
     assert tiers.write(key_of(8), pages(0, 2)).num_bytes == 0
     assert tiers.report().faults == 1
     assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("lacking", [-BLOCK_BYTES, 0, 1, 2 * BLOCK_BYTES, FLOOR_BYTES])
+def test_the_store_of_a_server_leaves_a_gigabyte_of_its_file_system_free(
+    lacking: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_bytes = 1_000_000_000 + BLOCK_BYTES - lacking
+
+    class Status:
+        f_bavail = free_bytes
+        f_frsize = 1
+
+    tiers = WaitedTiers(tmp_path, floor_bytes=None).opened()
+    monkeypatch.setattr("weft.tiers.disk.os.statvfs", lambda folder: Status)
+    written = tiers.write(key_of(8), pages(0, 2)).num_bytes
+    assert written == (BLOCK_BYTES if lacking <= 0 else 0)
+    assert len(files(tmp_path)) == (lacking <= 0)
+    assert tiers.report().faults == (lacking > 0)
 
 
 def test_a_write_that_fails_is_followed_by_a_rest(

@@ -28,9 +28,12 @@ from weft.handoff.decode import DecodeSide
 from weft.handoff.facts import Facts, KvFacts
 from weft.handoff.prefill import BACKLOG, PrefillSide
 from weft.memory.handoff.protocol import Handoff
+from weft.observe.log import EventLog
 from weft.scheduler.settings import HandoffSettings
 from weft.tiers.keys import fingerprint_of
 from weft.version import __version__
+
+log = EventLog("handoff")
 
 
 def handoff_settings(config: EngineConfig) -> HandoffSettings | None:
@@ -79,6 +82,13 @@ def make_handoff(
             endings=endings,
         )
     else:
+        if not config.handoff_secret and not config.handoff_lenders:
+            log.warning(
+                "any_lender",
+                meaning="requests may name any port of this machine as a prefill server, and only "
+                "those that name it use its KV",
+                remedy="--handoff-lenders, or --handoff-secret",
+            )
         side = DecodeSide(
             pages,
             page_size=config.page_size,

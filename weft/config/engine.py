@@ -489,8 +489,16 @@ class HandoffOptions:
     handoff_secret: str = option(
         "",
         "secret that both servers need (better: WEFT_HANDOFF_SECRET); without it KV is handed "
-        "over on this machine only",
+        "over on this machine only, and not authenticated",
         group="handoff",
+    )
+    handoff_lenders: str = option(
+        "",
+        "prefill servers that requests may name to a decode server, separated by commas: HOST "
+        "(at --disaggregation-bootstrap-port), HOST:PORT, HOST:* (any port), *.NAME, 10.0.0.0/8; "
+        "without it, any that has the secret, and without a secret any on this machine",
+        group="handoff",
+        judge="weft.config.lenders:why_no_lenders",
     )
     handoff_lease_s: float = option(
         30.0,

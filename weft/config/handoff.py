@@ -6,6 +6,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 
 from weft.config.engine import EngineConfig
+from weft.config.lenders import parse_lenders
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 
@@ -20,6 +21,7 @@ def check_handoff(config: EngineConfig, model: ModelConfig) -> None:
     why = _why_not(config, model)
     if why:
         raise SettingsError(f"--disaggregation-mode {config.disaggregation_mode}: {why}")
+    parse_lenders(config.handoff_lenders, config.disaggregation_bootstrap_port)
     if config.disaggregation_mode != PREFILL or config.handoff_secret:
         return
     if not is_loopback(config.handoff_host):

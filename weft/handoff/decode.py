@@ -22,7 +22,7 @@ from weft.arrays import IntArray
 from weft.config.handoff import is_loopback
 from weft.handoff.facts import Facts, KvFacts
 from weft.handoff.gate import GateShut, PageGate
-from weft.handoff.greeting import Refusals, SentAway, greet
+from weft.handoff.greeting import Meeting, Refusals, SentAway, greet
 from weft.handoff.thread import LoopThread
 from weft.handoff.wire import (
     Ask,
@@ -61,6 +61,10 @@ class Unreachable(Exception):
     """No connection can be opened. The message says why."""
 
 
+# What may become of a conversation that nobody waits for.
+NO_ANSWER = (OSError, EOFError, TimeoutError, BadSpeech, DamagedPiece, SentAway, Unreachable)
+
+
 @dataclass(eq=False)
 class Delivery:
     """A transfer, as an order for the thread."""
@@ -89,10 +93,13 @@ class Talk:
     place: MeetingPlace
     key: CacheKey
     have: int
-    orders: asyncio.Queue[Delivery | None] = field(default_factory=asyncio.Queue)  # None: leave
+    orders: asyncio.Queue[Delivery] = field(default_factory=asyncio.Queue)
     task: asyncio.Task[None] | None = None
     delivery: Delivery | None = None  # the delivery in progress
     has_begun: bool = False
+    has_asked: bool = False  # the other side knows that the room is wanted
+    num_found: int = 0  # tokens that the other side has; 0: it has not said so yet
+    is_left: bool = False  # nothing more is needed
     refusal: str = ""  # why this server ended it
 
 
@@ -173,7 +180,7 @@ class DecodeSide(NoHandoff):
             self._thread.soon(self._break_off, delivery)
 
     def leave(self, pull: int) -> None:
-        self._thread.soon(self._order, pull, None)
+        self._thread.soon(self._leave, pull)
 
     def dismiss(self, place: MeetingPlace) -> None:
         self._thread.soon(self._say_goodbye, place)
@@ -206,12 +213,24 @@ class DecodeSide(NoHandoff):
         self._talks[talk.pull] = talk
         talk.task = self._thread.loop.create_task(self._run(talk))
 
-    def _order(self, pull: int, delivery: Delivery | None) -> None:
+    def _order(self, pull: int, delivery: Delivery) -> None:
         talk = self._talks.get(pull)
         if talk is not None:
             talk.orders.put_nowait(delivery)
-        elif delivery is not None:
+        else:
             self._land(delivery)  # the connection has ended in the meantime
+
+    def _leave(self, pull: int) -> None:
+        """End a conversation at once, also while the other side is silent."""
+        talk = self._talks.get(pull)
+        if talk is None:
+            return
+        talk.is_left = True
+        if not talk.has_asked:  # otherwise the other side sees that the connection ends
+            self._say_goodbye(talk.place)
+        # A task that has not begun would end without a report.
+        if talk.has_begun and talk.task is not None:
+            talk.task.cancel()
 
     def _break_off(self, delivery: Delivery) -> None:
         for talk in self._talks.values():
@@ -239,7 +258,7 @@ class DecodeSide(NoHandoff):
         why = "it was given up"
         talk.has_begun = True
         try:
-            if not talk.refusal:
+            if not talk.refusal and not talk.is_left:
                 await self._talk(talk)
             reason = ""
         except SentAway as exc:
@@ -264,11 +283,11 @@ class DecodeSide(NoHandoff):
         if talk.refusal:
             reason = "refused"
             why = talk.refusal
+        if talk.is_left:
+            reason = ""
         del self._talks[talk.pull]
         while not talk.orders.empty():
-            order = talk.orders.get_nowait()
-            if order is not None:
-                self._land(order)
+            self._land(talk.orders.get_nowait())
         if talk.delivery is not None:
             self._land(talk.delivery)
         if reason:
@@ -278,13 +297,11 @@ class DecodeSide(NoHandoff):
         self._notify()
 
     async def _talk(self, talk: Talk) -> None:
-        facts = self._known_facts()
-        connection = await self._connect(talk.place)
+        connection = await self._greeted(talk.place)
         incoming: asyncio.Future[Spoken] | None = None
         try:
-            await greet(connection, self._secret, facts, self._silence_s)
-            ask = Ask(talk.place.room, talk.key.namespace, talk.key.tokens, talk.have)
-            await connection.send(ask)
+            await connection.send(Ask(talk.key.namespace, talk.key.tokens, talk.have))
+            talk.has_asked = True
             incoming = connection.next_message()
             order = asyncio.ensure_future(talk.orders.get())
             try:
@@ -301,9 +318,10 @@ class DecodeSide(NoHandoff):
         talk: Talk,
         connection: Connection,
         incoming: asyncio.Future[Spoken],
-        order: asyncio.Future[Delivery | None],
+        order: asyncio.Future[Delivery],
     ) -> None:
-        """Handle messages of the other server and orders of the engine, until an order ends it."""
+        """Handle messages of the other server and orders of the engine, until the task is
+        cancelled."""
         loop = self._thread.loop
         heard_s = loop.time()
         try:
@@ -316,8 +334,6 @@ class DecodeSide(NoHandoff):
                 )
                 if order.done():
                     delivery = order.result()
-                    if delivery is None:
-                        return
                     talk.delivery = delivery
                     order = asyncio.ensure_future(talk.orders.get())
                     with_ending = len(delivery.ending) > 0
@@ -343,13 +359,21 @@ class DecodeSide(NoHandoff):
             case Beat():
                 pass
             case Ready(num_tokens):
-                with self._lock:
-                    self._found.append(FoundKv(talk.pull, num_tokens))
-                self._notify()
-            case Decline(why):
-                raise SentAway(why)
+                self._find(talk, num_tokens)
+            case Decline():
+                raise SentAway(message.why)
             case _:
                 raise BadSpeech(f"{type(message).__name__} was not asked for")
+
+    def _find(self, talk: Talk, num_tokens: int) -> None:
+        num_asked = len(talk.key.tokens) // TOKEN_BYTES
+        is_part = talk.have < num_tokens <= num_asked and num_tokens % self._page_size == 0
+        if not is_part or talk.num_found:
+            raise BadSpeech(f"{num_tokens:,} of {num_asked:,} tokens are said to be ready")
+        talk.num_found = num_tokens
+        with self._lock:
+            self._found.append(FoundKv(talk.pull, num_tokens))
+        self._notify()
 
     async def _receive(
         self, connection: Connection, incoming: asyncio.Future[Spoken], delivery: Delivery
@@ -357,16 +381,24 @@ class DecodeSide(NoHandoff):
         """Receive the pages of a delivery, and its ending. Returns the future of the next
         message."""
         while not delivery.is_complete:
-            message = await asyncio.wait_for(incoming, self._silence_s)
-            if isinstance(message, PageGroup):
-                async with asyncio.timeout(self._silence_s):
-                    await self._receive_group(connection, message, delivery)
-            elif isinstance(message, Decline):
-                raise SentAway(message.message)
-            elif not isinstance(message, Beat):
-                raise BadSpeech(f"{type(message).__name__} instead of PageGroup")
+            async with asyncio.timeout(self._silence_s):
+                group = await self._next_group(connection, incoming)
+            async with asyncio.timeout(self._silence_s):
+                await self._receive_group(connection, group, delivery)
             incoming = connection.next_message()
         return incoming
+
+    @staticmethod
+    async def _next_group(connection: Connection, incoming: asyncio.Future[Spoken]) -> PageGroup:
+        """The next group of pages. Beats before it do not count: pages are due."""
+        message = await incoming
+        while isinstance(message, Beat):
+            message = await connection.receive()
+        if isinstance(message, Decline):
+            raise SentAway(message.why)
+        if not isinstance(message, PageGroup):
+            raise BadSpeech(f"{type(message).__name__} instead of PageGroup")
+        return message
 
     async def _receive_group(
         self, connection: Connection, piece: PageGroup, delivery: Delivery
@@ -379,7 +411,11 @@ class DecodeSide(NoHandoff):
                 raise BadSpeech("an ending was not asked for")
             memory = self._endings
             pages = delivery.ending.tolist()
-        if len(pages) != piece.num_pages or piece.num_bytes != len(pages) * memory.page_bytes:
+        if (
+            not pages
+            or len(pages) != piece.num_pages
+            or piece.num_bytes != len(pages) * memory.page_bytes
+        ):
             raise BadSpeech(f"{piece.num_pages:,} pages with {piece.num_bytes:,} bytes")
         pieces: list[memoryview] = []
         for page in pages:
@@ -393,12 +429,10 @@ class DecodeSide(NoHandoff):
 
     async def _dismiss(self, place: MeetingPlace) -> None:
         """Tell the other server that a room is not needed. If that fails, its lease expires."""
-        with suppress(OSError, EOFError, TimeoutError, BadSpeech, SentAway, Unreachable):
-            facts = self._known_facts()
-            connection = await self._connect(place)
+        with suppress(*NO_ANSWER):
+            connection = await self._greeted(place)
             try:
-                await greet(connection, self._secret, facts, self._silence_s)
-                await connection.send(Ask(place.room, "", b"", 0, is_needless=True))
+                await connection.send(Ask("", b"", 0, is_needless=True))
                 async with asyncio.timeout(2 * self._silence_s):
                     while isinstance(await connection.receive(), Beat):
                         pass
@@ -412,16 +446,28 @@ class DecodeSide(NoHandoff):
             raise SentAway(f"{facts} here")
         return facts
 
-    async def _connect(self, place: MeetingPlace) -> Connection:
-        """Raises SentAway if the connection is not allowed, and Unreachable."""
+    async def _greeted(self, place: MeetingPlace) -> Connection:
+        """A connection on which both sides have greeted. Raises SentAway if either side refuses,
+        and Unreachable."""
+        facts = self._known_facts()
         try:
-            sock = await self._connected(place)
+            async with asyncio.timeout(CONNECT_S):
+                sock = await self._connected(place)
         except TimeoutError as exc:
             raise Unreachable(f"no connection in {CONNECT_S:g} s") from exc
         except OSError as exc:
             raise Unreachable(exc.strerror or f"{exc}") from exc
+        except UnicodeError as exc:  # of a look-up
+            raise Unreachable("the host is no name of a machine") from exc
         self._num_connections += 1
-        return Connection(sock)
+        connection = Connection(sock)
+        try:
+            meeting = Meeting(f"{place}", place.room)
+            await greet(connection, self._secret, facts, meeting, self._silence_s)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     async def _connected(self, place: MeetingPlace) -> socket.socket:
         loop = self._thread.loop
@@ -432,8 +478,7 @@ class DecodeSide(NoHandoff):
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         try:
-            async with asyncio.timeout(CONNECT_S):
-                await loop.sock_connect(sock, address)
+            await loop.sock_connect(sock, address)
         except BaseException:
             sock.close()
             raise

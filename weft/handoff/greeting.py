@@ -1,8 +1,10 @@
 """The greeting of two servers: each proves that it knows the secret, and they compare all facts on
 which their K and V depend.
 
-The secret is never sent. The proof of a side is an HMAC over both nonces, so it is valid for this
-connection only. The connection itself is not encrypted.
+The secret is never sent. Proofs and keys are HMACs of a key that the secret gives together with all
+that both have said: version, fresh nonces of both sides, address, room, facts. So they are valid
+for this connection only, and whoever only passes the greeting on can neither read a key nor
+write a message afterwards. The connection itself is not encrypted.
 """
 
 from __future__ import annotations
@@ -10,10 +12,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
+from typing import NamedTuple
+
+import msgspec
 
 from weft.handoff.facts import Facts
+from weft.handoff.seal import Checksummed, Seal, Sealed, Seals, is_same
 from weft.handoff.wire import (
-    MAX_MESSAGE_BYTES,
+    MAX_ASK_BYTES,
     VERSION,
     BadSpeech,
     Challenge,
@@ -27,6 +33,7 @@ from weft.observe.log import EventLog
 GREETING_S = 5.0
 NONCE_BYTES = 32
 MAX_TOLD = 64  # refusals that are logged separately
+OTHER_SECRET = "it has another secret (--handoff-secret)"
 
 log = EventLog("handoff")
 
@@ -53,20 +60,28 @@ class Refusals:
         self._told.clear()
 
 
-async def welcome(connection: Connection, secret: str, facts: Facts | str, lease_s: float) -> None:
+class Meeting(NamedTuple):
+    """What the side that takes wants to talk about."""
+
+    address: str  # of the side that lends, as a client has named it
+    room: str
+
+
+async def welcome(connection: Connection, secret: str, facts: Facts | str) -> str:
     """The greeting by the server that lends. `facts`: its own facts, or why it lends nothing.
-    Raises SentAway for a client that is refused."""
+    Returns the room that the client asks for. Raises SentAway for a client that is refused."""
     nonce = os.urandom(NONCE_BYTES)
     await connection.send(Challenge(VERSION, nonce))
     hello = await asyncio.wait_for(connection.receive(), GREETING_S)
     if isinstance(hello, Decline):
-        raise SentAway(hello.message)
-    if not isinstance(hello, Hello):
+        raise SentAway(hello.why)
+    if not isinstance(hello, Hello) or len(hello.nonce) != NONCE_BYTES:
         raise BadSpeech("no greeting")
+    keys = GreetingKeys(secret, nonce, hello)
     why = ""
     why_here = ""
-    if not hmac.compare_digest(hello.proof, _proof(secret, b"decode", nonce, hello.nonce)):
-        why = "it has another secret (--handoff-secret)"
+    if not is_same(hello.proof, keys.proof_of_decode):
+        why = OTHER_SECRET
     elif isinstance(facts, str):
         why = f"{facts} there"
         why_here = f"{facts} here"
@@ -76,14 +91,19 @@ async def welcome(connection: Connection, secret: str, facts: Facts | str, lease
     if why:
         await connection.send(Decline(why))
         raise SentAway(why_here or why)
-    connection.max_bytes = MAX_MESSAGE_BYTES
-    proof = _proof(secret, b"prefill", nonce, hello.nonce)
-    await connection.send(Welcome(proof, lease_s))
+    await connection.send(Welcome(keys.proof_of_prefill))
+    connection.seals = Seals(sending=keys.from_prefill, receiving=keys.from_decode)
+    connection.max_bytes = MAX_ASK_BYTES
+    return hello.room
 
 
 async def greet(
-    connection: Connection, secret: str, facts: Facts, timeout_s: float = GREETING_S
-) -> Welcome:
+    connection: Connection,
+    secret: str,
+    facts: Facts,
+    meeting: Meeting,
+    timeout_s: float = GREETING_S,
+) -> None:
     """The greeting by the server that takes. Raises SentAway if either side refuses, BadSpeech, and
     TimeoutError."""
     challenge = await connection.expect(Challenge, timeout_s)
@@ -91,20 +111,48 @@ async def greet(
         why = f"the protocol has version {challenge.version} there, and version {VERSION} here"
         await connection.send(Decline(why))
         raise SentAway(why)
-    nonce = os.urandom(NONCE_BYTES)
-    proof = _proof(secret, b"decode", challenge.nonce, nonce)
-    await connection.send(Hello(nonce, proof, dict(facts)))
+    if len(challenge.nonce) != NONCE_BYTES:
+        raise BadSpeech("no challenge")
+    hello = Hello(os.urandom(NONCE_BYTES), b"", dict(facts), meeting.address, meeting.room)
+    keys = GreetingKeys(secret, challenge.nonce, hello)
+    await connection.send(msgspec.structs.replace(hello, proof=keys.proof_of_decode))
     answer = await asyncio.wait_for(connection.receive(), timeout_s)
     if isinstance(answer, Decline):
-        raise SentAway(answer.message)
+        raise SentAway(answer.why)
     if not isinstance(answer, Welcome):
         raise BadSpeech("no answer to a greeting")
-    if not hmac.compare_digest(answer.proof, _proof(secret, b"prefill", challenge.nonce, nonce)):
-        why = "it has another secret (--handoff-secret)"
-        await connection.send(Decline(why))
-        raise SentAway(why)
-    connection.max_bytes = MAX_MESSAGE_BYTES
-    return answer
+    if not is_same(answer.proof, keys.proof_of_prefill):
+        raise SentAway(OTHER_SECRET)
+    connection.seals = Seals(sending=keys.from_decode, receiving=keys.from_prefill)
+
+
+class GreetingKeys:
+    """The proofs and the seals of one connection. Without a secret anybody can make the proofs, and
+    the seals find damage only."""
+
+    def __init__(self, secret: str, nonce: bytes, hello: Hello) -> None:
+        """`nonce`: of the side that lends."""
+        said = (
+            "weft handoff",
+            VERSION,
+            nonce,
+            hello.nonce,
+            hello.address,
+            hello.room,
+            sorted(hello.facts.items()),
+        )
+        self._key = hmac.digest(secret.encode(), msgspec.msgpack.encode(said), "sha256")
+        self._is_secret = bool(secret)
+        self.proof_of_decode = self._derived(b"proof of decode")
+        self.proof_of_prefill = self._derived(b"proof of prefill")
+        self.from_decode = self._seal(b"from decode")
+        self.from_prefill = self._seal(b"from prefill")
+
+    def _seal(self, purpose: bytes) -> Seal:
+        return Sealed(self._derived(purpose)) if self._is_secret else Checksummed()
+
+    def _derived(self, purpose: bytes) -> bytes:
+        return hmac.digest(self._key, purpose, "sha256")
 
 
 def difference(there: Facts, here: Facts) -> str:
@@ -113,9 +161,5 @@ def difference(there: Facts, here: Facts) -> str:
         theirs = there.get(name, "not known")
         own = here.get(name, "not known")
         if theirs != own:
-            return f"the {name} is {theirs:.120} there, and {own:.120} here"
+            return f"the {name:.120} is {theirs:.120} there, and {own:.120} here"
     return ""
-
-
-def _proof(secret: str, side: bytes, first: bytes, second: bytes) -> bytes:
-    return hmac.digest(secret.encode(), b"weft handoff " + side + first + second, "sha256")

@@ -32,6 +32,7 @@ from weft.handoff.wire import (
     BadSpeech,
     Beat,
     Connection,
+    DamagedPiece,
     Decline,
     PageGroup,
     Ready,
@@ -48,6 +49,7 @@ ROOM_S = 5.0  # time in which the request of a room must come after a client has
 SEND_S = 10.0  # time in which a group of pages must be received
 BACKLOG = 256
 MAX_REMEMBERED = 4_096  # ended rooms
+MAX_STRANGERS = 256  # connections that have not greeted, each for a few seconds at most
 
 log = EventLog("handoff")
 
@@ -129,6 +131,7 @@ class PrefillSide(NoHandoff):
         self._over: OrderedDict[str, str] = OrderedDict()
         self._refusals = Refusals()
         self._num_renewed = 0
+        self._num_strangers = 0  # connections that have not greeted
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = LoopThread("weft-handoff")
 
@@ -250,33 +253,48 @@ class PrefillSide(NoHandoff):
                 await asyncio.sleep(self._beat_s)
                 continue
             self._num_connections += 1
+            if self._num_strangers >= MAX_STRANGERS:
+                log.seldom("too_many", peer=address[0], connections=self._num_strangers)
+                sock.close()
+                continue
             self._spawn(self._serve(sock, f"{address[0]}"))
+
+    async def _welcomed(self, connection: Connection) -> str:
+        """The room that the other side asks for, after both sides have greeted."""
+        self._num_strangers += 1
+        try:
+            return await welcome(connection, self._secret, self._facts.now)
+        finally:
+            self._num_strangers -= 1
 
     async def _serve(self, sock: socket.socket, peer: str) -> None:
         connection = Connection(sock)
         try:
             num_renewed = self._num_renewed
-            await welcome(connection, self._secret, self._facts.now, self._lease_s)
+            room = await self._welcomed(connection)
             ask = await connection.expect(Ask, self._lease_s)
             if num_renewed != self._num_renewed:
                 await connection.send(Decline("the weights were changed there"))
                 return
-            await self._answer(connection, ask)
+            await self._answer(connection, room, ask)
         except SentAway as exc:
             self._faults += 1
             self._refusals.tell(peer, f"{exc}")
-        except (OSError, EOFError, TimeoutError, BadSpeech) as exc:
+        except (OSError, EOFError, TimeoutError, BadSpeech, DamagedPiece) as exc:
             self._faults += 1
             log.seldom("broken_off", peer=peer, error=f"{exc or type(exc).__name__}")
         except GateShut:
             pass  # the lease has ended; the other side sees the connection close
+        except Exception as exc:  # ours; other connections continue
+            self._faults += 1
+            log.exception("visit_failed", exc, peer=peer)
         finally:
             connection.close()
 
-    async def _answer(self, connection: Connection, ask: Ask) -> None:
-        room = self._room_of(ask.room)
+    async def _answer(self, connection: Connection, name: str, ask: Ask) -> None:
+        room = self._room_of(name)
         room.num_askers += 1
-        visit = _Visit(self, connection, ask, room)
+        visit = _Visit(self, connection, ask, name, room)
         try:
             with suppress(EOFError):  # nothing more is needed
                 await visit.run()
@@ -284,7 +302,7 @@ class PrefillSide(NoHandoff):
             visit.end()
             room.num_askers -= 1
             if not room.num_askers:
-                self._left(ask.room, room)
+                self._left(name, room)
 
     def _left(self, name: str, room: Room) -> None:
         """The last client has left a room."""
@@ -311,11 +329,13 @@ class _Visit:
         side: PrefillSide,
         connection: Connection,
         ask: Ask,
+        name: str,
         room: Room,
     ) -> None:
         self._side = side
         self._connection = connection
         self._ask = ask
+        self._name = name  # of the room
         self._room = room
         self._known = 0  # tokens of the key that the room has
         self._event = asyncio.Event()
@@ -370,7 +390,7 @@ class _Visit:
             if room.state is RoomState.EXPECTED and self._ask.is_needless:
                 return True
             if room.state is RoomState.UNKNOWN and loop.time() >= until_s:
-                why = f"no request of the room {self._ask.room:.64} has come"
+                why = f"no request of the room {self._name:.64} has come"
                 await self._connection.send(Decline(why))
                 return False
             if self._incoming.done():
@@ -416,7 +436,7 @@ class _Visit:
         now = asyncio.get_running_loop().time()
         if room.state is RoomState.LENT and now >= room.renewed_s + self._side._lease_s / 4:
             room.renewed_s = now
-            self._side._tell(renewed=self._ask.room)
+            self._side._tell(renewed=self._name)
 
     async def _send(self, wanted: Wanted) -> None:
         """Send pages in groups, and the ending. Raises GateShut when the lease ends."""

@@ -1,12 +1,13 @@
 """The messages between two servers, and their encoding.
 
-    length, 4 bytes, little endian │ message, msgpack
-    and after a `PageGroup`: its bytes, raw │ their CRC-32, 4 bytes
+    length, 4 bytes, little endian │ message, msgpack │ mark
+    and after a `PageGroup`: its bytes, raw │ mark
 
     prefill                                    decode
             Challenge  ──────────────────────▶
                        ◀──────────────────────  Hello
     Welcome or Decline ──────────────────────▶
+                                                from here on with marks (`handoff/seal.py`)
                        ◀──────────────────────  Ask
         Beat ... Ready ──────────────────────▶
                        ◀──────────────────────  Beat ... Wanted
@@ -14,7 +15,7 @@
                        ◀──────────────────────  (closed: nothing more is needed)
 
 Pages are sent from and received into the memory of the pool, without another copy. Each side
-computes checksums in parts while the system transfers other parts.
+computes marks in parts while the system transfers other parts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TypeAlias, TypeVar
@@ -30,15 +30,16 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from weft.handoff.gate import PageGate
+from weft.handoff.seal import Mark, Open, Seals, is_same
 from weft.tiers.files import MAX_PIECES, behind
 
-VERSION = 3
+VERSION = 4
 LENGTH = struct.Struct("<I")
-CHECKSUM = struct.Struct("<I")
-MAX_GREETING_BYTES = 65_536  # limit before both sides have greeted
-MAX_MESSAGE_BYTES = 64_000_000  # a prompt takes 4 bytes a token
-GROUP_BYTES = 1 << 23  # of pages that are sent together, with one checksum
-PART_BYTES = 1 << 20  # part of a group; its checksum is computed while others are in transfer
+MAX_SMALL_BYTES = 65_536  # limit of all messages but an `Ask`, which only a lender gets
+MAX_ASK_BYTES = 64_000_000  # a prompt takes 4 bytes a token
+MAX_WHY_LEN = 400  # characters of a reason that the other side gives
+GROUP_BYTES = 1 << 23  # of pages that are sent together, with one mark
+PART_BYTES = 1 << 20  # part of a group; its mark is computed while others are in transfer
 BUFFER_BYTES = 1 << 22  # size of the socket buffers that is requested
 # A reader of a group is woken when this many bytes are there, not for every packet.
 WAKE_BYTES = 1 << 18
@@ -58,22 +59,30 @@ class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The whole connection is about one room."""
+
     nonce: bytes
     proof: bytes
     facts: dict[str, str]  # facts on which K and V depend
+    address: str  # of the other side, as the request of the client names it
+    room: str
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     proof: bytes
-    lease_s: float
 
 
 class Decline(msgspec.Struct, frozen=True, tag="refusal"):
     message: str
 
+    @property
+    def why(self) -> str:
+        """The message, fit for logs and for users, whoever has written it."""
+        shown = self.message[:MAX_WHY_LEN]
+        return "".join(char if char.isprintable() else "\ufffd" for char in shown)
+
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    room: str
     namespace: str
     tokens: bytes  # int32, packed: the key of the wanted part of the prompt
     have: int  # tokens that the client has already
@@ -95,7 +104,7 @@ class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
 
 
 class PageGroup(msgspec.Struct, frozen=True, tag="piece"):
-    """The next wanted pages, or after them the ending. Their bytes follow, and the checksum of
+    """The next wanted pages, or after them the ending. Their bytes follow, and the mark of
     these."""
 
     num_pages: int  # of an ending: its places
@@ -122,24 +131,37 @@ class Connection:
             sock.setsockopt(socket.SOL_SOCKET, which, BUFFER_BYTES)
         self._sock = sock
         self._loop = asyncio.get_running_loop()
-        self.max_bytes = MAX_GREETING_BYTES
+        self.max_bytes = MAX_SMALL_BYTES
+        self.seals = Seals(Open(), Open())
 
     def close(self) -> None:
         self._sock.close()
 
     async def send(self, message: Spoken) -> None:
         body = _encode(message)
-        await self._loop.sock_sendall(self._sock, LENGTH.pack(len(body)) + body)
+        content = LENGTH.pack(len(body)) + body
+        mark = self.seals.sending.begin()
+        mark.add(content)
+        await self._loop.sock_sendall(self._sock, content + mark.end())
 
     async def receive(self) -> Spoken:
-        """The next message. Raises BadSpeech for invalid data."""
-        (num_bytes,) = LENGTH.unpack(await self._exactly(LENGTH.size))
+        """The next message. Raises BadSpeech for invalid data, and DamagedPiece for data that the
+        other side has not sent."""
+        head = await self._exactly(LENGTH.size)
+        (num_bytes,) = LENGTH.unpack(head)
         if num_bytes > self.max_bytes:
             raise BadSpeech(f"a message of {num_bytes:,} bytes")
+        body = await self._exactly(num_bytes)
+        mark = self.seals.receiving.begin()
+        mark.add(head)
+        mark.add(body)
+        await self._check(mark, num_bytes)
         try:
-            message: Spoken = _decode(await self._exactly(num_bytes))
+            message: Spoken = _decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise BadSpeech(f"no message: {exc}") from exc
+            raise BadSpeech(f"no message: {exc!s:.200}") from exc
+        except RecursionError:
+            raise BadSpeech("no message: it is nested too deeply") from None
         return message
 
     def next_message(self) -> asyncio.Future[Spoken]:
@@ -157,25 +179,28 @@ class Connection:
         return message
 
     async def send_pages(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
-        """Send the bytes of a group, and their checksum. Raises GateShut, perhaps halfway."""
-        checksum = 0
+        """Send the bytes of a group, and their mark. Raises GateShut, perhaps halfway."""
+        mark = self.seals.sending.begin()
         for part in _parts(pieces):
             await self._send_pieces(part, gate)
             with gate:
-                checksum = _checksum(part, checksum)
-        await self._loop.sock_sendall(self._sock, CHECKSUM.pack(checksum))
+                _add(mark, part)
+        await self._loop.sock_sendall(self._sock, mark.end())
 
     async def receive_pages(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
         """Receive the bytes of a group. Raises GateShut, perhaps halfway, and DamagedPiece."""
-        checksum = 0
+        mark = self.seals.receiving.begin()
         for part in _parts(pieces):
             await self._receive_pieces(part, gate)
             with gate:
-                checksum = _checksum(part, checksum)
-        (expected,) = CHECKSUM.unpack(await self._exactly(CHECKSUM.size))
-        if checksum != expected:
-            num_bytes = sum(map(len, pieces))
-            raise DamagedPiece(f"the checksum of {num_bytes:,} bytes is wrong")
+                _add(mark, part)
+        await self._check(mark, sum(map(len, pieces)))
+
+    async def _check(self, mark: Mark, num_bytes: int) -> None:
+        """Compare a mark with the received one. Raises DamagedPiece."""
+        received = await self._exactly(self.seals.receiving.size)
+        if not is_same(received, mark.end()):
+            raise DamagedPiece(f"the mark of {num_bytes:,} bytes is wrong")
 
     async def _send_pieces(self, pieces: Sequence[memoryview], gate: PageGate) -> None:
         rest = list(pieces)
@@ -252,10 +277,9 @@ def _parts(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
         yield part
 
 
-def _checksum(pieces: Sequence[memoryview], before: int) -> int:
+def _add(mark: Mark, pieces: Sequence[memoryview]) -> None:
     for piece in pieces:
-        before = zlib.crc32(piece, before)
-    return before
+        mark.add(piece)
 
 
 def _seen(future: asyncio.Future[Spoken]) -> None:

@@ -15,3 +15,6 @@ class HandoffParams(msgspec.Struct, frozen=True, omit_defaults=True):
     room: str
     host: str = ""
     port: int = 0
+    # Salt of the prompt on the prefill server, if KV of that server has a namespace of its own
+    # here; None: the salt of the request.
+    lent_salt: str | None = None

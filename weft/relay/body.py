@@ -2,6 +2,9 @@
 
 Fields keep the bytes that the client sent; only added fields are new. A body that is not a JSON
 object is forwarded unchanged: the server answers with the error.
+
+The front alone says where KV is. A client's own rooms go no further: they would let it choose the
+server whose KV a decode server takes.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import msgspec
 
 from weft.config.relay import ServerAddress
 from weft.route.policy import RoutedRequest
+from weft.server.errors import ApiError
 
 # Paths whose bodies can have a room for the handoff of KV.
 HANDED = frozenset({"/v1/completions", "/v1/chat/completions", "/generate"})
@@ -22,7 +26,10 @@ PROMPT_FIELDS = ("tools", "system", "instructions", "messages", "prompt", "input
 NAMESPACE_FIELDS = ("model", "cache_salt", "extra_key", "lora_path")
 # The prompts of requests with one of these fields are computed on the decode server.
 COMPUTED_THERE = ("session_params", "input_embeds", "lora_path", "prompt_logprobs", "echo")
-OWN_ROOM = ("bootstrap_room", "kv_transfer_params")
+# Fields that name a room or its server.
+ROOM_FIELDS = frozenset(
+    {"bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params"}
+)
 # A prompt of fewer bytes, as JSON, has less than about one page of KV.
 LEAST_BYTES = 64
 NOTHING = (b"null", b"false", b"0", b"[]", b"{}", b'""')
@@ -36,8 +43,9 @@ _encode = msgspec.json.encode
 class SeenBody(NamedTuple):
     """The parts of a body that decide about its server."""
 
-    fields: Fields
+    fields: Fields  # without ROOM_FIELDS
     routed: RoutedRequest
+    body: bytes  # without ROOM_FIELDS
 
     def asks(self, *names: str) -> bool:
         """Whether one of these fields has a value that is not empty."""
@@ -48,7 +56,7 @@ class SeenBody(NamedTuple):
     def may_be_handed(self, path: str) -> bool:
         """Whether another server may compute the prompt."""
         is_long = len(self.routed.tokens) >= LEAST_BYTES
-        return path in HANDED and is_long and not self.asks(*COMPUTED_THERE, *OWN_ROOM)
+        return path in HANDED and is_long and not self.asks(*COMPUTED_THERE)
 
     @property
     def session(self) -> str:
@@ -65,14 +73,23 @@ class SeenBody(NamedTuple):
 
 
 def look_at(body: bytes) -> SeenBody:
-    """Read a body. The text of the prompt is used as its tokens: about four bytes per token."""
+    """Read a body. The text of the prompt is used as its tokens: about four bytes per token.
+
+    Raises `ApiError` if the body is nested too deeply to be read.
+    """
     try:
         fields = _fields.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         fields = {}
+    except RecursionError as exc:
+        raise ApiError(400, "the body is nested too deeply") from exc
+    if not ROOM_FIELDS.isdisjoint(fields):
+        fields = {name: value for name, value in fields.items() if name not in ROOM_FIELDS}
+        body = _encode(fields)
     prompt = b"".join(bytes(fields[name]) for name in PROMPT_FIELDS if name in fields)
     namespace = b" ".join(bytes(fields[name]) for name in NAMESPACE_FIELDS if name in fields)
-    return SeenBody(fields, RoutedRequest(prompt, namespace.decode("utf-8", "replace")))
+    routed = RoutedRequest(prompt, namespace.decode("utf-8", "replace"))
+    return SeenBody(fields, routed, body)
 
 
 def new_room() -> int:

@@ -94,6 +94,7 @@ class Forwarder:
     async def _pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
         path = scope["path"]
         seen = look_at(body)
+        body = seen.body
         bound_to = seen.session
         if path in SESSION_PATHS and seen.fields:
             body, bound_to = with_session(seen)

@@ -35,27 +35,58 @@ Access = Literal["open", "page", "metrics", "user", "admin"]
 
 ANY = "*"
 UNSPECIFIED = ("0.0.0.0", "::")  # addresses that lead to this machine, from itself
+# Headers that proxies, load balancers and content networks add: one of them shows that the client
+# is elsewhere. Clients themselves send tracing headers (`traceparent`, `x-b3-...`,
+# `x-request-id`), so these say nothing.
 FORWARDING = frozenset(
     {
-        "cdn-loop",
-        "cf-connecting-ip",
-        "cf-connecting-ipv6",
-        "cf-ray",
         "client-ip",
-        "fastly-client-ip",
-        "fly-client-ip",
         "forwarded",
+        "forwarded-for",
+        "incap-client-ip",
+        "proxy-client-ip",
+        "surrogate-capability",
         "true-client-ip",
         "via",
-        "x-amzn-trace-id",
-        "x-azure-clientip",
+        "wl-proxy-client-ip",
         "x-client-ip",
+        "x-cloud-trace-context",
+        "x-coming-from",
         "x-cluster-client-ip",
-        "x-envoy-external-address",
-        "x-original-host",
-        "x-original-url",
-        "x-real-ip",
+        "x-forward-for",
+        "x-forwarded",
+        "x-host",
+        "x-http-forwarded-for",
+        "x-nginx-proxy",
+        "x-queue-start",
+        "x-remote-addr",
+        "x-remote-ip",
+        "x-request-start",
+        "x-scheme",
+        "x-ssl-client-cert",
+        "x-ssl-client-verify",
+        "x-varnish",
     }
+)
+FORWARDING_PREFIXES = (
+    "cdn-",
+    "cf-",
+    "fastly-",
+    "fly-",
+    "x-akamai-",
+    "x-amzn-",
+    "x-amz-cf-",
+    "x-appengine-",
+    "x-arr-",
+    "x-azure-",
+    "x-envoy-",
+    "x-forwarded-",
+    "x-nf-",
+    "x-original-",
+    "x-proxy-",
+    "x-proxyuser-",
+    "x-real-",
+    "x-vercel-",
 )
 _HOST = re.compile(r"[\w.:\[\]-]*")
 
@@ -269,7 +300,7 @@ def is_from_browser(headers: Headers) -> bool:
 
 def is_forwarded(headers: Headers) -> bool:
     """Whether a proxy declares that it forwards this request for another client."""
-    return any(name in FORWARDING or name.startswith("x-forwarded-") for name in headers)
+    return any(name in FORWARDING or name.startswith(FORWARDING_PREFIXES) for name in headers)
 
 
 def host_name(host: str) -> str:

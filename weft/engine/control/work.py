@@ -37,6 +37,8 @@ from weft.scheduler.request import matching_ids
 def abort(services: Services, message: Abort) -> None:
     services.sessions.feature.cut(message.ids, message.output_lens)
     services.scheduler.abort(message)
+    if services.handoff is not None:
+        services.handoff.aborted(message.ids)
 
 
 def abort_request(services: Services, message: AbortRequest) -> AbortRequestReply:

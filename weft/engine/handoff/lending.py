@@ -9,6 +9,8 @@ This service does not know the reader.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from weft.engine.core import EngineCore
@@ -16,7 +18,7 @@ from weft.engine.hooks import Service
 from weft.memory.handoff.leases import Lease
 from weft.memory.handoff.protocol import Handoff
 from weft.scheduler.feature import Note
-from weft.scheduler.features.handoff import LendFeature
+from weft.scheduler.features.handoff import UNWANTED, LendFeature
 from weft.scheduler.history import EventKind
 from weft.scheduler.settings import HandoffSettings
 
@@ -56,6 +58,13 @@ class LendService(Service):
 
     def after_step(self, now: float) -> None:
         self._look(now)
+
+    def aborted(self, ids: Sequence[int]) -> None:
+        """End the leases of requests that had ended when their abort came: whoever has left before
+        the answer sends nobody to fetch their KV."""
+        for room, id in list(self.feature.lent.items()):
+            if id in ids and self._leases.give_back(room, UNWANTED):
+                self._let_go(room, f"its KV is not lent any more: {UNWANTED}")
 
     def _look(self, now: float) -> None:
         news = self._handoff.take()

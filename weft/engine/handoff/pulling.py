@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from weft.config.handoff import REASONS
 from weft.engine.core import EngineCore
@@ -19,12 +20,13 @@ from weft.engine.hooks import Service
 from weft.memory.handoff.protocol import Handoff, MeetingPlace
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
 from weft.memory.tiers.protocol import Landed
+from weft.messages.handoff import HandoffParams
 from weft.messages.requests import GenerateRequest
 from weft.observe.log import EventLog
 from weft.scheduler.admission import spare_tokens
 from weft.scheduler.features.handoff import Pull, PullFeature
 from weft.scheduler.history import EventKind
-from weft.scheduler.request import Request
+from weft.scheduler.request import Request, namespace_of
 from weft.scheduler.settings import HandoffSettings, TierSettings
 from weft.scheduler.tiers.transfers import LARGEST_PART, Transfers
 
@@ -76,7 +78,7 @@ class PullService(Service):
         if params is None:
             return
         place = MeetingPlace(params.host, params.port, params.room)
-        self._look_for(self._core.scheduler.requests[message.id], place, now)
+        self._look_for(self._core.scheduler.requests[message.id], place, params, now)
 
     def before_step(self, now: float) -> None:
         self._forget_ended(now)
@@ -102,9 +104,14 @@ class PullService(Service):
         self._forget_ended(now)
         self._fetch(now)
 
+    def aborted(self, ids: Sequence[int]) -> None:
+        """Does nothing: what requests wait for ends with them."""
+
     # Transfers of a request's KV
 
-    def _look_for(self, request: Request, place: MeetingPlace, now: float) -> None:
+    def _look_for(
+        self, request: Request, place: MeetingPlace, params: HandoffParams, now: float
+    ) -> None:
         """Let a request wait if another server has more of its prompt than the cache."""
         page_size = self._kv.page_size
         usable = request.reusable_len // page_size * page_size
@@ -123,7 +130,11 @@ class PullService(Service):
             number = self._num_pulls
             self._num_pulls += 1
             self.feature.pulls[number] = Pull(place, key, now, until_s)
-            self._handoff.ask(number, place, key, have)
+            asked = key
+            if params.lent_salt is not None:
+                namespace = namespace_of(request.message.adapter, params.lent_salt)
+                asked = key._replace(namespace=namespace)
+            self._handoff.ask(number, place, asked, have)
         self.feature.pulls[number].ids.append(request.id)
         self.feature.waiting[request.id] = number
         detail = f"asks {place} for {usable - have:,} of its tokens"
@@ -163,15 +174,19 @@ class PullService(Service):
         # Only a part, if the prompt is longer than a transfer may be.
         most = kv.allocator.num_pages // LARGEST_PART * page_size
         num_tokens = min(end - start, max(most, page_size))
-        pull.needed = max(num_tokens, page_size)
         ratio = self._core.scheduler.prefills.new_token_ratio.current
         spare = spare_tokens(kv, ratio)
+        # Without numbers that change with every step: histories keep the words.
+        pull.lacks = (
+            f"no KV memory for {max(num_tokens, page_size):,} tokens that are ready on {pull.place}"
+        )
         if self._transfers.room(spare) < num_tokens:
             return False
         ending = NO_PAGES
         if start + num_tokens == end:
             reserved = kv.endings.reserve(end, spare - num_tokens)
             if reserved is None:
+                pull.lacks = f"no memory for the ending of {end:,} tokens"
                 return False
             ending = reserved
         part = CacheKey(pull.key.namespace, pull.key.tokens[: (start + num_tokens) * TOKEN_BYTES])
@@ -181,7 +196,7 @@ class PullService(Service):
             if len(ending):
                 kv.endings.memory.give_back(ending)
             return False
-        pull.needed = 0
+        pull.lacks = ""
         pull.ticket = ticket
         self._handoff.bind(ticket, number)
         return True
@@ -250,6 +265,8 @@ class PullService(Service):
                 why = f"nothing arrived within {self._settings.wait_s:g} s"
                 if pull.num_landed:
                     why = f"{pull.num_landed:,} tokens arrived within {self._settings.wait_s:g} s"
+                if pull.num_found and pull.ticket is None:
+                    why += f": {pull.shortage}"
                 self._end(number, now, "late", why)
 
     def _end_hung(self, now: float) -> None:

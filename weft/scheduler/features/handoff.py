@@ -98,9 +98,19 @@ class Pull:
     until_s: float
     ids: list[int] = field(default_factory=list)  # requests that wait for it
     num_found: int = 0  # tokens that are ready on the other server; 0: not ready yet
-    needed: int = 0  # tokens of memory for which the transfer waits; 0: it does not wait
+    lacks: str = ""  # the memory for which the next transfer waits; empty: it does not wait
     ticket: int | None = None  # of the transfer in progress
     num_landed: int = 0  # tokens that have been received
+
+    @property
+    def shortage(self) -> str:
+        """Why KV that is ready on the other server is not being transferred."""
+        if self.lacks:
+            return self.lacks
+        return (
+            f"no KV memory for {self.num_found:,} tokens that are ready on {self.place}: prompts "
+            "that were asked for before it get memory first"
+        )
 
 
 class PullFeature(Feature):
@@ -118,8 +128,8 @@ class PullFeature(Feature):
         pull = self.pulls[self.waiting[request.id]]
         if not pull.num_found:
             return f"its prompt is being computed by {pull.place}"
-        if pull.needed:
-            return f"room for {pull.needed:,} tokens of KV that are ready on {pull.place}"
+        if pull.ticket is None:
+            return pull.shortage
         return f"{pull.num_found:,} tokens of KV are on their way from {pull.place}"
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:

@@ -3,6 +3,9 @@
 SGLang's `bootstrap_host`, `bootstrap_port` and `bootstrap_room` go to both servers. vLLM's
 `kv_transfer_params` go first to the server that computes the prompt; its answer contains those for
 the other server. Both become the same `HandoffParams`.
+
+Clients name the server whose KV a decode server takes. Only if the operator has named it, or it
+must prove that it knows the secret, is its KV found by other requests.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 from starlette.requests import Request
 
 from weft.client.prompt import Prompt
 from weft.config.handoff import PREFILL
+from weft.config.lenders import NamedLender, canonical_host, parse_lenders
 from weft.json_types import JsonObject
 from weft.messages.handoff import HandoffParams
 from weft.messages.sampling import SamplingParams
@@ -24,7 +29,6 @@ from weft.server.errors import ApiError
 
 MAX_ROOM = 2**63 - 1
 MAX_ROOM_LEN = 128  # characters of a room that is a name
-MAX_HOST_LEN = 253
 ANY_HOST = ("", "0.0.0.0", "::")
 # Key of the scope: the parameters for the other server (`server/http/handoff.py`).
 SCOPE = "weft.kv_transfer_params"
@@ -45,6 +49,33 @@ class _Side(NamedTuple):
     lends: bool
     host: str  # address at which KV is lent
     port: int
+    has_secret: bool
+    lenders: tuple[NamedLender, ...]  # that the operator has named; empty: none is named
+
+    @property
+    def trusts(self) -> bool:
+        """Whether KV that comes from another server is that of the prompt for sure."""
+        return self.has_secret or bool(self.lenders)
+
+    def place(self, room: str, host: NamedValue, port: NamedValue) -> HandoffParams:
+        """The place from which a decode server takes KV. Raises `ApiError`."""
+        found = HandoffParams(room, _checked_host(host), _checked_port(port))
+        lenders = self.lenders
+        if lenders and not any(one.is_at(found.host, found.port) for one in lenders):
+            raise ApiError(
+                400,
+                f"{host.name} is {host.value!r:.80} and {port.name} {found.port}: no prefill "
+                "server that this server takes KV from (--handoff-lenders)",
+                param=host.name,
+            )
+        return found
+
+
+class NamedValue(NamedTuple):
+    """A field of a body, and its value."""
+
+    name: str
+    value: Any
 
 
 def with_handoff(
@@ -72,6 +103,8 @@ def with_handoff(
             one = replace(prompt, handoff=params)
             if side.lends:
                 one = _without_answer(one)
+            elif not side.trusts:
+                one = _set_apart(one, params)
         found.append(one)
     return found
 
@@ -82,7 +115,23 @@ def _side(context: ServerContext) -> _Side | None:
     if mode == "none":
         return None
     port = int(settings["disaggregation_bootstrap_port"])
-    return _Side(mode == PREFILL, str(settings["handoff_host"]), port)
+    return _Side(
+        lends=mode == PREFILL,
+        host=str(settings["handoff_host"]),
+        port=port,
+        has_secret=bool(settings["handoff_secret"]),
+        lenders=parse_lenders(settings["handoff_lenders"], port),
+    )
+
+
+def _set_apart(prompt: Prompt, place: HandoffParams) -> Prompt:
+    """The same prompt, in a part of the cache that only requests with this place use: whoever
+    listens there may send anything as KV."""
+    return replace(
+        prompt,
+        cache_salt=f"\0lent by {place.host}:{place.port}\0{prompt.cache_salt}",
+        handoff=msgspec.structs.replace(place, lent_salt=prompt.cache_salt),
+    )
 
 
 def _without_answer(prompt: Prompt) -> Prompt:
@@ -110,8 +159,8 @@ def _of_sglang(body: HandoffFields, count: int, side: _Side) -> list[HandoffPara
         if side.lends:
             found.append(HandoffParams(room))
             continue
-        host = _checked_host("bootstrap_host", hosts[index])
-        found.append(HandoffParams(room, host, _checked_port("bootstrap_port", port)))
+        host = NamedValue("bootstrap_host", hosts[index])
+        found.append(side.place(room, host, NamedValue("bootstrap_port", port)))
     return found
 
 
@@ -156,9 +205,9 @@ def _of_vllm(request: Request, params: Any, count: int, side: _Side) -> list[Han
         place = HandoffParams(room)
     else:
         room = _checked_room(f"{name}.remote_request_id", params.get("remote_request_id"))
-        host = _checked_host(f"{name}.remote_host", params.get("remote_host"))
-        port = _checked_port(f"{name}.remote_port", params.get("remote_port"))
-        place = HandoffParams(room, host, port)
+        remote_host = NamedValue(f"{name}.remote_host", params.get("remote_host"))
+        remote_port = NamedValue(f"{name}.remote_port", params.get("remote_port"))
+        place = side.place(room, remote_host, remote_port)
     if count == 1:
         return [place]
     return [HandoffParams(f"{room}/{index}", place.host, place.port) for index in range(count)]
@@ -193,14 +242,19 @@ def _checked_room(name: str, value: Any) -> str:
     raise ApiError(400, message, param=name)
 
 
-def _checked_host(name: str, value: Any) -> str:
-    if isinstance(value, str) and value.isprintable() and 0 < len(value) <= MAX_HOST_LEN:
-        return value.strip("[]")
-    message = f"{name} is {value!r:.40}; the host of the prefill server is needed"
+def _checked_host(field: NamedValue) -> str:
+    name, value = field
+    host = canonical_host(value) if isinstance(value, str) else ""
+    if host:
+        return host
+    message = (
+        f"{name} is {value!r:.40}; the host of the prefill server is needed, a name or an address"
+    )
     raise ApiError(400, message, param=name)
 
 
-def _checked_port(name: str, value: Any) -> int:
+def _checked_port(field: NamedValue) -> int:
+    name, value = field
     number = value
     if isinstance(value, str) and value.isdecimal():  # as vLLM's proxies send it
         number = int(value[:6])
