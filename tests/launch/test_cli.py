@@ -257,3 +257,29 @@ def test_chat_without_a_server_says_so(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_generate_wants_one_source_of_prompts(capsys: pytest.CaptureFixture[str]) -> None:
     assert "either --prompt TEXT or --input FILE" in refused(capsys, "generate")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "--prompt", "x", "--output"],
+        ["sim", "--json"],
+        ["bench", "scheduler", "--json"],
+        ["bench", "offline", "--trace"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str]
+) -> None:
+    assert "there is no folder" in refused(capsys, *words, str(tmp_path / "none" / "file"))
+    assert "this is a folder" in refused(capsys, *words, str(tmp_path))
+
+
+def test_curves_that_cannot_be_drawn_are_refused_before_the_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.config.outputs.find_spec", lambda name: None)
+    assert "pip install matplotlib" in refused(capsys, "sim", "--plot", "curves.png")
+    monkeypatch.setattr("weft.config.outputs.find_spec", lambda name: name)
+    assert ".png, .svg, .pdf" in refused(capsys, "sim", "--plot", "curves.doc")

@@ -83,6 +83,57 @@ def test_lines_are_completed_with_their_own_parameters(llm: LLM, tmp_path: Path)
     ]
 
 
+def results_of(target: Path, *words: str) -> tuple[int, str]:
+    """The exit status of a run that writes to `target`, and what is there then."""
+    status = cli.main(["generate", "--prompt", "Hi", "--output", str(target), *words])
+    return status, target.read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["no-such-model"], ["--max-tokens", "none"], ["--input", "none.jsonl"], ["--kv-tokens", "1"]],
+    ids=" ".join,
+)
+def test_a_run_that_fails_leaves_the_results_of_an_earlier_one(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_text("results of hours")
+    model = [] if words == ["no-such-model"] else [str(folder)]
+    status, kept = results_of(target, "--overwrite", *model, *words)
+    assert (status, kept) == (2, "results of hours")
+    assert capsys.readouterr().err.startswith("weft: ")
+
+
+def test_results_are_replaced_only_when_asked(
+    llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out.txt"
+    target.touch()
+    status, first = results_of(target, "--max-tokens", "5", "--temperature", "0")
+    assert status == 0
+    assert first
+    assert results_of(target, "--max-tokens", "2") == (2, first)
+    assert f"{target} already has {len(first.encode())} bytes; --overwrite" in (
+        capsys.readouterr().err
+    )
+    status, second = results_of(target, "--max-tokens", "2", "--temperature", "0", "--overwrite")
+    assert status == 0
+    assert second != first
+
+
+def test_the_file_of_prompts_is_never_the_file_of_results(
+    llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = tmp_path / "prompts.jsonl"
+    both.write_text('{"prompt": "x"}')
+    (tmp_path / "link").symlink_to(both)
+    words = ["generate", "--input", str(both), "--output", str(tmp_path / "link"), "--overwrite"]
+    assert cli.main(words) == 2
+    assert both.read_text() == '{"prompt": "x"}'
+    assert "the same file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("line", "error"),
     [
