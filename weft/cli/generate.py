@@ -167,9 +167,9 @@ def _check_output(options: GenerateOptions) -> None:
     path = Path(options.output)
     if not path.is_file():  # standard output, absent, or a device or a pipe: nothing can be lost
         return
-    if options.input not in ("", "-") and Path(options.input).exists():
-        if path.samefile(options.input):
-            raise SettingsError(f"--input and --output are the same file, {path}")
+    source = Path(options.input)
+    if options.input not in ("", "-") and source.exists() and path.samefile(source):
+        raise SettingsError(f"--input and --output are the same file, {path}")
     size = path.stat().st_size
     if size and not options.overwrite:
         raise SettingsError(
