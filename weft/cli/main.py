@@ -12,8 +12,8 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from weft.config.model import ModelError
 from weft.config.environment import warn_of_variables
+from weft.config.model import ModelError
 from weft.config.options import SettingsError, did_you_mean
 
 VERBS = {
