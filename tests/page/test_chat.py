@@ -140,7 +140,9 @@ def answered(page: Any, status: int, *events: dict[str, Any]) -> None:
 def test_a_cut_answer_says_so(server: Server, look: Look) -> None:
     page = look(server.url).live()
     piece = {"delta": {"content": "half a sen"}, "finish_reason": None}
-    answered(page, 200, {"choices": [piece]}, {"choices": [{"delta": {}, "finish_reason": "length"}]})
+    answered(
+        page, 200, {"choices": [piece]}, {"choices": [{"delta": {}, "finish_reason": "length"}]}
+    )
     page.page.fill("#text", "well?")
     page.page.press("#text", "Enter")
     page.see(".it .after", "cut at the largest number of tokens")
