@@ -200,7 +200,9 @@ def test_a_page_comes_back_when_the_server_does(look: Look) -> None:
         page.expected += ["ERR_CONNECTION_RESET", "503"]
         first.call(first.readiness.drain)
     page.see("#dot.away")
-    opacity = "() => getComputedStyle(document.querySelector('.engine .panel:not(#gate)')).opacity"
+    opacity = (
+        "() => getComputedStyle(document.querySelector('.engine > .panel:not(#gate)')).opacity"
+    )
     assert float(page.page.evaluate(opacity)) < 1  # the picture is an old one
     with running(port=first.port) as again:
         pictured(again)
