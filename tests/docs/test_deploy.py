@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,12 @@ def test_systemd_unit_waits_longer_than_the_server_drains() -> None:
     unit = (ROOT / "deploy" / "systemd" / "weft.service").read_text("utf-8")
     (timeout,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
     assert int(timeout) > ServerConfig().drain_s
+    (told,) = re.findall(r"--drain-s seconds \((\d+) by default\)", unit)
+    assert int(told) == ServerConfig().drain_s
 
 
 def test_kubernetes_manifests_use_options_and_routes_of_the_server() -> None:
-    deployment, service = manifests("weft")
+    deployment, claim, budget, service = manifests("weft")
     spec = deployment["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert container["args"][:2] == ["weft", "serve"]
@@ -67,6 +70,32 @@ def test_kubernetes_manifests_use_options_and_routes_of_the_server() -> None:
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["path"] in routes
     assert service["spec"]["ports"][0]["targetPort"] == "http"
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    claims = [volume.get("persistentVolumeClaim") for volume in spec["volumes"]]
+    assert {"claimName": claim["metadata"]["name"]} in claims
+
+
+@pytest.mark.parametrize("name", ["weft", "nodes"])
+def test_pods_with_a_read_only_system_write_into_their_volumes(name: str) -> None:
+    for container in containers(manifests(name)):
+        if not container.get("securityContext", {}).get("readOnlyRootFilesystem"):
+            continue
+        mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+        variables = {one["name"]: one.get("value", "") for one in container["env"]}
+        for variable in ("WEFT_CACHE", "HF_HOME", "HOME"):
+            assert any(variables[variable].startswith(mount) for mount in mounts), variable
+        assert "/tmp" in mounts
+
+
+def containers(part: Any) -> Iterator[dict[str, Any]]:
+    """All containers of a manifest."""
+    if isinstance(part, dict):
+        yield from part.get("containers", [])
+        part = [*part.values()]
+    if isinstance(part, list):
+        for one in part:
+            yield from containers(one)
 
 
 def expanded(args: list[str], told: dict[str, str]) -> list[str]:
@@ -110,7 +139,7 @@ def test_kubernetes_manifests_are_as_their_schemas(name: str) -> None:
 
 
 def test_a_manifest_with_a_typing_error_is_found() -> None:
-    (deployment, _) = manifests("weft")
+    deployment = manifests("weft")[0]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     container["livenesProbe"] = container.pop("livenessProbe")
     with pytest.raises(jsonschema.ValidationError, match="livenesProbe"):
@@ -118,7 +147,7 @@ def test_a_manifest_with_a_typing_error_is_found() -> None:
 
 
 def test_kubernetes_manifests_fit_together() -> None:
-    deployment, _ = manifests("weft")
+    deployment = manifests("weft")[0]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     ports = {port["containerPort"] for port in container["ports"]}
@@ -141,7 +170,7 @@ def test_kubernetes_manifests_fit_together() -> None:
 
 
 def test_pods_get_no_variables_of_services_that_look_like_settings() -> None:
-    deployment, _ = manifests("weft")
+    deployment = manifests("weft")[0]
     group = manifests("nodes")[0]["spec"]["leaderWorkerTemplate"]
     pods = [deployment["spec"]["template"], group["leaderTemplate"], group["workerTemplate"]]
     assert [pod["spec"]["enableServiceLinks"] for pod in pods] == [False] * 3

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from weft.scheduler.composed.language import names
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -59,3 +62,37 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
         "page.md: none.md is not there",
         "page.md: #no has no such heading",
     ]
+
+
+def shown_texts() -> dict[str, str]:
+    """Files that people read or run, and the code whose messages they see."""
+    found = [ROOT / "README.md", ROOT / "Dockerfile", ROOT / "pyproject.toml", *DOCS.rglob("*.md")]
+    found += [*(ROOT / "weft").rglob("*.py"), *(ROOT / "deploy").rglob("*.*")]
+    return {
+        str(path.relative_to(ROOT)): path.read_text("utf-8") for path in found if path.is_file()
+    }
+
+
+def test_no_text_installs_the_product_of_another_by_the_name_of_weft() -> None:
+    wrong = re.compile(r"weft\[[a-z]+\]|(?:pip|uv|pipx)(?: add| install)[^\n`]* weft(?![\w./-])")
+    allowed = "`pip install weft` would bring another product"
+    found = [
+        (name, hit[0])
+        for name, text in shown_texts().items()
+        for hit in wrong.finditer(text.replace(allowed, ""))
+    ]
+    assert found == []
+
+
+def test_pages_name_the_versions_of_python_that_the_package_is_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    classified = [one.rpartition(" ")[2] for one in project["classifiers"] if "Python :: 3." in one]
+    for page in (ROOT / "README.md", DOCS / "start" / "install.md"):
+        (told,) = re.findall(r"Python (3\.\d+(?:(?:, | or )3\.\d+)+)", page.read_text("utf-8"))
+        assert re.split(", | or ", told) == classified, page
+
+
+def test_the_number_of_policies_is_that_of_the_code() -> None:
+    words = ("nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen")
+    said = re.findall(r"\b(\w+) policies,", (ROOT / "README.md").read_text("utf-8"))
+    assert said == [words[len(names()) - 9]]

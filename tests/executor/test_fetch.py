@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import socket
+import threading
+
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tests.executor.gguf_files import write_gguf
 from weft.config.model import ModelNotFound
+from weft.executor.weights import hub as hub_module
 from weft.executor.weights.fetch import local_folder, local_path
 
 
@@ -19,6 +23,7 @@ def hub(monkeypatch, tmp_path) -> list[dict]:
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(hub_module, "why_unreachable", lambda endpoint: "")
     return asked
 
 
@@ -85,8 +90,72 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch):
         raise LocalEntryNotFoundError("Cannot find the requested files.\nLong advice.")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setattr(hub_module, "why_unreachable", lambda endpoint: "")
     with pytest.raises(
         ModelNotFound,
         match=r"org/model is not a folder here, .* from the hub: Cannot find .*files\.$",
     ):
         local_folder("org/model")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["models/nosuch.gguf", "nosuch.gguf", "models/my.gguf:Q4", "my.gguf:Q4", "a/b.safetensors"],
+)
+def test_the_name_of_a_file_is_not_looked_up(name, hub):
+    with pytest.raises(ModelNotFound, match=f"there is no .* {name}"):
+        local_path(name)
+    assert hub == []
+
+
+def test_a_similar_name_is_proposed(tmp_path, hub):
+    write_gguf(tmp_path / "my-model.gguf", {}, {})
+    with pytest.raises(ModelNotFound, match=r"did you mean my-model\.gguf\?"):
+        local_path(str(tmp_path / "mymodel.gguf"))
+    with pytest.raises(ModelNotFound, match=r"a file is named without a type: .*/my-model\.gguf$"):
+        local_path(f"{tmp_path}/my-model.gguf:Q4")
+    with pytest.raises(ModelNotFound, match=r"did you mean weft-nano\?"):
+        local_path("wfet-nano")
+    with pytest.raises(ModelNotFound, match="as ORG/MODEL-GGUF:Q4_K_M"):
+        local_path("gemma:Q4_K_M")
+
+
+def test_without_a_connection_only_the_cache_is_read_and_the_error_says_so(monkeypatch):
+    asked = []
+
+    def snapshot_download(model, **options):
+        asked.append(options["local_files_only"])
+        raise LocalEntryNotFoundError("Long advice.")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(hub_module, "why_unreachable", lambda endpoint: "hub:443: refused")
+    with pytest.raises(ModelNotFound, match=r"no connection \(hub:443: refused\)$"):
+        local_folder("org/model")
+    monkeypatch.setattr(hub_module, "why_unreachable", None)  # it is not asked
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelNotFound, match=r"HF_HUB_OFFLINE is set$"):
+        local_folder("org/model")
+    assert asked == [True, True]
+
+
+def test_a_hub_is_reachable_if_it_listens_or_its_proxy_does(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert hub_module.why_unreachable(url) == ""
+        monkeypatch.setenv("https_proxy", url)
+        assert hub_module.why_unreachable("https://hub.invalid") == ""
+    monkeypatch.delenv("https_proxy")
+    assert url.removeprefix("http://") in hub_module.why_unreachable(url)
+    monkeypatch.setattr(hub_module, "CONNECT_TIMEOUT_S", 0.01)
+    asleep = threading.Event()
+
+    def silent(*_args, **_options):
+        asleep.wait()
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    assert "has not answered" in hub_module.why_unreachable(url)
+    asleep.set()

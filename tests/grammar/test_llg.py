@@ -480,7 +480,7 @@ def test_a_grammar_that_is_too_hard_to_follow_is_told_of_with_the_limits(
 
 def test_a_library_that_is_not_there_is_told_of_when_the_engine_starts() -> None:
     with pytest.raises(
-        SettingsError, match=re.escape("xgrammar is not installed: pip install weft[xgrammar]")
+        SettingsError, match=re.escape("xgrammar is not installed: pip install xgrammar")
     ):
         LLM(grammar_backend="xgrammar", threads=1, kv_tokens=1_024)
 

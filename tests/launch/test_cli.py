@@ -14,6 +14,9 @@ import pytest
 import weft
 from tests.launch.tiny_model import write_safetensors, write_tiny_model
 from weft.cli import main as cli
+from weft.cli.readable import readable
+from weft.config.environment import unknown_variables
+from weft.config.resolve import size
 
 HEAVY = ("torch", "numpy", "starlette", "uvicorn", "tokenizers", "zmq", "msgspec")
 
@@ -257,3 +260,111 @@ def test_chat_without_a_server_says_so(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_generate_wants_one_source_of_prompts(capsys: pytest.CaptureFixture[str]) -> None:
     assert "either --prompt TEXT or --input FILE" in refused(capsys, "generate")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "--prompt", "x", "--output"],
+        ["sim", "--json"],
+        ["bench", "scheduler", "--json"],
+        ["bench", "offline", "--trace"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str]
+) -> None:
+    assert "there is no folder" in refused(capsys, *words, str(tmp_path / "none" / "file"))
+    assert "this is a folder" in refused(capsys, *words, str(tmp_path))
+
+
+def test_curves_that_cannot_be_drawn_are_refused_before_the_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.config.outputs.find_spec", lambda name: None)
+    assert "pip install matplotlib" in refused(capsys, "sim", "--plot", "curves.png")
+    monkeypatch.setattr("weft.config.outputs.find_spec", lambda name: name)
+    assert ".png, .svg, .pdf" in refused(capsys, "sim", "--plot", "curves.doc")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("pull", "weft serve ORG/MODEL fetches"),
+        ("list", "weft doctor MODEL"),
+        ("run", "weft chat MODEL chats"),
+        ("ps", "weft ctl requests"),
+        ("srve", "did you mean serve?"),
+    ],
+)
+def test_a_command_of_other_engines_is_answered_with_that_of_weft(
+    capsys: pytest.CaptureFixture[str], word: str, hint: str
+) -> None:
+    assert hint in refused(capsys, word)
+
+
+def test_every_command_that_a_hint_names_is_there() -> None:
+    for hint in cli.ELSEWHERE.values():
+        assert set(re.findall(r"\bweft (\w+)", hint)) <= set(cli.VERBS)
+
+
+def test_a_variable_that_nothing_reads_is_named_with_a_similar_one() -> None:
+    of_kubernetes = {
+        "WEFT_PORT": "tcp://10.0.0.1:80",
+        "WEFT_SERVICE_HOST": "10.0.0.1",
+        "WEFT_SERVICE_PORT_HTTP": "80",
+        "WEFT_ROUTER_SERVICE_PORT": "80",
+        "WEFT_ROUTER_PORT": "tcp://10.0.0.1:80",
+        "WEFT_PORT_30000_TCP": "tcp://10.0.0.1:30000",
+        "WEFT_PORT_30000_TCP_ADDR": "10.0.0.1",
+    }
+    read = {"WEFT_THREADS": "2", "WEFT_WORKER": "http://a", "WEFT_CACHE": "/tmp", "HOME": "/"}
+    assert list(unknown_variables(of_kubernetes | read)) == []
+    assert list(unknown_variables({"WEFT_PROT": "1", "WEFT_XYZZY": ""})) == [
+        "nothing reads the variable WEFT_PROT; did you mean WEFT_PORT?",
+        "nothing reads the variable WEFT_XYZZY",
+    ]
+
+
+def test_every_option_of_every_command_is_a_known_variable() -> None:
+    root = Path(weft.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if " = option(" not in path.read_text("utf-8"):
+            continue
+        name = ".".join(["weft", *path.relative_to(root).with_suffix("").parts])
+        options = re.findall(
+            r"^    (\w+): [\w| ]+ = option\(", path.read_text("utf-8"), re.MULTILINE
+        )
+        found = {f"WEFT_{option.upper()}": "" for option in options}
+        assert (name, list(unknown_variables(found))) == (name, [])
+
+
+def test_variables_that_are_no_options_are_those_that_the_code_reads() -> None:
+    root = Path(weft.__file__).parent
+    text = "".join(path.read_text("utf-8") for path in sorted(root.rglob("*.py")))
+    named = set(re.findall(r'environ(?:\.get\(|\[)"(WEFT_\w+)"', text))
+    assert list(unknown_variables(dict.fromkeys(named, ""))) == []
+
+
+def test_sizes_of_every_order_are_readable() -> None:
+    texts = [size(each) for each in (4e3, 5.12e8, 1.64e10, 2e12, 3.072e15)]
+    assert texts == ["4 kB", "512 MB", "16.4 GB", "2.0 TB", "3.1 PB"]
+
+
+def test_a_policy_whose_module_is_not_found_says_where_it_is_looked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words in (["sim", "--policy"], ["serve", "weft-nano", "--schedule-policy"]):
+        text = refused(capsys, *words, "no_such_policy:Mine")
+        assert "there is no module 'no_such_policy'" in text
+        assert "PYTHONPATH=FOLDER" in text
+
+
+def test_a_table_has_no_empty_column_and_no_endless_number() -> None:
+    rows = [{"rid": "a", "grammar": None, "age_s": 2.568314439}, {"rid": "b", "why": ""}]
+    assert list(readable(rows)) == ["rid  age_s", "a    2.568", "b    -"]
+    assert list(readable({"small": 0.00012345, "whole": 3.0})) == [
+        "small  0.0001234",
+        "whole  3",
+    ]

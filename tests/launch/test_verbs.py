@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Generator
+import threading
+from collections.abc import Generator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,6 +19,7 @@ from weft.cli import main as cli
 from weft.cli.chat import LocalChatBackend, TerminalChat
 from weft.cli.chat_backend import ChatError
 from weft.cli.remote import RemoteChatBackend
+from weft.config.options import SettingsError
 from weft.llm import LLM
 from weft.messages.sampling import SamplingParams
 
@@ -81,6 +84,57 @@ def test_lines_are_completed_with_their_own_parameters(llm: LLM, tmp_path: Path)
         (2, None, 5),
         (2, None, 5),
     ]
+
+
+def results_of(target: Path, *words: str) -> tuple[int, str]:
+    """The exit status of a run that writes to `target`, and what is there then."""
+    status = cli.main(["generate", "--prompt", "Hi", "--output", str(target), *words])
+    return status, target.read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["no-such-model"], ["--max-tokens", "none"], ["--input", "none.jsonl"], ["--kv-tokens", "1"]],
+    ids=" ".join,
+)
+def test_a_run_that_fails_leaves_the_results_of_an_earlier_one(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_text("results of hours")
+    model = [] if words == ["no-such-model"] else [str(folder)]
+    status, kept = results_of(target, "--overwrite", *model, *words)
+    assert (status, kept) == (2, "results of hours")
+    assert capsys.readouterr().err.startswith("weft: ")
+
+
+def test_results_are_replaced_only_when_asked(
+    llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out.txt"
+    target.touch()
+    status, first = results_of(target, "--max-tokens", "5", "--temperature", "0")
+    assert status == 0
+    assert first
+    assert results_of(target, "--max-tokens", "2") == (2, first)
+    assert f"{target} already has {len(first.encode())} bytes; --overwrite" in (
+        capsys.readouterr().err
+    )
+    status, second = results_of(target, "--max-tokens", "2", "--temperature", "0", "--overwrite")
+    assert status == 0
+    assert second != first
+
+
+def test_the_file_of_prompts_is_never_the_file_of_results(
+    llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = tmp_path / "prompts.jsonl"
+    both.write_text('{"prompt": "x"}')
+    (tmp_path / "link").symlink_to(both)
+    words = ["generate", "--input", str(both), "--output", str(tmp_path / "link"), "--overwrite"]
+    assert cli.main(words) == 2
+    assert both.read_text() == '{"prompt": "x"}'
+    assert "the same file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -203,3 +257,47 @@ def test_remote_chat_backend_streams_from_a_server(folder: Path) -> None:
         server.process.wait()
         with pytest.raises(ChatError, match="connection"):
             list(backend.answer([{"role": "user", "content": "Hi"}]))
+
+
+class LoadingServer(BaseHTTPRequestHandler):
+    """A server whose statuses are listed; the last stays."""
+
+    statuses: ClassVar[list[int]] = []
+
+    def do_GET(self) -> None:
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        body = {"error": {"message": "a key is needed"}}
+        if status == 200:
+            body = {"data": [{"id": "tiny"}]}
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def loading() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), LoadingServer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_chat_waits_for_a_server_that_loads(
+    loading: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("weft.cli.remote.LOOK_AGAIN_S", 0.001)
+    LoadingServer.statuses = [503, 503, 200]
+    assert RemoteChatBackend(loading, "", {}).name == "tiny"
+    assert capsys.readouterr().err.count("is not ready yet; waiting") == 1
+
+
+@pytest.mark.parametrize(("status", "text"), [(401, "refuses access"), (404, "lists no model")])
+def test_a_chat_tells_why_a_server_refuses(loading: str, status: int, text: str) -> None:
+    LoadingServer.statuses = [status]
+    with pytest.raises(SettingsError, match=f"{text}: a key is needed"):
+        RemoteChatBackend(loading, "", {})

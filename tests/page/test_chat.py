@@ -122,3 +122,37 @@ def test_hostile_answers_prompts_and_names_stay_text(server: Server, look: Look)
     server.post("/v1/completions", prompt=HOSTILE * 3, max_tokens=1)
     page.see("#tree button", "<script>")
     assert page.page.locator("#tree script, #tree img").count() == 0
+
+
+def answered(page: Any, status: int, *events: dict[str, Any]) -> None:
+    """Let the page's next requests get this answer."""
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    kind = "text/event-stream"
+    if status != 200:
+        body = json.dumps({"error": {"message": "too many requests wait"}})
+        kind = "application/json"
+    page.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=status, content_type=kind, body=body),
+    )
+
+
+def test_a_cut_answer_says_so(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    piece = {"delta": {"content": "half a sen"}, "finish_reason": None}
+    answered(
+        page, 200, {"choices": [piece]}, {"choices": [{"delta": {}, "finish_reason": "length"}]}
+    )
+    page.page.fill("#text", "well?")
+    page.page.press("#text", "Enter")
+    page.see(".it .after", "cut at the largest number of tokens")
+
+
+def test_what_could_not_be_sent_is_there_to_be_sent_again(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    page.expected.append("503")
+    answered(page, 503)
+    page.page.fill("#text", "a long question")
+    page.page.press("#text", "Enter")
+    page.see(".it .err", "too many requests wait")
+    assert page.page.input_value("#text") == "a long question"

@@ -200,6 +200,10 @@ def test_a_page_comes_back_when_the_server_does(look: Look) -> None:
         page.expected += ["ERR_CONNECTION_RESET", "503"]
         first.call(first.readiness.drain)
     page.see("#dot.away")
+    opacity = (
+        "() => getComputedStyle(document.querySelector('.engine > .panel:not(#gate)')).opacity"
+    )
+    assert float(page.page.evaluate(opacity)) < 1  # the picture is an old one
     with running(port=first.port) as again:
         pictured(again)
         page.live()
@@ -257,3 +261,20 @@ HIDDEN = """(isHidden) => {
   Object.defineProperty(document, "hidden", { configurable: true, get: () => isHidden });
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
+
+
+def test_completions_of_one_request_have_a_bar_each(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    texts = page.page.evaluate(
+        """async () => {
+            const { listOf, el } = await import("./page/parts.js");
+            const box = document.createElement("ul");
+            const show = listOf(box, (name) => el("li", "", name), (item, i) => { item.title = String(i); });
+            const texts = () => [...box.children].map((item) => item.textContent + item.title);
+            show(["a", "a", "b", "a"]);
+            const first = texts();
+            show(["a", "b"]);
+            return [first, texts()];
+        }"""
+    )
+    assert texts == [["a0", "a1", "b2", "a3"], ["a0", "b1"]]

@@ -34,6 +34,8 @@ class ScriptedServer:
         self.heads: list[dict[str, str]] = []
         self.targets: list[str] = []
         self.is_ready = True
+        self.models: list[str] | None = None  # what it lists; None: it has no such list
+        self.key = ""  # without it, the list is refused
         self.is_silent = False  # it takes questions whether it is ready, and never answers
         self.status = 200
         self.kind = "application/json"
@@ -48,6 +50,9 @@ class ScriptedServer:
                 await asyncio.sleep(0.005)
             await JSONResponse({}, 200 if self.is_ready else 503)(scope, receive, send)
             return
+        if scope["path"] == "/v1/models":
+            await self._list(scope)(scope, receive, send)
+            return
         body = b""
         while True:
             message = await receive()
@@ -60,6 +65,13 @@ class ScriptedServer:
         self.raw.append(body)
         self.bodies.append(msgspec.json.decode(body) if body else None)
         await self._answer(scope, receive, send)
+
+    def _list(self, scope: Scope) -> JSONResponse:
+        if self.key and (b"authorization", f"Bearer {self.key}".encode()) not in scope["headers"]:
+            return JSONResponse({"error": {"message": "a key is needed"}}, 401)
+        if self.models is None:
+            return JSONResponse({}, 404)
+        return JSONResponse({"object": "list", "data": [{"id": name} for name in self.models]})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.pieces[0] is None:

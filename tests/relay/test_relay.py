@@ -272,7 +272,7 @@ def test_of_a_server_that_comes_back_no_prompt_is_taken_to_be_cached() -> None:
     async def come_back(url: str) -> None:
         pool = RelayPool("worker", [ServerAddress(url, "127.0.0.1")], "cache_aware", 10_000)
         await pool.look_again()
-        pool.choose(1, RoutedRequest(b"a prompt" * 100))
+        pool.choose(1, RoutedRequest(b"a prompt" * 100), pool.up)
         (books,) = pool.router.engines
         await pool.look_again()
         assert len(books.index) > 0
@@ -407,3 +407,76 @@ def test_servers_stand_side_by_side_and_prefill_servers_have_their_ports_behind_
 def test_servers_that_make_no_sense_are_refused(argv: tuple[str, ...], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         relay_servers(read(*argv))
+
+
+class DifferentModels:
+    """Two workers with a model each, the second also with an adapter, and the front."""
+
+    def __init__(self, stack: ExitStack, key: str = "") -> None:
+        self.workers = [ScriptedServer(), ScriptedServer()]
+        self.workers[0].models = ["a"]
+        self.workers[1].models = ["b", "b-adapter"]
+        for worker in self.workers:
+            worker.key = key
+        self.servers = stack.enter_context(serving(*self.workers))
+        self.url = stack.enter_context(staged(worker=self.servers)).url
+
+    def ask(self, headers: dict[str, str] | None = None, **body: object) -> httpx.Response:
+        url = self.url + "/v1/completions"
+        return httpx.post(url, json=BODY | body, headers=headers, timeout=HANG_S)
+
+    @property
+    def counts(self) -> list[int]:
+        return [len(worker.bodies) for worker in self.workers]
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+def test_requests_go_to_the_workers_that_have_their_model(key: str) -> None:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    with ExitStack() as stack:
+        front = DifferentModels(stack, key)
+        for model in ("a", "b", "b-adapter", "a"):
+            assert front.ask(headers, model=model).status_code == 200
+        assert front.counts == [2, 2]
+        listed = httpx.get(front.url + "/v1/models", headers=headers).json()
+        assert [card["id"] for card in listed["data"]] == ["a", "b", "b-adapter"]
+        if key:
+            assert httpx.get(front.url + "/v1/models").status_code == 401
+
+
+def test_a_model_that_no_worker_has_is_refused_with_the_list_of_models() -> None:
+    with ExitStack() as stack:
+        front = DifferentModels(stack)
+        answer = front.ask(model="c")
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "model_not_found"
+        assert "'c' does not exist; the servers have 'a', 'b', 'b-adapter'" in answer.text
+        unnamed = front.ask()
+        assert unnamed.status_code == 400
+        assert "different models; name one of 'a', 'b', 'b-adapter'" in unnamed.text
+        assert front.counts == [0, 0]
+        front.workers[0].models = ["a", "c"]  # an adapter is loaded
+        assert front.ask(model="c").status_code == 200
+        assert front.counts == [1, 0]
+
+
+def test_a_model_whose_only_worker_is_out_is_not_sent_to_another() -> None:
+    with ExitStack() as stack:
+        front = DifferentModels(stack)
+        assert front.ask(model="a").status_code == 200
+        front.servers[0].stop()
+        answer = front.ask(model="a")
+        assert answer.status_code == 503
+        assert "no server with the model 'a' is ready" in answer.text
+        assert front.counts == [1, 0]
+
+
+def test_workers_with_one_model_take_requests_that_name_none_or_an_unknown_one() -> None:
+    with ExitStack() as stack:
+        front = DifferentModels(stack)
+        front.workers[1].models = ["a", "an-adapter"]
+        assert front.ask().status_code == 200
+        assert front.ask(model="of the server's own rules").status_code == 200
+        assert front.ask(model="an-adapter").status_code == 200
+        assert sum(front.counts) == 3
+        assert {"model": "an-adapter"}.items() <= front.workers[1].bodies[-1].items()

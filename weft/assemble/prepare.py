@@ -23,6 +23,7 @@ from weft.config.generation import FILE, sampling_defaults
 from weft.config.kv_transfer import with_kv_transfer_config
 from weft.config.machine import Machine, probe
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError, UnsupportedModel, own_code
+from weft.config.numbers import counted
 from weft.config.options import SettingsError
 from weft.config.parallel import num_ranks
 from weft.config.quantized import check_method
@@ -52,6 +53,17 @@ class Prepared(NamedTuple):
     sampling: SamplingParams  # defaults for requests that do not set their own
     draft: DraftModel | None = None  # None: no draft model
     gpu_uuid: str = ""  # of the GPU that computes; "": none, or it is not known
+
+
+def _warn_of_threads(config: EngineConfig, machine: Machine) -> None:
+    num_processes = max(num_ranks(config) // config.nnodes, 1)
+    wanted = config.threads * num_processes
+    if config.device == "cpu" and wanted > machine.cores:
+        log.warning(
+            f"--threads {config.threads} makes {counted(wanted, 'thread')} on "
+            f"{counted(machine.cores, 'core')}: threads that wait for each other make every step "
+            "slower; 0 takes the right number"
+        )
 
 
 def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
@@ -84,6 +96,7 @@ def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
     if draft is not None:
         config = replace(config, draft_model=str(draft.folder))
     resolved = resolve(config, model, machine, None if draft is None else draft.model)
+    _warn_of_threads(resolved.config, machine)
     if machine.has_gpu_fault and config.device == "auto":
         log.warning(f"the CPU computes: {machine.no_gpu_reason}")
     pooling = kept_as(resolved.config, model).pooling

@@ -110,7 +110,13 @@ class BatchingOptions:
         low=1,
         high=99,
     )
-    json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
+    json: str = option(
+        "",
+        "file for the figures as JSON",
+        group="bench",
+        everyday=True,
+        judge="weft.config.outputs:wrong_file",
+    )
 
 
 class BatchingWorkload(NamedTuple):

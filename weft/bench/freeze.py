@@ -58,7 +58,13 @@ class FreezeOptions:
     )
     at_once: int = option(2, "of them at a time", group="bench", everyday=True, low=1)
     rounds: int = option(2, "runs of each variant, in turns", group="bench", everyday=True, low=1)
-    json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
+    json: str = option(
+        "",
+        "file for the figures as JSON",
+        group="bench",
+        everyday=True,
+        judge="weft.config.outputs:wrong_file",
+    )
 
 
 class FreezeLoad(NamedTuple):

@@ -67,7 +67,13 @@ class GrammarOptions:
         everyday=True,
         low=1,
     )
-    json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
+    json: str = option(
+        "",
+        "file for the figures as JSON",
+        group="bench",
+        everyday=True,
+        judge="weft.config.outputs:wrong_file",
+    )
 
 
 class GrammarRun(NamedTuple):

@@ -42,9 +42,19 @@ class OfflineOptions:
         low=1,
     )
     trace: str = option(
-        "", "file for the work and the time of each step (CSV)", group="bench", everyday=True
+        "",
+        "file for the work and the time of each step (CSV)",
+        group="bench",
+        everyday=True,
+        judge="weft.config.outputs:wrong_file",
     )
-    json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
+    json: str = option(
+        "",
+        "file for the figures as JSON",
+        group="bench",
+        everyday=True,
+        judge="weft.config.outputs:wrong_file",
+    )
 
 
 class StreamLoad(NamedTuple):

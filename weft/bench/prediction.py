@@ -31,7 +31,13 @@ CALIBRATION: list[list[tuple[int, int]]] = [
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionOptions:
-    json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
+    json: str = option(
+        "",
+        "file for the figures as JSON",
+        group="bench",
+        everyday=True,
+        judge="weft.config.outputs:wrong_file",
+    )
     trace: str = option(
         "",
         "file for the work and the time of each step of the run (CSV)",

@@ -54,7 +54,13 @@ class QualityOptions:
         32, "how many texts of the standard library are read", group="bench", everyday=True, low=2
     )
     text_len: int = option(512, "tokens of each", group="bench", low=2)
-    json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
+    json: str = option(
+        "",
+        "file for the figures as JSON",
+        group="bench",
+        everyday=True,
+        judge="weft.config.outputs:wrong_file",
+    )
 
 
 class Quality(NamedTuple):

@@ -71,7 +71,13 @@ class SchedulerBenchOptions:
         group="bench",
         everyday=True,
     )
-    json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
+    json: str = option(
+        "",
+        "file for the figures as JSON",
+        group="bench",
+        everyday=True,
+        judge="weft.config.outputs:wrong_file",
+    )
 
 
 def bench_scheduler(settings: Settings) -> int:

@@ -66,7 +66,13 @@ class ServingOptions:
         0, "of the prompts; prompts of different seeds share no prefix", group="bench"
     )
     api_key: str = option("", "key of the server", group="bench", everyday=True)
-    json: str = option("", "file for the figures as JSON", group="bench", everyday=True)
+    json: str = option(
+        "",
+        "file for the figures as JSON",
+        group="bench",
+        everyday=True,
+        judge="weft.config.outputs:wrong_file",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

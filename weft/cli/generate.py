@@ -13,6 +13,9 @@ command line. Each line gives one output line
 
 in the order in which completions end; "index" is the index of the input line. A line that cannot be
 run gives an output line with "error".
+
+A file of completions is never emptied by accident: it is opened only when the model is ready, and
+one that already has content is refused unless --overwrite is given.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from weft.config.engine import EngineConfig
@@ -56,6 +60,13 @@ class GenerateOptions:
     output: str = option(
         "",
         "file for the completions; standard output if not given",
+        group="generate",
+        everyday=True,
+        judge="weft.config.outputs:wrong_file",
+    )
+    overwrite: bool = option(
+        False,
+        "replace the file of --output if it has content; else it is refused",
         group="generate",
         everyday=True,
     )
@@ -136,16 +147,35 @@ def generate(argv: Sequence[str]) -> int:
     if bool(options.prompt) == bool(options.input):
         raise SettingsError("give either --prompt TEXT or --input FILE")
 
+    _check_output(options)
+
     from weft.llm import LLM
 
     with ExitStack() as stack:
         source = _open(options.input, "r", stack)
-        target = _open(options.output, "w", stack)
         llm = LLM.of(settings.make(EngineConfig))
         params = params_of(settings, llm.default_params)
+        _check_output(options)  # loading takes long: another run may have written meanwhile
+        target = _open(options.output, "w", stack)
         if options.prompt:
             return _complete_one(llm, options, params, target)
         return _complete_lines(llm, source, target, params)
+
+
+def _check_output(options: GenerateOptions) -> None:
+    """Raises SettingsError if writing the file of --output would lose what it has."""
+    path = Path(options.output)
+    if not path.is_file():  # standard output, absent, or a device or a pipe: nothing can be lost
+        return
+    source = Path(options.input)
+    if options.input not in ("", "-") and source.exists() and path.samefile(source):
+        raise SettingsError(f"--input and --output are the same file, {path}")
+    size = path.stat().st_size
+    if size and not options.overwrite:
+        raise SettingsError(
+            f"{path} already has {size:,} bytes; --overwrite replaces them, another --output "
+            "keeps them"
+        )
 
 
 def _open(name: str, mode: str, stack: ExitStack) -> IO[str]:

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
+from weft.config.environment import warn_of_variables
 from weft.config.model import ModelError
 from weft.config.options import SettingsError, did_you_mean
 
@@ -52,6 +53,24 @@ VERBS = {
     "version": ("weft.cli.main:version", "print the version"),
 }
 
+# What users of other engines type -> what weft has in its place.
+ELSEWHERE = {
+    "pull": "weft serve ORG/MODEL fetches a model when it starts",
+    "list": "weft doctor MODEL tells about a model; GET /v1/models of a server lists its own",
+    "ls": "weft doctor MODEL tells about a model; GET /v1/models of a server lists its own",
+    "run": "weft chat MODEL chats, weft generate completes, weft serve MODEL serves",
+    "ps": "weft ctl requests shows what a server runs",
+    "stop": "Ctrl-C or SIGTERM stops weft serve; weft ctl abort ends requests",
+    "show": "weft doctor MODEL tells about a model",
+    "rm": "models of the hub are in its own cache: hf cache rm",
+    "start": "weft serve starts a server",
+    "launch": "weft serve starts a server",
+    "server": "weft serve starts a server",
+    "complete": "weft generate completes prompts",
+    "run-batch": "weft generate --input FILE completes the prompts of a file",
+    "logs": "weft serve writes its log to standard error",
+}
+
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -67,10 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return version([])
     try:
         if words[0] not in VERBS:
-            raise SettingsError(
-                f"there is no command {words[0]!r}{did_you_mean(words[0], VERBS)} (weft --help "
-                "lists them)"
-            )
+            raise SettingsError(_no_verb(words[0]))
+        warn_of_variables(os.environ)
         return _verb(words[0])(words[1:])
     except (SettingsError, ModelError) as exc:
         if _wants_traceback(words):
@@ -89,6 +106,13 @@ def version(argv: Sequence[str]) -> int:
 
     print(f"weft {__version__}")
     return 0
+
+
+def _no_verb(word: str) -> str:
+    hint = did_you_mean(word, VERBS)
+    if word in ELSEWHERE:
+        hint = f": {ELSEWHERE[word]}"
+    return f"there is no command {word!r}{hint} (weft --help lists them)"
 
 
 def _verb(name: str) -> Callable[[Sequence[str]], int]:

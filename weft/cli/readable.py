@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,9 +46,10 @@ def _is_flat(value: Any) -> bool:
 
 
 def _columns(rows: list[JsonObject], indent: str) -> Iterator[str]:
-    names: dict[str, None] = {}  # of all rows, in order of appearance
+    # Of all rows, in order of appearance; columns without a single value are left out.
+    names: dict[str, None] = {}
     for row in rows:
-        names |= dict.fromkeys(row)
+        names |= dict.fromkeys(name for name, value in row.items() if value not in (None, ""))
 
     def cells_of(row: JsonObject) -> list[str]:
         return [_plain(row.get(name)) for name in names]
@@ -59,6 +61,13 @@ def _columns(rows: list[JsonObject], indent: str) -> Iterator[str]:
         yield indent + "  ".join(cells).rstrip()
 
 
+def _number(value: float) -> str:
+    """A number as people read it: at most three decimals, or four digits below 1."""
+    if abs(value) < 1 or not math.isfinite(value):
+        return f"{value:.4g}"
+    return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
 def _plain(value: Any) -> str:
     match value:
         case None:
@@ -66,5 +75,5 @@ def _plain(value: Any) -> str:
         case bool():
             return "yes" if value else "no"
         case float():
-            return f"{value:.12g}"
+            return _number(value)
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(value))

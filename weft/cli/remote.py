@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
+import time
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from typing import Any
@@ -19,6 +21,8 @@ from weft.json_types import JsonObject
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 600.0
+LOADING_TIMEOUT_S = 600.0
+LOOK_AGAIN_S = 0.5
 EVENT = b"data: "
 
 
@@ -82,16 +86,38 @@ class RemoteChatBackend:
                 raise ChatError(message) from exc
 
     def _model(self) -> str:
-        """The first model of the server. Raises SettingsError."""
+        """The first model of the server, which is waited for while it loads. Raises
+        SettingsError."""
+        deadline_s = time.monotonic() + LOADING_TIMEOUT_S
+        has_told = False
+        while True:
+            name = self._model_now()
+            if name:
+                return name
+            if time.monotonic() > deadline_s:
+                raise SettingsError(f"{self._server.address} is not ready yet")
+            if not has_told:
+                print(f"{self._server.address} is not ready yet; waiting", file=sys.stderr)
+                has_told = True
+            time.sleep(LOOK_AGAIN_S)
+
+    def _model_now(self) -> str:
+        """The first model of the server; "" while it loads. Raises SettingsError."""
         address = self._server.address
         path = f"{self._path}/models"
         with closing(self._server.connect(CONNECT_TIMEOUT_S)) as connection:
             try:
                 connection.request("GET", path, headers=self._server.headers)
                 response = connection.getresponse()
-                if response.status != 200:
+                if response.status == 503:
+                    return ""
+                if response.status in (401, 403):
                     raise SettingsError(f"{address} refuses access: {error_of(response)}")
+                if response.status != 200:
+                    raise SettingsError(f"{address} lists no model: {error_of(response)}")
                 return str(json.load(response)["data"][0]["id"])
+            except SettingsError:  # a ValueError, too
+                raise
             except OSError as exc:
                 raise self._server.missing(exc) from exc
             except (http.client.HTTPException, ValueError, LookupError, TypeError) as exc:

@@ -156,7 +156,13 @@ class SimOptions:
         everyday=True,
         low=0.0,
     )
-    json: str = option("", "file for the figures as JSON", group="sim", everyday=True)
+    json: str = option(
+        "",
+        "file for the figures as JSON",
+        group="sim",
+        everyday=True,
+        judge="weft.config.outputs:wrong_file",
+    )
     page: bool = option(
         False,
         "show the run in the browser, step by step (docs/guides/page.md)",
@@ -172,7 +178,11 @@ class SimOptions:
         high=65535,
     )
     plot: str = option(
-        "", "file for curves (PNG, SVG, PDF); needs matplotlib", group="sim", everyday=True
+        "",
+        "file for curves (PNG, SVG, PDF); needs matplotlib",
+        group="sim",
+        everyday=True,
+        judge="weft.config.outputs:wrong_picture",
     )
     ranges: bool = option(
         True,

@@ -280,7 +280,11 @@ def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
 
 
 def size(num_bytes: float) -> str:
-    """A number of bytes as a text: 16.4 GB, 512 MB, 4 kB."""
+    """A number of bytes as a text: 3.1 PB, 2.0 TB, 16.4 GB, 512 MB, 4 kB."""
+    if num_bytes >= 1e15:
+        return f"{num_bytes / 1e15:,.1f} PB"
+    if num_bytes >= 1e12:
+        return f"{num_bytes / 1e12:.1f} TB"
     if num_bytes >= GB:
         return f"{num_bytes / GB:.1f} GB"
     if num_bytes >= 1e6:

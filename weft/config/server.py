@@ -221,7 +221,7 @@ class ServerConfig:
     )
     otlp_endpoint: str = option(
         "",
-        "address for traces (OTLP over HTTP, http://127.0.0.1:4318/v1/traces); needs weft[trace]",
+        "address for traces (OTLP over HTTP, http://127.0.0.1:4318/v1/traces); needs OpenTelemetry",
         group="server",
         elsewhere=("otlp_traces_endpoint",),
     )

@@ -13,7 +13,7 @@ from weft.grammar.protocol import Compiler
 # Name of the library's module: (class of the compiler, what to install)
 BACKENDS = {
     "llguidance": ("weft.grammar.llg:LlgCompiler", "llguidance"),
-    "xgrammar": ("weft.grammar.xgr:XgrCompiler", "weft[xgrammar]"),
+    "xgrammar": ("weft.grammar.xgr:XgrCompiler", "xgrammar"),
 }
 
 

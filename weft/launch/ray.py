@@ -4,7 +4,8 @@ weft's ASGI application.
     serve run weft.launch.ray:build model=Qwen/Qwen3-0.6B num_replicas=2 threads=4
 
 Ray starts, watches, scales and replaces the replicas. With `nnodes`, the model of a replica is on
-several machines (`ray_nodes.py`). Needs `pip install weft[ray]`; nothing else in weft imports Ray.
+several machines (`ray_nodes.py`). Needs `pip install "ray[serve]"`; nothing else in weft imports
+Ray.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ def make_tracer(endpoint: str, model_name: str) -> Tracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as exc:
         raise SettingsError(
-            "--otlp-endpoint needs the extra weft[trace]: pip install 'weft[trace]'"
+            "--otlp-endpoint needs OpenTelemetry: pip install opentelemetry-sdk "
+            "opentelemetry-exporter-otlp-proto-http"
         ) from exc
     return OtelTracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)), model_name)
 

@@ -59,6 +59,14 @@ class SeenBody(NamedTuple):
         return path in HANDED and is_long and not self.asks(*COMPUTED_THERE)
 
     @property
+    def model(self) -> str:
+        """The model that the body names; "" if it names none."""
+        try:
+            return msgspec.json.decode(self.fields.get("model", b'""'), type=str)
+        except msgspec.DecodeError:
+            return ""
+
+    @property
     def session(self) -> str:
         """The id of the session that the body names; "" if it names none."""
         named = self.fields.get("session_params")

@@ -22,13 +22,15 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from weft.config.limits import Limits
+from weft.json_types import JsonObject
 from weft.observe import request_context
 from weft.observe.log import EventLog
 from weft.relay.body import SeenBody, for_decode, for_prefill, look_at, new_room, with_session
 from weft.relay.connection import Headers, NotReached, RelayedAnswer, ServerGone
 from weft.relay.metrics import RelayMetrics
+from weft.relay.models import ANY_MODEL, LISTS, ONE_MODEL, ask_list, merged
 from weft.relay.pool import RelayPool, RelayServer
-from weft.server.body import read_body
+from weft.server.body import json_bytes, read_body
 from weft.server.errors import ApiError, error_json
 
 # Headers that belong to one connection, and are not forwarded.
@@ -53,6 +55,19 @@ class Destination(NamedTuple):
     path: str
     seen: SeenBody
     bound_to: str  # requests with the same text here go to the same server; "": to any server
+
+    @property
+    def model(self) -> str:
+        """The model that the request names; "" if it names none."""
+        if self.path.startswith(ONE_MODEL):
+            return self.path.removeprefix(ONE_MODEL)
+        return self.seen.model
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the answer depends on the server's model."""
+        named = self.model not in ANY_MODEL
+        return named or (bool(self.seen.fields) and not self.bound_to)
 
 
 class Forwarder:
@@ -101,6 +116,9 @@ class Forwarder:
         elif path.startswith(RESPONSES):
             bound_to = _sender(scope)  # responses are stored on one server
         where = Destination(path, seen, bound_to)
+        if path in LISTS and len(self._targets.up) > 1:
+            await self._list_models(scope, send)
+            return
         if self._prefill is not None and seen.may_be_handed(path):
             body = await self._with_prompt(scope, self._prefill, where, body)
         await self._answer_through(scope, where, body, send)
@@ -116,9 +134,11 @@ class Forwarder:
         room = new_room()
         reason = "no_server"
         why = "none is ready"
+        await pool.learn_models(_headers(scope))
         while True:
             id = next(self._ids)
-            server = pool.choose(id, where.seen.routed)
+            up = pool.models.ranks(where.model, pool.up)
+            server = pool.choose(id, where.seen.routed, up)
             if server is None:
                 break
             try:
@@ -165,7 +185,8 @@ class Forwarder:
         has_looked = False
         while True:
             id = next(self._ids)
-            server = pool.choose(id, where.seen.routed, where.bound_to)
+            up = await self._having_model(scope, where)
+            server = pool.choose(id, where.seen.routed, up, where.bound_to)
             if server is None and not has_looked:
                 has_looked = True
                 await pool.look_again()
@@ -179,6 +200,38 @@ class Forwarder:
                 server.set_state(f"{exc}")
             finally:
                 pool.router.ended(id)
+
+    async def _having_model(self, scope: Scope, where: Destination) -> list[int]:
+        """The ready servers that may have the model of a request. Raises `ApiError` if there are
+        ready ones, and none has it."""
+        pool = self._targets
+        up = pool.up
+        if len(pool.servers) < 2 or not where.needs_model or not up:
+            return up
+        await pool.learn_models(_headers(scope))
+        found = pool.models.ranks(where.model, pool.up)
+        if not found and where.model not in ANY_MODEL:
+            await pool.learn_models(_headers(scope), again=True)  # an adapter may have been loaded
+            found = pool.models.ranks(where.model, pool.up)
+        if not found and pool.up:
+            raise pool.models.none(where.model)
+        return found
+
+    async def _list_models(self, scope: Scope, send: Send) -> None:
+        """Answer with the models of all servers. Raises `ApiError` if none lists any."""
+        pool = self._targets
+        headers = _headers(scope)
+        target = _target(scope)
+        asked = [ask_list(pool.servers[rank].lines, target, headers) for rank in pool.up]
+        answers = await asyncio.gather(*asked)
+        found = [answer for status, answer in answers if status == 200]
+        if found:
+            await _send_json(send, 200, merged(scope["path"], found))
+            return
+        status, answer = max(answers, key=lambda one: one[0])
+        if not status:
+            raise _no_server(pool)
+        await _send_json(send, status, answer)
 
     async def _answer_of(
         self, server: RelayServer, id: int, scope: Scope, body: bytes, send: Send
@@ -220,6 +273,12 @@ class Forwarder:
             await _break_off(scope, send, is_stream)
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_json(send: Send, status: int, answer: JsonObject) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json_bytes(answer)})
 
 
 async def _break_off(scope: Scope, send: Send, is_stream: bool) -> None:

@@ -13,7 +13,8 @@ from hashlib import blake2b
 
 from weft.config.relay import ServerAddress
 from weft.observe.log import EventLog
-from weft.relay.connection import ServerGone, ServerLines
+from weft.relay.connection import Headers, ServerGone, ServerLines
+from weft.relay.models import ModelNames, ask_names
 from weft.route.policy import EngineRouter, RoutedRequest
 
 PROBE_TIMEOUT_S = 5.0
@@ -84,19 +85,38 @@ class RelayPool:
         self.role = role
         self.servers = [RelayServer(address, rank) for rank, address in enumerate(addresses)]
         self.router = EngineRouter(method, max(len(self.servers), 1), kv_tokens)
+        self.models = ModelNames()
         self._second_look: asyncio.Task[None] | None = None
 
     @property
     def num_up(self) -> int:
         return sum(server.is_up for server in self.servers)
 
-    def choose(self, id: int, request: RoutedRequest, bound_to: str = "") -> RelayServer | None:
-        """Choose a server for a request, and record the request in the router; the caller must call
-        `router.ended`. None if no server is ready.
+    @property
+    def up(self) -> list[int]:
+        """The servers that get requests."""
+        return [server.rank for server in self.servers if server.is_up]
+
+    async def learn_models(self, headers: Headers, *, again: bool = False) -> None:
+        """Ask the servers whose models are not known, or all `again`, as the client with these
+        headers. Does nothing if there is no choice between servers."""
+        asked = [self.servers[rank] for rank in self.up if again or not self.models.knows(rank)]
+        if len(self.servers) > 1 and asked:
+            await asyncio.gather(*(self._learn(server, headers) for server in asked))
+
+    async def _learn(self, server: RelayServer, headers: Headers) -> None:
+        names = await ask_names(server.lines, headers)
+        if names is not None and server.is_up:
+            self.models.learn(server.rank, names)
+
+    def choose(
+        self, id: int, request: RoutedRequest, up: Sequence[int], bound_to: str = ""
+    ) -> RelayServer | None:
+        """Choose one of the servers `up` for a request, and record the request in the router; the
+        caller must call `router.ended`. None if there is none.
 
         `bound_to`: requests with the same text go to the same server, as long as it is ready.
         """
-        up = [server.rank for server in self.servers if server.is_up]
         if not up:
             return None
         if bound_to:
@@ -126,8 +146,9 @@ class RelayPool:
     async def _ask(self, server: RelayServer, *, counts: bool) -> None:
         was_up = server.is_up
         await server.probe(counts=counts)
-        if server.is_up and not was_up:
-            self.router.forget_cache(server.rank)  # the server may have restarted
+        if server.is_up and not was_up:  # the server may have restarted
+            self.router.forget_cache(server.rank)
+            self.models.forget(server.rank)
 
     async def watch(self, interval_s: float) -> None:
         """Probe all servers every `interval_s` seconds, for ever."""

@@ -20,7 +20,7 @@ def plot(name: str, labels: Sequence[str], records: Sequence[Record]) -> None:
     try:
         from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
     except ImportError as exc:
-        raise SettingsError("--plot needs matplotlib: pip install 'weft[bench]'") from exc
+        raise SettingsError("--plot needs matplotlib: pip install matplotlib") from exc
     figure = Figure(figsize=(12, 4), layout="constrained")
     all_axes = figure.subplots(1, len(TITLES))
     for axes, title in zip(all_axes, TITLES, strict=True):

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.config.model import BadCheckpoint, ModelNotFound
+from weft.config.options import did_you_mean
+from weft.executor.weights import hub
 from weft.executor.weights.gguf import files as gguf_files
 from weft.executor.weights.known import default_model, known_model, known_names
 
@@ -58,19 +60,49 @@ def local_folder(model: str, revision: str = "", patterns: Sequence[str] = HUB_F
             "or a GGUF file"
         )
     if not _is_id(model):
-        message = f"there is no folder {model}"
-        if "/" not in model:
-            names = ", ".join(known_names())
-            message += (
-                f"; names without a folder are ORG/MODEL on the Hugging Face hub, and {names}"
-            )
-        raise ModelNotFound(message)
+        raise ModelNotFound(_no_such(model))
     return _download(model, revision, patterns)
+
+
+def _no_such(model: str) -> str:
+    """The error for a name that is neither here nor can be an id on the hub."""
+    name, _, kind = model.partition(":")
+    path = Path(name).expanduser()
+    if name.endswith(gguf_files.ENDING):
+        message = f"there is no file {model}"
+        if path.is_file():
+            return f"{message}; a file is named without a type: {name}"
+    elif kind and "/" not in name:
+        message = (
+            f"there is no model {model}; a type of weights is named for a repository on the "
+            f"Hugging Face hub, as ORG/MODEL-GGUF:{kind}"
+        )
+    else:
+        message = f"there is no folder {model}"
+    near = did_you_mean(path.name, _beside(path))
+    if "/" in model:
+        return message + near
+    names = known_names()
+    near = near or did_you_mean(name.lower(), [known.lower() for known in names])
+    return (
+        f"{message}{near}; names without a folder are ORG/MODEL on the Hugging Face hub, and "
+        f"{', '.join(names)}"
+    )
+
+
+def _beside(path: Path) -> list[str]:
+    """The names in the folder of a path; empty if there is no such folder."""
+    try:
+        return [one.name for one in path.parent.iterdir()]
+    except OSError:
+        return []
 
 
 def _is_id(model: str) -> bool:
     """Whether `model` can be an id on the hub."""
-    return not model.startswith(("/", ".", "~")) and model.count("/") == 1
+    if model.startswith(("/", ".", "~")) or model.count("/") != 1:
+        return False
+    return not model.partition(":")[0].endswith((gguf_files.ENDING, ".safetensors"))
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -116,9 +148,16 @@ def _download_gguf(model: str, kind: str, revision: str) -> Path:
 
 
 def _download(model: str, revision: str, patterns: Sequence[str] = HUB_FILES) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
+    unreachable = ""
+    if not hub.is_offline():
+        unreachable = hub.why_unreachable(constants.ENDPOINT)
     try:
         return Path(
             snapshot_download(
@@ -126,10 +165,25 @@ def _download(model: str, revision: str, patterns: Sequence[str] = HUB_FILES) ->
                 revision=revision or None,
                 allow_patterns=list(patterns),
                 ignore_patterns=list(COPIES),
+                local_files_only=bool(unreachable) or hub.is_offline(),
             )
         )
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as exc:
-        reason = next(iter(str(exc).strip().splitlines()), type(exc).__name__)
+    except LocalEntryNotFoundError as exc:
+        reason = _first_line(exc)
+        if unreachable:
+            reason = f"there is no connection ({unreachable})"
+        elif hub.is_offline():
+            reason = "HF_HUB_OFFLINE is set"
         raise ModelNotFound(
-            f"{model} is not a folder here, and could not be fetched from the hub: {reason}"
+            f"{model} is not a folder here, is not in the cache of the hub "
+            f"({constants.HF_HUB_CACHE}), and could not be fetched from the hub: {reason}"
         ) from exc
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as exc:
+        raise ModelNotFound(
+            f"{model} is not a folder here, and could not be fetched from the hub: "
+            f"{_first_line(exc)}"
+        ) from exc
+
+
+def _first_line(exc: Exception) -> str:
+    return next(iter(str(exc).strip().splitlines()), type(exc).__name__)

@@ -18,7 +18,7 @@ from weft.json_types import JsonMapping
 PACKAGE = "transformers"
 LEAST_VERSION = (5, 23)
 NEXT_VERSION = 6
-INSTALL = "pip install 'weft[transformers]'"
+INSTALL = "pip install 'transformers>=5.23,<6'"
 # Types of layers whose tokens attend to K and V in pages.
 LAYER_TYPES = ("full_attention", "sliding_attention")
 # Keys of a `config.json` that do not describe the model.

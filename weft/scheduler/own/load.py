@@ -43,7 +43,15 @@ def load_own(name: str) -> type[Policy]:
 
 def _of_module(name: str) -> object:
     module_name, _, class_name = name.partition(COLON)
-    module = importlib.import_module(module_name.strip())
+    try:
+        module = importlib.import_module(module_name.strip())
+    except ModuleNotFoundError as exc:
+        if exc.name and module_name.strip().startswith(exc.name):
+            raise NoOwnPolicy(
+                f"it could not be loaded: there is no module {exc.name!r} where Python looks for "
+                "modules; PYTHONPATH=FOLDER adds the folder of its file (PYTHONPATH=. for this one)"
+            ) from exc
+        raise
     kind = getattr(module, class_name.strip(), None)
     if kind is None:
         raise NoOwnPolicy(f"{module_name} has no {class_name!r}")

@@ -72,7 +72,7 @@ def _by_soundfile(raw: bytes, format: str, max_seconds: float) -> Sound:
     except (ImportError, OSError):  # OSError: the C library is missing
         raise ValueError(
             f"the sound is {format}, and this server reads only WAV: the package soundfile is "
-            "not installed (pip install 'weft[audio]')"
+            "not installed (pip install soundfile)"
         ) from None
     try:
         with soundfile.SoundFile(io.BytesIO(raw)) as file:

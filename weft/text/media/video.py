@@ -59,7 +59,7 @@ def decode_video(
     except (ImportError, OSError):  # OSError: a C library is missing
         raise MediaError(
             "it is an MP4, MOV, WebM or Matroska video, and this server reads only animations "
-            "and frames: the package av is not installed (pip install 'weft[video]')"
+            "and frames: the package av is not installed (pip install av)"
         ) from None
     try:
         times = _times(av, data, format, limits)

@@ -99,11 +99,12 @@ function send() {
 	log.querySelector(".none")?.remove();
 	const box = el("div", "it busy");
 	log.append(el("div", "me", ...shots(), said), box);
+	const sent = { said, pictures };
 	text.value = "";
 	pictures = [];
 	showPictures();
 	const rid = "page-" + crypto.getRandomValues(new Uint32Array(2)).join("-");
-	run(asked, { rid, box, text: "", thought: "", began: performance.now() });
+	run(asked, { rid, box, sent, text: "", thought: "", began: performance.now() });
 }
 
 async function run(asked, turn) {
@@ -131,6 +132,7 @@ async function run(asked, turn) {
 function piece(turn, { error, usage, choices }) {
 	if (error) throw new Error(error.message);
 	if (usage) turn.usage = usage;
+	turn.end = choices?.[0]?.finish_reason || turn.end;
 	const delta = choices?.[0]?.delta || {};
 	const thought = delta.reasoning_content || delta.reasoning || "";
 	const content = delta.content || "";
@@ -165,12 +167,24 @@ function finish(turn, failed) {
 	}
 	if (turn.text) messages.push({ role: "assistant", content: turn.text });
 	else messages.pop();
+	if (failed && !turn.text) giveBack(turn.sent);
 	box.append(el("div", "after", summary(turn, failed), button("Story", () => story.open(turn.rid)), ...story.copies(turn.rid)));
 	follow();
 }
 
-function summary({ usage, first, began }, failed) {
-	const words = [failed === "stopped" && failed];
+// Why an answer is not whole, by its finish reason.
+const CUT = { length: "cut at the largest number of tokens", content_filter: "cut by a filter", abort: "ended by the server", error: "ended by an error" };
+
+// What was sent in vain can be sent again, unless the user has begun something else.
+function giveBack({ said, pictures: sent }) {
+	if (text.value || pictures.length) return;
+	text.value = said;
+	pictures = sent;
+	showPictures();
+}
+
+function summary({ usage, first, began, end }, failed) {
+	const words = [failed === "stopped" && failed, !failed && CUT[end]];
 	if (usage) {
 		const cached = usage.prompt_tokens_details?.cached_tokens;
 		const seconds = (performance.now() - first) / 1000;

@@ -4,6 +4,7 @@ import { check, headers } from "./parts.js";
 
 const FIRST_MS = 400;
 const LAST_MS = 5000;
+const LOADS_MS = 2000; // a server that takes the question, and has not answered for so long, loads
 
 // The events of an answer: [name, data as text].
 export async function* events(answer) {
@@ -49,7 +50,9 @@ async function run() {
 	stop = new AbortController();
 	const signal = stop.signal;
 	for (;;) {
-		const words = await follow(signal).then(() => "the stream has ended", () => "no server: connecting again");
+		const loads = setTimeout(() => on.state("wait", "the server loads its model"), LOADS_MS);
+		const words = await follow(signal, loads).then(() => "the stream has ended", reason);
+		clearTimeout(loads);
 		if (signal.aborted || isClosed) break;
 		on.state("away", words);
 		await new Promise((done) => setTimeout(done, pause));
@@ -59,8 +62,12 @@ async function run() {
 	if (signal.aborted && !document.hidden) look();
 }
 
-async function follow(signal) {
+// A server that answers with an error says why; a failed connection has only the browser's words.
+const reason = (error) => error.name === "Error" ? error.message : "no server: connecting again";
+
+async function follow(signal, loads) {
 	const answer = await fetch("events", { headers: headers("admin"), signal, cache: "no-store" });
+	clearTimeout(loads);
 	if (answer.status === 401 || answer.status === 403) {
 		isClosed = true;
 		await check(answer).catch((error) => on.refused(error.message));

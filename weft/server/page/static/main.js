@@ -72,6 +72,7 @@ function say(stats) {
 
 function state(kind, words) {
 	$("dot").className = kind;
+	$("main").dataset.state = kind; // an old picture is dimmed
 	tell("state", words);
 }
 
@@ -119,8 +120,8 @@ function introduce(facts) {
 function pause() {
 	isPaused = !isPaused;
 	$("pause").ariaPressed = isPaused;
-	tell("pause", isPaused ? "Go on" : "Pause");
-	if (isPaused) state("wait", "picture stopped");
+	tell("pause", isPaused ? "Follow" : "Hold view");
+	if (isPaused) state("wait", "view held, the engine goes on");
 }
 
 function paint() {
@@ -133,6 +134,7 @@ function tab(name) {
 	for (const one of ["engine", "chat"]) $("tab-" + one).ariaPressed = one === name;
 }
 
+const phone = matchMedia("(width < 861px)");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 dark.addEventListener("change", paint);
 on("theme", "click", () => {
@@ -171,6 +173,7 @@ async function play() {
 }
 
 function watch() {
+	if (phone.matches) tab("chat");
 	feed.open(handlers);
 	document.addEventListener("visibilitychange", feed.look);
 	on("gate-form", "submit", (event) => {

@@ -37,19 +37,24 @@ export function bar(box, shares) {
 
 const percent = (share) => (100 * share).toFixed(2) + "%";
 
-// A list with an element per name; removes those of absent names.
+// A list with an element per name, also for names that come several times; removes those of absent names.
 export function listOf(box, make, fill, none) {
 	const shown = new Map();
 	return (names) => {
 		box.querySelector(".none")?.remove();
+		const kept = new Set();
+		const times = new Map();
 		names.forEach((name, i) => {
-			if (!shown.has(name)) {
-				shown.set(name, make(name));
-				box.append(shown.get(name));
+			const time = times.get(name) || 0;
+			times.set(name, time + 1);
+			const key = time ? `${name}\n${time}` : name;
+			kept.add(key);
+			if (!shown.has(key)) {
+				shown.set(key, make(name));
+				box.append(shown.get(key));
 			}
-			fill(shown.get(name), i, name);
+			fill(shown.get(key), i, name);
 		});
-		const kept = new Set(names);
 		for (const [name, one] of shown) {
 			if (kept.has(name)) continue;
 			one.remove();

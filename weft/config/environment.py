@@ -1,0 +1,99 @@
+"""Names the environment variables WEFT_... that no command reads: a misspelt setting must not be
+silent. It does not read their values for any setting.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+
+from weft.config.options import ENV_PREFIX, did_you_mean, options_of
+
+# Variables that are not options of a command.
+OTHERS = (
+    "WEFT_CACHE",
+    "WEFT_CONFIG",
+    "WEFT_DEFAULT_MODEL",
+    "WEFT_DIST_SECRET",
+    "WEFT_HANDOFF_SECRET",
+    "WEFT_API_KEY",
+    "WEFT_ADMIN_API_KEY",
+    "WEFT_ISA",
+    "WEFT_PYTHON",
+    "WEFT_URL",
+)
+# The settings of all commands; those that import the least come first.
+CONFIGS = (
+    "weft.config.engine:EngineConfig",
+    "weft.config.server:ServerConfig",
+    "weft.config.limits:Limits",
+    "weft.config.relay:RelayConfig",
+    "weft.cli.generate:GenerateOptions",
+    "weft.cli.generate:SamplingOptions",
+    "weft.cli.chat:ChatOptions",
+)
+# Commands with many more settings, whose modules take long to import: their own variables are known
+# by the name of the setting.
+MODULES = (
+    "weft.bench.batching",
+    "weft.bench.freeze",
+    "weft.bench.grammar",
+    "weft.bench.offline",
+    "weft.bench.prediction",
+    "weft.bench.quality",
+    "weft.bench.scheduler",
+    "weft.bench.serving",
+    "weft.bench.shape",
+    "weft.cli.replay",
+    "weft.cli.sim",
+    "weft.sim.synthetic",
+)
+# Kubernetes sets these for each service whose name begins with "weft".
+OF_SERVICES = re.compile(
+    r"\w+_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+
+
+def warn_of_variables(environ: Mapping[str, str]) -> None:
+    """Write a line to standard error for each variable that no command reads."""
+    for line in unknown_variables(environ):
+        print(f"weft: warning: {line}", file=sys.stderr)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    """A text for each variable that no command reads, with a similar one that is read."""
+    given = {name for name in environ if name.startswith(ENV_PREFIX)} - set(OTHERS)
+    given = {name for name in given if not _is_of_service(name, environ[name])}
+    known: set[str] = set(OTHERS)
+    of_servers: set[str] = set()
+    for path in CONFIGS:
+        if not given - known:
+            return
+        module, _, name = path.partition(":")
+        known |= _variables(getattr(importlib.import_module(module), name))
+        if path.startswith("weft.config."):
+            of_servers = known - set(OTHERS)
+    for path in MODULES:
+        if not given - known:
+            return
+        for config in vars(importlib.import_module(path)).values():
+            if isinstance(config, type) and config.__module__ == path:
+                known |= _variables(config)
+    likely = [name.removeprefix(ENV_PREFIX) for name in (*sorted(of_servers), *OTHERS)]
+    for name in sorted(given - known):
+        hint = did_you_mean(name.removeprefix(ENV_PREFIX), likely)
+        yield f"nothing reads the variable {name}{hint.replace('mean ', 'mean ' + ENV_PREFIX)}"
+
+
+def _variables(config: type) -> set[str]:
+    fields = getattr(config, "__dataclass_fields__", {})
+    if not any("option" in field.metadata for field in fields.values()):
+        return set()
+    return {option.env for option in options_of(config)}
+
+
+def _is_of_service(name: str, value: str) -> bool:
+    is_port = name.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
+    return is_port or OF_SERVICES.fullmatch(name) is not None
