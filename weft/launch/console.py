@@ -3,6 +3,7 @@ server is ready, and how it stops.
 
     weft 0.1.0 · weft-nano (11.4 M, bfloat16) · cpu, 2 threads
       kv cache    1.6 GB = 524,288 tokens (page 16) · 256 requests of 2,048 tokens
+      loading     10 MB of 23 MB after 2 s              (only if it takes longer)
       weights     23 MB loaded in 0.1 s
       warm-up     2 tokens in 0.2 s
     ready in 2.4 s · http://127.0.0.1:30000  (API /v1, metrics /metrics)
@@ -20,7 +21,7 @@ import time
 from typing import TYPE_CHECKING
 
 from weft.config.numbers import counted
-from weft.config.resolve import parameters
+from weft.config.resolve import parameters, size
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
 from weft.version import __version__
@@ -43,6 +44,7 @@ class Console:
         self._began = began
         self._is_shown = config.log_level in ("debug", "info")
         self._countdown = ""  # the line shown last
+        self._is_progress_open = False  # whether the line of progress may be rewritten
 
     def loading(self, prepared: Prepared) -> None:
         model = prepared.model
@@ -61,6 +63,25 @@ class Console:
         self._phase("kv cache", str(prepared.sizing))
         if prepared.sizing.note:
             self._phase("", f"{prepared.sizing.note} (--kv-tokens, --memory-fraction)")
+
+    def progress(self, resident: int, wanted: int) -> None:
+        """Show how far the engines are: they have `resident` bytes of memory, and their weights
+        take `wanted`. On a terminal the line is rewritten in place."""
+        elapsed = time.perf_counter() - self._began
+        text = f"{size(resident)} of {size(wanted)} after {elapsed:.0f} s"
+        if resident >= wanted:
+            text = f"the weights are in memory after {elapsed:.0f} s; preparing the first step"
+        is_rewritten = sys.stderr.isatty() and self._config.log_format == "text"
+        if not (is_rewritten and self._is_shown):
+            self._phase("loading", text)
+            return
+        _rewrite(f"  {'loading':<11} {text}")
+        self._is_progress_open = True
+
+    @property
+    def progress_every_s(self) -> float:
+        """Time between two calls of `progress`: a terminal shows them in one line."""
+        return 0.5 if sys.stderr.isatty() else 10.0
 
     def ready(self, ready: EngineReady, port: int) -> None:
         for phase, what, seconds in ready.startup:
@@ -84,8 +105,7 @@ class Console:
         requests = f"{num_open} open request{'s' if num_open != 1 else ''}"
         text = f"stopping: {requests}, {math.ceil(left_s)} s left (Ctrl-C again ends them now)"
         if text != self._countdown and sys.stderr.isatty() and self._config.log_format == "text":
-            sys.stderr.write(f"\r\x1b[2K{text}")
-            sys.stderr.flush()
+            _rewrite(text)
         elif not self._countdown:
             self._print(text)
         self._countdown = text
@@ -117,10 +137,20 @@ class Console:
     def _print(self, text: str) -> None:
         if not self._is_shown:
             return
+        if self._is_progress_open:
+            self._is_progress_open = False
+            _rewrite("")
         if self._config.log_format == "json":
             log.info("console", text=" ".join(text.split()))
         else:
             _say(text)
+
+
+def _rewrite(text: str) -> None:
+    """Replace the line of the terminal in which the cursor is, or lose it, as `_say` does."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"\r\x1b[2K{text}")
+        sys.stderr.flush()
 
 
 def _say(text: str) -> None:

@@ -10,8 +10,11 @@ first.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from typing import Any
+
+import psutil
 
 from weft.config.options import SettingsError
 from weft.launch.console import Console
@@ -25,6 +28,7 @@ from weft.observe.trace import Tracer
 from weft.server.serve import make_server
 from weft.server.serve import run as run_loop
 
+QUIET_S = 2.0  # after this time of loading, the user is told how far it is
 LAST_ANSWERS_S = 3.0  # time for errors and ends of streams to reach their clients
 
 
@@ -88,11 +92,13 @@ class Supervisor:
         """Run until an event ends the server. `serving`: the task of the HTTP server, which the
         caller ends."""
         ready = asyncio.create_task(self._front.wait_ready())
+        progress = asyncio.create_task(self._show_progress())
         stop = asyncio.create_task(self._signals.stop.wait())
         lost = self._front.lost
         tasks: set[asyncio.Task[Any]] = {stop, lost, serving}
         try:
             await asyncio.wait({ready, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            progress.cancel()
             if ready.done() and not lost.done():
                 self._console.ready(ready.result(), self._port)
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -107,10 +113,20 @@ class Supervisor:
         except SettingsError as exc:
             return ExitStatus(2, str(exc))
         finally:
-            for task in (ready, stop):
+            for task in (ready, stop, progress):
                 task.cancel()
             if ready.done() and not ready.cancelled():
                 ready.exception()  # retrieve it: `lost` has reported the reason
+
+    async def _show_progress(self) -> None:
+        """Show how far the engines are with loading, until this is cancelled."""
+        num_engines = max(self._context.config.dp_size, 1)
+        wanted = self._context.prepared.model.weights_bytes * num_engines
+        await asyncio.sleep(QUIET_S)
+        while True:
+            resident = await asyncio.to_thread(memory_of_children)
+            self._console.progress(resident, wanted)
+            await asyncio.sleep(self._console.progress_every_s)
 
     async def _drain(self) -> ExitStatus:
         """Let open requests finish. A second signal ends them immediately."""
@@ -123,3 +139,14 @@ class Supervisor:
 
         timeout_s = self._context.config.drain_s
         return await self._front.drain(timeout_s, abort=self._signals.abort, told=told)
+
+
+def memory_of_children() -> int:
+    """Bytes of memory of the processes that this one has started, and of theirs."""
+    num_bytes = 0
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        try:
+            num_bytes += process.memory_info().rss
+        except psutil.Error:
+            continue  # it has ended
+    return num_bytes
