@@ -167,6 +167,9 @@ class Planner:
     ) -> None:
         """Give a batch its plan for the next step, with the operations of features."""
         batch.blocks_overlap |= step.blocks_overlap
+        table = None
+        if self._kv.rows.writes:
+            table = self._kv.take_writes()
         plan = Plan(
             step=self.num_steps,
             mode=batch.mode,
@@ -177,7 +180,7 @@ class Planner:
             slots=work.slots,
             samples=work.samples,
             sampling=Sampling(*batch.facts.sampling, batch.sample_lens),
-            table=self._kv.take_writes(),
+            table=table,
             inputs=tuple(step.inputs),
             logits=tuple(step.logits),
             outputs=tuple(step.outputs),
