@@ -17,7 +17,6 @@ from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.runner import DecoderSteps, TorchRunner
-from weft.executor.split.steps import SplitSteps
 from weft.executor.wire.followers import Ranks
 from weft.plan.logits import LogitOp, in_order
 from weft.plan.outputs import AuxRequest, SampledLogprobs, SampledLogprobsRequest
@@ -152,9 +151,7 @@ class Driver:
     @property
     def steps(self) -> DecoderSteps:
         """What computes those steps that are not fused."""
-        steps = self.runner._steps
-        if isinstance(steps, SplitSteps):
-            steps = steps._otherwise
+        steps = self.runner.steps
         if isinstance(steps, CpuFusedSteps):
             steps = steps._otherwise
         assert isinstance(steps, DecoderSteps)

@@ -27,7 +27,7 @@ TEXT = [number % 60 + 1 for number in range(100)]  # more tokens than the first 
 def drivers() -> Iterator[list[Driver]]:
     """One that runs whole steps, and one that computes the same step by step."""
     both = [make_driver(kernels="auto") for _ in range(2)]
-    both[1].runner._steps = both[1].steps
+    both[1].runner._run = both[1].steps.compute
     yield both
     for driver in both:
         driver.runner.close()
@@ -104,7 +104,7 @@ def test_fused_steps_give_what_those_in_parts_do(drivers):
 
 def test_what_changes_or_tells_the_models_output_is_not_fused(drivers):
     driver = drivers[0]
-    takes = driver.runner._steps.takes
+    takes = driver.runner.steps.takes
     assert takes(plain(driver, Turn(0, [1])))
     assert not takes(driver.plan(Turn(0, [1])))  # log probabilities
 

@@ -42,10 +42,10 @@ def drafting_plan(driver: Driver, counts: list[int], *turns: Turn, **columns: An
 
 
 def guessed(driver: Driver, plan: Plan, *, at_once: bool) -> list[int]:
-    steps = driver.runner._steps
+    steps = driver.runner.steps
     assert isinstance(steps, CpuFusedSteps)
     assert plan.drafting is not None
-    source = steps if at_once else GuessPasses(steps)
+    source = steps if at_once else GuessPasses(steps.compute)
     return [int(token) for token in source.guess(plan, plan.drafting)]
 
 

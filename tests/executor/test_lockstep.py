@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from weft.assemble.build import Built, build_engine
 from weft.assemble.cache import weight_store
 from weft.assemble.prepare import Prepared, prepare
 from weft.config.engine import EngineConfig
-from weft.executor.lockstep.steps import LockstepDevice, LockstepSteps, LockstepStore
+from weft.executor.lockstep.steps import LockstepDevice, LockstepPass
 from weft.executor.runner import DecoderOutput
 from weft.launch.engine_group import socket_pairs
 from weft.messages.replies import StepOutput
@@ -90,7 +91,7 @@ class Side:
         self.peers = peers
         self.exchange = FakeExchange(peers)
         self.lockstep = Lockstep(peers, self.exchange.idle)
-        self.steps = LockstepSteps(self, self.lockstep)  # type: ignore[arg-type]
+        self.locked = LockstepPass(self.lockstep)
         self.thread = ThreadPoolExecutor(1)
         self.device = LockstepDevice(self.thread, self.lockstep)
         self.fails = False
@@ -102,7 +103,8 @@ class Side:
         return DecoderOutput(None, ())
 
     def launch(self, mode: ForwardMode) -> Any:
-        return self.device.launch(self.steps.run, Plan(mode))  # type: ignore[arg-type]
+        run = partial(self.locked.run, then=self.run)  # type: ignore[arg-type]
+        return self.device.launch(run, Plan(mode))  # type: ignore[arg-type]
 
 
 def make_peers(num: int) -> list[Peers]:
@@ -187,20 +189,20 @@ def test_memory_is_released_when_all_engines_want_it_and_not_before(
     first, second = sides(2)
     stores = [FakeStore(), FakeStore()]
     whole = [
-        LockstepStore(store, side.lockstep)
+        partial(side.locked.do, then=store.do)
         for store, side in zip(stores, (first, second), strict=True)
     ]
     request = ReleaseMemory(("weights",))
-    assert first.device.submit(lambda: whole[0].do(GetWeight("w", 1))).result(WAIT_S).ok
-    asked = first.device.submit(lambda: whole[0].do(request))
+    assert first.device.submit(lambda: whole[0](GetWeight("w", 1))).result(WAIT_S).ok
+    asked = first.device.submit(lambda: whole[0](request))
     second.launch(ForwardMode.DECODE).result(WAIT_S)  # goes on meanwhile
     assert request not in stores[0].done
-    both = [asked, second.device.submit(lambda: whole[1].do(request))]
+    both = [asked, second.device.submit(lambda: whole[1](request))]
     assert [reply.result(WAIT_S).ok for reply in both] == [True, True]
     assert [store.done[-1] for store in stores] == [request, request]
 
     monkeypatch.setattr("weft.executor.lockstep.steps.MEET_S", 0.0)
-    refused = first.device.submit(lambda: whole[0].do(request)).result(WAIT_S)
+    refused = first.device.submit(lambda: whole[0](request)).result(WAIT_S)
     assert (refused.ok, refused.status, len(stores[0].done)) == (False, 503, 2)
 
 
@@ -210,8 +212,8 @@ def test_engines_that_would_have_different_weights_compute_nothing_more(
     request = ReleaseMemory(("weights",))
     replies = []
     for side, store in zip(sides(2), (FakeStore(), FakeStore(ok=False)), strict=True):
-        whole = LockstepStore(store, side.lockstep)
-        replies.append(side.device.submit(lambda whole=whole: whole.do(request)))  # type: ignore[misc]
+        whole = partial(side.locked.do, then=store.do)
+        replies.append(side.device.submit(lambda whole=whole: whole(request)))  # type: ignore[misc]
     for reply in replies:
         assert reply.result(WAIT_S).status == 500
 

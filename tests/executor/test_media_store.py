@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.executor.inputs import DeviceRowTable
-from weft.executor.media.steps import MediaDeviceStore, MediaSteps
+from weft.executor.media.steps import MediaPass
 from weft.executor.media.store import MediaStore
 from weft.models.vision.tower import Pieces, TowerInput
 from weft.plan.device import DeviceReply, DeviceRequest, GetWeight, ReleaseMemory, UpdateFromDisk
@@ -147,15 +148,15 @@ def test_pictures_and_vectors_of_prompts_stand_in_one_step() -> None:
     media = store_of(width=2 * HIDDEN)
     rows.media = media
     steps = Steps(rows)
-    whole = MediaSteps(steps, media)
+    run = partial(MediaPass(media).run, then=steps.run)
     deep = given("deep", [[1, 2, 3, 4, 5, 6]])
     own = InputVectors(np.array([2], np.int32), np.array([[7, 7, 7]], np.float32))
-    whole.run(plan_of(taking(["deep"], [(0, 0)], encode=(deep,)), own))
+    run(plan_of(taking(["deep"], [(0, 0)], encode=(deep,)), own))
     tokens, vectors = steps.seen[0]
     assert tokens == [-1, 12, -2, 14]
     assert vectors is not None
     assert vectors.tolist() == [[2, 4, 6, 8, 10, 12], [7, 7, 7, 0, 0, 0]]
-    assert whole.run(plan_of()) is steps
+    assert run(plan_of()) is steps
     assert steps.seen[1] == ([11, 12, 13, 14], None)
 
 
@@ -163,9 +164,9 @@ def test_a_result_names_what_could_not_be_encoded() -> None:
     rows = DeviceRowTable(1, 8, CPU)
     media = store_of()
     rows.media = media
-    whole = MediaSteps(Steps(rows), media)
+    run = partial(MediaPass(media).run, then=Steps(rows).run)
     op = taking(["broken"], [(0, 0)], encode=(BROKEN,))
-    result = whole.run(plan_of(op)).moved(lambda tensor: tensor).result()
+    result = run(plan_of(op)).moved(lambda tensor: tensor).result()
     assert result.not_encoded == ((b"broken", "the image encoder failed (ValueError)"),)
 
 
@@ -192,5 +193,5 @@ def test_new_weights_and_released_memory_take_vectors_along(
     media = store_of()
     media.take(taking(["a", "b"], [(0, 0), (1, 0)], encode=(A, B)))
     store = Store(kv_is_stale=is_stale)
-    assert MediaDeviceStore(store, media).do(request_) is store.reply
+    assert MediaPass(media).do(request_, store.do) is store.reply
     assert len(media) == num_left

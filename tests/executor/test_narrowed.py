@@ -11,7 +11,6 @@ from tests.executor.driver import Driver, Turn, asking, make_driver
 from tests.models.many import make_checkpoint
 from weft.config.model import ModelConfig
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.experts.recorder import RecordedSteps
 from weft.ops.cpp import abi
 from weft.plan.device import RecordExperts
 
@@ -30,9 +29,7 @@ NAMES = [
 
 
 def fused_of(driver: Driver) -> CpuFusedSteps:
-    steps = driver.runner._steps
-    if isinstance(steps, RecordedSteps):
-        steps = steps._steps
+    steps = driver.runner.steps
     assert isinstance(steps, CpuFusedSteps)
     return steps
 

@@ -211,7 +211,7 @@ def test_vectors_that_rank_0_has_encoded_go_to_all(tmp_path: Path) -> None:
     given = replace(plan, inputs=(InputVectors(ints([1, 2]), vectors),))
     expected = one.runner.launch(asking(given, request)).result()
     with running(LLAMA, 2, tmp_path) as (driver, _):
-        rows = driver.runner.parts[0].sender.rows  # type: ignore[attr-defined]
+        rows = driver.runner.passes[0].sender.rows  # type: ignore[attr-defined]
         rows.media = EncodedAlready(vectors)
         plan = driver.plan(Turn(0, [3, 5, 7, 11]))
         taken = MediaVectors(False, (), (), (b"x",), ints([1, 2]), ints([0, 0]), ints([0, 1]))
@@ -229,9 +229,11 @@ def test_followers_hear_what_steps_of_a_draft_model_say_of_slots(tmp_path: Path)
         driver.share(0, 1, 4)
         plan = driver.plan(Turn(1, [13]))
         assert plan.table is not None
-        leader = driver.runner.parts[0]
-        drafting = LeaderDrafting(OwnTable(leader.sender.rows), leader.sender)  # type: ignore[attr-defined]
-        drafting.run(replace(plan, drafting=Drafting(counts=ints([1]), slots=ints([]))))
+        leader = driver.runner.passes[0]
+        sender = leader.sender  # type: ignore[attr-defined]
+        own = OwnTable(sender.rows)
+        drafting = replace(plan, drafting=Drafting(counts=ints([1]), slots=ints([])))
+        LeaderDrafting(sender).run(drafting, own.run)
         found = full_logprobs(driver.runner.launch(replace(plan, table=None)).result())
     same(found, expected)
 
@@ -256,7 +258,7 @@ def test_a_weight_is_told_whole_whichever_ranks_have_it(tmp_path: Path) -> None:
 def test_a_follower_that_raises_is_named_and_no_step_runs_afterwards(tmp_path: Path) -> None:
     with running(LLAMA, 2, tmp_path, may_fail=True) as (driver, _):
         few_steps(driver)
-        followers = driver.runner.parts[0].sender.followers  # type: ignore[attr-defined]
+        followers = driver.runner.passes[0].sender.followers  # type: ignore[attr-defined]
         followers.tell(PLAN, b"no plan")
         with pytest.raises(RankLost, match="rank 1 failed: WireError"):
             driver.run(Turn(3, [1]))

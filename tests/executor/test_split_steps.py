@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.executor.driver import MODEL, Driver, Turn, full_logprobs, make_driver, piece_of
-from weft.executor.split.steps import SplitSteps
+from weft.executor.split.steps import SplitPass
 from weft.plan.inputs import InputVectors
 from weft.plan.step import LAST_SAMPLED, Plan, Result
 
@@ -108,12 +108,12 @@ def test_a_prefill_that_is_given_up_leaves_nothing_for_the_next(pair):
     run(split, piece_of(plan, 0, 5))
     found = run(split, piece_of(plan, 5, NUM_LAYERS))
     assert logprobs(found) == logprobs(wanted)
-    steps = split.runner._steps
-    assert isinstance(steps, SplitSteps)
-    assert steps._pieces._carried is None  # type: ignore[attr-defined]
+    (splitting,) = split.runner.passes
+    assert isinstance(splitting, SplitPass)
+    assert splitting._pieces._carried is None
 
 
 def test_a_runner_that_splits_nothing_has_no_steps_for_it(pair):
     whole, _ = pair
-    assert not isinstance(whole.runner._steps, SplitSteps)
+    assert not whole.runner.passes
     assert torch.is_tensor(whole.steps._rows.slots)

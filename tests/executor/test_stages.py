@@ -47,9 +47,9 @@ def test_layers_are_divided_in_order_and_the_last_stage_has_no_more_than_others(
 
 def test_a_stage_keeps_kv_and_weights_of_its_own_layers_alone() -> None:
     model = MODELS["llama"]
-    whole = make_driver(model).runner.parts[1]
+    whole = make_driver(model).runner.store
     with staged(model, 2) as driver:
-        store = driver.runner.parts[1].inner  # type: ignore[attr-defined]
+        store = driver.runner.store
         lens = [len(tensor) for tensor in store.kv_cache]
     all_lens = [len(tensor) for tensor in whole.kv_cache]  # type: ignore[attr-defined]
     expected = [0 if place % 5 < 3 else length for place, length in enumerate(all_lens)]
@@ -98,7 +98,7 @@ def test_log_probabilities_of_prompts_come_from_the_last_stage() -> None:
 def test_a_stage_that_raises_is_named_and_no_step_runs_afterwards() -> None:
     with staged(MODELS["llama"], 2, may_fail=True) as driver:
         few_steps(driver)
-        leader = driver.runner.parts[0]
+        leader = driver.runner.passes[0]
         leader.sender.followers.tell(PLAN, b"no plan")  # type: ignore[attr-defined]
         with pytest.raises(RankLost, match="rank 1 failed: WireError"):
             driver.run(Turn(3, [1]))

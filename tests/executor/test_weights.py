@@ -89,7 +89,7 @@ def kept(driver: Driver) -> dict[str, torch.Tensor]:
 
 
 def addresses(driver: Driver) -> list[int]:
-    return [tensor.data_ptr() for tensor in driver.runner._store._memory.weights]
+    return [tensor.data_ptr() for tensor in driver.runner.store._memory.weights]
 
 
 def test_new_weights_from_disk_are_put_where_the_old_ones_were(driver: Driver) -> None:
@@ -299,7 +299,7 @@ def test_tensors_replace_just_the_weights_that_they_name(plain: Driver) -> None:
 def test_the_origin_of_weights_says_whether_they_are_the_same(
     plain: Driver, tmp_path: Path
 ) -> None:
-    store = plain.runner._store
+    store = plain.runner.store
     store.follows_origin = True
     first = store.origin
     digests = [weights_digest(first, None)]
@@ -517,11 +517,11 @@ def test_released_memory_goes_back_to_the_system_and_comes_again(
     del model
     driver = make_driver(LARGE, folder=tmp_path, **settings)
     before, places = logits(driver), addresses(driver)
-    kept_weights = driver.runner._store._memory.weights
+    kept_weights = driver.runner.store._memory.weights
     assert resident(kept_weights) > 0.9
     released = ask(driver, ReleaseMemory(("weights", "kv_cache")))
     assert (released.ok, released.released) == (True, ("kv_cache", "weights"))
-    weights = sum(tensor.nbytes for tensor in driver.runner._store._memory.weights)
+    weights = sum(tensor.nbytes for tensor in driver.runner.store._memory.weights)
     assert weights > 20e6
     assert released.num_bytes > 0.95 * weights
     assert resident(kept_weights) < 0.1

@@ -173,7 +173,7 @@ def test_a_head_in_few_bits_or_with_more_than_a_product_is_left_alone(
 
 
 def fused_of(driver: Driver) -> CpuFusedSteps:
-    return cast(CpuFusedSteps, driver.runner._steps)
+    return cast(CpuFusedSteps, driver.runner.steps)
 
 
 def test_steps_screen_and_new_weights_are_copied(tmp_path: Path) -> None:

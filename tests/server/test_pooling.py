@@ -346,7 +346,7 @@ def test_an_abort_ends_a_request_and_the_engine_goes_on(bert):
 
 def test_a_vector_that_is_not_finite_fails_alone(bert, monkeypatch):
     server, _ = bert
-    model = server.engine.surroundings.runner._steps._model
+    model = server.engine.surroundings.runner.steps._model
     forward = model.forward
 
     def spoiled(tokens, *others):

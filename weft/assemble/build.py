@@ -161,7 +161,9 @@ def _build(
         ("weights", _kept(model), loaded_s - began_s),
         ("warm-up", warm_up, warm_s - loaded_s),
     ]
-    return Built(engine, runner, _ready(config, model, engine, startup), wakeup, ranks)
+    passes = tuple(one.name for one in runner.passes)
+    ready = _ready(config, model, engine, startup, passes)
+    return Built(engine, runner, ready, wakeup, ranks)
 
 
 def _kept(model: ModelConfig) -> str:
@@ -179,8 +181,10 @@ def _ready(
     model: ModelConfig,
     engine: Engine | RecordedEngine,
     startup: list[tuple[str, str, float]],
+    passes: tuple[str, ...],
 ) -> EngineReady:
-    """The facts of a loaded model that the front needs. `startup`: phases with their seconds."""
+    """The facts of a loaded model that the front needs. `startup`: phases with their seconds;
+    `passes`: the names of the runner's passes."""
     max_len = engine.scheduler.limits.max_len
     generates = model.pooling is None
     return EngineReady(
@@ -198,6 +202,7 @@ def _ready(
         startup=startup,
         pools=_pools(model),
         has_experts=model.has_experts,
+        passes=passes,
     )
 
 

@@ -20,11 +20,7 @@ from weft.config.options import SettingsError
 from weft.config.parallel import kept_together
 from weft.config.resolve import kept_as, size, window_tokens
 from weft.executor.cpu.kv_io import KvPages
-from weft.executor.drafting.store import PairedStore
 from weft.executor.gpu.host_memory import HostMemory, page_bytes
-from weft.executor.lockstep.steps import LockstepStore
-from weft.executor.media.steps import MediaDeviceStore
-from weft.executor.ranks.leader import LeaderStore
 from weft.executor.runner import TorchRunner
 from weft.executor.weights.origin import WeightOrigin, files_of, origin_of
 from weft.executor.weights.store import WeightStore
@@ -217,12 +213,9 @@ def memory_of(
 
 
 def weight_store(runner: TorchRunner) -> WeightStore:
-    """The store with the model's weights and KV pool, without the wrappers around it."""
-    _, store, _ = runner.parts
-    while isinstance(store, MediaDeviceStore | PairedStore | LeaderStore | LockstepStore):
-        store = store.inner
-    assert isinstance(store, WeightStore)
-    return store
+    """The store with the model's weights and KV pool."""
+    assert isinstance(runner.store, WeightStore)
+    return runner.store
 
 
 def _identify(described: list[str], origin: WeightOrigin, remembered: Path) -> bytes:

@@ -26,12 +26,12 @@ from weft.executor.kv_pool import KVPool, MakeZeros, StatePool, zeros
 from weft.executor.lockstep.group import ExpertGroup
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.lora.folders import AdapterFolders
-from weft.executor.lora.steps import AdapterSteps
+from weft.executor.lora.steps import AdapterPass
 from weft.executor.lora.table import AdapterTable
-from weft.executor.media.steps import MediaDeviceStore, MediaSteps
+from weft.executor.media.steps import MediaPass
 from weft.executor.media.store import MediaStore
 from weft.executor.outputs.pooling import Pooler
-from weft.executor.runner import DeviceStore, ModelSteps
+from weft.executor.runner import Pass
 from weft.executor.weights.load import load_weights, randomize, unread_of
 from weft.executor.weights.root import WeightsRoot, default_root
 from weft.executor.weights.scales import kv_scales
@@ -240,25 +240,19 @@ def make_adapter_table(
     )
 
 
-def with_adapters(steps: ModelSteps, table: AdapterTable | None) -> ModelSteps:
-    """The steps, extended by adapters if there is a table."""
-    return steps if table is None else AdapterSteps(steps, table)
+def adapter_passes(table: AdapterTable | None) -> list[Pass]:
+    """The pass for adapters, if there is a table."""
+    return [] if table is None else [AdapterPass(table)]
 
 
-def with_media(
-    spec: RunnerSpec,
-    steps: ModelSteps,
-    store: DeviceStore,
-    rows: DeviceRowTable,
-    tower: BuiltTower | None,
-) -> tuple[ModelSteps, DeviceStore]:
-    """The steps and the store of a model, extended by its tower if there is one."""
+def media_passes(spec: RunnerSpec, rows: DeviceRowTable, tower: BuiltTower | None) -> list[Pass]:
+    """The pass for the encoder of pictures, videos or sounds, if there is one."""
     if tower is None:
-        return steps, store
+        return []
     device = rows.slots.device
     media = MediaStore(tower.tower, hidden_size=spec.model.hidden_size, device=device)
     rows.media = media
-    return MediaSteps(steps, media), MediaDeviceStore(store, media)
+    return [MediaPass(media)]
 
 
 def make_expert_recorder(spec: RunnerSpec, ops: Ops) -> ExpertRecorder | None:

@@ -12,7 +12,7 @@ from weft.executor.assembly import DraftSpec, RunnerSpec
 from weft.executor.cpu import build as cpu
 from weft.executor.device import worker_thread
 from weft.executor.drafting.build import draft_spec, paired
-from weft.executor.drafting.closing import closing
+from weft.executor.drafting.closing import ClosingPass
 from weft.executor.gpu import build as gpu
 from weft.executor.lockstep.group import ExpertGroup
 from weft.executor.logit_processors.processors import Processors
@@ -82,7 +82,7 @@ def _build(spec: RunnerSpec) -> TorchRunner:
     rows = cpu.make_rows(spec)
     runner = cpu.build_decoder(spec, rows)
     if spec.keeps_runs:
-        runner = closing(runner, rows)
+        runner = runner.within(ClosingPass(rows))
     if spec.draft is None:
         return runner
     return paired(runner, cpu.build_decoder(draft_spec(spec), rows.beside()))

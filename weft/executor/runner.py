@@ -1,18 +1,21 @@
 """Runs plans on one device: rows and slots in, tokens out. It knows nothing of requests.
 
-    TorchRunner.launch ─▶ StepDevice.launch ─▶ ModelSteps.run ─▶ DeviceOutput ─▶ Result
-                          which thread         the computation
+    TorchRunner.launch ─▶ StepDevice.launch ─▶ Pass ─▶ Pass ─▶ ModelSteps.compute ─▶ DeviceOutput
+                          which thread         what surrounds    the computation
+                                               the computation
+    TorchRunner.control ─▶ StepDevice ───────▶ Pass ─▶ Pass ─▶ DeviceStore.do ─────▶ DeviceReply
 
 `DecoderSteps` computes the steps of a model that generates, `EncoderSteps` those of a model without
-KV. A device may wrap them with steps of its own, as the CPU does (`cpu/fused_step.py`).
+KV; a CPU has a faster computation of its own (`cpu/fused_step.py`). Ranks, lockstep, drafts,
+pictures, adapters and pieces of layers are passes in one list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -36,12 +39,14 @@ from weft.plan.outputs import AuxOutput, PooledVectors, PoolingRequest
 from weft.plan.step import Plan, Result, StateSlots, Step, find
 
 T = TypeVar("T")
+Run: TypeAlias = Callable[[Plan], DeviceOutput]
+Do: TypeAlias = Callable[[DeviceRequest], DeviceReply]
 
 
 class ModelSteps(Protocol):
     """Computes the steps of one model, one after the other."""
 
-    def run(self, plan: Plan) -> DeviceOutput: ...
+    def compute(self, plan: Plan) -> DeviceOutput: ...
 
 
 class DeviceStore(Protocol):
@@ -52,8 +57,27 @@ class DeviceStore(Protocol):
         ...
 
 
+class Pass:
+    """What happens around the computation of each step, and around each request to the device.
+
+    A pass overrides the hooks that it needs; a hook that is not overridden costs nothing. `then` is
+    the next pass of the list, and after the last one the computation, or the store.
+    """
+
+    name = ""  # as `GET /server_info` lists it
+
+    def run(self, plan: Plan, then: Run) -> DeviceOutput:
+        """Take part in a step."""
+        return then(plan)
+
+    def do(self, request: DeviceRequest, then: Do) -> DeviceReply:
+        """Take part in a request to the device. Raises nothing: the reply has the error."""
+        return then(request)
+
+
 class TorchRunner:
-    """The `Runner` of every model: plans in, results out, in the order of launches.
+    """The `Runner` of every model: plans in, results out, in the order of launches. `passes`: the
+    outermost first.
 
     The arrays of a plan are read when the step runs: they must not change before its result is
     known.
@@ -65,34 +89,57 @@ class TorchRunner:
         *,
         store: DeviceStore,
         device: StepDevice,
+        passes: Sequence[Pass] = (),
         kernels: Library | None = None,
     ) -> None:
         self.kernels = kernels  # the CPU kernels, if they are used
         # Called after each launch, if a profiler counts steps. A profiler that wrapped the runner
         # would slow down every step.
         self.on_launch: Callable[[], None] | None = None
-        self._steps = steps
-        self._store = store
+        self.steps = steps  # the computation
+        self.store = store
+        self.passes = tuple(passes)
         self._device = device
+        self._run: Run = steps.compute
+        self._do: Do = store.do
+        for one in reversed(self.passes):
+            if type(one).run is not Pass.run:
+                self._run = partial(one.run, then=self._run)
+            if type(one).do is not Pass.do:
+                self._do = partial(one.do, then=self._do)
         # Torch uses one thread there, so that steps keep theirs. The thread starts at its first
         # use.
         self._reader = worker_thread(1)
 
-    @property
-    def parts(self) -> tuple[ModelSteps, DeviceStore, StepDevice]:
-        """The objects of which the runner consists."""
-        return self._steps, self._store, self._device
+    def within(self, *passes: Pass) -> TorchRunner:
+        """A runner of the same parts with more passes around them, the outermost first. This one
+        is not used any more."""
+        return TorchRunner(
+            self.steps,
+            store=self.store,
+            device=self._device,
+            passes=[*passes, *self.passes],
+            kernels=self.kernels,
+        )
+
+    def run(self, plan: Plan) -> DeviceOutput:
+        """Compute a step here and now, on the calling thread: for a runner inside of another."""
+        return self._run(plan)
+
+    def do(self, request: DeviceRequest) -> DeviceReply:
+        """Carry out a request here and now, on the calling thread."""
+        return self._do(request)
 
     def launch(self, plan: Plan) -> Step:
-        step = self._device.launch(self._steps.run, plan)
+        step = self._device.launch(self._run, plan)
         if self.on_launch is not None:
             self.on_launch()
         return step
 
     def control(self, request: DeviceRequest) -> Pending:
         if isinstance(request, ReadAdapter):
-            return self._reader.submit(self._store.do, request)
-        return self._device.run_exclusive(partial(self._store.do, request))
+            return self._reader.submit(self._do, request)
+        return self._device.run_exclusive(partial(self._do, request))
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run `work` on the thread that runs steps, after the launched steps and before any
@@ -125,7 +172,7 @@ class DecoderOutput(NamedTuple):
 class CapturedStep(Protocol):
     """The launches of a step up to some size, recorded to be replayed."""
 
-    def run(self, plan: Plan) -> tuple[Inputs, Tensor]:
+    def replay(self, plan: Plan) -> tuple[Inputs, Tensor]:
         """Replay them for a step. Returns its inputs and hidden states."""
         ...
 
@@ -181,12 +228,12 @@ class DecoderSteps:
         self._processors = processors
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> DecoderOutput:
+    def compute(self, plan: Plan) -> DecoderOutput:
         graph = None
         if self._graphs is not None:
             graph = self._graphs.fitting(plan)
         if graph is not None:
-            inputs, hidden = graph.run(plan)
+            inputs, hidden = graph.replay(plan)
         else:
             inputs = self._rows.apply(plan)
             if plan.num_tokens:
@@ -262,7 +309,7 @@ class EncoderSteps:
         self._like = torch.empty(0, device=on_device)
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> EncoderOutput:
+    def compute(self, plan: Plan) -> EncoderOutput:
         assert not plan.starts.any(), "an encoder gets whole prompts"
         assert not plan.samples.any(), "an encoder generates nothing"
         asked = find(plan.outputs, PoolingRequest)

@@ -153,6 +153,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     gives_hidden_states: bool = False  # requests may ask for hidden states
     dtype: str = "float32"  # of the model; input embeddings are converted to it
     has_experts: bool = False  # some layers have experts
+    passes: tuple[str, ...] = ()  # around the computation of each step, the outermost first
 
 
 class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

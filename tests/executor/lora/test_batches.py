@@ -86,7 +86,7 @@ def test_fused_steps_have_adapters_too(base, drive, tmp_path: Path) -> None:
 
     def step(texts: list[list[int]], places: list[int] | None) -> list[int]:
         plan = asking(driver.plan(*(Turn(row, texts[row]) for row in rows)))
-        assert driver.runner._steps._steps.takes(plan)
+        assert driver.runner.steps.takes(plan)
         chosen = None if places is None else ints(places)
         return driver.runner.launch(replace(plan, adapters=chosen)).result().tokens.tolist()
 

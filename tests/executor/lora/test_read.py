@@ -327,9 +327,11 @@ def test_memory_of_adapters_is_what_kernels_keep(base, drive, tmp_path: Path) ->
     made = make_adapter(base, tmp_path / "all", [*base.modules(ALL), *ENDS], rank=10)
     assert load(driver, base, 0, made.folder).ok
     kept = 0
-    for table in driver.runner._steps._table._ops._tables.values():
+    (adapting,) = driver.runner.passes
+    ops = adapting._table._ops
+    for table in ops._tables.values():
         kept += sum(values.nbytes for values in table._kept[0])
-    for piece in driver.runner._steps._table._ops._pieces.values():
+    for piece in ops._pieces.values():
         for part in piece._kept[0]:
             kept += part.a.nbytes + part.b.nbytes
     assert kept == adapter_bytes(base.config, 10)

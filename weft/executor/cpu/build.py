@@ -7,6 +7,7 @@ import torch
 from weft.config.model import ModelError
 from weft.executor.assembly import (
     RunnerSpec,
+    adapter_passes,
     build_tower,
     fill_weights,
     make_adapter_table,
@@ -15,22 +16,21 @@ from weft.executor.assembly import (
     make_pooler,
     make_state_pool,
     make_weight_store,
+    media_passes,
     tensors_of,
-    with_adapters,
-    with_media,
 )
 from weft.executor.backend import AttentionBackend
 from weft.executor.cpu.at_once import CppPagedAtOnce, CppProducts
 from weft.executor.cpu.attention import CppPaged
 from weft.executor.cpu.device import CpuDevice, InlineCpuDevice
 from weft.executor.cpu.encoder_attention import CppBidirectional
-from weft.executor.cpu.fused_step import AllTokensSteps, CpuFusedSteps
+from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
 from weft.executor.cpu.staged_model import StagedModel, WholeModel
 from weft.executor.cpu.states import CppStates
 from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.device import StepDevice
-from weft.executor.experts.recorder import recorded
+from weft.executor.experts.recorder import counting
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
@@ -43,7 +43,7 @@ from weft.executor.ranks.build import (
     decoder_steps,
     in_lockstep,
     plan_sender,
-    with_ranks,
+    rank_passes,
 )
 from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
 from weft.executor.split.steps import split
@@ -148,40 +148,28 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     if copies_head:
         fused.copy_head()
     kept = tensors_of(pool, state_pool)
-    steps = split(
+    steps = computing(spec, fused, whole)
+    store = make_weight_store(
         spec,
-        recorded(
-            computing(spec, fused, whole),
-            experts,
-            computing(spec, AllTokensSteps(fused), whole),
-        ),
-        whole,
-        model=model,
-        attention=attention,
-        rows=rows,
-        experts=experts,
+        model,
+        [*ops.tensors, *fused.tensors],
+        kept,
+        CPU,
+        experts,
+        adapters,
+        tower,
+        fused.copy_head if copies_head else None,
     )
     sender = plan_sender(spec, rows)
-    steps, store = with_ranks(
-        spec,
-        with_adapters(steps, adapters),
-        make_weight_store(
-            spec,
-            model,
-            [*ops.tensors, *fused.tensors],
-            kept,
-            CPU,
-            experts,
-            adapters,
-            tower,
-            fused.copy_head if copies_head else None,
-        ),
-        rows,
-        sender,
-    )
-    steps, store = with_media(spec, steps, store, rows, tower)
+    passes = [
+        *media_passes(spec, rows, tower),
+        *rank_passes(spec, rows, sender),
+        *adapter_passes(adapters),
+        *split(spec, whole, model=model, attention=attention, rows=rows, experts=experts),
+        *counting(experts, fused.compute_all if steps is fused else None),
+    ]
     device = announcing(spec, _device(spec), sender)
-    return in_lockstep(spec, ops, steps, store, device)
+    return in_lockstep(spec, ops, steps, store, device, passes)
 
 
 def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTable) -> TorchRunner:

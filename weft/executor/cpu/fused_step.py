@@ -183,10 +183,19 @@ class CpuFusedSteps:
             return True
         return all(type(op) is GrammarMask for op in plan.logits)
 
-    def run(self, plan: Plan) -> DeviceOutput:
+    def compute_all(self, plan: Plan) -> DeviceOutput:
+        """`compute` with all tokens in all layers, for what looks at each of them."""
+        usual = self.step.computes_all
+        self.step.computes_all = True
+        try:
+            return self.compute(plan)
+        finally:
+            self.step.computes_all = usual
+
+    def compute(self, plan: Plan) -> DeviceOutput:
         """Compute a step. Raises MemoryError."""
         if not self.takes(plan):
-            return self._otherwise.run(plan)
+            return self._otherwise.compute(plan)
         num_sampling = len(plan.sampling.positions)
         self._lay_out(plan, num_sampling)
         step = self.step
@@ -350,22 +359,6 @@ class CpuFusedSteps:
         exact = screenable(head.program)
         if self._copy is not None and self._copy.is_sound and exact is not None:
             self._likeliest = self._copy.program(exact, argmax)
-
-
-class AllTokensSteps:
-    """The same steps with all tokens computed in all layers, for what looks at each of them."""
-
-    def __init__(self, steps: CpuFusedSteps) -> None:
-        self._steps = steps
-
-    def run(self, plan: Plan) -> DeviceOutput:
-        step = self._steps.step
-        usual = step.computes_all
-        step.computes_all = True
-        try:
-            return self._steps.run(plan)
-        finally:
-            step.computes_all = usual
 
 
 def state_columns(states: StateSlots) -> tuple[IntArray, ...]:

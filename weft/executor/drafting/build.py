@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from weft.executor.assembly import RunnerSpec
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.drafting.steps import DraftingSteps, GuessPasses, GuessRunner
-from weft.executor.drafting.store import PairedStore
-from weft.executor.ranks.build import with_drafting
+from weft.executor.drafting.steps import DraftPass, GuessPasses, GuessRunner
+from weft.executor.ranks.build import drafting_of_ranks
 from weft.executor.runner import TorchRunner
 
 
@@ -30,14 +29,8 @@ def draft_spec(spec: RunnerSpec) -> RunnerSpec:
 
 def paired(runner: TorchRunner, draft: TorchRunner) -> TorchRunner:
     """A runner of both models. They share the table of slots."""
-    steps, store, device = runner.parts
-    draft_steps, draft_store, _ = draft.parts
-    guesses: GuessRunner = GuessPasses(draft_steps)
-    if isinstance(draft_steps, CpuFusedSteps):
-        guesses = draft_steps
-    return TorchRunner(
-        with_drafting(steps, DraftingSteps(steps, guesses)),
-        store=PairedStore(store, draft_store),
-        device=device,
-        kernels=runner.kernels,
-    )
+    guesses: GuessRunner = GuessPasses(draft.run)
+    if isinstance(draft.steps, CpuFusedSteps) and not draft.passes:
+        guesses = draft.steps
+    drafting = DraftPass(guesses, draft.do)
+    return runner.within(*drafting_of_ranks(runner.passes), drafting)

@@ -5,36 +5,24 @@ from __future__ import annotations
 
 from weft.executor.device import DeviceOutput
 from weft.executor.inputs import DeviceRowTable
-from weft.executor.runner import ModelSteps, TorchRunner
+from weft.executor.runner import Pass, Run
 from weft.plan.runs import HostRuns, has_runs
 from weft.plan.step import Plan
 
 
-class ClosingSteps:
-    """The `ModelSteps` for such plans on a CPU."""
+class ClosingPass(Pass):
+    name = "runs of drafts"
 
-    def __init__(self, otherwise: ModelSteps, rows: DeviceRowTable) -> None:
-        self._otherwise = otherwise
+    def __init__(self, rows: DeviceRowTable) -> None:
         self._rows = rows
         self._runs = HostRuns()
 
-    def run(self, plan: Plan) -> DeviceOutput:
+    def run(self, plan: Plan, then: Run) -> DeviceOutput:
         if not has_runs(plan):
-            return self._otherwise.run(plan)
+            return then(plan)
         closed = self._runs.closed(plan)
-        output = self._otherwise.run(closed)
+        output = then(closed)
         sampled = output.result().tokens
         for row, token in self._runs.settle(plan, closed, sampled):
             self._rows.last_tokens[row] = token
         return output
-
-
-def closing(runner: TorchRunner, rows: DeviceRowTable) -> TorchRunner:
-    """The runner, extended for such plans."""
-    steps, store, device = runner.parts
-    return TorchRunner(
-        ClosingSteps(steps, rows),
-        store=store,
-        device=device,
-        kernels=runner.kernels,
-    )

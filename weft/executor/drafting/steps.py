@@ -22,7 +22,8 @@ import numpy as np
 from weft.arrays import IntArray, LongArray
 from weft.executor.cpu.fused_step import HostResult
 from weft.executor.device import DeviceOutput
-from weft.executor.runner import ModelSteps
+from weft.executor.runner import Do, Pass, Run
+from weft.plan.device import DeviceReply, DeviceRequest, ReadAdapter, ReleaseMemory, ResumeMemory
 from weft.plan.step import Drafting, ForwardMode, Plan, Result
 
 
@@ -34,27 +35,54 @@ class GuessRunner(Protocol):
         ...
 
 
-class DraftingSteps:
-    """The `ModelSteps` of a model with a draft model.
+class DraftPass(Pass):
+    """Lets a draft model compute its plans.
 
-    Both use the same table of slots. The draft model has K and V in slots with the same numbers,
-    and in those that plans name for its drafts.
+    Both models use the same table of slots. The draft model has K and V in slots with the same
+    numbers, and in those that plans name for its drafts.
+
+    Requests are about the model: updates and questions go to it alone, because drafts of a model
+    with other weights are only less often right. Memory that is released, or taken again, is that
+    of both.
     """
 
-    def __init__(self, otherwise: ModelSteps, guesses: GuessRunner) -> None:
-        self._otherwise = otherwise
-        self._guesses = guesses
+    name = "draft model"
 
-    def run(self, plan: Plan) -> DeviceOutput:
+    def __init__(self, guesses: GuessRunner, draft: Do) -> None:
+        """`draft` carries out a request to the draft model."""
+        self._guesses = guesses
+        self._draft = draft
+        self._released: frozenset[str] = frozenset()  # of the draft model
+
+    def run(self, plan: Plan, then: Run) -> DeviceOutput:
         if plan.drafting is None:
-            return self._otherwise.run(plan)
+            return then(plan)
         return HostResult(Result(self._guesses.guess(plan, plan.drafting)))
+
+    def do(self, request: DeviceRequest, then: Do) -> DeviceReply:
+        reply = then(request)
+        if isinstance(request, ReadAdapter):
+            return reply  # beside a request that may just be releasing memory
+        released = frozenset(reply.released)
+        changes: list[DeviceRequest] = []
+        if released - self._released:
+            changes.append(ReleaseMemory(tuple(sorted(released - self._released))))
+        if self._released - released:
+            changes.append(ResumeMemory(tuple(sorted(self._released - released))))
+        for change in changes:
+            other = self._draft(change)
+            self._released = frozenset(other.released)
+            if not other.ok:
+                message = f"the draft model: {other.message}"
+                return replace(reply, ok=False, message=message, status=other.status)
+            reply = replace(reply, num_bytes=reply.num_bytes + other.num_bytes)
+        return reply
 
 
 class GuessPasses:
     """The `GuessRunner` of any draft model: a step of it for each token."""
 
-    def __init__(self, draft: ModelSteps) -> None:
+    def __init__(self, draft: Run) -> None:
         self._draft = draft
 
     def guess(self, plan: Plan, drafting: Drafting) -> IntArray:
@@ -83,7 +111,7 @@ class GuessPasses:
         return drawn
 
     def _tokens(self, plan: Plan) -> IntArray:
-        return self._draft.run(plan).result().tokens
+        return self._draft(plan).result().tokens
 
 
 class _Chain(NamedTuple):

@@ -11,7 +11,7 @@ import json
 import operator
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from weft.arrays import LongArray
 from weft.config.decoder import MoeSpec
 from weft.config.model import ModelConfig
 from weft.executor.device import DeviceOutput
+from weft.executor.runner import Pass, Run
 from weft.plan.step import ForwardMode, Plan
 
 MAX_FILES = 1_000  # files of counts in the folder
@@ -186,34 +187,25 @@ def _mode_of(plan: Plan) -> str:
     return "decode" if plan.mode is ForwardMode.DECODE else "prefill"
 
 
-class Steps(Protocol):
-    """Computes the steps of one model (`runner.ModelSteps`)."""
+class CountPass(Pass):
+    """Counts the experts of steps while somebody records them. `recordable` computes these steps,
+    if the usual ones do not keep the experts of all tokens: graphs do not, and fused steps leave
+    out tokens of the last layer."""
 
-    def run(self, plan: Plan) -> DeviceOutput: ...
+    name = "expert counts"
 
-
-def recorded(
-    steps: Steps, recorder: ExpertRecorder | None, recordable: Steps | None = None
-) -> Steps:
-    """`steps`, with the experts counted by `recorder`; `steps` itself if there is none.
-    `recordable` computes the counted steps, if `steps` do not keep the experts of all tokens."""
-    if recorder is None:
-        return steps
-    return RecordedSteps(steps, recordable or steps, recorder)
-
-
-class RecordedSteps:
-    """Steps whose experts can be counted. `recordable` computes the counted steps: graphs do not
-    keep the experts that routers chose, and fused steps leave out tokens of the last layer."""
-
-    def __init__(self, steps: Steps, recordable: Steps, recorder: ExpertRecorder) -> None:
-        self._steps = steps
-        self._recordable = recordable
+    def __init__(self, recorder: ExpertRecorder, recordable: Run | None = None) -> None:
         self._recorder = recorder
+        self._recordable = recordable
 
-    def run(self, plan: Plan) -> DeviceOutput:
+    def run(self, plan: Plan, then: Run) -> DeviceOutput:
         if not self._recorder.is_on:
-            return self._steps.run(plan)
-        output = self._recordable.run(plan)
+            return then(plan)
+        output = (self._recordable or then)(plan)
         self._recorder.count(plan)
         return output
+
+
+def counting(recorder: ExpertRecorder | None, recordable: Run | None = None) -> list[Pass]:
+    """The pass that counts, if there is a recorder."""
+    return [] if recorder is None else [CountPass(recorder, recordable)]

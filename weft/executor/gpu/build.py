@@ -15,6 +15,7 @@ from weft.config.gpu import graph_sizes, prompt_graph_sizes
 from weft.config.model import ModelConfig, ModelError, UnsupportedModel
 from weft.executor.assembly import (
     RunnerSpec,
+    adapter_passes,
     build_tower,
     fill_weights,
     make_adapter_table,
@@ -23,11 +24,10 @@ from weft.executor.assembly import (
     make_pooler,
     make_state_pool,
     make_weight_store,
+    media_passes,
     tensors_of,
-    with_adapters,
-    with_media,
 )
-from weft.executor.experts.recorder import recorded
+from weft.executor.experts.recorder import counting
 from weft.executor.gpu.device import GpuDevice
 from weft.executor.gpu.gpu import Gpu
 from weft.executor.gpu.graphs import AdapterGraphs, GraphParts, StepGraphs
@@ -153,20 +153,16 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     )
     experts = make_expert_recorder(spec, kernels.ops)
     eager = steps_with(graphs=None)
-    steps = split(
-        spec,
-        recorded(steps_with(graphs=graphs), experts, eager),
-        eager,
-        model=model,
-        attention=kernels.attention,
-        rows=rows,
-        experts=experts,
-    )
     tensors = kernels.ops.tensors
     kept = tensors_of(pool, state_pool)
     weights = make_weight_store(spec, model, tensors, kept, gpu.device, experts, adapters, tower)
-    steps, store = with_media(spec, with_adapters(steps, adapters), weights, rows, tower)
-    return TorchRunner(steps, store=store, device=device)
+    passes = [
+        *media_passes(spec, rows, tower),
+        *adapter_passes(adapters),
+        *split(spec, eager, model=model, attention=kernels.attention, rows=rows, experts=experts),
+        *counting(experts, eager.compute),
+    ]
+    return TorchRunner(steps_with(graphs=graphs), store=weights, device=device, passes=passes)
 
 
 def _without_kernels(model: ModelConfig) -> str:

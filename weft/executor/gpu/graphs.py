@@ -194,7 +194,7 @@ class StepGraph:
         self._body()
         self._graph, (self._tokens, self._hidden) = gpu.capture(self._body)
 
-    def run(self, plan: Plan) -> tuple[Inputs, Tensor]:
+    def replay(self, plan: Plan) -> tuple[Inputs, Tensor]:
         """Copy a step to the memory that the graph reads, and replay the graph.
 
         The numbers for head and sampler are part of the same copy. Returns the inputs and the

@@ -1,7 +1,7 @@
 """Engines that take their steps together, because they have the experts of one model between them
 (`--enable-dp-attention`). Each has its scheduler, and all of the model but for experts.
 
-    plan ─▶ LockstepSteps ─▶ its turn? ─▶ the steps of this engine ─▶ tokens
+    plan ─▶ LockstepPass ─▶ its turn? ─▶ the steps of this engine ─▶ tokens
                                   └ no ─▶ an idle step: experts for the others
     no plan ─▶ LockstepDevice ─ another engine has begun ─▶ an idle step
 
@@ -17,7 +17,7 @@ from threading import Lock
 from typing import TypeVar
 
 from weft.executor.device import DeviceOutput
-from weft.executor.runner import DeviceStore, ModelSteps
+from weft.executor.runner import Do, Pass, Run
 from weft.observe.log import EventLog
 from weft.ops.sharding import RankLost
 from weft.parallel.lockstep import Lockstep, StepWish
@@ -41,44 +41,38 @@ MEET_S = 10.0  # for which an engine waits until all want to do such a thing
 log = EventLog("engine")
 
 
-class LockstepSteps:
-    """The `ModelSteps` of one of several engines: each step waits for its turn."""
+class LockstepPass(Pass):
+    """On one of several engines: each step waits for its turn, and all engines have the same
+    weights always."""
 
-    def __init__(self, steps: ModelSteps, lockstep: Lockstep) -> None:
-        self._steps = steps
+    name = "lockstep"
+
+    def __init__(self, lockstep: Lockstep) -> None:
         self._lockstep = lockstep
+        self._released: tuple[str, ...] = ()
 
-    def run(self, plan: Plan) -> DeviceOutput:
+    def run(self, plan: Plan, then: Run) -> DeviceOutput:
         is_decode = plan.mode is ForwardMode.DECODE
         self._lockstep.take_turn(StepWish.DECODE if is_decode else StepWish.PREFILL)
         try:
-            return self._steps.run(plan)
+            return then(plan)
         except Exception as exc:
             self._lockstep.fail(exc)
             raise
 
-
-class LockstepStore:
-    """The `DeviceStore` of one of several engines, all of which have the same weights always."""
-
-    def __init__(self, store: DeviceStore, lockstep: Lockstep) -> None:
-        self.inner = store
-        self._lockstep = lockstep
-        self._released: tuple[str, ...] = ()
-
-    def do(self, request: DeviceRequest) -> DeviceReply:
+    def do(self, request: DeviceRequest, then: Do) -> DeviceReply:
         if not isinstance(request, TOGETHER):
-            return self.inner.do(request)
+            return then(request)
         try:
-            return self._do_together(request)
+            return self._do_together(request, then)
         except RankLost as exc:
             return self._failed(str(exc), 500)
 
-    def _do_together(self, request: DeviceRequest) -> DeviceReply:
+    def _do_together(self, request: DeviceRequest, then: Do) -> DeviceReply:
         """Raises RankLost."""
         if not self._lockstep.meet(MEET_S):
             return self._failed("another engine did not do the same; nothing was changed", 503)
-        reply = self.inner.do(request)
+        reply = then(request)
         self._released = reply.released
         if not self._lockstep.is_common(reply.ok):
             why = "an engine refused what others have done"

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from weft.executor.device import DeviceOutput
 from weft.executor.lora.table import AdapterTable
-from weft.executor.runner import ModelSteps
+from weft.executor.runner import Pass, Run
 from weft.plan.step import Plan
 
 
-class AdapterSteps:
-    """The `ModelSteps` of a model whose requests may have adapters."""
+class AdapterPass(Pass):
+    """Says which adapter each token of a step has, before it is computed."""
 
-    def __init__(self, steps: ModelSteps, table: AdapterTable) -> None:
-        self._steps = steps
+    name = "adapters"
+
+    def __init__(self, table: AdapterTable) -> None:
         self._table = table
 
-    def run(self, plan: Plan) -> DeviceOutput:
+    def run(self, plan: Plan, then: Run) -> DeviceOutput:
         self._table.begin(plan)
-        return self._steps.run(plan)
+        return then(plan)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.executor.device import DeviceOutput
 from weft.executor.media.store import MediaStore
-from weft.executor.runner import DeviceStore, ModelSteps
+from weft.executor.runner import Do, Pass, Run
 from weft.plan.device import DeviceReply, DeviceRequest, ReleaseMemory
 from weft.plan.step import Plan, Result
 
@@ -36,18 +36,19 @@ class MediaOutput:
         )
 
 
-class MediaSteps:
-    """The `ModelSteps` of a model with an encoder, which wraps the steps that compute. Their row
-    table has the same `media`."""
+class MediaPass(Pass):
+    """Lets the encoder work for a step, and after it for later ones. The row table has the same
+    `media`. Other weights make the vectors invalid, and released memory includes theirs."""
 
-    def __init__(self, steps: ModelSteps, media: MediaStore) -> None:
-        self.inner = steps
+    name = "encoder"
+
+    def __init__(self, media: MediaStore) -> None:
         self._media = media
 
-    def run(self, plan: Plan) -> DeviceOutput:
+    def run(self, plan: Plan, then: Run) -> DeviceOutput:
         self._media.take_errors()  # of an earlier step that raised
         self._media.take_seconds()
-        output = self.inner.run(plan)
+        output = then(plan)
         not_encoded = self._media.take_errors()
         encoded: tuple[bytes, ...] = ()
         if plan.ahead is not None:
@@ -57,19 +58,8 @@ class MediaSteps:
             return output
         return MediaOutput(output, not_encoded, encoded, encoder_s)
 
-
-class MediaDeviceStore:
-    """The `DeviceStore` of a model with an encoder, which wraps that of its weights and KV.
-
-    Other weights make the vectors invalid, and released memory includes theirs.
-    """
-
-    def __init__(self, store: DeviceStore, media: MediaStore) -> None:
-        self.inner = store
-        self._media = media
-
-    def do(self, request: DeviceRequest) -> DeviceReply:
-        reply = self.inner.do(request)
+    def do(self, request: DeviceRequest, then: Do) -> DeviceReply:
+        reply = then(request)
         if reply.kv_is_stale or isinstance(request, ReleaseMemory):
             self._media.clear()
         return reply

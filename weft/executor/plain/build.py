@@ -7,6 +7,7 @@ import torch
 
 from weft.executor.assembly import (
     RunnerSpec,
+    adapter_passes,
     build_tower,
     fill_weights,
     make_adapter_table,
@@ -15,12 +16,11 @@ from weft.executor.assembly import (
     make_pooler,
     make_state_pool,
     make_weight_store,
+    media_passes,
     tensors_of,
-    with_adapters,
-    with_media,
 )
 from weft.executor.device import StepDevice
-from weft.executor.experts.recorder import recorded
+from weft.executor.experts.recorder import counting
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain.attention import TorchPaged
 from weft.executor.plain.encoder_attention import TorchBidirectional
@@ -35,7 +35,7 @@ from weft.executor.ranks.build import (
     plain_model,
     plain_ops,
     plan_sender,
-    with_ranks,
+    rank_passes,
 )
 from weft.executor.runner import EncoderSteps, TorchRunner
 from weft.executor.split.steps import split
@@ -78,20 +78,16 @@ def build_decoder(
     experts = make_expert_recorder(spec, ops)
     kept = tensors_of(pool, state_pool)
     weights = make_weight_store(spec, model, ops.tensors, kept, on, experts, adapters, tower)
-    steps = split(
-        spec,
-        recorded(whole, experts),
-        whole,
-        model=model,
-        attention=attention,
-        rows=rows,
-        experts=experts,
-    )
     sender = plan_sender(spec, rows)
-    steps, store = with_ranks(spec, with_adapters(steps, adapters), weights, rows, sender)
-    steps, store = with_media(spec, steps, store, rows, tower)
+    passes = [
+        *media_passes(spec, rows, tower),
+        *rank_passes(spec, rows, sender),
+        *adapter_passes(adapters),
+        *split(spec, whole, model=model, attention=attention, rows=rows, experts=experts),
+        *counting(experts),
+    ]
     device = announcing(spec, device, sender)
-    return in_lockstep(spec, ops, steps, store, device)
+    return in_lockstep(spec, ops, whole, weights, device, passes)
 
 
 def build_encoder(

@@ -3,7 +3,7 @@ ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -13,12 +13,11 @@ from weft.config.model import UnsupportedModel
 from weft.executor.assembly import RunnerSpec
 from weft.executor.device import StepDevice
 from weft.executor.inputs import DeviceRowTable
-from weft.executor.lockstep.steps import LockstepDevice, LockstepSteps, LockstepStore
-from weft.executor.media.steps import MediaSteps
+from weft.executor.lockstep.steps import LockstepDevice, LockstepPass
 from weft.executor.ranks.follower import FollowerSteps, FollowerTables, StageSteps
-from weft.executor.ranks.leader import LeaderDrafting, LeaderSteps, LeaderStore
+from weft.executor.ranks.leader import LeaderDrafting, LeaderPass
 from weft.executor.ranks.sender import AnnouncingDevice, PlanSender
-from weft.executor.runner import DecoderSteps, DeviceStore, ModelSteps, TorchRunner
+from weft.executor.runner import DecoderSteps, DeviceStore, ModelSteps, Pass, TorchRunner
 from weft.executor.wire.followers import Ranks
 from weft.models.layers.states import LayerStates
 from weft.models.registry import DecoderModel, LayeredModel, make_model
@@ -127,23 +126,29 @@ def computing(spec: RunnerSpec, fused: ModelSteps, whole: DecoderSteps) -> Model
 
 
 def in_lockstep(
-    spec: RunnerSpec, ops: Ops, steps: ModelSteps, store: DeviceStore, device: StepDevice
+    spec: RunnerSpec,
+    ops: Ops,
+    steps: ModelSteps,
+    store: DeviceStore,
+    device: StepDevice,
+    passes: Sequence[Pass],
 ) -> TorchRunner:
     """A runner of these parts; if engines share their experts, one that runs its steps together
     with theirs. Called after the weights have been filled."""
     kernels = ops.library if isinstance(ops, CppOps) else None
     group = spec.experts
     if group is None:
-        return TorchRunner(steps, store=store, device=device, kernels=kernels)
+        return TorchRunner(steps, store=store, device=device, passes=passes, kernels=kernels)
     if isinstance(ops, ExpertParallelCppOps):
         group.begin(CppExperts(ops, ops.layers.local(group.activations)))
     elif isinstance(ops, ExpertParallelPlainOps):
         group.begin(PlainExperts(ops.layers.local(group.activations), spec.dtype))
     lockstep = Lockstep(group.peers, group.idle)
     return TorchRunner(
-        LockstepSteps(steps, lockstep),
-        store=LockstepStore(store, lockstep),
+        steps,
+        store=store,
         device=LockstepDevice(spec.thread, lockstep),
+        passes=[LockstepPass(lockstep), *passes],
         kernels=kernels,
     )
 
@@ -163,28 +168,17 @@ def announcing(spec: RunnerSpec, device: StepDevice, sender: PlanSender | None) 
     return AnnouncingDevice(device, sender)
 
 
-def with_ranks(
-    spec: RunnerSpec,
-    steps: ModelSteps,
-    store: DeviceStore,
-    rows: DeviceRowTable,
-    sender: PlanSender | None,
-) -> tuple[ModelSteps, DeviceStore]:
-    """The steps and the store; on rank 0, they involve all ranks."""
+def rank_passes(spec: RunnerSpec, rows: DeviceRowTable, sender: PlanSender | None) -> list[Pass]:
+    """The pass that involves all ranks, on rank 0; the one that follows drafts, on other ranks."""
     if sender is not None:
         assert spec.ranks is not None
-        is_staged = spec.ranks.stage is not None
-        return LeaderSteps(steps, sender), LeaderStore(store, sender.followers, is_staged=is_staged)
+        return [LeaderPass(sender, is_staged=spec.ranks.stage is not None)]
     if spec.ranks is not None and spec.engine.draft_model:
-        return FollowerTables(steps, rows), store
-    return steps, store
+        return [FollowerTables(rows)]
+    return []
 
 
-def with_drafting(of_model: ModelSteps, steps: ModelSteps) -> ModelSteps:
-    """`steps` of a model and its draft model; on rank 0, other ranks get their plans, too.
-    `of_model`: the steps of the model, made by `with_ranks`."""
-    if isinstance(of_model, MediaSteps):
-        of_model = of_model.inner
-    if isinstance(of_model, LeaderSteps):
-        return LeaderDrafting(steps, of_model.sender)
-    return steps
+def drafting_of_ranks(passes: Sequence[Pass]) -> list[Pass]:
+    """The pass that lets other ranks know of plans for a draft model, if one of `passes` leads
+    them."""
+    return [LeaderDrafting(one.sender) for one in passes if isinstance(one, LeaderPass)]

@@ -15,7 +15,7 @@ from weft.executor.device import DeviceOutput
 from weft.executor.inputs import DeviceRowTable, Inputs
 from weft.executor.outputs.prompt_logprobs import BLOCK_LEN
 from weft.executor.ranks.leader import of_follower
-from weft.executor.runner import DecoderOutput, DecoderSteps, ModelSteps, TorchRunner
+from weft.executor.runner import DecoderOutput, DecoderSteps, Pass, Run, TorchRunner
 from weft.executor.wire.followers import FAILED, PLAN, READ, REPLY, REQUEST
 from weft.executor.wire.pack import pack, unpack, unpack_request
 from weft.ops.sampling import on
@@ -56,17 +56,18 @@ class StageSteps(DecoderSteps):
         return DecoderOutput(None, ())
 
 
-class FollowerTables:
-    """The `ModelSteps` of a rank that follows a rank with a draft model: of the draft model's
-    steps, it only applies the changes of the table of slots."""
+class FollowerTables(Pass):
+    """On a rank that follows a rank with a draft model: of the draft model's steps, it only applies
+    the changes of the table of slots."""
 
-    def __init__(self, steps: ModelSteps, rows: DeviceRowTable) -> None:
-        self._steps = steps
+    name = "tables of drafts"
+
+    def __init__(self, rows: DeviceRowTable) -> None:
         self._rows = rows
 
-    def run(self, plan: Plan) -> DeviceOutput:
+    def run(self, plan: Plan, then: Run) -> DeviceOutput:
         if plan.drafting is None:
-            return self._steps.run(plan)
+            return then(plan)
         self._rows.apply(plan)
         return DecoderOutput(None, ())
 

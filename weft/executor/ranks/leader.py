@@ -1,7 +1,7 @@
 """Rank 0, which decides: it runs the steps, and lets all other ranks run the same.
 
-    plan ─▶ LeaderSteps ─▶ plan without sampling ─▶ followers
-                      └──▶ the steps of this rank ─▶ tokens
+    plan ─▶ LeaderPass ─▶ plan without sampling ─▶ followers
+                     └──▶ the steps of this rank ─▶ tokens
 
 Only the runner knows of it: the scheduler, the messages and the journal are those of an engine with
 one rank. The work of followers follows from the numbers in the plan alone. They learn sampled
@@ -17,8 +17,8 @@ import numpy as np
 
 from weft.executor.device import DeviceOutput
 from weft.executor.ranks.sender import PlanSender
-from weft.executor.runner import DeviceStore, ModelSteps
-from weft.executor.wire.followers import READ, REQUEST, Followers
+from weft.executor.runner import Do, Pass, Run
+from weft.executor.wire.followers import READ, REQUEST
 from weft.executor.wire.pack import pack
 from weft.ops.sharding import RankLost
 from weft.plan.device import DeviceReply, DeviceRequest, JoinGroup, ReadAdapter, RecordExperts
@@ -26,20 +26,43 @@ from weft.plan.inputs import InputOp, InputVectors, MediaVectors
 from weft.plan.step import Plan, find
 
 
-class LeaderSteps:
-    """The `ModelSteps` of rank 0; `steps` are its own part."""
+class LeaderPass(Pass):
+    """Lets every rank run each step and carry out each request; the replies of ranks are joined."""
 
-    def __init__(self, steps: ModelSteps, sender: PlanSender) -> None:
-        self._steps = steps
+    name = "ranks"
+
+    def __init__(self, sender: PlanSender, *, is_staged: bool) -> None:
+        """`is_staged`: each rank has some of the layers."""
         self.sender = sender
+        self._is_staged = is_staged
+        self._followers = sender.followers
 
-    def run(self, plan: Plan) -> DeviceOutput:
+    def run(self, plan: Plan, then: Run) -> DeviceOutput:
         plan = self._encoded(plan)
         self.sender.begin(plan)
         try:
-            return self._steps.run(plan)
+            return then(plan)
         except RankLost as exc:
-            raise self.sender.followers.explain(exc) from exc
+            raise self._followers.explain(exc) from exc
+
+    def do(self, request: DeviceRequest, then: Do) -> DeviceReply:
+        if isinstance(request, RecordExperts) and self._is_staged:
+            return DeviceReply(
+                ok=False, message="experts are not counted with --pp-size: no rank sees all layers"
+            )
+        if isinstance(request, RecordExperts):
+            return then(request)  # all ranks choose the same experts
+        if isinstance(request, ReadAdapter):
+            # While steps run, so not on their thread. A rank that cannot read the adapter reports
+            # it when the adapter is loaded.
+            self._followers.note(READ, pack(request))
+            return then(request)
+        try:
+            self._followers.tell(REQUEST, pack(request))
+            mine = then(request)
+            return self._joined([mine, *self._followers.replies()])
+        except RankLost as exc:
+            return DeviceReply(ok=False, message=str(exc), status=500)
 
     def _encoded(self, plan: Plan) -> Plan:
         """The plan with vectors instead of the encoder's inputs: only rank 0 runs the encoder, and
@@ -53,51 +76,6 @@ class LeaderSteps:
                 op = InputVectors(op.index, media.take(op).numpy(force=True))
             inputs.append(op)
         return replace(plan, inputs=tuple(inputs))
-
-
-class LeaderDrafting:
-    """Steps of rank 0 with a draft model, which only rank 0 has."""
-
-    def __init__(self, steps: ModelSteps, sender: PlanSender) -> None:
-        self._steps = steps
-        self._sender = sender
-
-    def run(self, plan: Plan) -> DeviceOutput:
-        if plan.drafting is not None:
-            # Its changes of the table of slots apply to all ranks, and are not repeated in later
-            # plans.
-            self._sender.begin(plan)
-        return self._steps.run(plan)
-
-
-class LeaderStore:
-    """The `DeviceStore` of rank 0: every rank carries out each request, and the replies are
-    joined."""
-
-    def __init__(self, store: DeviceStore, followers: Followers, *, is_staged: bool) -> None:
-        """`is_staged`: each rank has some of the layers."""
-        self.inner = store
-        self._is_staged = is_staged
-        self._followers = followers
-
-    def do(self, request: DeviceRequest) -> DeviceReply:
-        if isinstance(request, RecordExperts) and self._is_staged:
-            return DeviceReply(
-                ok=False, message="experts are not counted with --pp-size: no rank sees all layers"
-            )
-        if isinstance(request, RecordExperts):
-            return self.inner.do(request)  # all ranks choose the same experts
-        if isinstance(request, ReadAdapter):
-            # While steps run, so not on their thread. A rank that cannot read the adapter reports
-            # it when the adapter is loaded.
-            self._followers.note(READ, pack(request))
-            return self.inner.do(request)
-        try:
-            self._followers.tell(REQUEST, pack(request))
-            mine = self.inner.do(request)
-            return self._joined([mine, *self._followers.replies()])
-        except RankLost as exc:
-            return DeviceReply(ok=False, message=str(exc), status=500)
 
     def _joined(self, replies: Sequence[DeviceReply]) -> DeviceReply:
         first = replies[0]
@@ -115,6 +93,22 @@ class LeaderStore:
             num_bytes=_num_bytes(replies),
             values=_joined_values([reply.values for reply in replies]),
         )
+
+
+class LeaderDrafting(Pass):
+    """On rank 0 with a draft model, which only rank 0 has."""
+
+    name = "drafts of ranks"
+
+    def __init__(self, sender: PlanSender) -> None:
+        self._sender = sender
+
+    def run(self, plan: Plan, then: Run) -> DeviceOutput:
+        if plan.drafting is not None:
+            # Its changes of the table of slots apply to all ranks, and are not repeated in later
+            # plans.
+            self._sender.begin(plan)
+        return then(plan)
 
 
 def of_follower(request: DeviceRequest, rank: int) -> DeviceRequest:

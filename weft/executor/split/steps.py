@@ -15,26 +15,31 @@ from torch import Tensor
 from weft.executor.assembly import RunnerSpec
 from weft.executor.backend import AttentionBackend
 from weft.executor.device import DeviceOutput
-from weft.executor.experts.recorder import ExpertRecorder, recorded
+from weft.executor.experts.recorder import ExpertRecorder
 from weft.executor.inputs import DeviceRowTable
-from weft.executor.runner import DecoderOutput, DecoderSteps, ModelSteps
+from weft.executor.runner import DecoderOutput, DecoderSteps, Pass, Run
 from weft.models.registry import DecoderModel, LayeredModel
 from weft.ops.sampling import on
 from weft.plan.step import LayerSpan, Plan
 
 
-class SplitSteps:
-    """`ModelSteps` for plans with and without pieces: `pieces` runs the pieces, `otherwise` all
-    other plans."""
+class SplitPass(Pass):
+    """Lets `pieces` compute the plans that are pieces of a prefill. `experts`: what counts the
+    experts of steps, if the model has some."""
 
-    def __init__(self, pieces: ModelSteps, otherwise: ModelSteps) -> None:
+    name = "split"
+
+    def __init__(self, pieces: PieceSteps, experts: ExpertRecorder | None) -> None:
         self._pieces = pieces
-        self._otherwise = otherwise
+        self._experts = experts
 
-    def run(self, plan: Plan) -> DeviceOutput:
+    def run(self, plan: Plan, then: Run) -> DeviceOutput:
         if plan.layers is None:
-            return self._otherwise.run(plan)
-        return self._pieces.run(plan)
+            return then(plan)
+        output = self._pieces.compute(plan)
+        if self._experts is not None and self._experts.is_on:
+            self._experts.count(plan)
+        return output
 
 
 class PieceSteps:
@@ -57,7 +62,7 @@ class PieceSteps:
         self._carried: Tensor | None = None
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> DecoderOutput:
+    def compute(self, plan: Plan) -> DecoderOutput:
         span = plan.layers
         assert span is not None, "a piece has layers"
         carried = self._take(span)
@@ -94,18 +99,17 @@ class PieceSteps:
 
 def split(
     spec: RunnerSpec,
-    otherwise: ModelSteps,
     whole: DecoderSteps,
     *,
     model: DecoderModel,
     attention: AttentionBackend,
     rows: DeviceRowTable,
     experts: ExpertRecorder | None,
-) -> ModelSteps:
-    """Steps that also compute pieces, if the settings ask for pieces; else `otherwise`."""
+) -> list[Pass]:
+    """The pass for pieces, if the settings ask for pieces."""
     if not spec.engine.split_prefill_layers:
-        return otherwise
+        return []
     # `resolve` has refused models that are not layered.
     layered = cast(LayeredModel, model)
     pieces = PieceSteps(whole, model=layered, attention=attention, rows=rows)
-    return SplitSteps(recorded(pieces, experts), otherwise)
+    return [SplitPass(pieces, experts)]

@@ -150,6 +150,7 @@ async def server_info(context: ServerContext, request: Request) -> ASGIApp:
         "page_size": engine.page_size,
         "sampling_defaults": {name: getattr(info.sampling, name) for name in KINDS},
         "startup": engine.startup,
+        "passes": engine.passes,
         "open_completions": client.num_open,
         "server": _without(dataclasses.asdict(context.config), HIDDEN_OF_SERVER),
         "limits": dataclasses.asdict(context.limits),
