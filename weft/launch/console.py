@@ -3,7 +3,7 @@ server is ready, and how it stops.
 
     weft 0.1.0 · weft-nano (11.4 M, bfloat16) · cpu, 2 threads
       kv cache    1.6 GB = 524,288 tokens (page 16) · 256 requests of 2,048 tokens
-      loading     10 MB of 23 MB after 2 s              (only if it takes longer)
+      loading     2 s so far: 412 MB in memory, the weights take 23 MB   (only if it takes longer)
       weights     23 MB loaded in 0.1 s
       warm-up     2 tokens in 0.2 s
     ready in 2.4 s · http://127.0.0.1:30000  (API /v1, metrics /metrics)
@@ -68,9 +68,9 @@ class Console:
         """Show how far the engines are: they have `resident` bytes of memory, and their weights
         take `wanted`. On a terminal the line is rewritten in place."""
         elapsed = time.perf_counter() - self._began
-        text = f"{size(resident)} of {size(wanted)} after {elapsed:.0f} s"
-        if resident >= wanted:
-            text = f"the weights are in memory after {elapsed:.0f} s; preparing the first step"
+        text = (
+            f"{elapsed:.0f} s so far: {size(resident)} in memory, the weights take {size(wanted)}"
+        )
         is_rewritten = sys.stderr.isatty() and self._config.log_format == "text"
         if not (is_rewritten and self._is_shown):
             self._phase("loading", text)
