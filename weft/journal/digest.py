@@ -130,15 +130,7 @@ def _crc(*arrays: IntArray | LongArray | FloatArray | BoolArray) -> int:
 
 def _sampling_of_version_2(plan: Plan) -> int:
     """`Launched.sampling` in version 2: the digests of some operations, combined by XOR."""
-    sampling = plan.sampling
-    crc = _crc(
-        sampling.temperature,
-        sampling.top_p,
-        sampling.top_k,
-        sampling.min_p,
-        sampling.seeds,
-        sampling.positions,
-    )
+    crc = _crc(*plan.sampling)
     biases = [op for op in plan.logits if isinstance(op, LogitBias)]
     if biases:
         crc ^= _joined_biases(biases)

@@ -68,6 +68,11 @@ class StagedSampling:
     device: SamplingTensors
 
 
+def cuts_any(draws: SamplingArrays) -> bool:
+    """Whether top-k, top-p or min-p of some row may leave tokens out."""
+    return bool((draws.top_k > 0).any() or (draws.top_p < 1).any() or (draws.min_p > 0).any())
+
+
 def sampling_tensors(device: torch.device, draws: SamplingArrays) -> SamplingTensors:
     """`draws` on the device. Copies them unless they are there already."""
     if isinstance(draws, StagedSampling):

@@ -25,6 +25,7 @@ from weft.ops.sampling import (
     SamplingArrays,
     TokenHistory,
     TopLogprobTensors,
+    cuts_any,
     on,
     sampling_tensors,
 )
@@ -42,7 +43,7 @@ class TritonSamplerOps:
             return chosen
         device = sampling_tensors(logits.device, draws)
         num, vocab_size = logits.shape
-        cut = bool((draws.top_k > 0).any() or (draws.top_p < 1).any() or (draws.min_p > 0).any())
+        cut = cuts_any(draws)
         bounds = torch.empty(num, device=logits.device)
         if cut:
             threshold(logits, chosen.max_logits, device, bounds)
