@@ -78,7 +78,7 @@ def test_sim_plays_a_trace_file(tmp_path: Path) -> None:
         (["--chunked-prefill-size", "8"], "at least page_size"),
         (["--fit", "/nowhere.csv"], "cannot read /nowhere.csv: No such file"),
         (["--input-len", "many"], "--input-len"),
-        (["--json", "/nowhere/x.json"], "cannot write"),
+        (["--json", "/nowhere/x.json"], "there is no folder /nowhere"),
     ],
 )
 def test_sim_says_what_is_wrong_with_a_setting(words: list[str], message: str) -> None:

@@ -41,7 +41,7 @@ class Body(msgspec.Struct):
             {"max_tokens": "many"},
             "max_tokens",
             "max_tokens is 'many'; a whole number or null is needed, "
-            "0 to 2,147,483,647 are allowed",
+            "0 to 2,147,483,647 are allowed, or -1",
         ),
         (
             {"temperature": None},

@@ -14,7 +14,7 @@ from weft.scheduler.request import NO_ROW, Columns
 
 def numbers_of(columns: Columns, row: int) -> dict[str, Any]:
     """All that stands in a row, but for how often it was given up."""
-    arrays = {**vars(columns), **vars(columns.sampling)}
+    arrays = {**vars(columns), **columns.sampling._asdict()}
     found = {name: column[row] for name, column in arrays.items() if isinstance(column, np.ndarray)}
     del found["epoch"]
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -71,11 +72,13 @@ def num_calls(action: Callable[[], object]) -> int:
         nonlocal num
         num += event in ("call", "c_call")
 
+    gc.disable()  # what earlier tests have left would be finalized on the way
     sys.setprofile(count)
     try:
         action()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return num
 
 

@@ -19,6 +19,8 @@ class WakeupPipe:
         self._socket, self._writing_end = os.pipe()
         os.set_blocking(self._socket, False)
         os.set_blocking(self._writing_end, False)
+        self._poll = select.poll()  # select() takes no handle above 1,023
+        self._poll.register(self._socket, select.POLLIN)
 
     def notify(self) -> None:
         """Wake the thread that waits. Any thread may call this, and it never waits."""
@@ -34,7 +36,7 @@ class WakeupPipe:
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until a notification comes, at most `timeout_s`. Returns whether one came."""
-        select.select([self._socket], [], [], timeout_s)
+        self._poll.poll(timeout_s * 1_000)
         return self.drain()
 
     def close(self) -> None:
