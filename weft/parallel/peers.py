@@ -50,8 +50,8 @@ class PeerLink(NamedTuple):
         message = read_exactly(self.end, num_bytes)
         seal = self.seals.receiving
         mark = seal.begin()
-        mark.add(header)
-        mark.add(message)
+        mark.add(memoryview(header))
+        mark.add(memoryview(message))
         if not is_same(bytes(read_exactly(self.end, seal.size)), mark.end()):
             raise Forged
         return message
