@@ -76,10 +76,22 @@ class Shape:
                 matrix.put_bias(part, random(size, seed=100 + part))
 
 
-def mixed(ops: Ops, shape: Shape, x: Tensor) -> Tensor:
+class Twin:
     """The residual stream behind the experts, by plain operations."""
-    routed = ops.route(x, shape.router(ops))
-    return x.clone() + 0.5 * ops.experts(x, routed, shape.experts(ops))
+
+    def __init__(self, ops: Ops, shape: Shape) -> None:
+        self._ops = ops
+        self.router = shape.router(ops)
+        self.experts = shape.experts(ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        routed = self._ops.route(x, self.router)
+        return x.clone() + 0.5 * self._ops.experts(x, routed, self.experts)
+
+
+def mixed(ops: Ops, shape: Shape, x: Tensor) -> Tensor:
+    """What the twin of such experts makes of x."""
+    return Twin(ops, shape)(x)
 
 
 # What kernels compute with the weights that they have packed

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.codes import FORMATS as CODES
-from tests.ops.experts import Program, Shape, Specified, mixed, rounded_for, specified
+from tests.ops.experts import Program, Shape, Specified, Twin, rounded_for, specified
 from tests.ops.experts import random as values
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.expert_parallel import CppExperts, ExpertParallelCppOps
@@ -89,11 +89,12 @@ def random_lens(draw: random.Random) -> list[int]:
 def test_experts_of_one_process(kernels: Library, format: WeightFormat, seed: int) -> None:
     draw = random.Random(seed)
     shape = random_shape(draw)
-    twin, tolerance = TWINS[format]
+    name, tolerance = TWINS[format]
+    twin = Twin(PlainOps(torch.float32, CPU, name), shape)
     program = Program(kernels, CppOps(kernels, format), shape, capacity=40)
     for num in random_lens(draw):
         x = values(num, shape.hidden, seed=num)
-        expected = mixed(PlainOps(torch.float32, CPU, twin), shape, x)
+        expected = twin(x)
         scale = max(expected.abs().max().item(), 1.0)
         found = program(x)
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * scale)
@@ -114,10 +115,11 @@ def test_experts_whose_codes_are_kept(kernels: Library, codes: str, seed: int) -
     draw = random.Random(seed)
     shape = random_shape(draw, codes)
     ops = CppOps(kernels, WeightFormat.BF16, keeps_codes=True)
+    twin = Twin(PlainOps(torch.float32, CPU, "int8"), shape)
     program = Program(kernels, ops, shape, capacity=40)
     for num in random_lens(draw):
         x = values(num, shape.hidden, seed=num)
-        expected = mixed(PlainOps(torch.float32, CPU, "int8"), shape, x)
+        expected = twin(x)
         tolerance = 1e-2 * max(expected.abs().max().item(), 1.0)
         found = program(x)
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=tolerance)
