@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "arrays": set(),
     "json_types": set(),
+    "seal": set(),
     "version": set(),
     "config": set(),
     "ops": set(),
@@ -69,7 +70,7 @@ ALLOWED = {
         "config",
     },
 }
-EVERYWHERE = {"arrays", "json_types", "version"}  # any module may import it
+EVERYWHERE = {"arrays", "json_types", "seal", "version"}  # any module may import it
 UNBOUND = {
     "",
     "__main__",
@@ -84,6 +85,7 @@ WITHOUT_TORCH = (
     *(
         "arrays",
         "json_types",
+        "seal",
         "config",
         "plan",
         "messages",

@@ -49,7 +49,8 @@ class Server:
         try:
             if not self._url.wait(HANG_S) or not self.url:
                 raise AssertionError("the server did not start:\n" + "\n".join(self.lines))
-            self.engine = self._find_engine()
+            self.engines = self._find_engines()
+            self.engine = self.engines[0]
         except BaseException:
             self._kill()
             raise
@@ -67,13 +68,12 @@ class Server:
                 self._url.set()
         self._url.set()
 
-    def _find_engine(self) -> psutil.Process:
-        (engine,) = [
+    def _find_engines(self) -> list[psutil.Process]:
+        return [
             p
             for p in psutil.Process(self.process.pid).children()
             if "worker" in " ".join(p.cmdline())
         ]
-        return engine
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.url + path, timeout=HANG_S) as answer:

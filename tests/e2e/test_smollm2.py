@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import struct
+from pathlib import Path
 from pydoc_data import topics
 
 import pytest
@@ -43,6 +45,35 @@ def test_its_perplexity_is_that_of_transformers(llm: LLM) -> None:
     losses = [-token.logprob for token in output.prompt_logprobs[1:] if token.logprob is not None]
     assert len(losses) == 511
     assert math.exp(sum(losses) / len(losses)) == pytest.approx(PERPLEXITY, rel=0.02)
+
+
+BASE_END = struct.pack("<I", 0)  # <|endoftext|>
+ENDS = {
+    "only that of texts": (b"tokenizer.ggml.eos_token_id", BASE_END),
+    "none": (b"tokenizer.ggml.eos_token_no", BASE_END),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_its_answer_ends_whichever_end_its_metadata_name(case: str, tmp_path: Path) -> None:
+    found = known.SMOLLM2.found()
+    assert found is not None
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_end(found.read_bytes(), *ENDS[case]))
+    llm = LLM(str(path), kv_tokens=2_048, threads=1)
+    [output] = llm.chat([{"role": "user", "content": "Where is the Eiffel Tower?"}], GREEDY)
+    assert "Paris" in output.text
+    assert "user" not in output.text
+    assert output.finish_reason == "stop"
+
+
+def with_end(content: bytes, key: bytes, value: bytes) -> bytes:
+    """The GGUF file with another key and value in place of those of its end token."""
+    start = content.index(b"tokenizer.ggml.eos_token_id")
+    at_value = start + len(key) + 4  # behind the type
+    assert content[at_value : at_value + 4] == struct.pack("<I", 2)
+    between = content[start + len(key) : at_value]
+    return content[:start] + key + between + value + content[at_value + 4 :]
 
 
 def test_a_server_without_a_model_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
-from tests.launch.tiny_model import write_model_with_experts
+from tests.launch.tiny_model import favour_first_experts, write_model_with_experts
 from tests.seeds import slow
 from weft.assemble.build import Built, build_engine
 from weft.assemble.cache import weight_store
@@ -35,6 +36,7 @@ from weft.parallel.lockstep import Lockstep, StepWish, agree
 from weft.parallel.peers import Peers
 from weft.plan.device import DeviceReply, DeviceRequest, GetWeight, ReleaseMemory
 from weft.plan.step import ForwardMode
+from weft.scheduler.speculation import speculator
 
 NOTHING, DECODE, PREFILL, TOGETHER = StepWish
 
@@ -276,13 +278,15 @@ def prepared(folder: Path, **settings: Any) -> Prepared:
     return prepare(EngineConfig(**{**vars(config), **settings}))
 
 
-def answers(built: Built, prompts: list[list[int]]) -> Answers:
+SAMPLED = SamplingParams(max_new_tokens=6, temperature=1.0, ignore_eos=True, logprobs=0)
+GREEDY = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True, logprobs=0)
+
+
+def answers(built: Built, prompts: list[list[int]], params: SamplingParams = SAMPLED) -> Answers:
     """Tokens and their log probabilities, of requests that run beside each other."""
     found: dict[int, list[tuple[int, float]]] = {}
     for id, prompt in enumerate(prompts):
-        sampling = SamplingParams(
-            max_new_tokens=6, temperature=1.0, seed=prompt[0], ignore_eos=True, logprobs=0
-        )
+        sampling = replace(params, seed=prompt[0])
         request = GenerateRequest(
             id=id,
             rid=str(id),
@@ -304,6 +308,38 @@ def test_engines_with_experts_between_them_give_the_bits_of_one(folder: Path) ->
     expected, found = of_one_and_of_two(folder, "auto")
     assert found == expected
     assert len({token for answer in expected for token, _ in answer}) > 10
+
+
+@pytest.fixture(scope="module")
+def one_sided(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_model_with_experts(
+        tmp_path_factory.mktemp("one_sided"), num_experts=8, num_experts_per_tok=2, hidden_size=32
+    )
+    favour_first_experts(folder)
+    return folder
+
+
+@pytest.mark.parametrize("num_together", [1, 3])
+def test_guesses_are_compared_between_engines_as_in_one(
+    one_sided: Path, num_together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine alone with its guesses: the other one has the expert of one of several tokens."""
+    monkeypatch.setattr(speculator, "least_chance", lambda *_: 0.01)
+    random = Random(2)
+    words = [[random.randrange(256) for _ in range(random.randint(2, 9))] for _ in range(16)]
+    prompts = [word * 4 for word in words]
+    one = prepared(one_sided, speculative="off", max_running_requests=num_together)
+    expected = answers(build_engine(one.config, one.folder), prompts, GREEDY)
+    half = prepared(
+        one_sided,
+        speculative="tree,ngram",
+        max_running_requests=num_together,
+        enable_dp_attention=True,
+        ep_size=2,
+    )
+    found, engines = of_two(half, [prompts, []], GREEDY)
+    assert found == expected
+    assert engines[0].engine.services.stats().total_accepted_ngram > 20
 
 
 def test_an_engine_that_keeps_step_with_others_stores_its_kv(folder: Path, tmp_path: Path) -> None:
@@ -342,13 +378,21 @@ def of_one_and_of_two(folder: Path, kernels: str) -> tuple[Answers, Answers]:
     one = prepared(folder, kernels=kernels)
     expected = answers(build_engine(one.config, one.folder), prompts)
     half = prepared(folder, kernels=kernels, enable_dp_attention=True, ep_size=2)
-    parts = [prompts[:5], prompts[5:]]
+    found, _ = of_two(half, [prompts[:5], prompts[5:]])
+    return expected, found
+
+
+def of_two(
+    half: Prepared, parts: list[list[list[int]]], params: SamplingParams = SAMPLED
+) -> tuple[Answers, list[Built]]:
+    """The answers of two engines, each to its part of the prompts; and the engines, at their end."""
     found: list[Answers] = [[], []]
+    engines: dict[int, Built] = {}
     all_peers = make_peers(2)
 
     def serve(rank: int) -> None:
-        built = build_engine(half.config, half.folder, all_peers[rank])
-        found[rank] = answers(built, parts[rank])
+        built = engines[rank] = build_engine(half.config, half.folder, all_peers[rank])
+        found[rank] = answers(built, parts[rank], params)
         done.wait(WAIT_S)
         built.runner.close()
 
@@ -358,4 +402,4 @@ def of_one_and_of_two(folder: Path, kernels: str) -> tuple[Answers, Answers]:
         thread.start()
     for thread in threads:
         thread.join()
-    return expected, found[0] + found[1]
+    return found[0] + found[1], [engines[0], engines[1]]

@@ -13,8 +13,8 @@ import msgspec
 from tests.handoff.pair import FACTS
 from tests.tiers.pool import HANG_S
 from weft.handoff.greeting import NONCE_BYTES, GreetingKeys
-from weft.handoff.seal import Open, Seal, Seals
 from weft.handoff.wire import LENGTH, VERSION, Challenge, Decline, Hello, Spoken, Welcome
+from weft.seal import Open, Seal, Seals
 
 _decode = msgspec.msgpack.Decoder[Spoken](Spoken).decode
 

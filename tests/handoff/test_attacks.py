@@ -16,7 +16,6 @@ from tests.handoff.pair import FACTS, Pair, Proxy, key_part
 from tests.handoff.peer import Peer, RogueLender
 from tests.tiers.pool import HANG_S, PAGE_SIZE, BytesPool, key_of, pages
 from weft.handoff import greeting, prefill
-from weft.handoff.seal import Seals
 from weft.handoff.wire import (
     LENGTH,
     MAX_WHY_LEN,
@@ -34,6 +33,7 @@ from weft.handoff.wire import (
 )
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.observe.log import EventLog
+from weft.seal import Seals
 
 SECRET = "a secret of both"
 KEY = key_of(24)

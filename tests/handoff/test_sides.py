@@ -16,9 +16,9 @@ from tests.handoff.pair import FACTS, Pair, Proxy, key_part
 from tests.tiers.pool import HANG_S, PAGE_SIZE, BytesPool, key_of, pages
 from weft.handoff.decode import Talk
 from weft.handoff.gate import PageGate
-from weft.handoff.seal import Checksummed, Seals
 from weft.handoff.wire import LENGTH, MAX_SMALL_BYTES, Connection
 from weft.memory.handoff.protocol import FoundKv, Missed
+from weft.seal import Checksummed, Seals
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ def test_the_error_without_the_package_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
     write_tiny_model(tmp_path, architectures=["NovelForCausalLM"])
-    with pytest.raises(UnsupportedModel, match="pip install 'transformers"):
+    with pytest.raises(UnsupportedModel, match=r"pip install 'transformers>=5.23,<6'"):
         choose_model(EngineConfig(model=str(tmp_path)), tmp_path)
 
 

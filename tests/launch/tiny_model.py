@@ -46,29 +46,45 @@ def write_tiny_model(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def write_model_with_experts(folder: Path) -> Path:
-    """With weights: six experts in each of two layers, three of them for a token."""
+def write_model_with_experts(folder: Path, **config: Any) -> Path:
+    """With weights: six experts in each of two layers, three of them for a token. `config` replaces
+    keys of config.json."""
     from weft.config.model import ModelConfig
     from weft.executor.weights.load import save_random
 
-    write_tiny_model(
-        folder,
-        architectures=["Qwen3MoeForCausalLM"],
-        model_type="qwen3_moe",
-        hidden_size=64,
-        intermediate_size=96,
-        moe_intermediate_size=48,
-        num_experts=6,
-        num_experts_per_tok=3,
-        norm_topk_prob=True,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        tie_word_embeddings=False,
-    )
+    experts = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 48,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+    }
+    write_tiny_model(folder, **{**experts, **config})
     save_random(ModelConfig.from_folder(folder), folder / "model.safetensors")
     return folder
+
+
+def favour_first_experts(folder: Path) -> None:
+    """Let the experts of `write_model_with_experts` count for the next token, and the second half
+    of them be chosen rarely: often for one of several tokens alone."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name, weight in tensors.items():
+        if "norm" not in name:
+            weight *= 10
+        if name.endswith("mlp.gate.weight"):
+            weight[len(weight) // 2 :] *= 0.3
+    save_file(tensors, path, {"format": "pt"})
 
 
 def write_model_with(layers: str, folder: Path) -> Path:

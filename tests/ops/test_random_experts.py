@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.codes import FORMATS as CODES
-from tests.ops.experts import Program, Shape, mixed
+from tests.ops.experts import Program, Shape, Specified, Twin, rounded_for, specified
 from tests.ops.experts import random as values
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.expert_parallel import CppExperts, ExpertParallelCppOps
@@ -27,16 +27,20 @@ from weft.ops.expert_parallel import (
 )
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Experts, Ops
-from weft.ops.routing import Choice, Scores
+from weft.ops.quantize import INT8
+from weft.ops.routing import Choice, Routed, Scores
 
 CPU = torch.device("cpu")
 # The name of the twin's format, and the tolerance; the twin of bfloat16 keeps float32.
 TWINS = {
     WeightFormat.F32: ("", 5e-5),
     WeightFormat.BF16: ("", 3e-2),
-    WeightFormat.I8: ("int8", 1e-2),  # which may round an activation to the other side
+    # They may round a weight or an activation to the other side.
+    WeightFormat.I8: ("int8", 1e-2),
     WeightFormat.I4: ("int4", 2e-2),
 }
+# Of sums in float32, relative to the largest one.
+ERROR = 5e-5
 SEEDS = range(4)
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "clamped_swiglu")
 
@@ -69,6 +73,12 @@ def random_shape(draw: random.Random, codes: str = "") -> Shape:
     return Shape(hidden, inner, choice, draw.choice(ACTIVATIONS), bias=bias, codes=codes)
 
 
+def assert_specified(found: Tensor, expected: Specified) -> None:
+    largest = max(expected.values.abs().max().item(), 1.0)
+    off = (found.double() - expected.values).abs() - expected.doubt
+    assert off.max().item() <= ERROR * largest, (off.max().item() / largest, len(found))
+
+
 def random_lens(draw: random.Random) -> list[int]:
     """Numbers of tokens: one in any case, and some that are few and many."""
     return [1, draw.randint(2, 8), draw.randint(9, 40)]
@@ -79,13 +89,23 @@ def random_lens(draw: random.Random) -> list[int]:
 def test_experts_of_one_process(kernels: Library, format: WeightFormat, seed: int) -> None:
     draw = random.Random(seed)
     shape = random_shape(draw)
-    twin, tolerance = TWINS[format]
+    name, tolerance = TWINS[format]
+    twin = Twin(PlainOps(torch.float32, CPU, name), shape)
     program = Program(kernels, CppOps(kernels, format), shape, capacity=40)
     for num in random_lens(draw):
         x = values(num, shape.hidden, seed=num)
-        expected = mixed(PlainOps(torch.float32, CPU, twin), shape, x)
+        expected = twin(x)
         scale = max(expected.abs().max().item(), 1.0)
-        torch.testing.assert_close(program(x), expected, rtol=tolerance, atol=tolerance * scale)
+        found = program(x)
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * scale)
+        assert_specified(2 * (found - x), of_program(program, shape, x, format))
+
+
+def of_program(program: Program, shape: Shape, x: Tensor, format: WeightFormat) -> Specified:
+    ops = PlainOps(torch.float32, CPU)
+    routed = ops.route(x, shape.router(ops))
+    rounded = rounded_for(program.kernels, format)
+    return specified(shape, program.experts, x, routed, rounded)
 
 
 @pytest.mark.parametrize("seed", range(1))
@@ -95,12 +115,15 @@ def test_experts_whose_codes_are_kept(kernels: Library, codes: str, seed: int) -
     draw = random.Random(seed)
     shape = random_shape(draw, codes)
     ops = CppOps(kernels, WeightFormat.BF16, keeps_codes=True)
+    twin = Twin(PlainOps(torch.float32, CPU, "int8"), shape)
     program = Program(kernels, ops, shape, capacity=40)
     for num in random_lens(draw):
         x = values(num, shape.hidden, seed=num)
-        expected = mixed(PlainOps(torch.float32, CPU, "int8"), shape, x)
-        tolerance = 2e-4 * max(expected.abs().max().item(), 1.0)
-        torch.testing.assert_close(program(x), expected, rtol=2e-4, atol=tolerance)
+        expected = twin(x)
+        tolerance = 1e-2 * max(expected.abs().max().item(), 1.0)
+        found = program(x)
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=tolerance)
+        assert_specified(2 * (found - x), of_program(program, shape, x, WeightFormat.I8))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -109,7 +132,9 @@ def test_experts_that_ranks_divide(kernels: Library, format: WeightFormat, seed:
     draw = random.Random(seed)
     shape = random_shape(draw)
     num_ranks = draw.randint(2, 3)
-    shape = Shape(shape.hidden, 64 * num_ranks, shape.choice, shape.activation, bias=shape.bias)
+    # Each rank has whole groups of weights and of activations, so it rounds them as one process.
+    inner = INT8.group * num_ranks
+    shape = Shape(shape.hidden, inner, shape.choice, shape.activation, bias=shape.bias)
     whole = Program(kernels, CppOps(kernels, format), shape, capacity=40)
     # The operations own the link of a program, so they are kept.
     ops = [
@@ -117,8 +142,6 @@ def test_experts_that_ranks_divide(kernels: Library, format: WeightFormat, seed:
         for rank in range(num_ranks)
     ]
     ranks = [Program(kernels, each, shape, capacity=40) for each in ops]
-    # Parts of rows are rounded by their own scales.
-    tolerance = 5e-5 if format is WeightFormat.F32 else 2e-2
     for num in random_lens(draw):
         x = values(num, shape.hidden, seed=num)
         total = x.clone()
@@ -126,7 +149,7 @@ def test_experts_that_ranks_divide(kernels: Library, format: WeightFormat, seed:
             total += rank(x) - x
         expected = whole(x)
         scale = max(expected.abs().max().item(), 1.0)
-        torch.testing.assert_close(total, expected, rtol=tolerance, atol=tolerance * scale)
+        torch.testing.assert_close(total, expected, rtol=ERROR, atol=ERROR * scale)
 
 
 # Experts of peers: rows from anywhere in the tokens, each for any expert
@@ -152,7 +175,8 @@ def test_experts_for_other_peers(kernels: Library, format: WeightFormat, seed: i
     shape = random_shape(draw)
     twin, tolerance = TWINS[format]
     ops = CppOps(kernels, format)
-    compute = CppExperts(ops, own_experts(ops, [shape, shape]))
+    layers = own_experts(ops, [shape, shape])
+    compute = CppExperts(ops, layers)
     plain = PlainExperts(own_experts(PlainOps(torch.float32, CPU, twin), [shape]), torch.float32)
     for x, rows, experts in random_rows(draw, shape):
         layer = draw.randrange(2)
@@ -160,6 +184,9 @@ def test_experts_for_other_peers(kernels: Library, format: WeightFormat, seed: i
         scale = max(expected.abs().max().item(), 1.0)
         found = compute(layer, x, rows, experts)
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * scale)
+        routed = Routed(experts[:, None], torch.ones(len(rows), 1))
+        rounded = rounded_for(kernels, format)
+        assert_specified(found, specified(shape, layers[layer], x[rows], routed, rounded))
 
 
 class Together:

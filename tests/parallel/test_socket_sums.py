@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.handoff.pair import Proxy
 from weft.ops.sharding import RankLost
 from weft.parallel.comm import file_store
-from weft.parallel.socket_sums import SMALL_BYTES, SocketComm
+from weft.parallel.socket_sums import SMALL_BYTES, Greeter, SocketComm
 
 TIMEOUT_S = 120.0
 
@@ -87,6 +88,88 @@ def test_who_does_not_know_the_secret_does_not_join(tmp_path: Path) -> None:
     assert torch.equal(summed(comms, [one, one])[0], 2 * one)
     for comm in comms:
         comm.close()
+
+
+class StoreOfAnother:
+    """A store in which rank 0 listens where somebody else does, who relays what both say."""
+
+    def __init__(self, path: Path, port: int) -> None:
+        self._store = file_store(path, 2)
+        self.set = self._store.set
+        self.set_timeout = self._store.set_timeout
+        self._port = port
+
+    def get(self, key: str) -> bytes:
+        found: bytes = self._store.get(key)
+        return f"127.0.0.1 {self._port}".encode() if key == "weft/0" else found
+
+
+@pytest.mark.parametrize("num", [4, SMALL_BYTES])
+def test_what_is_changed_on_its_way_between_nodes_is_added_to_nothing(
+    num: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "meeting"
+    changes = threading.Event()
+
+    def spoil(content: bytes) -> bytes:
+        if not changes.is_set():
+            return content
+        place = 20  # behind the header
+        return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+    store = file_store(path, 2)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(
+            SocketComm, store, rank=0, size=2, timeout_s=TIMEOUT_S, secret="hush"
+        )
+        port = int(store.get("weft/0").decode().split()[1])
+        proxy = Proxy(port, spoil)
+        relayed = StoreOfAnother(path, proxy.port)
+        second = SocketComm(relayed, rank=1, size=2, timeout_s=TIMEOUT_S, secret="hush")
+        comms = [first.result(TIMEOUT_S), second]
+    one = torch.ones(num)
+    assert torch.equal(summed(comms, [one, one])[1], 2 * one)
+    changes.set()
+    kept = one.clone()
+    with ThreadPoolExecutor(2) as threads:
+        other = threads.submit(comms[0].all_reduce, one.clone())
+        with pytest.raises(RankLost, match="comes from rank 0 was changed on its way"):
+            second.all_reduce(kept)
+        assert torch.equal(kept, one)
+        other.exception(TIMEOUT_S)  # it may have had all before the link was closed
+    for comm in comms:
+        comm.close()
+    proxy.close()
+
+
+def test_both_ends_of_a_connection_have_keys_of_their_own() -> None:
+    """Of each direction and connection, and the same at both ends."""
+    greeters = [Greeter(rank, "hush", b"token") for rank in range(2)]
+    marks: list[tuple[bytes, ...]] = []
+    for _ in range(2):
+        ends = socket.socketpair()
+        with ends[0], ends[1], ThreadPoolExecutor(2) as threads:
+            called = threads.submit(greeters[0].greet, ends[0], calls=False)
+            caller = greeters[1].greet(ends[1], calls=True)
+            found = called.result(TIMEOUT_S)
+        assert (found.rank, caller.rank) == (1, 0)
+        directions = (found.seals.sending, found.seals.receiving)
+        own = tuple(seal.begin().end() for seal in directions)
+        theirs = (caller.seals.receiving, caller.seals.sending)
+        assert tuple(seal.begin().end() for seal in theirs) == own
+        marks.append(own)
+    assert len({mark for own in marks for mark in own}) == 4
+
+
+def test_who_is_called_by_a_stranger_proves_nothing() -> None:
+    near, far = socket.socketpair()
+    with near, far, ThreadPoolExecutor(1) as threads:
+        greeted = threads.submit(Greeter(0, "hush", b"token").greet, near, calls=False)
+        far.sendall(bytes(200))
+        with pytest.raises(ConnectionError, match="does not know the secret"):
+            greeted.result(TIMEOUT_S)
+        near.close()
+        assert len(far.recv(1_000)) == 16  # the number that it has drawn
 
 
 def test_ranks_that_do_not_come_are_waited_for_no_longer_than_asked(tmp_path: Path) -> None:

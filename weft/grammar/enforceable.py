@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeGuard
 
 from weft.grammar.protocol import InvalidGrammar
 from weft.json_types import JsonObject
@@ -166,7 +166,7 @@ def exact_literals(schema: Any) -> list[str]:
     return list(map(json.dumps, values))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import msgspec
 
 from weft.handoff.facts import Facts
-from weft.handoff.seal import Checksummed, Seal, Sealed, Seals, is_same
 from weft.handoff.wire import (
     MAX_ASK_BYTES,
     VERSION,
@@ -29,6 +28,7 @@ from weft.handoff.wire import (
     Welcome,
 )
 from weft.observe.log import EventLog
+from weft.seal import Checksummed, Seal, Sealed, Seals, is_same
 
 GREETING_S = 5.0
 NONCE_BYTES = 32

@@ -7,7 +7,7 @@
             Challenge  ──────────────────────▶
                        ◀──────────────────────  Hello
     Welcome or Decline ──────────────────────▶
-                                                from here on with marks (`handoff/seal.py`)
+                                                from here on with marks (`weft/seal.py`)
                        ◀──────────────────────  Ask
         Beat ... Ready ──────────────────────▶
                        ◀──────────────────────  Beat ... Wanted
@@ -30,7 +30,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from weft.handoff.gate import PageGate
-from weft.handoff.seal import Mark, Open, Seals, is_same
+from weft.seal import Mark, Open, Seals, is_same
 from weft.tiers.files import MAX_PIECES, behind
 
 VERSION = 4

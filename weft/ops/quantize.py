@@ -38,7 +38,8 @@ def round_rows(x: Tensor) -> Tensor:
     peaks = groups.abs().amax(dim=2, keepdim=True)
     # A group with a number that is not finite becomes not finite.
     has_range = ~(peaks <= LEAST_PEAK)
-    inverse = torch.where(has_range, 127 / peaks, 0)
+    # A number over a tensor is a reciprocal and a product in torch, which rounds twice.
+    inverse = torch.where(has_range, torch.full_like(peaks, 127) / peaks, 0)
     scales = torch.where(has_range, peaks * (1 / 127), 0)
     rounded = (groups * inverse).round() * scales
     return rounded.flatten(1)[:, :size].to(x.dtype)

@@ -1,7 +1,8 @@
 """Processes that have a link to each other, and run the same operations in the same order.
 
 Each two are joined by a private pair of sockets: the process that starts them creates the pairs,
-and they inherit their ends. When one process ends, all others notice it at once.
+and they inherit their ends. Or they are on several machines and have connected; then their messages
+bear marks (`weft/seal.py`). When one process ends, all others notice it at once.
 """
 
 from __future__ import annotations
@@ -11,15 +12,49 @@ import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from weft.ops.sharding import RankLost
+from weft.seal import Open, Seals, is_same
 
 HEADER = struct.Struct("<QQ")  # number of the swap, bytes after it
 MAX_BYTES = 1 << 40
 WAKEUP_BYTES = 1 << 16
 
 T = TypeVar("T")
+
+
+class Forged(Exception):
+    """A message is not what the other process has sent."""
+
+
+class PeerLink(NamedTuple):
+    """One end of the link between two processes. Methods raise OSError and EOFError."""
+
+    end: socket.socket
+    seals: Seals
+
+    def give(self, number: int, message: bytes) -> None:
+        """Send the message of this swap."""
+        content = HEADER.pack(number, len(message)) + message
+        mark = self.seals.sending.begin()
+        mark.add(content)
+        self.end.sendall(content + mark.end())
+
+    def take(self, number: int) -> bytearray:
+        """Receive the message of this swap. Raises Forged."""
+        header = read_exactly(self.end, HEADER.size)
+        theirs, num_bytes = HEADER.unpack(header)
+        if theirs != number or num_bytes > MAX_BYTES:
+            raise EOFError(f"swap {number} here is {theirs} there")
+        message = read_exactly(self.end, num_bytes)
+        seal = self.seals.receiving
+        mark = seal.begin()
+        mark.add(memoryview(header))
+        mark.add(memoryview(message))
+        if not is_same(bytes(read_exactly(self.end, seal.size)), mark.end()):
+            raise Forged
+        return message
 
 
 class Peers:
@@ -31,33 +66,41 @@ class Peers:
         ends: Mapping[int, socket.socket],
         timeout_s: float,
         called: str = "engine",
+        seals: Mapping[int, Seals] | None = None,
     ) -> None:
         """`ends`: by the number of the other process. `timeout_s`: for which processes wait for
-        each other. `called`: what one of them is."""
+        each other. `called`: what one of them is. `seals`: of each end; None: nobody else can write
+        into them."""
         self._called = called
         self.rank = rank
         self.size = len(ends) + 1
-        self._ends = dict(sorted(ends.items()))
+        self._links: dict[int, PeerLink] = {}
+        for other, end in sorted(ends.items()):
+            own = Seals(Open(), Open()) if seals is None else seals[other]
+            self._links[other] = PeerLink(end, own)
         self._num_swaps = 0
         self._lost = ""
         self._wakeup, self._wakeup_end = socket.socketpair()
         self._wakeup.setblocking(False)
         self._wakeup_end.setblocking(False)
-        for end in self._ends.values():
-            end.settimeout(timeout_s)
+        for link in self._links.values():
+            link.end.settimeout(timeout_s)
 
     @property
     def others(self) -> Sequence[int]:
-        return list(self._ends)
+        return list(self._links)
 
     def call(self, word: bytes) -> dict[int, bytearray]:
         """Send a few bytes to all other processes, and receive those of each. A process that is in
         `wait` returns from it when another one calls. Raises RankLost, also in every call after a
         process was lost."""
         self._begin()
-        for other, end in self._ends.items():
-            self._with(other, self._give, end, word)
-        return {other: self._with(other, self._take, end) for other, end in self._ends.items()}
+        for other, link in self._links.items():
+            self._with(other, link.give, self._num_swaps, word)
+        return {
+            other: self._with(other, link.take, self._num_swaps)
+            for other, link in self._links.items()
+        }
 
     def swap(self, messages: Mapping[int, bytes]) -> dict[int, bytearray]:
         """Send each other process its message of any size, and receive one from each. All processes
@@ -69,13 +112,13 @@ class Peers:
         """
         self._begin()
         found: dict[int, bytearray] = {}
-        for other, end in self._ends.items():
+        for other, link in self._links.items():
             if self.rank < other:
-                self._with(other, self._give, end, messages[other])
-                found[other] = self._with(other, self._take, end)
+                self._with(other, link.give, self._num_swaps, messages[other])
+                found[other] = self._with(other, link.take, self._num_swaps)
             else:
-                found[other] = self._with(other, self._take, end)
-                self._with(other, self._give, end, messages[other])
+                found[other] = self._with(other, link.take, self._num_swaps)
+                self._with(other, link.give, self._num_swaps, messages[other])
         return found
 
     def wait(self) -> bool:
@@ -85,9 +128,9 @@ class Peers:
         poll.register(self._wakeup, select.POLLIN)
         numbers = set()
         if not self._lost:
-            for end in self._ends.values():
-                numbers.add(end.fileno())
-                poll.register(end, select.POLLIN)
+            for link in self._links.values():
+                numbers.add(link.end.fileno())
+                poll.register(link.end, select.POLLIN)
         has_called = any(number in numbers for number, _ in poll.poll())
         with suppress(BlockingIOError):
             self._wakeup.recv(WAKEUP_BYTES)
@@ -102,7 +145,7 @@ class Peers:
         """Wait until another process calls, at most `timeout_s`. Returns whether one has."""
         if self._lost:
             raise RankLost(self._lost)
-        ready, _, _ = select.select(list(self._ends.values()), [], [], timeout_s)
+        ready, _, _ = select.select([link.end for link in self._links.values()], [], [], timeout_s)
         return bool(ready)
 
     def close(self) -> None:
@@ -114,8 +157,8 @@ class Peers:
     def leave(self, why: str) -> None:
         """Close all links for this reason: all other processes notice it."""
         self._lost = self._lost or why
-        for end in self._ends.values():
-            end.close()
+        for link in self._links.values():
+            link.end.close()
 
     def _begin(self) -> None:
         if self._lost:
@@ -130,16 +173,9 @@ class Peers:
             self.leave(f"{self._called} {other} does not answer")
         except (OSError, EOFError):
             self.leave(f"{self._called} {other} is gone")
+        except Forged:
+            self.leave(f"what comes from {self._called} {other} was changed on its way")
         raise RankLost(self._lost)
-
-    def _give(self, end: socket.socket, message: bytes) -> None:
-        end.sendall(HEADER.pack(self._num_swaps, len(message)) + message)
-
-    def _take(self, end: socket.socket) -> bytearray:
-        number, num_bytes = HEADER.unpack(read_exactly(end, HEADER.size))
-        if number != self._num_swaps or num_bytes > MAX_BYTES:
-            raise EOFError(f"swap {self._num_swaps} here is {number} there")
-        return read_exactly(end, num_bytes)
 
 
 def read_exactly(end: socket.socket, num_bytes: int) -> bytearray:

@@ -1,7 +1,7 @@
-"""Marks behind messages and pages, by which the receiver sees whether they are those that were
-sent.
+"""Marks behind what goes from one machine to another, by which the receiver sees whether it is what
+was sent.
 
-    `Open`         no mark: until both sides have greeted
+    `Open`         no mark: until both sides have greeted, and within one machine
     `Checksummed`  a CRC-32: finds damage. For servers without a secret
     `Sealed`       an HMAC with a key of this connection and this direction, over the number of the
                    mark: a message that was changed, left out, repeated, moved, or sent back to its
