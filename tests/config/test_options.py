@@ -257,7 +257,7 @@ def test_options_that_weft_does_not_need_are_refused_with_the_reason(name: str) 
     for word in (flag, f"--{name}"):
         with pytest.raises(SettingsError) as refused:
             command.read([word, "1"], {})
-        assert str(refused.value) == f"unknown option {word}; it is not needed: {NEEDLESS[name]}"
+        assert str(refused.value) == f"unknown option {flag}; it is not needed: {NEEDLESS[name]}"
 
 
 def test_engine_arguments_survive_the_pipe() -> None:
