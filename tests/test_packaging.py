@@ -41,3 +41,12 @@ def test_the_package_says_who_made_it_and_for_what() -> None:
     assert project["license"] == "Apache-2.0"
     assert "Typing :: Typed" in project["classifiers"]
     assert project["keywords"]
+
+
+def test_no_page_for_those_who_change_weft_is_shipped() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]
+    patterns = tool["setuptools"]["package-data"]["weft"]
+    pages = set((ROOT / "weft").glob("*/README.md"))
+    shipped = {path for pattern in patterns for path in (ROOT / "weft").glob(pattern)}
+    assert pages
+    assert pages & shipped == set()

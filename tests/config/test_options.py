@@ -9,7 +9,7 @@ import pytest
 
 from weft.config.engine import EngineConfig
 from weft.config.limits import Limits
-from weft.config.options import Command, SettingsError, option, options_of
+from weft.config.options import NEEDLESS, Command, SettingsError, option, options_of
 from weft.config.process import EngineArgs
 from weft.config.server import ServerConfig
 
@@ -248,6 +248,16 @@ def test_names_of_other_engines_are_not_names_of_ours() -> None:
     theirs = [name for item in options for name in item.elsewhere]
     assert len(theirs) == len(set(theirs))
     assert ours.isdisjoint(theirs)
+
+
+@pytest.mark.parametrize("name", list(NEEDLESS))
+def test_options_that_weft_does_not_need_are_refused_with_the_reason(name: str) -> None:
+    flag = "--" + name.replace("_", "-")
+    command = Command("weft serve", "", EngineConfig, ServerConfig, Limits)
+    for word in (flag, f"--{name}"):
+        with pytest.raises(SettingsError) as refused:
+            command.read([word, "1"], {})
+        assert str(refused.value) == f"unknown option {flag}; it is not needed: {NEEDLESS[name]}"
 
 
 def test_engine_arguments_survive_the_pipe() -> None:

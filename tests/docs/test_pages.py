@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -62,6 +63,18 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
         "page.md: none.md is not there",
         "page.md: #no has no such heading",
     ]
+
+
+def test_the_site_has_no_links_out_of_the_pages() -> None:
+    spec = importlib.util.spec_from_file_location("weft_site", DOCS / "generate" / "site.py")
+    assert spec is not None
+    assert spec.loader is not None
+    site = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site)
+    page = DOCS / "guides" / "page.md"
+    text = "[`memory`](../../weft/memory/README.md) [a](../architecture.md#x) [b](../../pyproject.toml)"
+    shown = "`memory` [a](../architecture.md#x) b"
+    assert site.without_links_out(text, page) == shown
 
 
 def shown_texts() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Taking messages in: two sources, skipping, dispatch, limits of the queue, batches, calls by name."""
+"""Taking messages in: two sources, dispatch, limits of the queue, batches, calls by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,10 +17,9 @@ import zmq
 from tests.engine.engine_world import EngineWorld, request
 from tests.scheduler.test_scheduler import settings
 from weft.config.options import SettingsError
-from weft.config.pairs import parse_recv_weights
 from weft.engine.control.handlers import HANDLERS, IncompleteTable, require_all
 from weft.engine.engine import Engine
-from weft.engine.intake import MAX_RECV_PER_POLL, Intake, RecvSkipper
+from weft.engine.intake import MAX_RECV_PER_POLL, Intake
 from weft.launch import rpc as rpc_client
 from weft.launch.worker import _receive
 from weft.messages.by_name import BadCall, plain, request_named
@@ -48,7 +47,6 @@ from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.status import UnreadableMessages
 from weft.messages.weights import DestroyWeightsUpdateGroup, WeightsReply
 from weft.observe.log import EventLog
-from weft.plan.step import ForwardMode
 
 HANG_S = 240.0  # whatever takes so long does not come any more
 
@@ -204,49 +202,6 @@ def test_what_no_socket_can_read_is_dropped_counted_and_harms_nobody(
 def test_a_message_that_is_too_deep_is_no_message() -> None:
     with pytest.raises(BadMessage):
         decode_to_engine(b"\x81\xa4type" + b"\x91" * 200_000 + b"\x00")
-
-
-# Skipping
-
-
-def test_messages_are_looked_for_when_steps_have_counted_enough_and_always_when_nothing_runs() -> (
-    None
-):
-    skipper = RecvSkipper(4, {ForwardMode.DECODE: 1, ForwardMode.EXTEND: 3})
-    decode, extend = ForwardMode.DECODE, ForwardMode.EXTEND
-    assert [skipper.handle(mode) for mode in [decode] * 8] == [False, False, False, True] * 2
-    assert [skipper.handle(mode) for mode in (extend, decode, extend, extend)] == [
-        False,
-        True,
-        False,
-        True,
-    ]
-    assert [skipper.handle(mode) for mode in (decode, None, decode)] == [False, True, False]
-    assert all(RecvSkipper().handle(mode) for mode in ForwardMode)
-
-
-def test_a_skipped_poll_leaves_the_messages_where_they_are() -> None:
-    class Source:
-        num_dropped = 0
-        messages: ClassVar[list[ToEngine]] = [GetState(call=1)]
-
-        def drain(self, limit: int) -> list[ToEngine]:
-            taken, self.messages[:] = list(self.messages), []
-            return taken
-
-    intake = Intake(Source(), lambda reply: None, skipper=RecvSkipper(3))
-    polls = [len(intake.recv_requests(ForwardMode.DECODE)) for _ in range(4)]
-    assert polls == [0, 0, 1, 0]
-
-
-def test_weights_of_steps_are_read_or_refused_with_what_is_expected() -> None:
-    assert parse_recv_weights(" decode=2, extend=1000", ["decode", "extend"], "--recv-weights") == {
-        "decode": 2,
-        "extend": 1000,
-    }
-    for wrong in ("decode", "decode=0", "decode=x", "other=1"):
-        with pytest.raises(SettingsError, match=r"--recv-weights: '.*decode, extend"):
-            parse_recv_weights(wrong, ["decode", "extend"], "--recv-weights")
 
 
 # Dispatch

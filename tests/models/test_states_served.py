@@ -1,4 +1,5 @@
-"""Models with layers that keep a state, served: transformers' tokens, whatever the cache and the scheduler do."""
+"""Models with layers that keep a state, in stages, and beside layers with windows; `test_groups_served.py` has what
+concerns both kinds alike."""
 
 from __future__ import annotations
 
@@ -43,57 +44,6 @@ def serve() -> Iterator[Serve]:
 
 def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
-
-
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("chunk_len", [48, 512])
-def test_tokens_are_those_of_transformers(
-    checkpoint: Checkpoint, serve: Serve, kernels: str, page_size: int, chunk_len: int
-) -> None:
-    served = serve(
-        checkpoint.folder,
-        kernels=kernels,
-        page_size=page_size,
-        chunked_prefill_size=chunk_len,
-        kv_tokens=2_048,
-        max_mamba_cache_size=24,
-    )
-    prompts = [prompt(length, length) for length in LENGTHS]
-    for id, one in zip(served.run(*prompts), prompts, strict=True):
-        assert_greedy(checkpoint, one, served.outputs[id])
-    # The same ones again, and their continuations, begin behind what is cached.
-    again = [[*one, *served.outputs[id], *prompt(7, 9)] for id, one in enumerate(prompts)]
-    hits = served.run(*prompts, *again, max_new=4)
-    for id, one in zip(hits, [*prompts, *again], strict=True):
-        assert_greedy(checkpoint, one, served.outputs[id])
-    # All but the last token, in whole pages.
-    assert served.cached[hits[len(LENGTHS) - 1]] == (LENGTHS[-1] - 1) // page_size * page_size
-    assert served.cached[hits[-1]] >= 64
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_retracted_requests_and_few_states_give_the_same_tokens(
-    checkpoint: Checkpoint, serve: Serve, overlap: bool
-) -> None:
-    served = serve(
-        checkpoint.folder,
-        page_size=1,
-        chunked_prefill_size=32,
-        kv_tokens=256,
-        max_mamba_cache_size=9,
-        max_running_requests=16,
-        schedule_conservativeness=0.0,
-        overlap=overlap,
-    )
-    prompts = [prompt(100 + i, 5) for i in range(12)]
-    # Where one ends, others come in that are not expected to grow.
-    for i, one in enumerate(prompts):
-        served.send(one, 2 if i % 3 == 0 else 90)
-    served.run()
-    for id, one in enumerate(prompts):
-        assert_greedy(checkpoint, one, served.outputs[id])
-    assert served.engine.scheduler.stats().total_retractions > 0
 
 
 @pytest.mark.slow

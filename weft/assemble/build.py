@@ -30,7 +30,6 @@ from weft.config.engine import EngineConfig
 from weft.config.media import MediaRules
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.pairs import parse_recv_weights
 from weft.config.parallel import num_ranks
 from weft.config.resolve import encoded_bytes, kept_as, parameters, size, window_tokens
 from weft.config.scheduling import scheduling_values
@@ -56,7 +55,6 @@ from weft.messages.status import EngineReady, Pools
 from weft.messages.wakeup import WakeupPipe
 from weft.observe import garbage
 from weft.parallel.peers import Peers
-from weft.plan.step import ForwardMode
 from weft.scheduler.settings import (
     DraftSettings,
     PoolingLimits,
@@ -313,13 +311,6 @@ def _pooling_limits(model: ModelConfig) -> PoolingLimits | None:
         num_token_types=model.num_token_types,
         is_embedding=is_embedding,
     )
-
-
-def recv_weights(config: EngineConfig) -> dict[ForwardMode, int]:
-    """The weight of a step in the count of `--recv-interval`, by its mode. Raises SettingsError."""
-    names = [mode.name.lower() for mode in ForwardMode]
-    weights = parse_recv_weights(config.recv_weights, names, "--recv-weights")
-    return {mode: weights.get(mode.name.lower(), 1) for mode in ForwardMode}
 
 
 def _journal(config: EngineConfig) -> JournalWriter | None:

@@ -537,18 +537,6 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     """All settings of an engine."""
 
     # the loop
-    recv_interval: int = option(
-        1,
-        "look for new messages after steps with this sum of weights; 1: at every step",
-        group="scheduling",
-        low=1,
-        elsewhere=("scheduler_recv_interval",),
-    )
-    recv_weights: str = option(
-        "extend=1000,mixed=1000",
-        "weight of a step for --recv-interval, by its mode; others have 1",
-        group="scheduling",
-    )
     overlap: bool | None = option(
         None,
         "plan the next step while the device runs this one; on with a GPU or --pp-size, off "

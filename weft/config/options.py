@@ -25,6 +25,12 @@ from weft.json_types import JsonObject
 
 Value: TypeAlias = str | int | float | bool | None
 
+# Options of other engines, or of an earlier weft, for which weft needs no option: the reason.
+NEEDLESS = {
+    name: "weft looks for new messages at every step"
+    for name in ("scheduler_recv_interval", "recv_interval", "recv_weights")
+}
+
 SWITCH_WORDS = {
     "on": True,
     "true": True,
@@ -380,6 +386,8 @@ class Command:
 
     def _hint(self, word: str) -> str:
         name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        if name in NEEDLESS:
+            return f"; it is not needed: {NEEDLESS[name]}"
         for option in self._options.values():
             if name in option.elsewhere:
                 return f"; its name in weft is {option.flag}"

@@ -5,12 +5,10 @@ the meaning of the numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 
 from weft.config.options import SettingsError
-
-MAX_RECV_WEIGHT = 2**31 - 1
 
 
 def parse_tenant_weights(text: str, source: str) -> tuple[tuple[str, float], ...]:
@@ -67,23 +65,6 @@ def why_no_ttft(text: str) -> str:
             return expected
         return f"{entry!r} is not understood; {expected}"
     return ""
-
-
-def parse_recv_weights(text: str, modes: Sequence[str], source: str) -> dict[str, int]:
-    """The weight of a step of each mode in the count of `--recv-interval`.
-
-    Raises SettingsError, which lists `modes` and names the option `source`.
-    """
-    weights: dict[str, int] = {}
-    for entry in _entries(text):
-        mode, _, number = (part.strip() for part in entry.partition("="))
-        is_weight = number.isdecimal() and 0 < int(number) <= MAX_RECV_WEIGHT
-        if mode not in modes or not is_weight:
-            names = ", ".join(modes)
-            expected = f"MODE=NUMBER with a number above 0 is expected, and one of {names}"
-            raise SettingsError(f"{source}: {entry!r} is not understood; {expected}")
-        weights[mode] = int(number)
-    return weights
 
 
 def _entries(text: str) -> Iterator[str]:

@@ -29,7 +29,7 @@ from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.observe.log import EventLog
 from weft.observe.survivable import is_survivable
-from weft.plan.step import ForwardMode, Runner
+from weft.plan.step import Runner
 from weft.scheduler.features.processors import ProcessorChecks
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
@@ -116,14 +116,6 @@ class Engine:
     def min_step_s(self) -> float:
         """The time that the caller of `step` must let pass from one step to the next."""
         return self.services.idle.min_step_s
-
-    @property
-    def last_mode(self) -> ForwardMode | None:
-        """The mode of the last step; None if there was none, or if there is no work."""
-        batch = self.scheduler.last_batch
-        if batch is None or not self.has_work:
-            return None
-        return batch.mode
 
     def submit(self, message: ToEngine) -> FromEngine | None:
         """Process a message. Returns the reply if there is one at once.

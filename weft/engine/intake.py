@@ -1,8 +1,7 @@
 """Receives messages from the front and from the RPC socket, and sends replies to their senders.
 
     front  ─▶ Intake.recv_requests ─▶ Engine ─▶ Intake.send ─▶ front
-    RPC    ─▶          │                            └────────▶ RPC, if the call came from there
-                       └─ not in every step, if `--recv-interval` says so (RecvSkipper)
+    RPC    ─▶                                       └────────▶ RPC, if the call came from there
 
 No call waits, and one call receives a limited number of messages. Intake knows neither sockets nor
 the meaning of messages: the two sources are arguments.
@@ -10,7 +9,7 @@ the meaning of messages: the two sources are arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from weft.messages.calls import ControlReply, ControlRequest
@@ -18,7 +17,6 @@ from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.status import UnreadableMessages
 from weft.messages.weights import WeightsReply
 from weft.observe.log import EventLog
-from weft.plan.step import ForwardMode
 
 # A message takes 50 to 100 µs, so many messages delay running requests by about 10 ms per step; the
 # rest is received in the next step.
@@ -48,31 +46,6 @@ class CallSource(Protocol):
     def send(self, reply: ControlReply) -> None: ...
 
 
-class RecvSkipper:
-    """Decides whether to receive messages in a step.
-
-    Each step adds the weight of its mode (`weights`; 1 for a mode without a weight); messages are
-    received when the sum reaches `interval`. Receiving costs little, but with a larger interval
-    steps are not disturbed. If no step runs, messages are always received.
-    """
-
-    def __init__(self, interval: int = 1, weights: Mapping[ForwardMode, int] | None = None) -> None:
-        self._interval = interval
-        self._weights = dict(weights or {})
-        self._counted = 0
-
-    def handle(self, last_mode: ForwardMode | None) -> bool:
-        """`last_mode`: mode of the last step; None if no step ran. Returns whether to receive."""
-        if last_mode is None:
-            self._counted = 0
-            return True
-        self._counted += self._weights.get(last_mode, 1)
-        if self._counted < self._interval:
-            return False
-        self._counted = 0
-        return True
-
-
 class Intake:
     """`send` takes replies to the front, and all messages that are not replies."""
 
@@ -81,21 +54,15 @@ class Intake:
         front: MessageSource,
         send: Callable[[FromEngine], None],
         rpc: CallSource | None = None,
-        skipper: RecvSkipper | None = None,
     ) -> None:
         self._send = send
         self._front = front
         self._rpc = rpc
-        self._skipper = skipper or RecvSkipper()
         self._num_dropped = 0  # dropped messages that have been reported
 
-    def recv_requests(self, last_mode: ForwardMode | None = None) -> list[ToEngine]:
-        """The messages that have come, RPC calls first.
-
-        At most `MAX_RECV_PER_POLL` of each source; none if the skipper says so.
-        """
-        if not self._skipper.handle(last_mode):
-            return []
+    def recv_requests(self) -> list[ToEngine]:
+        """The messages that have come, RPC calls first: at most `MAX_RECV_PER_POLL` of each
+        source."""
         messages: list[ToEngine] = []
         if self._rpc is not None:
             messages += self._rpc.drain(MAX_RECV_PER_POLL)

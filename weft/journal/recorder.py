@@ -91,7 +91,7 @@ from weft.messages.weights import UpdateWeightsFromTensor
 from weft.observe.log import EventLog
 from weft.plan.device import DeviceReply, DeviceRequest, Pending, ReadAdapter
 from weft.plan.inputs import InputVectors, MediaValues
-from weft.plan.step import ForwardMode, Plan, Result, Runner, Step
+from weft.plan.step import Plan, Result, Runner, Step
 from weft.scheduler.features.processors import ProcessorChecks
 from weft.scheduler.policy import Policy
 from weft.scheduler.request import without_values
@@ -181,10 +181,6 @@ class RecordedEngine:
     @property
     def wait_s(self) -> float:
         return self._engine.wait_s
-
-    @property
-    def last_mode(self) -> ForwardMode | None:
-        return self._engine.last_mode
 
     @property
     def min_step_s(self) -> float:

@@ -24,14 +24,14 @@ from typing import TypeAlias
 
 import zmq
 
-from weft.assemble.build import build_engine, recv_weights
+from weft.assemble.build import build_engine
 from weft.assemble.ranks import StartedRanks
 from weft.config.model import ModelError
 from weft.config.options import SettingsError
 from weft.config.process import EngineArgs
 from weft.engine.engine import Engine
 from weft.engine.guard import EngineBroken, replace_unsent
-from weft.engine.intake import Intake, RecvSkipper
+from weft.engine.intake import Intake
 from weft.journal.recorder import RecordedEngine
 from weft.launch.heartbeat import HeartbeatSender
 from weft.messages.channel import Receiver, RpcSocket, Sender, Sleeper
@@ -41,7 +41,6 @@ from weft.messages.status import EngineFailed
 from weft.observe import garbage, log
 from weft.ops.sharding import RankLost
 from weft.parallel.peers import Peers
-from weft.plan.step import ForwardMode
 
 IDLE_WAIT_S = 3600.0  # maximal sleep of an idle engine; a message ends it
 # Time to send the last replies: the front may still be starting. It hangs up when it has them.
@@ -67,7 +66,6 @@ def run(args: EngineArgs, at_end: Callable[[Callable[[], object]], None]) -> Non
     failure: EngineFailed | None = None
     ranks: StartedRanks | None = None
     try:
-        skipper = RecvSkipper(args.config.recv_interval, recv_weights(args.config))
         built = build_engine(args.config, Path(args.folder), _peers(args))
         ranks = built.ranks
         if ranks is not None:
@@ -76,7 +74,7 @@ def run(args: EngineArgs, at_end: Callable[[Callable[[], object]], None]) -> Non
         gc.enable()  # `start_worker.py` has disabled it
         sender.send(built.ready)
         heartbeat.start(() if ranks is None else ranks.pids)
-        intake = Intake(receiver, sender.send, rpc, skipper)
+        intake = Intake(receiver, sender.send, rpc)
         serve(built.engine, heartbeat, intake, Sleeper(receiver, rpc, built.wakeup))
     except Exception as exc:
         failure = _describe(exc)
@@ -137,12 +135,10 @@ def _exit_status(failure: EngineFailed | None) -> int:
 def serve(engine: AnyEngine, heartbeat: HeartbeatSender, intake: Intake, sleeper: Sleeper) -> None:
     """Loop: receive messages, run one step, send its replies; sleep while there is no work."""
     while not engine.is_stopped:
-        last_mode = engine.last_mode
         wait_s = engine.wait_s
         if wait_s > 0:
             sleeper.wait(min(wait_s, IDLE_WAIT_S))
-            last_mode = None  # no step runs that reading messages could delay
-        _receive(engine, intake, last_mode)
+        _receive(engine, intake)
         began_s = time.monotonic()
         with heartbeat:
             replies = engine.step()
@@ -152,10 +148,9 @@ def serve(engine: AnyEngine, heartbeat: HeartbeatSender, intake: Intake, sleeper
             _slow_down(engine, intake, sleeper, began_s)
 
 
-def _receive(engine: AnyEngine, intake: Intake, last_mode: ForwardMode | None = None) -> None:
-    """Submit the messages that have arrived to the engine. `last_mode`: the mode of the last step,
-    if it ran."""
-    for message in intake.recv_requests(last_mode):
+def _receive(engine: AnyEngine, intake: Intake) -> None:
+    """Submit the messages that have arrived to the engine."""
+    for message in intake.recv_requests():
         reply = engine.submit(message)
         if reply is not None:
             _answer(engine, reply, intake.send)

@@ -2,8 +2,8 @@
 
 OpenAI has response_format; vLLM has structured_outputs, and earlier guided_json, guided_regex,
 guided_choice and guided_grammar; SGLang has json_schema, regex, ebnf and structural_tag; llama.cpp
-has grammar. docs/structured-output.md has the same table for users. This module reads the fields
-and checks their form; the engine's compiler decides whether a grammar can be enforced.
+has grammar. docs/guides/structured-output.md has the same table for users. This module reads the
+fields and checks their form; the engine's compiler decides whether a grammar can be enforced.
 """
 
 from __future__ import annotations
