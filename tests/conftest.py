@@ -18,6 +18,7 @@ import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG as HTTPX
 from hypothesis import HealthCheck, settings
 
+from tests.durations import DurationRecorder, LongestFirst, read_durations
 from tests.hanging import HangGuard, Offspring
 from weft.observe.log import setup
 
@@ -75,6 +76,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = "seed of the schedules that are new in each run; the last line of a run tells it"
     parser.addoption("--fresh-seed", type=int, default=None, help=text)
     parser.addoption("--all", action="store_true", help="run slow tests, too")
+    text = "write the seconds of each file into tests/durations.json"
+    parser.addoption("--record-durations", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,6 +87,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[OFFSPRING] = Offspring()
     if config.pluginmanager.has_plugin("xdist"):
         config.pluginmanager.register(LeftByWorkers(config))
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(LongestFirst(read_durations()))
+    elif config.option.record_durations:
+        config.pluginmanager.register(DurationRecorder())
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
