@@ -14,11 +14,12 @@ import pytest
 
 from tests.handoff.pair import FACTS, Pair, Proxy, key_part
 from tests.tiers.pool import HANG_S, PAGE_SIZE, BytesPool, key_of, pages
-from weft.handoff.decode import Talk
+from weft.handoff.decode import Delivery, Talk
 from weft.handoff.gate import PageGate
 from weft.handoff.seal import Checksummed, Seals
 from weft.handoff.wire import LENGTH, MAX_SMALL_BYTES, Connection
 from weft.memory.handoff.protocol import FoundKv, Missed
+from weft.memory.prefix_cache import NO_PAGES
 
 
 @pytest.fixture
@@ -314,6 +315,37 @@ def test_what_was_found_before_the_weights_were_changed_is_not_fetched(pair: Pai
     pair.fetch(7, 0, 24)
     assert pair.wait_for("landed").num_tokens == 0
     assert pair.wait_for("missed").reason == "refused"
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_every_fetch_lands_at_whatever_moment_its_conversation_ends(pair: Pair, turns: int) -> None:
+    """`turns`: of the loop, between the order and the end."""
+
+    async def order_and_end() -> None:
+        delivery = Delivery(7, 0, 24, pages(40, 6), NO_PAGES, 0.0)
+        pair.decode._order(0, delivery)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        pair.decode._leave_all("the weights were changed here")
+
+    pair.lend()
+    pair.ask()
+    pair.wait_for("found")
+    loop = pair.decode._thread.loop
+    asyncio.run_coroutine_threadsafe(order_and_end(), loop).result(HANG_S)
+    assert pair.wait_for("landed").ticket == 7
+    assert pair.wait_for("missed").reason == "refused"
+
+
+def test_no_task_is_left_of_a_conversation_that_has_ended(pair: Pair) -> None:
+    pair.lend()
+    pair.ask()
+    pair.wait_for("found")
+    pair.fetch(7, 0, 24)
+    pair.wait_for("landed")
+    pair.decode.leave(0)
+    assert pair.wait_for("returned") == "r"
+    pair.wait_until(lambda: not asyncio.all_tasks(pair.decode._thread.loop))
 
 
 def test_one_wrong_bit_is_noticed(pair: Pair) -> None:
