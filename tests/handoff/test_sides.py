@@ -17,7 +17,7 @@ from tests.tiers.pool import HANG_S, PAGE_SIZE, BytesPool, key_of, pages
 from weft.handoff.decode import Delivery, Talk
 from weft.handoff.gate import PageGate
 from weft.handoff.seal import Checksummed, Seals
-from weft.handoff.wire import LENGTH, MAX_SMALL_BYTES, Connection
+from weft.handoff.wire import LENGTH, MAX_SMALL_BYTES, Beat, Connection, Spoken
 from weft.memory.handoff.protocol import FoundKv, Missed
 from weft.memory.prefix_cache import NO_PAGES
 
@@ -346,6 +346,38 @@ def test_no_task_is_left_of_a_conversation_that_has_ended(pair: Pair) -> None:
     pair.decode.leave(0)
     assert pair.wait_for("returned") == "r"
     pair.wait_until(lambda: not asyncio.all_tasks(pair.decode._thread.loop))
+
+
+def test_new_weights_leave_a_room_that_nobody_has_asked_for_to_the_engine(pair: Pair) -> None:
+    pair.lend()
+    pair.prefill.renew("the weights were changed")
+    pair.wait_until(pair.knows_its_facts)
+    pair.ask()
+    assert pair.wait_for("found") == FoundKv(0, 24)
+    assert not pair.news["returned"]
+
+
+def test_a_sign_of_life_is_sent_when_something_has_happened_or_a_beat_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Spoken] = []
+    send = Connection.send
+
+    async def note(connection: Connection, message: Spoken) -> None:
+        sent.append(message)
+        await send(connection, message)
+
+    monkeypatch.setattr(Connection, "send", note)
+    with Pair(beat_s=2 * HANG_S) as pair:
+        pair.ask()
+        pair.wait_until(lambda: any(room.num_askers for room in pair.prefill._rooms.values()))
+        pair.prefill.expect("r")
+        pair.lend()
+        pair.wait_for("found")
+        for ticket in range(3):
+            pair.fetch(ticket, 0, 24)
+            pair.wait_for("landed")
+    assert sum(isinstance(message, Beat) for message in sent) <= 2  # it was expected, and lent
 
 
 def test_one_wrong_bit_is_noticed(pair: Pair) -> None:
