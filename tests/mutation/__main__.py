@@ -96,7 +96,9 @@ def run_area(area: Area, name: str, args: argparse.Namespace, record: Record) ->
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__.split("\n")[0])
     parser.add_argument(
-        "paths", nargs="*", help="files, folders or patterns below the root, with the tests of their areas; default: the core"
+        "paths",
+        nargs="*",
+        help="files, folders or patterns below the root, with the tests of their areas; default: the core",
     )
     parser.add_argument("--tests", nargs="+", help="files or folders of tests, instead of those")
     parser.add_argument(
