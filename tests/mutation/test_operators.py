@@ -8,7 +8,7 @@ import pytest
 
 from tests.mutation.areas import AREAS, CORE, Area, part_of
 from tests.mutation.equivalents import EQUIVALENT, PLANTED, Key, key_of, planted, read_list
-from tests.mutation.operators import mutants_of
+from tests.mutation.operators import functions_of, mutants_of
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '''
@@ -51,6 +51,23 @@ def test_each_place_that_counts_is_changed_in_every_way_once() -> None:
             ("fill", "pass"),
         ]
     )
+
+
+def test_what_stands_in_a_coroutine_is_of_its_function() -> None:
+    source = """
+class Visit:
+    async def run(self, times: "int | None" = 3) -> "int | None":
+        def next() -> int:
+            return self.last + 1
+        async for _ in self.beats:
+            await self.send(next())
+"""
+    assert functions_of(source) == {"Visit.run": (3, 2, 7)}
+    assert changes(source) == [
+        ("", 'async def run(self, times: "int | None" = 4) -> "int | None":'),
+        ("Visit.run", "return self.last - 1"),
+        ("Visit.run", "return self.last + 2"),
+    ]
 
 
 @pytest.mark.parametrize("path", ["weft/scheduler/admission.py", "weft/memory/allocator.py"])
