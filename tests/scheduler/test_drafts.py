@@ -556,6 +556,22 @@ def test_the_tree_says_what_followed(page_size: int) -> None:
     cache.check()
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("top_byte", [128, 129, 200, 255])
+def test_what_stands_for_a_picture_is_never_guessed(seed: int, top_byte: int) -> None:
+    """Its ids are below 0 (`content_ids`): so is every int32 with such a last byte."""
+    rng = random.Random(f"picture {seed}")
+    text = [rng.choice([1, 255, 2**24, 2**31 - 1]) for _ in range(8)]
+    begin = rng.randrange(9)
+    picture = [(top_byte << 24) + rng.randrange(1 << 24) - (1 << 32) for _ in range(8 - begin)]
+    assert all(id < 0 for id in picture)
+    tokens = [7, *text[:begin], *picture, *text]
+    cache = RadixCache(1)
+    cache.insert(CacheKey("", packed(tokens)), np.arange(len(tokens), dtype=np.int32))
+    expected = text[:begin] if picture else text + text
+    assert unpacked(PrefixTree(cache).drafts(known([7], []), 17)) == expected
+
+
 def test_a_request_that_has_left_the_tree_is_looked_up_again_later() -> None:
     cache = RadixCache(1)
     source = PrefixTree(cache)
