@@ -205,3 +205,28 @@ def test_a_window_that_is_being_written_stays() -> None:
     windows.endings.let_go(node, held)
     assert pool.num_held == 0
     assert pool.imbalance == 0
+
+
+@pytest.mark.parametrize("num_rows", range(4))
+@pytest.mark.parametrize("num_snapshots", range(4))
+@pytest.mark.parametrize("num_slots", range(1, 9))
+def test_states_take_all_slots_that_rows_do_not_need_but_one(
+    num_slots: int, num_snapshots: int, num_rows: int
+) -> None:
+    """Rows have some slots, snapshots some others; the last one is for a row that begins."""
+    if num_rows + num_snapshots > num_slots:
+        return
+    states = States(num_slots)
+    group = states.group
+    for row in range(num_rows):
+        group.begin(row, None, row)
+    for number in range(num_snapshots):
+        states.put(2 * number + 2)
+    lent = []
+    while (slots := group.lend()) is not None:
+        lent += slots.tolist()
+    assert len(set(lent)) == len(lent) == group.num_lent
+    assert len(lent) == max(num_slots - num_rows - 1, 0)
+    if num_rows < num_slots:
+        group.begin(3, None, 3)
+        assert group.slots[3] not in lent
