@@ -12,7 +12,7 @@ from weft.memory.allocator import NOBODY
 from weft.memory.pins import Pins
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.radix import Node, RadixCache
-from weft.memory.states.group import StateGroup, WantedCopy
+from weft.memory.states.group import NO_SLOT, StateGroup, WantedCopy
 from weft.memory.tiers.endings import NoEndings, StateEndings, WindowEndings
 from weft.memory.window.group import WindowGroup
 from weft.memory.window.tails import Tail
@@ -266,3 +266,32 @@ def test_a_new_copy_of_a_row_takes_the_slot_of_its_oldest_from_before_the_step(s
         assert not set(slots) & set(group.slots.tolist())
         assert set(moves.kept_slots.tolist()) <= set(slots)
         assert group.imbalance == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_after_a_reset_no_slot_of_states_has_an_owner(seed: int) -> None:
+    rng = random.Random(f"reset {seed}")
+    states = States(12)
+    group = states.group
+    ends = [states.put(2 * number + 2) for number in range(rng.randrange(6))]
+    behind = rng.choice(ends) if ends else None
+    if behind is not None:
+        group.snapshots.hold(behind)
+    group.begin(0, behind, 0)
+    start = np.array([3], dtype=np.int32)
+    if rng.random() < 0.5:
+        group.plan(np.array([0], dtype=np.int32), start, [WantedCopy(0, 4, 0)])
+    group.lend()
+    assert group.imbalance == 0
+    group.reset()
+    assert group.imbalance == 0
+    assert (group.num_rows, group.num_kept, group.num_lent, len(group.snapshots)) == (0, 0, 0, 0)
+    assert group.available == group.allocator.num_free == 12
+    assert not any(len(slots) for slots in group.owned_by({"r": 0}).values())
+    assert not group.snapshots.evict()
+    assert group.snapshots.deepest(behind, 20) == (None, 0)
+    for row in range(4):
+        group.begin(row, None, row)
+    moves = group.plan(np.arange(4, dtype=np.int32), np.repeat(start, 4), [])
+    assert moves.reads.tolist() == [NO_SLOT] * 4
+    assert group.imbalance == 0
