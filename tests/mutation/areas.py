@@ -93,6 +93,7 @@ AREAS = {
             "tests/launch/test_hang.py",
             "tests/client/test_hang_detector.py",
             "tests/client/test_client.py",
+            "tests/client/test_deferred.py",
         ),
     ),
 }
