@@ -373,6 +373,13 @@ def test_a_request_without_room_for_its_ending_waits_and_says_so() -> None:
     request = world.scheduler.requests[id]
     why = world.service.feature.why_waits(request)
     assert why == "no memory for the ending of 40 tokens"
+    # The first part of a long prompt needs no ending, and does not go before it all the same.
+    world.send(list(range(60, 200)), max_new_tokens=5)
+    pulls = world.service.feature.pulls.values()
+    for _ in range(5):
+        world.step()
+        assert [pull.ticket for pull in pulls] == [None, None]
+    assert all(pull.num_found for pull in pulls)
     world.run_dry()
     assert world.finished[id].cached_tokens == 40
     world.check_outputs()
