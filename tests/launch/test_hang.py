@@ -107,6 +107,23 @@ def test_the_totals_of_a_thread_are_those_of_the_kernel(
     assert _times(tmp_path) == pytest.approx((2.0, 0.5, is_held_up))
 
 
+@pytest.mark.parametrize(("used_s", "waited_s"), [(0.0, 0.25), (0.25, 0.0), (0.5, 0.75)])
+def test_what_a_new_thread_has_used_and_waited_counts_from_its_beginning(
+    tmp_path: Path, used_s: float, waited_s: float
+) -> None:
+    def write(thread: int, used_s: float, waited_s: float) -> None:
+        folder = tmp_path / "7" / "task" / str(thread)
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(f"{thread} (x) S 1 7 7 0 -1 0 1 0 0 0 0 0 3 8 20")
+        (folder / "schedstat").write_text(f"{int(used_s * 1e9)} {int(waited_s * 1e9)} 1\n")
+
+    write(7, 3.0, 4.0)
+    use = ProcessorUse([7], proc=tmp_path)
+    assert use.look(2.0) == (0.0, 0.0)
+    write(8, used_s, waited_s)
+    assert use.look(2.0) == pytest.approx((used_s, waited_s))
+
+
 LOADS = [1, 15, 500]
 BOUND_S = HANG_AFTER_S / LEAST_COUNTED
 
