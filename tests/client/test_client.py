@@ -5,6 +5,7 @@ import io
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -35,6 +36,7 @@ from weft.messages.replies import (
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.messages.status import EngineFailed, EngineReady, Stats
+from weft.observe.metrics import Metrics
 from weft.text.tokenizer import ContextExceeded
 
 READY = EngineReady(
@@ -550,6 +552,21 @@ def test_nothing_is_sent_before_the_engine_is_ready() -> None:
         assert sent == []
 
     run(main())
+
+
+@pytest.mark.parametrize(("kv_tokens", "page_size"), [(900, 1), (900, 16), (64, 64)])
+def test_the_memory_of_the_engine_is_told_in_whole_pages(kv_tokens: int, page_size: int) -> None:
+    metrics = Metrics("m")
+    client = EngineClient(byte_tokenizer(), lambda message: None, metrics=metrics)
+    client.deliver(msgspec.structs.replace(READY, kv_tokens=kv_tokens, page_size=page_size))
+    labels = [
+        sample.labels
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if "num_gpu_blocks" in sample.labels
+    ]
+    num_pages = str(kv_tokens // page_size)
+    assert labels == [{"block_size": str(page_size), "num_gpu_blocks": num_pages}]
 
 
 def test_calls_get_their_own_replies() -> None:

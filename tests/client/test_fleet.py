@@ -20,7 +20,7 @@ from weft.client.fleet.joined import JOINERS, join, join_stats
 from weft.client.fleet.member import Member
 from weft.client.fleet.wanted import wanted_rank
 from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
-from weft.messages.cache import GetCacheReply
+from weft.messages.cache import ForgetPrefixReply, GetCacheReply
 from weft.messages.calls import (
     CallFailed,
     ControlReply,
@@ -59,6 +59,7 @@ from weft.messages.control import (
     StartProfile,
     StartProfileReply,
     StopExpertDistributionRecord,
+    StopProfileReply,
     UnblockInput,
 )
 from weft.messages.handoff import HandoffParams
@@ -643,6 +644,46 @@ def test_counts_of_ended_requests_and_faults_are_added_up() -> None:
     assert (both.num_pages, both.faults) == (10, ["engine 0: x", "engine 1: x"])
     joined = join_stats([Stats(batch_is_full=True), Stats()])
     assert not joined.batch_is_full
+
+
+@pytest.mark.parametrize("ranks", [(0,), (2,), (0, 1), (1, 3), (3, 0, 2)])
+def test_texts_of_engines_stand_behind_their_ranks_also_if_others_are_lost(
+    ranks: tuple[int, ...],
+) -> None:
+    def audit(rank: int) -> AuditReply:
+        # An engine without faults says nothing.
+        return AuditReply(**_made(AuditReply) | {"faults": [f"page {rank}"] * (rank % 3)})
+
+    def profile(rank: int) -> StopProfileReply:
+        table = f"operators of {rank}" if rank != 1 else ""
+        values = {"state": "done", "table": table, "trace": table}
+        return StopProfileReply(**_made(StopProfileReply) | values)
+
+    in_order = sorted(ranks)
+    audited = join({rank: audit(rank) for rank in ranks})
+    assert audited.faults == [
+        f"engine {rank}: page {rank}" for rank in in_order for _ in range(rank % 3)
+    ]
+    profiled = join({rank: profile(rank) for rank in ranks})
+    saying = [rank for rank in in_order if rank != 1]
+    assert profiled.table == "\n".join(f"engine {rank}: operators of {rank}" for rank in saying)
+    assert profiled.trace == ", ".join(f"operators of {rank}" for rank in saying)
+
+
+@pytest.mark.parametrize("says", [(), (0,), (1,), (0, 1), (2,)])
+def test_what_any_engine_says_of_files_and_stores_is_told(says: tuple[int, ...]) -> None:
+    ranks = range(3)
+    experts = {
+        rank: ExpertDistributionReply(success=True, file=f"/{rank}" if rank in says else "")
+        for rank in ranks
+    }
+    assert join(experts).file == ", ".join(f"/{rank}" for rank in says)
+    forgotten = {
+        rank: ForgetPrefixReply(tokens=2, left=rank, stored="on disk" if rank in says else "")
+        for rank in ranks
+    }
+    both = join(forgotten)
+    assert (both.tokens, both.left, both.stored) == (6, 2, "on disk" if says else "")
 
 
 def test_an_engine_that_prepares_its_profiler_is_asked_again_alone() -> None:

@@ -35,6 +35,7 @@ class Pair:
         secrets: tuple[str, str] = ("", ""),
         silence_s: float = HANG_S,
         room_s: float = HANG_S,
+        beat_s: float = QUICK_S,
     ) -> None:
         self._rung = threading.Condition()
         self.facts: list[Facts] = [FACTS, facts]  # of both sides; `renew` may follow a change
@@ -42,7 +43,7 @@ class Pair:
         self.port: int = listener.getsockname()[1]
         self.pools = BytesPool(), BytesPool()
         self.endings = BytesPool(), BytesPool()
-        common: dict[str, Any] = {"page_size": PAGE_SIZE, "notify": self._ring, "beat_s": QUICK_S}
+        common: dict[str, Any] = {"page_size": PAGE_SIZE, "notify": self._ring, "beat_s": beat_s}
         self.prefill = PrefillSide(
             listener,
             self.pools[0],

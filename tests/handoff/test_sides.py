@@ -14,10 +14,11 @@ import pytest
 
 from tests.handoff.pair import FACTS, Pair, Proxy, key_part
 from tests.tiers.pool import HANG_S, PAGE_SIZE, BytesPool, key_of, pages
-from weft.handoff.decode import Talk
+from weft.handoff.decode import Delivery, Talk
 from weft.handoff.gate import PageGate
-from weft.handoff.wire import LENGTH, MAX_SMALL_BYTES, Connection
+from weft.handoff.wire import LENGTH, MAX_SMALL_BYTES, Beat, Connection, Spoken
 from weft.memory.handoff.protocol import FoundKv, Missed
+from weft.memory.prefix_cache import NO_PAGES
 from weft.seal import Checksummed, Seals
 
 
@@ -314,6 +315,69 @@ def test_what_was_found_before_the_weights_were_changed_is_not_fetched(pair: Pai
     pair.fetch(7, 0, 24)
     assert pair.wait_for("landed").num_tokens == 0
     assert pair.wait_for("missed").reason == "refused"
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_every_fetch_lands_at_whatever_moment_its_conversation_ends(pair: Pair, turns: int) -> None:
+    """`turns`: of the loop, between the order and the end."""
+
+    async def order_and_end() -> None:
+        delivery = Delivery(7, 0, 24, pages(40, 6), NO_PAGES, 0.0)
+        pair.decode._order(0, delivery)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        pair.decode._leave_all("the weights were changed here")
+
+    pair.lend()
+    pair.ask()
+    pair.wait_for("found")
+    loop = pair.decode._thread.loop
+    asyncio.run_coroutine_threadsafe(order_and_end(), loop).result(HANG_S)
+    assert pair.wait_for("landed").ticket == 7
+    assert pair.wait_for("missed").reason == "refused"
+
+
+def test_no_task_is_left_of_a_conversation_that_has_ended(pair: Pair) -> None:
+    pair.lend()
+    pair.ask()
+    pair.wait_for("found")
+    pair.fetch(7, 0, 24)
+    pair.wait_for("landed")
+    pair.decode.leave(0)
+    assert pair.wait_for("returned") == "r"
+    pair.wait_until(lambda: not asyncio.all_tasks(pair.decode._thread.loop))
+
+
+def test_new_weights_leave_a_room_that_nobody_has_asked_for_to_the_engine(pair: Pair) -> None:
+    pair.lend()
+    pair.prefill.renew("the weights were changed")
+    pair.wait_until(pair.knows_its_facts)
+    pair.ask()
+    assert pair.wait_for("found") == FoundKv(0, 24)
+    assert not pair.news["returned"]
+
+
+def test_a_sign_of_life_is_sent_when_something_has_happened_or_a_beat_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Spoken] = []
+    send = Connection.send
+
+    async def note(connection: Connection, message: Spoken) -> None:
+        sent.append(message)
+        await send(connection, message)
+
+    monkeypatch.setattr(Connection, "send", note)
+    with Pair(beat_s=2 * HANG_S) as pair:
+        pair.ask()
+        pair.wait_until(lambda: any(room.num_askers for room in pair.prefill._rooms.values()))
+        pair.prefill.expect("r")
+        pair.lend()
+        pair.wait_for("found")
+        for ticket in range(3):
+            pair.fetch(ticket, 0, 24)
+            pair.wait_for("landed")
+    assert sum(isinstance(message, Beat) for message in sent) <= 2  # it was expected, and lent
 
 
 def test_one_wrong_bit_is_noticed(pair: Pair) -> None:

@@ -18,7 +18,7 @@ from tests.launch.server_process import ServerProcess, StreamError, eventually, 
 from tests.launch.tiny_model import write_tiny_model
 from weft.client.engine_state import HANG_AFTER_S, LEAST_COUNTED, HangDetector
 from weft.launch.heartbeat import ActivityMeter, HeartbeatSender
-from weft.launch.processor_use import ProcessorUse
+from weft.launch.processor_use import ProcessorUse, _times
 from weft.messages.channel import Receiver
 from weft.messages.codec import decode_from_engine
 from weft.messages.status import Heartbeat
@@ -86,6 +86,42 @@ def test_heartbeats_come_while_a_step_runs() -> None:
     heartbeat.stop()
     receiver.close()
     context.term()
+
+
+@pytest.mark.parametrize("name", ["python", "a b", ") R (", "", "(1) S 2"])
+@pytest.mark.parametrize(("user", "system"), [(0, 0), (300, 0), (0, 70), (300, 70)])
+@pytest.mark.parametrize("state", ["R", "D", "S", "T"])
+def test_the_totals_of_a_thread_are_those_of_the_kernel(
+    tmp_path: Path, name: str, user: int, system: int, state: str
+) -> None:
+    """Whatever its process is called. Source: proc(5), /proc/[pid]/stat."""
+    others = " ".join(str(number) for number in range(1_000, 1_035))
+    children = "11 12"  # of which it has waited for the end
+    (tmp_path / "stat").write_text(
+        f"9 ({name}) {state} 1 2 3 4 5 6 7 8 9 10 {user} {system} {children} {others}\n"
+    )
+    is_held_up = state in ("R", "D")
+    ticks_s = os.sysconf("SC_CLK_TCK")
+    assert _times(tmp_path) == ((user + system) / ticks_s, 0.0, is_held_up)
+    (tmp_path / "schedstat").write_text("2000000000 500000000 77\n")
+    assert _times(tmp_path) == pytest.approx((2.0, 0.5, is_held_up))
+
+
+@pytest.mark.parametrize(("used_s", "waited_s"), [(0.0, 0.25), (0.25, 0.0), (0.5, 0.75)])
+def test_what_a_new_thread_has_used_and_waited_counts_from_its_beginning(
+    tmp_path: Path, used_s: float, waited_s: float
+) -> None:
+    def write(thread: int, used_s: float, waited_s: float) -> None:
+        folder = tmp_path / "7" / "task" / str(thread)
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(f"{thread} (x) S 1 7 7 0 -1 0 1 0 0 0 0 0 3 8 20")
+        (folder / "schedstat").write_text(f"{int(used_s * 1e9)} {int(waited_s * 1e9)} 1\n")
+
+    write(7, 3.0, 4.0)
+    use = ProcessorUse([7], proc=tmp_path)
+    assert use.look(2.0) == (0.0, 0.0)
+    write(1, used_s, waited_s)  # a number as low as any
+    assert use.look(2.0) == pytest.approx((used_s, waited_s))
 
 
 LOADS = [1, 15, 500]

@@ -3,6 +3,8 @@ memory that this takes. Pages have 2 tokens, blocks 4."""
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from weft.memory.allocator import NOBODY
 from weft.memory.pins import Pins
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.radix import Node, RadixCache
-from weft.memory.states.group import StateGroup
+from weft.memory.states.group import NO_SLOT, StateGroup, WantedCopy
 from weft.memory.tiers.endings import NoEndings, StateEndings, WindowEndings
 from weft.memory.window.group import WindowGroup
 from weft.memory.window.tails import Tail
@@ -205,3 +207,91 @@ def test_a_window_that_is_being_written_stays() -> None:
     windows.endings.let_go(node, held)
     assert pool.num_held == 0
     assert pool.imbalance == 0
+
+
+@pytest.mark.parametrize("num_rows", range(4))
+@pytest.mark.parametrize("num_snapshots", range(4))
+@pytest.mark.parametrize("num_slots", range(1, 9))
+def test_states_take_all_slots_that_rows_do_not_need_but_one(
+    num_slots: int, num_snapshots: int, num_rows: int
+) -> None:
+    """Rows have some slots, snapshots some others; the last one is for a row that begins."""
+    if num_rows + num_snapshots > num_slots:
+        return
+    states = States(num_slots)
+    group = states.group
+    for row in range(num_rows):
+        group.begin(row, None, row)
+    for number in range(num_snapshots):
+        states.put(2 * number + 2)
+    lent = []
+    while (slots := group.lend()) is not None:
+        lent += slots.tolist()
+    assert len(set(lent)) == len(lent) == group.num_lent
+    assert len(lent) == max(num_slots - num_rows - 1, 0)
+    if num_rows < num_slots:
+        group.begin(3, None, 3)
+        assert group.slots[3] not in lent
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_new_copy_of_a_row_takes_the_slot_of_its_oldest_from_before_the_step(seed: int) -> None:
+    """Against a plain twin: the lengths of the copies of each row, the oldest first."""
+    rng = random.Random(f"copies {seed}")
+    group = States(40).group
+    lens = [rng.randrange(1, 30) for _ in range(4)]
+    twin: list[list[int]] = [[] for _ in range(4)]
+    for row in range(4):
+        group.begin(row, None, row)
+    for _ in range(60):
+        rows = rng.sample(range(4), rng.randrange(1, 5))
+        starts = [lens[row] for row in rows]
+        wanted = []
+        for place, row in enumerate(rows):
+            length = rng.randrange(1, 5)
+            left = [kept for kept in range(1, length + 1) if rng.random() < 0.4]
+            wanted += [WantedCopy(place, lens[row] + kept, row) for kept in left]
+            for kept in left:
+                if twin[row] and twin[row][0] <= lens[row]:
+                    twin[row].pop(0)
+                twin[row].append(lens[row] + kept)
+            lens[row] += length
+        moves = group.plan(np.array(rows, np.int32), np.array(starts, np.int32), wanted)
+        assert moves.kept_rows.tolist() == [one.place for one in wanted]
+        ends = [starts[one.place] for one in wanted] + moves.kept_lens
+        assert ends.tolist() == [one.length for one in wanted]
+        assert [[copy.length for copy in group._kept.get(row, [])] for row in range(4)] == twin
+        slots = [copy.slot for copies in group._kept.values() for copy in copies]
+        assert len(set(slots)) == len(slots) == group.num_kept
+        assert not set(slots) & set(group.slots.tolist())
+        assert set(moves.kept_slots.tolist()) <= set(slots)
+        assert group.imbalance == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_after_a_reset_no_slot_of_states_has_an_owner(seed: int) -> None:
+    rng = random.Random(f"reset {seed}")
+    states = States(12)
+    group = states.group
+    ends = [states.put(2 * number + 2) for number in range(rng.randrange(6))]
+    behind = rng.choice(ends) if ends else None
+    if behind is not None:
+        group.snapshots.hold(behind)
+    group.begin(0, behind, 0)
+    start = np.array([3], dtype=np.int32)
+    if rng.random() < 0.5:
+        group.plan(np.array([0], dtype=np.int32), start, [WantedCopy(0, 4, 0)])
+    group.lend()
+    assert group.imbalance == 0
+    group.reset()
+    assert group.imbalance == 0
+    assert (group.num_rows, group.num_kept, group.num_lent, len(group.snapshots)) == (0, 0, 0, 0)
+    assert group.available == group.allocator.num_free == 12
+    assert not any(len(slots) for slots in group.owned_by({"r": 0}).values())
+    assert not group.snapshots.evict()
+    assert group.snapshots.deepest(behind, 20) == (None, 0)
+    for row in range(4):
+        group.begin(row, None, row)
+    moves = group.plan(np.arange(4, dtype=np.int32), np.repeat(start, 4), [])
+    assert moves.reads.tolist() == [NO_SLOT] * 4
+    assert group.imbalance == 0

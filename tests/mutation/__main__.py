@@ -13,14 +13,14 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.mutation.areas import AREAS, CORE, Area
+from tests.mutation.areas import AREAS, CORE, ROOT, Area, files, part_of
 from tests.mutation.baseline import Profile, learn
-from tests.mutation.equivalents import EQUIVALENT, PLANTED, key_of, planted, read_list
+from tests.mutation.equivalents import EQUIVALENT, PLANTED, Key, key_of, planted, read_list
 from tests.mutation.operators import Mutant, mutants_of
 from tests.mutation.runner import (
     PYTEST_OPTIONS,
@@ -31,7 +31,6 @@ from tests.mutation.runner import (
     try_all,
 )
 
-ROOT = Path(__file__).parents[2]
 STORE = ROOT / ".pytest_cache" / "mutation"
 FOREIGN = (
     "numpy",
@@ -51,11 +50,15 @@ def main() -> int:
     for name in FOREIGN:
         importlib.import_module(name)
     if not args.area:
-        area = CORE._replace(
-            paths=tuple(args.paths or CORE.paths), tests=tuple(args.tests or CORE.tests)
-        )
-        traced = (*CORE.traced, *area.paths)
-        return run_area(area._replace(traced=traced), "core", args, record)
+        name, area = "core", CORE
+        if args.planted:  # also outside of the core
+            paths = sorted({key.path for key in planted_keys(args.paths)})
+            name, area = "planted", CORE._replace(traced=(*CORE.traced, *CORE.paths, *paths))
+        elif args.paths:
+            name, area = part_of(args.paths, args.tests or ())
+        if args.tests:
+            area = area._replace(tests=tuple(args.tests))
+        return run_area(area, name, args, record)
     status = 0
     for name in AREAS if "all" in args.area else args.area:
         print(f"\n{name}:", flush=True)
@@ -93,9 +96,11 @@ def run_area(area: Area, name: str, args: argparse.Namespace, record: Record) ->
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__.split("\n")[0])
     parser.add_argument(
-        "paths", nargs="*", help="files, folders or patterns below the root; default: the core"
+        "paths",
+        nargs="*",
+        help="files, folders or patterns below the root, with the tests of their areas; default: the core",
     )
-    parser.add_argument("--tests", nargs="+", help="files or folders of tests")
+    parser.add_argument("--tests", nargs="+", help="files or folders of tests, instead of those")
     parser.add_argument(
         "--area",
         nargs="+",
@@ -138,7 +143,7 @@ def parse_args() -> argparse.Namespace:
 def choose(paths: Iterable[str], args: argparse.Namespace) -> tuple[list[Mutant], int]:
     """The mutants of `paths` that are tried, and how many of all are known to be equivalent."""
     if args.planted:
-        keys = read_list(PLANTED.read_text())
+        keys = planted_keys(args.paths)
         return [planted(key, (ROOT / key.path).read_text()) for key in keys], 0
     equivalents = read_list(EQUIVALENT.read_text())
     found: list[Mutant] = []
@@ -163,13 +168,11 @@ def choose(paths: Iterable[str], args: argparse.Namespace) -> tuple[list[Mutant]
     return found, len(met)
 
 
-def files(patterns: Iterable[str]) -> set[str]:
-    found = set()
-    for pattern in patterns:
-        for path in ROOT.glob(pattern):
-            inside = path.rglob("*.py") if path.is_dir() else [path]
-            found |= {str(one.relative_to(ROOT)) for one in inside if one.suffix == ".py"}
-    return found
+def planted_keys(paths: Sequence[str]) -> list[Key]:
+    """The listed faults: all, or those in some files, folders or patterns."""
+    keys = read_list(PLANTED.read_text())
+    wanted = files(paths)
+    return [key for key in keys if not paths or key.path in wanted]
 
 
 def read_profiles(store: Path) -> dict[str, Profile]:

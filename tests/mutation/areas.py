@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
 
 
 class Area(NamedTuple):
@@ -89,6 +93,35 @@ AREAS = {
             "tests/launch/test_hang.py",
             "tests/client/test_hang_detector.py",
             "tests/client/test_client.py",
+            "tests/client/test_deferred.py",
         ),
     ),
 }
+
+
+def files(patterns: Iterable[str]) -> set[str]:
+    """The Python files below the root that these files, folders and patterns name."""
+    found = set()
+    for pattern in patterns:
+        for path in ROOT.glob(pattern):
+            inside = path.rglob("*.py") if path.is_dir() else [path]
+            found |= {str(one.relative_to(ROOT)) for one in inside if one.suffix == ".py"}
+    return found
+
+
+def part_of(paths: Sequence[str], tests: Sequence[str] = ()) -> tuple[str, Area]:
+    """These files as an area with a name: with these tests, or those of all areas that they belong to. The core's are
+    taken for files that belong to no other area. Raises LookupError if there are none."""
+    names = dict[str, None]()
+    for path in sorted(files(paths)):
+        found = [name for name, area in AREAS.items() if path in files(area.paths)]
+        if not found and not tests:
+            raise LookupError(f"{path} is in no area (areas.py): name its tests with --tests")
+        if len(found) > 1 and "core" in found:
+            found.remove("core")
+        names |= dict.fromkeys(found)
+    areas = [AREAS[name] for name in names]
+    traced = [path for area in areas for path in area.traced or area.paths]
+    if not tests:
+        tests = list(dict.fromkeys(path for area in areas for path in area.tests))
+    return "+".join(names) or "others", Area(tuple(paths), tuple(tests), (*traced, *paths))

@@ -16,6 +16,8 @@ from types import CodeType, FrameType
 import pytest
 from _pytest.runner import runtestprotocol
 
+from tests.mutation.operators import functions_of
+
 Place = tuple[str, str]  # file and qualified name of an outermost function
 
 
@@ -58,10 +60,10 @@ class Calls:
 def learn(
     items: list[pytest.Item], root: Path, paths: list[str], store: Path
 ) -> dict[str, Profile]:
-    """Profiles by the id of the test; without those that fail or are skipped. Tests whose file has not changed since
-    the last time are not run again."""
+    """Profiles by the id of the test; without those that fail or are skipped. Tests are not run again if their file and
+    the names of all functions of `paths` are as they were the last time."""
     known = json.loads(store.read_text()) if store.exists() else {}
-    traced = " ".join(paths).encode()
+    traced = _functions(root, paths)
     keys = {item.nodeid: _key(item, traced) for item in items}
     unknown = [item for item in items if known.get(item.nodeid, {}).get("key") != keys[item.nodeid]]
     reader, writer = os.pipe()
@@ -97,6 +99,12 @@ def _profile(item: pytest.Item, root: Path, paths: list[str]) -> dict[str, objec
     seconds = time.process_time() - began
     passed = len(reports) == 3 and all(report.passed for report in reports)
     return {"seconds": seconds, "passed": passed, "calls": sorted(calls.places())}
+
+
+def _functions(root: Path, paths: list[str]) -> bytes:
+    """Files and names of all functions: with others, the learnt calls would not name them."""
+    names = ((path, name) for path in paths for name in functions_of((root / path).read_text()))
+    return json.dumps(sorted(names)).encode()
 
 
 def _key(item: pytest.Item, traced: bytes) -> str:

@@ -86,7 +86,7 @@ def functions_of(source: str) -> dict[str, tuple[int, int, int]]:
         for node in body:
             if isinstance(node, ast.ClassDef):
                 look(node.body, f"{scope}{node.name}.")
-            elif isinstance(node, ast.FunctionDef):
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
                 found[scope + node.name] = first, first - 1, node.end_lineno or first
 
@@ -115,6 +115,12 @@ class _Finder(ast.NodeVisitor):
         self._scopes.pop()
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._visit_function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._visit_function(node)
+
+    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         arguments = node.args
         for default in (*arguments.defaults, *arguments.kw_defaults):
             if default is not None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.areas import AREAS, Area
-from tests.mutation.equivalents import Key, planted, read_list
-from tests.mutation.operators import mutants_of
+from tests.mutation.areas import AREAS, CORE, Area, part_of
+from tests.mutation.equivalents import EQUIVALENT, PLANTED, Key, key_of, planted, read_list
+from tests.mutation.operators import functions_of, mutants_of
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '''
@@ -53,6 +53,23 @@ def test_each_place_that_counts_is_changed_in_every_way_once() -> None:
     )
 
 
+def test_what_stands_in_a_coroutine_is_of_its_function() -> None:
+    source = """
+class Visit:
+    async def run(self, times: "int | None" = 3) -> "int | None":
+        def next() -> int:
+            return self.last + 1
+        async for _ in self.beats:
+            await self.send(next())
+"""
+    assert functions_of(source) == {"Visit.run": (3, 2, 7)}
+    assert changes(source) == [
+        ("", 'async def run(self, times: "int | None" = 4) -> "int | None":'),
+        ("Visit.run", "return self.last - 1"),
+        ("Visit.run", "return self.last + 2"),
+    ]
+
+
 @pytest.mark.parametrize("path", ["weft/scheduler/admission.py", "weft/memory/allocator.py"])
 def test_every_mutant_is_another_program(path: str) -> None:
     source = (ROOT / path).read_text()
@@ -82,3 +99,52 @@ def test_a_listed_fault_is_found_where_it_is_said_to_stand() -> None:
         planted(key._replace(before="take(box)"), SOURCE)
     with pytest.raises(AssertionError, match="no reason is given"):
         read_list("weft/box.py fill\n- put(box, amount)\n+ pass\n")
+
+
+def test_every_planted_fault_stands_at_one_place_and_is_another_program() -> None:
+    """Also after its file was moved or rewritten."""
+    wrong: list[str] = []
+    for key in read_list(PLANTED.read_text()):
+        try:
+            source = (ROOT / key.path).read_text()
+            mutant = planted(key, source)
+            compile(mutant.apply(source), key.path, "exec")
+        except (OSError, AssertionError, KeyError, SyntaxError) as exc:
+            wrong.append(f"{key}: {type(exc).__name__}: {exc}")
+            continue
+        if mutant.apply(source) == source:
+            wrong.append(f"{key}: it changes nothing")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_equivalent_mutant_is_one_that_is_tried() -> None:
+    sources = {key.path: "" for key in read_list(EQUIVALENT.read_text())}
+    there: set[Key] = set()
+    for path in sources:
+        source = (ROOT / path).read_text()
+        there |= {key_of(mutant, source) for mutant in mutants_of(path, source)}
+    gone = [key for key in read_list(EQUIVALENT.read_text()) if key not in there]
+    assert not gone, "\n".join(map(str, gone))
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["weft/handoff/decode.py"], {"handoff"}),
+        (["weft/handoff", "weft/route"], {"handoff", "route"}),
+        (["weft/scheduler/admission.py"], {"core"}),
+        (["weft/memory/states"], {"states"}),
+        (["weft/scheduler/features/handoff.py"], {"handoff", "features"}),
+    ],
+)
+def test_files_meet_the_tests_of_their_areas(paths: list[str], names: set[str]) -> None:
+    name, part = part_of(paths)
+    assert set(name.split("+")) == names
+    assert set(part.tests) == {test for one in names for test in AREAS[one].tests}
+    assert part.paths == tuple(paths)
+
+
+def test_files_of_no_area_need_to_be_told_their_tests() -> None:
+    with pytest.raises(LookupError, match=r"weft/version\.py is in no area"):
+        part_of(["weft/version.py"])
+    assert part_of(["weft/version.py"], CORE.tests)[1].tests == CORE.tests

@@ -3,6 +3,7 @@ of it than what pays."""
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.seeds import seeds
 from weft.messages.requests import Abort
 from weft.plan.step import ForwardMode, Plan
 from weft.scheduler.settings import DraftSettings, SchedulerSettings, WindowSettings
-from weft.scheduler.speculation.guessing import TRY_AGAIN_STEPS, DraftShare
+from weft.scheduler.speculation.guessing import LEAST_GAIN, TRY_AGAIN_STEPS, DraftShare
 
 PASS_S = 0.001
 
@@ -253,3 +254,25 @@ def test_as_many_guesses_as_give_the_most_tokens_a_second() -> None:
     assert share.best_count(1.0, 8) == 8
     assert share.best_count(0.9, 3) == 3
     assert DraftShare(step_s=0.05, draft_s=0.2).best_count(0.9, 8) == 0  # many rows share a step
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_no_other_number_of_guesses_gives_more_tokens_a_second(seed: int) -> None:
+    rng = random.Random(f"share {seed}")
+    share = DraftShare(
+        step_s=rng.uniform(0.1, 2.0),
+        draft_s=rng.uniform(0.0, 0.5),
+        guess_s=rng.choice([0.0, rng.uniform(0.0, 1.0)]),
+    )
+    chance = rng.uniform(0.0, 1.0)
+    most = rng.randrange(9)
+    rates = [1 / share.step_s]  # by the number of guesses
+    for count in range(1, most + 1):
+        num_tokens = sum(chance**place for place in range(count + 1))
+        rates.append(num_tokens / (share.step_s + share.guess_s + count * share.draft_s))
+    best = share.best_count(chance, most)
+    if best:
+        assert rates[best] > LEAST_GAIN * rates[0]
+        assert rates[best] == pytest.approx(max(rates))
+    else:
+        assert max(rates) <= LEAST_GAIN * rates[0] * (1 + 1e-9)

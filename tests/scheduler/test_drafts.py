@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from weft.memory.radix import RadixCache
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.messages.status import Stats
-from weft.plan.step import LAST_SAMPLED, Plan, Result
+from weft.plan.logits import Penalties
+from weft.plan.step import LAST_SAMPLED, Plan, Result, find
 from weft.scheduler.features.penalties import PenaltiesFeature
 from weft.scheduler.request import Request
 from weft.scheduler.speculation import speculator
@@ -47,6 +49,19 @@ def warmed(world: World) -> World:
     world.send([9, 8, 7], max_new_tokens=3, ignore_eos=True)
     world.run_dry()
     return world
+
+
+def noted_plans(world: World) -> list[Plan]:
+    """The plans that are launched from now on."""
+    plans: list[Plan] = []
+    launch = world.runner.launch
+
+    def noted(plan: Plan) -> object:
+        plans.append(plan)
+        return launch(plan)
+
+    world.runner.launch = noted  # type: ignore[method-assign, assignment]
+    return plans
 
 
 def num_steps(
@@ -345,6 +360,39 @@ def test_with_overlap_nothing_is_guessed_for_what_needs_more_than_tokens() -> No
     assert totals(world) == (0, 0)
 
 
+@pytest.mark.parametrize("wrong_every", [3, 7, 100])
+def test_penalties_see_the_guesses_before_a_token(wrong_every: int) -> None:
+    world = World(settings(speculative="prediction"), features=(PenaltiesFeature(),))
+    world.let_steps_cost(lambda plan: 0.01 + 0.0001 * plan.num_tokens)
+    warmed(world)
+    plans = noted_plans(world)
+    prompt = [1, 2, 3, 4, 5]
+    expects = expected_output(prompt, 40, VOCAB, set())
+    for place in range(wrong_every - 1, len(expects), wrong_every):
+        expects[place] = (expects[place] + 1) % VOCAB
+    id = world.send(
+        prompt, prediction=expects, max_new_tokens=40, ignore_eos=True, presence_penalty=0.5
+    )
+    world.run_dry()
+    text = [*prompt, *world.outputs[id]]
+    num_guessed = 0
+    for plan in plans:
+        penalties = find(plan.logits, Penalties)
+        assert penalties is not None
+        assert not penalties.lacks_last.any()
+        num_drafts = 0 if plan.drafts is None else int(plan.drafts[0])
+        num_guessed += num_drafts
+        start = int(plan.starts[0])
+        seen = text[:start]
+        for token in plan.tokens.tolist():
+            seen.append(text[len(seen)] if token == LAST_SAMPLED else token)
+        offsets = penalties.offsets.tolist()
+        histories = [penalties.history[begin:end].tolist() for begin, end in pairwise(offsets)]
+        first = len(seen) - num_drafts
+        assert histories == [seen[:end] for end in range(first, len(seen) + 1)]
+    assert num_guessed > 0
+
+
 @pytest.mark.parametrize("max_tokens", [24, 10])
 def test_beside_prompts_drafts_take_what_is_left_of_the_step(max_tokens: int) -> None:
     world = warmed(
@@ -352,14 +400,7 @@ def test_beside_prompts_drafts_take_what_is_left_of_the_step(max_tokens: int) ->
             "prediction", chunked_prefill_size=max_tokens, max_prefill_tokens=24, mixed_chunk=True
         )
     )
-    plans: list[Plan] = []
-    launch = world.runner.launch
-
-    def noted(plan: Plan) -> object:
-        plans.append(plan)
-        return launch(plan)
-
-    world.runner.launch = noted  # type: ignore[method-assign, assignment]
+    plans = noted_plans(world)
     prompt = [1, 2, 3, 4, 5]
     expects = expected_output(prompt, 60, VOCAB, set())
     world.send(prompt, prediction=expects, max_new_tokens=60, ignore_eos=True)
@@ -554,6 +595,22 @@ def test_the_tree_says_what_followed(page_size: int) -> None:
     assert following(list(range(16)), 2) == []
     assert unpacked(cache.following(CacheKey("other", packed([0, 1])), 2)) == []
     cache.check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("top_byte", [128, 129, 200, 255])
+def test_what_stands_for_a_picture_is_never_guessed(seed: int, top_byte: int) -> None:
+    """Its ids are below 0 (`content_ids`): so is every int32 with such a last byte."""
+    rng = random.Random(f"picture {seed}")
+    text = [rng.choice([1, 255, 2**24, 2**31 - 1]) for _ in range(8)]
+    begin = rng.randrange(9)
+    picture = [(top_byte << 24) + rng.randrange(1 << 24) - (1 << 32) for _ in range(8 - begin)]
+    assert all(id < 0 for id in picture)
+    tokens = [7, *text[:begin], *picture, *text]
+    cache = RadixCache(1)
+    cache.insert(CacheKey("", packed(tokens)), np.arange(len(tokens), dtype=np.int32))
+    expected = text[:begin] if picture else text + text
+    assert unpacked(PrefixTree(cache).drafts(known([7], []), 17)) == expected
 
 
 def test_a_request_that_has_left_the_tree_is_looked_up_again_later() -> None:

@@ -26,7 +26,7 @@ from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import EOS, VOCAB
 from tests.seeds import seeds
 from weft.engine import explain
-from weft.engine.handoff.pulling import PullService
+from weft.engine.handoff.pulling import HUNG_S, PullService
 from weft.memory.handoff.protocol import MeetingPlace
 from weft.memory.prefix_cache import CacheKey
 from weft.messages.codec import ToEngine
@@ -373,6 +373,13 @@ def test_a_request_without_room_for_its_ending_waits_and_says_so() -> None:
     request = world.scheduler.requests[id]
     why = world.service.feature.why_waits(request)
     assert why == "no memory for the ending of 40 tokens"
+    # The first part of a long prompt needs no ending, and does not go before it all the same.
+    world.send(list(range(60, 200)), max_new_tokens=5)
+    pulls = world.service.feature.pulls.values()
+    for _ in range(5):
+        world.step()
+        assert [pull.ticket for pull in pulls] == [None, None]
+    assert all(pull.num_found for pull in pulls)
     world.run_dry()
     assert world.finished[id].cached_tokens == 40
     world.check_outputs()
@@ -562,6 +569,31 @@ def test_what_does_not_come_in_time_is_computed_or_fails(fallback: str) -> None:
     assert world.service.num_missed["late"] == 1
     world.check_idle()
     world.replay(check=True)
+
+
+def test_pages_are_lost_only_if_they_have_been_given_up_and_do_not_land_for_long() -> None:
+    world = pulling(wait_s=3 * HUNG_S)
+    cancelled: list[int] = []
+    world.handoff.cancel = cancelled.append  # type: ignore[method-assign]
+    quarantined = world.scheduler.kv.allocator.quarantined
+    world.send(PROMPT, max_new_tokens=5)
+    world.handoff.mood = "silent"
+    while not world.transfers.num_owned:
+        world.step()
+    world.time += 2 * HUNG_S
+    world.step()
+    assert world.transfers.num_owned == 20  # somebody waits for them
+    world.time += HUNG_S
+    world.step()
+    assert len(cancelled) == 1
+    lost_at = world.service.wake_at()
+    assert world.time < lost_at <= world.time + HUNG_S
+    world.time = lost_at - 2 * world.tick_s
+    world.step()
+    assert (world.transfers.num_owned, len(quarantined)) == (20, 0)
+    world.time = lost_at
+    world.step()
+    assert (world.transfers.num_owned, len(quarantined)) == (0, 20)
 
 
 def test_whoever_gets_no_memory_in_time_is_told_so() -> None:

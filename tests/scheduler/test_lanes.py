@@ -13,6 +13,7 @@ import pytest
 
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
+from weft.arrays import LongArray
 from weft.bench.overhead import message_of
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -199,6 +200,32 @@ def test_each_lane_has_its_own_and_only_members_are_in() -> None:
     crowd.table.discard(first)
     members.remove(first.id)
     assert lanes.update(crowd.table) == {first.message.priority}
+
+
+@pytest.mark.parametrize("text", KEPT)
+def test_an_order_has_nothing_to_read_anew_if_somebody_has_looked_before(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    found = Lanes._found
+
+    def see(
+        lanes: Lanes, table: WaitingTable, indices: LongArray, arrivals: list[int]
+    ) -> Iterator[tuple[int, Entry]]:
+        read.extend(arrivals)
+        return found(lanes, table, indices, arrivals)
+
+    monkeypatch.setattr(Lanes, "_found", see)
+    crowd = Crowd(random.Random(text))
+    policy = build_policy(text, context())
+    for num_coming in (100, 1, 60):
+        for _ in range(num_coming):
+            crowd.come()
+        policy.look(crowd.table)
+        assert read
+        read.clear()
+        list(policy.order_waiting(crowd.table, EVERYBODY, crowd.time))
+        assert not read
 
 
 def test_those_that_left_before_the_table_was_packed_again_are_out_of_their_lanes() -> None:

@@ -171,3 +171,23 @@ def test_vectors_have_one_to_all_dimensions(dimensions: int) -> None:
     id = send(here, 3, PoolingParams(dimensions=dimensions))
     here.run_dry()
     assert here.finished[id].status == (200 if 1 <= dimensions <= VECTORS.size else 400)
+
+
+@pytest.mark.parametrize(("wish", "told"), [(None, -1), (False, 0), (True, 1)])
+def test_a_plan_says_whether_a_request_wants_its_vector_scaled(
+    wish: bool | None, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = world(VECTORS)
+    plans: list[Plan] = []
+    launch = here.runner.launch
+
+    def noted(plan: Plan) -> object:
+        plans.append(plan)
+        return launch(plan)
+
+    monkeypatch.setattr(here.runner, "launch", noted)
+    send(here, 3, PoolingParams(normalize=wish))
+    send(here, 3, PoolingParams(normalize=True))
+    here.run_dry()
+    asked = [find(plan.outputs, PoolingRequest) for plan in plans]
+    assert [one for request in asked if request for one in request.normalize.tolist()] == [told, 1]

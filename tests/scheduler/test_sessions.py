@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import numpy as np
@@ -20,6 +21,7 @@ from weft.messages.sessions import (
     SessionParams,
 )
 from weft.scheduler.features.sessions import Sessions
+from weft.scheduler.features.turns import Session, SessionTurn
 from weft.scheduler.settings import SchedulerSettings, SessionLimits
 
 PAGE = 4
@@ -507,3 +509,27 @@ def test_at_the_end_of_all_sessions_nothing_is_held() -> None:
     world.check_idle()
     assert world.scheduler.kv.cache.pinned_pages == 0
     assert world.scheduler.kv.cache.evictable_pages == 30
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_history_of_a_turn_is_the_beginning_of_its_conversation(seed: int) -> None:
+    """Against whole conversations, in a tree of turns that branch at any place."""
+    rng = random.Random(f"turns {seed}")
+    session = Session("s", "", 10_000, 0.0, 0.0)
+    turns: list[SessionTurn] = []
+    whole: list[list[int]] = []  # all tokens up to each turn, its own among them
+    for id in range(12):
+        parent = rng.choice([None, *turns])
+        before: list[int] = []
+        if parent is not None:
+            before = whole[parent.id]
+            before = before[: rng.randrange(len(before) + 1)]
+        tokens = [rng.randrange(VOCAB) for _ in range(rng.randrange(6))]
+        packed = np.array(tokens, dtype=np.int32).tobytes()
+        turns.append(SessionTurn(id, f"r{id}", session, parent, len(before), packed, 4))
+        whole.append(before + tokens)
+    for turn in turns:
+        assert turn.length == len(whole[turn.id])
+        for end in range(turn.length + 1):
+            found = np.frombuffer(turn.history(end), dtype=np.int32).tolist()
+            assert found == whole[turn.id][:end]

@@ -308,6 +308,27 @@ def test_an_audit_counts_the_users_of_every_page() -> None:
     assert pool.allocator.quarantined == {page}
 
 
+@pytest.mark.parametrize("chunk_len", [CHUNK, 0])
+def test_every_window_page_out_of_use_is_out_of_the_capacity(chunk_len: int) -> None:
+    """`chunk_len` 0: prompts are never cut."""
+    windows = WindowSettings(window=WINDOW, num_pages=24)
+    world = World(settings(windows=windows, chunked_prefill_size=chunk_len))
+    kv = world.scheduler.kv
+    least = windows.least_pages(kv.page_size, chunk_len)
+    in_pool = kv.allocator.num_pages * kv.page_size
+    allocator = windows_of(kv).pool.allocator
+    for num_left in reversed(range(24)):
+        allocator.quarantine(int(allocator.free_pages()[0]), is_owned=False)
+        in_windows = num_left * kv.page_size
+        assert world.scheduler.stats().kv_window_tokens == in_windows
+        if not chunk_len:
+            assert kv.capacity == min(in_pool, in_windows)
+        elif num_left >= least:
+            assert kv.capacity == in_pool
+        else:
+            assert kv.capacity == 0
+
+
 def test_pages_too_few_for_a_request_alone_are_refused() -> None:
     with pytest.raises(ValueError, match="20 are needed"):
         settings(windows=WindowSettings(window=WINDOW, num_pages=19))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -233,6 +234,37 @@ def test_a_copy_whose_pages_are_taken_away_in_the_midst_of_it_is_not_kept(
     may_save.set()
     hosted.until(lambda: not hosted.tiers._jobs)
     assert hosted.found(key_of(16)) == 0
+
+
+@pytest.mark.parametrize("num_copied", [0, 3])
+def test_a_copy_that_fails_is_counted_and_nothing_of_it_is_found(
+    monkeypatch: pytest.MonkeyPatch, num_copied: int
+) -> None:
+    """`num_copied`: pages that are copied before it fails."""
+    hosted = Hosted()
+
+    def fails(direction: Callable[[IntArray, IntArray], None]) -> None:
+        def copy(one: IntArray, other: IntArray) -> None:
+            direction(one[:num_copied], other[:num_copied])
+            raise MemoryError("no more")
+
+        monkeypatch.setattr(hosted.memory, direction.__name__, copy)
+
+    fails(hosted.memory.save)
+    assert hosted.write(key_of(16), pages(0, 4)).num_bytes == 0
+    assert hosted.found(key_of(16)) == 0
+    assert hosted.tiers.report().faults == 1
+    assert len(hosted.tiers._free) == 8
+    monkeypatch.undo()
+    content = hosted.fill(pages(0, 4), 1)
+    hosted.write(key_of(16), pages(0, 4))
+    fails(hosted.memory.load)
+    assert hosted.read(key_of(16), pages(8, 4)).num_tokens == 0
+    assert hosted.tiers.report().faults == 2
+    monkeypatch.undo()
+    assert hosted.read(key_of(16), pages(8, 4)).num_tokens == 16
+    assert same(hosted.content(pages(8, 4)), content)
+    assert hosted.tiers.report().faults == 2
 
 
 def test_other_weights_find_nothing_and_all_places_come_back() -> None:

@@ -13,6 +13,7 @@ import asyncio
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -85,15 +86,44 @@ class Delivery:
         return has_all and self.num_pages == len(self.pages)
 
 
+class Orders:
+    """The ordered deliveries of a conversation that it has not begun. Used by the thread only.
+
+    A delivery stays here until the conversation takes it. The task that waits for one never holds
+    it, so that no delivery is lost if that task is cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._deliveries: deque[Delivery] = deque()
+        self._come = asyncio.Event()
+
+    def add(self, delivery: Delivery) -> None:
+        self._deliveries.append(delivery)
+        self._come.set()
+
+    def take(self) -> Delivery | None:
+        """The oldest delivery, which belongs to the caller now; None if there is none."""
+        if not self._deliveries:
+            return None
+        oldest = self._deliveries.popleft()
+        if not self._deliveries:
+            self._come.clear()
+        return oldest
+
+    async def wait(self) -> None:
+        """Wait until there is a delivery."""
+        await self._come.wait()
+
+
 @dataclass(eq=False)
 class Talk:
-    """The conversation about one room. Used by the thread only, except `orders`."""
+    """The conversation about one room. Used by the thread only."""
 
     pull: int
     place: MeetingPlace
     key: CacheKey
     have: int
-    orders: asyncio.Queue[Delivery] = field(default_factory=asyncio.Queue)
+    orders: Orders = field(default_factory=Orders)
     task: asyncio.Task[None] | None = None
     delivery: Delivery | None = None  # the delivery in progress
     has_begun: bool = False
@@ -216,7 +246,7 @@ class DecodeSide(NoHandoff):
     def _order(self, pull: int, delivery: Delivery) -> None:
         talk = self._talks.get(pull)
         if talk is not None:
-            talk.orders.put_nowait(delivery)
+            talk.orders.add(delivery)
         else:
             self._land(delivery)  # the connection has ended in the meantime
 
@@ -286,8 +316,8 @@ class DecodeSide(NoHandoff):
         if talk.is_left:
             reason = ""
         del self._talks[talk.pull]
-        while not talk.orders.empty():
-            self._land(talk.orders.get_nowait())
+        while (delivery := talk.orders.take()) is not None:
+            self._land(delivery)
         if talk.delivery is not None:
             self._land(talk.delivery)
         if reason:
@@ -298,44 +328,25 @@ class DecodeSide(NoHandoff):
 
     async def _talk(self, talk: Talk) -> None:
         connection = await self._greeted(talk.place)
-        incoming: asyncio.Future[Spoken] | None = None
         try:
             await connection.send(Ask(talk.key.namespace, talk.key.tokens, talk.have))
             talk.has_asked = True
-            incoming = connection.next_message()
-            order = asyncio.ensure_future(talk.orders.get())
-            try:
-                await self._follow(talk, connection, incoming, order)
-            finally:
-                order.cancel()
+            await self._follow(talk, connection)
         finally:
-            if incoming is not None:
-                incoming.cancel()
             connection.close()
 
-    async def _follow(
-        self,
-        talk: Talk,
-        connection: Connection,
-        incoming: asyncio.Future[Spoken],
-        order: asyncio.Future[Delivery],
-    ) -> None:
+    async def _follow(self, talk: Talk, connection: Connection) -> None:
         """Handle messages of the other server and orders of the engine, until the task is
         cancelled."""
         loop = self._thread.loop
+        incoming = connection.next_message()
         heard_s = loop.time()
         try:
             while True:
-                either: set[asyncio.Future[Any]] = {incoming, order}
-                await asyncio.wait(
-                    either,
-                    timeout=self._beat_s,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if order.done():
-                    delivery = order.result()
+                await self._until_news(talk, incoming)
+                delivery = talk.orders.take()
+                if delivery is not None:
                     talk.delivery = delivery
-                    order = asyncio.ensure_future(talk.orders.get())
                     with_ending = len(delivery.ending) > 0
                     await connection.send(Wanted(delivery.start, delivery.end, with_ending))
                     incoming = await self._receive(connection, incoming, delivery)
@@ -352,7 +363,19 @@ class DecodeSide(NoHandoff):
                     raise TimeoutError
         finally:
             incoming.cancel()
-            order.cancel()
+
+    async def _until_news(self, talk: Talk, incoming: asyncio.Future[Spoken]) -> None:
+        """Wait for an order or a message, at most for one beat."""
+        ordered = asyncio.ensure_future(talk.orders.wait())
+        either: set[asyncio.Future[Any]] = {incoming, ordered}
+        try:
+            await asyncio.wait(
+                either,
+                timeout=self._beat_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            ordered.cancel()
 
     def _hear(self, talk: Talk, message: Spoken) -> None:
         match message:

@@ -407,9 +407,6 @@ class _Visit:
             await self._connection.send(Decline(room.why))
             return False
         self._renew()
-        if self._event.is_set() or self._incoming.done():
-            self._event.clear()
-            return True
         changed = asyncio.ensure_future(self._event.wait())
         either: set[asyncio.Future[Any]] = {changed, self._incoming}
         try:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import (
     Callable,
-    Iterable,
     Mapping,
     Sequence,
 )
@@ -99,13 +98,18 @@ def join(replies: Mapping[int, ControlReply]) -> ControlReply:
 
 
 def _with_rank(reply: ControlReply, rank: int) -> ControlReply:
-    """The reply of an engine, with its rank set in each of its requests."""
+    """The reply of an engine, with its rank in each of its requests, and before its texts."""
     if isinstance(reply, ListRequestsReply):
         rows = [replace(row, dp_rank=rank) for row in reply.requests]
         return replace(reply, requests=rows)
     if isinstance(reply, ExplainRequestReply):
         found = [replace(one, dp_rank=rank) for one in reply.found]
         return replace(reply, found=found)
+    if isinstance(reply, AuditReply):
+        faults = [f"engine {rank}: {fault}" for fault in reply.faults]
+        return replace(reply, faults=faults)
+    if isinstance(reply, StopProfileReply) and reply.table:
+        return replace(reply, table=f"engine {rank}: {reply.table}")
     return reply
 
 
@@ -151,12 +155,6 @@ def _all_of(
     return [one for reply in replies for one in getattr(reply, name)]
 
 
-def _lines(texts: Iterable[str]) -> str:
-    """The texts that are not empty, each with the rank of its engine, as lines."""
-    said = [f"engine {rank}: {text}" for rank, text in enumerate(texts) if text]
-    return "\n".join(said)
-
-
 def _requests(replies: Replies) -> ListRequestsReply:
     queues = [reply.queue for reply in replies]
     return ListRequestsReply(
@@ -187,12 +185,9 @@ def _queue(queues: Sequence[QueueStatus]) -> QueueStatus:
 def _audit(replies: Replies) -> AuditReply:
     numbers = ("num_pages", "free", "cached", "held", "rows", "quarantined", "total_faults")
     totals = {name: sum(getattr(reply, name) for reply in replies) for name in numbers}
-    faults: list[str] = []
-    for rank, reply in enumerate(replies):
-        faults += [f"engine {rank}: {fault}" for fault in reply.faults]
     return AuditReply(
         call=replies[0].call,
-        faults=faults,
+        faults=_all_of(replies, "faults"),
         **totals,
     )
 
@@ -233,7 +228,7 @@ def _profile_ends(replies: Replies) -> StopProfileReply:
             last,
             num_steps=sum(reply.num_steps for reply in replies),
             trace=", ".join(traces),
-            table=_lines(reply.table for reply in replies),
+            table="\n".join(reply.table for reply in replies if reply.table),
         ),
     )
 
@@ -299,11 +294,12 @@ def _cache(replies: Replies) -> GetCacheReply:
 
 
 def _forgotten(replies: Replies) -> ForgetPrefixReply:
+    stored = [reply.stored for reply in replies if reply.stored]
     return ForgetPrefixReply(
         call=replies[0].call,
         tokens=sum(reply.tokens for reply in replies),
         left=max(reply.left for reply in replies),
-        stored=replies[0].stored,
+        stored=stored[0] if stored else "",
     )
 
 
