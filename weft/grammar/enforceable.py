@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeGuard
 
 from weft.grammar.protocol import InvalidGrammar
 from weft.json_types import JsonObject
@@ -166,7 +166,7 @@ def exact_literals(schema: Any) -> list[str]:
     return list(map(json.dumps, values))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -194,7 +194,7 @@ def _is_exact(value: Any) -> bool:
         return True
     if not SMALLEST <= abs(value) <= LARGEST:
         return False
-    return float(value) == value
+    return bool(float(value) == value)
 
 
 def _inward(value: float, *, up: bool) -> float | None:
