@@ -165,6 +165,8 @@ def grammar_of(body: msgspec.Struct) -> Grammar | None:
             found.append(NamedGrammar("response_format", grammar))
     if values["structured_outputs"] is not None:
         found += _structured_outputs(values["structured_outputs"])
+    if not found:
+        return None
     # A client may write one grammar in the fields of two servers: equal ones count once, and one
     # strict field is enough.
     different = {(one.grammar.kind, one.grammar.text) for one in found}
@@ -173,8 +175,6 @@ def grammar_of(body: msgspec.Struct) -> Grammar | None:
         message = f"{names} are given; only one may say what the answer must be"
         _, second, *_ = found
         raise ApiError(400, message, param=second.name)
-    if not found:
-        return None
     return max((one.grammar for one in found), key=lambda grammar: grammar.strict)
 
 
