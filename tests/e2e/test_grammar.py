@@ -176,6 +176,82 @@ def test_invalid_grammars_are_refused_and_relaxed_ones_told(http: httpx.Client) 
     assert "uniqueItems" in answer.json()["error"]["message"]
 
 
+NO_AUTOMATON = {"type": "string", "maxLength": 4, "pattern": "^(?!x)\\b.*$"}
+ID = 1180334356853624923  # no double
+ASKED = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 60}
+
+
+def holding(schema: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+
+
+def in_every_api(schema: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """(path, body) by the field that has the schema."""
+    function = {"name": "f", "parameters": schema}
+    plain = {"name": "g", "parameters": holding({"type": "integer"})}
+    tools = [{"type": "function", "function": one} for one in (function, plain)]
+    format = {"type": "json_schema", "name": "n", "schema": schema}
+    use = {"name": "f", "input_schema": schema}
+    chat = "/v1/chat/completions"
+    return {
+        "response_format": (
+            chat,
+            {"response_format": {"type": "json_schema", "json_schema": format}},
+        ),
+        "structured_outputs": (chat, {"structured_outputs": {"json": schema}}),
+        "required": (chat, {"tools": tools, "tool_choice": "required"}),
+        "responses": ("/v1/responses", {"input": "Hi", "text": {"format": format}}),
+        "anthropic": (
+            "/v1/messages",
+            {"tools": [use], "tool_choice": {"type": "tool", "name": "f"}},
+        ),
+        "ollama": ("/api/chat", {"format": schema, "stream": False}),
+    }
+
+
+def sent(http: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
+    if path == "/v1/responses":
+        return http.post(path, json={"max_output_tokens": 60, **body})
+    return http.post(path, json={**ASKED, **body})
+
+
+@pytest.mark.parametrize("schema", [NO_AUTOMATON, {"anyOf": [NO_AUTOMATON, {"type": "null"}]}])
+def test_a_pattern_without_an_automaton_is_told_in_every_api(
+    http: httpx.Client, schema: dict[str, Any]
+) -> None:
+    for field, (path, body) in in_every_api(holding(schema)).items():
+        answer = sent(http, path, body)
+        assert answer.status_code == 200, (field, answer.text)
+        assert "pattern" in answer.headers["x-weft-warnings"], field
+
+
+def test_a_pattern_without_an_automaton_is_refused_if_strict(http: httpx.Client) -> None:
+    for schema in (holding(NO_AUTOMATON), holding({"enum": [ID]})):
+        format = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+        strict = [
+            (
+                "/v1/chat/completions",
+                {"response_format": {"type": "json_schema", "json_schema": format}},
+            ),
+            ("/v1/chat/completions", {"structured_outputs": {"json": schema, "strict": True}}),
+            ("/v1/responses", {"input": "Hi", "text": {"format": format}}),
+        ]
+        for path, body in strict:
+            answer = sent(http, path, body)
+            assert answer.status_code == 400, answer.text
+            assert "strict is set" in answer.json()["error"]["message"]
+
+
+def test_a_number_that_is_no_double_is_the_literal_or_is_told(http: httpx.Client) -> None:
+    assert text(chat(http, structured_outputs={"json": {"enum": [ID]}, "strict": True})) == str(ID)
+    answer = http.post("/api/chat", json={**ASKED, "format": {"const": ID}, "stream": False})
+    assert answer.json()["message"]["content"] == str(ID)
+    for field, (path, body) in in_every_api(holding({"enum": [ID]})).items():
+        answer = sent(http, path, body)
+        assert answer.status_code == 200, (field, answer.text)
+        assert str(ID) in answer.headers["x-weft-warnings"], field
+
+
 def work_s(process: psutil.Process) -> float:
     """Seconds of a processor that it has taken."""
     return float(process.cpu_times().user)

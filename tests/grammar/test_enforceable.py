@@ -111,6 +111,22 @@ def test_a_whole_number_at_the_root_has_all_its_digits(
         assert texts <= {str(value), "7"}
 
 
+@pytest.mark.parametrize("value", INTEGERS)
+def test_a_whole_number_between_two_tags_has_all_its_digits(
+    compiler: LlgCompiler, tokenizer: Tokenizer, value: int
+) -> None:
+    rng = np.random.default_rng(1)
+    for schema in ({"const": value}, {"enum": [value, 'a"\\b'], "title": "t"}):
+        content = {"type": "json_schema", "json_schema": schema}
+        tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
+        text = json.dumps({"format": tag})
+        grammar = compiler.compile(Key("structural_tag", text, strict=True))
+        assert not grammar.warnings
+        texts = {generated(compiler, tokenizer, grammar, rng) for _ in range(20)}
+        assert f"<a>{value}</a>" in texts
+        assert texts <= {f"<a>{value}</a>", f"<a>{json.dumps(schema.get('enum', [0])[-1])}</a>"}
+
+
 @pytest.mark.parametrize(
     ("type", "low", "high"),
     [

@@ -92,6 +92,34 @@ def test_every_spelling_reaches_the_engine(
     assert [request.sampling.grammar for request in server.engine.seen] == [grammar]
 
 
+STRICT = Grammar("json_schema", WRITTEN, strict=True)
+TWICE: list[tuple[dict[str, Any], Grammar]] = [
+    ({"guided_grammar": "x", **outputs(grammar="x")}, Grammar("ebnf", "x")),
+    ({"guided_json": SCHEMA, **outputs(json=WRITTEN)}, AS_SCHEMA),
+    ({"guided_json": SCHEMA, **outputs(json=SCHEMA, strict=True)}, STRICT),
+    (
+        {
+            "guided_json": SCHEMA,
+            **response("json_schema", json_schema={"name": "n", "schema": SCHEMA, "strict": True}),
+        },
+        STRICT,
+    ),
+    ({"regex": "a+", **outputs(regex="a+"), "guided_regex": "a+"}, Grammar("regex", "a+")),
+    ({"guided_choice": ["a"], **outputs(choice=["a"])}, Grammar("choice", '["a"]')),
+    ({"structural_tag": TAG, **response("structural_tag", **TAG)}, AS_TAG),
+    ({**response("json_object"), **outputs(json_object=True)}, AS_OBJECT),
+]
+
+
+@pytest.mark.parametrize(("fields", "grammar"), TWICE)
+def test_equal_grammars_in_several_fields_count_once(
+    http: httpx.Client, server: RunningServer, fields: dict[str, Any], grammar: Grammar
+) -> None:
+    answer = http.post(CHAT, json={**HI, **fields})
+    assert answer.status_code == 200, answer.text
+    assert [request.sampling.grammar for request in server.engine.seen] == [grammar]
+
+
 @pytest.mark.parametrize(
     ("fields", "grammar"), [one for one in SPELLED if "response_format" not in one[0]]
 )

@@ -25,8 +25,10 @@ _MAX_SHOWN = 80
 _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
 # Values that are no schemas, and keep their form.
-_DATA = ("const", "enum", "default", "examples", "required", "x-guidance")
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DATA = frozenset(("const", "enum", "default", "examples", "required", "x-guidance"))
+_BY_NAME = frozenset(
+    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+)
 
 _ANNOTATIONS = ("title", "description", "default", "examples", "$schema", "$comment", "type")
 
@@ -39,6 +41,13 @@ class Enforceable:
     def __init__(self, pattern: Translate) -> None:
         """`pattern` translates a regular expression; it raises InvalidGrammar if it cannot."""
         self._pattern = pattern
+        self._mends = (
+            (frozenset(("const", "enum")), self._constants),
+            (frozenset((*_LOWER, *_UPPER)), self._bounds),
+            (frozenset(("multipleOf",)), self._factor),
+            (frozenset(("pattern",)), self._text),
+            (frozenset(("minProperties",)), self._count),
+        )
         self.left_out: list[str] = []
 
     def copy(self, schema: Any) -> Any:
@@ -49,19 +58,18 @@ class Enforceable:
             return schema
         result: JsonObject = {}
         for key, value in schema.items():
+            if key in _DATA or not isinstance(value, dict | list):
+                result[key] = value
+                continue
             if key == "patternProperties" and isinstance(value, dict):
                 value = self._named_by_pattern(value)
             if key in _BY_NAME and isinstance(value, dict):
                 result[key] = {name: self.copy(one) for name, one in value.items()}
-            elif key in _DATA:
-                result[key] = value
             else:
                 result[key] = self.copy(value)
-        self._constants(result)
-        self._bounds(result)
-        self._factor(result)
-        self._text(result)
-        self._count(result)
+        for keys, mend in self._mends:
+            if not keys.isdisjoint(result):
+                mend(result)
         return result
 
     def _leave_out(self, schema: JsonObject, key: str, why: str) -> None:
@@ -166,7 +174,7 @@ def exact_literals(schema: Any) -> list[str]:
     return list(map(json.dumps, values))
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -194,7 +202,7 @@ def _is_exact(value: Any) -> bool:
         return True
     if not SMALLEST <= abs(value) <= LARGEST:
         return False
-    return float(value) == value
+    return bool(float(value) == value)
 
 
 def _inward(value: float, *, up: bool) -> float | None:

@@ -209,14 +209,18 @@ class LlgCompiler:
         return str(make.grammar_from_json_schema(text, overrides=options))
 
     def _tags(self, tag: JsonObject, kept: Enforceable, lenient: bool) -> str:
-        def with_options(schema: Any) -> JsonObject:
+        def rule(schema: Any) -> str:
+            literals = exact_literals(schema)
+            if literals:
+                return " | ".join(map(json.dumps, literals))
             inner: JsonObject = {}
             if isinstance(schema, dict):
                 inner = _without_dialect(kept.copy(closed(schema)))
-            return {**inner, "x-guidance": {"lenient": lenient, **_space(schema)}}
+            options = {"lenient": lenient, **_space(schema)}
+            return f"%json {json.dumps({**inner, 'x-guidance': options})}"
 
         writer = LarkWriter(
-            schema=with_options,
+            schema=rule,
             regex=lambda pattern: self._library.regex_to_lark(from_ecma(pattern)),
             special=self._special,
         )

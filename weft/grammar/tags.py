@@ -60,12 +60,12 @@ class LarkWriter:
 
     def __init__(
         self,
-        schema: Callable[[Any], Any],
+        schema: Callable[[Any], str],
         regex: Callable[[str], str],
         special: Callable[[str], int | None],
     ) -> None:
-        """`schema` converts a JSON schema; `regex` converts a pattern to the text between slashes;
-        `special` returns the id of a text that is one special token, else None."""
+        """`schema` writes a JSON schema as the body of a rule, `regex` a pattern as what stands
+        between slashes; `special` returns the id of a text that is one special token, else None."""
         self._schema = schema
         self._regex = regex
         self._special = special
@@ -93,8 +93,7 @@ class LarkWriter:
             case "const_string":
                 return self._literal(format["value"])
             case "json_schema" if format.get("style", "json") == "json":
-                schema = self._schema(format["json_schema"])
-                return self._rule(f"%json {json.dumps(schema)}")
+                return self._rule(self._schema(format["json_schema"]))
             case "regex":
                 return self._rule(f"/{self._regex(format['pattern'])}/")
             case "any_text" if not format.get("excludes"):

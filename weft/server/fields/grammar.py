@@ -165,16 +165,17 @@ def grammar_of(body: msgspec.Struct) -> Grammar | None:
             found.append(NamedGrammar("response_format", grammar))
     if values["structured_outputs"] is not None:
         found += _structured_outputs(values["structured_outputs"])
-    # A client may write one grammar in the fields of two servers: equal ones count once.
-    different = {one.grammar for one in found}
+    if not found:
+        return None
+    # A client may write one grammar in the fields of two servers: equal ones count once, and one
+    # strict field is enough.
+    different = {(one.grammar.kind, one.grammar.text) for one in found}
     if len(different) > 1:
         names = " and ".join(one.name for one in found)
         message = f"{names} are given; only one may say what the answer must be"
         _, second, *_ = found
         raise ApiError(400, message, param=second.name)
-    if not found:
-        return None
-    return found[0].grammar
+    return max((one.grammar for one in found), key=lambda grammar: grammar.strict)
 
 
 def _found(
