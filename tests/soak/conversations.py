@@ -87,17 +87,20 @@ async def half_pairs(world: World, rng: random.Random) -> None:
 
 
 async def schema(world: World, rng: random.Random) -> None:
-    """Numbers that no float holds come out as they were written; a pattern that cannot be enforced is named."""
-    kind = rng.randrange(3)
+    """Numbers that no float holds come out as they were written, or are named; so are patterns that cannot be enforced."""
+    kind = rng.randrange(4)
     value: dict[str, Any]
-    if kind == 0:
+    if kind in (0, 3):
         value = {"enum": [rng.choice(LITERALS)]}
     elif kind == 1:
         low, high = rng.choice(BOUNDS)
         value = {"type": "integer", "minimum": low, "maximum": high}
     else:
         value = {"type": "string", "pattern": rng.choice(PATTERNS), "maxLength": 6}
-    whole = {"type": "object", "properties": {"v": value}, "required": ["v"]}
+    is_alone = kind == 3  # without an object around it
+    whole = value
+    if not is_alone:
+        whole = {"type": "object", "properties": {"v": value}, "required": ["v"]}
     body = {
         "messages": [{"role": "user", "content": traffic.text(rng, 5)}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": whole}},
@@ -117,15 +120,16 @@ async def schema(world: World, rng: random.Random) -> None:
         if "pattern" in value and "pattern" not in warnings:
             raise Wrong(f"the warnings do not name the pattern {value['pattern']}: {warnings!r}")
         [choice] = json.loads(answer)["choices"]
-        if choice["finish_reason"] == "stop":
-            _check(value, choice["message"]["content"])
+        is_enforced = "enum" not in warnings
+        if choice["finish_reason"] == "stop" and is_enforced:
+            said = json.loads(choice["message"]["content"])
+            _check(value, said if is_alone else said["v"])
         return end
 
     await world.ledger.account("schema", send)
 
 
-def _check(value: dict[str, Any], text: str) -> None:
-    said = json.loads(text)["v"]
+def _check(value: dict[str, Any], said: Any) -> None:
     if "enum" in value and said not in value["enum"]:
         raise Wrong(f"{said} is none of {value['enum']}")
     if "minimum" in value and not value["minimum"] <= said <= value["maximum"]:

@@ -84,6 +84,7 @@ class Report:
     def fault(self, told: str) -> None:
         self.faults.append(told)
         self.num_faults += 1
+        print(f"fault: {told}", file=sys.stderr, flush=True)
 
 
 class Life:
@@ -115,7 +116,13 @@ class Life:
         self._baseline: Audit | None = None
         self._num_lines = 0
 
-    async def warm_up(self, seed: str, known: dict[str, str], seconds: float) -> dict[str, str]:
+    async def warm_up(
+        self,
+        seed: str,
+        known: dict[str, str],
+        seconds: float,
+        phases: Sequence[Phase] = PHASES[:-1],
+    ) -> dict[str, str]:
         """Bring it to the state that it must come back to, with load for so long.
 
         `known`: the continuations of the server before, if any.
@@ -124,9 +131,9 @@ class Life:
         if known and known != self._golden:
             self._report.fault("a new server continues greedily in another way")
         if seconds:
-            for phase in PHASES[:-1]:
+            for phase in phases:
                 await self._load(
-                    phase, max(1.0, seconds / len(PHASES)), f"{seed}/warm-up/{phase.name}"
+                    phase, max(1.0, seconds / len(phases)), f"{seed}/warm-up/{phase.name}"
                 )
             await self._load_profiler(random.Random(f"{seed}/profiler"))
         self._baseline = await self._audit("warm-up", None)
@@ -241,6 +248,8 @@ class Life:
         self._report.kinds += ledger.kinds
         self._report.num_faults += ledger.num_faults
         self._report.faults += [f"{phase.name}: {told}" for told in ledger.faults]
+        for told in ledger.faults:
+            print(f"fault: {phase.name}: {told}", file=sys.stderr, flush=True)
         figures = PhaseFigures(
             phase.name,
             self._number,
@@ -338,7 +347,7 @@ async def _soak_pictures(report: Report, folder: Path, seed: str, phase_s: float
     await asyncio.to_thread(smolvlm, folder, SEEING_CONTEXT)
     life = Life(report, SEEING, str(folder), (), 1.0)
     try:
-        await life.warm_up(seed, {}, 0.0)
+        await life.warm_up(seed, {}, phase_s, [PICTURES])
         await life.run(PICTURES, phase_s, seed)
         await life.run(PICTURES, phase_s, f"{seed}/again")
     finally:
