@@ -199,7 +199,8 @@ class EngineClient:
         if not engine.max_running_requests:
             return requests
         share = int(engine.max_running_requests * self._limits.max_request_share)
-        limits = ShareLimits(max(share, 1), engine.step_tokens, engine.page_size)
+        # The other half of the next step is for the requests of others.
+        limits = ShareLimits(max(share, 1), engine.step_tokens // 2, engine.page_size)
         return self._open.defer(generation, requests, limits)
 
     def _send_requests(self, requests: Sequence[GenerateRequest]) -> None:

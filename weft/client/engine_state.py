@@ -226,9 +226,9 @@ class OpenCompletions:
     here.
 
     A request sends at most its share of the engine's rows, and of these only as many prompts as
-    one step computes. The other completions wait here in order, and follow when the earlier ones
+    half a step computes. The other completions wait here in order, and follow when the earlier ones
     have their first tokens, or end. So a request with thousands of completions does not block all
-    later requests in a queue ordered by arrival: they find one step of its prompts before them.
+    later requests in a queue ordered by arrival: they find half a step of its prompts before them.
     """
 
     def __init__(self) -> None:
