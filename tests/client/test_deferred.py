@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from tests.client.test_client import READY, World
-from weft.client.engine_state import DeferredRequests
+from weft.client.engine_state import DeferredRequests, ShareLimits
 from weft.client.generation import Generation
+from weft.client.prompt import Prompt
+from weft.messages.codec import Unreadable
 from weft.messages.replies import Finish
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -118,15 +120,110 @@ def test_time_that_a_request_spends_here_is_taken_from_its_time() -> None:
     request = GenerateRequest(
         id=1, rid="r", input_ids=b"", sampling=SamplingParams(), timeout_ms=5_000
     )
-    held = DeferredRequests([request, msgspec.structs.replace(request, id=2)], lambda: now)
-    now += 3.0
-    first = held.take()
-    now += 30.0
-    second = held.take()
-    assert first is not None
-    assert second is not None
-    assert (first.timeout_ms, second.timeout_ms) == (
-        2_000,
-        1,
-    )  # the engine says that its time is over
-    assert held.take() is None
+    requests = [msgspec.structs.replace(request, id=id) for id in (1, 2, 3)]
+    held = DeferredRequests(requests, ShareLimits(1, 0, 1), lambda: now)
+    limits: list[int | None] = []
+    for passed_s in (0.0, 3.0, 30.0):
+        now += passed_s
+        [taken] = held.take()
+        limits.append(taken.timeout_ms)
+        held.ended(taken.id)
+    assert limits == [5_000, 2_000, 1]  # the engine says that its time is over
+    assert held.take() == []
+
+
+# ---- what others find before them
+
+
+STEP_TOKENS = 32
+
+
+@pytest.fixture
+def paced() -> World:
+    """Sixty-four rows, and steps of 32 tokens of prompts."""
+    world = World(max_request_share=0.75)
+    ready = msgspec.structs.replace(
+        READY, max_running_requests=64, step_tokens=STEP_TOKENS, page_size=4
+    )
+    world.client.deliver(ready)
+    return world
+
+
+class FirstCome:
+    """An engine that computes prompts in the order of their arrival, up to a number of tokens in a
+    step; every request costs a page at least, and each running one gets a token in each step."""
+
+    def __init__(self, world: World, output_len: int) -> None:
+        self._world = world
+        self._output_len = output_len
+        self._num_seen = 0
+        self._queue: list[GenerateRequest] = []
+        self._left: dict[int, int] = {}  # of running requests: tokens to come
+        self._computed: set[bytes] = set()  # prompts
+        self.most_running = 0
+        self.num_steps = 0
+
+    def step(self) -> list[int]:
+        """Returns the requests that began."""
+        self._queue += self._world.requests[self._num_seen :]
+        self._num_seen = len(self._world.requests)
+        begun: list[int] = []
+        num_tokens = 0
+        while self._queue:
+            request = self._queue[0]
+            is_cached = request.input_ids in self._computed
+            num_tokens += 4 if is_cached else -(-len(request.input_ids) // 16) * 4
+            if begun and num_tokens > STEP_TOKENS:
+                break
+            self._computed.add(request.input_ids)
+            begun.append(self._queue.pop(0).id)
+        self._left |= dict.fromkeys(begun, self._output_len)
+        self.most_running = max(self.most_running, len(self._left))
+        ids = list(self._left)
+        for id in ids:
+            self._left[id] -= 1
+        ended = [id for id in ids if self._left[id] == 0]
+        for id in ended:
+            del self._left[id]
+        self.num_steps += 1
+        self._world.step(
+            *((id, 97) for id in ids), finished=[Finish(id=id, reason="length") for id in ended]
+        )
+        return begun
+
+
+@pytest.mark.parametrize("num_steps_before", [0, 1, 2, 3, 5, 8, 20])
+@pytest.mark.parametrize("n", [1, 64])
+def test_who_comes_beside_a_large_request_begins_in_the_next_step(
+    paced: World, n: int, num_steps_before: int
+) -> None:
+    prompts = [
+        Prompt(ids=[*b"prompt ", i], params=SamplingParams(n=n), rid="large") for i in range(64)
+    ]
+    paced.client.submit(prompts, stream=False)
+    engine = FirstCome(paced, output_len=40)
+    for _ in range(num_steps_before):
+        engine.step()
+    small = paced.submit("somebody else", stream=False)
+    assert small.completions[0].spec.id in engine.step()
+
+
+def test_a_large_request_still_fills_its_share_of_the_rows(paced: World) -> None:
+    prompt = Prompt(ids=list(b"prompt"), params=SamplingParams(n=50), rid="large")
+    generation = paced.client.submit([prompt] * 4, stream=False)
+    engine = FirstCome(paced, output_len=40)
+    while not generation.ended:
+        engine.step()
+    assert engine.most_running == 48
+    # 200 of 48 at a time with 40 tokens each, and a step more for each four that begin.
+    assert engine.num_steps <= 200 / 48 * 40 + 200 / 4 + 10
+
+
+def test_completions_that_the_client_gives_up_let_others_follow(world: World) -> None:
+    generation = world.submit(n=6, stream=False)
+    first_ids = ids_of(generation)[:4]
+    world.client._give_up(Unreadable(None, frozenset(first_ids)))
+    assert [request.id for request in world.requests] == ids_of(generation)
+    end(world, *ids_of(generation)[4:])
+    assert generation.ended
+    assert world.client._open.is_empty

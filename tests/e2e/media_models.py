@@ -106,7 +106,7 @@ def without_videos(processor: Any) -> Any:
     return WithoutVideos
 
 
-def smolvlm(folder: Path) -> MediaModel:
+def smolvlm(folder: Path, context: int = 1024) -> MediaModel:
     from transformers.models.smolvlm import processing_smolvlm
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -125,7 +125,7 @@ def smolvlm(folder: Path) -> MediaModel:
         size={"longest_edge": 64}, max_image_size={"longest_edge": 32}, do_image_splitting=True
     )
     config = transformers.SmolVLMConfig(
-        text_config={"model_type": "llama", **TEXT},
+        text_config={"model_type": "llama", **TEXT, "max_position_embeddings": context},
         vision_config={**VISION, "image_size": 32, "patch_size": 8},
         image_token_id=FIRST,
         scale_factor=2,

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,13 +17,15 @@ from pathlib import Path
 
 import psutil
 
+from tests.e2e.media_models import smolvlm
 from tests.e2e.server import Server
 from tests.soak import behaviour
 from tests.soak.answers import Answers, ask_again
 from tests.soak.audit import SETTLE_S, Audit, golden, settled
 from tests.soak.http import Lost, call
 from tests.soak.ledger import Wrong
-from tests.soak.phases import KILL, PHASES, Phase, arrivals
+from tests.soak.phases import KILL, PHASES, PICTURES, Phase, arrivals
+from tests.soak.publishers import make_adapters
 from tests.soak.world import World
 
 BUNDLED = Path(__file__).parents[2] / "weft" / "bundled" / "weft-nano"
@@ -51,6 +54,8 @@ HEALTH_TIMEOUT_S = 90.0
 END_S = 240.0  # for a server whose engine was killed to end
 WARM_UP_S = 4.0
 MAX_ROUNDS = 20
+SEEING = -1  # the number of the server whose model takes pictures
+SEEING_CONTEXT = 4_096  # tokens, which are bytes for that model
 
 
 @dataclass
@@ -58,7 +63,7 @@ class PhaseFigures:
     """What happened in a phase."""
 
     name: str
-    server: int  # the first is 0; after each kill there is another
+    server: int  # the first is 0; after each kill there is another; `SEEING`: it takes pictures
     seconds: float
     sent: int
     ends: dict[str, int]
@@ -79,6 +84,7 @@ class Report:
     def fault(self, told: str) -> None:
         self.faults.append(told)
         self.num_faults += 1
+        print(f"fault: {told}", file=sys.stderr, flush=True)
 
 
 class Life:
@@ -110,7 +116,13 @@ class Life:
         self._baseline: Audit | None = None
         self._num_lines = 0
 
-    async def warm_up(self, seed: str, known: dict[str, str], seconds: float) -> dict[str, str]:
+    async def warm_up(
+        self,
+        seed: str,
+        known: dict[str, str],
+        seconds: float,
+        phases: Sequence[Phase] = PHASES[:-1],
+    ) -> dict[str, str]:
         """Bring it to the state that it must come back to, with load for so long.
 
         `known`: the continuations of the server before, if any.
@@ -119,9 +131,9 @@ class Life:
         if known and known != self._golden:
             self._report.fault("a new server continues greedily in another way")
         if seconds:
-            for phase in PHASES[:-1]:
+            for phase in phases:
                 await self._load(
-                    phase, max(1.0, seconds / len(PHASES)), f"{seed}/warm-up/{phase.name}"
+                    phase, max(1.0, seconds / len(phases)), f"{seed}/warm-up/{phase.name}"
                 )
             await self._load_profiler(random.Random(f"{seed}/profiler"))
         self._baseline = await self._audit("warm-up", None)
@@ -236,6 +248,8 @@ class Life:
         self._report.kinds += ledger.kinds
         self._report.num_faults += ledger.num_faults
         self._report.faults += [f"{phase.name}: {told}" for told in ledger.faults]
+        for told in ledger.faults:
+            print(f"fault: {phase.name}: {told}", file=sys.stderr, flush=True)
         figures = PhaseFigures(
             phase.name,
             self._number,
@@ -319,6 +333,36 @@ async def soak(
     report = Report(seed)
     until = time.monotonic() + minutes * 60
     phase_s = min(phase_s, minutes * 60 / (len(PHASES) + 3))
+    with tempfile.TemporaryDirectory() as folder:
+        adapters = Path(folder) / "adapters"
+        make_adapters(adapters)
+        options = ("--enable-lora", "--lora-dir", str(adapters), *options)
+        await _soak_pictures(report, Path(folder) / "seeing", f"{seed}/pictures", phase_s)
+        await _soak_rounds(report, until, seed, model, options, phase_s, scale)
+    return report
+
+
+async def _soak_pictures(report: Report, folder: Path, seed: str, phase_s: float) -> None:
+    """Pictures for a small random model that takes them, beside its text."""
+    await asyncio.to_thread(smolvlm, folder, SEEING_CONTEXT)
+    life = Life(report, SEEING, str(folder), (), 1.0)
+    try:
+        await life.warm_up(seed, {}, phase_s, [PICTURES])
+        await life.run(PICTURES, phase_s, seed)
+        await life.run(PICTURES, phase_s, f"{seed}/again")
+    finally:
+        life.stop()
+
+
+async def _soak_rounds(
+    report: Report,
+    until: float,
+    seed: int,
+    model: str,
+    options: Sequence[str],
+    phase_s: float,
+    scale: float,
+) -> None:
     known: dict[str, str] = {}
     round_, lives = 0, 0
     while True:
@@ -339,7 +383,7 @@ async def soak(
         finally:
             life.stop()
         if time.monotonic() > until:
-            return report
+            return
 
 
 async def soak_planted(

@@ -88,6 +88,10 @@ class Exchange:
             self._headers[name.lower()] = value.strip()
         return self.status
 
+    def header(self, name: str) -> str:
+        """A header of the answer by its name in small letters; empty if there is none."""
+        return self._headers.get(name, "")
+
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it comes, behind `head`."""
         if self._headers.get("transfer-encoding") != "chunked":

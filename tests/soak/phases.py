@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tests.soak import attacks, behaviour
+from tests.soak import attacks, behaviour, conversations, publishers
 from tests.soak.behaviour import Behaviour
 
 Fault = Literal["", "stop", "kill"]
@@ -79,6 +79,21 @@ PHASES = (
         8,
         frozenset({"503"}),
     ),
+    Phase(
+        "conversations",
+        {
+            conversations.round_trip: 4,
+            conversations.half_pairs: 1,
+            conversations.schema: 3,
+            conversations.lender: 1,
+            publishers.adapter: 2,
+            publishers.hostile_picture: 0.3,  # of a model that takes none
+            behaviour.ask: 2,
+            behaviour.greedy: 2,
+        },
+        5,
+        frozenset({"503"}),
+    ),
     Phase("sessions", {behaviour.session: 4, behaviour.ask: 1, behaviour.flush: 0.3}, 4),
     Phase(
         "administration",
@@ -97,6 +112,19 @@ PHASES = (
         frozenset({"abort", "503"}),
     ),
     Phase("stops", MIXED, 4, frozenset({"abort", "503"}), "stop"),
+)
+# On a server with a model that takes pictures.
+PICTURES = Phase(
+    "pictures",
+    {
+        publishers.hostile_picture: 3,
+        publishers.picture: 2,
+        publishers.leave_a_picture: 2,
+        behaviour.ask: 4,
+        behaviour.greedy: 3,
+    },
+    5,
+    frozenset({"503"}),
 )
 KILL = Phase("kill", {behaviour.ask: 3, behaviour.leave: 1, behaviour.session: 1}, 10, fault="kill")
 

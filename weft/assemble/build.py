@@ -197,11 +197,19 @@ def _ready(
         kv_tokens=config.kv_tokens,
         page_size=config.page_size,
         max_running_requests=config.max_running_requests,
+        step_tokens=_step_tokens(config),
         startup=startup,
         pools=_pools(model),
         has_experts=model.has_experts,
         passes=passes,
     )
+
+
+def _step_tokens(config: EngineConfig) -> int:
+    """Tokens of prompts that one step computes."""
+    if config.chunked_prefill_size > 0:
+        return min(config.chunked_prefill_size, config.max_prefill_tokens)
+    return config.max_prefill_tokens
 
 
 def _pools(model: ModelConfig) -> Pools | None:

@@ -29,6 +29,7 @@ from weft.client.engine_state import (
     EngineUnavailable,
     HangDetector,
     OpenCompletions,
+    ShareLimits,
 )
 from weft.client.generation import Completion, CompletionSpec, Generation
 from weft.client.prompt import Prompt, batch_requests, make_requests, media_bytes
@@ -144,7 +145,7 @@ class EngineClient:
                 # Entered before anything is sent, because an in-process engine may answer at once.
                 self._open.add(completion)
             requests += of_prompt
-        if self._limits.max_request_share:
+        if self._limits.max_request_share and len(requests) > 1:
             requests = self._defer(requests, generation, engine)
         self._send_requests(requests)
         return generation
@@ -193,15 +194,14 @@ class EngineClient:
         generation: Generation,
         engine: EngineReady,
     ) -> list[GenerateRequest]:
-        """Keep back requests beyond their share of the rows. Returns the requests that may be sent
-        now."""
+        """Keep back requests beyond their share of the engine. Returns the requests that may be
+        sent now."""
         if not engine.max_running_requests:
             return requests
         share = int(engine.max_running_requests * self._limits.max_request_share)
-        share = max(share, 1)
-        if len(requests) > share:
-            self._open.defer(generation, requests[share:])
-        return requests[:share]
+        # The other half of the next step is for the requests of others.
+        limits = ShareLimits(max(share, 1), engine.step_tokens // 2, engine.page_size)
+        return self._open.defer(generation, requests, limits)
 
     def _send_requests(self, requests: Sequence[GenerateRequest]) -> None:
         if len(requests) == 1:
@@ -249,6 +249,7 @@ class EngineClient:
             if completion is not None:
                 self._fail(completion, message)
                 completion.generation.wake()
+        self._send_deferred()
 
     def deliver(self, message: FromEngine) -> None:
         """Process one message from the engine."""
@@ -285,8 +286,7 @@ class EngineClient:
             if output.id in by_id:
                 by_id[output.id].push_aux_output(output)
         touched: set[Generation] = set()
-        ended: list[Completion] = []
-        stopped = self._push_tokens(step, touched, ended)
+        stopped = self._push_tokens(step, touched)
         for logprobs in step.logprobs:
             if logprobs.id in by_id:
                 by_id[logprobs.id].push_logprobs(logprobs)
@@ -294,28 +294,29 @@ class EngineClient:
             completion = by_id.get(finish.id)
             if completion is not None:
                 self._end(completion, finish)
-                ended.append(completion)
                 touched.add(completion.generation)
         if stopped:
             self._abort_stopped(stopped)
         for generation in touched:
             generation.wake()
-        if ended and self._open.deferred:
-            following = self._open.follow(ended)
-            if following:
-                self._send_requests(following)
+        if self._open.deferred:
+            self._send_deferred()
+
+    def _send_deferred(self) -> None:
+        """Send the requests that waited for earlier ones of theirs to begin or to end."""
+        following = self._open.take_deferred()
+        if following:
+            self._send_requests(following)
 
     def _push_tokens(
         self,
         step: StepOutput,
         touched: set[Generation],
-        ended: list[Completion],
     ) -> list[Completion]:
         """Give each new token to its completion; return the completions that a stop string ended.
 
         This is the hot loop: it runs once per generated token. It adds generations with new output
-        to `touched`, and to `ended` the completions that it gives up because their client does not
-        read.
+        to `touched`.
         """
         now = time.perf_counter()
         find = self._open.by_id.get
@@ -339,6 +340,8 @@ class EngineClient:
                 spec.latency.gaps.append(now - completion.last_token_at)
             else:
                 completion.first_token_at = now
+                if self._open.deferred:
+                    self._open.note_first_token(completion)
                 spec.latency.first_token.observe_one(now - spec.arrived_s, spec.rid)
             completion.last_token_at = now
             try:
@@ -352,7 +355,6 @@ class EngineClient:
                 stopped.append(completion)
             elif len(completion.pending_ids) > max_pending_tokens and completion.generation.stream:
                 self._end_slow(completion)
-                ended.append(completion)
             touched.add(completion.generation)
         self.metrics.completions.latencies.count_gaps()
         return stopped

@@ -147,6 +147,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     kv_tokens: int
     page_size: int
     max_running_requests: int = 0  # rows; 0: not known
+    step_tokens: int = 0  # of prompts in one step; 0: not known
     startup: list[tuple[str, str, float]]  # phase, description, seconds
     pools: Pools | None = None  # None: the model generates
     hidden_size: int = 0  # of hidden states and input embeddings; 0: they are not supported

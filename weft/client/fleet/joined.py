@@ -134,6 +134,7 @@ def join_ready(found: Sequence[EngineReady]) -> EngineReady:
         max_prompt_tokens=min(one.max_prompt_tokens for one in found),
         kv_tokens=min(one.kv_tokens for one in found),
         max_running_requests=min(one.max_running_requests for one in found),
+        step_tokens=min(one.step_tokens for one in found),
     )
 
 
