@@ -49,6 +49,7 @@ FOREIGN = {  # programs of others that a page shows a command of
 }
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _DEFINED = re.compile(r'(?:add_argument|addoption)\(\s*"(--[a-z][a-z0-9-]*)"')
+_OF_SHELL = re.compile(r'"\$\{1:-\}" = (--[a-z][a-z0-9-]*) \]')  # the first argument of a script
 _SWITCH = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*) on\|off")
 
 
@@ -87,7 +88,8 @@ def _of_program(place: str) -> set[str]:
         path for path in (ROOT / place).rglob("*") if path.is_file() and path.suffix in ("", ".py")
     ]
     texts = [path.read_text(encoding="utf-8") for path in files]
-    return {name for text in texts for name in _DEFINED.findall(text)}
+    forms = (_DEFINED, _OF_SHELL)
+    return {name for text in texts for form in forms for name in form.findall(text)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -87,7 +87,7 @@ def test_own_embedding_rows_as_input_give_the_tokens_of_the_ids(
     ids = [llm.tokenizer.encode(text) for text in TEXTS]
     alone = [llm.generate(one, greedy())[0].token_ids for one in ids]
     if llm.config.quantize == "int8":  # the rows that this model has
-        table = llm._engine.surroundings.runner._steps._model._model.embedding.matrix.get(0)  # type: ignore[attr-defined]
+        table = llm._engine.surroundings.runner.steps._model._model.embedding.matrix.get(0)  # type: ignore[attr-defined]
         vectors = [table[one].numpy() for one in ids]
     else:
         vectors = [rows(one) for one in ids]

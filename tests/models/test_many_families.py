@@ -117,7 +117,7 @@ def test_a_program_has_the_operations_that_the_passes_of_its_mechanisms_say(
     drive: Drive, tmp_path: Path, name: str
 ) -> None:
     driver = drive(make_checkpoint(name, tmp_path).folder, kernels="auto")
-    steps = driver.runner._steps
+    steps = driver.runner.steps
     if not isinstance(steps, CpuFusedSteps):
         pytest.skip("there are no kernels for this processor")
     driver.run(Turn(0, [1, 2, 3]))

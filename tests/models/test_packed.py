@@ -316,7 +316,7 @@ def test_memory_counts_codes_where_they_are_kept_and_floats_where_they_are_widen
     asked = EngineConfig(model=str(tmp_path), kv_tokens=128, device="cpu")
     kept = prepare.prepare(asked)
     assert kept.config.quantize == "stored"
-    tensors = drive(tmp_path).runner._store._memory.weights  # type: ignore[attr-defined]
+    tensors = drive(tmp_path).runner.store._memory.weights  # type: ignore[attr-defined]
     matrices = sum(tensor.nbytes for tensor in tensors if tensor.dtype == torch.uint8)
     # Panels fill the small vocabulary up to whole ones.
     assert 0.95 * matrices < kept.sizing.weight_bytes <= matrices

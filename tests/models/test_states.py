@@ -102,7 +102,7 @@ def test_a_whole_step_of_the_kernels_reads_and_writes_the_same_states(
     folder: Path, drive: Drive
 ) -> None:
     driver = drive(folder, kernels="auto")
-    if not isinstance(driver.runner._steps, CpuFusedSteps):
+    if not isinstance(driver.runner.steps, CpuFusedSteps):
         pytest.skip("there are no kernels for this processor")
     expected = int(in_one_step(driver, 0, TOKENS).argmax())
     kept = driver.keep(1, 7)
@@ -128,7 +128,7 @@ def test_slots_that_are_not_there_are_refused_before_anything_is_written(
     folder: Path, drive: Drive
 ) -> None:
     driver = drive(folder, kernels="auto")
-    if not isinstance(driver.runner._steps, CpuFusedSteps):
+    if not isinstance(driver.runner.steps, CpuFusedSteps):
         pytest.skip("there are no kernels for this processor")
     keep = {"kept_rows": ints([0]), "kept_lens": ints([3]), "kept_slots": ints([0])}
     for changes in (

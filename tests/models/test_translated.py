@@ -57,7 +57,7 @@ def driver_of(name: str, folder: Path) -> Driver:
 @pytest.mark.parametrize("name", WHOLE)
 def test_code_that_says_nothing_new_is_one_call_of_the_kernels(name: str, folder: Path) -> None:
     driver = driver_of(name, folder)
-    assert isinstance(driver.runner._steps, CpuFusedSteps)
+    assert isinstance(driver.runner.steps, CpuFusedSteps)
     driver.runner.close()
 
 
@@ -89,7 +89,7 @@ def test_answers_do_not_depend_on_the_requests_beside_them(folder: Path) -> None
 
 def test_a_norm_that_adds_one_to_its_weight_sees_the_weight_change(folder: Path) -> None:
     driver = driver_of("gemma2", folder)
-    store = driver.runner._store
+    store = driver.runner.store
     before = driver.run(Turn(0, [5, 6, 7]))
     weight = store._weights["model.norm.weight"]
     kept = weight.get()
