@@ -21,6 +21,7 @@ from weft.launch.console import Console
 from weft.launch.context import LaunchContext
 from weft.launch.engine_group import EngineGroup
 from weft.launch.front import EngineLost, Front
+from weft.launch.service_manager import READY, STOPPING, notify
 from weft.launch.signals import LoopSignals
 from weft.launch.watch import ExitStatus
 from weft.observe import garbage
@@ -101,6 +102,7 @@ class Supervisor:
             progress.cancel()
             if ready.done() and not lost.done():
                 self._console.ready(ready.result(), self._port)
+                notify(READY)
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 return await self._drain()
@@ -130,6 +132,7 @@ class Supervisor:
 
     async def _drain(self) -> ExitStatus:
         """Let open requests finish. A second signal ends them immediately."""
+        notify(STOPPING)
 
         def told(num_open: int, left_s: float) -> None:
             if left_s > 0:
