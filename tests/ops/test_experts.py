@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.codes import PACKED
-from tests.ops.experts import Program, Shape, mixed, random
+from tests.ops.experts import Lonely, Program, Shape, mixed, random
 from weft.ops.cpp.abi import StepArgs, WeightFormat
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
@@ -32,20 +32,6 @@ CHOICES = (
         scale=0.3,
     ),
 )
-
-
-class Lonely:
-    """The `Collective` of a rank whose terms nobody adds to others."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
-
-    def all_reduce(self, x: Tensor) -> None:
-        pass
-
-    def gather(self, x: Tensor) -> Tensor | None:
-        raise AssertionError("experts gather nothing")
 
 
 def plain_ops(format: str = "") -> PlainOps:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.codes import FORMATS as CODES
-from tests.ops.experts import Program, Shape, Specified, Twin, rounded_for, specified
+from tests.ops.experts import Lonely, Program, Shape, Specified, Twin, rounded_for, specified
 from tests.ops.experts import random as values
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.expert_parallel import CppExperts, ExpertParallelCppOps
@@ -43,20 +43,6 @@ TWINS = {
 ERROR = 5e-5
 SEEDS = range(4)
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "clamped_swiglu")
-
-
-class Lonely:
-    """The `Collective` of a rank whose terms nobody adds to others."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
-
-    def all_reduce(self, x: Tensor) -> None:
-        pass
-
-    def gather(self, x: Tensor) -> Tensor | None:
-        raise AssertionError("experts gather nothing")
 
 
 def random_shape(draw: random.Random, codes: str = "") -> Shape:

@@ -143,12 +143,11 @@ class DeviceJobs(Service):
         if reply.ok and job.aborts:
             num_requests = len(scheduler.requests)
             scheduler.abort(Abort(all=True, message="the weights were updated"))
-        if reply.kv_is_stale:
+        if reply.kv_is_stale or reply.is_reloaded:
             scheduler.kv.weights_changed()
+        if reply.kv_is_stale:
             num_requests += len(scheduler.requests) - len(scheduler.waiting_queue)
             scheduler.recompute(set(), "", "the weights were updated")
-        elif reply.is_reloaded:
-            scheduler.kv.weights_changed()
         # An update that failed halfway makes the KV stale, too, but it is not a new version.
         if reply.ok and reply.kv_is_stale:
             self.weight_version = job.weight_version or self.weight_version
