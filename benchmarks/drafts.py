@@ -31,8 +31,8 @@ from safetensors.torch import load_file, save_file
 
 import weft
 from weft import LLM, SamplingParams
+from weft.scheduler import build
 from weft.scheduler.pace.step_cost import StepLoad
-from weft.scheduler.parts import build
 from weft.scheduler.request import Request
 from weft.scheduler.speculation.sources import Known
 

@@ -29,13 +29,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from weft.config.model import ModelConfig
 from weft.executor.cpu.tower import CppTowerBackend
-from weft.executor.weights.load import load_weights, unread_of
 from weft.models.registry import make_model
 from weft.models.vision.tower import TowerInput, at_once
 from weft.models.vision.towers import make_tower
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import load
 from weft.ops.plain import PlainOps
+from weft.weights.load import load_weights, unread_of
 
 PRODUCTS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::linear", "mkldnn::_linear_pointwise")
 FORMATS = {"float32": WeightFormat.F32, "bfloat16": WeightFormat.BF16}

@@ -30,7 +30,8 @@ ALLOWED = {
     "memory": {"config"},
     "grammar": {"config"},
     "models": {"ops", "parallel", "config"},
-    "executor": {"plan", "models", "ops", "parallel", "config", "observe"},
+    "weights": {"models", "ops", "parallel", "config", "observe"},
+    "executor": {"weights", "plan", "models", "ops", "parallel", "config", "observe"},
     "scheduler": {"plan", "memory", "grammar", "messages", "config", "observe"},
     "engine": {"scheduler", "plan", "memory", "grammar", "messages", "config", "observe"},
     "tiers": {"memory", "config", "observe"},
@@ -58,6 +59,7 @@ ALLOWED = {
     "bench": {
         "assemble",
         "executor",
+        "weights",
         "sim",
         "text",
         "server",

@@ -18,9 +18,9 @@ from weft.bench.workloads import SHAPES
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
-from weft.executor.weights.load import save_random
 from weft.plan.outputs import SampledLogprobs, SampledLogprobsRequest
 from weft.plan.step import ForwardMode, Plan, Sampling, find
+from weft.weights.load import save_random
 
 ROOM = {
     "max_running_requests": 12,

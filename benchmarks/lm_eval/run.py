@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import transformers
 
-from weft.executor.weights.fetch import BUNDLED
+from weft.weights.fetch import BUNDLED
 
 HERE = Path(__file__).parent
 START_S = 120

@@ -149,7 +149,7 @@ def test_bench_grammar_compares_free_masked_and_jumping_runs(tmp_path: Path) -> 
 
 
 def test_bench_offline_takes_a_folder_with_nothing_but_a_shape(tmp_path: Path) -> None:
-    from weft.executor.weights.known import BUNDLED
+    from weft.weights.known import BUNDLED
 
     (tmp_path / "config.json").write_text((BUNDLED / "config.json").read_text())
     words = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.scheduler.composed.language import names
+from weft.scheduler.policies.composed.language import names
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

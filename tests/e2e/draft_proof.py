@@ -24,7 +24,7 @@ from weft import LLM, Grammar, SamplingParams
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.sampling import ThinkingMarks
 from weft.messages.status import Stats
-from weft.scheduler.parts import build
+from weft.scheduler import build
 from weft.scheduler.request import Request
 from weft.scheduler.speculation import speculator
 from weft.scheduler.speculation.sources import Known

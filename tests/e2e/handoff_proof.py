@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from safetensors.torch import load_file, save_file
 
 from tests.e2e.server import HANG_S, Server, wait_until
-from weft.executor.weights.known import BUNDLED
+from weft.weights.known import BUNDLED
 
 # However busy the machine is, no request ends for want of time, and an engine that gets no
 # processor for a while does not count as hung, so that its answers would be errors (503).

@@ -13,8 +13,8 @@ from tests.e2e.test_drafts import PROMPTS, WISHES
 from tests.server.real_engine import serving
 from weft import LLM, SamplingParams
 from weft.config.options import SettingsError
-from weft.executor.weights.known import BUNDLED
 from weft.messages.status import Stats
+from weft.weights.known import BUNDLED
 
 PAIR = {"model": "weft-nano", "draft_model": "weft-nano-draft", "threads": 1}
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from tests.e2e.server import Server
-from weft.executor.weights.known import MINILM
+from weft.weights.known import MINILM
 
 FOLDER = MINILM.found()
 pytestmark = pytest.mark.skipif(FOLDER is None, reason=f"{MINILM.name}: {MINILM.install}")

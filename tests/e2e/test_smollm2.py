@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.server import Server
 from weft import LLM, SamplingParams
-from weft.executor.weights import known
+from weft.weights import known
 
 pytestmark = pytest.mark.skipif(
     known.SMOLLM2.found() is None, reason=f"{known.SMOLLM2.name} is not installed: scripts/serve"

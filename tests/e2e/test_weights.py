@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file, save, save_file
 
 from tests.e2e.server import Server
-from weft.executor.weights.known import BUNDLED
+from weft.weights.known import BUNDLED
 
 NORM = "model.norm.weight"
 

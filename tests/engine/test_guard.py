@@ -37,7 +37,7 @@ from weft.messages.sessions import OpenSession, SessionParams
 from weft.messages.status import Stats
 from weft.scheduler import policies
 from weft.scheduler.feature import Feature
-from weft.scheduler.policies.fair import Fair
+from weft.scheduler.policies.kinds.fair import Fair
 
 # These stand around the guard.
 SPARED = frozenset({"submit", "repair_if_in_doubt", "take_faults", "is_in_doubt"})

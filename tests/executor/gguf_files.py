@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.executor.weights.gguf.blocks import BLOCKS
-from weft.executor.weights.gguf.reader import TYPES
+from weft.weights.gguf.blocks import BLOCKS
+from weft.weights.gguf.reader import TYPES
 
 ALIGNMENT = 32
 NUMBER_OF = {kind.name: number for number, kind in TYPES.items()}

@@ -19,10 +19,10 @@ from weft.assemble.model_folder import model_folder
 from weft.config.engine import EngineConfig
 from weft.config.gguf_architectures import ARCHITECTURES
 from weft.config.model import ModelConfig
-from weft.executor.weights.gguf import names
-from weft.executor.weights.load import load_weights, randomize
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
+from weft.weights.gguf import names
+from weft.weights.load import load_weights, randomize
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = [*ALPHABET, "<|im_start|>", "<|im_end|>", "ab", "abc"]

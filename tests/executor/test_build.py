@@ -17,8 +17,8 @@ from weft.executor.cpu import build as cpu_build
 from weft.executor.cpu.build import KernelsUnavailable
 from weft.executor.gpu import build
 from weft.executor.gpu.build import NoGpu
-from weft.executor.weights.load import save_random
 from weft.ops.cpp.library import Unavailable
+from weft.weights.load import save_random
 
 ROOM = {"kv_tokens": 64, "page_size": 16, "max_rows": 4, "context_length": 32}
 

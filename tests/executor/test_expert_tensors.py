@@ -21,12 +21,12 @@ from weft.config.decoder import (
 )
 from weft.config.model import BadCheckpoint, ModelConfig
 from weft.config.quantized import Quantization
-from weft.executor.weights.load import load_weights, save_random
-from weft.executor.weights.packed.float4 import mxfp4_codes
-from weft.executor.weights.packed.sizes import coded_size
-from weft.executor.weights.safetensors import FileContent, TensorEntry
 from weft.models.registry import DecoderModel, make_model
 from weft.ops.plain import PlainOps
+from weft.weights.load import load_weights, save_random
+from weft.weights.packed.float4 import mxfp4_codes
+from weft.weights.packed.sizes import coded_size
+from weft.weights.safetensors import FileContent, TensorEntry
 
 NUM_EXPERTS = 3
 INNER = 5

@@ -9,8 +9,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tests.executor.gguf_files import write_gguf
 from weft.config.model import ModelNotFound
-from weft.executor.weights import hub as hub_module
-from weft.executor.weights.fetch import local_folder, local_path
+from weft.weights import hub as hub_module
+from weft.weights.fetch import local_folder, local_path
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from weft.executor.weights.gguf.blocks import BLOCKS
-from weft.executor.weights.gguf.codes import BadScales, as_codes, codes_of
+from weft.weights.gguf.blocks import BLOCKS
+from weft.weights.gguf.codes import BadScales, as_codes, codes_of
 
 
 @pytest.mark.parametrize("kind", BLOCKS)

@@ -49,16 +49,16 @@ from weft.config.model import (
 )
 from weft.config.options import SettingsError
 from weft.config.resolve import kept_as
-from weft.executor.weights.gguf.blocks import BLOCKS
-from weft.executor.weights.gguf.codes import codes_of
-from weft.executor.weights.load import load_weights
-from weft.executor.weights.root import default_root
 from weft.models.layers.rope import inverse_frequencies
 from weft.models.registry import make_model
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import Unavailable, load
 from weft.ops.cpp.ops import CppOps
 from weft.plan.device import GetWeight, ReleaseMemory, ResumeMemory, UpdateFromDisk
+from weft.weights.gguf.blocks import BLOCKS
+from weft.weights.gguf.codes import codes_of
+from weft.weights.load import load_weights
+from weft.weights.root import default_root
 
 
 @pytest.fixture(autouse=True)

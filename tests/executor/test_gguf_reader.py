@@ -13,7 +13,7 @@ import torch
 
 from tests.executor.gguf_files import Stored, damaged, gguf_bytes, plain, random_blocks, write_gguf
 from weft.config.model import BadCheckpoint, ModelError, UnsupportedModel
-from weft.executor.weights.gguf.reader import MAX_HEADER_BYTES, GgufFile
+from weft.weights.gguf.reader import MAX_HEADER_BYTES, GgufFile
 
 METADATA = {
     "general.architecture": "llama",

@@ -14,8 +14,8 @@ from weft.assemble import model_folder
 from weft.config.engine import EngineConfig
 from weft.config.generation import sampling_defaults
 from weft.config.model import ModelNotFound
-from weft.executor.weights import known
-from weft.executor.weights.fetch import local_path
+from weft.weights import known
+from weft.weights.fetch import local_path
 
 ROOT = Path(__file__).parents[2]
 

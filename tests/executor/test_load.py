@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from tests.executor.driver import MODEL
 from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
-from weft.executor.weights.load import load_weights, randomize
 from weft.models.registry import DecoderModel, make_model
 from weft.ops.plain import PlainOps
+from weft.weights.load import load_weights, randomize
 
 
 def make(config: ModelConfig = MODEL) -> DecoderModel:

@@ -22,8 +22,6 @@ from safetensors.torch import load_file, save, save_file
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from weft.assemble.cache import weights_digest
 from weft.config.model import BadCheckpoint
-from weft.executor.weights import store, stream
-from weft.executor.weights.load import randomize
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
 from weft.plan.device import (
@@ -38,6 +36,8 @@ from weft.plan.device import (
     UpdateFromDisk,
     UpdateFromTensors,
 )
+from weft.weights import store, stream
+from weft.weights.load import randomize
 
 NORM = "model.norm.weight"
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -579,7 +579,7 @@ def test_pieces_make_the_same_weights_as_the_whole(
     )
     found = []
     for piece_bytes in (1, 8 << 20):
-        monkeypatch.setattr("weft.executor.weights.pieces.PIECE_BYTES", piece_bytes)
+        monkeypatch.setattr("weft.weights.pieces.PIECE_BYTES", piece_bytes)
         driver = make_driver(odd, folder=tmp_path, **settings)
         found.append(kept(driver))
         rows = [
@@ -595,7 +595,7 @@ LOADING = """
     from pathlib import Path
     import torch
     from tests.executor.test_weights import LARGE
-    from weft.executor.weights.load import load_weights
+    from weft.weights.load import load_weights
     from weft.models.registry import make_model
     from weft.ops.plain import PlainOps
 

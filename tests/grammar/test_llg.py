@@ -22,7 +22,7 @@ from weft.grammar.choice import ChoiceCompiler
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.protocol import Compiled, Compiler, InvalidGrammar, Key
 from weft.grammar.tags import as_format
-from weft.server.openai.tools import ToolUse, generic_tag, strict_tag, tool_use
+from weft.server.chat.tools import ToolUse, generic_tag, strict_tag, tool_use
 from weft.text.parsers.formats import TOOL_FORMATS
 from weft.text.tokenizer import Tokenizer
 

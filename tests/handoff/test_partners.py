@@ -13,9 +13,9 @@ from weft.assemble import handoff
 from weft.assemble.handoff import described_facts
 from weft.assemble.model_config import choose_model
 from weft.config.engine import EngineConfig
-from weft.executor.weights.known import BUNDLED
 from weft.handoff.facts import Facts
 from weft.handoff.wire import VERSION
+from weft.weights.known import BUNDLED
 
 CONFIG = EngineConfig(model="weft-nano", page_size=16)
 MODEL = choose_model(CONFIG, BUNDLED)

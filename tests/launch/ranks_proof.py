@@ -20,8 +20,8 @@ import numpy as np
 from tests.launch.test_ranks import Loaded, load, mixed_requests
 from tests.nano_adapters import NANO, make_adapter
 from weft.config.model import ModelConfig
-from weft.executor.weights.load import save_random
 from weft.plan.device import KV_CACHE, WEIGHTS, ReleaseMemory, ResumeMemory, UpdateFromDisk
+from weft.weights.load import save_random
 
 ROUNDS = 8
 EACH = 25

@@ -23,10 +23,10 @@ from weft.cli.main import main
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig, ModelError
 from weft.executor.cpu import build
-from weft.executor.weights.load import load_weights
 from weft.models.registry import make_model
 from weft.ops.cpp.library import Library, Unavailable, load
 from weft.ops.plain import PlainOps
+from weft.weights.load import load_weights
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
 SMALL = {"kv_tokens": 512, "threads": 1}

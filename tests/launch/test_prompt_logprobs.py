@@ -7,8 +7,8 @@ import torch
 import transformers
 
 from weft import LLM, SamplingParams
-from weft.executor.weights.known import BUNDLED
 from weft.llm import Output
+from weft.weights.known import BUNDLED
 
 TOLERANCE = 1e-3
 TEXTS = [

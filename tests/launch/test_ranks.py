@@ -23,7 +23,6 @@ from weft.cli.main import main
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.engine.guard import EngineBroken
-from weft.executor.weights.load import save_random
 from weft.messages.sampling import Grammar
 from weft.plan.device import (
     KV_CACHE,
@@ -34,6 +33,7 @@ from weft.plan.device import (
     ResumeMemory,
     UpdateFromDisk,
 )
+from weft.weights.load import save_random
 
 SETTINGS: dict[str, Any] = {
     "model": str(NANO),

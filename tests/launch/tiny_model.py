@@ -50,7 +50,7 @@ def write_model_with_experts(folder: Path, **config: Any) -> Path:
     """With weights: six experts in each of two layers, three of them for a token. `config` replaces
     keys of config.json."""
     from weft.config.model import ModelConfig
-    from weft.executor.weights.load import save_random
+    from weft.weights.load import save_random
 
     experts = {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -91,7 +91,7 @@ def write_model_with(layers: str, folder: Path) -> Path:
     """With weights: `windows`, of which every second layer has one of 32 tokens, or `states`, which
     every second layer keeps."""
     from weft.config.model import ModelConfig
-    from weft.executor.weights.load import save_random
+    from weft.weights.load import save_random
 
     kinds = {
         "windows": {

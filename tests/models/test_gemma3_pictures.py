@@ -21,7 +21,6 @@ from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.kv_pool import KVPool
 from weft.executor.plain.attention import TorchPaged
 from weft.executor.plain.tower import TorchTowerBackend
-from weft.executor.weights.load import load_weights, unread_of
 from weft.models.registry import DecoderModel, make_model
 from weft.models.vision.tower import Tower, TowerInput, at_once
 from weft.models.vision.towers import make_tower
@@ -29,6 +28,7 @@ from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import Unavailable, load
 from weft.ops.cpp.ops import CppOps
 from weft.ops.plain import PlainOps
+from weft.weights.load import load_weights, unread_of
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 16  # of a picture

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from tests.models.windowed import Served
-from weft.executor.weights.known import BUNDLED
 from weft.handoff.decode import DecodeSide
 from weft.handoff.prefill import PrefillSide
 from weft.messages.handoff import HandoffParams
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
+from weft.weights.known import BUNDLED
 
 HANG_S = 100.0
 HOST = "127.0.0.1"

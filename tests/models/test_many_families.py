@@ -26,10 +26,10 @@ from tests.models.many import (
 from weft.config.model import ModelConfig
 from weft.config.passes import own_passes
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.weights.load import load_weights
 from weft.models.registry import make_model
 from weft.ops.cpp.abi import NarrowArgs
 from weft.ops.plain import PlainOps
+from weft.weights.load import load_weights
 
 TOLERANCE = 2e-4  # of log probabilities, float32
 NUM_GREEDY = 12

@@ -28,11 +28,11 @@ from weft.assemble import prepare
 from weft.config.engine import EngineConfig
 from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
 from weft.config.options import SettingsError
-from weft.executor.weights.gguf.codes import BadScales
-from weft.executor.weights.known import BUNDLED
-from weft.executor.weights.packed.float4 import mxfp4_codes
 from weft.ops.cpp.build import CannotBuild
 from weft.plan.device import UpdateFromDisk
+from weft.weights.gguf.codes import BadScales
+from weft.weights.known import BUNDLED
+from weft.weights.packed.float4 import mxfp4_codes
 
 UP = "model.layers.0.mlp.up_proj"
 FORMATS: dict[str, Format] = {
@@ -104,7 +104,7 @@ def test_every_weight_is_what_its_format_says_bit_for_bit(
     piece_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("weft.executor.weights.pieces.PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("weft.weights.pieces.PIECE_BYTES", piece_bytes)
     for settings in ({}, {"kernels": "torch", "quantize": "none"}):
         found = weights(drive(packed.folder, **settings))
         for name, weight in packed.stands_for.items():

@@ -25,7 +25,6 @@ from weft.config.model import ModelConfig
 from weft.config.vision.pixtral import PixtralSpec
 from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.plain.tower import TorchTowerBackend
-from weft.executor.weights.load import load_weights, unread_of
 from weft.messages.media import MediaItem
 from weft.models.registry import make_model
 from weft.models.vision.tower import Tower, TowerBackend, TowerInput, at_once
@@ -33,6 +32,7 @@ from weft.models.vision.towers import make_tower
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import Library, Unavailable, load
 from weft.ops.plain import PlainOps
+from weft.weights.load import load_weights, unread_of
 
 CPU = torch.device("cpu")
 BREAK, END = 301, 302

@@ -15,13 +15,13 @@ from weft.config.model import ModelConfig
 from weft.config.vision.qwen import QwenTowerSpec
 from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.plain.tower import TorchTowerBackend
-from weft.executor.weights.load import load_weights, unread_of
 from weft.models.registry import make_model
 from weft.models.vision.tower import Tower, TowerBackend, TowerInput, at_once
 from weft.models.vision.towers import make_tower
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import Library, Unavailable, load
 from weft.ops.plain import PlainOps
+from weft.weights.load import load_weights, unread_of
 
 CPU = torch.device("cpu")
 Grid = tuple[int, int, int]

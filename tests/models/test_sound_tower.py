@@ -18,7 +18,6 @@ from weft.config.model import ModelConfig, ModelError
 from weft.config.vision.sound import WhisperSpec, qwen2_audio
 from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.plain.tower import TorchTowerBackend
-from weft.executor.weights.load import load_weights
 from weft.messages.media import MediaKind
 from weft.models.registry import make_model
 from weft.models.vision.tower import Tower, TowerBackend, TowerInput, at_once
@@ -27,6 +26,7 @@ from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import load
 from weft.ops.plain import PlainOps
 from weft.text.media.qwen2_audio import Qwen2Audio
+from weft.weights.load import load_weights
 
 CPU = torch.device("cpu")
 RATE = 16_000

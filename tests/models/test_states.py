@@ -18,10 +18,10 @@ from tests.models.many import STATE_FAMILIES, VOCAB, make_checkpoint
 from weft.config.decoder import DecoderSpec, GatedDeltaSpec, MambaSpec, ShortConvSpec
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.weights.load import load_weights
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
 from weft.plan.step import NO_STATE, Plan
+from weft.weights.load import load_weights
 
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 90).tolist()
 NAMES = ["lfm2", "qwen3.5", "qwen3-next", "granite4-mamba", "granite4-moe"]

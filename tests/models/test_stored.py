@@ -14,11 +14,11 @@ from tests.models.many import VOCAB, make_checkpoint
 from tests.models.pictures import make_with_pictures
 from tests.models.seeing import Prompt, SeeingServed
 from tests.models.windowed import Served, make_windowed
-from weft.executor.weights.known import BUNDLED
 from weft.messages.cache import GetCache, GetCacheReply, SaveCache, SaveCacheReply
 from weft.messages.control import FlushCache
 from weft.messages.requests import Abort
 from weft.messages.weights import ReleaseMemoryOccupation, ResumeMemoryOccupation
+from weft.weights.known import BUNDLED
 
 HANG_S = 100.0
 STATES = {"context_length": 128, "max_mamba_cache_size": 8, "kv_tokens": 1_024}

@@ -17,10 +17,10 @@ from torch import Tensor
 from tests.executor.driver import Driver, Turn, make_driver
 from tests.models.reference import TINY, VOCAB
 from weft.config.model import BadCheckpoint, ModelConfig
-from weft.executor.weights.scales import kv_scales
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps, QuantizedMatrix
 from weft.plan.device import UpdateFromDisk
+from weft.weights.scales import kv_scales
 
 SIZES = {"hidden_size": 144, "intermediate_size": 200, "num_hidden_layers": 2, "head_dim": 24}
 FP8, FLOAT, INT = (
@@ -157,7 +157,7 @@ def test_weights_are_what_is_stored_times_its_scale(
     stored: Stored, drive: Callable[..., Driver], kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where they come in pieces that are no whole blocks."""
-    monkeypatch.setattr("weft.executor.weights.pieces.PIECE_BYTES", 1)
+    monkeypatch.setattr("weft.weights.pieces.PIECE_BYTES", 1)
     actual = drive(stored.folder, kernels=kernels, dtype="float32").run(Turn(0, TOKENS))[0]
     assert (actual - stored.logprobs()).abs().max() < 1e-4
 

@@ -75,7 +75,7 @@ AREAS = {
         ),
     ),
     "lanes": Area(
-        ("weft/scheduler/lanes",),
+        ("weft/scheduler/policies/lanes",),
         (
             "tests/scheduler/test_lanes.py",
             "tests/scheduler/test_policies.py",

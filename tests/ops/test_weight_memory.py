@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-from weft.executor.weights.release import give_back
 from weft.executor.wire.shared_pool import SharedPool
 from weft.ops.cpp.weight_memory import HUGE_PAGE, PIECE_BYTES, WeightMemory
 from weft.parallel.shared_memory import anonymous_file
+from weft.weights.release import give_back
 
 CPU = torch.device("cpu")
 BYTES = torch.uint8

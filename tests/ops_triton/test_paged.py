@@ -25,11 +25,11 @@ from weft.executor.backend import AttentionBackend, AttentionBatch, DeviceLayout
 from weft.executor.gpu.attention import TritonPaged
 from weft.executor.kv_pool import KVPool
 from weft.executor.plain.attention import TorchPaged
-from weft.executor.weights.load import randomize
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Ops
 from weft.ops.triton.ops import TritonOps
+from weft.weights.load import randomize
 
 CPU = torch.device("cpu")
 SLOTS, ROWS, CONTEXT = 300, 6, 64

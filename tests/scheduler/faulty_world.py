@@ -83,7 +83,7 @@ CORE = (
     "scheduler.pace.pace",
     "scheduler.planner",
     "scheduler.policies",
-    "scheduler.policy",
+    "scheduler.policies.protocol",
     "scheduler.outbox",
     "scheduler.prefill",
     "scheduler.queue",

@@ -21,7 +21,7 @@ from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.batch import Batch
 from weft.scheduler.feature import Admission, Feature
-from weft.scheduler.policy import Policy, RequestFollower
+from weft.scheduler.policies.protocol import Policy, RequestFollower
 from weft.scheduler.prefill import RoomForFirst
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler

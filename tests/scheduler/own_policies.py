@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from weft.arrays import IntArray, LongArray
-from weft.scheduler.policy import KeyPolicy, Policy, PolicyContext
+from weft.scheduler.policies.protocol import KeyPolicy, Policy, PolicyContext
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import WaitingTable
 

@@ -18,12 +18,12 @@ from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError, options_of
 from weft.messages.requests import Abort
 from weft.scheduler import policies
-from weft.scheduler.composed.build import why_not
-from weft.scheduler.composed.classes import Classes
-from weft.scheduler.composed.language import PolicyText, parse
 from weft.scheduler.policies import UnknownPolicy
-from weft.scheduler.policies.fair import Fair
-from weft.scheduler.policy import TURNS
+from weft.scheduler.policies.composed.build import why_not
+from weft.scheduler.policies.composed.classes import Classes
+from weft.scheduler.policies.composed.language import PolicyText, parse
+from weft.scheduler.policies.kinds.fair import Fair
+from weft.scheduler.policies.protocol import TURNS
 from weft.scheduler.request import Request
 
 ROWS = 12

@@ -19,14 +19,14 @@ from weft.assemble.build import scheduler_settings
 from weft.bench.overhead import message_of
 from weft.config.engine import EngineConfig
 from weft.messages.requests import Abort
-from weft.scheduler.policies.fair import Fair
-from weft.scheduler.policies.lpm import LongestPrefix
+from weft.scheduler.policies.kinds.fair import Fair
+from weft.scheduler.policies.kinds.lpm import LongestPrefix
+from weft.scheduler.policies.tenants.left import TenantLanes, TenantsLeft
+from weft.scheduler.policies.tenants.long_walk import LongWalk
+from weft.scheduler.policies.tenants.walk import NextTenant, TenantTurn, Walk
 from weft.scheduler.request import Request
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.tenants.left import TenantLanes, TenantsLeft
-from weft.scheduler.tenants.long_walk import LongWalk
-from weft.scheduler.tenants.walk import NextTenant, TenantTurn, Walk
 from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 
 LEAD = 4_096  # service by which the cache may put a tenant ahead

@@ -17,12 +17,12 @@ from weft.arrays import LongArray
 from weft.bench.overhead import message_of
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.composed.build import build_policy
-from weft.scheduler.lanes.lane import BLOCK_SIZE, Entry, Lane
-from weft.scheduler.lanes.lanes import ONLY_LANE, Lanes, requests_of
 from weft.scheduler.pace.pace import Pace
-from weft.scheduler.policies.lpm import LongestPrefix
-from weft.scheduler.policy import PolicyContext
+from weft.scheduler.policies.composed.build import build_policy
+from weft.scheduler.policies.kinds.lpm import LongestPrefix
+from weft.scheduler.policies.lanes.lane import BLOCK_SIZE, Entry, Lane
+from weft.scheduler.policies.lanes.lanes import ONLY_LANE, Lanes, requests_of
+from weft.scheduler.policies.protocol import PolicyContext
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 

@@ -15,9 +15,9 @@ from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
 from weft.engine.explain import get_queue_status
 from weft.messages.control import SetPolicy
-from weft.scheduler.composed.build import why_not
-from weft.scheduler.own import load
-from weft.scheduler.own.guarded import GuardedPolicy, PolicyFailed
+from weft.scheduler.policies.composed.build import why_not
+from weft.scheduler.policies.user import load
+from weft.scheduler.policies.user.guarded import GuardedPolicy, PolicyFailed
 
 OWN = "tests.scheduler.own_policies:"
 
@@ -103,7 +103,7 @@ def test_an_installed_package_gives_a_policy_a_name() -> None:
     [
         ("no_such_module:Policy", "no_such_module"),
         (f"{OWN}Missing", "has no 'Missing'"),
-        (f"{OWN}NoPolicy", "is not a subclass of weft.scheduler.policy.Policy"),
+        (f"{OWN}NoPolicy", "is not a subclass of weft.scheduler.policies.protocol.Policy"),
         (":", "could not be loaded"),
         ("magic", "module:Class for one of your own"),
     ],

@@ -20,7 +20,7 @@ from weft.engine.control.handlers import HANDLERS
 from weft.messages.control import SetPolicy, SetPolicyReply
 from weft.scheduler import policies
 from weft.scheduler.policies import UnknownPolicy
-from weft.scheduler.policy import TURNS
+from weft.scheduler.policies.protocol import TURNS
 from weft.scheduler.request import Request, RequestState
 
 Key = Callable[[World, Request], float]
@@ -346,7 +346,7 @@ def test_listing_the_policies_imports_none() -> None:
         "import sys\n"
         "from weft.scheduler.policies import names\n"
         "assert 'fair' in names()\n"
-        "print(*(name for name in sys.modules if name in ('numpy', 'weft.scheduler.policy')))"
+        "print(*(name for name in sys.modules if name in ('numpy', 'weft.scheduler.policies.protocol')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

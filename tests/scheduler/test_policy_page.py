@@ -13,7 +13,7 @@ TEST = "tests/scheduler/test_least_memory.py"
 def test_the_page_makes_a_policy_that_works_and_touches_one_file(tmp_path: Path) -> None:
     copy_tree(tmp_path)
     touched = follow(PAGE, tmp_path)
-    assert touched == ["weft/scheduler/policies/least_memory.py", TEST]
+    assert touched == ["weft/scheduler/policies/kinds/least_memory.py", TEST]
     imports = "tests/test_imports.py::test_every_import_goes_down"
     of_all = "tests/scheduler/test_policies.py"
     names = ("-k", "least or every_import")

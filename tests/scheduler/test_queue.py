@@ -14,7 +14,7 @@ from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
 from weft.plan.logits import LogitBias
 from weft.scheduler.features.bias import joined
-from weft.scheduler.policies.fair import Fair
+from weft.scheduler.policies.kinds.fair import Fair
 from weft.scheduler.request import Request, seed_of
 
 GOLDEN = 0x9E3779B97F4A7C15

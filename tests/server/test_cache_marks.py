@@ -10,11 +10,11 @@ import pytest
 from weft.server.anthropic.marks import messages_marks
 from weft.server.anthropic.models import MessagesRequest
 from weft.server.anthropic.translate import sampled_request
+from weft.server.chat.custom_tools import as_functions
+from weft.server.chat.marks import chat_marks
+from weft.server.chat.models import ChatRequest
 from weft.server.errors import ApiError
 from weft.server.fields.cache_control import CacheMark, new_stamp, num_alike
-from weft.server.openai.custom_tools import as_functions
-from weft.server.openai.marks import chat_marks
-from weft.server.openai.models import ChatRequest
 from weft.text.templates.chat_template import ChatTemplate
 
 TEMPLATE = ChatTemplate(

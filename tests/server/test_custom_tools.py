@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.fake import MODEL, RunningServer
 from tests.server.scripted import CALL, HI, TOOLS, ask, record_prompts, say
-from weft.server.openai.custom_tools import CustomCall, CustomCalls, arguments_of, input_of
+from weft.server.chat.custom_tools import CustomCall, CustomCalls, arguments_of, input_of
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event
 
 CODE = 'print("ä")\n'

@@ -16,10 +16,10 @@ from openai.types.responses import response_create_params
 
 from tests.server.fake import MODEL, RunningServer
 from weft.server.anthropic.models import CountRequest, MessagesRequest
+from weft.server.chat.models import CHAT_FIELDS, ChatRequest, CompletionRequest
 from weft.server.fields.known import IGNORED, REFUSED, asks_for_nothing
 from weft.server.fields.sampling import ExtraSamplingFields
 from weft.server.ollama.models import OllamaChatRequest, OllamaGenerateRequest
-from weft.server.openai.models import CHAT_FIELDS, ChatRequest, CompletionRequest
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.pooling.models import EmbeddingRequest
 

@@ -14,7 +14,7 @@ from training.model import Shape
 from training.sample import load
 from training.teacher import Lessons
 from training.train import Teaching, Trainer
-from weft.executor.weights.known import BUNDLED as NANO
+from weft.weights.known import BUNDLED as NANO
 
 DOCS = [corpus.Document("one.py", 'def one():\n    """Return one."""\n    x = 1\n    return x\n')]
 TINY = Shape(

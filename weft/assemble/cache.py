@@ -22,7 +22,6 @@ from weft.config.resolve import kept_as, size, window_tokens
 from weft.executor.cpu.kv_io import KvPages
 from weft.executor.gpu.host_memory import HostMemory, page_bytes
 from weft.executor.runner import TorchRunner
-from weft.executor.weights.origin import WeightOrigin, files_of, origin_of
 from weft.executor.weights.store import WeightStore
 from weft.memory.tiers.protocol import Tiers
 from weft.scheduler.settings import TierSettings
@@ -30,6 +29,7 @@ from weft.tiers.disk import FLOOR_BYTES, DiskTiers
 from weft.tiers.host import HostTiers
 from weft.tiers.keys import digest_of_files, fingerprint_of
 from weft.version import __version__
+from weft.weights.origin import WeightOrigin, files_of, origin_of
 
 REMEMBERED = "weights.json"  # file in the folder with the digests of weights
 # Increase it when the layout of files or the computation of K and V changes.

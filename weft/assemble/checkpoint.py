@@ -16,11 +16,11 @@ import numpy as np
 
 from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
 from weft.config.quantized import Quantization
-from weft.executor.weights.contents import labelled, open_contents
-from weft.executor.weights.fetch import weight_files
-from weft.executor.weights.gguf.blocks import BLOCKS, BlockFormat
-from weft.executor.weights.packed.sizes import coded_size
-from weft.executor.weights.safetensors import Content, TensorEntry
+from weft.weights.contents import labelled, open_contents
+from weft.weights.fetch import weight_files
+from weft.weights.gguf.blocks import BLOCKS, BlockFormat
+from weft.weights.packed.sizes import coded_size
+from weft.weights.safetensors import Content, TensorEntry
 
 NUM_LOOKED_AT = 64  # values or blocks that are checked at the beginning of each weight
 

@@ -23,7 +23,6 @@ from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.resolve import window_tokens
 from weft.executor.runner import TorchRunner
-from weft.executor.weights.origin import WeightOrigin
 from weft.handoff.decode import DecodeSide
 from weft.handoff.facts import Facts, KvFacts
 from weft.handoff.prefill import BACKLOG, PrefillSide
@@ -32,6 +31,7 @@ from weft.observe.log import EventLog
 from weft.scheduler.settings import HandoffSettings
 from weft.tiers.keys import fingerprint_of
 from weft.version import __version__
+from weft.weights.origin import WeightOrigin
 
 log = EventLog("handoff")
 

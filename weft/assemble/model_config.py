@@ -22,9 +22,9 @@ from weft.config.engine import EngineConfig
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel, read_json
 from weft.config.model_errors import BadConfig
 from weft.config.process import Child, ChildEnded
-from weft.executor.weights.gguf.files import ENDING
 from weft.models.transformers_backend.library import NotByLibrary, require_library
 from weft.models.transformers_backend.wire import from_wire
+from weft.weights.gguf.files import ENDING
 
 DESCRIBE = "weft.models.transformers_backend.describe"
 DESCRIBE_S = 300.0  # timeout: a model of many layers takes some seconds

@@ -27,13 +27,13 @@ from weft.config.generation import FILE
 from weft.config.gguf import GgufModel, hf_config, hf_sampling
 from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
 from weft.config.options import SettingsError
-from weft.executor.weights.fetch import DESCRIPTIONS, local_folder, local_path
-from weft.executor.weights.gguf import files
-from weft.executor.weights.gguf.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from weft.executor.weights.gguf.reader import GgufFile
-from weft.executor.weights.known import SAMPLING, SMOLLM2, known_name, missing_default
 from weft.json_types import JsonMapping
 from weft.observe.log import EventLog
+from weft.weights.fetch import DESCRIPTIONS, local_folder, local_path
+from weft.weights.gguf import files
+from weft.weights.gguf.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from weft.weights.gguf.reader import GgufFile
+from weft.weights.known import SAMPLING, SMOLLM2, known_name, missing_default
 
 log = EventLog("serve")
 
@@ -44,7 +44,7 @@ SOURCES = (
     "config/gguf_architectures.py",
     "text/gguf_tokenizer.py",
     "assemble/model_folder.py",
-    "executor/weights/known.py",
+    "weights/known.py",
 )
 TOKENIZER = "tokenizer.json"
 # Files that may describe a tokenizer. A file beside the GGUF file has priority over its metadata.

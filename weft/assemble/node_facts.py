@@ -8,8 +8,8 @@ from pathlib import Path
 
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
-from weft.executor.weights.fetch import weight_files
 from weft.version import __version__
+from weft.weights.fetch import weight_files
 
 NUM_SAMPLES = 16  # samples per file
 SAMPLE_BYTES = 1 << 16

@@ -44,7 +44,7 @@ def bench_shape(settings: Settings) -> int:
 
 def write_model(config: JsonObject, folder: Path) -> None:
     """config.json, random weights in bfloat16, and a tokenizer with one word for each token id."""
-    from weft.executor.weights.load import save_random
+    from weft.weights.load import save_random
 
     save_random(ModelConfig.from_hf(config, folder.name), folder / "model.safetensors")
     _write(folder / "config.json", config)

@@ -21,7 +21,6 @@ from weft.config.machine import probe
 from weft.config.options import SettingsError
 from weft.config.resolve import resolve
 from weft.engine.engine import Engine
-from weft.executor.weights.known import NANO
 from weft.grammar.protocol import Grammars
 from weft.plan.device import DeviceRequest, Pending
 from weft.plan.step import Plan, Result, Runner, Step
@@ -32,6 +31,7 @@ from weft.sim.fit import StepTime
 from weft.sim.outcome import REFUSED
 from weft.sim.run import Around, EngineTarget, Record, Run, SteppableEngine
 from weft.sim.trace import Arrival, TokenSource
+from weft.weights.known import NANO
 
 MAX_KEYS = 100_000  # prompts of one run; prompts of different runs share no prefix
 

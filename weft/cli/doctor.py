@@ -334,13 +334,13 @@ def _weights(folder: Path, model: ModelConfig) -> str:
     import torch
 
     from weft.executor.plain.tower import TorchTowerBackend
-    from weft.executor.weights.contents import labelled, open_contents
-    from weft.executor.weights.fetch import weight_files
-    from weft.executor.weights.load import unread_of
-    from weft.executor.weights.stream import matched
     from weft.models.registry import make_model
     from weft.models.vision.towers import make_tower
     from weft.ops.plain import PlainOps
+    from weft.weights.contents import labelled, open_contents
+    from weft.weights.fetch import weight_files
+    from weft.weights.load import unread_of
+    from weft.weights.stream import matched
 
     with ExitStack() as stack:
         files = open_contents(stack, labelled(weight_files(folder)))

@@ -40,8 +40,8 @@ from weft.journal.replay import BadJournal
 from weft.json_types import JsonObject
 from weft.route.policy import method_names
 from weft.scheduler import policies
-from weft.scheduler.composed.build import why_not
 from weft.scheduler.pace.step_cost import CostModel
+from weft.scheduler.policies.composed.build import why_not
 from weft.scheduler.settings import SchedulerSettings, StateSettings
 from weft.sim.changes import changes
 from weft.sim.changes import describe as describe_changes

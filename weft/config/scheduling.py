@@ -26,7 +26,7 @@ class SchedulingOptions:
         changeable=True,
         everyday=True,
         choices="weft.scheduler.policies:names",
-        judge="weft.scheduler.composed.build:why_not",
+        judge="weft.scheduler.policies.composed.build:why_not",
         elsewhere=("scheduling_policy",),
     )
     shadow_policy: str = option(
@@ -35,7 +35,7 @@ class SchedulingOptions:
         "would have changed, and shows it for each request",
         group="scheduling",
         changeable=True,
-        judge="weft.scheduler.composed.build:why_no_shadow",
+        judge="weft.scheduler.policies.composed.build:why_no_shadow",
     )
     schedule_conservativeness: float = option(
         1.0,

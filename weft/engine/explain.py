@@ -29,10 +29,10 @@ from weft.scheduler.history import (
     Stop,
     Wait,
 )
+from weft.scheduler.policies.shadow.shadowed import Shadowed
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.shadow.shadowed import Shadowed
 
 MAX_PASSES_SHOWN = 48  # of one request: the latest passes
 NOT_LOOKED_AT = "no step has been planned since it arrived or was admitted to the queue"

@@ -32,9 +32,6 @@ from weft.executor.media.steps import MediaPass
 from weft.executor.media.store import MediaStore
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.runner import Pass
-from weft.executor.weights.load import load_weights, randomize, unread_of
-from weft.executor.weights.root import WeightsRoot, default_root
-from weft.executor.weights.scales import kv_scales
 from weft.executor.weights.store import ModelMemory, WeightStore
 from weft.executor.wire.followers import Ranks
 from weft.models.registry import DecoderModel, EncoderModel
@@ -43,6 +40,9 @@ from weft.models.vision.tower import Tower, TowerBackend
 from weft.models.vision.towers import make_tower
 from weft.ops.lora import AdapterOps
 from weft.ops.protocol import Ops
+from weft.weights.load import load_weights, randomize, unread_of
+from weft.weights.root import WeightsRoot, default_root
+from weft.weights.scales import kv_scales
 
 
 @dataclass(frozen=True)

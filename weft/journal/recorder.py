@@ -93,7 +93,7 @@ from weft.plan.device import DeviceReply, DeviceRequest, Pending, ReadAdapter
 from weft.plan.inputs import InputVectors, MediaValues
 from weft.plan.step import Plan, Result, Runner, Step
 from weft.scheduler.features.processors import ProcessorChecks
-from weft.scheduler.policy import Policy
+from weft.scheduler.policies.protocol import Policy
 from weft.scheduler.request import without_values
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings

@@ -67,9 +67,9 @@ from weft.messages.replies import StepOutput
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.plan.device import DeviceReply, DeviceRequest, Done, Pending, ReadAdapter
 from weft.plan.step import Plan, Result, Step
-from weft.scheduler.own.load import NoOwnPolicy, load_own
 from weft.scheduler.policies import UnknownPolicy
-from weft.scheduler.policy import PolicyContext
+from weft.scheduler.policies.protocol import PolicyContext
+from weft.scheduler.policies.user.load import NoOwnPolicy, load_own
 from weft.version import __version__
 
 R = TypeVar("R", bound=msgspec.Struct)

@@ -32,7 +32,7 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
 from weft.scheduler.pace.pace import NOBODY_WAITS, Pace, Waiting
 from weft.scheduler.planner import Planner
-from weft.scheduler.policy import RequestClasses
+from weft.scheduler.policies.protocol import RequestClasses
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request, RequestState
 from weft.scheduler.retraction import victims_for

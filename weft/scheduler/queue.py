@@ -15,56 +15,10 @@ from itertools import chain
 
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
-from weft.scheduler.policy import TURNS, Policy, RequestClasses, RequestFollower
+from weft.scheduler.policies.aging import AgingTurns
+from weft.scheduler.policies.protocol import Policy, RequestClasses, RequestFollower
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
-
-
-class AgingTurns:
-    """Gives every fourth admission to the oldest overdue request, so that no policy starves one.
-
-    From the moment at which a request becomes overdue:
-
-            f f f O f f f O f f f O        f: the policy's next request, O: the oldest overdue one
-
-    A request with k older ones in the queue gets the O of turn k + 1 at the latest, that is, after
-    at most TURNS * (k + 1) admissions of requests that never ran, whatever arrives later.
-    """
-
-    def __init__(self) -> None:
-        self.num_since = 0  # admissions since the last turn of an overdue request
-        # ids of the requests to which the last order gave such a turn
-        self._turns: set[int] = set()
-
-    def interleave(self, overdue: Iterator[Request], fresh: Iterator[Request]) -> Iterator[Request]:
-        """`fresh`, with the next of `overdue`, oldest first, at every fourth position."""
-        seen: set[int] = set()
-        turns: set[int] = set()
-        self._turns = turns
-        num_since = self.num_since
-        for request in fresh:
-            if num_since >= TURNS - 1:
-                oldest = _first_unseen(overdue, seen)
-                if oldest is not None:
-                    seen.add(oldest.id)
-                    turns.add(oldest.id)
-                    num_since = 0
-                    yield oldest
-            if request.id not in seen:
-                seen.add(request.id)
-                num_since += 1
-                yield request
-
-    def forget_turns(self) -> None:
-        """The next order is made by another policy."""
-        self._turns = set()
-
-    def admitted(self, request: Request, *, counts: bool) -> None:
-        """A request got a row. `counts`: in its turn, and not because it was retracted."""
-        if request.id in self._turns:
-            self.num_since = 0
-        elif counts:
-            self.num_since += 1
 
 
 class ArrivalGate:
@@ -391,10 +345,3 @@ class WaitingQueue:
         if self.policy.prefix_index is not None:
             self.policy.prefix_index.remove(request.spec.arrival_order)
         return True
-
-
-def _first_unseen(requests: Iterator[Request], seen: set[int]) -> Request | None:
-    for request in requests:
-        if request.id not in seen:
-            return request
-    return None

@@ -29,14 +29,15 @@ from weft.messages.status import Stats
 from weft.plan.logits import NOTHING_LEFT
 from weft.plan.step import Result
 from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, left_behind
-from weft.scheduler.composed.build import build_policy
+from weft.scheduler.build import Shared, make_memory, make_steps
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
-from weft.scheduler.parts.build import Shared, make_memory, make_steps
-from weft.scheduler.policy import Policy, PolicyContext
+from weft.scheduler.policies.composed.build import build_policy
+from weft.scheduler.policies.protocol import Policy, PolicyContext
+from weft.scheduler.policies.shadow.shadowed import Shadowed
 from weft.scheduler.prefill import NO_ROOM
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import (
@@ -48,7 +49,6 @@ from weft.scheduler.request import (
 )
 from weft.scheduler.retraction import retract_until_fits
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.shadow.shadowed import Shadowed
 
 
 class Scheduler:

@@ -11,11 +11,11 @@ from starlette.types import ASGIApp, Message
 from weft.observe.log import EventLog
 from weft.server.admin.facts import models
 from weft.server.body import json_response, read_body, read_json
+from weft.server.chat.models import ChatMessage, ChatRequest, CompletionRequest
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.openai.chat import chat_completions
 from weft.server.openai.completions import completions
-from weft.server.openai.models import ChatMessage, ChatRequest, CompletionRequest
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openai.responses.routes import create
 from weft.server.operation import Handler, Operation, get, post

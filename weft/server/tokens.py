@@ -13,11 +13,11 @@ from starlette.types import ASGIApp
 
 from weft.json_types import JsonObject
 from weft.server.body import json_response, read_json
+from weft.server.chat.answers import token_name
+from weft.server.chat.conversation import chat_prompt, chat_text
+from weft.server.chat.models import ChatMessage, ChatRequest
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.openai.answers import token_name
-from weft.server.openai.conversation import chat_prompt, chat_text
-from weft.server.openai.models import ChatMessage, ChatRequest
 from weft.server.operation import get, post
 from weft.server.submit import encode_texts, require_model
 from weft.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from weft.config.adapters import parse_lora_paths, wrong_name
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelNotFound
 from weft.executor.lora.read import CONFIG
-from weft.executor.weights.root import WeightsRoot, default_root
+from weft.weights.root import WeightsRoot, default_root
 
 
 class AdapterFolders:

@@ -12,9 +12,9 @@ from torch import Tensor
 from weft.config.model import ModelConfig
 from weft.config.projections import projections
 from weft.executor.lora.read import AdapterError, AdapterInfo, StoredPair, read_files
-from weft.executor.weights.base import in_base
-from weft.executor.weights.pieces import is_finite, read_whole
-from weft.executor.weights.safetensors import BytesContent, TensorEntry
+from weft.weights.base import in_base
+from weft.weights.pieces import is_finite, read_whole
+from weft.weights.safetensors import BytesContent, TensorEntry
 
 # Inputs of a module may be as large as the largest float16. What they make of larger values would
 # overflow in the middle of a step, also in float32.

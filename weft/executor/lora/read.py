@@ -32,10 +32,10 @@ from weft.config.projections import (
     target_of,
 )
 from weft.executor.lora.patterns import ModulePatterns
-from weft.executor.weights.base import in_base
-from weft.executor.weights.regular_file import RegularFile
-from weft.executor.weights.safetensors import BytesContent, FileContent, TensorEntry
 from weft.json_types import JsonMapping
+from weft.weights.base import in_base
+from weft.weights.regular_file import RegularFile
+from weft.weights.safetensors import BytesContent, FileContent, TensorEntry
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"

@@ -23,11 +23,11 @@ from weft.config.projections import HEAD, projections
 from weft.executor.lora.folders import AdapterFolders
 from weft.executor.lora.pairs import Adapter, read_adapter
 from weft.executor.lora.read import AdapterError
-from weft.executor.weights.base import in_base
 from weft.models.layers.weight import MatrixRows, Weight
 from weft.ops.lora import AdapterOps, LoraPart, PutAdapter
 from weft.ops.protocol import Matrix
 from weft.plan.step import Plan
+from weft.weights.base import in_base
 
 
 class ReadyAdapter(NamedTuple):

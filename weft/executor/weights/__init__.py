@@ -1,1 +1,1 @@
-"""The sources of weights, and loading weights into a model."""
+"""The weights of the running model: new ones, their checks, and their pieces."""

@@ -23,21 +23,6 @@ from weft.config.decoder import first_difference
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError, quantization_of
 from weft.config.quantized import Quantization
 from weft.executor.experts.recorder import ExpertCounts, ExpertError, ExpertRecorder
-from weft.executor.weights import release
-from weft.executor.weights.contents import open_contents
-from weft.executor.weights.load import load_weights, randomize, unread_of
-from weft.executor.weights.origin import WeightOrigin, digest_of, origin_of
-from weft.executor.weights.pieces import is_finite
-from weft.executor.weights.root import WeightsRoot
-from weft.executor.weights.safetensors import BytesContent
-from weft.executor.weights.scales import FLOATS
-from weft.executor.weights.stream import (
-    WeightMatch,
-    matched,
-    put_all,
-    put_tensor,
-    require_finite,
-)
 from weft.models.layers.weight import Weight, Weights
 from weft.models.registry import DecoderModel, EncoderModel
 from weft.models.transformers_backend.describe import described
@@ -63,6 +48,21 @@ from weft.plan.device import (
     UnloadAdapter,
     UpdateFromDisk,
     UpdateFromTensors,
+)
+from weft.weights import release
+from weft.weights.contents import open_contents
+from weft.weights.load import load_weights, randomize, unread_of
+from weft.weights.origin import WeightOrigin, digest_of, origin_of
+from weft.weights.pieces import is_finite
+from weft.weights.root import WeightsRoot
+from weft.weights.safetensors import BytesContent
+from weft.weights.scales import FLOATS
+from weft.weights.stream import (
+    WeightMatch,
+    matched,
+    put_all,
+    put_tensor,
+    require_finite,
 )
 
 MAX_GROUPS = 8

@@ -1,10 +1,10 @@
-"""Every module of this package is a scheduling policy: `dfs_weight.py` is the policy "dfs-weight".
+"""Every module of `kinds/` is a scheduling policy: `dfs_weight.py` is the policy "dfs-weight".
 
-A module sets `POLICY` to its class, a `Policy` (see `scheduler/policy.py`). There is no other list
-of policies: the option `--schedule-policy`, the requests that switch the policy, `weft sim` and
-their error messages take the names from here. The names are those of the package's files, and no
-module is imported before its policy is used, so that the help of the command line stays fast. Other
-names may be those of a user's own policies (`scheduler/own/`).
+A module sets `POLICY` to its class, a `Policy` (see `protocol.py`). There is no other list of
+policies: the option `--schedule-policy`, the requests that switch the policy, `weft sim` and their
+error messages take the names from here. The names are those of the files, and no module is imported
+before its policy is used, so that the help of the command line stays fast. Other names may be those
+of a user's own policies (`user/`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from weft.config.options import did_you_mean
+from weft.scheduler.policies import kinds
 
 if TYPE_CHECKING:
-    from weft.scheduler.policy import Policy, PolicyContext
+    from weft.scheduler.policies.protocol import Policy, PolicyContext
 
 
 class UnknownPolicy(ValueError):
@@ -31,7 +32,7 @@ class UnknownPolicy(ValueError):
 @functools.cache
 def names() -> tuple[str, ...]:
     """The names of all policies, sorted."""
-    modules = [module.name for module in pkgutil.iter_modules(__path__)]
+    modules = [module.name for module in pkgutil.iter_modules(kinds.__path__)]
     return tuple(sorted(name.replace("_", "-") for name in modules))
 
 
@@ -39,7 +40,7 @@ def load_policy(name: str) -> type[Policy]:
     """The class of the policy of that name, or of a user's own policy. Raises UnknownPolicy."""
     if name not in names():
         return _own_kind(name)
-    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    module = importlib.import_module(f"{kinds.__name__}.{name.replace('-', '_')}")
     kind: type[Policy] = module.POLICY
     return kind
 
@@ -49,13 +50,13 @@ def make_policy(name: str, context: PolicyContext) -> Policy:
     kind = load_policy(name)
     if name in names():
         return kind(context)
-    from weft.scheduler.own.guarded import guarded
+    from weft.scheduler.policies.user.guarded import guarded
 
     return guarded(name, kind, context)
 
 
 def _own_kind(name: str) -> type[Policy]:
-    from weft.scheduler.own.load import COLON, NoOwnPolicy, entry_names, load_own
+    from weft.scheduler.policies.user.load import COLON, NoOwnPolicy, entry_names, load_own
 
     others = entry_names()
     if COLON not in name and name not in others:

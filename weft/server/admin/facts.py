@@ -22,8 +22,8 @@ from weft.json_types import JsonObject
 from weft.messages.status import EngineReady
 from weft.server.admin.loads import loads_of, refresh
 from weft.server.body import json_response
+from weft.server.chat.models import ModelCard, ModelList
 from weft.server.context import ServerContext
-from weft.server.openai.models import ModelCard, ModelList
 from weft.server.operation import get
 from weft.server.submit import adapter_named, require_accepting, require_model
 

@@ -22,11 +22,11 @@ from weft.messages.media import ID_BYTES, MediaItem
 from weft.messages.picture import GetPrefix, GetPrefixReply, TreeColumns, Watch
 from weft.observe.log import EventLog
 from weft.server.body import json_response, read_json
+from weft.server.chat.conversation import chat_prompt
+from weft.server.chat.models import ChatMessage, ChatRequest
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
-from weft.server.openai.conversation import chat_prompt
-from weft.server.openai.models import ChatMessage, ChatRequest
 from weft.server.operation import get, post
 from weft.server.submit import adapter_of, encode_texts, require_model, sharing_of
 

@@ -16,9 +16,9 @@ from weft.server.anthropic.models import (
     Tool,
 )
 from weft.server.anthropic.translate import sampled_request
+from weft.server.chat.models import ChatRequest
 from weft.server.errors import ApiError
 from weft.server.fields.cache_control import CacheControl, CacheMark, require_text, with_last
-from weft.server.openai.models import ChatRequest
 
 Body: TypeAlias = MessagesRequest
 Varied: TypeAlias = Callable[[str], Body]

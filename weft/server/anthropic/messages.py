@@ -12,9 +12,9 @@ from weft.server.anthropic.models import CountRequest, MessagesRequest, TokenCou
 from weft.server.anthropic.reply import ANTHROPIC_EVENTS, MessagesReply
 from weft.server.anthropic.translate import chat_request, sampled_request
 from weft.server.body import json_response, read_json
+from weft.server.chat.answers import answer_header
+from weft.server.chat.conversation import chat_prompt, start_chat
 from weft.server.context import ServerContext
-from weft.server.openai.answers import answer_header
-from weft.server.openai.conversation import chat_prompt, start_chat
 from weft.server.operation import post
 from weft.server.stream import Answer
 from weft.server.submit import require_model

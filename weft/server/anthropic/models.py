@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from weft.json_types import JsonObject
+from weft.server.chat.models import CHAT_FIELDS, CachedTokensDetails
 from weft.server.fields.cache_control import CacheControl
-from weft.server.openai.models import CHAT_FIELDS, CachedTokensDetails
 from weft.server.submit import GenerationFields
 
 

@@ -11,11 +11,11 @@ from weft.client.aux_outputs import cache_use
 from weft.client.generation import Completion, CompletionEnd, Delta
 from weft.json_types import JsonObject
 from weft.server.anthropic.models import AnthropicUsage, CacheCreation, MessageAnswer
+from weft.server.chat.answers import AnswerHeader, cached_details, pinned_by_ttl
+from weft.server.chat.conversation import Conversation
+from weft.server.chat.tools import call_id
 from weft.server.errors import anthropic_error
 from weft.server.fields.cache_control import TTL_S
-from weft.server.openai.answers import AnswerHeader, cached_details, pinned_by_ttl
-from weft.server.openai.conversation import Conversation
-from weft.server.openai.tools import call_id
 from weft.server.stream import Wire
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 from weft.text.parsers.partial_json import completed_object

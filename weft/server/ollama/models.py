@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from weft.json_types import JsonObject
-from weft.server.openai.models import Role
+from weft.server.chat.models import Role
 
 
 class Options(msgspec.Struct, kw_only=True):

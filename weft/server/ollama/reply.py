@@ -11,11 +11,11 @@ import msgspec
 
 from weft.client.generation import CompletionEnd, Delta
 from weft.json_types import JsonObject
+from weft.server.chat.answers import chat_logprobs
+from weft.server.chat.conversation import Conversation
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, ollama_error
-from weft.server.openai.answers import chat_logprobs
 from weft.server.openai.chat import answer_of, function_calls
-from weft.server.openai.conversation import Conversation
 from weft.server.stream import Wire
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, ReasoningText
 

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from weft.json_types import JsonObject
 from weft.server.body import json_bytes, json_response, read_json
+from weft.server.chat.conversation import start_chat
 from weft.server.context import ServerContext
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
 from weft.server.ollama.models import (
@@ -25,7 +26,6 @@ from weft.server.ollama.translate import (
     require_tagged_model,
     untagged,
 )
-from weft.server.openai.conversation import start_chat
 from weft.server.operation import get, post
 from weft.server.stream import Answer
 from weft.server.submit import answering_name, encode_texts, require_model

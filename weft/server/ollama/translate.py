@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.json_types import JsonObject
+from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.fields.arguments import arguments_text
@@ -16,7 +17,6 @@ from weft.server.ollama.models import (
     OllamaMessage,
     OllamaRequest,
 )
-from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 from weft.server.submit import require_model
 
 

@@ -13,8 +13,7 @@ from weft.client.aux_outputs import last_state, prompt_logprobs
 from weft.client.generation import Completion, Delta
 from weft.json_types import JsonObject
 from weft.server.body import json_bytes, json_response, read_json, written
-from weft.server.context import ServerContext
-from weft.server.openai.answers import (
+from weft.server.chat.answers import (
     UsageCount,
     answer_header,
     chat_logprobs,
@@ -23,9 +22,9 @@ from weft.server.openai.answers import (
     reasoning_details,
     vllm_logprobs,
 )
-from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
-from weft.server.openai.custom_tools import CustomCall
-from weft.server.openai.models import (
+from weft.server.chat.conversation import Conversation, chat_prompt, start_chat
+from weft.server.chat.custom_tools import CustomCall
+from weft.server.chat.models import (
     ChatAnswer,
     ChatChoice,
     ChatChunk,
@@ -45,7 +44,8 @@ from weft.server.openai.models import (
     ToolCallDelta,
     Usage,
 )
-from weft.server.openai.tools import call_id
+from weft.server.chat.tools import call_id
+from weft.server.context import ServerContext
 from weft.server.operation import post
 from weft.server.stream import Answer
 from weft.server.submit import StreamOptions, require_model

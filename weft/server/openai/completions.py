@@ -14,10 +14,7 @@ from weft.client.aux_outputs import last_state, prompt_logprobs
 from weft.client.generation import Delta, Generation
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json, written
-from weft.server.context import ServerContext
-from weft.server.errors import ApiError, not_supported
-from weft.server.infill import infill_prompt, infill_tokens, with_stops
-from weft.server.openai.answers import (
+from weft.server.chat.answers import (
     AnswerHeader,
     TextOffsets,
     TokenName,
@@ -30,12 +27,15 @@ from weft.server.openai.answers import (
     token_names,
     vllm_logprobs,
 )
-from weft.server.openai.models import (
+from weft.server.chat.models import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
     TextCompletion,
 )
+from weft.server.context import ServerContext
+from weft.server.errors import ApiError, not_supported
+from weft.server.infill import infill_prompt, infill_tokens, with_stops
 from weft.server.operation import post
 from weft.server.stream import Answer
 from weft.server.submit import (

@@ -17,12 +17,12 @@ from weft.json_types import JsonObject
 from weft.messages.media import MediaItem
 from weft.messages.requests import PoolingParams
 from weft.server.body import json_response, read_json
+from weft.server.chat.answers import add_media
+from weft.server.chat.models import PromptTokensDetails
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.media import require_uncut
 from weft.server.ollama.translate import require_tagged_model, untagged
-from weft.server.openai.answers import add_media
-from weft.server.openai.models import PromptTokensDetails
 from weft.server.operation import post
 from weft.server.pooling.inputs import (
     Vector,

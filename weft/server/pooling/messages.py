@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from weft.messages.media import MediaItem
+from weft.server.chat.conversation import chat_prompt
+from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
-from weft.server.openai.conversation import chat_prompt
-from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 from weft.server.pooling.inputs import cut_to_limit, require_lengths
 from weft.server.pooling.models import EmbeddingRequest, SeenInput
 from weft.text.tokenizer import Encoded

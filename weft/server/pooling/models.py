@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from weft.json_types import JsonObject
-from weft.server.openai.models import ChatMessage
+from weft.server.chat.models import ChatMessage
 
 Side = Literal["left", "right"]
 Texts = str | list[str | int | list[int]]  # one text, its ids, or a list of either

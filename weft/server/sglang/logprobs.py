@@ -19,8 +19,8 @@ from weft.json_types import JsonObject
 from weft.messages.replies import AuxPiece
 from weft.messages.sampling import SamplingParams
 from weft.server.body import written
+from weft.server.chat.answers import finite
 from weft.server.errors import ApiError
-from weft.server.openai.answers import finite
 from weft.text.tokenizer import Tokenizer
 
 Entry = tuple[float | None, int, str | None]

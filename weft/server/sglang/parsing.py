@@ -15,11 +15,11 @@ from starlette.types import ASGIApp
 
 from weft.json_types import JsonObject
 from weft.server.body import json_response, read_json
+from weft.server.chat.models import ChatAnswer
+from weft.server.chat.tools import tool_use
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
 from weft.server.openai.chat import answer_of, function_calls
-from weft.server.openai.models import ChatAnswer
-from weft.server.openai.tools import tool_use
 from weft.server.operation import post
 from weft.text.parsers.formats import (
     reasoning_format,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from weft.json_types import JsonObject
-from weft.server.openai.models import CHAT_FIELDS, AudioData, Detail, Role
+from weft.server.chat.models import CHAT_FIELDS, AudioData, Detail, Role
 from weft.server.submit import GenerationFields
 
 

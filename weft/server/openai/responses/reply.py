@@ -13,13 +13,13 @@ import msgspec
 
 from weft.client.generation import Delta
 from weft.json_types import JsonObject
+from weft.server.chat.answers import add_cache_use, add_media, chat_logprobs, reasoning_details
+from weft.server.chat.conversation import Conversation
+from weft.server.chat.custom_tools import CustomCall
+from weft.server.chat.models import PromptTokensDetails, TokenLogprob
+from weft.server.chat.tools import call_id
 from weft.server.errors import ApiError
-from weft.server.openai.answers import add_cache_use, add_media, chat_logprobs, reasoning_details
-from weft.server.openai.conversation import Conversation
-from weft.server.openai.custom_tools import CustomCall
-from weft.server.openai.models import PromptTokensDetails, TokenLogprob
 from weft.server.openai.responses.input_items import item_id
-from weft.server.openai.tools import call_id
 from weft.server.stream import SSE, Wire
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 from weft.text.tokenizer import Tokenizer

@@ -14,10 +14,10 @@ from weft.client.generation import Delta
 from weft.json_types import JsonObject
 from weft.server.auth import owner_of
 from weft.server.body import json_response, read_json
+from weft.server.chat.conversation import Conversation, chat_prompt, start_chat
+from weft.server.chat.models import ChatMessage, InputTokens
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.openai.conversation import Conversation, chat_prompt, start_chat
-from weft.server.openai.models import ChatMessage, InputTokens
 from weft.server.openai.responses.input_items import input_items, page
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openai.responses.reply import RESPONSE_EVENTS, ResponseReply

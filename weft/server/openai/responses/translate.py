@@ -12,10 +12,10 @@ import msgspec
 
 from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
+from weft.server.chat.custom_tools import arguments_of
+from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 from weft.server.errors import ApiError
 from weft.server.fields.sampling import require_one_answer
-from weft.server.openai.custom_tools import arguments_of
-from weft.server.openai.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
 from weft.server.openai.responses.models import ResponseItem, ResponsePart, ResponsesRequest
 from weft.server.submit import copy_generation
 

@@ -1,1 +1,0 @@
-"""The choice of the parts that a scheduler is made of, by its settings."""

@@ -1,0 +1,1 @@
+"""Chats as all APIs share them: their struct, templates, tools, reasoning, and parts of answers."""

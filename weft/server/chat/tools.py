@@ -1,0 +1,317 @@
+"""Tools in requests and answers: which tools a model may call, the schema of a forced call, and the
+ids of calls."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.json_types import JsonObject
+from weft.messages.sampling import Grammar
+from weft.server.chat.custom_tools import as_functions, is_custom
+from weft.server.errors import ApiError
+from weft.text.parsers.formats import ToolFormat
+
+MAX_DESCRIBED = 64  # characters of a wrong value that a message repeats
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+NO_SCHEMAS: Mapping[str, JsonObject] = MappingProxyType({})
+# No person reads such JSON, and a weak model would go on with white space.
+COMPACT: JsonObject = {"x-guidance": {"whitespace_flexible": False}}
+_ALPHABET = string.ascii_letters + string.digits
+
+
+class ToolUse(NamedTuple):
+    """The tools that the model may call. `names` is empty if it may call none."""
+
+    names: frozenset[str] = frozenset()
+    schema: JsonObject | None = None  # schema of the calls, if the answer must be calls
+    one_call: bool = False
+    # Schemas of arguments by name, if calling is optional and at least one tool is strict.
+    arguments: dict[str, JsonObject] | None = None
+    # The names that are custom tools.
+    custom: frozenset[str] = frozenset()
+    # Schemas of arguments by name, for formats that write values without types, and for the
+    # grammar of the generic format.
+    schemas: Mapping[str, JsonObject] = NO_SCHEMAS
+
+
+NO_TOOLS = ToolUse()
+
+
+def tool_use(
+    tools: Sequence[JsonObject] | None,
+    choice: Any,
+    *,
+    parallel: bool,
+) -> ToolUse:
+    """The tools of a request, from its checked fields. Raises `ApiError`."""
+    functions: dict[str, JsonObject] = {}
+    for index, tool in enumerate(as_functions(tools) or ()):
+        name = _name(tool, index)  # checks that it is a function
+        if name in functions:
+            raise ApiError(400, f"two tools have the name {name!r}", param="tools")
+        functions[name] = tool["function"]
+    custom = frozenset(tool["custom"]["name"] for tool in tools or () if is_custom(tool))
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        functions, choice = _allowed(functions, choice)
+    if choice == "none":
+        return NO_TOOLS
+    if choice is None or choice == "auto":
+        return ToolUse(
+            names=frozenset(functions),
+            one_call=not parallel,
+            arguments=_strict_arguments(functions),
+            custom=custom & functions.keys(),
+            schemas={name: _parameters(function) for name, function in functions.items()},
+        )
+    chosen = functions
+    if choice != "required":
+        name = _chosen_name(choice, custom)
+        if name not in functions:
+            raise _not_among_tools(f"tool_choice names {name[:MAX_DESCRIBED]!r}")
+        chosen = {name: functions[name]}
+        parallel = False
+    if not chosen:
+        raise ApiError(400, "tool_choice is required, but there are no tools", param="tool_choice")
+    return ToolUse(
+        names=frozenset(chosen),
+        schema=forced_schema(chosen, parallel=parallel),
+        one_call=not parallel,
+        custom=custom & chosen.keys(),
+        schemas={name: _parameters(function) for name, function in chosen.items()},
+    )
+
+
+def _chosen_name(choice: Any, custom: frozenset[str]) -> str:
+    """The name of the tool that `tool_choice` forces. Raises `ApiError`."""
+    match choice:
+        case (
+            {"type": "function" as kind, "function": {"name": str(name)}}
+            | {"type": "custom" as kind, "custom": {"name": str(name)}}
+            | {"type": "function" | "custom" as kind, "name": str(name)}
+        ):
+            if (kind == "custom") != (name in custom):
+                raise _not_among_tools(f"tool_choice names {name[:MAX_DESCRIBED]!r}")
+            return str(name)
+    message = (
+        f"tool_choice is {str(choice)[:MAX_DESCRIBED]}; none, auto, required or a tool is allowed"
+    )
+    raise ApiError(400, message, param="tool_choice")
+
+
+def _not_among_tools(what: str) -> ApiError:
+    return ApiError(400, f"{what}, which is not one of the tools", param="tool_choice")
+
+
+def forced_schema(functions: dict[str, JsonObject], *, parallel: bool) -> JsonObject:
+    """The JSON schema of a list of calls, in the form that `text.parsers.readers.forced` reads."""
+    calls: list[JsonObject] = []
+    for number, (name, function) in enumerate(functions.items()):
+        # The JSON pointer to the schema of the call.
+        pointer = "#/items" if len(functions) == 1 else f"#/items/anyOf/{number}"
+        parameters = _moved(_parameters(function), f"{pointer}/properties/parameters")
+        call = {
+            "type": "object",
+            "properties": {"name": {"const": name}, "parameters": parameters},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        calls.append(call)
+    schema: JsonObject = {
+        "type": "array",
+        "minItems": 1,
+        "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
+        **COMPACT,
+    }
+    if not parallel:
+        schema["maxItems"] = 1
+    return schema
+
+
+def _parameters(function: JsonObject) -> JsonObject:
+    """The schema of a function's arguments; without a schema it has no arguments, as OpenAI
+    specifies."""
+    return function.get("parameters") or {"type": "object", "properties": {}}
+
+
+def _moved(schema: Any, pointer: str) -> Any:
+    """A schema as a part of another schema, at `pointer`: its references are adjusted."""
+    if isinstance(schema, list):
+        return [_moved(one, pointer) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, pointer) for key, value in schema.items()}
+    ref = schema.get("$ref")
+    if isinstance(ref, str) and ref.startswith("#"):
+        moved["$ref"] = pointer + ref[1:]
+    return moved
+
+
+def call_grammar(use: ToolUse, format: ToolFormat, *, has_mark: bool) -> Grammar | None:
+    """The grammar for the calls of an answer in this format; None if the format and the tools need
+    none. `has_mark`: see `generic_tag`."""
+    if format.answer:
+        tag = generic_tag(use, format, has_mark=has_mark)
+    elif use.schema is not None:
+        return Grammar("json_schema", _json_text(use.schema))
+    elif use.arguments and format.around is not None:
+        tag = strict_tag(use.arguments, format.trigger, format.around)
+    else:
+        return None
+    return Grammar("structural_tag", _json_text(tag))
+
+
+def _json_text(value: JsonObject) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def strict_tag(
+    arguments: dict[str, JsonObject], trigger: str, around: tuple[str, str]
+) -> JsonObject:
+    """A structural tag: free text in which calls must name one of the functions and follow its
+    schema.
+
+    `around`: the text before the arguments of a call (with NAME for the name), and the text after.
+    """
+    return {"format": _triggered(_call_tags(arguments, around), trigger)}
+
+
+def generic_tag(use: ToolUse, format: ToolFormat, *, has_mark: bool) -> JsonObject:
+    """A structural tag that makes a model choose between calls and an answer, or write calls if
+    they are forced.
+
+    `has_mark`: the answer begins with its mark. Without one, it is free text with calls.
+    """
+    assert format.around is not None, "the generic format has fixed text around arguments"
+    schemas: dict[str, JsonObject] = {}
+    for name, schema in use.schemas.items():
+        schemas[name] = {"type": "object", **schema, **COMPACT}  # also one without a type
+    tags = _call_tags(schemas, format.around)
+    calls: JsonObject = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": use.one_call,
+    }
+    if use.schema is not None:
+        return {"format": calls}
+    text: JsonObject = {"type": "any_text"}
+    if tags:
+        text = {**_triggered(tags, format.trigger), "stop_after_first": use.one_call}
+    if not has_mark:
+        return {"format": text}
+    mark = {"type": "const_string", "value": format.answer}
+    answer: JsonObject = {"type": "sequence", "elements": [mark, text]}
+    return {"format": {"type": "or", "elements": [calls, answer]} if tags else answer}
+
+
+def _triggered(tags: list[JsonObject], trigger: str) -> JsonObject:
+    return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
+
+
+def _call_tags(schemas: Mapping[str, JsonObject], around: tuple[str, str]) -> list[JsonObject]:
+    """A tag for the calls of each function."""
+    before, behind = around
+    return [
+        {
+            "type": "tag",
+            "begin": before.replace("NAME", name),
+            "content": {"type": "json_schema", "json_schema": schema},
+            "end": behind,
+        }
+        for name, schema in schemas.items()
+    ]
+
+
+def _allowed(
+    functions: dict[str, JsonObject], choice: JsonObject
+) -> tuple[dict[str, JsonObject], str]:
+    """The functions that `choice` allows, and its mode: "auto", or "required" if one must be
+    called.
+
+    In chat requests the list is in its own object, in responses it is not.
+    """
+    told = choice.get("allowed_tools", choice)
+    mode: Any = None
+    tools: Any = None
+    if isinstance(told, dict):
+        mode = told.get("mode", "auto")
+        tools = told.get("tools")
+    if mode not in ("auto", "required") or not isinstance(tools, list):
+        message = (
+            "tool_choice of the type allowed_tools needs mode (auto or required) "
+            "and a list of tools"
+        )
+        raise ApiError(400, message, param="tool_choice")
+    names = [_allowed_name(tool) for tool in tools]
+    for name in names:
+        if name not in functions:
+            raise _not_among_tools(f"tool_choice allows {str(name)[:MAX_DESCRIBED]!r}")
+    return {name: function for name, function in functions.items() if name in names}, mode
+
+
+def _allowed_name(tool: Any) -> Any:
+    """The name of a tool in a list of allowed tools, in either form; None if it has none."""
+    if not isinstance(tool, dict):
+        return None
+    function = tool.get("function", tool.get("custom", tool))
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _strict_arguments(
+    functions: dict[str, JsonObject],
+) -> dict[str, JsonObject] | None:
+    """The schema of each function's arguments; any object for a function that is not strict.
+
+    None if no function is strict.
+    """
+    found: dict[str, JsonObject] = {}
+    has_strict = False
+    for name, function in functions.items():
+        is_strict = function.get("strict") is True
+        has_strict = has_strict or is_strict
+        found[name] = _parameters(function) if is_strict else {"type": "object"}
+    return found if has_strict else None
+
+
+def call_id(id_len: int) -> str:
+    """A new id for a call.
+
+    Most models accept any id; `id_len` below 24 is for models that need a bare id of this length.
+    """
+    if id_len < 24:
+        return "".join(secrets.choice(_ALPHABET) for _ in range(id_len))
+    return f"call_{secrets.token_hex(id_len // 2)}"
+
+
+def _name(tool: JsonObject, index: int) -> str:
+    """The name of a tool, which must be a function in OpenAI's form. Raises `ApiError`."""
+    param = f"tools[{index}]"
+    function = tool.get("function")
+    kind = tool.get("type", "function")
+    if kind != "function":
+        named = str(kind)[:MAX_DESCRIBED]
+        message = f"{param} is of type {named!r}; functions and custom tools are supported"
+        raise ApiError(400, message, param=param)
+    if not isinstance(function, dict):
+        message = f"{param} has no object 'function', which has the name and the parameters"
+        raise ApiError(400, message, param=param)
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        message = (
+            f"{param} has the name {str(name)[:MAX_DESCRIBED]!r}; "
+            "1 to 64 letters, digits and the characters _ . - are allowed"
+        )
+        raise ApiError(400, message, param=f"{param}.function.name")
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        message = f"{param} has parameters that are not a JSON schema"
+        raise ApiError(400, message, param=f"{param}.function.parameters")
+    return name

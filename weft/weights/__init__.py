@@ -1,0 +1,1 @@
+"""The sources of weights, and loading weights into a model."""
