@@ -133,8 +133,8 @@ class AdapterWorld(RecordedWorld):
         )
         assert feature.num_rows == rows
         assert {uid: one.num_open for uid, one in feature.loaded.items() if one.num_open} == uses
-        places = [one.place for one in feature.loaded.values()]
-        assert len(set(places)) == len(places) <= feature.num_places
+        slots = [one.adapter_slot for one in feature.loaded.values()]
+        assert len(set(slots)) == len(slots) <= feature.num_adapter_slots
         assert feature.num_pinned < max(feature.max_together, 1)
 
     def ask(self, message: LoadLoraAdapter | UnloadLoraAdapter) -> AdapterReply:
@@ -259,8 +259,8 @@ def test_adapters_come_and_go_while_requests_run(seed: int) -> None:
     world.check_outputs()
     assert counts["200"] > 8
     assert counts["404"]
-    places = {one.place for one in world.feature.loaded.values()}
-    assert places == set(world.runner.adapters)
+    slots = {one.adapter_slot for one in world.feature.loaded.values()}
+    assert slots == set(world.runner.adapters)
     world.replay()
 
 
@@ -453,7 +453,7 @@ def request_of(adapter: str, arrival_order: int) -> Request:
 
 
 def test_an_adapter_closes_for_the_oldest_claim_and_admits_those_that_came_before_it() -> None:
-    feature = AdaptersFeature(max_together=1, num_places=3, num_rows=1)
+    feature = AdaptersFeature(max_together=1, num_adapter_slots=3, num_rows=1)
     for place, uid in enumerate("abc"):
         feature.add(LoadedAdapter(uid, place, name=uid))
     running = request_of("a", 0)
