@@ -323,7 +323,7 @@ def test_a_step_without_adapters_says_nothing_of_them() -> None:
     world.run_dry()
     assert seen
     assert set(seen) == {None}
-    assert not world.scheduler.hooks.joins
+    assert not world.scheduler.hooks.batch_limits
 
 
 def test_equal_prompts_are_found_again_within_an_adapter_alone() -> None:
@@ -467,12 +467,12 @@ def test_an_adapter_closes_for_the_oldest_claim_and_admits_those_that_came_befor
         kv=SimpleNamespace(rows=SimpleNamespace(num_used=1), columns=columns),
         is_overdue=lambda request, now: True,
     )
-    assert feature.joins(request_of("b", 30), walk), "it keeps the next slot"
-    assert feature.joins(request_of("a", 40), walk)
-    assert not feature.joins(request_of("a", 25), walk)
-    assert feature.joins(request_of("c", 20), walk), "an older one has that slot now"
-    assert feature.joins(request_of("a", 25), walk)
-    assert not feature.joins(request_of("a", 10), walk)
+    assert feature.why_not_batched(request_of("b", 30), walk), "it keeps the next slot"
+    assert feature.why_not_batched(request_of("a", 40), walk)
+    assert not feature.why_not_batched(request_of("a", 25), walk)
+    assert feature.why_not_batched(request_of("c", 20), walk), "an older one has that slot now"
+    assert feature.why_not_batched(request_of("a", 25), walk)
+    assert not feature.why_not_batched(request_of("a", 10), walk)
 
 
 def test_a_pinned_adapter_closes_for_nobody() -> None:

@@ -126,7 +126,7 @@ class AdaptersFeature(Feature):
         adapter.num_open += 1
         self._by_id[message.id] = message.adapter
 
-    def joins(self, request: Request, walk: QueueWalk) -> str:
+    def why_not_batched(self, request: Request, walk: QueueWalk) -> str:
         self._follow(walk)
         claim = self._live_claim()
         adapter = request.message.adapter
