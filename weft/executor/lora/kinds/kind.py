@@ -4,6 +4,7 @@ each module. Imports no torch: `../pairs.py` reads the values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -125,3 +126,32 @@ class BySetting:
             return self._patterns.value(module, self._otherwise)
         except BadPattern as exc:
             raise AdapterError(f"{self._key}: {short(str(exc))}") from exc
+
+
+class Scales:
+    """Ranks and scales of modules, by patterns of their names."""
+
+    def __init__(self, config: JsonMapping, alpha_key: str, *, has_root: bool = False) -> None:
+        """`alpha_key`: the key of alpha. The scale is alpha / rank, or with `has_root`
+        alpha / sqrt(rank)."""
+        self._ranks = BySetting(config, "rank_pattern", config.get("r", 8))
+        self._alphas = BySetting(config, "alpha_pattern", config.get(alpha_key, 8))
+        self._alpha_key = alpha_key
+        self._has_root = has_root
+
+    def rank(self, module: str) -> int:
+        value = self._ranks.value(module)
+        if type(value) is not int or value < 1:
+            raise AdapterError(
+                f"the rank of {short(module)} is {short(value)}; a whole number above 0 is expected"
+            )
+        return value
+
+    def scale(self, module: str, rank: int) -> float:
+        alpha = self._alphas.value(module)
+        if type(alpha) not in (int, float) or not abs(alpha) < 1e6:
+            raise AdapterError(
+                f"{self._alpha_key} of {short(module)} is {short(alpha)}; "
+                "a number below 1,000,000 is expected"
+            )
+        return float(alpha / math.sqrt(rank) if self._has_root else alpha / rank)

@@ -13,7 +13,6 @@ Source: LoRA, arXiv:2106.09685; the scale of use_rslora: arXiv:2312.03732.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from weft.executor.lora.kinds.kind import (
     PREFIX,
     TENSORS,
     AdapterError,
-    BySetting,
+    Scales,
     StoredPair,
     check_entry,
     check_rank,
@@ -72,7 +71,7 @@ def read_lora(
     """The `AdapterKind` of LoRA."""
     _require_lora(config)
     _require_known_whole(config, known)
-    scales = _Scales(config)
+    scales = Scales(config, "lora_alpha", has_root=bool(config.get("use_rslora", False)))
     layers = named_layers(config)
     sizes = {in_base(name): size for name, size in known.items()}
     found: dict[str, StoredPair] = {}
@@ -146,7 +145,7 @@ def _stacked(
     entries: Mapping[str, TensorEntry],
     stacks: Mapping[tuple[int, int], Mapping[str, ExpertPlace]],
     sizes_of: Mapping[str, Projection],
-    scales: _Scales,
+    scales: Scales,
     max_rank: int,
 ) -> dict[str, StoredPair]:
     """The pairs of all experts whose A are in one tensor, [experts rank, in], and whose B are in
@@ -282,32 +281,6 @@ def _require_lora(config: JsonMapping) -> None:
         is_method = key.startswith("use_") or key.endswith("_config")
         if is_method and value and key not in ("use_rslora", *HARMLESS):
             raise AdapterError(f"{short(key)} is set; weft does not know this key")
-
-
-class _Scales:
-    """Ranks and scales of modules, by patterns of their names."""
-
-    def __init__(self, config: JsonMapping) -> None:
-        self._ranks = BySetting(config, "rank_pattern", config.get("r", 8))
-        self._alphas = BySetting(config, "alpha_pattern", config.get("lora_alpha", 8))
-        self._has_root = bool(config.get("use_rslora", False))
-
-    def rank(self, module: str) -> int:
-        value = self._ranks.value(module)
-        if type(value) is not int or value < 1:
-            raise AdapterError(
-                f"the rank of {short(module)} is {short(value)}; a whole number above 0 is expected"
-            )
-        return value
-
-    def scale(self, module: str, rank: int) -> float:
-        alpha = self._alphas.value(module)
-        if type(alpha) not in (int, float) or not abs(alpha) < 1e6:
-            raise AdapterError(
-                f"lora_alpha of {short(module)} is {short(alpha)}; "
-                "a number below 1,000,000 is expected"
-            )
-        return float(alpha / math.sqrt(rank) if self._has_root else alpha / rank)
 
 
 KINDS = {"LORA": read_lora}
