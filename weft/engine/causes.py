@@ -54,7 +54,7 @@ class Cause(StrEnum):
 # Every cause, and what one can do about it; docs/guides/cache.md explains them.
 ADVICE = {
     Cause.FOUND: "",
-    Cause.CACHE_OFF: "the prefix cache is off (--disable-radix-cache)",
+    Cause.CACHE_OFF: "the prefix cache is off (--prefix-cache off)",
     Cause.NOT_SHARED: "",
     Cause.RECOMPUTED: "ask for log probabilities of the prompt only where they are needed",
     Cause.FIRST_SEEN: "",
@@ -82,7 +82,7 @@ class Nearest(NamedTuple):
     num_same: int
 
 
-class Parting(NamedTuple):
+class Divergence(NamedTuple):
     """Where two sequences part, `ours` tokens of this one stand instead of `theirs`; then
     `num_same` tokens are the same again."""
 
@@ -139,7 +139,7 @@ def _found(
     *,
     near: Nearest | None = None,
     missed: int = 0,
-    change: Parting | None = None,
+    change: Divergence | None = None,
 ) -> CacheCause:
     """`missed`: tokens that would have been cached otherwise."""
     computed = trace.prompt_tokens - trace.cached_tokens
@@ -166,7 +166,7 @@ def _words(
     cause: Cause,
     near: Nearest | None,
     missed: int,
-    change: Parting | None,
+    change: Divergence | None,
 ) -> str:
     name = "" if near is None else f"request {near.trace.rid!r}"
     num_same = 0 if near is None else near.num_same
@@ -203,7 +203,7 @@ def _words(
     return f"{same}; then {_shown(change)}"
 
 
-def _shown(change: Parting) -> str:
+def _shown(change: Divergence) -> str:
     ours = counted(change.ours, "token")
     theirs = counted(change.theirs, "token")
     again = f"and {counted(change.num_same, 'token')} after that are the same again"
@@ -308,20 +308,20 @@ def _why_lost(trace: RequestTrace, other: RequestTrace) -> Cause:
 # ---- what is different
 
 
-def _change(prompt: bytes, near: Nearest) -> Parting:
+def _change(prompt: bytes, near: Nearest) -> Divergence:
     """What is different behind the tokens that two sequences have in common."""
     start = near.num_same * TOKEN_BYTES
     ours = prompt[start:]
     theirs = near.tokens[start:]
     if not theirs:
-        return Parting(Cause.CONTINUED, 0, 0, 0)
+        return Divergence(Cause.CONTINUED, 0, 0, 0)
     num_moved = _num_moved(ours, theirs)
     num_ours, num_theirs = _span(ours, theirs)
     num_again = common_len(ours[num_ours * TOKEN_BYTES :], theirs[num_theirs * TOKEN_BYTES :])
     if num_again < RUN_LEN and not num_moved:
-        return Parting(Cause.NEW_TEXT, 0, 0, 0)
+        return Divergence(Cause.NEW_TEXT, 0, 0, 0)
     if num_again * 2 < num_moved:
-        return Parting(Cause.REORDERED, 0, 0, num_moved)
+        return Divergence(Cause.REORDERED, 0, 0, num_moved)
     cause = Cause.CHANGED
     if _is_media(ours) and _is_media(theirs):
         cause = Cause.OTHER_MEDIA
@@ -329,7 +329,7 @@ def _change(prompt: bytes, near: Nearest) -> Parting:
         cause = Cause.INSERTED
     elif not num_ours:
         cause = Cause.DROPPED
-    return Parting(cause, num_ours, num_theirs, num_again)
+    return Divergence(cause, num_ours, num_theirs, num_again)
 
 
 def _is_media(tokens: bytes) -> bool:
