@@ -18,8 +18,9 @@ from weft.server.chat.conversation import chat_prompt, chat_text
 from weft.server.chat.models import ChatMessage, ChatRequest
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
+from weft.server.model_names import require_model
 from weft.server.operation import get, post
-from weft.server.submit import encode_texts, require_model
+from weft.server.prompt_ids import encode_texts
 from weft.text.tokenizer import Tokenizer
 
 INLINE_TOKENS = 4_096  # up to which names are made on the event loop

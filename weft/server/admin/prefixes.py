@@ -27,8 +27,10 @@ from weft.server.chat.models import ChatMessage, ChatRequest
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
+from weft.server.model_names import adapter_of, require_model
 from weft.server.operation import get, post
-from weft.server.submit import adapter_of, encode_texts, require_model, sharing_of
+from weft.server.prompt_ids import encode_texts
+from weft.server.requests import sharing_of
 
 log = EventLog("admin")
 MAX_SHOWN = 4_096  # tokens of a node that are shown as text

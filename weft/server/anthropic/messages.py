@@ -15,16 +15,16 @@ from weft.server.body import json_response, read_json
 from weft.server.chat.answers import answer_header
 from weft.server.chat.conversation import chat_prompt, start_chat
 from weft.server.context import ServerContext
+from weft.server.model_names import require_model
 from weft.server.operation import post
 from weft.server.stream import Answer
-from weft.server.submit import require_model
 
 
 async def messages(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, MessagesRequest)
     marks = messages_marks(body)
     conversation = await start_chat(context, request, sampled_request(body), marks=marks)
-    header = answer_header(context, "msg_", conversation.prompt.rid, body.model)
+    header = answer_header(context, "msg_", conversation.request.rid, body.model)
     reply = MessagesReply(header, conversation)
     return Answer(conversation.generation, reply, ANTHROPIC_EVENTS)
 

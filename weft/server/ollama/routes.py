@@ -13,6 +13,7 @@ from weft.server.body import json_bytes, json_response, read_json
 from weft.server.chat.conversation import start_chat
 from weft.server.context import ServerContext
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
+from weft.server.model_names import answering_name, require_model
 from weft.server.ollama.models import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -27,8 +28,8 @@ from weft.server.ollama.translate import (
     untagged,
 )
 from weft.server.operation import get, post
+from weft.server.prompt_ids import encode_texts
 from weft.server.stream import Answer
-from weft.server.submit import answering_name, encode_texts, require_model
 
 OLLAMA_VERSION = "0.12.0"
 

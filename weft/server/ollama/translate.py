@@ -10,6 +10,7 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.fields.arguments import arguments_text
 from weft.server.fields.sampling import copy_sampling
+from weft.server.model_names import require_model
 from weft.server.ollama.models import (
     OllamaChatRequest,
     OllamaFunctionCall,
@@ -17,7 +18,6 @@ from weft.server.ollama.models import (
     OllamaMessage,
     OllamaRequest,
 )
-from weft.server.submit import require_model
 
 
 def require_tagged_model(context: ServerContext, name: str | None) -> None:

@@ -46,9 +46,10 @@ from weft.server.chat.models import (
 )
 from weft.server.chat.tools import call_id
 from weft.server.context import ServerContext
+from weft.server.model_names import require_model
 from weft.server.operation import post
+from weft.server.requests import StreamOptions
 from weft.server.stream import Answer
-from weft.server.submit import StreamOptions, require_model
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 
 
@@ -77,17 +78,16 @@ class ChatReply:
     def __init__(
         self, context: ServerContext, body: ChatRequest, conversation: Conversation
     ) -> None:
-        ids = conversation.prompt.ids
         self._client = context.client
         self._tokenizer = context.tokenizer
-        rid = conversation.prompt.rid
+        rid = conversation.request.rid
         self._header = answer_header(context, "chatcmpl-", rid, body.model, body.lora_path)
         self._conversation = conversation
-        prompt = conversation.prompt
+        request = conversation.request
         told: Sequence[Completion] = ()
-        if prompt.tells_cache or prompt.pins:
+        if request.tells_cache or request.pins:
             told = conversation.generation.completions
-        self._count = UsageCount([len(ids)], conversation.params.n, prompt.media, told)
+        self._count = UsageCount([request.prompt_len], conversation.params.n, request.media, told)
         options = body.stream_options or StreamOptions()
         self._tells_usage = bool(options.include_usage)
         self._tells_each_usage = self._tells_usage and bool(options.continuous_usage_stats)
@@ -98,9 +98,9 @@ class ChatReply:
         # Fields of the answer, or of the first chunk of each choice.
         self._prompt_fields: JsonObject = {}
         if body.return_token_ids or body.return_prompt_token_ids:
-            self._prompt_fields["prompt_token_ids"] = list(ids)
+            self._prompt_fields["prompt_token_ids"] = request.ids.tolist()
         if body.return_prompt_text:  # the prompt of the model, after truncation
-            text = context.tokenizer.decode(ids, skip_special_tokens=False)
+            text = context.tokenizer.decode(request.ids.tolist(), skip_special_tokens=False)
             self._prompt_fields["prompt_text"] = text
         self._opened: set[int] = set()  # choices whose first chunk was sent
         # Start of a chunk of plain text, with %d for the choice; empty if chunks have more than
@@ -278,10 +278,10 @@ class ChatReply:
         if conversation.has_reasoning:
             details = reasoning_details(self._tokenizer, conversation.outputs)
             usage.reasoning_tokens = details.reasoning_tokens
-        if conversation.prompt.prediction:
+        if conversation.request.prediction:
             details.accepted_prediction_tokens = count.accepted_prediction_tokens
             details.rejected_prediction_tokens = count.rejected_prediction_tokens
-        if conversation.has_reasoning or conversation.prompt.prediction:
+        if conversation.has_reasoning or conversation.request.prediction:
             usage.completion_tokens_details = details
         return usage
 

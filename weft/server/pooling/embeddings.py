@@ -22,6 +22,7 @@ from weft.server.chat.models import PromptTokensDetails
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.media import require_uncut
+from weft.server.model_names import answering_name, require_model
 from weft.server.ollama.translate import require_tagged_model, untagged
 from weft.server.operation import post
 from weft.server.pooling.inputs import (
@@ -47,7 +48,6 @@ from weft.server.pooling.models import (
     Texts,
 )
 from weft.server.sglang.media import KINDS, NO_MEDIA, load_media
-from weft.server.submit import answering_name, require_model
 from weft.text.tokenizer import Encoded
 
 EMBED = "embeddings need a model that makes vectors"
@@ -156,7 +156,7 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
     generation = start(context, request, body, inputs, pooling, placed)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
-        rid = generation.completions[0].spec.rid
+        rid = generation.completions[0].spec.request.rid
         return native(vectors, deltas, texts, rid)
 
     return answer(generation, "text", make)

@@ -22,6 +22,7 @@ from weft.messages.status import Pools
 from weft.server.body import read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
+from weft.server.model_names import answering_name, require_model
 from weft.server.operation import post
 from weft.server.pooling.inputs import (
     Input,
@@ -33,7 +34,6 @@ from weft.server.pooling.inputs import (
     usage,
 )
 from weft.server.pooling.models import PooledRequest, RerankRequest, ScoreRequest
-from weft.server.submit import answering_name, require_model
 from weft.text.tokenizer import Encoded
 
 
@@ -65,7 +65,7 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
             results.append(result)
         total = usage(deltas)
         return {
-            "id": f"rerank-{generation.completions[0].spec.rid}",
+            "id": f"rerank-{generation.completions[0].spec.request.rid}",
             "model": answering_name(context, body.model, body.lora_path),
             "results": results,
             "usage": total,
@@ -106,7 +106,7 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
                 }
             )
         return {
-            "id": f"score-{generation.completions[0].spec.rid}",
+            "id": f"score-{generation.completions[0].spec.request.rid}",
             "object": "list",
             "created": int(time.time()),
             "model": answering_name(context, body.model, body.lora_path),
