@@ -146,13 +146,13 @@ def _resolve_length(request: GenerateRequest, engine: EngineReady, *, clamps: bo
     if prompt_len + generates > context:
         raise ContextExceeded(
             "prompt",
-            f"the prompt has {_told_len(request)}; "
+            f"the prompt has {_described_len(request)}; "
             f"the context of {counted(context, 'token')} leaves no room for it",
         )
     if prompt_len > engine.max_prompt_tokens + (not generates):
         raise ContextExceeded(
             "prompt",
-            f"the prompt has {_told_len(request)}; "
+            f"the prompt has {_described_len(request)}; "
             f"at most {engine.max_prompt_tokens:,} fit the KV cache",
         )
     if max_new_tokens is None:
@@ -165,18 +165,18 @@ def _resolve_length(request: GenerateRequest, engine: EngineReady, *, clamps: bo
         return context - prompt_len
     raise ContextExceeded(
         "max_tokens",
-        f"the prompt has {_told_len(request)} and max_tokens is {max_new_tokens:,}; "
+        f"the prompt has {_described_len(request)} and max_tokens is {max_new_tokens:,}; "
         f"together they exceed the context of {context:,} tokens",
     )
 
 
-def _told_len(request: GenerateRequest) -> str:
+def _described_len(request: GenerateRequest) -> str:
     """The length of a prompt, as text for messages."""
-    told = counted(request.prompt_len, "token")
+    text = counted(request.prompt_len, "token")
     if request.media:
         num_media = sum(item.length for item in request.media)
-        told += f" ({num_media:,} of them stand for images, videos or sounds)"
-    return told
+        text += f" ({num_media:,} of them stand for images, videos or sounds)"
+    return text
 
 
 # ---- what this engine supports

@@ -84,10 +84,12 @@ class ChatReply:
         self._header = answer_header(context, "chatcmpl-", rid, body.model, body.lora_path)
         self._conversation = conversation
         request = conversation.request
-        told: Sequence[Completion] = ()
+        detailed: Sequence[Completion] = ()
         if request.tells_cache or request.pins:
-            told = conversation.generation.completions
-        self._count = UsageCount([request.prompt_len], conversation.params.n, request.media, told)
+            detailed = conversation.generation.completions
+        self._count = UsageCount(
+            [request.prompt_len], conversation.params.n, request.media, detailed
+        )
         options = body.stream_options or StreamOptions()
         self._tells_usage = bool(options.include_usage)
         self._tells_each_usage = self._tells_usage and bool(options.continuous_usage_stats)
