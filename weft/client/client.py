@@ -31,8 +31,15 @@ from weft.client.engine_state import (
     OpenCompletions,
     ShareLimits,
 )
-from weft.client.generation import Completion, CompletionSpec, Delivery, Generation
-from weft.client.requests import batch_requests, checked, media_bytes, numbered, without_prompt
+from weft.client.generation import Completion, CompletionSpec, Generation, TextDelivery
+from weft.client.requests import (
+    batch_requests,
+    checked,
+    media_bytes,
+    numbered,
+    unpack_ids,
+    without_prompt,
+)
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine, Unreadable
 from weft.messages.control import GetState
@@ -114,7 +121,7 @@ class EngineClient:
     def submit(
         self,
         requests: Sequence[GenerateRequest],
-        deliveries: Sequence[Delivery] = (),
+        deliveries: Sequence[TextDelivery] = (),
         *,
         stream: bool = True,
     ) -> Generation:
@@ -140,7 +147,7 @@ class EngineClient:
         for index, request in enumerate(requests):
             metrics.params_n.observe_one(request.sampling.n)
             metrics.params_max_tokens.observe_one(to_send[index].sampling.max_new_tokens or 0)
-            delivery = deliveries[index] if deliveries else Delivery()
+            delivery = deliveries[index] if deliveries else TextDelivery()
             of_request = numbered(to_send[index], self._numbers)
             for one in of_request:
                 completion = self._completion(one.id, request, generation, delivery, stops)
@@ -157,19 +164,20 @@ class EngineClient:
         id: int,
         request: GenerateRequest,
         generation: Generation,
-        delivery: Delivery,
+        delivery: TextDelivery,
         stops: StopSets | None,
     ) -> Completion:
         started_s = time.perf_counter()
         http = current.get()
         sampling = request.sampling
+        ids = unpack_ids(request.input_ids)
         num_embed_bytes = len(request.vectors)
         if request.media:  # shared by its completions
             num_embed_bytes = media_bytes(request) // sampling.n
         spec = CompletionSpec(
             request=without_prompt(request, id),
             choice=len(generation.completions),
-            prompt_len=request.prompt_len,
+            prompt_len=len(ids),
             latency=self.metrics.completions.latencies[request.priority],
             started_s=started_s,
             arrived_s=started_s if http is None else http.arrived_s,
@@ -179,7 +187,7 @@ class EngineClient:
         )
         detokenizer = self._tokenizer.detokenizer(
             skip_special_tokens=sampling.skip_special_tokens,
-            prompt=() if request.vectors else request.ids,  # with vectors the ids mean nothing
+            prompt=() if request.vectors else ids,  # with vectors the ids mean nothing
         )
         matcher = None if stops is None else stops.matcher(sampling)
         if matcher is not None and delivery.reasoning is not None:

@@ -38,7 +38,7 @@ class Delta(NamedTuple):
     end: Finish | None  # in the last delta
 
 
-class Delivery(NamedTuple):
+class TextDelivery(NamedTuple):
     """How the text of a request's completions reaches its reader. The engine knows nothing of
     it."""
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from weft.client.prompt import PARAM, to_token_params
 from weft.config.numbers import counted
-from weft.messages.media import MediaItem
+from weft.messages.media import ID_BYTES, MediaItem
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams, check_number, check_token_ids
 from weft.messages.status import EngineReady
@@ -38,6 +38,11 @@ def pack_ids(ids: Sequence[int], vocab_size: int) -> bytes:
     if not is_right:
         check_token_ids("prompt", ids, vocab_size)  # names the first wrong id
     return wide.astype(np.int32).tobytes()
+
+
+def unpack_ids(packed: bytes) -> memoryview[int]:
+    """The ids that `pack_ids` has packed, as a sequence of integers [n]."""
+    return memoryview(packed).cast("i")
 
 
 def checked(
@@ -137,7 +142,7 @@ def batch_requests(requests: Sequence[GenerateRequest]) -> BatchGenerate:
 
 def _resolve_length(request: GenerateRequest, engine: EngineReady, *, clamps: bool) -> int | None:
     """The largest number of tokens to generate; None if the engine must compute it."""
-    prompt_len = request.prompt_len
+    prompt_len = len(request.input_ids) // ID_BYTES
     if prompt_len == 0:
         raise InvalidParam("prompt", "the prompt is empty; it must have at least 1 token")
     max_new_tokens = request.sampling.max_new_tokens

@@ -88,11 +88,6 @@ class GenerateRequest(
     handoff: HandoffParams | None = None
 
     @property
-    def ids(self) -> memoryview[int]:
-        """[prompt_len] the ids of the prompt."""
-        return memoryview(self.input_ids).cast("i")
-
-    @property
     def prompt_len(self) -> int:
         return len(self.input_ids) // ID_BYTES
 

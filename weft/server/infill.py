@@ -10,14 +10,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from weft.client.generation import Completion, Delivery, Delta
+from weft.client.generation import Completion, Delta, TextDelivery
 from weft.json_types import JsonObject
 from weft.messages.replies import Finish
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
-from weft.server.model_names import answering_name, require_model
+from weft.server.model_names import answering_name
 from weft.server.operation import post
 from weft.server.prompt_ids import encode_texts
 from weft.server.requests import SampledRequest, make_requests, sampling_of, submit
@@ -44,7 +44,6 @@ class InfillRequest(SampledRequest, kw_only=True):
 
 async def infill(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, InfillRequest)
-    require_model(context, body.model)
     tokens = infill_tokens(context, "input_suffix")
     files = body.input_extra or []
     if len(files) > context.limits.max_prompts:
@@ -63,7 +62,7 @@ async def infill(context: ServerContext, request: Request) -> ASGIApp:
     )
     body.rid = body.rid or body.request_id
     requests = make_requests(context, request, body, [ids], params)
-    delivery = Delivery(body.stream_interval or context.config.stream_interval)
+    delivery = TextDelivery(body.stream_interval or context.config.stream_interval)
     generation = submit(context, requests, [delivery], stream=bool(body.stream))
     name = answering_name(context, body.model, body.lora_path)
     reply = InfillReply(name, generation.completions[0])

@@ -1,11 +1,40 @@
-"""What a request's `model` and `lora_path` name: the served model, or one of its adapters."""
+"""What a request's `model` and `lora_path` name: the served model, or one of its adapters (LoRA).
+
+Every body that names a model is checked here when it has been read. An adapter of --lora-dir is
+loaded when a request first names it.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from weft.client.adapters import DEFAULT_MODEL, AdapterRefused, NamedAdapter
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
 from weft.server.limits import require_accepting
+
+
+async def use_named(context: ServerContext, body: Any) -> None:
+    """Load the offered adapters that a body names and that are not loaded. Raises `ApiError` if one
+    cannot be loaded, or if the body names an unknown model."""
+    if context.adapters.offers:
+        for param in ("model", "lora_path"):
+            value = getattr(body, param, None)
+            names = value if isinstance(value, list) else [value]
+            for name in dict.fromkeys(names):
+                if name:
+                    await _load(context, param, name.removeprefix(f"{context.info.model_name}:"))
+    require_model(context, getattr(body, "model", None))
+
+
+async def _load(context: ServerContext, param: str, name: str) -> None:
+    try:
+        await context.loader.load_offered(name)
+    except AdapterRefused as exc:
+        message = f"the adapter {name[:128]!r} cannot be loaded: {exc}"
+        if exc.status == 409:  # all slots are in use now, but not forever
+            raise failed(503, message) from exc
+        raise ApiError(exc.status, message, param=param) from exc
 
 
 def require_model(context: ServerContext, model: str | None) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from weft.client.generation import Delivery, Generation
+from weft.client.generation import Generation, TextDelivery
 from weft.client.prompt import with_reasoning_marks
 from weft.client.requests import pack_ids
 from weft.config.pairs import parse_tenant_ttft
@@ -251,18 +251,6 @@ def common_request(
     )
 
 
-def pack_prompts(
-    context: ServerContext, prompts: Sequence[Sequence[int]], num_each: Sequence[int]
-) -> list[bytes]:
-    """The ids of prompts as the engine takes them. `num_each`: completions of each prompt.
-
-    Raises `ApiError` for too many of them in all, and `InvalidParam` for an unknown id.
-    """
-    check_size(context, list(map(len, prompts)), num_each)
-    vocab_size = context.client.engine.vocab_size
-    return [pack_ids(ids, vocab_size) for ids in prompts]
-
-
 def make_requests(
     context: ServerContext,
     request: Request,
@@ -289,7 +277,8 @@ def make_requests(
     if body.routed_dp_rank is not None or body.data_parallel_rank is not None:
         ranks = (body.routed_dp_rank, body.data_parallel_rank)
         want_engine_of(ranks, context.config.dp_size)
-    packed = pack_prompts(context, ids, [sampling.n] * len(ids))
+    check_size(context, list(map(len, ids)), [sampling.n] * len(ids))
+    vocab_size = context.client.engine.vocab_size
     common = common_request(
         context,
         request,
@@ -301,7 +290,7 @@ def make_requests(
         ),
     )
     found: list[GenerateRequest] = []
-    for prompt_ids, input_ids in zip(ids, packed, strict=True):
+    for prompt_ids in ids:
         own_sampling = sampling
         if sampling.thinking_budget is not None:
             own_sampling = with_reasoning_marks(
@@ -309,7 +298,7 @@ def make_requests(
             )
         one = replace(
             common,
-            input_ids=input_ids,
+            input_ids=pack_ids(prompt_ids, vocab_size),
             sampling=own_sampling,
             user=user,
             adapter=adapter,
@@ -331,7 +320,7 @@ def _require_no_options(options: StreamOptions) -> None:
 def submit(
     context: ServerContext,
     requests: Sequence[GenerateRequest],
-    deliveries: Sequence[Delivery] = (),
+    deliveries: Sequence[TextDelivery] = (),
     *,
     stream: bool,
 ) -> Generation:

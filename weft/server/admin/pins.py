@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.aux_outputs import cache_use
+from weft.client.requests import pack_ids
 from weft.messages.by_name import plain
 from weft.messages.pins import PinMark, Unpin
 from weft.messages.requests import GenerateRequest
@@ -17,8 +18,9 @@ from weft.server.admin.prefixes import Prefix, PrefixBody, prefix_of
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
+from weft.server.limits import check_size
 from weft.server.operation import delete, post
-from weft.server.requests import pack_prompts, submit
+from weft.server.requests import submit
 
 log = EventLog("admin")
 DEFAULT_TTL_S = 3_600.0
@@ -56,9 +58,9 @@ async def pin(context: ServerContext, request: Request) -> ASGIApp:
         raise ApiError(400, message, param="node")
     mark = PinMark(length=len(found.ids), ttl_s=body.ttl_s, name=name)
     sampling = SamplingParams(max_new_tokens=0)
-    [input_ids] = pack_prompts(context, [found.ids], [1])
+    check_size(context, [len(found.ids)], [1])
     pinning = GenerateRequest(
-        input_ids=input_ids,
+        input_ids=pack_ids(found.ids, context.client.engine.vocab_size),
         media=found.media,
         sampling=sampling,
         rid=str(request.scope["weft.rid"]),

@@ -15,8 +15,8 @@ import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from weft.client.generation import Delivery, Delta, Generation
-from weft.client.requests import check_task, pack_ids
+from weft.client.generation import Delta, Generation, TextDelivery
+from weft.client.requests import check_task, pack_ids, unpack_ids
 from weft.json_types import JsonObject
 from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
@@ -38,7 +38,6 @@ from weft.server.fields.cache_control import TTL_S, CacheMark, new_stamp, num_al
 from weft.server.fields.sampling import soft_budget, thinking_budget, thinking_switch
 from weft.server.leaving import while_client_waits
 from weft.server.media import require_media, require_uncut
-from weft.server.model_names import require_model
 from weft.server.prompt_ids import encode_texts, truncation
 from weft.server.requests import make_requests, sampling_of, submit
 from weft.text.media.sources import MediaSource
@@ -104,7 +103,6 @@ async def start_chat(
 
     Raises `ApiError` or `InvalidParam`.
     """
-    require_model(context, body.model)
     use = NO_TOOLS
     if body.tools is not None or body.tool_choice is not None:
         use = tool_use(body.tools, body.tool_choice, parallel=_is_parallel(context, body))
@@ -236,17 +234,17 @@ async def _predicted(context: ServerContext, prediction: PredictedContent) -> by
     return pack_ids(ids[: context.info.context_length], context.client.engine.vocab_size)
 
 
-def _delivery(context: ServerContext, body: ChatRequest, made: GenerateRequest) -> Delivery:
+def _delivery(context: ServerContext, body: ChatRequest, made: GenerateRequest) -> TextDelivery:
     """Stop strings and patterns end only the answer, not the reasoning before it, unless the
     request wants them to."""
     params = made.sampling
-    delivery = Delivery(body.stream_interval or context.config.stream_interval)
+    delivery = TextDelivery(body.stream_interval or context.config.stream_interval)
     format = context.formats.reasoning
     if format is None or body.stop_in_reasoning or not (params.stop or params.stop_regex):
         return delivery
     if params.grammar is not None and context.config.grammar_in_reasoning:
         return delivery
-    tail = made.ids[-_TAIL_LEN:].tolist()
+    tail = unpack_ids(made.input_ids)[-_TAIL_LEN:].tolist()
     prompt_end = context.tokenizer.decode(tail, skip_special_tokens=False)
     return delivery._replace(reasoning=partial(format.parser, prompt_end, eager=True))
 
@@ -535,7 +533,7 @@ def _output(
 ) -> ParsedOutput:
     reasoning = None
     if parsing.reasoning is not None:
-        tail = made.ids[-_TAIL_LEN:].tolist()
+        tail = unpack_ids(made.input_ids)[-_TAIL_LEN:].tolist()
         prompt_end = context.tokenizer.decode(tail, skip_special_tokens=False)
         reasoning = parsing.reasoning.parser(prompt_end, eager=not parsing.whole_calls)
     tools = None

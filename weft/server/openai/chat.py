@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from weft.client.aux_outputs import last_state, prompt_logprobs
 from weft.client.generation import Completion, Delta
+from weft.client.requests import unpack_ids
 from weft.json_types import JsonObject
 from weft.server.body import json_bytes, json_response, read_json, written
 from weft.server.chat.answers import (
@@ -46,7 +47,6 @@ from weft.server.chat.models import (
 )
 from weft.server.chat.tools import call_id
 from weft.server.context import ServerContext
-from weft.server.model_names import require_model
 from weft.server.operation import post
 from weft.server.requests import StreamOptions
 from weft.server.stream import Answer
@@ -62,7 +62,6 @@ async def chat_completions(context: ServerContext, request: Request) -> ASGIApp:
 async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     """The number of tokens of a chat's prompt."""
     body = await read_json(context, request, ChatRequest)
-    require_model(context, body.model)
     ids = body.input_ids
     if ids is None:
         ids = (await chat_prompt(context, body)).ids
@@ -84,12 +83,11 @@ class ChatReply:
         self._header = answer_header(context, "chatcmpl-", rid, body.model, body.lora_path)
         self._conversation = conversation
         request = conversation.request
+        ids = unpack_ids(request.input_ids).tolist()
         detailed: Sequence[Completion] = ()
         if request.tells_cache or request.pins:
             detailed = conversation.generation.completions
-        self._count = UsageCount(
-            [request.prompt_len], conversation.params.n, request.media, detailed
-        )
+        self._count = UsageCount([len(ids)], conversation.params.n, request.media, detailed)
         options = body.stream_options or StreamOptions()
         self._tells_usage = bool(options.include_usage)
         self._tells_each_usage = self._tells_usage and bool(options.continuous_usage_stats)
@@ -100,9 +98,9 @@ class ChatReply:
         # Fields of the answer, or of the first chunk of each choice.
         self._prompt_fields: JsonObject = {}
         if body.return_token_ids or body.return_prompt_token_ids:
-            self._prompt_fields["prompt_token_ids"] = request.ids.tolist()
+            self._prompt_fields["prompt_token_ids"] = ids
         if body.return_prompt_text:  # the prompt of the model, after truncation
-            text = context.tokenizer.decode(request.ids.tolist(), skip_special_tokens=False)
+            text = context.tokenizer.decode(ids, skip_special_tokens=False)
             self._prompt_fields["prompt_text"] = text
         self._opened: set[int] = set()  # choices whose first chunk was sent
         # Start of a chunk of plain text, with %d for the choice; empty if chunks have more than

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.aux_outputs import last_state, prompt_logprobs
-from weft.client.generation import Delivery, Delta, Generation
+from weft.client.generation import Delta, Generation, TextDelivery
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json, written
 from weft.server.chat.answers import (
@@ -35,7 +35,6 @@ from weft.server.chat.models import (
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
-from weft.server.model_names import require_model
 from weft.server.operation import post
 from weft.server.prompt_ids import truncation
 from weft.server.requests import StreamOptions, make_requests, sampling_of, submit
@@ -47,7 +46,6 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 async def completions(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, CompletionRequest)
-    require_model(context, body.model)
     params = _sampling(context, body)
     cut = None
     if body.truncate_prompt_tokens is not None or context.config.auto_truncate:
@@ -67,7 +65,7 @@ async def completions(context: ServerContext, request: Request) -> ASGIApp:
         ids = [cut.cut(own_ids, context.info.context_length, max_new) for own_ids in ids]
         texts = [*ids]
     requests = make_requests(context, request, body, ids, params)
-    delivery = Delivery(body.stream_interval or context.config.stream_interval)
+    delivery = TextDelivery(body.stream_interval or context.config.stream_interval)
     deliveries = [delivery] * len(requests)
     generation = submit(context, requests, deliveries, stream=bool(body.stream))
     echo = await _echo(context, body, texts) if body.echo else None

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 
 from weft.client.generation import Completion, Delta, Generation
+from weft.client.requests import pack_ids
 from weft.messages.media import MediaItem
 from weft.messages.replies import PooledPiece
 from weft.messages.requests import PoolingParams
@@ -22,11 +23,11 @@ from weft.messages.sampling import SamplingParams
 from weft.messages.status import Pools
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
+from weft.server.limits import check_size
 from weft.server.model_names import adapter_of
 from weft.server.pooling.models import PooledRequest, Side, Texts
 from weft.server.requests import (
     common_request,
-    pack_prompts,
     request_name,
     sharing_of,
     submit,
@@ -204,7 +205,8 @@ def start(
     with_types = pools is not None and pools.num_token_types > 1
     user = (body.user or "")[: context.limits.max_user_len]
     adapter = adapter_of(context, body.model, body.lora_path)
-    packed = pack_prompts(context, [tokens.ids for tokens in inputs], [1] * len(inputs))
+    check_size(context, [len(tokens.ids) for tokens in inputs], [1] * len(inputs))
+    vocab_size = context.client.engine.vocab_size
     common = common_request(
         context,
         request,
@@ -221,7 +223,7 @@ def start(
             own_pooling = msgspec.structs.replace(pooling, token_type_ids=types)
         one = msgspec.structs.replace(
             common,
-            input_ids=packed[index],
+            input_ids=pack_ids(tokens.ids, vocab_size),
             user=user,
             adapter=adapter,
             pooling=own_pooling,

@@ -22,7 +22,7 @@ from weft.messages.status import Pools
 from weft.server.body import read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.model_names import answering_name, require_model
+from weft.server.model_names import answering_name
 from weft.server.operation import post
 from weft.server.pooling.inputs import (
     Input,
@@ -39,7 +39,6 @@ from weft.text.tokenizer import Encoded
 
 async def rerank(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, RerankRequest)
-    require_model(context, body.model)
     if not body.documents:
         message = "documents is empty; 1 text or more is needed"
         raise ApiError(400, message, param="documents")
@@ -80,7 +79,6 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
 
 async def score(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ScoreRequest)
-    require_model(context, body.model)
     if body.label_token_ids is not None:
         return await _score_label_tokens(context, request, body)
     left = _either(body, "text_1", "queries")

@@ -14,8 +14,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from weft.client.generation import Completion, Delivery
+from weft.client.generation import Completion, TextDelivery
 from weft.client.prompt import with_reasoning_marks
+from weft.client.requests import pack_ids
 from weft.json_types import JsonObject
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -27,14 +28,14 @@ from weft.server.fields.handoff import with_handoff
 from weft.server.fields.input_embeds import NOT_GIVEN, Embeds, embeds_of
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
 from weft.server.fields.session import SessionFields, session_params
+from weft.server.limits import check_size
 from weft.server.media import require_uncut
-from weft.server.model_names import adapter_of, require_model
+from weft.server.model_names import adapter_of
 from weft.server.operation import Operation, post
 from weft.server.prompt_ids import Truncation, truncation
 from weft.server.requests import (
     Side,
     common_request,
-    pack_prompts,
     request_name,
     sharing_of,
     submit,
@@ -104,7 +105,6 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
 
 async def generate(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, SglangGenerateRequest)
-    require_model(context, body.model)
     embeds = await embeds_of(context, body.input_embeds)
     sources, is_batch = _sources(body, embeds)
     asked = _asked(context, body, len(sources))
@@ -152,7 +152,7 @@ class _Asked:
     """The parameters of one prompt."""
 
     params: SamplingParams
-    delivery: Delivery
+    delivery: TextDelivery
     session: SessionFields | None
 
 
@@ -182,7 +182,7 @@ def _asked(
         params = made[id(own)]
         if others:
             params = msgspec.structs.replace(params, **others)
-        delivery = Delivery(own.stream_interval or context.config.stream_interval)
+        delivery = TextDelivery(own.stream_interval or context.config.stream_interval)
         found.append(_Asked(params=params, delivery=delivery, session=sessions[index]))
     return found
 
@@ -287,7 +287,8 @@ async def _requests(
     if body.lora_path is not None or context.adapters.by_name:
         paths = _spread("lora_path", body.lora_path, len(asked))
         adapters = [adapter_of(context, body.model, path) for path in paths]
-    packed = pack_prompts(context, ids, [own.params.n for own in asked])
+    check_size(context, list(map(len, ids)), [own.params.n for own in asked])
+    vocab_size = context.client.engine.vocab_size
     common = common_request(
         context,
         request,
@@ -305,7 +306,7 @@ async def _requests(
             )
         one = msgspec.structs.replace(
             common,
-            input_ids=packed[index],
+            input_ids=pack_ids(ids[index], vocab_size),
             sampling=params,
             rid=rids[index],
             group=body.rid if isinstance(body.rid, str) else "",
