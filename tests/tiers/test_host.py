@@ -17,7 +17,7 @@ from weft.executor.cpu.kv_io import KvPages
 from weft.executor.gpu.host_memory import HostMemory
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.tiers.protocol import Landed, TierNews, Written
-from weft.tiers.disk import DiskTiers
+from weft.tiers.disk.store import DiskTiers
 from weft.tiers.host import HostTiers
 
 NUM_PLACES = 16  # pages: 8 blocks

@@ -49,7 +49,7 @@ from weft.memory.handoff.protocol import (
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
 from weft.memory.tiers.protocol import Landed
 from weft.observe.log import EventLog
-from weft.tiers.disk import PoolPages
+from weft.tiers.pages import PoolPages
 
 SILENCE_S = 5.0  # after this time, a silent server counts as dead
 BEAT_S = 1.0  # interval of `Beat` messages

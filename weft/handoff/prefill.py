@@ -42,7 +42,7 @@ from weft.handoff.wire import (
 from weft.memory.handoff.protocol import NOTHING_NEW, HandoffNews, HandoffReport, NoHandoff
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
 from weft.observe.log import EventLog
-from weft.tiers.disk import PoolPages
+from weft.tiers.pages import PoolPages
 
 BEAT_S = 1.0  # interval of `Beat` messages
 ROOM_S = 5.0  # time in which the request of a room must come after a client has asked for it

@@ -31,7 +31,7 @@ import msgspec
 
 from weft.handoff.gate import PageGate
 from weft.seal import Mark, Open, Seals, is_same
-from weft.tiers.files import MAX_PIECES, behind
+from weft.tiers.pages import MAX_PIECES, behind
 
 VERSION = 4
 LENGTH = struct.Struct("<I")
