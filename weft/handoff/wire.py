@@ -29,7 +29,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from weft.handoff.gate import PageGate
+from weft.handoff.pages import PageGate
 from weft.seal import Mark, Open, Seals, is_same
 from weft.tiers.pages import MAX_PIECES, behind
 
