@@ -43,8 +43,8 @@ class Talk:
     refusal: str = ""  # why this server ended it
 
 
-class Conversation:
-    """How all talks are held. Used by the thread only."""
+class TalkFollower:
+    """Follows each talk from the question to its end. Used by the thread only."""
 
     def __init__(
         self,

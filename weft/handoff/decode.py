@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from weft.arrays import IntArray
 from weft.handoff.connect import Connector
-from weft.handoff.conversation import Conversation, Talk
+from weft.handoff.conversation import Talk, TalkFollower
 from weft.handoff.delivery import Deliveries, Delivery
 from weft.handoff.facts import KvFacts
 from weft.handoff.news import News
@@ -53,12 +53,12 @@ class DecodeSide(NoHandoff):
         self._pull_of: dict[int, int] = {}  # by ticket
         self._deliveries = Deliveries(page_size, self._news)
         memory = HandoffMemory(pool=pool, endings=endings, page_size=page_size)
-        conversation = Conversation(
+        follower = TalkFollower(
             memory, self._deliveries, self._news, silence_s=silence_s, beat_s=beat_s
         )
         connector = Connector(secret, facts, self._news, silence_s)
         # Used by the thread only.
-        self._talks = Talks(connector, conversation, self._deliveries, self._news, silence_s)
+        self._talks = Talks(connector, follower, self._deliveries, self._news, silence_s)
         self._thread = LoopThread("weft-handoff")
 
     def start(self) -> None:

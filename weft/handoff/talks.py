@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from weft.handoff.connect import Connector, Unreachable
-from weft.handoff.conversation import Conversation, Talk
+from weft.handoff.conversation import Talk, TalkFollower
 from weft.handoff.delivery import Deliveries, Delivery
 from weft.handoff.greeting import Refusals, SentAway
 from weft.handoff.news import News
@@ -24,13 +24,13 @@ class Talks:
     def __init__(
         self,
         connector: Connector,
-        conversation: Conversation,
+        follower: TalkFollower,
         deliveries: Deliveries,
         news: News,
         silence_s: float,
     ) -> None:
         self._connector = connector
-        self._conversation = conversation
+        self._follower = follower
         self._deliveries = deliveries
         self._news = news
         self._silence_s = silence_s
@@ -132,6 +132,6 @@ class Talks:
         try:
             await connection.send(Ask(talk.key.namespace, talk.key.tokens, talk.have))
             talk.has_asked = True
-            await self._conversation.follow(talk, connection)
+            await self._follower.follow(talk, connection)
         finally:
             connection.close()
