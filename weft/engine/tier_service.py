@@ -116,7 +116,7 @@ class TierService(Service):
         wake_at = math.inf
         for wait in self.feature.waiting.values():
             wake_at = min(wake_at, wait.until_s)
-        for transfer in self._transfers.values():
+        for transfer in self._transfers.table.values():
             wake_at = min(wake_at, transfer.since_s + HUNG_S)
         for save in self.saves:
             wake_at = min(wake_at, save.until_s)
@@ -137,7 +137,7 @@ class TierService(Service):
         self._take(now)
         if self.feature.waiting:
             self._end_waits(now)
-        if self._transfers:
+        if self._transfers.table:
             self._end_hung(now)
             self._begin()
 
@@ -148,7 +148,7 @@ class TierService(Service):
             self._save_oldest(now)
         if self.feature.worthy:
             self._write(now)
-        if self._transfers:
+        if self._transfers.table:
             self._begin()
         if self.saves:
             self._answer_saves(now)
@@ -163,7 +163,7 @@ class TierService(Service):
         if not usable:
             return
         key = request.cache_key(request.packed[: usable * TOKEN_BYTES])
-        since = self._transfers.resumable(key)
+        since = self._transfers.memory.resumable(key)
         if since >= usable:
             return
         have = self._kv.cache.peek(key)
@@ -191,7 +191,7 @@ class TierService(Service):
         # If all tokens are cached, only the ending may be missing.
         start = min(have // block_len * block_len, end)
         whole = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
-        ticket = self._transfers.reading(whole, start)
+        ticket = self._transfers.table.reading(whole, start, block_len)
         if ticket is not None:
             return ticket
         ratio = self._core.scheduler.prefills.new_token_ratio.current
@@ -266,20 +266,20 @@ class TierService(Service):
     def _end_waits(self, now: float) -> None:
         """Let requests continue whose time to wait is over."""
         for id, wait in list(self.feature.waiting.items()):
-            if now < wait.until_s and wait.ticket in self._transfers:
+            if now < wait.until_s and wait.ticket in self._transfers.table:
                 continue
             del self.feature.waiting[id]
             late_ms = 1e3 * (now - wait.since_s)
             where = self._settings.where
             detail = f"nothing came from {where} in {late_ms:,.0f} ms: it computes its prompt"
             self._core.note(id, EventKind.STORED, detail, now)
-            if wait.ticket in self._transfers and not self._waiting_for(wait.ticket):
+            if wait.ticket in self._transfers.table and not self._waiting_for(wait.ticket):
                 self._transfers.cancel(wait.ticket, now)
 
     def _end_hung(self, now: float) -> None:
         """Cancel transfers that take too long. If a read does not end even then, its pages are
         quarantined, and the store is not used any more."""
-        for ticket, transfer in self._transfers.items():
+        for ticket, transfer in self._transfers.table.items():
             if now < transfer.since_s + HUNG_S:
                 continue
             is_lost = transfer.is_cancelled
@@ -317,7 +317,7 @@ class TierService(Service):
             feature.worthy.clear()
         if not feature.worthy or not self._is_open:
             return
-        if feature.waiting or self._transfers.writing is not None:
+        if feature.waiting or self._transfers.table.writing is not None:
             return
         for _ in range(min(MAX_LOOKS, len(feature.worthy))):
             key = next(iter(feature.worthy))
@@ -341,7 +341,7 @@ class TierService(Service):
         """If memory is nearly used up, write the sequences that will be evicted next."""
         kv = self._kv
         feature = self.feature
-        if feature.worthy or self._transfers.writing is not None or now < self._next_look_s:
+        if feature.worthy or self._transfers.table.writing is not None or now < self._next_look_s:
             return
         if not self._is_open or kv.allocator.num_free * LOW_PART > kv.allocator.num_pages:
             return
@@ -357,7 +357,7 @@ class TierService(Service):
         """The next part of a sequence to write; None: there is none."""
         block_len = self._settings.block_len
         most = max(WRITE_BYTES // max(self._settings.block_bytes, 1), 1)
-        for place in self._transfers.places(key):
+        for place in self._transfers.memory.places(key, block_len):
             beginning = CacheKey(key.namespace, key.tokens[: place * TOKEN_BYTES])
             present = self.tiers.lacks(beginning)
             if present.num_tokens >= place and present.can_resume:
@@ -378,7 +378,7 @@ class TierService(Service):
         """Read the stored part of a sequence that is not cached, if there is memory for it."""
         if not self._is_open:
             return
-        since = self._transfers.resumable(key)
+        since = self._transfers.memory.resumable(key)
         have = self._kv.cache.peek(key)
         found = self.tiers.seek(_id_of_pin(key), key, have, since)
         if found.num_tokens - since >= self.block_len:
@@ -406,7 +406,7 @@ class TierService(Service):
     def add_to(self, reply: GetCacheReply) -> GetCacheReply:
         """The reply with the numbers of the store."""
         report = self.tiers.report()
-        num_reading = sum(one.is_reading for one in self._transfers.values())
+        num_reading = sum(one.is_reading for one in self._transfers.table.values())
         num_hits = self.feature.num_hits
         return msgspec.structs.replace(
             reply,
@@ -430,7 +430,7 @@ class TierService(Service):
             dropped_blocks=report.dropped_blocks,
             faults=report.faults,
             reading=num_reading,
-            writing=len(self._transfers) - num_reading,
+            writing=len(self._transfers.table) - num_reading,
             waiting_requests=len(self.feature.waiting),
         )
 
@@ -464,7 +464,7 @@ class TierService(Service):
         self._core.hooks.begin_work(self)
 
     def _answer_saves(self, now: float) -> None:
-        is_done = not self.feature.worthy and self._transfers.writing is None
+        is_done = not self.feature.worthy and self._transfers.table.writing is None
         for save in list(self.saves):
             if not is_done and self._is_open and now < save.until_s:
                 continue
