@@ -25,7 +25,8 @@ from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.tier_oracle import Blocks, OracleTiers
 from tests.scheduler.world import EOS, VOCAB
 from tests.seeds import slow
-from weft.engine.tier_service import HUNG_S, WRITE_BYTES
+from weft.engine.tiers.store import HUNG_S
+from weft.engine.tiers.writes import WRITE_BYTES
 from weft.memory.tiers.protocol import Sought
 from weft.messages.cache import (
     ClearCache,
@@ -224,7 +225,7 @@ def schedule(seed: int) -> Counter[str]:
     for world in run_tiered(seed):
         world.replay(check=seed % 3 == 0)
         reached["read"] += world.tiers.num_read
-        reached["landed"] += world.service.num_landed
+        reached["landed"] += world.service._reads.num_landed
         reached["written"] += world.tiers.num_written
         reached["faults"] += world.tiers.num_faults
         reached["silent"] += world.tiers.num_silent
@@ -529,7 +530,7 @@ def test_what_takes_longer_to_read_than_to_compute_is_computed(
 ) -> None:
     world = small_world(stored(PROMPT))
     world.step()
-    world.service._token_s = 0.001
+    world.service._reads._speed.token_s = 0.001
     monkeypatch.setattr(world.tiers, "seek", lambda *asked: Sought(40, read_s))
     assert run(world, PROMPT) == found
 
@@ -671,7 +672,7 @@ def test_all_that_is_cached_is_written_when_it_is_asked_for() -> None:
     run(world, PROMPT)
     assert not world.tiers.blocks
     world.tell(SaveCache(call=3, timeout_s=60.0))
-    assert world.service.wake_at() == world.service.saves[0].until_s
+    assert world.service.wake_at() == world.service._writes.saves[0].until_s
     told = [reply for _ in range(20) for reply in world.engine.step()]
     (reply,) = [one for one in told if isinstance(one, SaveCacheReply)]
     assert reply.success

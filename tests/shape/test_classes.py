@@ -44,7 +44,6 @@ EXCEPTIONS = {
     "RequestTrace": Exempt(19, 6, "a table: an attribute is a moment or a number of a request"),
     "Scheduler": Exempt(15, 38, NOT_YET),
     "Services": Exempt(22, 7, "puts an engine together: an attribute is one of its parts"),
-    "TierService": Exempt(17, 29, NOT_YET),
     "WaitingQueue": Exempt(8, 36, NOT_YET),
     "WaitingTable": Exempt(20, 28, NOT_YET),
     "WeightStore": Exempt(11, 30, NOT_YET),

@@ -1,7 +1,7 @@
 """Requests whose KV is stored outside of the pool: they wait for a bounded time while it is being
 read. The feature also collects sequences that should be stored.
 
-Every request uses this feature if there is a store. `engine/tier_service.py` decides what is read
+Every request uses this feature if there is a store. `engine/tiers/` decides what is read
 and written, and when.
 """
 
