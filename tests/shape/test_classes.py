@@ -45,7 +45,6 @@ EXCEPTIONS = {
     "Scheduler": Exempt(15, 38, NOT_YET),
     "Services": Exempt(22, 7, "puts an engine together: an attribute is one of its parts"),
     "WaitingQueue": Exempt(8, 36, NOT_YET),
-    "WaitingTable": Exempt(20, 28, NOT_YET),
     "WeightStore": Exempt(11, 30, NOT_YET),
     "WindowedLayers": Exempt(7, 34, "it has what the protocol KvGroup asks for"),
 }
