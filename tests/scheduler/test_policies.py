@@ -338,7 +338,7 @@ def test_policies_are_sorted_and_each_module_of_the_folder_is_one() -> None:
     assert policies.names() == tuple(sorted(name.replace("_", "-") for name in modules))
     for name in policies.names():
         policy = World(settings(schedule_policy=name)).scheduler.waiting_queue.policy
-        assert type(policy).__module__ == f"weft.scheduler.policies.{name.replace('-', '_')}"
+        assert type(policy).__module__ == f"weft.scheduler.policies.kinds.{name.replace('-', '_')}"
 
 
 def test_listing_the_policies_imports_none() -> None:
