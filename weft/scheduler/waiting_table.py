@@ -102,7 +102,7 @@ class UsedIndices:
         self._gone = []
 
 
-class Changes:
+class WaitingChanges:
     """Which requests came, left, or got another number in a column, by arrival order."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class WaitingTable:
         self._requests: list[Request | None] = [None] * FIRST_SIZE
         self._index: dict[int, int] = {}  # by arrival order
         self.used = UsedIndices()
-        self.changes = Changes()
+        self.changes = WaitingChanges()
 
     def __len__(self) -> int:
         return len(self._index)
