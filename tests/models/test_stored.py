@@ -231,7 +231,7 @@ def settle(served: Served) -> None:
         service = served.engine.services.tiers
         assert service is not None
         service._writes.next_look_s = -1.0
-        if not (service.feature.worthy or service._store.transfers.table):  # type: ignore[attr-defined]
+        if not (service.feature.worthy or service._transfers.table):  # type: ignore[attr-defined]
             return
         assert time.monotonic() < deadline
         time.sleep(0.001)

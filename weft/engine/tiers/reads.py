@@ -55,6 +55,9 @@ class TierReads:
         self._kv = core.scheduler.kv
         self._feature = feature
         self._store = store
+        self._settings = store.settings
+        self._transfers = store.transfers
+        self._tiers = store.tiers
         self._speed = PrefillSpeed(core)
         self.num_landed = 0  # tokens that were read instead of computed
 
@@ -67,16 +70,16 @@ class TierReads:
     def look_for(self, request: Request, now: float, before: TierWait | None = None) -> None:
         """Let a request wait if more of its prompt is stored than cached, and reading is faster.
         `before`: its wait so far, if a part has been read."""
-        block_len = self._store.settings.block_len
+        block_len = self._settings.block_len
         usable = request.reusable_len // block_len * block_len
         if not usable:
             return
         key = request.cache_key(request.packed[: usable * TOKEN_BYTES])
-        since = self._store.transfers.memory.resumable(key)
+        since = self._transfers.memory.resumable(key)
         if since >= usable:
             return
         have = self._kv.cache.peek(key)
-        found = self._store.tiers.seek(request.id, key, have, since)
+        found = self._tiers.seek(request.id, key, have, since)
         end = min(found.num_tokens, usable)
         num_new = end - since
         compute_s = num_new * (self._speed.token_s or math.inf)
@@ -87,25 +90,25 @@ class TierReads:
             return  # there is no memory for it
         if before is None:
             patience_s = max(2 * found.read_s + PATIENCE_S, compute_s / 2)
-            patience_s = min(patience_s, self._store.settings.wait_s)
+            patience_s = min(patience_s, self._settings.wait_s)
             before = TierWait(ticket, since, end, now, now + patience_s)
-            detail = f"{num_new:,} of its tokens are being read from {self._store.settings.where}"
+            detail = f"{num_new:,} of its tokens are being read from {self._settings.where}"
             self._core.note(request.id, EventKind.STORED, detail, now)
         self._feature.waiting[request.id] = before._replace(ticket=ticket, num_tokens=end)
 
     def _read(self, key: CacheKey, have: int, end: int, now: float) -> int | None:
         """Read the tokens of `key` from `have` to `end`, or the first of them if there is room for
         fewer. Returns the ticket, also of a transfer that reads them already."""
-        block_len = self._store.settings.block_len
+        block_len = self._settings.block_len
         # If all tokens are cached, only the ending may be missing.
         start = min(have // block_len * block_len, end)
         whole = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
-        ticket = self._store.transfers.table.reading(whole, start, block_len)
+        ticket = self._transfers.table.reading(whole, start, block_len)
         if ticket is not None:
             return ticket
         ratio = self._core.scheduler.prefills.new_token_ratio.current
         spare = spare_tokens(self._kv, ratio)
-        readable = start + self._store.transfers.room(spare)
+        readable = start + self._transfers.room(spare)
         ending = NO_PAGES
         if end <= readable:
             reserved = self._kv.endings.reserve(end, spare - (end - start))
@@ -117,13 +120,13 @@ class TierReads:
         end = min(end, readable)
         part = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
         step = self._core.scheduler.planner.num_steps - 1
-        ticket = self._store.transfers.read(part, start, step=step, now=now, ending=ending)
+        ticket = self._transfers.read(part, start, step=step, now=now, ending=ending)
         if ticket is None and len(ending):
             self._kv.endings.memory.give_back(ending)
         return ticket
 
     def land(self, landed: Landed, now: float) -> None:
-        num_new = self._store.transfers.land(
+        num_new = self._transfers.land(
             landed.ticket, landed.num_tokens, has_ending=landed.has_ending
         )
         self.num_landed += num_new
@@ -135,7 +138,7 @@ class TierReads:
                 wait = wait._replace(num_from_host=num_from_host)
                 self._feature.landed[id] = wait
             took_ms = 1e3 * (now - wait.since_s)
-            where = self._store.settings.where
+            where = self._settings.where
             detail = f"{landed.num_tokens:,} tokens came from {where} after {took_ms:,.0f} ms"
             self._core.note(id, EventKind.STORED, detail, now)
             # There may be more to read, if there was no room for all, or another request read this
@@ -150,22 +153,22 @@ class TierReads:
     def end_waits(self, now: float) -> None:
         """Let requests continue whose time to wait is over."""
         for id, wait in list(self._feature.waiting.items()):
-            if now < wait.until_s and wait.ticket in self._store.transfers.table:
+            if now < wait.until_s and wait.ticket in self._transfers.table:
                 continue
             del self._feature.waiting[id]
             late_ms = 1e3 * (now - wait.since_s)
-            where = self._store.settings.where
+            where = self._settings.where
             detail = f"nothing came from {where} in {late_ms:,.0f} ms: it computes its prompt"
             self._core.note(id, EventKind.STORED, detail, now)
-            if wait.ticket in self._store.transfers.table and not self._waiting_for(wait.ticket):
-                self._store.transfers.cancel(wait.ticket, now)
+            if wait.ticket in self._transfers.table and not self._waiting_for(wait.ticket):
+                self._transfers.cancel(wait.ticket, now)
 
     def bring(self, key: CacheKey, now: float) -> None:
         """Read the stored part of a sequence that is not cached, if there is memory for it."""
-        since = self._store.transfers.memory.resumable(key)
+        since = self._transfers.memory.resumable(key)
         have = self._kv.cache.peek(key)
-        found = self._store.tiers.seek(_id_of_pin(key), key, have, since)
-        if found.num_tokens - since >= self._store.settings.block_len:
+        found = self._tiers.seek(_id_of_pin(key), key, have, since)
+        if found.num_tokens - since >= self._settings.block_len:
             self._read(key, have, found.num_tokens, now)
 
 

@@ -35,19 +35,22 @@ class TierService(Service):
         self._core = core
         self.feature = feature
         self._store = UsedStore(core, tiers)
+        self._settings = self._store.settings
+        self._transfers = self._store.transfers
+        self._tiers = tiers
         self._reads = TierReads(core, feature, self._store)
         self._writes = TierWrites(core, feature, self._store)
 
     @property
     def block_len(self) -> int:
         """Tokens per block: only whole blocks are stored."""
-        return self._store.settings.block_len
+        return self._settings.block_len
 
     def wake_at(self) -> float:
         wake_at = math.inf
         for wait in self.feature.waiting.values():
             wake_at = min(wake_at, wait.until_s)
-        for transfer in self._store.transfers.table.values():
+        for transfer in self._transfers.table.values():
             wake_at = min(wake_at, transfer.since_s + HUNG_S)
         for save in self._writes.saves:
             wake_at = min(wake_at, save.until_s)
@@ -58,7 +61,7 @@ class TierService(Service):
     def opened(self, message: GenerateRequest, now: float) -> None:
         if not self._store.is_open:
             self._take(now)  # it may have opened since the last step
-        if self._store.is_open and self._store.settings.wait_s:
+        if self._store.is_open and self._settings.wait_s:
             self._reads.look_for(self._core.scheduler.requests[message.id], now)
 
     # Usually no transfer is in progress: then these two must take almost no time.
@@ -68,17 +71,17 @@ class TierService(Service):
         self._take(now)
         if self.feature.waiting:
             self._reads.end_waits(now)
-        if self._store.transfers.table:
+        if self._transfers.table:
             self._store.end_hung(now)
             self._store.begin()
 
     def after_step(self, now: float) -> None:
         self._reads.after_step(now)
-        if self._store.settings.saves_evicted:
+        if self._settings.saves_evicted:
             self._writes.save_oldest(now)
         if self.feature.worthy:
             self._writes.write(now)
-        if self._store.transfers.table:
+        if self._transfers.table:
             self._store.begin()
         if self._writes.saves:
             self._writes.answer_saves(now)
@@ -87,7 +90,7 @@ class TierService(Service):
 
     def _take(self, now: float) -> None:
         """Take what has ended."""
-        news = self._store.tiers.take()
+        news = self._tiers.take()
         if news is NO_NEWS:
             return
         if news.has_opened:
@@ -103,7 +106,7 @@ class TierService(Service):
 
     def store(self, key: CacheKey) -> None:
         """Write a cached sequence before all others."""
-        if self._store.settings.write != "off":
+        if self._settings.write != "off":
             self.feature.is_worthy_now(key)
 
     def bring(self, key: CacheKey, now: float) -> None:
@@ -115,7 +118,7 @@ class TierService(Service):
 
     def numbers(self) -> dict[str, int]:
         """The numbers by their names in `Stats`."""
-        report = self._store.tiers.report()
+        report = self._tiers.report()
         return {
             "disk_blocks": report.num_blocks,
             "disk_bytes": report.num_bytes,
@@ -132,8 +135,8 @@ class TierService(Service):
 
     def add_to(self, reply: GetCacheReply) -> GetCacheReply:
         """The reply with the numbers of the store."""
-        report = self._store.tiers.report()
-        num_reading = sum(one.is_reading for one in self._store.transfers.table.values())
+        report = self._tiers.report()
+        num_reading = sum(one.is_reading for one in self._transfers.table.values())
         num_hits = self.feature.num_hits
         return msgspec.structs.replace(
             reply,
@@ -157,7 +160,7 @@ class TierService(Service):
             dropped_blocks=report.dropped_blocks,
             faults=report.faults,
             reading=num_reading,
-            writing=len(self._store.transfers.table) - num_reading,
+            writing=len(self._transfers.table) - num_reading,
             waiting_requests=len(self.feature.waiting),
         )
 
@@ -165,7 +168,7 @@ class TierService(Service):
 
     def left_by_flush(self) -> str:
         """What is still stored after memory was flushed, in words for users."""
-        report = self._store.tiers.report()
+        report = self._tiers.report()
         if not report.num_blocks:
             return ""
         return (
@@ -175,10 +178,10 @@ class TierService(Service):
 
     def clear(self) -> int:
         """Delete everything that is stored. Returns the number of deleted blocks of this model."""
-        num_blocks = self._store.tiers.report().num_blocks
+        num_blocks = self._tiers.report().num_blocks
         self.feature.worthy.clear()
-        self._store.transfers.cancel_writes()
-        self._store.tiers.clear()
+        self._transfers.cancel_writes()
+        self._tiers.clear()
         return num_blocks
 
     def save(self, call: int, until_s: float) -> None:

@@ -48,6 +48,9 @@ class TierWrites:
         self._kv = core.scheduler.kv
         self._feature = feature
         self._store = store
+        self._settings = store.settings
+        self._transfers = store.transfers
+        self._tiers = store.tiers
         self.next_look_s = -math.inf  # time of the next look for sequences that will be evicted
         # The sequence that was written last in part, and the end of that part.
         self._writing: CacheKey | None = None
@@ -58,7 +61,7 @@ class TierWrites:
 
     def written(self, ticket: int, num_bytes: int) -> None:
         """A write has ended."""
-        self._store.transfers.written(ticket)
+        self._transfers.written(ticket)
         self._num_bytes += num_bytes
         if not num_bytes and self._writing is not None:
             self._feature.worthy.pop(self._writing, None)  # it cannot be written now
@@ -72,7 +75,7 @@ class TierWrites:
             feature.worthy.clear()
         if not feature.worthy or not self._store.is_open:
             return
-        if feature.waiting or self._store.transfers.table.writing is not None:
+        if feature.waiting or self._transfers.table.writing is not None:
             return
         for _ in range(min(MAX_LOOKS, len(feature.worthy))):
             key = next(iter(feature.worthy))
@@ -85,7 +88,7 @@ class TierWrites:
                 self._writing = None
                 continue
             step = self._core.scheduler.planner.num_steps - 1
-            self._store.transfers.write(
+            self._transfers.write(
                 part.key, part.start, step=step, now=now, with_ending=part.with_ending
             )
             self._writing = key
@@ -96,11 +99,7 @@ class TierWrites:
         """If memory is nearly used up, write the sequences that will be evicted next."""
         kv = self._kv
         feature = self._feature
-        if (
-            feature.worthy
-            or self._store.transfers.table.writing is not None
-            or now < self.next_look_s
-        ):
+        if feature.worthy or self._transfers.table.writing is not None or now < self.next_look_s:
             return
         if not self._store.is_open or kv.allocator.num_free * LOW_PART > kv.allocator.num_pages:
             return
@@ -114,11 +113,11 @@ class TierWrites:
 
     def _unstored(self, key: CacheKey) -> UnstoredPart | None:
         """The next part of a sequence to write; None: there is none."""
-        block_len = self._store.settings.block_len
-        most = max(WRITE_BYTES // max(self._store.settings.block_bytes, 1), 1)
-        for place in self._store.transfers.memory.places(key, block_len):
+        block_len = self._settings.block_len
+        most = max(WRITE_BYTES // max(self._settings.block_bytes, 1), 1)
+        for place in self._transfers.memory.places(key, block_len):
             beginning = CacheKey(key.namespace, key.tokens[: place * TOKEN_BYTES])
-            present = self._store.tiers.lacks(beginning)
+            present = self._tiers.lacks(beginning)
             if present.num_tokens >= place and present.can_resume:
                 continue
             end = min(place, present.num_tokens + most * block_len)
@@ -130,19 +129,19 @@ class TierWrites:
         """Write all cached sequences, most recently used first. Answered when done, or at
         `until_s`."""
         self.saves.append(PendingSave(call, until_s, self._num_bytes))
-        if self._store.settings.write != "off":
+        if self._settings.write != "off":
             for key in self._kv.cache.sequences():
                 self._feature.worthy[key] = None
 
     def answer_saves(self, now: float) -> None:
-        is_done = not self._feature.worthy and self._store.transfers.table.writing is None
+        is_done = not self._feature.worthy and self._transfers.table.writing is None
         for save in list(self.saves):
             if not is_done and self._store.is_open and now < save.until_s:
                 continue
             self.saves.remove(save)
             message = ""
             if not self._store.is_open:
-                message = self._store.tiers.report().state
+                message = self._tiers.report().state
             elif not is_done:
                 message = "the time was over before all was written"
             self._core.send(
