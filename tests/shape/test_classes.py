@@ -30,7 +30,6 @@ EXCEPTIONS = {
     "EngineClient": Exempt(12, 29, NOT_YET),
     "Fleet": Exempt(13, 29, NOT_YET),
     "GuardedProtocol": Exempt(11, 27, NOT_YET),
-    "KvEventPublisher": Exempt(19, 14, NOT_YET),
     "KvGroup": Exempt(0, 29, "the protocol of a group of layers: its methods are moments of a row"),
     "KvMemory": Exempt(15, 51, NOT_YET),
     "LLM": Exempt(14, 28, NOT_YET),
