@@ -33,7 +33,6 @@ EXCEPTIONS = {
     "KvGroup": Exempt(0, 29, "the protocol of a group of layers: its methods are moments of a row"),
     "KvMemory": Exempt(15, 51, NOT_YET),
     "LLM": Exempt(14, 28, NOT_YET),
-    "Play": Exempt(17, 17, NOT_YET),
     "PrefillScheduler": Exempt(17, 22, NOT_YET),
     "RadixCache": Exempt(11, 35, NOT_YET),
     "Record": Exempt(23, 3, "a table: an attribute is a fact about a simulated request"),

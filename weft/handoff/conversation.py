@@ -22,7 +22,7 @@ from weft.handoff.wire import (
     Wanted,
 )
 from weft.memory.handoff.protocol import FoundKv, MeetingPlace
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import CacheKey
 
 
 @dataclass(eq=False)
@@ -115,7 +115,7 @@ class TalkFollower:
                 raise BadSpeech(f"{type(message).__name__} was not asked for")
 
     def _find(self, talk: Talk, num_tokens: int) -> None:
-        num_asked = len(talk.key.tokens) // TOKEN_BYTES
+        num_asked = talk.key.num_tokens
         is_part = talk.have < num_tokens <= num_asked and num_tokens % self._memory.page_size == 0
         if not is_part or talk.num_found:
             raise BadSpeech(f"{num_tokens:,} of {num_asked:,} tokens are said to be ready")

@@ -22,7 +22,7 @@ from weft.handoff.pages import HandoffMemory
 from weft.handoff.talks import Talks
 from weft.handoff.thread import LoopThread
 from weft.memory.handoff.protocol import HandoffNews, HandoffReport, MeetingPlace, NoHandoff
-from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.observe.log import EventLog
 from weft.tiers.pages import PoolPages
 
@@ -83,7 +83,7 @@ class DecodeSide(NoHandoff):
         pages: IntArray,
         ending: IntArray = NO_PAGES,
     ) -> None:
-        end = len(key.tokens) // TOKEN_BYTES
+        end = key.num_tokens
         delivery = Delivery(ticket, start, end, pages, ending, time.monotonic())
         self._deliveries.add(delivery)
         self._thread.soon(self._talks.order, self._pull_of.pop(ticket), delivery)

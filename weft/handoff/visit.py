@@ -79,7 +79,7 @@ class Visit:
             why = f"{self._known:,} of the {num_tokens:,} tokens are those of the room"
             await self._connection.send(Decline(why))
             return
-        num_lent = len(room.lent.key.tokens) // TOKEN_BYTES
+        num_lent = room.lent.key.num_tokens
         if len(room.lent.ending) and self._known < num_lent:
             why = (
                 f"only {self._known:,} of the {num_lent:,} tokens of the room are wanted, and this "

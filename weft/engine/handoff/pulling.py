@@ -164,8 +164,8 @@ class PullService(Service):
         whether that was possible."""
         kv = self._kv
         page_size = kv.page_size
-        end = min(pull.num_found, len(pull.key.tokens) // TOKEN_BYTES)
-        whole = CacheKey(pull.key.namespace, pull.key.tokens[: end * TOKEN_BYTES])
+        end = min(pull.num_found, pull.key.num_tokens)
+        whole = pull.key.first(end)
         if self._transfers.memory.resumable(whole) >= end:
             self._end(number, now)
             return True
@@ -189,7 +189,7 @@ class PullService(Service):
                 pull.lacks = f"no memory for the ending of {end:,} tokens"
                 return False
             ending = reserved
-        part = CacheKey(pull.key.namespace, pull.key.tokens[: (start + num_tokens) * TOKEN_BYTES])
+        part = pull.key.first(start + num_tokens)
         step = self._core.scheduler.planner.num_steps - 1
         ticket = self._transfers.read(part, start, step=step, now=now, ending=ending)
         if ticket is None:

@@ -102,7 +102,7 @@ class TierReads:
         block_len = self._settings.block_len
         # If all tokens are cached, only the ending may be missing.
         start = min(have // block_len * block_len, end)
-        whole = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
+        whole = key.first(end)
         ticket = self._transfers.table.reading(whole, start, block_len)
         if ticket is not None:
             return ticket
@@ -118,7 +118,7 @@ class TierReads:
         elif readable - have < block_len:
             return None
         end = min(end, readable)
-        part = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
+        part = key.first(end)
         step = self._core.scheduler.planner.num_steps - 1
         ticket = self._transfers.read(part, start, step=step, now=now, ending=ending)
         if ticket is None and len(ending):

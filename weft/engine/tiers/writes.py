@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from weft.engine.core import EngineCore
 from weft.engine.tiers.store import UsedStore
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import CacheKey
 from weft.messages.cache import SaveCacheReply
 from weft.scheduler.features.tiers import TiersFeature
 
@@ -39,7 +39,7 @@ class UnstoredPart(NamedTuple):
 
     @property
     def end(self) -> int:
-        return len(self.key.tokens) // TOKEN_BYTES
+        return self.key.num_tokens
 
 
 class TierWrites:
@@ -116,12 +116,12 @@ class TierWrites:
         block_len = self._settings.block_len
         most = max(WRITE_BYTES // max(self._settings.block_bytes, 1), 1)
         for place in self._transfers.memory.places(key, block_len):
-            beginning = CacheKey(key.namespace, key.tokens[: place * TOKEN_BYTES])
+            beginning = key.first(place)
             present = self._tiers.lacks(beginning)
             if present.num_tokens >= place and present.can_resume:
                 continue
             end = min(place, present.num_tokens + most * block_len)
-            part = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
+            part = key.first(end)
             return UnstoredPart(part, present.num_tokens, with_ending=end == place)
         return None
 

@@ -42,8 +42,8 @@ class TransferMemory:
     def reserve(self, key: CacheKey, start: int) -> TransferPages | None:
         """Reserve pages for the tokens of `key` from `start` on, and lock the part before. None if
         memory does not allow it, or if the cached part does not end there."""
-        num_pages = (len(key.tokens) // TOKEN_BYTES - start) // self._page_size
-        before = self._cache.match(CacheKey(key.namespace, key.tokens[: start * TOKEN_BYTES]))
+        num_pages = (key.num_tokens - start) // self._page_size
+        before = self._cache.match(key.first(start))
         if before.length != start:
             return None
         self._cache.lock(before.handle)
@@ -58,7 +58,7 @@ class TransferMemory:
         number of tokens that are new in the tree, or that requests can use for the first time."""
         page_size = self._page_size
         end = transfer.start + num_tokens
-        key = CacheKey(transfer.key.namespace, transfer.key.tokens[: end * TOKEN_BYTES])
+        key = transfer.key.first(end)
         # 0 ...... start ...... present ...... end ...... transfer.end
         # | locked   | computed since | new     | not read   |
         before = self._cache.pages_of(transfer.handle)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 
 from weft.arrays import IntArray
 from weft.memory.accounting.holders import HeldEnding, Holder
-from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.memory.tiers.protocol import Mover
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.settings import TierSettings
@@ -74,7 +74,7 @@ class Transfers(Holder):
         transfer = Transfer(
             key,
             start,
-            len(key.tokens) // TOKEN_BYTES,
+            key.num_tokens,
             reserved.pages,
             reserved.handle,
             behind=step,
@@ -99,7 +99,7 @@ class Transfers(Holder):
         transfer = Transfer(
             key,
             start,
-            len(key.tokens) // TOKEN_BYTES,
+            key.num_tokens,
             locked.pages,
             locked.handle,
             behind=step,

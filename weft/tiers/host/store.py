@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from weft.arrays import IntArray
-from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.memory.tiers.protocol import (
     NO_NEWS,
     NOT_STORED,
@@ -91,7 +91,7 @@ class HostTiers:
             return
         begin = start + len(job.held) * blocks.block_len
         end = begin + len(job.new) * blocks.block_len
-        part = CacheKey(key.namespace, key.tokens[: end * TOKEN_BYTES])
+        part = key.first(end)
         self._below.read(job, part, begin, job.new)
 
     def keep(
@@ -232,7 +232,7 @@ class HostTiers:
             return False
         blocks = self._blocks
         here = blocks.num_here(job.key, 0)
-        key = CacheKey(job.key.namespace, job.key.tokens[: here * TOKEN_BYTES])
+        key = job.key.first(here)
         start = self._below.store.lacks(key).num_tokens
         if start >= here:
             return False
