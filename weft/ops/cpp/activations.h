@@ -15,7 +15,7 @@ namespace WEFT_NAMESPACE {
 
 enum ActivationType { kFloats, kPairs, kShorts, kBytes };
 
-WEFT_INLINE ActivationType activation_type(const Weight& w) {
+WEFT_INLINE ActivationType activation_type(const PackedWeight& w) {
 #if defined(WEFT_BF16_PRODUCTS)
   if (w.format == kBf16) return kPairs;
 #endif
@@ -23,7 +23,7 @@ WEFT_INLINE ActivationType activation_type(const Weight& w) {
   return has_codes(w) ? kBytes : kFloats;
 }
 
-WEFT_INLINE int64_t bytes_of_activation(const Weight& w) {
+WEFT_INLINE int64_t bytes_of_activation(const PackedWeight& w) {
   const ActivationType type = activation_type(w);
   if (type == kFloats) return 4;
   return type == kBytes ? 1 : 2;
@@ -40,18 +40,18 @@ struct Activations {
   int64_t rows;
 };
 
-WEFT_INLINE int64_t blocks_of(const Weight& w) {
+WEFT_INLINE int64_t blocks_of(const PackedWeight& w) {
   if (w.format == kI16) return short_groups_of(w);
   return has_codes(w) ? w.padded_in / block_of(w) : 0;
 }
 
 // Bytes that `place_activations` wants, a multiple of 64; not more than LinearArgs.scratch has.
-static int64_t size_of_activations(const Weight& w, int64_t rows) {
+static int64_t size_of_activations(const PackedWeight& w, int64_t rows) {
   const int64_t row = w.padded_in * bytes_of_activation(w) + blocks_of(w) * 12;
   return ceil_div(rows * row, 64) * 64;
 }
 
-static Activations place_activations(const Weight& w, int64_t rows, void* memory) {
+static Activations place_activations(const PackedWeight& w, int64_t rows, void* memory) {
   char* data = static_cast<char*>(memory);
   float* scales = reinterpret_cast<float*>(data + rows * w.padded_in * bytes_of_activation(w));
   int32_t* starts = reinterpret_cast<int32_t*>(scales + blocks_of(w) * rows);
@@ -166,7 +166,7 @@ WEFT_INLINE void round_groups(const InputRow& row, int64_t k, int64_t num_slabs,
   sums_of_sixteen(bytes + kSlab, halves + 4);
 }
 
-static void make_bytes(const Weight& w, const InputRow& row, const Activations& to, int64_t t) {
+static void make_bytes(const PackedWeight& w, const InputRow& row, const Activations& to, int64_t t) {
   const bool is_whole = block_of(w) == kRowGroup;
   const int32_t offset = int32_t(w.offset) - (has_low_codes(w) ? 0 : kTakenOff);
   int8_t* data = reinterpret_cast<int8_t*>(to.data) + t * kSlab;
@@ -193,9 +193,9 @@ static void make_bytes(const Weight& w, const InputRow& row, const Activations& 
 }
 
 static void make_row_ready(const LinearArgs& args, int64_t t, const Activations& to) {
-  const Weight& w = *args.weight;
+  const PackedWeight& w = *args.weight;
   const float* x = args.x + t * args.x_stride;
-  const InputRow row{x, args.norm_weight, args.norm_weight ? all(inverse_rms(x, w.in, args.eps)) : all(1), w.in,
+  const InputRow row{x, args.norm_weight, args.norm_weight ? all(inverse_rms(x, w.in_size, args.eps)) : all(1), w.in_size,
                      w.order};
   switch (activation_type(w)) {
     case kFloats: make_floats(row, w.padded_in, to.slab_stride, (float*)to.data + t * kSlab); break;

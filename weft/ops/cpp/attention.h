@@ -73,7 +73,7 @@ struct Attention {
   float *k_scales, *v_scales;    // [kv_heads][kSegment]
   Element *k_padded, *v_padded;  // [kSegment][dims], if head_dim is not dims
 
-  Attention(const AttentionArgs& args, const Step& step)
+  Attention(const AttentionArgs& args, const StepArgs& step)
       : args(args),
         cache(*args.cache),
         shape{cache.kv_heads, args.heads / cache.kv_heads, args.window, args.bidirectional != 0},
@@ -87,7 +87,7 @@ struct Attention {
 
   bool is_padded() const { return head_dim != dims; }
 
-  void lay_out(Arena& arena, const Step& step, int threads) {
+  void lay_out(Arena& arena, const StepArgs& step, int threads) {
     const int64_t direct_rows = shape.kv_heads * kDirectRows;
     const int64_t rows = most(tokens_of_block(shape) * shape.group, direct_rows);
     const int64_t score_rows = most(kTileRows, direct_rows);
@@ -416,7 +416,7 @@ struct Attention {
 };
 
 template <class Kv>
-static void attention_of(const AttentionArgs& args, const Step& step, Team& team) {
+static void attention_of(const AttentionArgs& args, const StepArgs& step, Team& team) {
   Attention<Kv> work(args, step);
   Arena counter{nullptr}, arena{nullptr};
   work.lay_out(counter, step, team.size);
@@ -445,9 +445,9 @@ static void attention_of(const AttentionArgs& args, const Step& step, Team& team
   }
 }
 
-static void attention(const AttentionArgs& args, const Step& given, Team& team) {
+static void attention(const AttentionArgs& args, const StepArgs& given, Team& team) {
   if (attends_by_tiles(args)) return attention_by_tiles(args, given, team);
-  const Step step = step_of(*args.cache, given);
+  const StepArgs step = step_of(*args.cache, given);
   switch (args.cache->format) {
     case kKvF32: return attention_of<KvF32>(args, step, team);
     case kKvBf16: return attention_of<KvBf16>(args, step, team);

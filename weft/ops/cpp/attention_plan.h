@@ -82,7 +82,7 @@ struct Plan {
 WEFT_INLINE int64_t tokens_of_block(Shape shape) { return most(kBlockRows / shape.group, 1); }
 
 // No plan has more items.
-WEFT_INLINE int64_t most_items(const Step& step, Shape shape, int threads) {
+WEFT_INLINE int64_t most_items(const StepArgs& step, Shape shape, int threads) {
   const int64_t most_blocks = 2 * step.num_requests + step.num_tokens / tokens_of_block(shape);
   return most_blocks * (shape.kv_heads + 1) + 2 * kItemsPerThread * threads;
 }
@@ -90,13 +90,13 @@ WEFT_INLINE int64_t most_items(const Step& step, Shape shape, int threads) {
 // ---------------------------------------------------------------- groups
 
 // Whole segments that stand before request r's tokens, if it may join a group: it has few queries, which see all of that.
-static int64_t segments_to_share(const Step& step, Shape shape, int64_t r) {
+static int64_t segments_to_share(const StepArgs& step, Shape shape, int64_t r) {
   const bool is_few = step.lens[r] > 0 && step.lens[r] * shape.group <= kDirectRows;
   return is_few && !shape.window && !shape.bidirectional ? step.starts[r] / kSegment : 0;
 }
 
 // The first segments that two requests have in common, of `num`.
-static int64_t common_segments(const Step& step, int64_t a, int64_t b, int64_t num) {
+static int64_t common_segments(const StepArgs& step, int64_t a, int64_t b, int64_t num) {
   const int32_t* const slots = step.table + step.rows[a] * step.table_stride;
   const int32_t* const others = step.table + step.rows[b] * step.table_stride;
   int64_t found = 0;
@@ -109,7 +109,7 @@ static int64_t common_segments(const Step& step, int64_t a, int64_t b, int64_t n
 
 // The group that begins with request `first`, maybe alone. One more joins if that saves more segments than it costs those
 // before it.
-static Group group_from(const Step& step, Shape shape, int64_t first) {
+static Group group_from(const StepArgs& step, Shape shape, int64_t first) {
   Group group{first, 1, segments_to_share(step, shape, first), step.lens[first], 0};
   for (int64_t r = first + 1; r < step.num_requests && group.num_segments > 0; r++) {
     if (group.num_tokens + step.lens[r] > tokens_of_block(shape)) break;
@@ -123,7 +123,7 @@ static Group group_from(const Step& step, Shape shape, int64_t first) {
   return group;
 }
 
-static void find_groups(const Step& step, Shape shape, Plan& plan) {
+static void find_groups(const StepArgs& step, Shape shape, Plan& plan) {
   plan.num_groups = plan.num_partials = 0;
   for (int64_t r = 0; r < step.num_requests && plan.num_groups < kMostGroups;) {
     Group group = group_from(step, shape, r);
@@ -138,13 +138,13 @@ static void find_groups(const Step& step, Shape shape, Plan& plan) {
 // ---------------------------------------------------------------- blocks
 
 // The position behind what is seen by some token of first .. last - 1 of request r.
-static int64_t end_of_seen(const Step& step, Shape shape, int64_t r, int64_t token, int64_t last) {
+static int64_t end_of_seen(const StepArgs& step, Shape shape, int64_t r, int64_t token, int64_t last) {
   if (shape.bidirectional) return step.starts[r] + step.lens[r];
   return step.sees_to ? step.sees_to[token + last - 1] : step.starts[r] + last;
 }
 
 // Tokens first .. last - 1 of request r, which has `token` tokens of the step before it.
-static Block block_of_request(const Step& step, Shape shape, int64_t r, int64_t token, int64_t first, int64_t last) {
+static Block block_of_request(const StepArgs& step, Shape shape, int64_t r, int64_t token, int64_t first, int64_t last) {
   Block block;
   block.token = token + first;
   block.num_tokens = last - first;
@@ -162,7 +162,7 @@ static Block block_of_request(const Step& step, Shape shape, int64_t r, int64_t 
 }
 
 // What the requests of a group have in common: queries that stand behind it and see it all.
-static Block common_block(const Step& step, Shape shape, const Group& group, int64_t token) {
+static Block common_block(const StepArgs& step, Shape shape, const Group& group, int64_t token) {
   Block block = block_of_request(step, shape, group.first, token, 0, group.num_tokens);
   block.position = group.num_segments * kSegment;
   block.seen = {0, block.position};
@@ -174,7 +174,7 @@ static Block common_block(const Step& step, Shape shape, const Group& group, int
 
 // use(block) for all blocks of a group, the common one first.
 template <class Use>
-WEFT_INLINE void for_blocks_of_group(const Step& step, Shape shape, const Group& group, int64_t token, Use use) {
+WEFT_INLINE void for_blocks_of_group(const StepArgs& step, Shape shape, const Group& group, int64_t token, Use use) {
   Block common = common_block(step, shape, group, token);
   use(common);
   Common before{group.num_segments, group.partials, common.rows, 0};
@@ -191,7 +191,7 @@ WEFT_INLINE void for_blocks_of_group(const Step& step, Shape shape, const Group&
 
 // The same for the pieces of a request by itself.
 template <class Use>
-WEFT_INLINE void for_blocks_of_request(const Step& step, Shape shape, int64_t r, int64_t token, Use use) {
+WEFT_INLINE void for_blocks_of_request(const StepArgs& step, Shape shape, int64_t r, int64_t token, Use use) {
   const int64_t len = step.lens[r], most_tokens = tokens_of_block(shape);
   const int64_t num_blocks = len <= most_tokens ? len > 0 : ceil_div(len, most_tokens);
   for (int64_t i = 0; i < num_blocks; i++) {
@@ -203,7 +203,7 @@ WEFT_INLINE void for_blocks_of_request(const Step& step, Shape shape, int64_t r,
 }
 
 template <class Use>
-WEFT_INLINE void for_each_block(const Step& step, Shape shape, const Plan& plan, Use use) {
+WEFT_INLINE void for_each_block(const StepArgs& step, Shape shape, const Plan& plan, Use use) {
   int64_t token = 0, g = 0;
   for (int64_t r = 0; r < step.num_requests;) {
     if (g < plan.num_groups && plan.groups[g].first == r) {
@@ -244,7 +244,7 @@ static void add_items(Block& block, Shape shape, int64_t cost, Plan& plan) {
 }
 
 // Items are to be taken from the last to the first: what is left at the end is then small.
-static void make_plan(const Step& step, Shape shape, int threads, Plan& plan) {
+static void make_plan(const StepArgs& step, Shape shape, int threads, Plan& plan) {
   int64_t cost = 0, num_packed = 0;
   find_groups(step, shape, plan);
   for_each_block(step, shape, plan, [&](const Block& block) {

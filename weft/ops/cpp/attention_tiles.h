@@ -42,7 +42,7 @@ struct TileRows {
 };
 
 // The block with this number; row -1: there are fewer.
-static TileRows tile_rows_at(const Step& step, int64_t number) {
+static TileRows tile_rows_at(const StepArgs& step, int64_t number) {
   int64_t padded = 0;
   for (int64_t r = 0; r < step.num_requests; r++) {
     const int64_t blocks = ceil_div(step.lens[r], kTileBlock);
@@ -164,7 +164,7 @@ static void attend_tile_rows(const AttentionArgs& args, const TilePanels& panels
   }
 }
 
-static void attention_by_tiles(const AttentionArgs& args, const Step& step, Team& team) {
+static void attention_by_tiles(const AttentionArgs& args, const StepArgs& step, Team& team) {
   const TilePanels panels{tile_rows_at(step, step.num_tokens).padded, ceil_div(args.cache->head_dim, kPanel) * kPanel};
   const int64_t num_blocks = panels.keys / kTileBlock;
   if (team.index == 0) {

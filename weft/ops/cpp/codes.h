@@ -10,43 +10,43 @@ namespace WEFT_NAMESPACE {
 constexpr int kVectorsOfPanel = kPanel / kLanes;
 constexpr int kRowGroup = 32;  // inputs of a row that share a scale
 
-WEFT_INLINE bool has_codes(const Weight& w) { return w.format == kI8 || w.format == kI6 || w.format == kI4; }
+WEFT_INLINE bool has_codes(const PackedWeight& w) { return w.format == kI8 || w.format == kI6 || w.format == kI4; }
 
 // Inputs that share both a scale of the weight and one of the rows.
-WEFT_INLINE int64_t block_of(const Weight& w) { return least(w.group, kRowGroup); }
+WEFT_INLINE int64_t block_of(const PackedWeight& w) { return least(w.group, kRowGroup); }
 
 // Inputs that tiles multiply by a scale of the weight at once: a block, or several where groups are larger. The last span
 // of a row may be shorter.
 constexpr int64_t kLongestSpan = 128;
-WEFT_INLINE int64_t span_of(const Weight& w) {
+WEFT_INLINE int64_t span_of(const PackedWeight& w) {
   if (w.group == w.padded_in || w.group % kLongestSpan == 0) return kLongestSpan;
   return w.group % kInStep ? block_of(w) : kInStep;
 }
 
 // Scales of one output.
-WEFT_INLINE int64_t groups_of(const Weight& w) { return ceil_div(w.padded_in, w.group); }
-WEFT_INLINE int64_t coarse_groups_of(const Weight& w) {
+WEFT_INLINE int64_t groups_of(const PackedWeight& w) { return ceil_div(w.padded_in, w.group); }
+WEFT_INLINE int64_t coarse_groups_of(const PackedWeight& w) {
   return w.scale_type == kScaleCoarse ? ceil_div(w.padded_in, kCoarse) : 0;
 }
-WEFT_INLINE int64_t bytes_of_scale(const Weight& w) {
+WEFT_INLINE int64_t bytes_of_scale(const PackedWeight& w) {
   return w.scale_type == kScaleF32 ? 4 : w.scale_type == kScaleCoarse ? 1 : 2;
 }
 
 // Where scale (or min) `group` of the first output of a panel stands.
-WEFT_INLINE char* place_of_scale(const Weight& w, char* panel, int64_t group, bool is_min) {
+WEFT_INLINE char* place_of_scale(const PackedWeight& w, char* panel, int64_t group, bool is_min) {
   const int64_t kinds = w.has_mins ? 2 : 1;
   char* fine = panel + coarse_groups_of(w) * kinds * kPanel * 2;
   return fine + (group * kinds + is_min) * kPanel * bytes_of_scale(w);
 }
 
-WEFT_INLINE char* place_of_coarse(const Weight& w, char* panel, int64_t group, bool is_min) {
+WEFT_INLINE char* place_of_coarse(const PackedWeight& w, char* panel, int64_t group, bool is_min) {
   return panel + (group * (w.has_mins ? 2 : 1) + is_min) * kPanel * 2;
 }
 
 // Groups of inputs with one scale, of shorts.
-WEFT_INLINE int64_t short_groups_of(const Weight& w) { return ceil_div(w.padded_in, kShortGroup); }
+WEFT_INLINE int64_t short_groups_of(const PackedWeight& w) { return ceil_div(w.padded_in, kShortGroup); }
 
-WEFT_INLINE int64_t bytes_of_head(const Weight& w) {
+WEFT_INLINE int64_t bytes_of_head(const PackedWeight& w) {
   if (w.format == kI16) return short_groups_of(w) * kPanel * 4;
   if (!has_codes(w)) return 0;
   const int64_t end = place_of_scale(w, nullptr, groups_of(w), false) - static_cast<char*>(nullptr);
@@ -54,7 +54,7 @@ WEFT_INLINE int64_t bytes_of_head(const Weight& w) {
 }
 
 // The scale (or min) of an output for input k.
-static float scale_of(const Weight& w, char* panel, int64_t column, int64_t k, bool is_min) {
+static float scale_of(const PackedWeight& w, char* panel, int64_t column, int64_t k, bool is_min) {
   const char* place = place_of_scale(w, panel, k / w.group, is_min);
   switch (w.scale_type) {
     case kScaleF32: return ((const float*)place)[column];
@@ -78,7 +78,7 @@ WEFT_INLINE F32 scales_at(const char* place, const char* coarse, int column) {
 
 // Without a division for each span: with one row they would be seen.
 template <int64_t kType>
-static void spread_scales_of(const Weight& w, char* panel, int64_t k, int64_t num, bool is_min, float* out) {
+static void spread_scales_of(const PackedWeight& w, char* panel, int64_t k, int64_t num, bool is_min, float* out) {
   const int64_t span = span_of(w);
   const int64_t stride = (w.has_mins ? 2 : 1) * kPanel * bytes_of_scale(w);
   int64_t group = k / w.group;
@@ -98,7 +98,7 @@ static void spread_scales_of(const Weight& w, char* panel, int64_t k, int64_t nu
 }
 
 // Those of inputs k .. k + num as floats, one row for each span: out[num / span][kPanel].
-static void spread_scales(const Weight& w, char* panel, int64_t k, int64_t num, bool is_min, float* out) {
+static void spread_scales(const PackedWeight& w, char* panel, int64_t k, int64_t num, bool is_min, float* out) {
   switch (w.scale_type) {
     case kScaleF32: return spread_scales_of<kScaleF32>(w, panel, k, num, is_min, out);
     case kScaleF16: return spread_scales_of<kScaleF16>(w, panel, k, num, is_min, out);
@@ -108,7 +108,7 @@ static void spread_scales(const Weight& w, char* panel, int64_t k, int64_t num, 
 }
 
 // [k / 8][kPanel][4] nibbles -> [k / 4][kPanel][4] bytes: what they stand for, if there is a table.
-static void make_bytes_of_nibbles(const Weight& w, const char* nibbles, int64_t k, char* bytes) {
+static void make_bytes_of_nibbles(const PackedWeight& w, const char* nibbles, int64_t k, char* bytes) {
   for (int64_t i = 0; i < k; i += 8, nibbles += 4 * kPanel, bytes += 8 * kPanel) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectorsOfPanel; v++) {
@@ -141,7 +141,7 @@ static void make_bytes_of_sixes(const char* sixes, int64_t k, char* bytes) {
 }
 
 // Whether no code is above 128.
-WEFT_INLINE bool has_low_codes(const Weight& w) {
+WEFT_INLINE bool has_low_codes(const PackedWeight& w) {
   bool is_low = w.format == kI4 || w.format == kI6;
   for (int i = 0; i < 16 && w.has_table; i++) is_low &= w.table[i] <= 128;
   return is_low;

@@ -17,7 +17,7 @@ static void put_sum(const float* const* terms, int64_t num_terms, int64_t first,
   }
 }
 
-static void sum_by_call(const SumRanksArgs& args, const Step& step, Team& team) {
+static void sum_by_call(const SumRanksArgs& args, const StepArgs& step, Team& team) {
   const int64_t num = step.num_tokens * args.columns;
   if (team.index == 0) call(*args.ranks, kCallSum, args.x, num, args.x);
   team.barrier();
@@ -28,8 +28,8 @@ static void sum_by_call(const SumRanksArgs& args, const Step& step, Team& team) 
   }
 }
 
-static void sum_ranks(const SumRanksArgs& args, const Step& step, Team& team) {
-  const Ranks& ranks = *args.ranks;
+static void sum_ranks(const SumRanksArgs& args, const StepArgs& step, Team& team) {
+  const RanksArgs& ranks = *args.ranks;
   if (!ranks.shared) return sum_by_call(args, step, team);
   const int64_t columns = args.columns, rows_at_once = ranks.chunk / columns;
   const int64_t pieces = (columns + kShownPiece - 1) / kShownPiece;
@@ -64,8 +64,8 @@ static void put_part(const GatherRanksArgs& args, const float* part, int64_t ran
   }
 }
 
-static void gather_ranks(const GatherRanksArgs& args, const Step& step, Team& team) {
-  const Ranks& ranks = *args.ranks;
+static void gather_ranks(const GatherRanksArgs& args, const StepArgs& step, Team& team) {
+  const RanksArgs& ranks = *args.ranks;
   const int64_t columns = args.columns;
   if (!ranks.shared) {
     if (team.index != 0) return;

@@ -296,7 +296,7 @@ static int64_t draw_row(const Row& row, const Scratch& scratch, Crew& crew) {
   return best.token;
 }
 
-static void draw(const DrawArgs& args, const Step& step, Team& team) {
+static void draw(const DrawArgs& args, const StepArgs& step, Team& team) {
   const int64_t num_rows = step.num_tokens;
   const bool few_rows = num_rows == 1 || 2 * num_rows <= team.size;
   Scratch scratch;

@@ -35,7 +35,7 @@ static void layer_norm_row(const float* x, const LayerNormWeights& norm, int64_t
   }
 }
 
-static void layer_norm(const LayerNormArgs& args, const Step& step, Team& team) {
+static void layer_norm(const LayerNormArgs& args, const StepArgs& step, Team& team) {
   constexpr int64_t kTokens = 4;  // taken at a time
   for (int64_t first = team.take(kTokens); first < step.num_tokens; first = team.take(kTokens)) {
     for (int64_t t = first; t < least(first + kTokens, step.num_tokens); t++) {
@@ -53,7 +53,7 @@ WEFT_INLINE F32 load_element(const bf16* row, int64_t i, int n) {
 }
 
 template <class Element>
-static void embed_sum_of(const EmbedSumArgs& args, const Step& step, Team& team) {
+static void embed_sum_of(const EmbedSumArgs& args, const StepArgs& step, Team& team) {
   const auto row_of = [&](const void* table, int64_t row) {
     return static_cast<const Element*>(table) + row * args.size;
   };
@@ -71,7 +71,7 @@ static void embed_sum_of(const EmbedSumArgs& args, const Step& step, Team& team)
   }
 }
 
-static void embed_sum(const EmbedSumArgs& args, const Step& step, Team& team) {
+static void embed_sum(const EmbedSumArgs& args, const StepArgs& step, Team& team) {
   if (args.is_bf16) return embed_sum_of<bf16>(args, step, team);
   return embed_sum_of<float>(args, step, team);
 }

@@ -62,7 +62,7 @@ WEFT_INLINE F32 activated(int64_t epilogue, F32 x) {
   }
 }
 
-static void scale_logits(const ScaleLogitsArgs& args, const Step& step, Team& team) {
+static void scale_logits(const ScaleLogitsArgs& args, const StepArgs& step, Team& team) {
   constexpr int64_t kPiece = 8192;
   const int64_t pieces = ceil_div(args.vocab_size, kPiece);
   const F32 inner = all(args.cap == 0 ? args.scale : args.scale / args.cap), cap = all(args.cap);

@@ -55,7 +55,7 @@ static bool is_sound(const FusedStep& fused) {
 }
 
 // Write the plan's slots into the table; its columns, widened, are what the step points to.
-static Step lay_out(const FusedStep& fused) {
+static StepArgs lay_out(const FusedStep& fused) {
   const int64_t num = fused.num_requests, num_tokens = fused.num_tokens;
   const int32_t *rows = fused.numbers, *starts = rows + num, *lens = starts + num;
   const int32_t *given = lens + 2 * num, *new_slots = given + num_tokens;
@@ -74,7 +74,7 @@ static Step lay_out(const FusedStep& fused) {
       fused.window_table[rows[r] * fused.table_stride + positions[t]] = new_window_slots[t];
     }
   }
-  Step step = {num_tokens, num, tokens, positions, slots, rows, starts, lens, fused.table, fused.table_stride, nullptr,
+  StepArgs step = {num_tokens, num, tokens, positions, slots, rows, starts, lens, fused.table, fused.table_stride, nullptr,
                window_slots, fused.window_table};
   if (fused.num_state_slots) {
     step.state_reads = state_numbers(fused);
@@ -93,7 +93,7 @@ static Step lay_out(const FusedStep& fused) {
 }
 
 // The step of the tokens behind which one is sampled, the last ones of each request.
-static Step narrowed_step(const FusedStep& fused, const Step& all) {
+static StepArgs narrowed_step(const FusedStep& fused, const StepArgs& all) {
   const int64_t num = fused.num_sampling, num_all = all.num_tokens;
   const int32_t* const samples = all.lens + fused.num_requests;
   int64_t *tokens = fused.columns + 4 * num_all, *positions = tokens + num, *places = positions + num;
@@ -111,7 +111,7 @@ static Step narrowed_step(const FusedStep& fused, const Step& all) {
       places[n] = place;
     }
   }
-  Step step = {num, num_requests, tokens, positions, nullptr, rows, starts, lens, all.table, all.table_stride};
+  StepArgs step = {num, num_requests, tokens, positions, nullptr, rows, starts, lens, all.table, all.table_stride};
   step.window_table = all.window_table;
   step.adapters = fused.head_adapters;
   step.num_lora_blocks = fused.head_num_lora_blocks;
@@ -180,7 +180,7 @@ static void choose_draws(const FusedStep& first, const Guesses& guesses, int64_t
   });
 }
 
-// Step `i` of the chain, behind the first one: one token of each request that draws more than i.
+// StepArgs `i` of the chain, behind the first one: one token of each request that draws more than i.
 static FusedStep later_step(const FusedStep& first, const Guesses& guesses, int64_t i) {
   const int32_t *rows = first.numbers, *starts = rows + first.num_requests, *lens = starts + first.num_requests;
   int64_t num = 0, n = 0;

@@ -20,7 +20,6 @@
 namespace weft {
 namespace WEFT_NAMESPACE {
 
-constexpr int kSlab = 64;
 #if defined(WEFT_ISA_AVX512)
 constexpr int kTileRows = 12;  // 12 x 2 sums, 2 registers of B, 1 of A, of 32
 constexpr int kFewRows = 3;    // so few take twice the columns: one sum must not wait for the last one's latency

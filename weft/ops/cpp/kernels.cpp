@@ -30,10 +30,10 @@
 
 namespace weft {
 
-using Kernel = void (*)(const void* args, const Step& step, Team& team);
+using Kernel = void (*)(const void* args, const StepArgs& step, Team& team);
 
-template <class Args, void (*function)(const Args&, const Step&, Team&)>
-static void call(const void* args, const Step& step, Team& team) {
+template <class Args, void (*function)(const Args&, const StepArgs&, Team&)>
+static void call(const void* args, const StepArgs& step, Team& team) {
   function(*static_cast<const Args*>(args), step, team);
 }
 
@@ -44,13 +44,13 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(pack_weight, PackArgs),   KERNEL(unpack_weight, PackArgs),       KERNEL(embed, EmbedArgs),
     KERNEL(norm, NormArgs),          KERNEL(linear, LinearArgs),            KERNEL(rotary_store, RotaryStoreArgs),
     KERNEL(attention, AttentionArgs), KERNEL(argmax, ArgmaxArgs),           KERNEL(mask, MaskArgs),
-    KERNEL(draw, DrawArgs),          KERNEL(logprobs, LogprobsArgs),         KERNEL(penalise, PenaltiesArgs),
+    KERNEL(draw, DrawArgs),          KERNEL(logprobs, LogprobsArgs),         KERNEL(penalise, PenaliseArgs),
     KERNEL(embed_sum, EmbedSumArgs), KERNEL(layer_norm, LayerNormArgs),      KERNEL(scale_logits, ScaleLogitsArgs),
     KERNEL(route, RouteArgs),        KERNEL(experts, ExpertsArgs),          KERNEL(gate_rows, GateRowsArgs),
     KERNEL(conv, ConvArgs),          KERNEL(delta, DeltaArgs),              KERNEL(scan, ScanArgs),
     KERNEL(add_vectors, AddVectorsArgs), KERNEL(sum_ranks, SumRanksArgs), KERNEL(gather_ranks, GatherRanksArgs),
     KERNEL(copy, CopyArgs),          KERNEL(multiply, MultiplyArgs),           KERNEL(narrow, NarrowArgs),
-    KERNEL(screened_head, ScreenedArgs), KERNEL(copy_head, CopyHeadArgs),
+    KERNEL(screened_head, ScreenedHeadArgs), KERNEL(copy_head, CopyHeadArgs),
 };
 
 }  // namespace weft

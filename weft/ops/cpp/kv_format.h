@@ -17,9 +17,9 @@
 namespace weft {
 namespace WEFT_NAMESPACE {
 
-// The step with the slots of a cache. No member of Step: there is one of those for all instruction sets.
-static Step step_of(const KvCache& cache, const Step& step) {
-  Step own = step;
+// The step with the slots of a cache. No member of StepArgs: there is one of those for all instruction sets.
+static StepArgs step_of(const KvCache& cache, const StepArgs& step) {
+  StepArgs own = step;
   if (cache.windowed) {
     own.slots = step.window_slots;
     own.table = step.window_table;

@@ -19,7 +19,7 @@
 
 namespace weft {
 
-using Kernel = void (*)(const void* args, const Step& step, Team& team);
+using Kernel = void (*)(const void* args, const StepArgs& step, Team& team);
 
 struct InstructionSet {
   const char* name;
@@ -69,11 +69,11 @@ constexpr int kNumSets = sizeof all_sets / sizeof *all_sets;
 struct ProgramRun : Work {
   const Kernel* kernels;
   const Op* ops;
-  const Step* step;
+  const StepArgs* step;
   int64_t num_wide;  // operations over all tokens of the step; those behind run over the narrowed step
 
   void run(int64_t operation, Team& team) override {
-    const Step& here = operation < num_wide ? *step : *step->narrowed;
+    const StepArgs& here = operation < num_wide ? *step : *step->narrowed;
     kernels[ops[operation].kind](ops[operation].args, here, team);
   }
 };
@@ -113,7 +113,7 @@ int64_t first_narrowing(const Op* ops, int64_t num_ops) {
   return i;
 }
 
-void run(ProgramRun& program, int set, const Op* ops, int64_t num_ops, const Step& step, int num_threads) {
+void run(ProgramRun& program, int set, const Op* ops, int64_t num_ops, const StepArgs& step, int num_threads) {
   program.kernels = all_sets[set].kernels;
   program.ops = ops;
   program.step = &step;
@@ -123,7 +123,7 @@ void run(ProgramRun& program, int set, const Op* ops, int64_t num_ops, const Ste
 
 // `times` [num_ops + 1]: when each operation began, and the last one ended; null: nobody wants to know. Returns 0, -1
 // if memory ran out, or -3 if a rank was lost.
-int run(int set, const Op* ops, int64_t num_ops, const Step& step, int num_threads, int64_t* times) {
+int run(int set, const Op* ops, int64_t num_ops, const StepArgs& step, int num_threads, int64_t* times) {
   if (times) {
     TimedRun program;
     program.began = times;
@@ -180,27 +180,10 @@ API int weft_find(const char* name) {
 
 API const char* weft_name(int set) { return all_sets[set].name; }
 
-// Sizes of the structures that both sides declare, in the order of program.h; a test compares them with abi.py's.
-API int64_t weft_sizeof(int64_t index) {
-  const int64_t sizes[] = {sizeof(Step),         sizeof(Op),       sizeof(Weight),          sizeof(PackArgs),
-                           sizeof(EmbedArgs),    sizeof(NormArgs), sizeof(LinearArgs),      sizeof(KvCache),
-                           sizeof(RotaryStoreArgs), sizeof(AttentionArgs), sizeof(ArgmaxArgs), sizeof(MaskArgs),
-                           sizeof(PenaltiesArgs), sizeof(DrawArgs), sizeof(LogprobsArgs), sizeof(FusedStep),
-                           sizeof(LayerNormArgs), sizeof(EmbedSumArgs), sizeof(ScaleLogitsArgs),
-                           sizeof(RouteArgs),    sizeof(ExpertsArgs), sizeof(GateRowsArgs),
-                           sizeof(ConvArgs),     sizeof(DeltaArgs), sizeof(ScanArgs),       sizeof(LoraPart),
-                           sizeof(LoraRange),    sizeof(Lora),     sizeof(LoraRows),       sizeof(LoraTable),
-                           sizeof(AddVectorsArgs),
-                           sizeof(Ranks),        sizeof(SumRanksArgs), sizeof(GatherRanksArgs), sizeof(CopyArgs),
-                           sizeof(DrawColumns), sizeof(Guesses), sizeof(MultiplyArgs), sizeof(NarrowArgs),
-                           sizeof(ScreenedArgs),  sizeof(CopyHeadArgs)};
-  return index < int64_t(sizeof sizes / sizeof *sizes) ? sizes[index] : -1;
-}
-
 // Run the operations in order over `step` with the kernels of a set, on at most `num_threads` threads. Returns 0, -1
 // if memory ran out, or -3 if a rank was lost: what the program should have written is then undefined. `times` [num_ops + 1], or null: when each
 // operation began and the last one ended, in nanoseconds of the monotonic clock.
-API int weft_run(int set, const Op* ops, int64_t num_ops, const Step* step, int num_threads, int64_t* times) {
+API int weft_run(int set, const Op* ops, int64_t num_ops, const StepArgs* step, int num_threads, int64_t* times) {
   return run(set, ops, num_ops, *step, num_threads, times);
 }
 
@@ -208,7 +191,7 @@ namespace {
 
 int run_fused(int set, FusedStep& fused, int num_threads, int64_t* times) {
   if (!is_sound(fused)) return -2;
-  Step step = lay_out(fused), narrowed;
+  StepArgs step = lay_out(fused), narrowed;
   int64_t num_body = fused.num_body;
   const int64_t num_wide = first_narrowing(fused.body, num_body);
   const bool narrows = num_wide < num_body && fused.num_sampling < fused.num_tokens && !fused.computes_all;
@@ -225,7 +208,7 @@ int run_fused(int set, FusedStep& fused, int num_threads, int64_t* times) {
   } else {
     gather_last(fused);
   }
-  Step behind = {};
+  StepArgs behind = {};
   behind.num_tokens = fused.num_sampling;
   behind.adapters = fused.head_adapters;
   behind.num_lora_blocks = fused.head_num_lora_blocks;

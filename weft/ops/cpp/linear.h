@@ -68,9 +68,9 @@ WEFT_INLINE bool is_gated(const LinearArgs& args) {
 }
 
 static LinearCut cut_work(const LinearArgs& args, int64_t num_rows, int num_threads) {
-  const Weight& w = *args.weight;
+  const PackedWeight& w = *args.weight;
   LinearCut cut;
-  cut.num_panels = is_gated(args) ? 2 * ceil_div(w.out / 2, kPanel) : ceil_div(w.out, kPanel);
+  cut.num_panels = is_gated(args) ? 2 * ceil_div(w.out_size / 2, kPanel) : ceil_div(w.out_size, kPanel);
   const bool pairs = num_rows <= kFewRows && cut.num_panels >= 8 * num_threads;
   cut.unit = is_gated(args) || pairs ? 2 : 1;
   cut.num_units = ceil_div(cut.num_panels, cut.unit);
@@ -111,7 +111,7 @@ static void make_floats_of_bf16(const bf16* pairs, int64_t k, float* floats) {
 
 // sums[num_rows][..] of one panel at `b`, piece by piece of k; or of several panels, if the rows are few.
 template <class Panel>
-static void multiply_panel(const Weight& w, const Activations& x, const LinearItem& item, const char* b,
+static void multiply_panel(const PackedWeight& w, const Activations& x, const LinearItem& item, const char* b,
                            const char* ahead, const Target& target, typename Panel::C* sums, int64_t num_panels) {
   using B = typename Panel::B;
   constexpr int64_t kRowBytes = kPanel * int64_t(sizeof(B));  // of one input
@@ -129,7 +129,7 @@ static void multiply_panel(const Weight& w, const Activations& x, const LinearIt
 }
 
 // The same for bf16, made floats first.
-static void multiply_as_floats(const Weight& w, const Activations& x, const LinearItem& item, const char* b,
+static void multiply_as_floats(const PackedWeight& w, const Activations& x, const LinearItem& item, const char* b,
                                const char* ahead, const Target& target, const LinearSpace& space, float* sums) {
   constexpr int64_t kRowBytes = kPanel * 2, kPiece = kPieceBytes / (kPanel * 4);
   float* floats = reinterpret_cast<float*>(space.piece);
@@ -147,7 +147,7 @@ static void multiply_as_floats(const Weight& w, const Activations& x, const Line
 }
 
 // Shorts, a group of inputs at a time: its integers go where other formats have a piece made ready.
-static void multiply_panel_of_shorts(const Weight& w, const Activations& x, const LinearItem& item, const char* panel,
+static void multiply_panel_of_shorts(const PackedWeight& w, const Activations& x, const LinearItem& item, const char* panel,
                                      const char* ahead, const Target& target, const LinearSpace& space, float* sums) {
   constexpr int64_t kRowBytes = kPanel * 2;                    // of one input
   constexpr int64_t kMostRows = kPieceBytes / (kPanel * 4);  // whose integers have room
@@ -173,7 +173,7 @@ static void multiply_panel_of_shorts(const Weight& w, const Activations& x, cons
 }
 
 // Codes are cut into pieces of nearly the same size: what they are made, and their scales, stay in the cache.
-static void multiply_panel_of_codes(const Weight& w, const Activations& x, const LinearItem& item, char* panel,
+static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x, const LinearItem& item, char* panel,
                                     const char* ahead, const LinearSpace& space, float* sums) {
   const int64_t step_bytes = (bytes_of_panel(w) - bytes_of_head(w)) / (w.padded_in / kInStep);  // of kInStep inputs
   const int64_t block = block_of(w), head = bytes_of_head(w);
@@ -229,7 +229,7 @@ static void multiply_panel_of_codes(const Weight& w, const Activations& x, const
   }
 }
 
-static void multiply_item(const Weight& w, const Activations& x, const LinearItem& item, int64_t next_panel,
+static void multiply_item(const PackedWeight& w, const Activations& x, const LinearItem& item, int64_t next_panel,
                           const LinearSpace& space, const Target& target = {}) {
   const int64_t panel_bytes = bytes_of_panel(w);
   // Few rows take the panels of a unit together.
@@ -283,7 +283,7 @@ WEFT_INLINE void put(float* y, F32 x, int64_t valid) {
 static Target target_of(const LinearArgs& args, const LinearItem& item) {
   const int64_t columns = is_gated(args) ? kPanel : item.num_panels * kPanel;
   const int64_t first = item.panel * kPanel / (is_gated(args) ? 2 : 1);
-  const int64_t size = is_gated(args) ? args.weight->out / 2 : args.weight->out;
+  const int64_t size = is_gated(args) ? args.weight->out_size / 2 : args.weight->out_size;
   const float* y = args.y + item.row * args.y_stride + first;
   return {reinterpret_cast<const char*>(y), args.y_stride * 4, least(columns, size - first) * 4};
 }
@@ -300,7 +300,7 @@ static void write_item(const LinearArgs& args, const LinearItem& item, const Lin
       for (int64_t i = 0; i < (gated ? kPanel : columns); i += 16) __builtin_prefetch(later + i, 1);
     }
     if (gated) {
-      const int64_t unit = first / 2, valid = args.weight->out / 2 - unit;
+      const int64_t unit = first / 2, valid = args.weight->out_size / 2 - unit;
       float* y = args.y + row * args.y_stride + unit;
       for (int64_t i = 0; i < kPanel && i < valid; i += kLanes) {
         const F32 gate = finished(args, first + i, sums + i * 4);
@@ -310,7 +310,7 @@ static void write_item(const LinearArgs& args, const LinearItem& item, const Lin
       continue;
     }
     float* y = args.y + row * args.y_stride + first;
-    const int64_t valid = args.weight->out - first;
+    const int64_t valid = args.weight->out_size - first;
     for (int64_t i = 0; i < columns && i < valid; i += kLanes) {
       const F32 value = finished(args, first + i, sums + i * 4);
       switch (args.epilogue) {
@@ -326,9 +326,9 @@ static void write_item(const LinearArgs& args, const LinearItem& item, const Lin
 
 // By the matrix unit. Items are cut as those of the other products, in blocks of whole steps.
 static void linear_by_tiles(const LinearArgs& args, int64_t num_rows, Team& team) {
-  const Weight& w = *args.weight;
+  const PackedWeight& w = *args.weight;
   const int64_t unit = is_gated(args) ? 2 : 1;
-  const int64_t num_panels = is_gated(args) ? 2 * ceil_div(w.out / 2, kPanel) : ceil_div(w.out, kPanel);
+  const int64_t num_panels = is_gated(args) ? 2 * ceil_div(w.out_size / 2, kPanel) : ceil_div(w.out_size, kPanel);
   const int64_t num_units = ceil_div(num_panels, unit), columns = unit * kPanel;
   const int64_t in_cache = kMatrixBlockBytes / (w.padded_in * 2) / kMatrixRows * kMatrixRows;
   const int64_t block = least(most(in_cache, kMatrixRows), kMatrixBlockRows);
@@ -367,8 +367,8 @@ static void linear_by_tiles(const LinearArgs& args, int64_t num_rows, Team& team
 
 // Whether one row can be read where it stands.
 WEFT_INLINE bool is_ready(const LinearArgs& args, int64_t num_rows) {
-  const Weight& w = *args.weight;
-  return num_rows == 1 && activation_type(w) == kFloats && !args.norm_weight && w.in == w.padded_in;
+  const PackedWeight& w = *args.weight;
+  return num_rows == 1 && activation_type(w) == kFloats && !args.norm_weight && w.in_size == w.padded_in;
 }
 
 // What a thread works with: its memory for items, and the rows of all threads.
@@ -380,7 +380,7 @@ struct LinearWork {
 
 // Make all rows ready, for items of up to `sums_bytes`. All threads must call it.
 static LinearWork begin_linear(const LinearArgs& args, int64_t num_rows, int64_t sums_bytes, Team& team) {
-  const Weight& w = *args.weight;
+  const PackedWeight& w = *args.weight;
   const bool as_it_is = is_ready(args, num_rows);
   const bool own = num_rows * w.padded_in <= kOwnActivations;
   const int64_t activation_bytes = own && !as_it_is ? size_of_activations(w, num_rows) : 0;
@@ -402,8 +402,8 @@ static LinearWork begin_linear(const LinearArgs& args, int64_t num_rows, int64_t
   return work;
 }
 
-static void linear(const LinearArgs& args, const Step& step, Team& team) {
-  const Weight& w = *args.weight;
+static void linear(const LinearArgs& args, const StepArgs& step, Team& team) {
+  const PackedWeight& w = *args.weight;
   const int64_t num_rows = step.num_tokens;
   if (num_rows == 0) return;
   if (takes_tiles(args, num_rows) && !has_adapters(args, step)) return linear_by_tiles(args, num_rows, team);

@@ -47,7 +47,7 @@ static int compare_ranks(const void* a, const void* b) {
   return x < y ? -1 : x > y;
 }
 
-// Ranks of the tokens that are at least `floor` below the peak.
+// RanksArgs of the tokens that are at least `floor` below the peak.
 static int64_t ranks_above(const float* logits, int64_t vocab_size, float peak, float floor, uint64_t* ranks) {
   int64_t num = 0;
   for (int64_t t = 0; t < vocab_size; t += kLanes) {
@@ -83,7 +83,7 @@ static void bring_first(uint64_t* ranks, int64_t num, int64_t num_first) {
   }
 }
 
-static void logprobs(const LogprobsArgs& args, const Step& step, Team& team) {
+static void logprobs(const LogprobsArgs& args, const StepArgs& step, Team& team) {
   const int64_t num_rows = step.num_tokens, vocab_size = args.vocab_size;
   const int64_t block_len = block_len_for(vocab_size, args.num_top), blocks_of_piece = kPiece / block_len;
   const int64_t num_pieces = ceil_div(vocab_size, kPiece), num_blocks = num_pieces * blocks_of_piece;

@@ -21,7 +21,7 @@ constexpr int kExpandRows = kVectorsOfTile == 1 ? 6 : 2;
 constexpr int64_t kShrinkAhead = 4096;  // bytes of A that are asked for ahead
 constexpr int64_t kRowGap = 16;         // floats between rows: else all of them would share the same lines of a cache
 
-WEFT_INLINE bool has_adapters(const LinearArgs& args, const Step& step) { return args.lora && step.adapters; }
+WEFT_INLINE bool has_adapters(const LinearArgs& args, const StepArgs& step) { return args.lora && step.adapters; }
 
 // Where scale A norm(x) is kept: [parts][slabs of a part][rows][kSlab], behind the activations.
 static float* place_inner(const LinearArgs& args, int64_t num_rows) {
@@ -95,10 +95,10 @@ static void shrink_rows(int64_t rows, const float* x, int64_t stride, int64_t in
 }
 
 // The tiles of one part of an adapter, for some rows that lie at x, [rows][padded_in + kRowGap].
-static void shrink_part(const LinearArgs& args, const Step& step, const LoraBlock& block, int64_t part, const float* x,
+static void shrink_part(const LinearArgs& args, const StepArgs& step, const LoraBlock& block, int64_t part, const float* x,
                         float* inner) {
   const Lora& lora = *args.lora;
-  const LoraPart& of = lora.parts[block.adapter * lora.num_parts + part];
+  const PackedLoraPart& of = lora.parts[block.adapter * lora.num_parts + part];
   const int64_t num_rows = step.num_tokens, in = args.weight->padded_in, stride = in + kRowGap;
   float* const whole = inner + inner_of_part(lora, part, num_rows);
   for (int64_t rank = 0; rank < of.rank; rank += kLoraTile) {
@@ -119,18 +119,18 @@ static void shrink_part(const LinearArgs& args, const Step& step, const LoraBloc
 }
 
 // Rows of x as floats, [rows][padded_in + kRowGap]: normed, zeros behind the last input.
-static void gather_rows(const LinearArgs& args, const Step& step, const LoraBlock& block, float* to) {
-  const Weight& w = *args.weight;
+static void gather_rows(const LinearArgs& args, const StepArgs& step, const LoraBlock& block, float* to) {
+  const PackedWeight& w = *args.weight;
   for (int64_t r = 0; r < block.num_rows; r++, to += w.padded_in + kRowGap) {
     const float* x = args.x + step.lora_rows[block.first + r] * args.x_stride;
-    const F32 factor = args.norm_weight ? all(inverse_rms(x, w.in, args.eps)) : all(1);
-    const InputRow row{x, args.norm_weight, factor, w.in, nullptr};
+    const F32 factor = args.norm_weight ? all(inverse_rms(x, w.in_size, args.eps)) : all(1);
+    const InputRow row{x, args.norm_weight, factor, w.in_size, nullptr};
     for (int64_t k = 0; k < w.padded_in; k += kLanes) store(to + k, InputRow::at(row, k));
   }
 }
 
 // Inner numbers of all rows that have an adapter; they are there behind the next barrier.
-static void shrink(const LinearArgs& args, const Step& step, Team& team, float* inner) {
+static void shrink(const LinearArgs& args, const StepArgs& step, Team& team, float* inner) {
   const Lora& lora = *args.lora;
   float* const x = static_cast<float*>(own_memory(kLoraRows * (args.weight->padded_in + kRowGap) * 4));
   if (!x) return;
@@ -139,7 +139,7 @@ static void shrink(const LinearArgs& args, const Step& step, Team& team, float* 
   const int64_t pieces = is_whole ? 1 : lora.num_parts;
   for (int64_t i; (i = team.take()) < step.num_lora_blocks * pieces;) {
     const LoraBlock& block = step.lora_blocks[i / pieces];
-    const LoraPart* const parts = lora.parts + block.adapter * lora.num_parts;
+    const PackedLoraPart* const parts = lora.parts + block.adapter * lora.num_parts;
     const int64_t first = is_whole ? 0 : i % pieces, end = is_whole ? lora.num_parts : first + 1;
     bool has_rows = false;
     for (int64_t part = first; part < end; part++) {
@@ -165,7 +165,7 @@ template <class Do>
 WEFT_INLINE void for_panels(const Lora& lora, int64_t adapter, int64_t first_panel, int64_t num_panels, const Do& act) {
   for (int64_t i = 0; i < num_panels; i++) {
     for (int64_t part = 0; part < lora.num_parts; part++) {
-      const LoraPart& of = lora.parts[adapter * lora.num_parts + part];
+      const PackedLoraPart& of = lora.parts[adapter * lora.num_parts + part];
       const int64_t panel = panel_of_part(lora.ranges[part], first_panel + i);
       if (of.rank && panel >= 0) act(of, part, panel, i);
     }
@@ -173,21 +173,21 @@ WEFT_INLINE void for_panels(const Lora& lora, int64_t adapter, int64_t first_pan
 }
 
 // Rows of an item one after another that have the same adapter, from `row` on.
-WEFT_INLINE int64_t rows_alike(const Step& step, int64_t row, int64_t end) {
+WEFT_INLINE int64_t rows_alike(const StepArgs& step, int64_t row, int64_t end) {
   int64_t last = row + 1;
   while (last < end && step.adapters[last] == step.adapters[row]) last++;
   return last - row;
 }
 
 // Ask for those panels of B that an item of few rows will need: they lie far apart.
-static void fetch_adapters(const LinearArgs& args, const Step& step, int64_t row, int64_t num_rows, int64_t first_panel,
+static void fetch_adapters(const LinearArgs& args, const StepArgs& step, int64_t row, int64_t num_rows, int64_t first_panel,
                            int64_t num_panels) {
   const Lora& lora = *args.lora;
   const int64_t item_bytes = lora.is_bf16 ? 2 : 4;
   for (int64_t r = row, num; r < row + num_rows; r += num) {
     num = rows_alike(step, r, row + num_rows);
     if (step.adapters[r] < 0) continue;
-    for_panels(lora, step.adapters[r], first_panel, num_panels, [&](const LoraPart& of, int64_t, int64_t panel, int64_t) {
+    for_panels(lora, step.adapters[r], first_panel, num_panels, [&](const PackedLoraPart& of, int64_t, int64_t panel, int64_t) {
       const int64_t bytes = of.rank * kPanel * item_bytes;
       const char* const b = static_cast<const char*>(of.b) + panel * bytes;
       for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(b + at, 0, 2);
@@ -255,7 +255,7 @@ static void expand_rows(int64_t rows, const float* inner, int64_t slab, int64_t 
 }
 
 // Add B inner to the sums [num_rows][num_panels * kPanel] of an item.
-static void expand(const LinearArgs& args, const Step& step, int64_t row, int64_t num_rows, int64_t first_panel,
+static void expand(const LinearArgs& args, const StepArgs& step, int64_t row, int64_t num_rows, int64_t first_panel,
                    int64_t num_panels, const float* inner, float* sums) {
   const Lora& lora = *args.lora;
   const int64_t columns = num_panels * kPanel, slab = step.num_tokens * kSlab;
@@ -264,7 +264,7 @@ static void expand(const LinearArgs& args, const Step& step, int64_t row, int64_
     if (step.adapters[r] < 0) continue;
     float* const of_rows = sums + (r - row) * columns;
     for_panels(lora, step.adapters[r], first_panel, num_panels,
-               [&](const LoraPart& of, int64_t part, int64_t panel, int64_t i) {
+               [&](const PackedLoraPart& of, int64_t part, int64_t panel, int64_t i) {
       const float* const a = inner + inner_of_part(lora, part, step.num_tokens) + r * kSlab;
       const int64_t start = panel * of.rank * kPanel;
       float* const c = of_rows + i * kPanel;

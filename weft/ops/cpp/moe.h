@@ -90,11 +90,11 @@ static void take_other_groups(const RouteArgs& args, RouteSpace& space) {
 static void score(const RouteArgs& args, const float* logits, RouteSpace& space) {
   const int64_t num = args.num_experts;
   memcpy(space.scores, logits, num * 4);
-  if (args.scores == kSoftmaxScores) softmax(space.scores, num);
+  if (args.scores == kScoresSoftmax) softmax(space.scores, num);
   for (int64_t i = 0; i < num; i += kLanes) {
     const int n = int(least(num - i, kLanes));
     F32 value = load(space.scores + i, n);
-    if (args.scores == kSigmoidScores) store(space.scores + i, value = sigmoid(value), n);
+    if (args.scores == kScoresSigmoid) store(space.scores + i, value = sigmoid(value), n);
     store(space.ranks + i, args.choice_bias ? add(value, load(args.choice_bias + i, n)) : value, n);
   }
 }
@@ -111,7 +111,7 @@ static void choose(const RouteArgs& args, int64_t t, RouteSpace& space) {
     experts[j] = int32_t(take_best(space.ranks, args.num_experts, space.taken));
     weights[j] = space.scores[experts[j]];
   }
-  if (args.scores == kChosenScores) softmax(weights, k);
+  if (args.scores == kScoresChosen) softmax(weights, k);
   float factor = args.scale;
   if (args.is_normed) {
     float total = 0;
@@ -138,7 +138,7 @@ static void sort_by_expert(const RouteArgs& args, int64_t num_tokens) {
   offsets[0] = 0;
 }
 
-static void route(const RouteArgs& args, const Step& step, Team& team) {
+static void route(const RouteArgs& args, const StepArgs& step, Team& team) {
   if (step.num_tokens == 0) return;
   RouteSpace space;
   for (int64_t t; (t = team.take()) < step.num_tokens;) {
@@ -152,10 +152,10 @@ static void route(const RouteArgs& args, const Step& step, Team& team) {
 
 // ---------------------------------------------------------------- adapters
 
-WEFT_INLINE bool has_adapters(const ExpertsArgs& args, const Step& step) { return args.lora_inner && step.adapters; }
+WEFT_INLINE bool has_adapters(const ExpertsArgs& args, const StepArgs& step) { return args.lora_inner && step.adapters; }
 
 // Parts of the adapter of a place's token: those of its expert, `num_parts` of each; null if it has none.
-WEFT_INLINE const LoraPart* lora_of(const ExpertsArgs& args, const Step& step, const LoraPart* all, int64_t num_parts,
+WEFT_INLINE const PackedLoraPart* lora_of(const ExpertsArgs& args, const StepArgs& step, const PackedLoraPart* all, int64_t num_parts,
                                     int64_t expert, int64_t place) {
   const int64_t adapter = step.adapters[args.tokens[place]];
   return adapter < 0 ? nullptr : all + (adapter * args.num_experts + expert) * num_parts;
@@ -166,7 +166,7 @@ WEFT_INLINE float* lora_inner_of(const ExpertsArgs& args, int64_t place, int64_t
 }
 
 template <class E>
-static void shrink_place(const LoraPart& of, const float* x, int64_t in, float* inner) {
+static void shrink_place(const PackedLoraPart& of, const float* x, int64_t in, float* inner) {
   for (int64_t rank = 0; rank < of.rank; rank += kLoraTile) {
     float* const out = inner + rank;
     shrink_tile<E, 1>(x, 0, in, static_cast<const E*>(of.a) + rank * in, of.scale, &out);
@@ -174,20 +174,20 @@ static void shrink_place(const LoraPart& of, const float* x, int64_t in, float* 
 }
 
 // scale A x of each place, as lora.h says; there behind the next barrier. `x` has a row for each token, or each place.
-static void shrink_places(const ExpertsArgs& args, const Step& step, Team& team, const Weight& w, const LoraPart* all,
+static void shrink_places(const ExpertsArgs& args, const StepArgs& step, Team& team, const PackedWeight& w, const PackedLoraPart* all,
                           int64_t num_parts, bool by_token, const float* x, int64_t stride) {
   float* const row = static_cast<float*>(own_memory(w.padded_in * 4));
   if (!row) return;
   const int64_t k = args.num_chosen;
   for (int64_t i; (i = team.take()) < step.num_tokens * k;) {
     const int64_t place = args.places[i];
-    const LoraPart* const parts = lora_of(args, step, all, num_parts, args.experts[i], place);
+    const PackedLoraPart* const parts = lora_of(args, step, all, num_parts, args.experts[i], place);
     bool is_there = false;
     for (int64_t part = 0; parts && part < num_parts; part++) {
       if (!parts[part].rank) continue;
       if (!is_there) {
         memset(row, 0, w.padded_in * 4);
-        memcpy(row, x + (by_token ? args.tokens[place] : place) * stride, w.in * 4);
+        memcpy(row, x + (by_token ? args.tokens[place] : place) * stride, w.in_size * 4);
         is_there = true;
       }
       float* const inner = lora_inner_of(args, place, part);
@@ -202,13 +202,13 @@ static void shrink_places(const ExpertsArgs& args, const Step& step, Team& team,
 
 // Add B inner to the sums [num_rows][num_panels * kPanel] of an expert's rows, the first of which is at `place`. Panel i
 // of an item belongs to part i % num_parts, as its panel (panel + i) / num_parts.
-static void expand_places(const ExpertsArgs& args, const Step& step, const LoraPart* all, int64_t num_parts, int64_t expert,
+static void expand_places(const ExpertsArgs& args, const StepArgs& step, const PackedLoraPart* all, int64_t num_parts, int64_t expert,
                           const LinearItem& item, int64_t place, float* sums) {
   for (int64_t r = 0; r < item.num_rows; r++, sums += item.num_panels * kPanel) {
-    const LoraPart* const parts = lora_of(args, step, all, num_parts, expert, place + r);
+    const PackedLoraPart* const parts = lora_of(args, step, all, num_parts, expert, place + r);
     for (int64_t i = 0; parts && i < item.num_panels; i++) {
       const int64_t part = i % num_parts;
-      const LoraPart& of = parts[part];
+      const PackedLoraPart& of = parts[part];
       if (!of.rank) continue;
       const int64_t start = (item.panel + i) / num_parts * of.rank * kPanel;
       const float* const inner = lora_inner_of(args, place + r, part);
@@ -224,8 +224,8 @@ static void expand_places(const ExpertsArgs& args, const Step& step, const LoraP
 // ---------------------------------------------------------------- the first product
 
 // Panels of one expert; those of the next one stand behind them.
-WEFT_INLINE int64_t gated_panels(const Weight& w) { return 2 * ceil_div(w.out / 2, kPanel); }
-WEFT_INLINE int64_t plain_panels(const Weight& w) { return ceil_div(w.out, kPanel); }
+WEFT_INLINE int64_t gated_panels(const PackedWeight& w) { return 2 * ceil_div(w.out_size / 2, kPanel); }
+WEFT_INLINE int64_t plain_panels(const PackedWeight& w) { return ceil_div(w.out_size, kPanel); }
 
 // Rows made ready, one for each place; a single token has one for all.
 struct ExpertRows {
@@ -273,7 +273,7 @@ WEFT_INLINE F32 gated_value(int64_t epilogue, F32 gate, F32 up) {
 // From the sums of gates and ups to `inner`. `place` is that of the item's first row.
 static void write_gated(const ExpertsArgs& args, int64_t expert, const LinearItem& item, int64_t place,
                         const float* sums) {
-  const int64_t size = args.gate_up->out / 2, unit = item.panel * kPanel / 2, valid = size - unit;
+  const int64_t size = args.gate_up->out_size / 2, unit = item.panel * kPanel / 2, valid = size - unit;
   const float* bias = nullptr;
   if (args.gate_up_bias) bias = args.gate_up_bias + (expert * gated_panels(*args.gate_up) + item.panel) * kPanel;
   for (int64_t r = 0; r < item.num_rows; r++, sums += 2 * kPanel) {
@@ -290,7 +290,7 @@ static void write_gated(const ExpertsArgs& args, int64_t expert, const LinearIte
 }
 
 // inner[place] = activation(gate x) * (up x) of the place's expert and token.
-static void first_product(const ExpertsArgs& args, const Step& step, const ExpertRows& rows, Team& team) {
+static void first_product(const ExpertsArgs& args, const StepArgs& step, const ExpertRows& rows, Team& team) {
   LinearArgs like = {};
   like.weight = args.gate_up;
   like.epilogue = kGatedSilu;  // any gate: units are pairs of panels
@@ -322,7 +322,7 @@ static void first_product(const ExpertsArgs& args, const Step& step, const Exper
 static void add_up(const ExpertsArgs& args, const LinearItem& item, int64_t padded_out, int64_t num_tokens,
                    const float* sums) {
   const int64_t first = item.panel * kPanel, columns = item.num_panels * kPanel, k = args.num_chosen;
-  const int64_t valid = args.down->out - first;
+  const int64_t valid = args.down->out_size - first;
   const F32 scale = all(args.scale);
   for (int64_t t = 0; t < num_tokens; t++) {
     const int32_t* const places = args.places + t * k;
@@ -349,9 +349,9 @@ WEFT_INLINE int64_t chosen_from(const ExpertsArgs& args, int64_t expert) {
   return expert;
 }
 
-static void second_product(const ExpertsArgs& args, const Step& step, const Activations& x, Team& team) {
+static void second_product(const ExpertsArgs& args, const StepArgs& step, const Activations& x, Team& team) {
   const int64_t num_tokens = step.num_tokens;
-  const Weight& w = *args.down;
+  const PackedWeight& w = *args.down;
   const int64_t panels = plain_panels(w);
   const int64_t num_places = num_tokens * args.num_chosen;
   // Few rows take two panels, as a linear's do: then sums are there before the next ones begin.
@@ -392,7 +392,7 @@ static void second_product(const ExpertsArgs& args, const Step& step, const Acti
 // ---------------------------------------------------------------- the kernel
 
 // Make row `from` of `source` ready as row `to`.
-static void make_row_ready(const Weight& w, const float* source, int64_t stride, int64_t from, int64_t to,
+static void make_row_ready(const PackedWeight& w, const float* source, int64_t stride, int64_t from, int64_t to,
                            const Activations& x) {
   LinearArgs args = {};
   args.weight = &w;
@@ -405,12 +405,12 @@ static void make_row_ready(const Weight& w, const float* source, int64_t stride,
 // itself. kOwnActivations inputs of 4 bytes at most, with their scales.
 constexpr int64_t kOwnBytes = kOwnActivations * 4 + kOwnActivations / kRowGroup * 2 * 12 + 64;
 
-static void experts(const ExpertsArgs& args, const Step& step, Team& team) {
+static void experts(const ExpertsArgs& args, const StepArgs& step, Team& team) {
   const int64_t num_tokens = step.num_tokens, num_places = num_tokens * args.num_chosen;
   if (num_tokens == 0) return;
   alignas(64) char own[kOwnBytes];
-  const Weight &gate_up = *args.gate_up, &down = *args.down;
-  const int64_t size = gate_up.out / 2;
+  const PackedWeight &gate_up = *args.gate_up, &down = *args.down;
+  const int64_t size = gate_up.out_size / 2;
 
   if (has_adapters(args, step)) {
     shrink_places(args, step, team, gate_up, args.lora_gate_up, 2, true, args.x, args.x_stride);
@@ -452,13 +452,13 @@ static void experts(const ExpertsArgs& args, const Step& step, Team& team) {
 
 // ---------------------------------------------------------------- the gate of what all tokens share
 
-static void gate_rows(const GateRowsArgs& args, const Step& step, Team& team) {
+static void gate_rows(const GateRowsArgs& args, const StepArgs& step, Team& team) {
   for (int64_t t; (t = team.take()) < step.num_tokens;) {
     const float* x = args.x + t * args.x_stride;
     float* y = args.y + t * args.y_stride;
     F32 total = zero();
-    for (int64_t i = 0; i < args.in; i += kLanes) {
-      const int n = int(least(args.in - i, kLanes));
+    for (int64_t i = 0; i < args.in_size; i += kLanes) {
+      const int n = int(least(args.in_size - i, kLanes));
       total = muladd(load(x + i, n), load(args.weight + i, n), total);
     }
     const F32 factor = sigmoid(all(sum(total)));

@@ -26,7 +26,7 @@ static float inverse_rms(const float* x, int64_t size, float eps) {
   return inverse_root(sum(add(add(sums[0], sums[1]), add(sums[2], sums[3]))) / float(size), eps);
 }
 
-static void norm(const NormArgs& args, const Step& step, Team& team) {
+static void norm(const NormArgs& args, const StepArgs& step, Team& team) {
   const bool adds = args.add_scale != 0;
   const F32 scale = all(args.add_scale);
   for (int64_t t; (t = team.take()) < step.num_tokens;) {

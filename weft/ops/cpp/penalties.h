@@ -21,7 +21,7 @@ WEFT_INLINE void each_token(const int32_t* begin, const int32_t* end, int32_t be
   if (behind >= 0) visit(behind);
 }
 
-static void penalise(const PenaltiesArgs& args, const Step& step, Team& team) {
+static void penalise(const PenaliseArgs& args, const StepArgs& step, Team& team) {
   constexpr int32_t kDone = -1;
   int32_t* counts = nullptr;  // [vocabulary] how often a token stands in the output
   for (int64_t i; (i = team.take()) < step.num_tokens;) {

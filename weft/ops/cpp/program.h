@@ -1,5 +1,6 @@
 // What crosses from Python to the kernels: a program is an array of operations, and a step says what they run on. All
-// plain C structures; `abi.py` holds the same ones for ctypes, and a test compares their sizes.
+// plain C structures and numbers; `generate_abi.py` makes `abi.py` from this file, which has them for Python. Operation
+// kLinear has the structure LinearArgs, and so on.
 //
 // A program is recorded once and runs at every step: one call, one team of threads, a barrier after each operation.
 // Matrices are row-major float32 [rows, columns], unless said otherwise; strides count elements.
@@ -9,7 +10,7 @@
 
 namespace weft {
 
-// Neighbours in `Step.lora_rows` that have one adapter, at most kLoraRows.
+// Neighbours in `StepArgs.lora_rows` that have one adapter, at most kLoraRows.
 struct LoraBlock {
   int32_t adapter;
   int32_t first;
@@ -20,7 +21,7 @@ constexpr int kLoraRows = 12;
 
 // One step: T tokens of R requests. Request r has lens[r] tokens, which stand after those of the requests before it; the
 // first of them has starts[r] tokens of its sequence before it, which are in the cache. T = sum of lens.
-struct Step {
+struct StepArgs {
   int64_t num_tokens;
   int64_t num_requests;
   const int64_t* tokens;     // [T] ids
@@ -50,7 +51,7 @@ struct Step {
   int64_t vectors_stride;  // at least the `in` of the embedding; 0: that
   const int32_t* sees_to;  // [T] position behind the last token that each one sees, rising in a request, at least its own
                            // and at most its request's last of the step; null: each sees up to itself
-  const Step* narrowed;    // some of these tokens, with which a program goes on from its first kNarrow; null: all of them
+  const StepArgs* narrowed;    // some of these tokens, with which a program goes on from its first kNarrow; null: all of them
   const int64_t* places;   // [T] of a narrowed step: which of all tokens each one is, rising; null: this is no such step
 };
 
@@ -84,8 +85,9 @@ enum OpKind : int64_t {
   kNarrow = 26,
   kScreenedHead = 27,
   kCopyHead = 28,
-  kNumOps = 29,
 };
+
+constexpr int kNumOps = kCopyHead + 1;
 
 struct Op {
   int64_t kind;
@@ -122,12 +124,12 @@ struct FusedStep {
   int32_t* window_table;  // [num_rows, table_stride] of the layers with windows, or null: `table` is that of all layers
   int64_t num_state_slots;  // 0: no layer keeps a state
   int64_t num_kept;         // K
-  const int32_t* adapters;  // as in Step, and so on
+  const int32_t* adapters;  // as in StepArgs, and so on
   int64_t num_lora_blocks;
   const LoraBlock* lora_blocks;
   const int32_t* lora_rows;
-  const int32_t* rotation;  // [3, T] as in Step, or null
-  const int32_t* head_adapters;  // [S] as in Step, of what `head` reads, and so on
+  const int32_t* rotation;  // [3, T] as in StepArgs, or null
+  const int32_t* head_adapters;  // [S] as in StepArgs, of what `head` reads, and so on
   int64_t head_num_lora_blocks;
   const LoraBlock* head_lora_blocks;
   const int32_t* head_lora_rows;
@@ -163,7 +165,7 @@ struct Guesses {
 
 // How the elements of a weight [out, in] are kept. All formats consist of panels of kPanel outputs: panel p holds outputs
 // p kPanel and after, of all inputs. The last panel is filled up with zeros, and so are the inputs up to a multiple of
-// kInStep: `in` below is the number without, `padded_in` with them.
+// kInStep: `in_size` is the number without, `padded_in` with them.
 //
 // A gated weight consists of a gate and an up part of n outputs each, n = out / 2. Each part is filled up to whole
 // panels by itself, and their panels alternate: there are 2 ceil(n / kPanel) panels, panel 2 j holds the gates and panel
@@ -188,13 +190,14 @@ enum ScaleType : int64_t { kScaleF32 = 0, kScaleF16 = 1, kScaleBf16 = 2, kScaleC
 
 constexpr int kPanel = 32;    // outputs of a panel
 constexpr int kInStep = 64;   // inputs are padded to a multiple of this
+constexpr int kSlab = 64;     // inputs of a slab of activations (gemm.h), ranks of a slab of A x (lora.h)
 constexpr int kCoarse = 256;  // inputs that share a coarse factor
 constexpr int kShortGroup = 256;  // inputs that share a scale of kI16, of outputs and of rows
 
-struct Weight {
+struct PackedWeight {
   int64_t format;
-  int64_t in;
-  int64_t out;
+  int64_t in_size;
+  int64_t out_size;
   int64_t padded_in;
   int64_t group;  // inputs that share a scale: 16, a multiple of 32, or padded_in
   int64_t scale_type;
@@ -206,14 +209,14 @@ struct Weight {
   const int32_t* order;  // [in] which input of x each input of the panels is; null: they stand as in x
 };
 
-enum ContentType : int64_t { kFloatContent = 0, kBf16Content = 1, kCodeContent = 2 };
+enum ContentType : int64_t { kContentFloat = 0, kContentBf16 = 1, kContentCodes = 2 };
 
 // Rows of a plain matrix into (or out of) a weight: as floats, quantised as its format says; or as the codes that it
 // keeps, with their scales. All of the weight's memory is zero before the first rows come. Row 0 goes to output
 // first_row, the next ones behind it; if `interleave` is 2, every other panel is left out: gate u of a gated weight is
 // output u / kPanel * 2 kPanel + u % kPanel, its up kPanel more.
 struct PackArgs {
-  const Weight* weight;
+  const PackedWeight* weight;
   void* matrix;  // [num_rows, in] float, bf16 or bytes, read by kPackWeight, written (as float) by kUnpackWeight
   int64_t content;
   int64_t num_rows;
@@ -238,10 +241,10 @@ struct LoraTable {
   const LoraRows* adapters;  // by place
 };
 
-// Reads Step.tokens. Of a table that ranks have in parts, this has the rows of tokens first .. first + num_rows - 1:
+// Reads StepArgs.tokens. Of a table that ranks have in parts, this has the rows of tokens first .. first + num_rows - 1:
 // others become zeros here, and vectors do but on the rank that has token 0.
 struct EmbedArgs {
-  const Weight* weight;
+  const PackedWeight* weight;
   float* out;   // [T, in]
   float scale;  // 0 is the same as 1
   int64_t first;
@@ -250,7 +253,7 @@ struct EmbedArgs {
   int64_t unknown_token;  // not 0: tokens below 0 get the row of token unknown_token - 1, no vector
 };
 
-// x[t] += numbers part size .. (part + 1) size - 1 of a vector of the step, where Step.tokens[t] is below 0; nothing if
+// x[t] += numbers part size .. (part + 1) size - 1 of a vector of the step, where StepArgs.tokens[t] is below 0; nothing if
 // vectors are shorter.
 struct AddVectorsArgs {
   float* x;  // [T, x_stride]
@@ -272,7 +275,7 @@ struct CopyArgs {
   int64_t size;
 };
 
-// x[t] = x[Step.places[t]], in place: the rows of the tokens with which a step goes on. Does nothing in a step that is not
+// x[t] = x[StepArgs.places[t]], in place: the rows of the tokens with which a step goes on. Does nothing in a step that is not
 // narrowed.
 struct NarrowArgs {
   float* x;  // [T, x_stride]
@@ -325,7 +328,7 @@ constexpr float kQuickGeluSlope = 1.702f;
 constexpr int kLoraTile = 16;  // ranks are padded to a multiple of this
 
 // What one adapter adds to a part of a weight: scale B (A x).
-struct LoraPart {
+struct PackedLoraPart {
   int64_t rank;   // with what fills it up; 0: nothing is added
   const void* a;  // [rank / kLoraTile][padded_in][kLoraTile] float, or [..][padded_in / 2][kLoraTile][2] bf16
   const void* b;  // [num_panels][rank][kPanel] float, or [..][rank / 2][kPanel][2] bf16; zeros for outputs of others
@@ -343,7 +346,7 @@ struct LoraRange {
 struct Lora {
   int64_t num_parts;
   const LoraRange* ranges;  // [num_parts]
-  const LoraPart* parts;    // [adapters, num_parts]
+  const PackedLoraPart* parts;    // [adapters, num_parts]
   int64_t is_bf16;
   int64_t max_rank;  // of a part
 };
@@ -352,7 +355,7 @@ struct Lora {
 // for kAdd and kAddScaled also read; y must not overlap x. kI8, kI6 and kI4 take x (after the norm) in 8 bits, the largest of
 // each 32 at 127; kI16 in 13 bits, the largest of each kShortGroup at 4095.
 struct LinearArgs {
-  const Weight* weight;
+  const PackedWeight* weight;
   const float* x;
   int64_t x_stride;
   const float* norm_weight;  // [in], or null: no norm
@@ -370,7 +373,7 @@ struct LinearArgs {
 
 // ---------------------------------------------------------------- experts
 
-enum ExpertScores : int64_t { kSoftmaxScores = 0, kChosenScores = 1, kSigmoidScores = 2 };
+enum ExpertScores : int64_t { kScoresSoftmax = 0, kScoresChosen = 1, kScoresSigmoid = 2 };
 
 constexpr int64_t kMaxExperts = 1024;
 
@@ -400,8 +403,8 @@ struct RouteArgs {
 // on. inner = activation(gate x + bias) * (up x + bias). The weights are those of the first expert; panels of the others
 // stand behind its panels.
 struct ExpertsArgs {
-  const Weight* gate_up;  // gated
-  const Weight* down;
+  const PackedWeight* gate_up;  // gated
+  const PackedWeight* down;
   const float* gate_up_bias;  // [E, padded out] or null, in the order of the panels
   const float* down_bias;
   int64_t activation;  // an epilogue
@@ -420,8 +423,8 @@ struct ExpertsArgs {
   float scale;
   int64_t adds;
   void* scratch;  // max_tokens * k * (4 padded_in + 64) bytes, for the larger padded_in of both; 64-byte aligned
-  const LoraPart* lora_gate_up;  // [adapters, 2 E] what adapters add to gate and up of each expert; or null
-  const LoraPart* lora_down;     // [adapters, E]
+  const PackedLoraPart* lora_gate_up;  // [adapters, 2 E] what adapters add to gate and up of each expert; or null
+  const PackedLoraPart* lora_down;     // [adapters, E]
   int64_t lora_is_bf16;
   int64_t lora_rank;  // the highest, a multiple of 64
   float* lora_inner;  // [T k, 2, lora_rank]
@@ -432,7 +435,7 @@ struct GateRowsArgs {
   const float* x;
   int64_t x_stride;
   const float* weight;  // [in]
-  int64_t in;
+  int64_t in_size;
   float* y;
   int64_t y_stride;
   int64_t columns;
@@ -453,12 +456,12 @@ struct KvCache {
   float* k_scale;  // [slots, kv_heads]
   float* v_scale;
   int64_t stride;  // elements from one slot to the next; 0: nothing is between them
-  int64_t windowed;  // 1: its slots are those of Step.window_slots and Step.window_table
+  int64_t windowed;  // 1: its slots are those of StepArgs.window_slots and StepArgs.window_table
 };
 
 // Each row of qkv has the heads of q, q_head_stride from one to the next, then those of k and of v, [kv_heads, head_dim].
 // Normalise the heads of q and k (if there are weights for it), rotate them, write q back (times its position's q_scale)
-// and k and v to the cache at Step.slots. A cache without heads stores nothing; one whose keys are its values has none of
+// and k and v to the cache at StepArgs.slots. A cache without heads stores nothing; one whose keys are its values has none of
 // v in a row, nor has a row of `values_are_keys`, whose values are the keys before their norm and rotation.
 struct RotaryStoreArgs {
   const KvCache* cache;
@@ -474,7 +477,7 @@ struct RotaryStoreArgs {
   int64_t side_by_side;  // 1: pairs are (2 i, 2 i + 1); 0: (i, i + rotary_dim / 2)
   const float* q_scale;  // [positions], or null
   int64_t q_head_stride;  // 0: head_dim
-  const uint8_t* axes;    // [rotary_dim / 2] which line of Step.rotation each pair turns by; or null: tokens have one position
+  const uint8_t* axes;    // [rotary_dim / 2] which line of StepArgs.rotation each pair turns by; or null: tokens have one position
   float v_eps;              // not 0: heads of v become v / rms(v), with this eps
   int64_t values_are_keys;
 };
@@ -598,7 +601,7 @@ struct LayerNormArgs {
 };
 
 // out[t] = norm(words[tokens[t]] + kinds[kind_ids[t]] + positions[positions[t] + first_position]). Tables are row-major
-// [.., size], bf16 or float. Reads Step.tokens and Step.positions.
+// [.., size], bf16 or float. Reads StepArgs.tokens and StepArgs.positions.
 struct EmbedSumArgs {
   const void* words;
   const void* kinds;
@@ -614,11 +617,16 @@ struct EmbedSumArgs {
 // ---------------------------------------------------------------- ranks
 
 constexpr int64_t kMaxRanks = 64;
+constexpr int64_t kRanksHeadBytes = 16384;  // of the memory that ranks share, before the buffers
+constexpr int64_t kRanksLostAt = 8192;      // a byte of the head that is not 0 once a rank is lost
 
-enum RankCall : int64_t { kCallSum = 0, kCallGather = 1 };
+enum RankAction : int64_t { kCallSum = 0, kCallGather = 1 };
+
+// Does with what the processes of a step have what `what`, a RankAction, says.
+using RankCall = int64_t (*)(int64_t what, const float* data, int64_t num, float* out);
 
 // The processes that compute a step together, as one of them sees them.
-struct Ranks {
+struct RanksArgs {
   int64_t rank;
   int64_t size;
   void* shared;         // memory of all of them: a head, then [2, size, chunk] floats; null: `call` does what is done together
@@ -627,12 +635,12 @@ struct Ranks {
   int64_t timeout_ns;   // of a meeting
   // kCallSum: data, and out which is data, become the sum over all ranks, [num]. kCallGather: out [size, num] gets the data
   // of all ranks on rank 0; null elsewhere. Returns 0, or 1 if a rank is lost.
-  int64_t (*call)(int64_t what, const float* data, int64_t num, float* out);
+  RankCall call;
 };
 
 // x becomes its sum over all ranks; or add += scale times that, and what becomes of x has no meaning.
 struct SumRanksArgs {
-  const Ranks* ranks;
+  const RanksArgs* ranks;
   float* x;  // [T, columns]
   int64_t columns;
   float* add;  // [T, add_stride] or null
@@ -642,7 +650,7 @@ struct SumRanksArgs {
 
 // On rank 0: out[t] = the x[t] of all ranks side by side, without what is beyond out_columns. Nothing on the others.
 struct GatherRanksArgs {
-  const Ranks* ranks;
+  const RanksArgs* ranks;
   const float* x;  // [T, columns]
   int64_t columns;
   float* out;  // [T, out_stride]
@@ -671,7 +679,7 @@ struct ArgmaxArgs {
 };
 
 // What `exact` and then `argmax` give, of which most logits need not be computed (screen.h): `exact.y` has no meaning behind it.
-struct ScreenedArgs {
+struct ScreenedHeadArgs {
   const LinearArgs* exact;  // of floats, with kStore, without bias and adapters
   const LinearArgs* quick;  // the same, but with a copy of the weight in kI8
   const ArgmaxArgs* argmax;
@@ -679,10 +687,10 @@ struct ScreenedArgs {
   const float* sizes;   // [padded out] the length of a row, or of its copy if that is longer
 };
 
-// Make the copy that ScreenedArgs wants, and its errors and sizes.
+// Make the copy that ScreenedHeadArgs wants, and its errors and sizes.
 struct CopyHeadArgs {
-  const Weight* exact;  // kF32 or kBf16
-  const Weight* copy;   // kI8, with scales of kScaleBf16, without mins
+  const PackedWeight* exact;  // kF32 or kBf16
+  const PackedWeight* copy;   // kI8, with scales of kScaleBf16, without mins
   float* errors;
   float* sizes;
 };
@@ -700,7 +708,7 @@ struct MaskArgs {
 };
 
 // Lower the logits of tokens that were seen before, as ops/sampling.py says. Here S counts requests with penalties.
-struct PenaltiesArgs {
+struct PenaliseArgs {
   float* logits;
   int64_t vocab_size;
   int64_t stride;

@@ -19,13 +19,13 @@ constexpr int kChosenAtOnce = 2 * kInStep;  // inputs; groups divide them
 
 // The codes of kChosenAtOnce inputs of one panel, and their scales.
 struct Quantiser {
-  const Weight& w;
+  const PackedWeight& w;
   float x[kChosenAtOnce][kPanel] = {};
   uint8_t codes[kChosenAtOnce][kPanel];
   float scales[kChosenAtOnce / 16][kPanel];
   float mins[kChosenAtOnce / 16][kPanel];
 
-  explicit Quantiser(const Weight& weight) : w(weight) {}
+  explicit Quantiser(const PackedWeight& weight) : w(weight) {}
 
   void run() {
     for (int64_t start = 0; start < kChosenAtOnce; start += w.group) {

@@ -1,4 +1,4 @@
-// Ranks of one machine meet in memory that they share. A rank that waits looks out for a while, then it sleeps.
+// RanksArgs of one machine meet in memory that they share. A rank that waits looks out for a while, then it sleeps.
 
 #include "ranks.h"
 
@@ -20,8 +20,6 @@ namespace {
 
 constexpr int64_t kLookoutNs = 100'000;    // before a rank sleeps
 constexpr int64_t kSleepNs = 20'000'000;  // until it looks whether the others are still there
-constexpr int64_t kMostRanks = 64;
-constexpr int64_t kHeadBytes = 16384;
 
 // Of one rank; each has lines of its own.
 struct alignas(128) Seat {
@@ -30,19 +28,19 @@ struct alignas(128) Seat {
 };
 
 struct Head {
-  Seat seats[kMostRanks];
+  Seat seats[kMaxRanks];
   alignas(128) std::atomic<uint32_t> is_lost;  // a rank has given up
 };
-static_assert(sizeof(Head) <= kHeadBytes, "the buffers begin behind the head");
-static_assert(offsetof(Head, is_lost) == 8192, "abi.py has this number, too");
+static_assert(sizeof(Head) <= kRanksHeadBytes, "the buffers begin behind the head");
+static_assert(offsetof(Head, is_lost) == kRanksLostAt, "Python reads it there");
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "processes share it");
 
 std::atomic<int> lost{0};
 
-Head& head_of(const Ranks& ranks) { return *static_cast<Head*>(ranks.shared); }
+Head& head_of(const RanksArgs& ranks) { return *static_cast<Head*>(ranks.shared); }
 
-float* buffer(const Ranks& ranks, int64_t meeting, int64_t rank) {
-  float* const buffers = reinterpret_cast<float*>(static_cast<char*>(ranks.shared) + kHeadBytes);
+float* buffer(const RanksArgs& ranks, int64_t meeting, int64_t rank) {
+  float* const buffers = reinterpret_cast<float*>(static_cast<char*>(ranks.shared) + kRanksHeadBytes);
   return buffers + ((meeting & 1) * ranks.size + rank) * ranks.chunk;
 }
 
@@ -76,7 +74,7 @@ void sleep_at(Seat& seat, uint32_t meeting) {
 #endif
 }
 
-bool give_up(const Ranks& ranks) {
+bool give_up(const RanksArgs& ranks) {
   lost.store(1);
   if (ranks.shared) head_of(ranks).is_lost.store(1);
   return false;
@@ -84,11 +82,11 @@ bool give_up(const Ranks& ranks) {
 
 }  // namespace
 
-float* shown_next(const Ranks& ranks) { return buffer(ranks, *ranks.meetings + 1, ranks.rank); }
+float* shown_next(const RanksArgs& ranks) { return buffer(ranks, *ranks.meetings + 1, ranks.rank); }
 
-const float* shown_by(const Ranks& ranks, int64_t rank) { return buffer(ranks, *ranks.meetings, rank); }
+const float* shown_by(const RanksArgs& ranks, int64_t rank) { return buffer(ranks, *ranks.meetings, rank); }
 
-bool meet(const Ranks& ranks) {
+bool meet(const RanksArgs& ranks) {
   Head& head = head_of(ranks);
   const uint32_t meeting = uint32_t(++*ranks.meetings);
   Seat& mine = head.seats[ranks.rank];
@@ -113,7 +111,7 @@ bool meet(const Ranks& ranks) {
   return true;
 }
 
-bool call(const Ranks& ranks, RankCall what, const float* data, int64_t num, float* out) {
+bool call(const RanksArgs& ranks, RankAction what, const float* data, int64_t num, float* out) {
   if (ranks.call(what, data, num, out) == 0) return true;
   return give_up(ranks);
 }

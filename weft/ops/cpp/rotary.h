@@ -56,14 +56,14 @@ static void store_head(const KvCache& cache, void* data, float* scales, int64_t 
   }
 }
 
-// Angles of a token whose positions in time, height and width are those of its column of Step.rotation.
+// Angles of a token whose positions in time, height and width are those of its column of StepArgs.rotation.
 struct Angles {
   const float* cos;
   const float* sin;
   float mixed[kMaxHeadDim];
 };
 
-static void find_angles(const RotaryStoreArgs& args, const Step& step, int64_t token, Angles& angles) {
+static void find_angles(const RotaryStoreArgs& args, const StepArgs& step, int64_t token, Angles& angles) {
   const int64_t half = args.rotary_dim / 2;
   int64_t first = 0;
   if (args.axes && step.rotation) {
@@ -92,7 +92,7 @@ static void store_value(const RotaryStoreArgs& args, int64_t slot, int64_t head,
   store_head(cache, cache.v, cache.v_scale, slot, head, x);
 }
 
-static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, int64_t token) {
+static void rotary_store_token(const RotaryStoreArgs& args, const StepArgs& step, int64_t token) {
   const KvCache& cache = *args.cache;
   const int64_t dim = cache.head_dim, half = args.rotary_dim / 2;
   const int64_t slot = cache.kv_heads ? step.slots[token] : 0;
@@ -122,8 +122,8 @@ static void rotary_store_token(const RotaryStoreArgs& args, const Step& step, in
   for (int64_t head = 0; head < cache.kv_heads; head++, x += dim) store_value(args, slot, head, x);
 }
 
-static void rotary_store(const RotaryStoreArgs& args, const Step& given, Team& team) {
-  const Step step = step_of(*args.cache, given);
+static void rotary_store(const RotaryStoreArgs& args, const StepArgs& given, Team& team) {
+  const StepArgs step = step_of(*args.cache, given);
   constexpr int64_t kTokens = 4;  // taken at a time
   for (int64_t first = team.take(kTokens); first < step.num_tokens; first = team.take(kTokens)) {
     for (int64_t t = first; t < least(first + kTokens, step.num_tokens); t++) rotary_store_token(args, step, t);

@@ -49,7 +49,7 @@ static float peak_of(const float* logits, int64_t begin, int64_t end) {
   return nan ? __builtin_nanf("") : largest(larger(larger(most[0], most[1]), larger(most[2], most[3])));
 }
 
-static void argmax(const ArgmaxArgs& args, const Step& step, Team& team) {
+static void argmax(const ArgmaxArgs& args, const StepArgs& step, Team& team) {
   const int64_t num_rows = step.num_tokens, vocab_size = args.vocab_size;
   const int64_t num_pieces = ceil_div(vocab_size, kPiece);
   float* peaks = reinterpret_cast<float*>(memory_for_all(team, num_rows * num_pieces * 4));  // [S, pieces]
@@ -75,7 +75,7 @@ static void argmax(const ArgmaxArgs& args, const Step& step, Team& team) {
 }
 
 // Tokens behind the words of the mask are forbidden, too: a head may have more outputs than the tokenizer has tokens.
-static void mask(const MaskArgs& args, const Step&, Team& team) {
+static void mask(const MaskArgs& args, const StepArgs&, Team& team) {
   constexpr int64_t kWords = kPiece / 32;
   const int64_t num_words = ceil_div(args.vocab_size, 32), num_pieces = ceil_div(num_words, kWords);
   for (int64_t i; (i = team.take()) < args.num_masks * num_pieces;) {

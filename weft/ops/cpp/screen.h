@@ -40,7 +40,7 @@ struct PanelLengths {
 };
 
 // Inputs k .. k + num, a group of the copy, from floats [num][kPanel].
-static void copy_group(const Weight& copy, int64_t panel, int64_t k, int64_t num, const float* floats, PanelLengths& lengths) {
+static void copy_group(const PackedWeight& copy, int64_t panel, int64_t k, int64_t num, const float* floats, PanelLengths& lengths) {
   float peaks[kPanel] = {}, scales[kPanel], inverses[kPanel];
   for (int64_t i = 0; i < num; i++) {
     for (int c = 0; c < kPanel; c++) {
@@ -74,11 +74,11 @@ static void copy_group(const Weight& copy, int64_t panel, int64_t k, int64_t num
   }
 }
 
-static void copy_head(const CopyHeadArgs& args, const Step&, Team& team) {
-  const Weight &exact = *args.exact, &copy = *args.copy;
+static void copy_head(const CopyHeadArgs& args, const StepArgs&, Team& team) {
+  const PackedWeight &exact = *args.exact, &copy = *args.copy;
   float* const floats = static_cast<float*>(own_memory(copy.group * kPanel * 4));
   if (!floats) return;
-  for (int64_t panel; (panel = team.take()) < ceil_div(exact.out, kPanel);) {
+  for (int64_t panel; (panel = team.take()) < ceil_div(exact.out_size, kPanel);) {
     PanelLengths lengths;
     for (int64_t k = 0; k < exact.padded_in; k += copy.group) {
       const int64_t num = least(copy.group, exact.padded_in - k);
@@ -101,7 +101,7 @@ static void copy_head(const CopyHeadArgs& args, const Step&, Team& team) {
 // ---------------------------------------------------------------- the margins
 
 // A part of |x| that the exact product may lose: by sums, and by making x bf16.
-static float lost_by_products(const Weight& exact) {
+static float lost_by_products(const PackedWeight& exact) {
   const float by_sums = float(exact.padded_in) / float(1 << 22);
   return by_sums + (activation_type(exact) == kPairs ? 1.01f / float(1 << 9) : 0);
 }
@@ -113,14 +113,14 @@ struct Margin {
 };
 
 static Margin margin_of(const LinearArgs& exact, int64_t row) {
-  const Weight& w = *exact.weight;
+  const PackedWeight& w = *exact.weight;
   const float* const x = exact.x + row * exact.x_stride;
-  const F32 factor = exact.norm_weight ? all(inverse_rms(x, w.in, exact.eps)) : all(1);
-  const InputRow input{x, exact.norm_weight, factor, w.in, nullptr};
+  const F32 factor = exact.norm_weight ? all(inverse_rms(x, w.in_size, exact.eps)) : all(1);
+  const InputRow input{x, exact.norm_weight, factor, w.in_size, nullptr};
   float squares = 0, rounded = 0;
-  for (int64_t k = 0; k < w.in; k += kRowGroup) {
+  for (int64_t k = 0; k < w.in_size; k += kRowGroup) {
     F32 most = zero(), of_group = zero();
-    for (int64_t i = k; i < least(k + kRowGroup, w.in); i += kLanes) {
+    for (int64_t i = k; i < least(k + kRowGroup, w.in_size); i += kLanes) {
       const F32 value = InputRow::at(input, i);
       most = larger(most, mul(value, value));
       of_group = muladd(value, value, of_group);
@@ -160,9 +160,9 @@ struct Screen {
   }
 };
 
-static void find_bounds(const ScreenedArgs& args, int64_t num_rows, int64_t panel, const Screen& screen, float* lows) {
+static void find_bounds(const ScreenedHeadArgs& args, int64_t num_rows, int64_t panel, const Screen& screen, float* lows) {
   const LinearArgs& quick = *args.quick;
-  const int64_t first = panel * kPanel, end = quick.weight->out;
+  const int64_t first = panel * kPanel, end = quick.weight->out_size;
   for (int64_t row = 0; row < num_rows; row++) {
     const F32 length = all(screen.margins[row].length), rest = all(screen.margins[row].rest);
     F32 most = all(-kInfinity), low = all(-kInfinity);
@@ -208,7 +208,7 @@ static void find_floors(const Screen& screen, int64_t num_rows, int64_t num_pane
 }
 
 // As `argmax` has it, of the exact logits alone.
-static void best_of_items(const ScreenedArgs& args, const Screen& screen, int64_t num_rows, int64_t row) {
+static void best_of_items(const ScreenedHeadArgs& args, const Screen& screen, int64_t num_rows, int64_t row) {
   const ArgmaxArgs& to = *args.argmax;
   const float* const logits = to.logits + row * to.stride;
   int64_t token = -1;
@@ -228,9 +228,9 @@ static void best_of_items(const ScreenedArgs& args, const Screen& screen, int64_
 
 // ---------------------------------------------------------------- the head
 
-static void screened_head(const ScreenedArgs& args, const Step& step, Team& team) {
+static void screened_head(const ScreenedHeadArgs& args, const StepArgs& step, Team& team) {
   const LinearArgs& exact = *args.exact;
-  const int64_t num_rows = step.num_tokens, num_panels = ceil_div(exact.weight->out, kPanel);
+  const int64_t num_rows = step.num_tokens, num_panels = ceil_div(exact.weight->out_size, kPanel);
   if (num_rows > (exact.weight->format == kF32 ? kScreenedFloatRows : kScreenedRows)) {
     linear(exact, step, team);
     team.barrier();

@@ -33,7 +33,7 @@ struct StateBlock {
 };
 
 // After how many of its tokens, more than `done`, a copy of a request's state is wanted; or all of its tokens.
-static int64_t next_kept(const Step& step, int64_t r, int64_t done) {
+static int64_t next_kept(const StepArgs& step, int64_t r, int64_t done) {
   int64_t next = step.lens[r];
   for (int64_t i = 0; i < step.num_kept; i++) {
     if (step.kept_rows[i] == r && step.kept_lens[i] > done) next = least(next, step.kept_lens[i]);
@@ -41,7 +41,7 @@ static int64_t next_kept(const Step& step, int64_t r, int64_t done) {
   return next;
 }
 
-static void keep(const Step& step, const StateBlock& block, int64_t r, int64_t done) {
+static void keep(const StepArgs& step, const StateBlock& block, int64_t r, int64_t done) {
   for (int64_t i = 0; i < step.num_kept; i++) {
     if (step.kept_rows[i] != r || step.kept_lens[i] != done) continue;
     memcpy(block.at(step.kept_slots[i]), block.at(step.state_writes[r]), size_t(block.size) * 4);
@@ -51,7 +51,7 @@ static void keep(const Step& step, const StateBlock& block, int64_t r, int64_t d
 // Take the block of each request from the slot that it reads to the one that it writes. advance(state, t, num) takes a
 // state over `num` tokens, the first of which is t of the step.
 template <class Advance>
-static void advance_all(const Step& step, const StateBlock& block, const Advance& advance) {
+static void advance_all(const StepArgs& step, const StateBlock& block, const Advance& advance) {
   int64_t t = 0;
   for (int64_t r = 0; r < step.num_requests; r++) {
     float* const state = block.at(step.state_writes[r]);
@@ -98,7 +98,7 @@ static void advance_conv(const ConvArgs& args, int64_t channel, float* state, in
   }
 }
 
-static void conv(const ConvArgs& args, const Step& step, Team& team) {
+static void conv(const ConvArgs& args, const StepArgs& step, Team& team) {
   const auto advance = args.taps == 2 ? advance_conv<2> : args.taps == 3 ? advance_conv<3> : advance_conv<4>;
   const int64_t size = (args.taps - 1) * kStateLanes, num_blocks = args.channels / kStateLanes;
   // Neighbours together: the rows of a few tokens lie on one page each.
@@ -214,7 +214,7 @@ static void norm_and_gate(const DeltaArgs& args, int64_t t, int64_t head) {
   }
 }
 
-static void delta(const DeltaArgs& args, const Step& step, Team& team) {
+static void delta(const DeltaArgs& args, const StepArgs& step, Team& team) {
   const int64_t num_keys = step.num_tokens * args.key_heads, num_values = step.num_tokens * args.value_heads;
   for (int64_t i; (i = team.take()) < num_keys;) find_factors(args, i / args.key_heads, i % args.key_heads);
   team.barrier();
@@ -292,7 +292,7 @@ static void gate_and_norm(const ScanArgs& args, int64_t t, int64_t group) {
   }
 }
 
-static void scan(const ScanArgs& args, const Step& step, Team& team) {
+static void scan(const ScanArgs& args, const StepArgs& step, Team& team) {
   const int64_t num_heads = step.num_tokens * args.heads, num_groups = step.num_tokens * args.groups;
   for (int64_t i; (i = team.take()) < num_heads;) {
     const int64_t t = i / args.heads, h = i % args.heads;

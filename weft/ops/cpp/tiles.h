@@ -106,11 +106,11 @@ WEFT_INLINE bool takes_tiles(const LinearArgs&, int64_t) { return false; }
 
 // Rows first .. end - 1 of x, rounded to bf16.
 static void round_rows(const LinearArgs& args, int64_t first, int64_t end, bf16* to) {
-  const Weight& w = *args.weight;
+  const PackedWeight& w = *args.weight;
   for (int64_t t = first; t < end; t++) {
     const float* x = args.x + t * args.x_stride;
-    const F32 factor = args.norm_weight ? all(inverse_rms(x, w.in, args.eps)) : all(1);
-    const InputRow row{x, args.norm_weight, factor, w.in, w.order};
+    const F32 factor = args.norm_weight ? all(inverse_rms(x, w.in_size, args.eps)) : all(1);
+    const InputRow row{x, args.norm_weight, factor, w.in_size, w.order};
     bf16* out = to + t / kMatrixRows * kMatrixRows * w.padded_in + t % kMatrixRows * kMatrixInputs;
     for (int64_t k = 0; k < w.padded_in; k += kMatrixInputs, out += kMatrixRows * kMatrixInputs) {
 #pragma GCC unroll 8

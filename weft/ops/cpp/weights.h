@@ -31,7 +31,7 @@ static Strip strip_at(const PackArgs& args, int64_t index) {
   return {panel, row, least(panel_row + kPanel, args.num_rows) - row, row - panel_row};
 }
 
-WEFT_INLINE int64_t bytes_of_panel(const Weight& w) {
+WEFT_INLINE int64_t bytes_of_panel(const PackedWeight& w) {
   switch (w.format) {
     case kF32: return w.padded_in * kPanel * 4;
     case kBf16: return w.padded_in * kPanel * 2;
@@ -42,12 +42,12 @@ WEFT_INLINE int64_t bytes_of_panel(const Weight& w) {
   }
 }
 
-WEFT_INLINE char* panel_of(const Weight& w, int64_t panel) {
+WEFT_INLINE char* panel_of(const PackedWeight& w, int64_t panel) {
   return static_cast<char*>(w.panels) + panel * bytes_of_panel(w);
 }
 
 // Where the elements of an output lie from input k on, a multiple of 8; the output is `column` of the panel.
-WEFT_INLINE char* place_in_panel(const Weight& w, int64_t panel, int64_t column, int64_t k) {
+WEFT_INLINE char* place_in_panel(const PackedWeight& w, int64_t panel, int64_t column, int64_t k) {
   char* start = panel_of(w, panel) + bytes_of_head(w);
   switch (w.format) {
     case kF32: return start + (k * kPanel + column) * 4;
@@ -63,8 +63,8 @@ WEFT_INLINE char* place_in_panel(const Weight& w, int64_t panel, int64_t column,
 
 // Elements k .. k + kInStep of a row of the matrix as floats, zeros behind its end.
 static void read_row(const PackArgs& args, int64_t row, int64_t k, float* out) {
-  const int64_t in = args.weight->in, num = least(kInStep, in - k);
-  if (args.content == kBf16Content) {
+  const int64_t in = args.weight->in_size, num = least(kInStep, in - k);
+  if (args.content == kContentBf16) {
     const bf16* from = static_cast<const bf16*>(args.matrix) + row * in + k;
     for (int64_t i = 0; i < num; i++) out[i] = to_float(from[i]);
   } else {
@@ -73,18 +73,18 @@ static void read_row(const PackArgs& args, int64_t row, int64_t k, float* out) {
   for (int64_t i = num; i < kInStep; i++) out[i] = 0;
 }
 
-static void write_f32(const Weight& w, int64_t panel, int64_t column, int64_t k, const float* x) {
+static void write_f32(const PackedWeight& w, int64_t panel, int64_t column, int64_t k, const float* x) {
   float* to = (float*)place_in_panel(w, panel, column, k);
   for (int i = 0; i < kInStep; i++) to[i * kPanel] = x[i];
 }
 
-static void write_bf16(const Weight& w, int64_t panel, int64_t column, int64_t k, const float* x) {
+static void write_bf16(const PackedWeight& w, int64_t panel, int64_t column, int64_t k, const float* x) {
   bf16* to = (bf16*)place_in_panel(w, panel, column, k);
   for (int i = 0; i < kInStep; i++) to[i / 2 * 2 * kPanel + i % 2] = to_bf16(x[i]);
 }
 
 // The same from bfloat16, as it is.
-static void copy_bf16(const Weight& w, int64_t panel, int64_t column, int64_t k, const bf16* x) {
+static void copy_bf16(const PackedWeight& w, int64_t panel, int64_t column, int64_t k, const bf16* x) {
   bf16* to = (bf16*)place_in_panel(w, panel, column, k);
   for (int i = 0; i < kInStep; i += 2) memcpy(to + i * kPanel, x + i, 4);
 }
@@ -102,7 +102,7 @@ static void write_sixes(const uint8_t* codes, char* to) {
   for (int i = 0; i < 3; i++) memcpy(to + i * 4 * kPanel, &rows[i], 4);
 }
 
-static void write_codes(const Weight& w, int64_t panel, int64_t column, int64_t k, const uint8_t* codes) {
+static void write_codes(const PackedWeight& w, int64_t panel, int64_t column, int64_t k, const uint8_t* codes) {
   char* to = place_in_panel(w, panel, column, k);
   if (w.format == kI8) {
     for (int i = 0; i < kInStep; i += 4) memcpy(to + i * kPanel, codes + i, 4);
@@ -123,7 +123,7 @@ static void write_codes(const Weight& w, int64_t panel, int64_t column, int64_t 
 
 // Quantise the rows of a strip: all of them for kChosenAtOnce inputs at once, zeros behind the last.
 static void quantise_strip(const PackArgs& args, const Strip& strip) {
-  const Weight& w = *args.weight;
+  const PackedWeight& w = *args.weight;
   float x[kInStep];
   uint8_t codes[kInStep];
   Quantiser quantiser(w);
@@ -154,7 +154,7 @@ static void quantise_strip(const PackArgs& args, const Strip& strip) {
 
 // The rows of a strip as shorts.
 static void write_shorts(const PackArgs& args, const Strip& strip) {
-  const Weight& w = *args.weight;
+  const PackedWeight& w = *args.weight;
   float x[kShortGroup];
   int16_t shorts[kShortGroup];
   for (int64_t k = 0; k < w.padded_in; k += kShortGroup) {
@@ -180,10 +180,10 @@ static void copy_scales(const void* from, int64_t row, int64_t num, int64_t byte
 }
 
 static void copy_codes(const PackArgs& args, const Strip& strip) {
-  const Weight& w = *args.weight;
+  const PackedWeight& w = *args.weight;
   char* const panel = panel_of(w, strip.panel);
   const int64_t kinds = w.has_mins ? 2 : 1, bytes = bytes_of_scale(w);
-  const int64_t groups = ceil_div(w.in, w.group), coarse_groups = ceil_div(w.in, kCoarse);
+  const int64_t groups = ceil_div(w.in_size, w.group), coarse_groups = ceil_div(w.in_size, kCoarse);
   for (int64_t i = 0; i < strip.count; i++) {
     const int64_t row = strip.row + i, column = strip.column + i;
     for (int64_t kind = 0; kind < kinds; kind++) {
@@ -197,10 +197,10 @@ static void copy_codes(const PackArgs& args, const Strip& strip) {
   uint8_t filled_up[kInStep];
   for (int64_t k = 0; k < w.padded_in; k += kInStep) {
     for (int64_t i = 0; i < strip.count; i++) {
-      const uint8_t* codes = static_cast<const uint8_t*>(args.matrix) + (strip.row + i) * w.in + k;
-      if (k + kInStep > w.in) {
+      const uint8_t* codes = static_cast<const uint8_t*>(args.matrix) + (strip.row + i) * w.in_size + k;
+      if (k + kInStep > w.in_size) {
         memset(filled_up, 0, kInStep);
-        memcpy(filled_up, codes, most(w.in - k, 0));
+        memcpy(filled_up, codes, most(w.in_size - k, 0));
         codes = filled_up;
       }
       write_codes(w, strip.panel, strip.column + i, k, codes);
@@ -209,13 +209,13 @@ static void copy_codes(const PackArgs& args, const Strip& strip) {
 }
 
 static void copy_floats(const PackArgs& args, const Strip& strip) {
-  const Weight& w = *args.weight;
+  const PackedWeight& w = *args.weight;
   float x[kInStep];
-  const bool is_bf16 = w.format == kBf16 && args.content == kBf16Content;
+  const bool is_bf16 = w.format == kBf16 && args.content == kContentBf16;
   for (int64_t k = 0; k < w.padded_in; k += kInStep) {  // all rows of a slab before the next: it stays in the cache
     for (int64_t i = 0; i < strip.count; i++) {
-      if (is_bf16 && k + kInStep <= w.in) {
-        copy_bf16(w, strip.panel, strip.column + i, k, static_cast<const bf16*>(args.matrix) + (strip.row + i) * w.in + k);
+      if (is_bf16 && k + kInStep <= w.in_size) {
+        copy_bf16(w, strip.panel, strip.column + i, k, static_cast<const bf16*>(args.matrix) + (strip.row + i) * w.in_size + k);
         continue;
       }
       read_row(args, strip.row + i, k, x);
@@ -229,13 +229,13 @@ static void copy_floats(const PackArgs& args, const Strip& strip) {
 }
 
 static void pack_strip(const PackArgs& args, const Strip& strip) {
-  if (args.content == kCodeContent) return copy_codes(args, strip);
+  if (args.content == kContentCodes) return copy_codes(args, strip);
   if (has_codes(*args.weight)) return quantise_strip(args, strip);
   if (args.weight->format == kI16) return write_shorts(args, strip);
   copy_floats(args, strip);
 }
 
-static void pack_weight(const PackArgs& args, const Step&, Team& team) {
+static void pack_weight(const PackArgs& args, const StepArgs&, Team& team) {
   const int64_t count = num_strips(args);
   for (int64_t i; (i = team.take()) < count;) pack_strip(args, strip_at(args, i));
 }
@@ -243,7 +243,7 @@ static void pack_weight(const PackArgs& args, const Step&, Team& team) {
 // ---------------------------------------------------------------- reading
 
 // What the codes of an output say, the first of which are at `from`.
-WEFT_INLINE int code_at(const Weight& w, const char* from, int64_t i) {
+WEFT_INLINE int code_at(const PackedWeight& w, const char* from, int64_t i) {
   if (w.format == kI8) return uint8_t(from[i / 4 * 4 * kPanel + i % 4]);
   if (w.format == kI6) {
     const char* of = from + i / 16 * 12 * kPanel + i % 4;
@@ -260,7 +260,7 @@ static __attribute__((noinline)) void add_to_all(float* values, int64_t num, flo
 }
 
 // Inputs k .. k + num of an output, as floats; k a multiple of kInStep.
-static void read_output(const Weight& w, int64_t panel, int64_t column, int64_t k, int64_t num, float* out) {
+static void read_output(const PackedWeight& w, int64_t panel, int64_t column, int64_t k, int64_t num, float* out) {
   const char* from = place_in_panel(w, panel, column, k);
   char* const start = panel_of(w, panel);
   switch (w.format) {
@@ -286,15 +286,15 @@ static void read_output(const Weight& w, int64_t panel, int64_t column, int64_t 
   }
 }
 
-static void unpack_weight(const PackArgs& args, const Step&, Team& team) {
-  const Weight& w = *args.weight;
+static void unpack_weight(const PackArgs& args, const StepArgs&, Team& team) {
+  const PackedWeight& w = *args.weight;
   const int64_t count = num_strips(args);
   for (int64_t index; (index = team.take()) < count;) {
     const Strip strip = strip_at(args, index);
-    for (int64_t k = 0; k < w.in; k += kInStep) {
+    for (int64_t k = 0; k < w.in_size; k += kInStep) {
       for (int64_t i = 0; i < strip.count; i++) {
-        float* to = static_cast<float*>(args.matrix) + (strip.row + i) * w.in + k;
-        read_output(w, strip.panel, strip.column + i, k, least(kInStep, w.in - k), to);
+        float* to = static_cast<float*>(args.matrix) + (strip.row + i) * w.in_size + k;
+        read_output(w, strip.panel, strip.column + i, k, least(kInStep, w.in_size - k), to);
       }
     }
   }
@@ -313,43 +313,43 @@ static void add_lora_row(const LoraTable& table, const LoraRows& of, int64_t id,
 
 // Elements of one output are 4 bytes in each 128: nearly every one is a line of its own, asked for ahead of its use.
 // A token below 0 is no output of the weight: its vector came with the step.
-static void embed(const EmbedArgs& args, const Step& step, Team& team) {
+static void embed(const EmbedArgs& args, const StepArgs& step, Team& team) {
   constexpr int64_t kPiece = 4 * kInStep;
-  const Weight& w = *args.weight;
-  const int64_t pieces = ceil_div(w.in, kPiece), vectors_stride = step.vectors_stride ? step.vectors_stride : w.in;
+  const PackedWeight& w = *args.weight;
+  const int64_t pieces = ceil_div(w.in_size, kPiece), vectors_stride = step.vectors_stride ? step.vectors_stride : w.in_size;
   for (int64_t i; (i = team.take()) < step.num_tokens * pieces;) {
-    const int64_t token = i / pieces, k = i % pieces * kPiece, num = least(kPiece, w.in - k);
+    const int64_t token = i / pieces, k = i % pieces * kPiece, num = least(kPiece, w.in_size - k);
     int64_t id = step.tokens[token];
     if (id < 0 && args.unknown_token) id = args.unknown_token - 1;
     if (args.num_rows) {
       const bool is_mine = id < 0 ? args.first == 0 : id >= args.first && id < args.first + args.num_rows;
       if (!is_mine) {
-        memset(args.out + token * w.in + k, 0, num * 4);
+        memset(args.out + token * w.in_size + k, 0, num * 4);
         continue;
       }
       if (id >= 0) id -= args.first;
     }
     const int64_t panel = id / kPanel, column = id % kPanel;
     if (id < 0) {
-      memcpy(args.out + token * w.in + k, step.vectors + (-1 - id) * vectors_stride + k, num * 4);
+      memcpy(args.out + token * w.in_size + k, step.vectors + (-1 - id) * vectors_stride + k, num * 4);
       continue;
     }
     const char* end = place_in_panel(w, panel, column, k + ceil_div(num, 8) * 8);
     const char* line = place_in_panel(w, panel, column, k);
     for (; line < end; line += 4 * kPanel) __builtin_prefetch(line);
     for (int64_t done = 0; done < num; done += kInStep) {
-      read_output(w, panel, column, k + done, least(kInStep, num - done), args.out + token * w.in + k + done);
+      read_output(w, panel, column, k + done, least(kInStep, num - done), args.out + token * w.in_size + k + done);
     }
-    float* row = args.out + token * w.in + k;
+    float* row = args.out + token * w.in_size + k;
     if (args.lora && step.adapters && step.adapters[token] >= 0) {
-      add_lora_row(*args.lora, args.lora->adapters[step.adapters[token]], id, w.in, k, num, row);
+      add_lora_row(*args.lora, args.lora->adapters[step.adapters[token]], id, w.in_size, k, num, row);
     }
     if (args.scale == 0) continue;
     for (int64_t i = 0; i < num; i++) row[i] *= args.scale;
   }
 }
 
-static void copy(const CopyArgs& args, const Step& step, Team& team) {
+static void copy(const CopyArgs& args, const StepArgs& step, Team& team) {
   for (int64_t t; (t = team.take()) < step.num_tokens;) {
     for (int64_t i = 0; i < args.num; i++) {
       const float* from = args.x + t * args.x_stride + i * args.x_step;
@@ -359,7 +359,7 @@ static void copy(const CopyArgs& args, const Step& step, Team& team) {
 }
 
 // Threads take columns, because a row may go to where another one has stood.
-static void narrow(const NarrowArgs& args, const Step& step, Team& team) {
+static void narrow(const NarrowArgs& args, const StepArgs& step, Team& team) {
   constexpr int64_t kColumns = 256;  // taken at a time
   if (!step.places) return;
   for (int64_t first = team.take(kColumns); first < args.size; first = team.take(kColumns)) {
@@ -371,7 +371,7 @@ static void narrow(const NarrowArgs& args, const Step& step, Team& team) {
   }
 }
 
-static void multiply(const MultiplyArgs& args, const Step& step, Team& team) {
+static void multiply(const MultiplyArgs& args, const StepArgs& step, Team& team) {
   for (int64_t t; (t = team.take()) < step.num_tokens;) {
     float* const x = args.x + t * args.x_stride;
     const float* const by = args.by + t * args.by_stride;
@@ -382,7 +382,7 @@ static void multiply(const MultiplyArgs& args, const Step& step, Team& team) {
   }
 }
 
-static void add_vectors(const AddVectorsArgs& args, const Step& step, Team& team) {
+static void add_vectors(const AddVectorsArgs& args, const StepArgs& step, Team& team) {
   constexpr int64_t kTokens = 8;  // taken at a time
   const int64_t begin = args.part * args.size;
   if (!step.vectors || begin + args.size > step.vectors_stride) return;
