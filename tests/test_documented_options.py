@@ -64,6 +64,7 @@ FOREIGN = {  # programs of others that a page shows a command of
 }
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _DEFINED = re.compile(r'(?:add_argument|addoption)\(\s*"(--[a-z][a-z0-9-]*)"')
+_OF_CLASS = re.compile(r"^    ([a-z]\w*): \w+ = option\($", re.MULTILINE)
 _OF_SHELL = re.compile(r'"\$\{1:-\}" = (--[a-z][a-z0-9-]*) \]')  # the first argument of a script
 _SWITCH = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*) on\|off")
 
@@ -104,7 +105,11 @@ def _of_program(place: str) -> set[str]:
     ]
     texts = [path.read_text(encoding="utf-8") for path in files]
     forms = (_DEFINED, _OF_SHELL)
-    return {name for text in texts for form in forms for name in form.findall(text)}
+    fields = {name for text in texts for name in _OF_CLASS.findall(text)}
+    return {
+        *(name for text in texts for form in forms for name in form.findall(text)),
+        *(f"--{name.replace('_', '-')}" for name in fields),
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
