@@ -65,7 +65,7 @@ class Shard(NamedTuple):
     unit: int = 1  # consecutive outputs that are not divided: those of a head
 
 
-class LayerSpan(NamedTuple):
+class OwnedLayers(NamedTuple):
     """The consecutive layers of a decoder that one process computes."""
 
     layers: range
@@ -190,7 +190,7 @@ class Ops(Protocol):
         head. A view of `values`, shorter if several processes hold the model."""
         ...
 
-    def span(self, num_layers: int) -> LayerSpan:
+    def span(self, num_layers: int) -> OwnedLayers:
         """The layers that this process computes: all, unless processes compute the layers one
         after the other (`stages.py`)."""
         ...

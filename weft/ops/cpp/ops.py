@@ -31,7 +31,7 @@ from weft.ops.fusion import (
 )
 from weft.ops.fusion import activation as activation_of
 from weft.ops.placement import WHOLE, Placement, held, is_summed
-from weft.ops.protocol import Experts, LayerNorm, LayerSpan, Matrix, Norm, Router, Shard
+from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, OwnedLayers, Router, Shard
 from weft.ops.quantize import INT4, INT8, INT8_BY_OUTPUT, quantize_as, widened
 from weft.ops.routing import Routed
 from weft.ops.sharding import ShardedMatrix
@@ -604,7 +604,7 @@ class CppOps:
     def of_heads(self, values: Tensor) -> Tensor:
         return self.placement.of_heads(values)
 
-    def span(self, num_layers: int) -> LayerSpan:
+    def span(self, num_layers: int) -> OwnedLayers:
         return self.placement.span(num_layers)
 
     def take(self, num_tokens: int, size: int) -> Tensor:
