@@ -54,7 +54,7 @@ def plain_experts(ops: Ops, placement: ExpertsApart) -> ComputeExperts:
 
 def torch_logits(ops: Ops, decoder: Decoder, attention: QueriesOnly) -> Tensor | None:
     hidden = decoder.forward(TOKENS, torch.arange(len(TOKENS)), attention)
-    return decoder.logits(hidden) if ops.span(CONFIG.num_layers).is_last else None
+    return decoder.logits(hidden) if ops.layer_range(CONFIG.num_layers).is_last else None
 
 
 PLAIN = Device(plain_ops, plain_experts, torch_logits)
@@ -91,7 +91,7 @@ def cpp_logits(ops: Ops, decoder: Decoder, attention: QueriesOnly) -> Tensor | N
     # For more tokens than the step has.
     ops.begin(20)
     hidden = decoder.forward(torch.empty(20), torch.empty(20), attention)
-    found = decoder.logits(hidden) if ops.span(CONFIG.num_layers).is_last else None
+    found = decoder.logits(hidden) if ops.layer_range(CONFIG.num_layers).is_last else None
     program = ops.finish()
     program.run(ops.library, StepArgs(num_tokens=len(TOKENS), tokens=TOKENS.data_ptr()))
     return None if found is None else found[: len(TOKENS)].clone()

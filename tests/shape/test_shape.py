@@ -48,6 +48,12 @@ def test_memory_and_passes_have_no_subclasses(name: str) -> None:
     assert subclasses(name) == []
 
 
+@pytest.mark.parametrize("name", ["PlainOps", "CppOps", "TritonOps", "Decoder"])
+def test_one_class_computes_whatever_a_process_holds(name: str) -> None:
+    """A new way to share a model is a `Placement`. Encoders of whole texts have a function more."""
+    assert [each for each in subclasses(name) if "EncoderOps" not in each] == []
+
+
 def test_a_plain_request_enters_few_files_and_functions() -> None:
     found = entered(*completion())
     assert len(found) <= MAX_FILES, sorted(found)

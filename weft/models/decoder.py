@@ -191,13 +191,13 @@ class Decoder:
     ) -> None:
         """`states` holds the states of layers that keep one."""
         spec = config.decoder
-        span = ops.span(config.num_layers)
+        here = ops.layer_range(config.num_layers)
         # Of parts that other processes compute, only the names of the weights exist here.
         elsewhere = PlainOps(torch.float32, torch.device("cpu"), placement=Absent())
-        has_table = span.is_first or (span.is_last and config.tie_embeddings)
+        has_table = here.is_first or (here.is_last and config.tie_embeddings)
         ops_of_table: Ops = ops if has_table else elsewhere
         self._ops = ops
-        self._span = span
+        self._range = here
         self._hidden_size = config.hidden_size
         self._names = spec.names
         self._deepstack = spec.deepstack
@@ -222,10 +222,10 @@ class Decoder:
                 _, head_dim = config.kv_shape(layer)
                 made = Rope(rotation, config, head_dim)
                 rope = ropes.setdefault((rotation, head_dim), made)
-            ops_of_layer: Ops = ops if layer in span.layers else elsewhere
+            ops_of_layer: Ops = ops if layer in here.layers else elsewhere
             self.layers.append(DecoderLayer(config, layer, rope, ops_of_layer, states))
         self.norm = make_norm(config, config.hidden_size, ops)
-        self.head = make_head(config, self.embedding, ops if span.is_last else elsewhere)
+        self.head = make_head(config, self.embedding, ops if here.is_last else elsewhere)
 
     def forward(
         self,
@@ -247,10 +247,10 @@ class Decoder:
         vectors: Tensor | None = None,
     ) -> Tensor:
         """`LayeredModel.run_layers`. Layers that other processes compute leave x unchanged."""
-        span = self._span
+        here = self._range
         if carried is not None:
             x = carried
-        elif span.is_first:
+        elif here.is_first:
             x = self.embedding(tokens, vectors)
         else:
             x = self._ops.take(len(tokens), self._hidden_size)
@@ -259,8 +259,8 @@ class Decoder:
         if table is not None:
             assert carried is None, "a model with inputs for each layer runs in one piece"
             inputs = table(tokens, x)
-        end = min(last, span.layers.stop)
-        for index in range(max(first, span.layers.start), end):
+        end = min(last, here.layers.stop)
+        for index in range(max(first, here.layers.start), end):
             given = None
             if table is not None and inputs is not None:
                 given = table.of_layer(inputs, index)
@@ -270,7 +270,7 @@ class Decoder:
             if index < self._deepstack:
                 x = self._ops.add_vectors(x, tokens, vectors, index + 1)
         x = self._ops.computed(x)
-        if first < end == span.layers.stop and not span.is_last:
+        if first < end == here.layers.stop and not here.is_last:
             x = self._ops.give(x)
         return x
 

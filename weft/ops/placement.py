@@ -20,7 +20,7 @@ from typing import Protocol
 from torch import Tensor
 
 from weft.ops.lora import LoraPart, LoraParts, LoraTables
-from weft.ops.protocol import Matrix, OwnedLayers, Shard
+from weft.ops.protocol import LayerRange, Matrix, Shard
 
 
 class MakeMatrix(Protocol):
@@ -67,9 +67,9 @@ class Placement:
         """`Ops.of_heads`"""
         return values
 
-    def span(self, num_layers: int) -> OwnedLayers:
-        """`Ops.span`"""
-        return OwnedLayers(range(num_layers), is_first=True, is_last=True)
+    def layer_range(self, num_layers: int) -> LayerRange:
+        """`Ops.layer_range`"""
+        return LayerRange(range(num_layers), is_first=True, is_last=True)
 
 
 WHOLE = Placement()

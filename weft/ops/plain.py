@@ -18,7 +18,7 @@ from weft.ops.fusion import tensor_of
 from weft.ops.joint import ALONE, TorchJoint
 from weft.ops.lora import TorchAdapters
 from weft.ops.placement import WHOLE, Placement, held, is_summed
-from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, OwnedLayers, Router, Shard
+from weft.ops.protocol import Experts, LayerNorm, LayerRange, Matrix, Norm, Router, Shard
 from weft.ops.quantize import (
     CODE_FORMATS,
     FP8,
@@ -381,8 +381,8 @@ class TorchWeights(ABC):
     def of_heads(self, values: Tensor) -> Tensor:
         return self.placement.of_heads(values)
 
-    def span(self, num_layers: int) -> OwnedLayers:
-        return self.placement.span(num_layers)
+    def layer_range(self, num_layers: int) -> LayerRange:
+        return self.placement.layer_range(num_layers)
 
     def take(self, num_tokens: int, size: int) -> Tensor:
         return self._joint.take(num_tokens, size, self._dtype)

@@ -65,7 +65,7 @@ class Shard(NamedTuple):
     unit: int = 1  # consecutive outputs that are not divided: those of a head
 
 
-class OwnedLayers(NamedTuple):
+class LayerRange(NamedTuple):
     """The consecutive layers of a decoder that one process computes."""
 
     layers: range
@@ -190,19 +190,19 @@ class Ops(Protocol):
         head. A view of `values`, shorter if several processes hold the model."""
         ...
 
-    def span(self, num_layers: int) -> OwnedLayers:
+    def layer_range(self, num_layers: int) -> LayerRange:
         """The layers that this process computes: all, unless processes compute the layers one
         after the other (`stages.py`)."""
         ...
 
     def take(self, num_tokens: int, size: int) -> Tensor:
-        """The output of the layer before the span, from the process that computes it:
+        """The output of the layer before these, from the process that computes it:
         [num_tokens, size]."""
         ...
 
     def give(self, x: Tensor) -> Tensor:
-        """Hand the output of the span, [T, size], to the process that computes the next layer.
-        Returns x."""
+        """Hand x [T, size], the output of the last of these, to the process that computes the next
+        layer. Returns x."""
         ...
 
     def embed(

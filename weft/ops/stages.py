@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.ops.codes import CodeFormat, Codes
 from weft.ops.lora import LoraPart
 from weft.ops.placement import MakeExperts, MakeMatrix, PlacedMatrix, Placement
-from weft.ops.protocol import Matrix, OwnedLayers, Shard
+from weft.ops.protocol import LayerRange, Matrix, Shard
 
 
 class StagePlace(NamedTuple):
@@ -62,9 +62,9 @@ class Staged(Placement):
     def __init__(self, place: StagePlace) -> None:
         self._place = place
 
-    def span(self, num_layers: int) -> OwnedLayers:
+    def layer_range(self, num_layers: int) -> LayerRange:
         place = self._place
-        return OwnedLayers(place.layers(num_layers), place.is_first, place.is_last)
+        return LayerRange(place.layers(num_layers), place.is_first, place.is_last)
 
 
 class Absent(Placement):

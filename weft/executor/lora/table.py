@@ -21,8 +21,8 @@ from weft.arrays import IntArray
 from weft.config.model import ModelConfig
 from weft.config.projections import HEAD, projections
 from weft.executor.lora.folders import AdapterFolders
+from weft.executor.lora.kinds.kind import AdapterError
 from weft.executor.lora.pairs import Adapter, read_adapter
-from weft.executor.lora.read import AdapterError
 from weft.models.layers.weight import MatrixRows, Weight
 from weft.ops.lora import AdapterOps, LoraPart, PutAdapter
 from weft.ops.placement import all_held, held_parts, held_rows

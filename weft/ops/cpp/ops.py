@@ -31,7 +31,7 @@ from weft.ops.fusion import (
 )
 from weft.ops.fusion import activation as activation_of
 from weft.ops.placement import WHOLE, Placement, held, is_summed
-from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, OwnedLayers, Router, Shard
+from weft.ops.protocol import Experts, LayerNorm, LayerRange, Matrix, Norm, Router, Shard
 from weft.ops.quantize import INT4, INT8, INT8_BY_OUTPUT, quantize_as, widened
 from weft.ops.routing import Routed
 from weft.ops.sharding import ShardedMatrix
@@ -604,8 +604,8 @@ class CppOps:
     def of_heads(self, values: Tensor) -> Tensor:
         return self.placement.of_heads(values)
 
-    def span(self, num_layers: int) -> OwnedLayers:
-        return self.placement.span(num_layers)
+    def layer_range(self, num_layers: int) -> LayerRange:
+        return self.placement.layer_range(num_layers)
 
     def take(self, num_tokens: int, size: int) -> Tensor:
         """`Ops.take`, recorded once for steps of any size: each step has its own number of
