@@ -80,7 +80,7 @@ def by_calls(collective: Collective, timeout_s: float) -> RankLink:
     def call(what: int, data: int, num: int, out: int | None) -> int:
         mine = floats_at(data, num)
         try:
-            if what == abi.CALL_SUM:
+            if what == abi.RankAction.SUM:
                 collective.all_reduce(mine)
                 return 0
             found = collective.gather(mine)

@@ -128,7 +128,7 @@ class BySetting:
             raise AdapterError(f"{self._key}: {short(str(exc))}") from exc
 
 
-class RankScales:
+class FactorScales:
     """Ranks and scales of modules, by patterns of their names."""
 
     def __init__(self, config: JsonMapping, alpha_key: str, *, has_root: bool = False) -> None:

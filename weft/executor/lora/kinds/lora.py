@@ -22,7 +22,7 @@ from weft.executor.lora.kinds.kind import (
     PREFIX,
     TENSORS,
     AdapterError,
-    RankScales,
+    FactorScales,
     StoredPair,
     check_entry,
     check_rank,
@@ -71,7 +71,7 @@ def read_lora(
     """The `AdapterKind` of LoRA."""
     _require_lora(config)
     _require_known_whole(config, known)
-    scales = RankScales(config, "lora_alpha", has_root=bool(config.get("use_rslora", False)))
+    scales = FactorScales(config, "lora_alpha", has_root=bool(config.get("use_rslora", False)))
     layers = named_layers(config)
     sizes = {in_base(name): size for name, size in known.items()}
     found: dict[str, StoredPair] = {}
@@ -145,7 +145,7 @@ def _stacked(
     entries: Mapping[str, TensorEntry],
     stacks: Mapping[tuple[int, int], Mapping[str, ExpertPlace]],
     sizes_of: Mapping[str, Projection],
-    scales: RankScales,
+    scales: FactorScales,
     max_rank: int,
 ) -> dict[str, StoredPair]:
     """The pairs of all experts whose A are in one tensor, [experts rank, in], and whose B are in
