@@ -241,7 +241,7 @@ class WaitingQueue:
         waiting = self._waiting
         if not len(waiting):
             return None
-        first = waiting.request_at(int(waiting.is_used.argmax()))
+        first = waiting.request_at(int(waiting.used.flags.argmax()))
         if self._gate is None or self._gate.lets_pass(first):
             return first
         return None

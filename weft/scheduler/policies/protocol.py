@@ -123,7 +123,7 @@ class Policy:
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
         """The requests whose arrival order is below `end`, best first: the order of `order`,
         perhaps without reading each request."""
-        indices = table.indices() if end == EVERYBODY else table.indices_before(end)
+        indices = table.used.listed() if end == EVERYBODY else table.indices_before(end)
         return self.order(table, indices, now)
 
     def look(self, table: WaitingTable) -> None:

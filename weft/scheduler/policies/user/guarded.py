@@ -168,7 +168,7 @@ class GuardedPolicy(Policy):
         now: float,
     ) -> Iterator[Request]:
         watch = self._watch
-        is_left = table.marks(indices)
+        is_left = table.used.marks(indices)
         own = watch.own
         nobody: Iterator[Request] = iter(())
         order = watch.call(lambda: iter(own.order(table, indices, now)), otherwise=nobody)
@@ -230,7 +230,7 @@ class GuardedPolicy(Policy):
         displacement = self._watch.own.displacement
         assert displacement is not None
         watch = self._watch
-        is_left = table.marks(indices)
+        is_left = table.used.marks(indices)
         nobody: Iterator[Request] = iter(())
         order = watch.call(
             lambda: iter(displacement.displaced(table, indices, newcomer)), otherwise=nobody
