@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.client.completions import make_request
 from tests.text.tokens import EOS, byte_tokenizer
@@ -16,6 +17,7 @@ from weft.client.client import EngineClient
 from weft.client.engine_state import EngineUnavailable
 from weft.client.front_delay import REFRESH
 from weft.client.generation import Delta, Generation
+from weft.client.requests import pack_ids, unpack_ids
 from weft.messages.codec import ToEngine
 from weft.messages.control import (
     FlushCache,
@@ -700,3 +702,29 @@ def test_engine_that_answers_inside_send_is_served() -> None:
     client.deliver(READY)
     generation = client.submit([make_request([1], SamplingParams(n=2), rid="r")], stream=False)
     assert len(generation.take()) == 2
+
+
+@pytest.mark.parametrize("ids", [[], [0], [299, 0, 7]])
+def test_packed_ids_are_read_again(ids: list[int]) -> None:
+    assert unpack_ids(pack_ids(ids, 300)).tolist() == ids
+
+
+def test_a_request_can_be_submitted_twice() -> None:
+    world = World()
+    request = make_request([1, 2], SamplingParams(n=2, seed=7))
+    world.client.submit([request])
+    world.client.submit([request])
+    sent = [one for message in world.sent for one in message.members()]  # type: ignore[union-attr]
+    assert [one.id for one in sent] == [1, 2, 3, 4]
+    assert [one.sampling.seed for one in sent] == [7, 8, 7, 8]
+    assert request.id == 0
+
+
+def test_a_completion_keeps_its_request_without_the_prompt() -> None:
+    world = World()
+    vectors = bytes(4 * 2 * 8)
+    request = replace(make_request([0, 0], SamplingParams()), vectors=vectors)
+    [completion] = world.client.submit([request]).completions
+    spec = completion.spec
+    assert (spec.prompt_len, spec.num_embed_bytes) == (2, len(vectors))
+    assert spec.request == replace(request, id=1, input_ids=b"", vectors=b"")

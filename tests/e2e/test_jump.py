@@ -7,6 +7,7 @@ import json
 import re
 
 from weft import LLM, Grammar, SamplingParams
+from weft.client.requests import unpack_ids
 from weft.messages.sampling import ThinkingMarks
 
 # JSON without free whitespace: a machine's arithmetic decides between few things only, and so the
@@ -56,7 +57,7 @@ def test_jumps_save_steps_and_change_no_token() -> None:
 
 def test_a_budget_ends_the_reasoning_before_a_grammar() -> None:
     llm = LLM(threads=1, kv_tokens=4_096)
-    ids = llm.prompt("</think>", SamplingParams()).ids
+    ids = unpack_ids(llm.prompt("</think>", SamplingParams()).input_ids)
     marks = ThinkingMarks((1,), tuple(ids), is_open=True)
     grammar = Grammar("choice", '["yes, it is", "no"]', behind=marks)
     params = [

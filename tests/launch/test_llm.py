@@ -186,7 +186,7 @@ def test_an_argument_of_a_generator_is_named_at_its_first_use(
 
 def test_numbers_of_other_libraries_become_plain_ones(llm: LLM) -> None:
     prompt: Any = llm.prompt("one", replace(GREEDY, top_p=np.float32(0.5), top_k=np.int64(3)))
-    assert (type(prompt.params.top_p), type(prompt.params.top_k)) == (float, int)
+    assert (type(prompt.sampling.top_p), type(prompt.sampling.top_k)) == (float, int)
     ids: Any = [np.int64(1), np.int64(2)]
     [by_numpy] = llm.generate(ids, GREEDY)
     assert by_numpy.token_ids == expected([1, 2])

@@ -385,6 +385,14 @@ def test_requests_at_once_that_name_an_offered_adapter_load_it_once(offering: Re
     assert sum(type(message).__name__ == "LoadLoraAdapter" for message in offering.seen) == 1
 
 
+def test_the_tag_of_ollama_names_an_offered_adapter_too(offering: RealServer) -> None:
+    asked = {"prompt": PROMPT, "stream": False, "options": {"num_predict": 1}}
+    answer = offering.post("/api/generate", model="a1:latest", **asked)
+    assert (answer.status_code, answer.json()["model"]) == (200, "a1")
+    unknown = offering.post("/api/generate", model="none:latest", **asked)
+    assert unknown.status_code == 404
+
+
 @pytest.mark.parametrize("name", ["..", ".", "a0/../a1", "/etc", "none", "a\0b", "x" * 5_000])
 def test_nothing_but_the_folders_of_the_folder_is_offered(offering: RealServer, name: str) -> None:
     answer = offering.post("/v1/completions", prompt=PROMPT, model=name, **ASKED)

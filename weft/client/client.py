@@ -135,7 +135,13 @@ class EngineClient:
         has_stops = False
         to_send: list[GenerateRequest] = []
         for request in requests:
-            to_send.append(checked(request, engine, self._tokenizer, clamps=clamps))
+            one_to_send = checked(
+                request,
+                engine,
+                self._tokenizer,
+                clamps=clamps,
+            )
+            to_send.append(one_to_send)
             if request.sampling.stop or request.sampling.stop_regex:
                 has_stops = True
         stops: StopSets | None = None
@@ -150,7 +156,13 @@ class EngineClient:
             delivery = deliveries[index] if deliveries else TextDelivery()
             of_request = numbered(to_send[index], self._numbers)
             for one in of_request:
-                completion = self._completion(one.id, request, generation, delivery, stops)
+                completion = self._completion(
+                    one.id,
+                    request,
+                    generation,
+                    delivery,
+                    stops,
+                )
                 # Entered before anything is sent, because an in-process engine may answer at once.
                 self._open.add(completion)
             sent += of_request

@@ -286,7 +286,11 @@ def make_requests(
         sampling,
         rid=request_name(request, body.rid, body.request_id),
         sharing=sharing_of(
-            context, request, user=user, salt=body.cache_salt, extra_key=body.extra_key
+            context,
+            request,
+            user=user,
+            salt=body.cache_salt,
+            extra_key=body.extra_key,
         ),
     )
     found: list[GenerateRequest] = []
@@ -294,7 +298,10 @@ def make_requests(
         own_sampling = sampling
         if sampling.thinking_budget is not None:
             own_sampling = with_reasoning_marks(
-                sampling, context.formats.reasoning, context.tokenizer, prompt_ids
+                sampling,
+                context.formats.reasoning,
+                context.tokenizer,
+                prompt_ids,
             )
         one = replace(
             common,

@@ -155,7 +155,11 @@ class Policy:
         """A counter of the sequences below each node of the prefix tree, if the policy reads it."""
         return None
 
-    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+    def use_index(
+        self,
+        index: PrefixIndex,
+        counts: SubtreeCounts | None,
+    ) -> None:
         """Read the cached prefixes of the waiting requests here from now on. `counts` are those of
         `new_counts`.
 

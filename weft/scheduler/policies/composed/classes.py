@@ -66,7 +66,11 @@ class Classes(Policy):
         if keys is not None:
             self._lanes = Lanes(keys, self._rank_of)
 
-    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+    def use_index(
+        self,
+        index: PrefixIndex,
+        counts: SubtreeCounts | None,
+    ) -> None:
         super().use_index(index, counts)
         for policy in (self._plain, *self._policies.values()):
             policy.use_index(index, counts)

@@ -47,7 +47,11 @@ class LexicographicPolicy(Policy):
         if self._kept is not None:
             self._kept.look(table)
 
-    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+    def use_index(
+        self,
+        index: PrefixIndex,
+        counts: SubtreeCounts | None,
+    ) -> None:
         super().use_index(index, counts)
         self._second.use_index(index, counts)
 

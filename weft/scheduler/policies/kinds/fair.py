@@ -260,7 +260,11 @@ class Fair(Policy):
             else:
                 since_due += 1
 
-    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+    def use_index(
+        self,
+        index: PrefixIndex,
+        counts: SubtreeCounts | None,
+    ) -> None:
         super().use_index(index, counts)
         if self._within is not None:
             self._within.use_index(index, counts)

@@ -90,7 +90,11 @@ class Shadowed(Policy):
         if live.displacement is not None:
             self.displacement = self
 
-    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+    def use_index(
+        self,
+        index: PrefixIndex,
+        counts: SubtreeCounts | None,
+    ) -> None:
         super().use_index(index, counts)
         self.live.use_index(index, counts)
         self._shadow.use_index(index, counts)

@@ -75,7 +75,11 @@ class _Watch:
         fault.__cause__ = cause
         self._context.report(fault)
 
-    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+    def use_index(
+        self,
+        index: PrefixIndex,
+        counts: SubtreeCounts | None,
+    ) -> None:
         self.call(self.own.use_index, index, counts, otherwise=None)
 
 
@@ -94,7 +98,11 @@ class GuardedKey(KeyPolicy):
         self.reads_cache = bool(own.reads_cache)
         self.ages = bool(own.ages)
 
-    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+    def use_index(
+        self,
+        index: PrefixIndex,
+        counts: SubtreeCounts | None,
+    ) -> None:
         super().use_index(index, counts)
         self._watch.use_index(index, counts)
 
@@ -153,7 +161,11 @@ class GuardedPolicy(Policy):
         if own.follower is not None:
             self.follower = self
 
-    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+    def use_index(
+        self,
+        index: PrefixIndex,
+        counts: SubtreeCounts | None,
+    ) -> None:
         super().use_index(index, counts)
         self._watch.use_index(index, counts)
 
