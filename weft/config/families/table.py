@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from weft.config.families import (
     allenai,
+    baidu,
     cohere,
     deepseek,
     eleuther,
@@ -14,15 +15,16 @@ from weft.config.families import (
     ibm,
     lg,
     liquid,
+    llama_like,
     meta,
     microsoft,
     mistral,
+    mixtures,
     openai,
-    others,
-    pictures,
     qwen,
     qwen_hybrid,
-    sound,
+    ungated,
+    with_encoder,
     zhipu,
 )
 from weft.config.families.family import Family
@@ -45,7 +47,10 @@ DECODERS: dict[str, Family] = {
     **zhipu.FAMILIES,
     **openai.FAMILIES,
     **liquid.FAMILIES,
-    **others.FAMILIES,
+    **baidu.FAMILIES,
+    **llama_like.FAMILIES,
+    **ungated.FAMILIES,
+    **mixtures.FAMILIES,
 }
 _BERT = Family(norm_eps_key="layer_norm_eps")
 _ROBERTA = replace(_BERT, positions_begin_after_padding=True)
@@ -57,7 +62,7 @@ def _architectures() -> dict[str, Family]:
     for kind, task in (("Model", "embed"), ("ForSequenceClassification", "classify")):
         for name, family in (DECODERS | ENCODERS).items():
             found[f"{name}{kind}"] = replace(family, task=task)
-    for maker in (qwen, qwen_hybrid, google, gemma4, mistral, pictures, sound):
+    for maker in (qwen, qwen_hybrid, google, gemma4, mistral, with_encoder):
         found.update(maker.ARCHITECTURES)
     return found
 
