@@ -22,7 +22,7 @@ from torch import Tensor
 from weft.config.decoder import first_difference
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError, quantization_of
 from weft.config.quantized import Quantization
-from weft.executor.experts.recorder import ExpertCounts, ExpertError, ExpertRecorder
+from weft.executor.passes.experts import ExpertCounts, ExpertError, ExpertRecorder
 from weft.models.layers.weight import Weight, Weights
 from weft.models.registry import DecoderModel, EncoderModel
 from weft.models.transformers_backend.describe import described
