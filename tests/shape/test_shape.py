@@ -22,7 +22,7 @@ from tests.shape.request_path import completion, entered
 
 ROOT = Path(__file__).parents[2]
 MAX_FILES = 57
-MAX_FUNCTIONS = 312
+MAX_FUNCTIONS = 310
 MAX_STATE = 15
 MAX_FILES_AT_THE_TOP = 28
 
@@ -46,6 +46,12 @@ def test_central_classes_keep_little_state(name: str) -> None:
 def test_memory_and_passes_have_no_subclasses(name: str) -> None:
     """A new kind of memory is an element of a list (`scheduler/groups/`)."""
     assert subclasses(name) == []
+
+
+@pytest.mark.parametrize("name", ["PlainOps", "CppOps", "TritonOps", "Decoder"])
+def test_one_class_computes_whatever_a_process_holds(name: str) -> None:
+    """A new way to share a model is a `Placement`. Encoders of whole texts have a function more."""
+    assert [each for each in subclasses(name) if "EncoderOps" not in each] == []
 
 
 def test_a_plain_request_enters_few_files_and_functions() -> None:

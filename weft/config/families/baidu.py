@@ -15,6 +15,7 @@ from weft.config.decoder import (
     RouterSpec,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.experts import (
     checked,
     with_experts,
@@ -76,8 +77,26 @@ def _ernie_moe(config: Config) -> DecoderSpec:
     return replace(spec, names=TensorNames(experts=names))
 
 
+_gguf_ernie_moe = gguf.experts(
+    gguf.SOFTMAX,
+    {
+        "moe_num_experts": gguf.GgufKey("expert_count", int),
+        "moe_k": gguf.GgufKey("expert_used_count", int),
+        "moe_intermediate_size": gguf.SIZE,
+        "moe_num_shared_experts": gguf.GgufKey("expert_shared_count", int, 0),
+        "moe_layer_start_index": gguf.GgufKey("leading_dense_block_count", int, 0),
+        "moe_layer_interval": gguf.GgufKey("interleave_moe_layer_step", int, 1),
+    },
+    gguf.biases,
+)
+
+
 FAMILIES = {
-    "Ernie4_5": Family(read=_ernie, defaults={"head_dim": 128, "tie_word_embeddings": True}),
+    "Ernie4_5": Family(
+        read=_ernie,
+        defaults={"head_dim": 128, "tie_word_embeddings": True},
+        gguf={"ernie4_5": gguf.Architecture(more=gguf.biases)},
+    ),
     "Ernie4_5_Moe": Family(
         read=_ernie_moe,
         defaults={
@@ -85,6 +104,14 @@ FAMILIES = {
             "moe_num_experts": 64,
             "moe_k": 6,
             "moe_num_shared_experts": 2,
+        },
+        gguf={
+            "ernie4_5-moe": gguf.Architecture(
+                more=_gguf_ernie_moe,
+                reads=gguf.EXPERTS,
+                parts={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+                rows=("exp_probs_b.bias",),
+            )
         },
     ),
 }

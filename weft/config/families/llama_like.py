@@ -18,6 +18,7 @@ from weft.config.decoder import (
     QkNorm,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.family import (
     FULL,
     SLIDING,
@@ -29,8 +30,10 @@ from weft.config.families.family import (
     scale,
     window,
 )
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.meta import read_llama
 from weft.config.families.rope import read_rope
+from weft.json_types import JsonObject
 
 
 def _smollm3(config: Config) -> DecoderSpec:
@@ -149,16 +152,48 @@ def _hunyuan(config: Config) -> DecoderSpec:
     return DecoderSpec(layers=(layer,), names=names)
 
 
+def _gguf_stablelm(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    is_parallel = keys.number("use_parallel_residual", bool, False)
+    return {**gguf.biases(keys, found), "use_parallel_residual": is_parallel}
+
+
 FAMILIES = {
-    "SmolLM3": Family(read=_smollm3, defaults={"tie_word_embeddings": True}),
-    "SeedOss": Family(read=_seed_oss, defaults={"head_dim": 128}),
+    "SmolLM3": Family(
+        read=_smollm3,
+        defaults={"tie_word_embeddings": True},
+        gguf={"smollm3": gguf.Architecture(has_pairs=True)},
+    ),
+    "SeedOss": Family(
+        read=_seed_oss,
+        defaults={"head_dim": 128},
+        gguf={"seed_oss": gguf.Architecture(parts=gguf.MLP_NORM)},
+    ),
     "Helium": Family(read=_helium, defaults={"head_dim": 128}),
     "StableLm": Family(
         read=_stablelm,
         defaults={"partial_rotary_factor": 0.25},
         norm_eps_key="layer_norm_eps",
+        gguf={
+            "stablelm": gguf.Architecture(
+                more=_gguf_stablelm,
+                reads=("use_parallel_residual",),
+                norm_eps=gguf.LAYER_NORM_EPS,
+                is_partial=True,
+            )
+        },
     ),
     "InternLM3": Family(read=_internlm3),
     "MiniCPM": Family(read=_minicpm),
-    "HunYuanDenseV1": Family(read=_hunyuan),
+    "HunYuanDenseV1": Family(
+        read=_hunyuan,
+        gguf={
+            # Files have the base of the rotation after "alpha" is applied.
+            "hunyuan-dense": gguf.Architecture(
+                parts={
+                    "attn_q_norm": "self_attn.query_layernorm",
+                    "attn_k_norm": "self_attn.key_layernorm",
+                }
+            )
+        },
+    ),
 }

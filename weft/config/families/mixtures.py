@@ -17,6 +17,7 @@ from weft.config.decoder import (
     RouterSpec,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.experts import (
     checked,
     sigmoid_experts,
@@ -123,9 +124,36 @@ def _solar_open(config: Config) -> DecoderSpec:
     return DecoderSpec(layers=(layer,))
 
 
+_gguf_minimax_m2 = gguf.experts(
+    gguf.SIGMOID,
+    {
+        **gguf.CHOSEN,
+        "num_local_experts": gguf.GgufKey("expert_count", int),
+        "intermediate_size": gguf.SIZE,
+    },
+)
+
+
 FAMILIES = {
-    "Dots1": Family(read=_dots1),
-    "MiniMaxM2": Family(read=_minimax_m2, defaults={"head_dim": 128}),
+    "Dots1": Family(
+        read=_dots1,
+        gguf={"dots1": gguf.Architecture(more=gguf.sigmoid_experts, reads=gguf.EXPERTS)},
+    ),
+    "MiniMaxM2": Family(
+        read=_minimax_m2,
+        defaults={"head_dim": 128},
+        gguf={
+            "minimax-m2": gguf.Architecture(
+                more=_gguf_minimax_m2,
+                reads=gguf.EXPERTS,
+                is_partial=True,
+                parts={
+                    **gguf.MIXTRAL_NAMES,
+                    "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+                },
+            )
+        },
+    ),
     "Mellum": Family(
         read=_mellum,
         defaults={

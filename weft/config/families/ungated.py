@@ -11,6 +11,7 @@ from weft.config.decoder import (
     NormKind,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.family import (
     Config,
     Family,
@@ -18,7 +19,9 @@ from weft.config.families.family import (
     flag,
     window,
 )
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope
+from weft.json_types import JsonObject
 
 
 def _starcoder2(config: Config) -> DecoderSpec:
@@ -84,16 +87,39 @@ def _nemotron(config: Config) -> DecoderSpec:
     )
 
 
+def _gguf_starcoder2(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    window = keys.number("attention.sliding_window", int, 0)
+    return {**gguf.biases(keys, found), "sliding_window": window}
+
+
+def _gguf_nemotron(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    # Converters have added 1 to the weights of norms.
+    return {"norm_weights_are_whole": True, "hidden_act": "relu2"}
+
+
 FAMILIES = {
     "Starcoder2": Family(
         read=_starcoder2,
         defaults={"tie_word_embeddings": True},
         norm_eps_key="norm_epsilon",
+        gguf={
+            "starcoder2": gguf.Architecture(
+                more=_gguf_starcoder2,
+                norm_eps=gguf.LAYER_NORM_EPS,
+                has_gate=False,
+                parts={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+            )
+        },
     ),
-    "Arcee": Family(read=_arcee),
+    "Arcee": Family(read=_arcee, gguf={"arcee": gguf.Architecture(has_pairs=True, has_gate=False)}),
     "Nemotron": Family(
         read=_nemotron,
         defaults={"partial_rotary_factor": 0.5},
         norm_eps_key="norm_eps",
+        gguf={
+            "nemotron": gguf.Architecture(
+                more=_gguf_nemotron, norm_eps=gguf.LAYER_NORM_EPS, has_gate=False, is_partial=True
+            )
+        },
     ),
 }

@@ -1,15 +1,18 @@
-"""`weft bench shape`: writes a model with random weights that every engine can load, to compare the
+"""`python -m benchmarks.shape`: writes a model with random weights that every engine can load, to compare the
 speed of engines on one shape."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from weft.bench.workloads import SHAPES
 from weft.config.model import ModelConfig
-from weft.config.options import Settings, SettingsError, did_you_mean, option
+from weft.config.options import Command, Settings, SettingsError, asked_help, did_you_mean, option
 from weft.json_types import JsonObject
 
 UNKNOWN = "<unk>"
@@ -82,3 +85,25 @@ def _tokenizer(vocab_size: int) -> JsonObject:
 
 def _write(path: Path, content: JsonObject) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status. Raises SettingsError."""
+    command = Command(
+        "benchmarks.shape",
+        "Write a model of random weights to compare engines on.",
+        ShapeOptions,
+        positional="shape",
+    )
+    section = asked_help(argv)
+    if section is not None:
+        print(command.help(section))
+        return 0
+    return bench_shape(command.read(argv, os.environ))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SettingsError as problem:
+        sys.exit(f"error: {problem}")

@@ -1,9 +1,11 @@
-"""`weft bench grammar`: the cost of structured output. The same requests run without a grammar,
+"""`python -m benchmarks.grammar`: the cost of structured output. The same requests run without a grammar,
 with masks of a grammar, and with masks and jumps."""
 
 from __future__ import annotations
 
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from weft.assemble.model_folder import model_folder
 from weft.bench.results import write_json
 from weft.bench.testbed import Testbed, with_model
 from weft.config.engine import EngineConfig
-from weft.config.options import Settings, SettingsError, option
+from weft.config.options import Command, Settings, SettingsError, asked_help, option
 from weft.engine.engine import Engine
 from weft.grammar.backends import make_compiler
 from weft.grammar.masks import LazyBitmaskRow, Words
@@ -305,3 +307,26 @@ def _read(path: str) -> str:
         return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise SettingsError(f"--schema: {path} cannot be read: {exc}") from exc
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status. Raises SettingsError."""
+    command = Command(
+        "benchmarks.grammar",
+        "What structured output costs: free, under masks, with jumps.",
+        GrammarOptions,
+        EngineConfig,
+        positional="model",
+    )
+    section = asked_help(argv)
+    if section is not None:
+        print(command.help(section))
+        return 0
+    return bench_grammar(command.read(argv, os.environ))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SettingsError as problem:
+        sys.exit(f"error: {problem}")

@@ -1,4 +1,4 @@
-"""`weft bench batching`: static against continuous batching, with the same engine and requests.
+"""`python -m benchmarks.batching`: static against continuous batching, with the same engine and requests.
 
 Static batching (`static_batches.py`) collects a batch, computes it as a rectangle until its slowest
 request ends, and then begins the next batch. The gain of continuous batching is a product, and the
@@ -14,7 +14,9 @@ batch, on any device.
 from __future__ import annotations
 
 import math
+import os
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +24,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.static_batches import StaticBatches
 from weft.bench.results import write_json
-from weft.bench.static_batches import StaticBatches
 from weft.bench.testbed import Testbed
 from weft.config.engine import EngineConfig
-from weft.config.options import Settings, SettingsError, option
+from weft.config.options import Command, Settings, SettingsError, asked_help, option
 from weft.engine.engine import Engine
 from weft.json_types import JsonObject
 from weft.scheduler.pace.step_cost import CostModel
@@ -431,3 +433,26 @@ def _figures(comparison: BatchingComparison) -> JsonObject:
         "static": comparison.static._asdict(),
         "continuous": comparison.continuous._asdict(),
     }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status. Raises SettingsError."""
+    command = Command(
+        "benchmarks.batching",
+        "Static against continuous batching.",
+        BatchingOptions,
+        EngineConfig,
+        positional="model",
+    )
+    section = asked_help(argv)
+    if section is not None:
+        print(command.help(section))
+        return 0
+    return bench_batching(command.read(argv, os.environ))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SettingsError as problem:
+        sys.exit(f"error: {problem}")
