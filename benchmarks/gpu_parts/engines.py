@@ -16,7 +16,8 @@ from weft.assemble.build import Built, build_engine
 from weft.config.engine import EngineConfig
 from weft.config.machine import probe
 from weft.config.model import ModelConfig
-from weft.config.resolve import Sizing, resolve
+from weft.config.resolve import resolve
+from weft.config.sizing import Sizing
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams

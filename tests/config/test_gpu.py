@@ -8,11 +8,12 @@ from itertools import pairwise
 import pytest
 
 from tests.config.test_resolve import KV_BYTES, MODEL, machine, refusal
+from weft.config.amounts import GB
 from weft.config.engine import EngineConfig
 from weft.config.gpu import GRAPH_BYTES, graph_sizes
 from weft.config.machine import GpuCard
 from weft.config.options import Command, SettingsError
-from weft.config.resolve import GB, Resolved, resolve
+from weft.config.resolve import Resolved, resolve
 
 
 def on_gpu(gb: int = 141, **settings: object) -> Resolved:

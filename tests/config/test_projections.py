@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from tests.config.test_resolve import MODEL, machine
+from weft.config.amounts import GB
 from weft.config.decoder import DecoderSpec, LayerSpec, MlpSpec, MoeSpec, RouterSpec, TensorNames
 from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.projections import Projection, adapter_bytes, projections
-from weft.config.resolve import GB, resolve
+from weft.config.resolve import resolve
 
 
 def of_layer_0(model: ModelConfig) -> dict[str, tuple[int, int]]:

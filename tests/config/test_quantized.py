@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from tests.config.test_resolve import MODEL, machine
+from weft.config.amounts import GB
 from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard
 from weft.config.options import SettingsError
 from weft.config.quantized import Quantization, UnreadFormat, quantization
-from weft.config.resolve import GB, resolve
+from weft.config.resolve import resolve
 
 TOKENS = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
 

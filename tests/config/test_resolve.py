@@ -6,20 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from weft.config.amounts import GB
 from weft.config.decoder import DecoderSpec
 from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard, Machine
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.resolve import (
-    CHUNK_LEN,
-    CPU_KV_BYTES,
-    GB,
-    MAX_RUNNING,
-    MAX_SLOWDOWN,
-    Resolved,
-    resolve,
-)
+from weft.config.resolve import CHUNK_LEN, MAX_RUNNING, MAX_SLOWDOWN, Resolved, resolve
+from weft.config.sizing import CPU_KV_BYTES
 from weft.config.vision.qwen import MlpNames, QwenTowerSpec
 
 MODEL = ModelConfig(

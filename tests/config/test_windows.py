@@ -10,7 +10,8 @@ from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec
 from weft.config.engine import EngineConfig
 from weft.config.machine import Machine
 from weft.config.model import ModelConfig
-from weft.config.resolve import Resolved, resolve, window_tokens
+from weft.config.resolve import Resolved, resolve
+from weft.config.sizing import window_tokens
 from weft.config.windows import one_pool
 
 GB = 1_000_000_000

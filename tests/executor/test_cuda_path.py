@@ -26,10 +26,11 @@ from tests.executor.fake_gpu import POISON, FakeEvent, FakeGpu, TooEarly, fake_k
 from tests.launch.tiny_model import write_tiny_model
 from weft.arrays import IntArray
 from weft.assemble.build import build_engine
+from weft.config.amounts import GB
 from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard, Machine
 from weft.config.model import ModelConfig
-from weft.config.resolve import GB, resolve
+from weft.config.resolve import resolve
 from weft.engine.engine import Engine
 from weft.executor.gpu import build
 from weft.executor.gpu.staging import ALIGNMENT, RING, H2DBuffer, offsets, split

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.executor.driver import MODEL, Driver, Turn, full_logprobs, make_driver, piece_of
-from weft.executor.split.steps import SplitPass
+from weft.executor.passes.split import SplitPass
 from weft.plan.inputs import InputVectors
 from weft.plan.step import LAST_SAMPLED, Plan, Result
 

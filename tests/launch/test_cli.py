@@ -15,8 +15,8 @@ import weft
 from tests.launch.tiny_model import write_safetensors, write_tiny_model
 from weft.cli import main as cli
 from weft.cli.readable import readable
+from weft.config.amounts import size
 from weft.config.environment import unknown_variables
-from weft.config.resolve import size
 
 HEAVY = ("torch", "numpy", "starlette", "uvicorn", "tokenizers", "zmq", "msgspec")
 

@@ -15,10 +15,11 @@ from tests.executor.test_cuda_triton import RepeatingGpu
 from tests.models import windowed
 from tests.models.many import VOCAB
 from tests.models.windowed import WINDOW, Served, assert_greedy, make_windowed
+from weft.config.amounts import GB
 from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard, Machine
 from weft.config.model import ModelConfig
-from weft.config.resolve import GB, Resolved, resolve
+from weft.config.resolve import Resolved, resolve
 from weft.executor.gpu import build
 
 pytestmark = [

@@ -15,7 +15,7 @@ from tests.scheduler.test_scheduler import settings
 from tests.scheduler.test_ttft import STEP_S, TOKEN_S, timed_engine
 from weft.scheduler.estimate import wait
 from weft.scheduler.estimate.band import Calibration
-from weft.scheduler.estimate.outputs import MIN_LENGTHS, OutputsSeen
+from weft.scheduler.estimate.seen import MIN_LENGTHS, OutputsSeen
 from weft.scheduler.pace.step_cost import StepLoad
 
 

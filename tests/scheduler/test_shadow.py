@@ -21,7 +21,7 @@ from weft.engine.explain import explain, get_queue_status, list_requests
 from weft.journal.replay import Replay
 from weft.messages.control import SetInternalState, SetPolicy
 from weft.scheduler import policies
-from weft.scheduler.policies.shadow.shadowed import Shadowed
+from weft.scheduler.policies.composed.shadowed import Shadowed
 
 OWN = "tests.scheduler.own_policies:"
 

@@ -19,30 +19,28 @@ class Exempt(NamedTuple):
     reason: str
 
 
-NOT_YET = "has several parts that have not been divided yet"
-
 EXCEPTIONS = {
     "Columns": Exempt(18, 10, "a table: an attribute is a column, and rows move in all of them"),
-    "CompletionReply": Exempt(17, 7, NOT_YET),
+    "CompletionReply": Exempt(17, 7, "not divided yet: text, token lists and parts of the answer"),
     "Counters": Exempt(20, 1, "a table: an attribute is a number that is only added to"),
     "CppOps": Exempt(11, 40, "a method is an operation of the protocol Ops"),
-    "CpuFusedSteps": Exempt(20, 12, NOT_YET),
-    "EngineClient": Exempt(12, 29, NOT_YET),
-    "Fleet": Exempt(13, 29, NOT_YET),
-    "GuardedProtocol": Exempt(11, 27, NOT_YET),
+    "CpuFusedSteps": Exempt(20, 12, "not divided yet: the arrays of a call, and its layout"),
+    "EngineClient": Exempt(12, 29, "not divided yet: calls, generation, deliveries"),
+    "Fleet": Exempt(13, 29, "has the interface of EngineClient, for several engines"),
+    "GuardedProtocol": Exempt(11, 27, "overrides the moments of a connection that httptools has"),
     "KvGroup": Exempt(0, 29, "the protocol of a group of layers: its methods are moments of a row"),
-    "KvMemory": Exempt(15, 52, NOT_YET),
-    "LLM": Exempt(14, 28, NOT_YET),
+    "KvMemory": Exempt(15, 52, "not divided yet: rows, cache, groups and sums of memory"),
+    "LLM": Exempt(14, 28, "what users call in a program: a method is a call"),
     "Ops": Exempt(0, 27, "the protocol of a device: a method is an operation of models"),
-    "PrefillScheduler": Exempt(17, 22, NOT_YET),
-    "RadixCache": Exempt(12, 35, NOT_YET),
+    "PrefillScheduler": Exempt(17, 22, "not divided yet: walks, and the prompts in progress"),
+    "RadixCache": Exempt(
+        12, 35, "one tree: match, insert, split, lock and evict keep one invariant"
+    ),
     "Record": Exempt(23, 3, "a table: an attribute is a fact about a simulated request"),
-    "Replay": Exempt(16, 14, NOT_YET),
     "RequestTrace": Exempt(21, 6, "a table: an attribute is a moment or a number of a request"),
-    "Scheduler": Exempt(15, 38, NOT_YET),
+    "Scheduler": Exempt(15, 38, "not divided yet: the step, ends of requests, settings"),
     "Services": Exempt(22, 7, "puts an engine together: an attribute is one of its parts"),
-    "WaitingQueue": Exempt(9, 36, NOT_YET),
-    "WeightStore": Exempt(11, 30, NOT_YET),
+    "WaitingQueue": Exempt(9, 36, "not divided yet: resumed and waiting requests, and the policy"),
     "WindowedLayers": Exempt(7, 34, "it has what the protocol KvGroup asks for"),
 }
 
@@ -58,5 +56,5 @@ def test_classes_are_small_except_those_listed() -> None:
     )
     for name, size in large.items():
         exempt = EXCEPTIONS[name]
-        assert size.attributes <= exempt.attributes, name
-        assert size.methods <= exempt.methods, name
+        assert size.attributes <= max(exempt.attributes, MAX_ATTRIBUTES), name
+        assert size.methods <= max(exempt.methods, MAX_METHODS), name

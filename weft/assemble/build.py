@@ -24,6 +24,7 @@ from weft.assemble.handoff import handoff_settings, make_handoff
 from weft.assemble.kv_events import make_cache_events
 from weft.assemble.model_config import choose_model
 from weft.assemble.ranks import StartedRanks
+from weft.config.amounts import parameters, size
 from weft.config.cache import stores_kv
 from weft.config.draft_model import draft_settings, runs_as
 from weft.config.engine import EngineConfig
@@ -31,8 +32,9 @@ from weft.config.media import MediaRules
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.parallel import num_ranks
-from weft.config.resolve import encoded_bytes, kept_as, parameters, size, window_tokens
+from weft.config.resolve import kept_as
 from weft.config.scheduling import scheduling_values
+from weft.config.sizing import encoded_bytes, window_tokens
 from weft.engine.engine import Engine
 from weft.executor.assembly import DraftSpec
 from weft.executor.build import load_runner

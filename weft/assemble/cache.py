@@ -13,12 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from weft.config.amounts import size
 from weft.config.cache import has_host_tier, host_bytes, stores_kv
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.parallel import kept_together
-from weft.config.resolve import kept_as, size, window_tokens
+from weft.config.resolve import kept_as
+from weft.config.sizing import window_tokens
 from weft.executor.cpu.kv_io import KvPages
 from weft.executor.gpu.host_memory import HostMemory, page_bytes
 from weft.executor.runner import TorchRunner

@@ -21,7 +21,7 @@ from weft.config.engine import EngineConfig
 from weft.config.handoff import PREFILL
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.resolve import window_tokens
+from weft.config.sizing import window_tokens
 from weft.executor.runner import TorchRunner
 from weft.handoff.decode import DecodeSide
 from weft.handoff.facts import Facts, KvFacts

@@ -27,7 +27,8 @@ from weft.config.numbers import counted
 from weft.config.options import SettingsError
 from weft.config.parallel import num_ranks
 from weft.config.quantized import check_method
-from weft.config.resolve import Sizing, kept_as, resolve
+from weft.config.resolve import kept_as, resolve
+from weft.config.sizing import Sizing
 from weft.config.speculative_config import with_speculative_config
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.log import EventLog

@@ -23,6 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
+from weft.config.amounts import count, parameters, size
 from weft.config.decoder import MlpSpec
 from weft.config.drafts import OFF
 from weft.config.engine import EngineConfig
@@ -34,7 +35,7 @@ from weft.config.numbers import counted
 from weft.config.options import Command, SettingsError, asked_help
 from weft.config.passes import own_passes
 from weft.config.pooling import PoolingConfig
-from weft.config.resolve import count, parameters, resolve, size
+from weft.config.resolve import resolve
 from weft.config.server import ServerConfig
 from weft.config.speculative_config import with_speculative_config
 from weft.config.vision.spec import TowerSpec

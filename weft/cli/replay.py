@@ -22,7 +22,7 @@ from weft.journal.file import MAGIC, Damage, JournalError, JournalReader
 from weft.journal.records import BEGINNING
 from weft.journal.replay import BadJournal, Replay, last_beginning
 from weft.messages.control import Explanation
-from weft.scheduler.policies.shadow.shadowed import Shadowed
+from weft.scheduler.policies.composed.shadowed import Shadowed
 from weft.version import __version__
 
 MAX_SHADOWED = 20  # requests that the report lists

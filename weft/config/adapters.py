@@ -1,11 +1,16 @@
-"""Reads `--lora-paths`: adapters (LoRA) with their folders, in the forms of several engines."""
+"""Adapters (LoRA): reads `--lora-paths`, which names them with their folders in the forms of
+several engines, and decides how many are in memory."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import NamedTuple
 
+from weft.config.engine import EngineConfig
+from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
+from weft.config.projections import EXPERTS, Targets, adapter_bytes, projections
 
 FORMS = 'NAME=FOLDER, a folder, or {"lora_name": NAME, "lora_path": FOLDER} are allowed'
 KEYS = ("lora_name", "lora_path", "pinned")
@@ -90,3 +95,52 @@ def wrong_name(name: str) -> str:
             f"1 to {MAX_NAME_LEN} printable characters are allowed"
         )
     return ""
+
+
+def with_adapters(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """The settings with the maximal number of adapters in memory; 0: none. `config` has its device.
+    Raises SettingsError if adapters are requested but cannot be computed, or for too many."""
+    named = parse_lora_paths(config.lora_paths)
+    if not config.enable_lora and not named and not config.lora_dir:
+        return replace(config, max_loaded_loras=0)
+    why_not = why_no_adapters(config, model)
+    if why_not:
+        raise SettingsError(f"--enable-lora: {why_not}")
+    num_loaded = config.max_loaded_loras or max(config.max_loras_per_batch, len(named))
+    if len(named) > num_loaded:
+        raise SettingsError(
+            f"--lora-paths names {len(named):,} adapters, but --max-loaded-loras is {num_loaded:,}"
+        )
+    num_pinned = sum(one.pinned for one in named)
+    if num_pinned > config.max_loras_per_batch - 1:
+        raise SettingsError(
+            f"--lora-paths pins {num_pinned:,} adapters, but --max-loras-per-batch is "
+            f"{config.max_loras_per_batch:,}: at most {config.max_loras_per_batch - 1:,} may be"
+        )
+    return replace(config, enable_lora=True, max_loaded_loras=num_loaded)
+
+
+def why_no_adapters(config: EngineConfig, model: ModelConfig) -> str:
+    """The reason why adapters cannot be computed for this model on this device; "" if they can."""
+    if model.is_encoder:
+        return f"{model.name} is an encoder, which takes no adapters"
+    if model.library_config:
+        return f"{model.name} is computed by the package transformers, which takes no adapter"
+    if not projections(model):
+        return f"{model.name} has no matrix that an adapter can change"
+    by_kernels = config.device == "cuda" and config.attention_backend != "torch"
+    if by_kernels and EXPERTS in Targets(config.lora_target_modules):
+        return (
+            "adapters of experts are computed on a CPU (--device cpu), or by torch alone "
+            "(--attention-backend torch)"
+        )
+    return ""
+
+
+def adapters_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """Bytes of memory for all adapters that may be loaded."""
+    if not config.max_loaded_loras:
+        return 0
+    return config.max_loaded_loras * adapter_bytes(
+        model, config.max_lora_rank, config.lora_target_modules
+    )

@@ -1,5 +1,5 @@
-"""A draft model (`--draft-model`) beside a target model: its settings, and the check that it can
-guess for the target model.
+"""Which sources of drafts a server uses; a draft model (`--draft-model`) beside a target model: its
+settings, and the check that it can guess for the target model.
 
 A draft model runs in the dtypes of its target model. Its vocabulary is not part of its
 configuration; `assemble/draft_model.py` compares it.
@@ -9,11 +9,52 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.drafts import MODEL, parse_draft_sources
+from weft.config.drafts import AUTO, MODEL, OFF, all_sources, parse_draft_sources
 from weft.config.engine import EngineConfig
 from weft.config.gpu import STORED
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
+
+
+def draft_sources(config: EngineConfig, model: ModelConfig) -> str:
+    """The sources of drafts. `config` has its device. Raises SettingsError."""
+    if config.ngram_min > config.ngram_max:
+        raise SettingsError(
+            f"--ngram-min is {config.ngram_min}, above --ngram-max ({config.ngram_max})"
+        )
+    hindrance = no_drafts(config, model)
+    if config.speculative == AUTO:
+        # The gain of drafts on a GPU has not been measured.
+        is_off = hindrance or config.device == "cuda"
+        return OFF if is_off else all_sources(config.draft_model)
+    if parse_draft_sources(config.speculative, "--speculative") and hindrance:
+        raise SettingsError(
+            f"--speculative is {config.speculative}, but {hindrance}; {OFF} is allowed"
+        )
+    return config.speculative
+
+
+def no_drafts(config: EngineConfig, model: ModelConfig) -> str:
+    """The reason why drafts are impossible; "" if they are possible."""
+    if config.split_prefill_layers:
+        return (
+            "there are no drafts while prefills are split (--split-prefill-layers is "
+            f"{config.split_prefill_layers})"
+        )
+    if model.is_encoder:
+        return f"{model.name} is an encoder, which generates nothing"
+    if model.state_bytes:
+        return f"{model.name} has layers that keep a state, which cannot go back to before a draft"
+    return ""
+
+
+def no_draft_model(config: EngineConfig, model: ModelConfig) -> str:
+    """The reason why a draft model cannot be used; "" if it can."""
+    if config.device == "cuda":
+        return "a draft model runs on a CPU only, and --device is cuda"
+    if config.overlap:
+        return "a draft model needs known tokens, and --overlap is on"
+    return no_drafts(config, model)
 
 
 def draft_settings(config: EngineConfig) -> EngineConfig:

@@ -1,26 +1,17 @@
 """Replaces "auto" by values: the only module that combines settings, model and machine.
 
-The device's free memory is divided in this order:
-
-    |<------------------------------- free -------------------------------->|
-    | weights | work (activations, logits, libraries) |   KV cache   | left |
-
-The KV cache takes a share of the memory that weights and work leave: 90 % on a GPU, which only weft
-uses; 50 % on a CPU, whose memory other processes also use, and there at most 4 GB unless a single
-context needs more. It never takes more than `max_running_requests` whole contexts can fill.
-`--memory-fraction F` replaces the share: weights and KV cache take F of the free memory.
-`--kv-tokens N` replaces the whole rule. A context length that the user did not set is cut to fit.
+`sizing.py` divides the memory of the device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
-from weft.config.adapters import parse_lora_paths
+from weft.config.adapters import with_adapters
 from weft.config.cache import block_len, check_cache, stores_kv
-from weft.config.draft_model import check_draft_model, runs_as
-from weft.config.drafts import AUTO, OFF, all_sources, parse_draft_sources
+from weft.config.draft_model import check_draft_model, draft_sources, no_draft_model, runs_as
+from weft.config.encoder import encoder
 from weft.config.engine import EngineConfig
 from weft.config.gpu import (
     MAX_RUNNING,
@@ -28,31 +19,20 @@ from weft.config.gpu import (
     STORED,
     check_device,
     chunk_len,
-    graph_bytes,
     graph_sizes,
-    prompt_graph_sizes,
     quantize_by_default,
 )
 from weft.config.handoff import check_handoff
 from weft.config.kv_events import check_kv_events
-from weft.config.lockstep import elsewhere_bytes
 from weft.config.machine import Machine
 from weft.config.model import ModelConfig
-from weft.config.numbers import counted
 from weft.config.options import SettingsError
 from weft.config.parallel import check_parallel, kept_together, num_ranks, sum_backend
 from weft.config.pooling import PoolingConfig
-from weft.config.projections import EXPERTS, Targets, adapter_bytes, projections
-from weft.config.states import with_states
-from weft.config.windows import TYPICAL_LEN, KvPools, one_pool, two_pools, with_draft
+from weft.config.sizing import Sizing, sizing_of
+from weft.config.windows import TYPICAL_LEN
 
-GB = 1_000_000_000
-
-KV_SHARE = {"cpu": 0.5, "cuda": 0.9}
-LARGEST_KV_SHARE = 0.9  # for a context length that the user set
-CPU_KV_BYTES = 4 * GB
 MIN_RUNNING = 4
-MIN_CONTEXT = 512  # minimum length of a context that is cut to fit
 
 # While a piece of a prompt runs, all other requests wait for their next token; but matrix products
 # reach full speed only from a certain length on.
@@ -74,82 +54,10 @@ KV_DTYPES = {
 
 LATENT_KV_DTYPES = ("auto", "bf16", "fp32")
 
-LIBRARY_BYTES = {
-    "cpu": 400_000_000,
-    "cuda": 800_000_000,
-}  # torch, its context and its own workspaces
 
-# Tokens in one step on a CPU, so that the values between two layers stay in the processor's cache.
-ENCODER_STEP_TOKENS = 1_024
 # While prompts are computed beside them, streams then get their tokens with at least a third of the
 # usual speed; 2.5 and not 3, because some steps take a little longer than expected.
 MAX_SLOWDOWN = 2.5
-NOT_FOR_ENCODERS = (
-    "kv_tokens",
-    "memory_fraction",
-    "kv_dtype",
-    "swa_full_tokens_ratio",
-    "disable_hybrid_swa_memory",
-    "max_mamba_cache_size",
-    "mamba_full_memory_ratio",
-    "chunked_prefill_size",
-    "split_prefill_layers",
-    "attention_backend",
-    "cache_dir",
-    "disaggregation_mode",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizing:
-    """The use of the device's memory."""
-
-    free_bytes: int
-    weight_bytes: int
-    work_bytes: int
-    kv_tokens: int
-    pools: KvPools
-    context_length: int
-    note: str = ""  # what was cut to fit, as a text
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of a token in all layers."""
-        return self.pools.bytes_per_token + self.pools.window_bytes
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.pools.num_bytes(self.kv_tokens)
-
-    @property
-    def window_tokens(self) -> int:
-        """Tokens in the pool of layers with windows; 0 without such a pool."""
-        return self.pools.window_tokens(self.kv_tokens)
-
-    @property
-    def state_slots(self) -> int:
-        """Number of kept states; 0 if no layer keeps a state."""
-        return self.pools.state_slots(self.kv_tokens)
-
-    def __str__(self) -> str:
-        if not self.kv_bytes:
-            return f"none: prompts of up to {self.context_length:,} tokens are computed whole"
-        whole = self.kv_tokens // self.context_length
-        requests = f"{counted(whole, 'request')} of {self.context_length:,} tokens"
-        windows = ""
-        if self.window_tokens:
-            windows = (
-                f", {self.window_tokens:,} of them in layers with windows of "
-                f"{self.pools.window:,} tokens"
-            )
-        states = ""
-        if self.pools.states is not None:
-            of_one = size(self.pools.states.bytes_per_slot)
-            states = f" and {self.state_slots:,} states of {of_one}"
-        return (
-            f"{size(self.kv_bytes)} = {self.kv_tokens:,} tokens{windows}{states} "
-            f"(page {self.pools.page_size}) · {requests}"
-        )
 
 
 class Resolved(NamedTuple):
@@ -192,16 +100,16 @@ def resolve(
         max_prefill_tokens=max(config.max_prefill_tokens, filled.page_size),
     )
     filled = replace(
-        filled, max_slowdown=_max_slowdown(filled), speculative=_speculative(filled, model)
+        filled, max_slowdown=_max_slowdown(filled), speculative=draft_sources(filled, model)
     )
-    filled = _with_adapters(filled, model)
+    filled = with_adapters(filled, model)
     _check_split(config, model)
     _check_latent(config, model)
     check_parallel(filled, model)
     can_share = machine.has_kernels and not _computes_by_torch(config)
     filled = replace(filled, dist_backend=sum_backend(filled, can_share=can_share))
     model = kept_together(model, config.tp_size)
-    check_draft_model(filled, draft, _no_draft_model(filled, model))
+    check_draft_model(filled, draft, no_draft_model(filled, model))
     if draft is not None:
         draft = kept_as(runs_as(filled, draft), draft)
     # Nodes hold equal parts: a part fits into each node if the whole fits into all together.
@@ -209,12 +117,12 @@ def resolve(
     if device == "cuda":
         free = machine.gpus[0].free_bytes
     if model.is_encoder:
-        return _encoder(config, filled, model, free)
+        return Resolved(*encoder(config, filled, model, free))
     if model.pooling is not None and model.pooling.kind == "mean":
         filled = replace(filled, prefix_cache=False)  # the mean needs every token of a prompt
     copies_head = device == "cpu" and machine.has_kernels and not _computes_by_torch(config)
     head_copy = model.head_copy_bytes if copies_head else 0
-    sizing = _sizing(config, filled, model, free, draft, head_copy)
+    sizing = sizing_of(config, filled, model, free, draft, head_copy)
     typical = min(sizing.context_length, TYPICAL_LEN)
     fitting = sizing.kv_tokens // typical
     in_windows = sizing.window_tokens
@@ -254,13 +162,6 @@ def _overlaps(config: EngineConfig, device: str) -> bool:
     return is_apart and not config.draft_model
 
 
-def window_tokens(config: EngineConfig) -> int:
-    """Tokens in the pool of layers with windows; 0: all layers share one pool. `config` is
-    resolved."""
-    num_pages = config.kv_tokens / config.page_size * config.swa_full_tokens_ratio
-    return round(num_pages) * config.page_size
-
-
 def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     """The model with the task of the settings, and with their types of weights and KV."""
     pooling = model.pooling
@@ -277,34 +178,6 @@ def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
         quantize_encoder="" if config.quantize_encoder == "none" else config.quantize_encoder,
         keeps_codes=config.quantize == STORED,
     )
-
-
-def size(num_bytes: float) -> str:
-    """A number of bytes as a text: 3.1 PB, 2.0 TB, 16.4 GB, 512 MB, 4 kB."""
-    if num_bytes >= 1e15:
-        return f"{num_bytes / 1e15:,.1f} PB"
-    if num_bytes >= 1e12:
-        return f"{num_bytes / 1e12:.1f} TB"
-    if num_bytes >= GB:
-        return f"{num_bytes / GB:.1f} GB"
-    if num_bytes >= 1e6:
-        return f"{num_bytes / 1e6:.0f} MB"
-    return f"{num_bytes / 1e3:.0f} kB"
-
-
-def count(num_parameters: int) -> str:
-    """A number of parameters as a text: 0.6 B, 11.4 M."""
-    if num_parameters >= 5e8:
-        return f"{num_parameters / 1e9:.1f} B"
-    return f"{num_parameters / 1e6:.1f} M"
-
-
-def parameters(model: ModelConfig) -> str:
-    """The parameters of a model as a text; with experts, also the parameters that a token uses."""
-    size = count(model.num_parameters)
-    if model.has_experts:
-        size += f", {count(model.num_active_parameters)} active"
-    return size
 
 
 def _check_encoder_format(
@@ -351,55 +224,6 @@ def _check_split(config: EngineConfig, model: ModelConfig) -> None:
         )
 
 
-def _with_adapters(config: EngineConfig, model: ModelConfig) -> EngineConfig:
-    """The settings with the maximal number of adapters in memory; 0: none. `config` has its device.
-    Raises SettingsError if adapters are requested but cannot be computed, or for too many."""
-    named = parse_lora_paths(config.lora_paths)
-    if not config.enable_lora and not named and not config.lora_dir:
-        return replace(config, max_loaded_loras=0)
-    why_not = why_no_adapters(config, model)
-    if why_not:
-        raise SettingsError(f"--enable-lora: {why_not}")
-    num_loaded = config.max_loaded_loras or max(config.max_loras_per_batch, len(named))
-    if len(named) > num_loaded:
-        raise SettingsError(
-            f"--lora-paths names {len(named):,} adapters, but --max-loaded-loras is {num_loaded:,}"
-        )
-    num_pinned = sum(one.pinned for one in named)
-    if num_pinned > config.max_loras_per_batch - 1:
-        raise SettingsError(
-            f"--lora-paths pins {num_pinned:,} adapters, but --max-loras-per-batch is "
-            f"{config.max_loras_per_batch:,}: at most {config.max_loras_per_batch - 1:,} may be"
-        )
-    return replace(config, enable_lora=True, max_loaded_loras=num_loaded)
-
-
-def why_no_adapters(config: EngineConfig, model: ModelConfig) -> str:
-    """The reason why adapters cannot be computed for this model on this device; "" if they can."""
-    if model.is_encoder:
-        return f"{model.name} is an encoder, which takes no adapters"
-    if model.library_config:
-        return f"{model.name} is computed by the package transformers, which takes no adapter"
-    if not projections(model):
-        return f"{model.name} has no matrix that an adapter can change"
-    by_kernels = config.device == "cuda" and config.attention_backend != "torch"
-    if by_kernels and EXPERTS in Targets(config.lora_target_modules):
-        return (
-            "adapters of experts are computed on a CPU (--device cpu), or by torch alone "
-            "(--attention-backend torch)"
-        )
-    return ""
-
-
-def _adapters_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Bytes of memory for all adapters that may be loaded."""
-    if not config.max_loaded_loras:
-        return 0
-    return config.max_loaded_loras * adapter_bytes(
-        model, config.max_lora_rank, config.lora_target_modules
-    )
-
-
 def _task(asked: str, model: ModelConfig) -> str:
     """The task of the model. Raises SettingsError if the model does not support `asked`."""
     own = "generate"
@@ -414,50 +238,6 @@ def _task(asked: str, model: ModelConfig) -> str:
     raise SettingsError(
         f"--task is {asked}, but {model.name} ({model.architecture}) is made to {own}"
     )
-
-
-def _encoder(
-    asked: EngineConfig, config: EngineConfig, model: ModelConfig, free_bytes: int
-) -> Resolved:
-    """The settings of a model without KV. Slots are counted like everywhere, so that the scheduler
-    is the same; there are enough slots for all running requests, and they have no memory.
-    """
-    default = EngineConfig()
-    for name in NOT_FOR_ENCODERS:
-        if getattr(asked, name) != getattr(default, name):
-            raise SettingsError(
-                f"--{name.replace('_', '-')} is given, but {model.name} is an encoder: it has no "
-                "KV cache"
-            )
-    running = config.max_running_requests or MAX_RUNNING
-    context = config.context_length
-    tokens = config.max_prefill_tokens
-    if config.device == "cpu":
-        tokens = min(tokens, max(context, ENCODER_STEP_TOKENS))
-    filled = replace(
-        config,
-        chunked_prefill_size=-1,
-        prefix_cache=False,
-        max_prefill_tokens=tokens,
-        max_running_requests=running,
-        kv_tokens=(running + 1) * (_whole_pages(context, config) + config.page_size),
-    )
-    work = _work_bytes(replace(filled, chunked_prefill_size=tokens), model)
-    sizing = Sizing(
-        free_bytes=free_bytes,
-        weight_bytes=model.weights_bytes,
-        work_bytes=work,
-        kv_tokens=filled.kv_tokens,
-        pools=KvPools(bytes_per_token=0, page_size=filled.page_size),
-        context_length=context,
-    )
-    if model.weights_bytes + work > free_bytes:
-        raise SettingsError(
-            f"{model.name} does not fit into memory: weights take {size(model.weights_bytes)}, "
-            f"the work {size(work)}, and {size(free_bytes)} are free. Lower --max-prefill-tokens "
-            f"(now {tokens:,}) or take a smaller model."
-        )
-    return Resolved(filled, sizing)
 
 
 def _device(asked: str, machine: Machine) -> str:
@@ -519,274 +299,3 @@ def _max_slowdown(config: EngineConfig) -> float:
     if is_mixed and config.chunked_prefill_size > 0:
         return MAX_SLOWDOWN
     return -1.0
-
-
-def _speculative(config: EngineConfig, model: ModelConfig) -> str:
-    """The sources of drafts. `config` has its device. Raises SettingsError."""
-    if config.ngram_min > config.ngram_max:
-        raise SettingsError(
-            f"--ngram-min is {config.ngram_min}, above --ngram-max ({config.ngram_max})"
-        )
-    hindrance = _no_drafts(config, model)
-    if config.speculative == AUTO:
-        # The gain of drafts on a GPU has not been measured.
-        is_off = hindrance or config.device == "cuda"
-        return OFF if is_off else all_sources(config.draft_model)
-    if parse_draft_sources(config.speculative, "--speculative") and hindrance:
-        raise SettingsError(
-            f"--speculative is {config.speculative}, but {hindrance}; {OFF} is allowed"
-        )
-    return config.speculative
-
-
-def _no_drafts(config: EngineConfig, model: ModelConfig) -> str:
-    """The reason why drafts are impossible; "" if they are possible."""
-    if config.split_prefill_layers:
-        return (
-            "there are no drafts while prefills are split (--split-prefill-layers is "
-            f"{config.split_prefill_layers})"
-        )
-    if model.is_encoder:
-        return f"{model.name} is an encoder, which generates nothing"
-    if model.state_bytes:
-        return f"{model.name} has layers that keep a state, which cannot go back to before a draft"
-    return ""
-
-
-def _no_draft_model(config: EngineConfig, model: ModelConfig) -> str:
-    """The reason why a draft model cannot be used; "" if it can."""
-    if config.device == "cuda":
-        return "a draft model runs on a CPU only, and --device is cuda"
-    if config.overlap:
-        return "a draft model needs known tokens, and --overlap is on"
-    return _no_drafts(config, model)
-
-
-def _sizing(
-    asked: EngineConfig,
-    config: EngineConfig,
-    model: ModelConfig,
-    free_bytes: int,
-    draft: ModelConfig | None,
-    head_copy: int,
-) -> Sizing:
-    """Divide `free_bytes`. `config` is `asked` with device, dtype, context and chunk filled in;
-    `head_copy`: bytes of the copy of the head.
-    Raises SettingsError if memory is too small."""
-    weights = model.weights_bytes - elsewhere_bytes(config, model)
-    work = num_ranks(config) * _work_bytes(config, model) + _adapters_bytes(config, model)
-    work += head_copy
-    pools = _with_states(_pools(asked, config, model), config, model)
-    if draft is not None:
-        weights += draft.weights_bytes
-        work += _draft_work_bytes(config, draft)
-        pools = with_draft(model, draft, config.page_size)
-    rest = free_bytes - weights - work
-    kv_tokens = _kv_tokens(asked, config, pools, rest, free_bytes, weights)
-    if pools.window and pools.window_tokens(kv_tokens) >= kv_tokens:
-        # Two pools would take more memory than one.
-        pools = one_pool(model, config.page_size)
-        kv_tokens = _kv_tokens(asked, config, pools, rest, free_bytes, weights)
-    context = min(config.context_length, kv_tokens)
-    sizing = Sizing(
-        free_bytes=free_bytes,
-        weight_bytes=weights,
-        work_bytes=work,
-        kv_tokens=kv_tokens,
-        pools=pools,
-        context_length=context,
-        note=f"context cut from {config.context_length:,} to {context:,} tokens to fit the KV cache"
-        if context < config.context_length
-        else "",
-    )
-    _check_fit(asked, config, model, sizing)
-    return sizing
-
-
-def _pools(asked: EngineConfig, config: EngineConfig, model: ModelConfig) -> KvPools:
-    """The pools of KV: one, or a second one for layers with windows. There is only one for the code
-    of transformers, whose attention reads one table of slots for all layers; beside layers that
-    keep a state, if KV leaves the pool; and on a GPU with what does not work with two pools there:
-    states, drafts, pictures whose tokens see later ones, and KV in the memory of the host."""
-    leaves_pool = stores_kv(config) or config.disaggregation_mode != "none"
-    has_one_table = bool(model.library_config or (model.state_bytes and leaves_pool))
-    if config.device != "cpu":
-        sees_both_ways = model.vision is not None and model.vision.rules.sees_both_ways
-        drafts = config.speculative != OFF
-        has_states = model.state_bytes > 0
-        is_simple = not (drafts or sees_both_ways or has_states or leaves_pool)
-        has_one_table = has_one_table or not is_simple
-    if config.disable_hybrid_swa_memory or has_one_table:
-        return one_pool(model, config.page_size)
-    # The context is cut to the given size of the cache.
-    context_length = min(config.context_length, asked.kv_tokens or config.context_length)
-    return two_pools(
-        model,
-        page_size=config.page_size,
-        chunk_len=config.chunked_prefill_size,
-        context_length=context_length,
-        ratio=config.swa_full_tokens_ratio,
-        is_given=asked.kv_tokens > 0,
-    )
-
-
-def _with_states(pools: KvPools, config: EngineConfig, model: ModelConfig) -> KvPools:
-    if model.state_bytes and config.max_mamba_cache_size == 1:
-        raise SettingsError(
-            "--max-mamba-cache-size is 1; at least 2 states are needed: the one that a request "
-            "continues from, and its own"
-        )
-    return with_states(
-        pools,
-        model,
-        num_slots=config.max_mamba_cache_size,
-        ratio=config.mamba_full_memory_ratio,
-    )
-
-
-def _kv_tokens(
-    asked: EngineConfig,
-    config: EngineConfig,
-    pools: KvPools,
-    rest: int,
-    free_bytes: int,
-    weights: int,
-) -> int:
-    """Tokens of the KV cache: the user's number in whole pages, or as many as its bytes hold."""
-    if asked.kv_tokens:
-        return _whole_pages(asked.kv_tokens, config)
-    fitting = pools.fitting(_kv_budget(asked, config, pools, weights, rest, free_bytes))
-    # If every layer has a window, the other pool takes no memory: more tokens fit than are useful.
-    return min(fitting, _most_tokens(config))
-
-
-def _work_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """Bytes of memory during a step: activations of the longest piece of a prompt, logits,
-    libraries, and encoded pictures that are kept; on a GPU also graphs, which have their own
-    activations, and the table of slots.
-    """
-    tokens = config.context_length
-    if config.chunked_prefill_size > 0:
-        tokens = config.chunked_prefill_size
-    on_gpu = config.device == "cuda"
-    widened = 0
-    if on_gpu:
-        tokens += max((*graph_sizes(config), *prompt_graph_sizes(config)), default=0)
-        if (
-            config.quantize == "int4"
-        ):  # expanded at each use: 10 bytes per weight of the largest matrix
-            widened = 10 * 2 * model.hidden_size * model.intermediate_size
-    per_token = 4 * model.hidden_size + model.inner_size + model.mixer_size
-    activations = tokens * (per_token + model.layer_inputs_size) * 4
-    logits = 2 * (config.max_running_requests or MAX_RUNNING) * model.vocab_size * 4
-    encoder = 0
-    if model.vision is not None:
-        encoder = 4 * model.vision.num_work_floats
-        encoder += config.encoder_cache_tokens * encoded_bytes(model)
-    return (
-        activations
-        + encoder
-        + widened
-        + logits
-        + (graph_bytes(config) if on_gpu else 0)
-        + LIBRARY_BYTES[config.device]
-    )
-
-
-def encoded_bytes(model: ModelConfig) -> int:
-    """Bytes of the vectors of one token of a picture, in float32."""
-    return 4 * model.hidden_size * (1 + model.decoder.deepstack)
-
-
-def _draft_work_bytes(config: EngineConfig, draft: ModelConfig) -> int:
-    """Bytes of memory of a draft model besides its weights and the K and V of known tokens: its
-    work during a step, and K and V of its drafts."""
-    num_drafts = (config.max_running_requests or MAX_RUNNING) * config.max_draft
-    work = _work_bytes(config, draft) - LIBRARY_BYTES[config.device]
-    return work + num_drafts * draft.kv_bytes_per_token
-
-
-def _kv_budget(
-    asked: EngineConfig,
-    config: EngineConfig,
-    pools: KvPools,
-    weights: int,
-    rest: int,
-    free_bytes: int,
-) -> int:
-    """Bytes for the KV cache if the user gave no size. `rest`: bytes left by weights and work."""
-    one_context = pools.num_bytes(_whole_pages(config.context_length, config))
-    useful = pools.num_bytes(_most_tokens(config))
-    if asked.memory_fraction:
-        return min(useful, rest, int(free_bytes * asked.memory_fraction) - weights)
-    budget = min(useful, int(rest * KV_SHARE[config.device]))
-    if config.device == "cpu":
-        budget = min(budget, max(CPU_KV_BYTES, one_context))
-    if asked.context_length:
-        budget = max(budget, min(one_context, int(rest * LARGEST_KV_SHARE)))
-    return budget
-
-
-def _most_tokens(config: EngineConfig) -> int:
-    """Tokens of all requests that may run, each with a whole context: more are not needed."""
-    num_requests = config.max_running_requests or MAX_RUNNING
-    return num_requests * _whole_pages(config.context_length, config)
-
-
-def _whole_pages(num_tokens: int, config: EngineConfig) -> int:
-    return -(-num_tokens // config.page_size) * config.page_size
-
-
-def _check_fit(
-    asked: EngineConfig, config: EngineConfig, model: ModelConfig, sizing: Sizing
-) -> None:
-    """Raise SettingsError if weights, work and the smallest useful KV cache do not fit into
-    memory."""
-    shortest = asked.context_length or min(config.context_length, MIN_CONTEXT)
-    if asked.context_length and 0 < asked.kv_tokens < asked.context_length:
-        raise SettingsError(
-            f"--kv-tokens is {asked.kv_tokens:,}, less than --context-length "
-            f"({asked.context_length:,}): a request of that length could never run"
-        )
-    room = sizing.free_bytes - sizing.weight_bytes - sizing.work_bytes
-    fitting = sizing.pools.fitting(room)
-    if asked.kv_tokens:
-        fits = sizing.kv_tokens <= fitting
-    else:
-        fits = sizing.kv_tokens >= shortest
-    if fits:
-        return
-    wanted = shortest
-    if asked.kv_tokens:
-        wanted = sizing.kv_tokens
-    raise SettingsError(
-        f"{model.name} does not fit into memory: weights take {size(sizing.weight_bytes)}, the "
-        f"work {size(sizing.work_bytes)}, a KV cache of {wanted:,} tokens "
-        f"{size(sizing.pools.num_bytes(wanted))}, and {size(sizing.free_bytes)} are free. "
-        f"{_cure(asked, config, sizing, fitting, shortest)}"
-    )
-
-
-def _cure(
-    asked: EngineConfig, config: EngineConfig, sizing: Sizing, fitting: int, shortest: int
-) -> str:
-    """A sentence that names the option that makes the model fit. `fitting`: tokens that fit;
-    `shortest`: tokens of the shortest useful context."""
-    if fitting >= config.page_size:
-        if asked.kv_tokens:
-            return f"Lower --kv-tokens: {fitting:,} fit."
-        if asked.memory_fraction and fitting >= shortest:
-            needed = sizing.weight_bytes + sizing.pools.num_bytes(shortest)
-            enough = needed / sizing.free_bytes
-            return (
-                f"Raise --memory-fraction (now {asked.memory_fraction:g}): {enough + 0.01:.2f} is "
-                "enough."
-            )
-        if asked.context_length:
-            return f"Lower --context-length: {int(fitting * LARGEST_KV_SHARE):,} fits."
-    if asked.max_running_requests and sizing.work_bytes > sizing.free_bytes:
-        return f"Lower --max-running-requests, {asked.max_running_requests:,}."
-    narrow = ""
-    if config.dtype == "float32":
-        narrow = ", take --dtype bfloat16"
-    return f"Free some memory{narrow} or take a smaller model."

@@ -30,7 +30,7 @@ from weft.scheduler.history import (
     Stop,
     Wait,
 )
-from weft.scheduler.policies.shadow.shadowed import Shadowed
+from weft.scheduler.policies.composed.shadowed import Shadowed
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings

@@ -9,7 +9,7 @@ from weft.grammar.protocol import CompileResult
 from weft.messages.replies import RequestWarning, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.observe.log import EventLog
-from weft.scheduler.estimate.compiles import CompilesSeen
+from weft.scheduler.estimate.seen import CompilesSeen
 from weft.scheduler.features.grammar import GrammarFeature
 from weft.scheduler.history import EventKind
 from weft.scheduler.request import Request

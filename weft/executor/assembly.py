@@ -20,7 +20,6 @@ from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.parallel import of_rank
 from weft.config.projections import adapter_item_bytes
-from weft.executor.experts.recorder import ExpertRecorder
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool, MakeZeros, StatePool, zeros
 from weft.executor.lockstep.group import ExpertGroup
@@ -31,6 +30,7 @@ from weft.executor.lora.table import AdapterTable
 from weft.executor.media.steps import MediaPass
 from weft.executor.media.store import MediaStore
 from weft.executor.outputs.pooling import Pooler
+from weft.executor.passes.experts import ExpertRecorder
 from weft.executor.runner import Pass
 from weft.executor.weights.store import ModelMemory, WeightStore
 from weft.executor.wire.followers import Ranks

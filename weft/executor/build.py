@@ -12,10 +12,10 @@ from weft.executor.assembly import DraftSpec, RunnerSpec
 from weft.executor.cpu import build as cpu
 from weft.executor.device import worker_thread
 from weft.executor.drafting.build import draft_spec, paired
-from weft.executor.drafting.closing import ClosingPass
 from weft.executor.gpu import build as gpu
 from weft.executor.lockstep.group import ExpertGroup
 from weft.executor.logit_processors.processors import Processors
+from weft.executor.passes.closing import ClosingPass
 from weft.executor.runner import TorchRunner
 from weft.executor.wire.followers import Ranks
 from weft.parallel.peers import Peers

@@ -113,6 +113,40 @@ class RecordedFailure(Exception):
         self.described = described
 
 
+class StepTimes:
+    """Reports each step that has ended to `on_step`, with its plan, its result and its seconds."""
+
+    def __init__(self, on_step: Callable[[Plan, Result, float], None]) -> None:
+        self._on_step = on_step
+        self._launched: dict[int, tuple[Plan, float]] = {}  # plan and its time, by step
+        # The step whose result the engine has just taken.
+        self._ended: tuple[int, Result] | None = None
+        self._done_s: float | None = None  # end of the last step; None: the engine was idle since
+
+    def launched(self, plan: Plan, now: float) -> None:
+        self._launched[plan.step] = (plan, now)
+
+    def ended(self, number: int, result: Result) -> None:
+        """The engine takes a result, and reads the clock right after it."""
+        self._ended = (number, result)
+
+    def clock_was_read(self, now: float) -> None:
+        if self._ended is None:
+            return
+        number, result = self._ended
+        self._ended = None
+        launched = self._launched.pop(number, None)
+        if launched is not None:
+            plan, planned_s = launched
+            began_s = planned_s if self._done_s is None else self._done_s
+            self._on_step(plan, result, now - began_s)
+        self._done_s = now
+
+    def is_idle(self) -> None:
+        """The engine has no work."""
+        self._done_s = None
+
+
 class Replay:
     """One run over a journal. `engine` may be inspected whenever `run` has returned.
 
@@ -132,11 +166,7 @@ class Replay:
     ) -> None:
         self._script = _Script(records)
         self._check = check
-        self._on_step = on_step
-        self._launched: dict[int, tuple[Plan, float]] = {}  # plan and its time, by step
-        # The step whose result the engine has just taken.
-        self._ended: tuple[int, Result] | None = None
-        self._done_s: float | None = None  # end of the last step; None: the engine was idle since
+        self.times = StepTimes(on_step or _no_report)
         self._runner = _Runner(self._script, self)
         self.began = self._script.first()
         self.engine = self._make_engine(self.began)
@@ -198,7 +228,7 @@ class Replay:
             if isinstance(reply, StepOutput):
                 self._compare(self._script.expect(Answered, self, "answers"), answered(reply), None)
         if not self.engine.has_work:
-            self._done_s = None
+            self.times.is_idle()
         if self._check:
             self.engine.scheduler.audit()
 
@@ -304,19 +334,12 @@ class Replay:
         self.last_s = self._script.expect(Read, self, "reads the clock").now
         if self.first_s is None:
             self.first_s = self.last_s
-        # The engine reads the clock right after it takes a result.
-        if self._ended is not None:
-            self._step_ended(*self._ended)
-            self._ended = None
+        self.times.clock_was_read(self.last_s)
         return self.last_s
 
-    def _step_ended(self, number: int, result: Result) -> None:
-        launched = self._launched.pop(number, None)
-        if launched is not None and self._on_step is not None:
-            plan, planned_s = launched
-            began_s = planned_s if self._done_s is None else self._done_s
-            self._on_step(plan, result, self.last_s - began_s)
-        self._done_s = self.last_s
+
+def _no_report(plan: Plan, result: Result, seconds: float) -> None:
+    """Nobody wants to know."""
 
 
 class _NoMatcher:
@@ -461,8 +484,7 @@ class _Runner:
         failed = self._script.peek()
         if isinstance(failed, Failed) and failed.at_launch:
             raise RecordedFailure(self._script.expect(Failed, self._replay, "").message)
-        if replay._on_step is not None:
-            replay._launched[plan.step] = (plan, replay.last_s)
+        replay.times.launched(plan, replay.last_s)
         return _Step(self._script, self._replay, plan.step)
 
     def control(self, request: DeviceRequest) -> Pending:
@@ -501,7 +523,7 @@ class _Step:
             Sampled, self._replay, f"waits for the result of step {self._number}"
         )
         result = sampled.result()
-        self._replay._ended = (self._number, result)
+        self._replay.times.ended(self._number, result)
         return result
 
     def done(self) -> bool:

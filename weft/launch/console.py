@@ -20,8 +20,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from weft.config.amounts import parameters, size
 from weft.config.numbers import counted
-from weft.config.resolve import parameters, size
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
 from weft.version import __version__

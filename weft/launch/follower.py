@@ -44,7 +44,8 @@ def run(args: FollowerArgs) -> int:
     from weft.assemble.ranks import FailedRank, joined_as
     from weft.config.model import ModelError
     from weft.config.options import SettingsError
-    from weft.config.resolve import kept_as, window_tokens
+    from weft.config.resolve import kept_as
+    from weft.config.sizing import window_tokens
     from weft.executor.build import load_runner
     from weft.executor.ranks.follower import follow
     from weft.executor.wire.followers import FAILED, READY

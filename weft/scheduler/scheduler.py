@@ -36,8 +36,8 @@ from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.policies.composed.build import build_policy
+from weft.scheduler.policies.composed.shadowed import Shadowed
 from weft.scheduler.policies.protocol import Policy, PolicyContext
-from weft.scheduler.policies.shadow.shadowed import Shadowed
 from weft.scheduler.prefill import NO_ROOM
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import (

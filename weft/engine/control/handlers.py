@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, get_args
 import msgspec
 
 from weft.engine import explain
-from weft.engine.control import adapters, cache, experts, profile, settings, weights, work
+from weft.engine.control import cache, experts, profile, settings, weights, work
 from weft.engine.services import Services
 from weft.messages.adapters import LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.by_name import methods
@@ -208,8 +208,8 @@ HANDLERS: dict[type, Handler] = {
     InitWeightsUpdateGroup: weights.init_weights_update_group,
     DestroyWeightsUpdateGroup: weights.destroy_weights_update_group,
     GetWeightsByName: weights.get_weights_by_name,
-    LoadLoraAdapter: adapters.load_lora_adapter,
-    UnloadLoraAdapter: adapters.unload_lora_adapter,
+    LoadLoraAdapter: weights.load_lora_adapter,
+    UnloadLoraAdapter: weights.unload_lora_adapter,
     ReleaseMemoryOccupation: weights.release_memory_occupation,
     ResumeMemoryOccupation: weights.resume_memory_occupation,
     UnreadableMessages: count_unreadable,

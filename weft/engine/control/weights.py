@@ -1,4 +1,4 @@
-"""Handlers of control requests about weights and memory.
+"""Handlers of control requests about weights, adapters and memory.
 
 Each becomes a job for the device, and is answered when the job is done (`device_jobs.py`). This
 module sees no tensor.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from weft.engine.device_jobs import Answer, DeviceJob, JobResult
 from weft.engine.services import Services
+from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.calls import ControlReply
 from weft.messages.weights import (
     DestroyWeightsUpdateGroup,
@@ -142,3 +143,11 @@ def _tags(asked: list[str] | None) -> tuple[str, ...]:
 
 def _status(reply: DeviceReply) -> int:
     return 200 if reply.ok else reply.status
+
+
+def load_lora_adapter(services: Services, message: LoadLoraAdapter) -> AdapterReply | None:
+    return services.adapters.load(message)
+
+
+def unload_lora_adapter(services: Services, message: UnloadLoraAdapter) -> AdapterReply | None:
+    return services.adapters.unload(message)

@@ -30,8 +30,9 @@ from weft.executor.cpu.staged_model import StagedModel, WholeModel
 from weft.executor.cpu.states import CppStates
 from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.device import StepDevice
-from weft.executor.experts.recorder import counting
 from weft.executor.inputs import DeviceRowTable
+from weft.executor.passes.experts import counting
+from weft.executor.passes.split import split
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.ranks.build import (
@@ -44,7 +45,6 @@ from weft.executor.ranks.build import (
     rank_passes,
 )
 from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
-from weft.executor.split.steps import split
 from weft.models.registry import DecoderModel, make_encoder, make_model
 from weft.models.transformers_backend.model import TransformersModel
 from weft.observe.log import EventLog
@@ -163,7 +163,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         *media_passes(spec, rows, tower),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
-        *split(spec, whole, model=model, attention=attention, rows=rows, experts=experts),
+        *split(spec.engine, whole, model=model, attention=attention, rows=rows, experts=experts),
         *counting(experts, fused.compute_all if steps is fused else None),
     ]
     device = announcing(spec, _device(spec), sender)

@@ -27,7 +27,6 @@ from weft.executor.assembly import (
     media_passes,
     tensors_of,
 )
-from weft.executor.experts.recorder import counting
 from weft.executor.gpu.device import GpuDevice
 from weft.executor.gpu.gpu import Gpu
 from weft.executor.gpu.graphs import AdapterGraphs, GraphParts, StepGraphs
@@ -37,11 +36,12 @@ from weft.executor.gpu.staging import split as split_numbers
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool, StatePool
 from weft.executor.overlap.runs import DeviceRuns
+from weft.executor.passes.experts import counting
+from weft.executor.passes.split import split
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.plain.tower import TorchTowerBackend
 from weft.executor.runner import CapturedSteps, DecoderSteps, TorchRunner
-from weft.executor.split.steps import split
 from weft.models.registry import make_model
 from weft.ops.protocol import Ops
 from weft.ops.sampling import SamplerOps
@@ -159,7 +159,9 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     passes = [
         *media_passes(spec, rows, tower),
         *adapter_passes(adapters),
-        *split(spec, eager, model=model, attention=kernels.attention, rows=rows, experts=experts),
+        *split(
+            spec.engine, eager, model=model, attention=kernels.attention, rows=rows, experts=experts
+        ),
         *counting(experts, eager.compute),
     ]
     return TorchRunner(steps_with(graphs=graphs), store=weights, device=device, passes=passes)

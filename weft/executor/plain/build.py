@@ -20,8 +20,9 @@ from weft.executor.assembly import (
     tensors_of,
 )
 from weft.executor.device import StepDevice
-from weft.executor.experts.recorder import counting
 from weft.executor.inputs import DeviceRowTable
+from weft.executor.passes.experts import counting
+from weft.executor.passes.split import split
 from weft.executor.plain.attention import TorchPaged
 from weft.executor.plain.encoder_attention import TorchBidirectional
 from weft.executor.plain.states import TorchStates
@@ -36,7 +37,6 @@ from weft.executor.ranks.build import (
     rank_passes,
 )
 from weft.executor.runner import EncoderSteps, TorchRunner
-from weft.executor.split.steps import split
 from weft.models.registry import make_encoder, make_model
 from weft.ops.encoder import PlainEncoderOps
 from weft.ops.lora import TorchAdapters
@@ -81,7 +81,7 @@ def build_decoder(
         *media_passes(spec, rows, tower),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
-        *split(spec, whole, model=model, attention=attention, rows=rows, experts=experts),
+        *split(spec.engine, whole, model=model, attention=attention, rows=rows, experts=experts),
         *counting(experts),
     ]
     device = announcing(spec, device, sender)

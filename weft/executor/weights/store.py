@@ -12,24 +12,23 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from weft.config.decoder import first_difference
-from weft.config.model import BadCheckpoint, ModelConfig, ModelError, quantization_of
-from weft.config.quantized import Quantization
-from weft.executor.experts.recorder import ExpertCounts, ExpertError, ExpertRecorder
+from weft.config.model import BadCheckpoint, ModelConfig, ModelError
+from weft.executor.passes.experts import ExpertCounts, ExpertError, ExpertRecorder
+from weft.executor.weights.groups import UpdateGroups
+from weft.executor.weights.same_model import quantization_in, require_same_model
 from weft.models.layers.weight import Weight, Weights
 from weft.models.registry import DecoderModel, EncoderModel
-from weft.models.transformers_backend.describe import described
 from weft.models.transformers_backend.model import TransformersModel
 from weft.models.vision.tower import Tower
 from weft.observe.log import EventLog
-from weft.parallel.update_group import BACKENDS, GroupError, UpdateGroup
+from weft.parallel.update_group import GroupError
 from weft.plan.device import (
     KV_CACHE,
     TAGS,
@@ -65,13 +64,7 @@ from weft.weights.stream import (
     require_finite,
 )
 
-MAX_GROUPS = 8
 MAX_VALUES = 4_000_000  # values of a weight in one reply
-MAY_DIFFER = (  # fields of the config that new weights may change
-    *("name", "dtype", "kv_dtype", "quantize", "keeps_codes"),
-    *("stored", "num_coded", "coded_bytes"),
-    *("max_position", "context_length", "bos_token_id", "eos_token_ids", "pooling"),
-)
 
 log = EventLog("engine")
 
@@ -158,7 +151,7 @@ class WeightStore:
         self._experts = experts
         self._adapters = adapters
         self._weights: dict[str, Weight] = {weight.name: weight for weight in memory.all_weights()}
-        self._groups: dict[str, UpdateGroup] = {}
+        self._groups = UpdateGroups(memory.device)
         self._released: set[str] = set()
 
     @torch.inference_mode()
@@ -182,7 +175,7 @@ class WeightStore:
         try:
             with ExitStack() as stack:
                 paths = self._root.weight_files(folder)
-                self._require_same_model(folder)
+                require_same_model(folder, self._memory.config)
                 origin = origin_of(folder)
                 if isinstance(self._memory.model, TransformersModel):
                     return self._update_by_library(self._memory.model, origin)
@@ -191,7 +184,7 @@ class WeightStore:
                     self._weights,
                     files,
                     f"the weights in {folder} do not fit the model",
-                    quantization=self._quantization(folder),
+                    quantization=quantization_in(folder, self._memory.config),
                     unread=unread_of(self._memory.config),
                 )
                 require_finite(found)
@@ -221,7 +214,7 @@ class WeightStore:
         """Receive all weights before the first one is loaded, so that a sender that fails leaves
         the model unchanged."""
         self._require_weights()
-        group = self._group(request.group)
+        group = self._groups.of(request.group)
         wanted = self._announced(request)
         tensors = []
         try:
@@ -237,9 +230,8 @@ class WeightStore:
                 if not is_finite(tensors[-1]):
                     raise Refused(f"{name} has values that are not finite")
         except (GroupError, Refused):
-            self._groups.pop(
-                group.name
-            ).close()  # the sender and this receiver may be at different tensors
+            # The sender and this receiver may be at different tensors.
+            self._groups.leave(group.name)
             raise
 
         def put() -> None:
@@ -336,42 +328,6 @@ class WeightStore:
         self._memory.note_new_weights()
         self._released.discard(WEIGHTS)
 
-    def _quantization(self, folder: Path) -> Quantization:
-        """The quantisation of the weights in a folder, by its config.json; without one, that of the
-        model's weights."""
-        if (folder / "config.json").exists():
-            return quantization_of(folder)
-        return self._memory.config.stored
-
-    def _require_same_model(self, folder: Path) -> None:
-        """Raise ModelError if the folder has the config.json of another model."""
-        if not (folder / "config.json").exists():
-            return
-        config = self._config_of(folder)
-        names = [one.name for one in fields(config) if one.name not in MAY_DIFFER]
-        other = [
-            name for name in names if getattr(config, name) != getattr(self._memory.config, name)
-        ]
-        if other:
-            theirs = getattr(config, other[0])
-            ours = getattr(self._memory.config, other[0])
-            name = other[0]
-            if name == "decoder":
-                name, theirs, ours = first_difference(theirs, ours)
-            raise BadCheckpoint(
-                f"the config.json in {folder} is of another model: {name} is {theirs}, not {ours}"
-            )
-
-    def _config_of(self, folder: Path) -> ModelConfig:
-        """The config of the model in a folder, read by the same code as the config of the served
-        model. Raises ModelError."""
-        if self._memory.config.library_config:
-            return described(folder, folder.name)
-        config = ModelConfig.from_folder(folder)
-        if self._memory.tower is None:
-            config = replace(config, vision=None)
-        return config
-
     def _update_by_library(self, model: TransformersModel, origin: WeightOrigin) -> DeviceReply:
         """Let the transformers library read a folder, because it knows the renamed and merged
         tensors of its checkpoints. Meanwhile the weights are in memory twice."""
@@ -407,45 +363,12 @@ class WeightStore:
     # Groups
 
     def _join_group(self, request: JoinGroup) -> DeviceReply:
-        if request.name in self._groups:
-            raise Refused(f"the group {request.name[:64]!r} is joined already")
-        if len(self._groups) >= MAX_GROUPS:
-            raise Refused(
-                f"{len(self._groups)} groups are joined, no more are allowed; destroy one"
-            )
-        if request.backend not in BACKENDS:
-            raise Refused(
-                f"the backend is {request.backend[:64]!r}; {', '.join(BACKENDS)} are allowed"
-            )
-        if BACKENDS[request.backend] == "cuda" and self._memory.device.type != "cuda":
-            raise Refused(
-                f"the backend is {request.backend}, but this engine computes on a CPU; use gloo"
-            )
-        if not 0 < request.rank < request.world_size:
-            raise Refused(
-                f"the rank is {request.rank}; 1 to {request.world_size - 1} are expected, "
-                "0 is the sender"
-            )
-        self._groups[request.name] = UpdateGroup(
-            request.name,
-            request.host,
-            request.port,
-            rank=request.rank,
-            world_size=request.world_size,
-            backend=request.backend,
-            timeout_s=request.timeout_s,
-        )
+        self._groups.join(request)
         return self._reply()
 
     def _leave_group(self, request: LeaveGroup) -> DeviceReply:
-        self._groups.pop(self._group(request.name).name).close()
+        self._groups.leave(request.name)
         return self._reply()
-
-    def _group(self, name: str) -> UpdateGroup:
-        if name not in self._groups:
-            there = ", ".join(map(repr, self._groups)) or "none"
-            raise Refused(f"no group {name[:64]!r} is joined; joined are: {there}")
-        return self._groups[name]
 
     # Values
 
@@ -505,7 +428,7 @@ class WeightStore:
     # Memory
 
     def _release_memory(self, request: ReleaseMemory) -> DeviceReply:
-        self._check_tags(request.tags)
+        _check_tags(request.tags)
         if not release.is_offered(self._memory.device):
             raise Refused("memory can only be released on a CPU under Linux")
         tensors = {WEIGHTS: self._memory.weights, KV_CACHE: self._memory.kv_cache}
@@ -516,7 +439,7 @@ class WeightStore:
         return self._reply(num_bytes=num_bytes)
 
     def _resume_memory(self, request: ResumeMemory) -> DeviceReply:
-        self._check_tags(request.tags)
+        _check_tags(request.tags)
         reloads = WEIGHTS in request.tags and WEIGHTS in self._released
         if reloads:
             try:
@@ -528,12 +451,6 @@ class WeightStore:
                 ) from exc
         self._released -= set(request.tags)
         return self._reply(is_reloaded=reloads)
-
-    @staticmethod
-    def _check_tags(tags: Sequence[str]) -> None:
-        for tag in tags:
-            if tag not in TAGS:
-                raise Refused(f"the tag {tag[:64]!r} is unknown; {', '.join(TAGS)} are allowed")
 
     def _reply(self, *, ok: bool = True, **values: Any) -> DeviceReply:
         return DeviceReply(
@@ -556,3 +473,9 @@ class WeightStore:
         LoadAdapter: _load_adapter,
         UnloadAdapter: _unload_adapter,
     }
+
+
+def _check_tags(tags: Sequence[str]) -> None:
+    for tag in tags:
+        if tag not in TAGS:
+            raise Refused(f"the tag {tag[:64]!r} is unknown; {', '.join(TAGS)} are allowed")

@@ -2,7 +2,7 @@
 
 Prompts take rows and memory in order, as soon as these are free. They share a step as far as it has
 tokens, and time beside the running requests, as in `pace/pace.py`. Running requests decode in that
-step or in one of their own, and end when they have generated the expected tokens (`outputs.py`).
+step or in one of their own, and end when they have generated the expected tokens (`seen.py`).
 This module knows no policy and no queue.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.scheduler.estimate.outputs import OutputsSeen
+from weft.scheduler.estimate.seen import OutputsSeen
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import LEAST_BOUND_S, MIN_TOKENS, StepBudget
 from weft.scheduler.pace.step_cost import CostModel, StepLoad

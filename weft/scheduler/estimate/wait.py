@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Set
 from itertools import islice
 
-from weft.scheduler.estimate.outputs import OutputsSeen
 from weft.scheduler.estimate.play import Play, PlayedPrompt
+from weft.scheduler.estimate.seen import OutputsSeen
 from weft.scheduler.history import Counters
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import Pace

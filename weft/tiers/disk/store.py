@@ -103,12 +103,22 @@ class DiskTiers:
         return Present(num_tokens, self._can_resume(chain, last))
 
     def fetch(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        ending: IntArray = NO_PAGES,
     ) -> None:
         self._reader.read(self._enter(ticket, key, start, pages, ending))
 
     def keep(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        ending: IntArray = NO_PAGES,
     ) -> None:
         self._writer.do(self._enter(ticket, key, start, pages, ending))
 

@@ -77,7 +77,12 @@ class HostTiers:
         return Present(max(num_here, self._below.store.lacks(key).num_tokens))
 
     def fetch(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        ending: IntArray = NO_PAGES,
     ) -> None:
         job = self._enter(ticket, key, start, pages, is_read=True)
         blocks = self._blocks
@@ -95,7 +100,12 @@ class HostTiers:
         self._below.read(job, part, begin, job.new)
 
     def keep(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        ending: IntArray = NO_PAGES,
     ) -> None:
         job = self._enter(ticket, key, start, pages, is_read=False)
         blocks = self._blocks

@@ -1,5 +1,6 @@
 """Policies composed of several: `priority > fair(key) > lpm`, from the coarsest to the finest.
 
 `language.py` parses the text, `build.py` makes the policy. The other modules are the parts:
-classes, and an order that another one refines.
+classes, an order that another one refines, and a second policy beside the first without effect
+(`--shadow-policy`).
 """

@@ -1,5 +1,5 @@
-"""Families that have the decoder of another family, and an encoder of pictures: LLaVA, Idefics 3
-and SmolVLM."""
+"""Families that have the decoder of another family, and an encoder of pictures or sounds: LLaVA,
+Idefics 3, SmolVLM, Qwen2-Audio."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.config.decoder import DecoderSpec
 from weft.config.families import meta, mistral, qwen
 from weft.config.families.family import Config, Family
 from weft.config.model_errors import UnsupportedModel
-from weft.config.vision import pictures
+from weft.config.vision import pictures, sound
 
 # Model type of the text → its reader.
 _TEXTS = {
@@ -24,6 +24,17 @@ _DEFAULTS = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "max_position_embeddings": 2_048,
+    "rms_norm_eps": 1e-6,
+}
+# Qwen 2's defaults in transformers: the files of Qwen2-Audio omit usual values.
+_QWEN2_DEFAULTS = {
+    "vocab_size": 151_936,
+    "hidden_size": 4_096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
     "rms_norm_eps": 1e-6,
 }
 
@@ -47,4 +58,7 @@ ARCHITECTURES = {
     ),
     "Idefics3ForConditionalGeneration": _IDEFICS3,
     "SmolVLMForConditionalGeneration": _IDEFICS3,
+    "Qwen2AudioForConditionalGeneration": Family(
+        read=qwen.FAMILIES["Qwen2"].read, defaults=_QWEN2_DEFAULTS, tower=sound.qwen2_audio
+    ),
 }

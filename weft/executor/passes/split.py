@@ -12,11 +12,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from weft.executor.assembly import RunnerSpec
+from weft.config.engine import EngineConfig
 from weft.executor.backend import AttentionBackend
 from weft.executor.device import DeviceOutput
-from weft.executor.experts.recorder import ExpertRecorder
 from weft.executor.inputs import DeviceRowTable
+from weft.executor.passes.experts import ExpertRecorder
 from weft.executor.runner import DecoderOutput, DecoderSteps, Pass, Run
 from weft.models.registry import DecoderModel, LayeredModel
 from weft.ops.sampling import on
@@ -98,7 +98,7 @@ class PieceSteps:
 
 
 def split(
-    spec: RunnerSpec,
+    config: EngineConfig,
     whole: DecoderSteps,
     *,
     model: DecoderModel,
@@ -107,7 +107,7 @@ def split(
     experts: ExpertRecorder | None,
 ) -> list[Pass]:
     """The pass for pieces, if the settings ask for pieces."""
-    if not spec.engine.split_prefill_layers:
+    if not config.split_prefill_layers:
         return []
     # `resolve` has refused models that are not layered.
     layered = cast(LayeredModel, model)

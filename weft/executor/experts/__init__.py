@@ -1,1 +1,0 @@
-"""Statistics of the experts that the tokens of a model get."""

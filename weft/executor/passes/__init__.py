@@ -1,0 +1,1 @@
+"""Passes around the computation of steps, one file each. A runner has only those that it needs."""

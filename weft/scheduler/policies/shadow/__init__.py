@@ -1,1 +1,0 @@
-"""A second policy, which decides on the same inputs without effect: `--shadow-policy`."""
