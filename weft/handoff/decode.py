@@ -165,7 +165,6 @@ class DecodeSide(NoHandoff):
         self._missed: list[Missed] = []
         self._deliveries: dict[int, Delivery] = {}  # by ticket
         self._num_bytes = 0
-        self._num_connections = 0
         self._faults = 0
         self._talks: dict[int, Talk] = {}  # used by the thread only
         self._refusals = Refusals()
@@ -235,7 +234,7 @@ class DecodeSide(NoHandoff):
         return news
 
     def report(self) -> HandoffReport:
-        return HandoffReport(self._num_bytes, self._num_connections, self._faults)
+        return HandoffReport(self._num_bytes, self._faults)
 
     # Orders, on the thread
 
@@ -482,7 +481,6 @@ class DecodeSide(NoHandoff):
             raise Unreachable(exc.strerror or f"{exc}") from exc
         except UnicodeError as exc:  # of a look-up
             raise Unreachable("the host is no name of a machine") from exc
-        self._num_connections += 1
         connection = Connection(sock)
         try:
             meeting = Meeting(f"{place}", place.room)

@@ -124,7 +124,6 @@ class PrefillSide(NoHandoff):
         self._returned: list[str] = []
         self._gates: dict[str, PageGate] = {}  # of lent rooms
         self._num_bytes = 0
-        self._num_connections = 0
         self._faults = 0
         # Used by the thread only.
         self._rooms: dict[str, Room] = {}
@@ -182,7 +181,7 @@ class PrefillSide(NoHandoff):
         return news
 
     def report(self) -> HandoffReport:
-        return HandoffReport(self._num_bytes, self._num_connections, self._faults)
+        return HandoffReport(self._num_bytes, self._faults)
 
     # Rooms, on the thread
 
@@ -252,7 +251,6 @@ class PrefillSide(NoHandoff):
                 log.seldom("not_accepted", error=f"{exc}")
                 await asyncio.sleep(self._beat_s)
                 continue
-            self._num_connections += 1
             if self._num_strangers >= MAX_STRANGERS:
                 log.seldom("too_many", peer=address[0], connections=self._num_strangers)
                 sock.close()
