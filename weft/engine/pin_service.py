@@ -14,7 +14,7 @@ import msgspec
 
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
-from weft.engine.tier_service import TierService
+from weft.engine.tiers.service import TierService
 from weft.messages.cache import GetCacheReply
 from weft.messages.pins import PinStatus
 from weft.messages.replies import StepOutput
@@ -102,7 +102,7 @@ class PinService(Service):
         """Remove a pin. Returns its tokens; 0 if there is no pin of this name."""
         return self.feature.book.remove(name)
 
-    def told(
+    def add_to(
         self,
         reply: GetCacheReply,
         now: float,

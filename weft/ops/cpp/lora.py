@@ -161,7 +161,7 @@ class CppAdapters:
         self._fused: list[abi.FusedStep] = []
         self._adapters: IntArray | None = None  # of the step's tokens
         # Kept alive, because the structures of steps point to them.
-        self._told: TokenAdapters | None = None
+        self._of_tokens: TokenAdapters | None = None
         self._sampled: TokenAdapters | None = None
         self._of_head: TokenAdapters | None = None
 
@@ -279,10 +279,10 @@ class CppAdapters:
         if adapters is None and self._adapters is None:
             return
         self._adapters = adapters
-        self._told = TokenAdapters.of(adapters)
+        self._of_tokens = TokenAdapters.of(adapters)
         self._sampled = TokenAdapters.of(sampled)
         for step in self._steps:
-            _set_adapters(step, self._told)
+            _set_adapters(step, self._of_tokens)
         for step in self._fused:
             _set_adapters(step, self._sampled, "head_")
 
@@ -343,18 +343,20 @@ class TokenAdapters(NamedTuple):
         return cls(adapters, *row_blocks(adapters, abi.LORA_ROWS))
 
 
-def _set_adapters(step: ctypes.Structure, told: TokenAdapters | None, prefix: str = "") -> None:
+def _set_adapters(
+    step: ctypes.Structure, of_tokens: TokenAdapters | None, prefix: str = ""
+) -> None:
     """Set the four fields of a step that hold the adapters of its tokens. Their names begin with
     `prefix`."""
     adapters = None
     num_blocks = 0
     blocks = None
     rows = None
-    if told is not None:
-        adapters = told.adapters.ctypes.data
-        num_blocks = len(told.blocks)
-        blocks = told.blocks.ctypes.data
-        rows = told.rows.ctypes.data
+    if of_tokens is not None:
+        adapters = of_tokens.adapters.ctypes.data
+        num_blocks = len(of_tokens.blocks)
+        blocks = of_tokens.blocks.ctypes.data
+        rows = of_tokens.rows.ctypes.data
     setattr(step, f"{prefix}adapters", adapters)
     setattr(step, f"{prefix}num_lora_blocks", num_blocks)
     setattr(step, f"{prefix}lora_blocks", blocks)

@@ -17,7 +17,7 @@ from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.policies.lanes.lane import Lane
-from weft.scheduler.policies.lanes.lanes import KeptOrder, LastingKey, requests_of
+from weft.scheduler.policies.lanes.lanes import KeptOrder, StableKey, requests_of
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.waiting_table import EVERYBODY, DoubleArray, WaitingTable
@@ -103,7 +103,7 @@ class Policy:
     # Whether the policy does it by itself, within groups that one turn for all requests would mix.
     ages_within = False
     # Whether `order_waiting` yields only requests of which the follower was notified.
-    names_its_own = False
+    yields_followed_only = False
     reads_cache = False  # whether `WaitingTable.cached_len` and `prefix_index` are kept up to date
 
     def __init__(self, context: PolicyContext) -> None:
@@ -112,7 +112,7 @@ class Policy:
         self.classes: RequestClasses | None = None
         self.displacement: Displacement | None = None
         self.follower: RequestFollower | None = None
-        # Set by the queue, if the policy reads a cache that shares.
+        # From `use_index`.
         self.prefix_index: PrefixIndex | None = None
         self.subtree_counts: SubtreeCounts | None = None
 
@@ -123,21 +123,21 @@ class Policy:
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
         """The requests whose arrival order is below `end`, best first: the order of `order`,
         perhaps without reading each request."""
-        indices = table.indices() if end == EVERYBODY else table.indices_before(end)
+        indices = table.used.listed() if end == EVERYBODY else table.indices_before(end)
         return self.order(table, indices, now)
 
     def look(self, table: WaitingTable) -> None:
         """Requests have come, left or changed, and no order is needed now. A policy that stores an
         order updates it here, so that the next order takes less time."""
 
-    def lasting_keys(self) -> tuple[LastingKey, ...] | None:
+    def stable_keys(self) -> tuple[StableKey, ...] | None:
         """The keys of the order, most important first, if they last; None: the order has no keys,
         or one that depends on time."""
         return None
 
-    def lane_keys(self) -> tuple[LastingKey, ...] | None:
+    def lane_keys(self) -> tuple[StableKey, ...] | None:
         """The keys of the lanes that `order_lane` reads; None: it reads no lanes."""
-        return self.lasting_keys()
+        return self.stable_keys()
 
     def order_lane(
         self,
@@ -155,11 +155,15 @@ class Policy:
         """A counter of the sequences below each node of the prefix tree, if the policy reads it."""
         return None
 
-    def lend_index(self, inner: Policy) -> None:
-        """Give a policy inside this one the index and counts that the queue has set here. Called
-        before each order."""
-        inner.prefix_index = self.prefix_index
-        inner.subtree_counts = self.subtree_counts
+    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+        """Read the cached prefixes of the waiting requests here from now on. `counts` are those of
+        `new_counts`.
+
+        The queue calls it before any request is introduced, if the policy reads the cache and the
+        cache shares. A policy with others inside passes both on.
+        """
+        self.prefix_index = index
+        self.subtree_counts = counts
 
 
 class KeyPolicy(Policy):
@@ -192,5 +196,5 @@ class KeyPolicy(Policy):
         if self._kept is not None:
             self._kept.look(table)
 
-    def lasting_keys(self) -> tuple[LastingKey, ...] | None:
+    def stable_keys(self) -> tuple[StableKey, ...] | None:
         return (self,) if self.lasts else None

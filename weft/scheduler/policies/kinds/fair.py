@@ -32,6 +32,7 @@ from itertools import count
 import numpy as np
 
 from weft.arrays import IntArray, LongArray
+from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.policies.kinds.lpm import LongestPrefix
 from weft.scheduler.policies.lanes.lanes import requests_of
@@ -66,10 +67,10 @@ class Fair(Policy):
         # arrival orders of requests that have not run under this policy
         self._waiting: set[int] = set()
         # Whether the order within tenants needs more than that of a lane.
-        self._asks_within = within is not None and within.lasting_keys() is None
+        self._asks_within = within is not None and within.stable_keys() is None
         keys = (LongestPrefix(context),) if within is None else within.lane_keys()
         self._lanes = TenantLanes(keys, self._waiting)
-        self.names_its_own = keys is not None
+        self.yields_followed_only = keys is not None
         self._floor = 0.0  # the least counter of waiting tenants when it was last computed
         self._since_due = 0  # admissions since the last one of the least served tenant
         # The reason for which the last order named each request, by its arrival order.
@@ -188,7 +189,6 @@ class Fair(Policy):
         within = self._within
         if within is None:
             return self._walk(table, end, now, None)
-        self.lend_index(within)
         tenants: LongArray = table.tag.take(indices)
 
         def order_of(tenant: int) -> Iterator[Request]:
@@ -197,7 +197,7 @@ class Fair(Policy):
         return self._walk(table, end, now, order_of)
 
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
-        if not self.names_its_own:
+        if not self.yields_followed_only:
             return super().order_waiting(table, end, now)
         within = self._within
         if within is None or not self._asks_within:
@@ -259,6 +259,11 @@ class Fair(Policy):
                 since_due = 0
             else:
                 since_due += 1
+
+    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+        super().use_index(index, counts)
+        if self._within is not None:
+            self._within.use_index(index, counts)
 
     def new_counts(self) -> SubtreeCounts | None:
         return None if self._within is None else self._within.new_counts()

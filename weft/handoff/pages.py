@@ -1,9 +1,22 @@
-"""A lock around pages that another thread may take away at any time."""
+"""The memory that is sent and received, and a lock around pages that another thread may take away
+at any time."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from types import TracebackType
+
+from weft.tiers.pages import PoolPages
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandoffMemory:
+    """`endings`: the memory of endings, if sequences have some."""
+
+    pool: PoolPages
+    endings: PoolPages | None
+    page_size: int  # tokens
 
 
 class GateShut(Exception):

@@ -1,36 +1,48 @@
-"""Turns the fields that generating APIs share into prompts, and prompts into a running generation.
+"""From the fields that generating APIs share to `GenerateRequest`s, and to a running generation.
 
-Chat and text completions, `/infill`, `/generate` and the pooling APIs use this module.
-`fields/sampling.py` reads the sampling fields of a body; each API writes its own answers.
+Here the server makes every request to the engine, once: chat and text completions, `/infill`,
+`/generate` and the pooling APIs use this module. `fields/sampling.py` reads the sampling fields of
+a body; each API writes its own answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 
-from weft.client.adapters import DEFAULT_MODEL, AdapterRefused, NamedAdapter
-from weft.client.generation import Generation
-from weft.client.prompt import Prompt, with_reasoning_marks
+from weft.client.generation import Generation, TextDelivery
+from weft.client.prompt import with_reasoning_marks
+from weft.client.requests import pack_ids
 from weft.config.pairs import parse_tenant_ttft
 from weft.json_types import JsonObject
+from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.request_context import rename
 from weft.server.auth import owner_of
 from weft.server.context import ServerContext
-from weft.server.errors import ApiError, failed, over
+from weft.server.errors import ApiError, over
 from weft.server.fields.engine import want_engine_of
 from weft.server.fields.handoff import with_handoff
 from weft.server.fields.numbers import header_number
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
 from weft.server.fields.session import SessionFields, session_params
-from weft.server.limits import check_totals, require_embeds_room
+from weft.server.limits import check_size, check_totals, require_accepting, require_embeds_room
+from weft.server.model_names import adapter_of
 
 Side = Literal["left", "right"]
 KEY_END = "\x1e"  # no name of a key contains it
+
+
+class CommonFields(Protocol):
+    """The fields of every body that makes a request to the engine."""
+
+    priority: int | None
+    timeout_ms: int | None
+    ttft_ms: int | None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -137,160 +149,7 @@ def sampling_of(
     )
 
 
-def require_model(context: ServerContext, model: str | None) -> None:
-    """Raise `ApiError` 404 unless `model` is absent or names the served model or an adapter, or the
-    server accepts any name. During startup, raise 503 for an unknown name, which may become that of
-    an adapter."""
-    own_name = context.info.model_name
-    if model in (own_name, None, "", DEFAULT_MODEL):
-        return
-    if adapter_named(context, str(model)) or context.config.any_model_name:
-        return
-    require_accepting(context)
-    message = f"the model {str(model)[:128]!r} does not exist; this server has {own_name!r}"
-    if context.adapters.by_name:
-        message += f" and the adapters {', '.join(map(repr, context.adapters.by_name))}"
-    raise ApiError(404, message, param="model", code="model_not_found")
-
-
-def adapter_named(context: ServerContext, model: str) -> NamedAdapter | None:
-    """The adapter that a `model` names, as "adapter" or "served model:adapter".
-
-    Raises `ApiError` 404 for "served model:adapter" if the adapter is not loaded, and 503 for an
-    adapter that was evicted again since it was loaded for this request.
-    """
-    adapters = context.adapters
-    found = adapters.by_name.get(model)
-    if found is not None:
-        return found
-    before = f"{context.info.model_name}:"
-    if not model.startswith(before) and not adapters.offered(model):
-        return None
-    name = model.removeprefix(before)
-    found = adapters.by_name.get(name)
-    if found is None:
-        raise _not_loaded(context, name, "model")
-    return found
-
-
-def _not_loaded(context: ServerContext, name: str, param: str) -> ApiError:
-    require_accepting(context)
-    try:
-        context.adapters.uid_of(name)
-    except AdapterRefused as exc:
-        if exc.status == 503:
-            return failed(503, str(exc))
-        return ApiError(exc.status, str(exc), param=param, code="model_not_found")
-    raise AssertionError(f"the adapter {name[:64]!r} is loaded")
-
-
-def adapter_of(context: ServerContext, model: str | None, lora_path: str | None = None) -> str:
-    """The uid of the adapter that a request names; "" for the base model. Raises `ApiError` 404 for
-    an adapter that is not loaded."""
-    named = adapter_named(context, model) if model else None
-    if named is not None:
-        return named.uid
-    if not lora_path:
-        return ""
-    found = context.adapters.by_name.get(lora_path)
-    if found is None:
-        raise _not_loaded(context, lora_path, "lora_path")
-    return found.uid
-
-
-def answering_name(context: ServerContext, model: str | None, lora_path: str | None = None) -> str:
-    """The model name of an answer: the adapter that a request names, or the served model."""
-    adapters = context.adapters
-    own_name = context.info.model_name
-    asked = (model or "").removeprefix(f"{own_name}:")
-    for name in (asked, lora_path):
-        if name in adapters.by_name:
-            return str(name)
-    return own_name
-
-
-# ---- tokens of prompts
-
-
-class Truncation(NamedTuple):
-    """How to cut a prompt that is too long, instead of refusing it."""
-
-    most: int  # tokens to keep; -1: what the context leaves beside the answer
-    side: Side  # where tokens are dropped
-
-    def cut(
-        self,
-        ids: list[int],
-        context_len: int,
-        max_new_tokens: int | None,
-    ) -> list[int]:
-        """The part of a prompt that is kept."""
-        most = self.most
-        if most == -1:
-            most = max(context_len - max(max_new_tokens or 1, 1), 1)
-        return ids[:most] if self.side == "right" else ids[-most:]
-
-
-def truncation(
-    context: ServerContext,
-    most: int | None,
-    side: Side | None,
-) -> Truncation | None:
-    """How to cut prompts, from `truncate_prompt_tokens` and `truncation_side`.
-
-    None: they are not cut. A server with `--auto-truncate` cuts every prompt that is too long.
-    """
-    if most is None and not context.config.auto_truncate:
-        return None
-    return Truncation(-1 if most is None else most, side or "left")
-
-
-async def encode_texts(
-    context: ServerContext,
-    texts: Sequence[str],
-    *,
-    add_special_tokens: bool,
-    truncates: bool = False,
-) -> list[list[int]]:
-    """Ids of each text. Long texts are tokenized off the event loop.
-
-    Raises `ContextExceeded` for a text that is too long, unless it will be truncated.
-    """
-    context_len = None if truncates else context.info.context_length
-    return await context.tokenizer.encode_async(
-        texts,
-        add_special_tokens=add_special_tokens,
-        context_len=context_len,
-    )
-
-
-async def encode_mixed(
-    context: ServerContext,
-    prompts: Sequence[str | list[int]],
-    *,
-    add_special_tokens: bool,
-    truncates: bool = False,
-) -> list[list[int]]:
-    """Ids of prompts, some of which are already ids."""
-    kinds = set(map(type, prompts))
-    if str not in kinds:
-        return cast(list[list[int]], list(prompts))
-    texts = cast(Sequence[str], prompts)
-    if len(kinds) > 1:
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    encoded = await encode_texts(
-        context,
-        texts,
-        add_special_tokens=add_special_tokens,
-        truncates=truncates,
-    )
-    if len(kinds) == 1:
-        return encoded
-    in_order = iter(encoded)
-    return [next(in_order) if isinstance(prompt, str) else prompt for prompt in prompts]
-
-
-# ---- prompts
+# ---- requests
 
 
 class Sharing(NamedTuple):
@@ -343,25 +202,16 @@ def request_name(
     return name
 
 
-class RequestDeadlines(NamedTuple):
-    """Milliseconds since the arrival of a request; 0: no deadline."""
-
-    timeout_ms: int  # deadline of its end
-    ttft_ms: int  # deadline of its first token
-
-
-NO_DEADLINES = RequestDeadlines(0, 0)
-
-
-def deadlines_of(
+def _deadlines(
     context: ServerContext,
     request: Request,
-    timeout: int | None,
-    ttft: int | None,
+    body: CommonFields,
     tenant: str,
-) -> RequestDeadlines:
-    """The deadlines of the request's body, else of its headers X-Request-Timeout-Ms and
-    X-Request-Ttft-Ms. The first token's deadline falls back to `--tenant-ttft-ms`."""
+) -> tuple[int, int]:
+    """(timeout_ms, ttft_ms) of the body, else of the headers X-Request-Timeout-Ms and
+    X-Request-Ttft-Ms; 0: none. The first token's deadline falls back to `--tenant-ttft-ms`."""
+    timeout = body.timeout_ms
+    ttft = body.ttft_ms
     headers = request.headers
     if timeout is None and "x-request-timeout-ms" in headers:
         timeout = header_number(
@@ -371,35 +221,48 @@ def deadlines_of(
         ttft = header_number(headers["x-request-ttft-ms"], "ttft_ms", "X-Request-Ttft-Ms")
     if ttft is None and context.config.tenant_ttft_ms:
         ttft = dict(parse_tenant_ttft(context.config.tenant_ttft_ms)).get(tenant)
-    if timeout is None and ttft is None:
-        return NO_DEADLINES
     longest = context.limits.max_timeout_ms
     for name, given in (("timeout_ms", timeout), ("ttft_ms", ttft)):
         if given is not None and given > longest:
             message = f"{name} is {given:,}; 1 to {longest:,} are allowed"
             raise over("max_timeout_ms", message, param=name)
-    return RequestDeadlines(timeout or 0, ttft or 0)
+    return timeout or 0, ttft or 0
 
 
-def prompts(
+def common_request(
+    context: ServerContext,
+    request: Request,
+    body: CommonFields,
+    sampling: SamplingParams,
+    *,
+    rid: str,
+    sharing: Sharing,
+) -> GenerateRequest:
+    """The request of a body, still without its prompt and its adapter."""
+    timeout_ms, ttft_ms = _deadlines(context, request, body, sharing.tenant)
+    return GenerateRequest(
+        rid=rid,
+        sampling=sampling,
+        tenant=sharing.tenant,
+        cache_salt=sharing.cache_salt,
+        priority=body.priority or 0,
+        timeout_ms=timeout_ms,
+        ttft_ms=ttft_ms,
+    )
+
+
+def make_requests(
     context: ServerContext,
     request: Request,
     body: SampledRequest,
     ids: Sequence[Sequence[int]],
-    params: SamplingParams,
-) -> list[Prompt]:
-    """One `Prompt` for each list of ids, all with the same parameters.
+    sampling: SamplingParams,
+) -> list[GenerateRequest]:
+    """One request for each list of ids, all with the same parameters.
 
-    With a budget of reasoning, the prompts differ in where reasoning begins.
+    With a budget of reasoning, the requests differ in where reasoning begins.
     """
     user = (body.user or "")[: context.limits.max_user_len]
-    sharing = sharing_of(
-        context,
-        request,
-        user=user,
-        salt=body.cache_salt,
-        extra_key=body.extra_key,
-    )
     if body.stream_options is not None and not body.stream:
         _require_no_options(body.stream_options)
     session = None
@@ -407,41 +270,42 @@ def prompts(
         if body.session_id is not None:
             message = "session_id and session_params exclude each other"
             raise ApiError(400, message, param="session_id")
-        session = session_params(context, request, body.session_params, n=params.n * len(ids))
+        session = session_params(context, request, body.session_params, n=sampling.n * len(ids))
     adapter = ""
     if body.lora_path is not None or context.adapters.by_name:
         adapter = adapter_of(context, body.model, body.lora_path)
     if body.routed_dp_rank is not None or body.data_parallel_rank is not None:
         ranks = (body.routed_dp_rank, body.data_parallel_rank)
         want_engine_of(ranks, context.config.dp_size)
-    rid = request_name(request, body.rid, body.request_id)
-    deadlines = deadlines_of(context, request, body.timeout_ms, body.ttft_ms, sharing.tenant)
-    interval = body.stream_interval
-    if interval is None:
-        interval = context.config.stream_interval
-    found: list[Prompt] = []
+    check_size(context, list(map(len, ids)), [sampling.n] * len(ids))
+    vocab_size = context.client.engine.vocab_size
+    common = common_request(
+        context,
+        request,
+        body,
+        sampling,
+        rid=request_name(request, body.rid, body.request_id),
+        sharing=sharing_of(
+            context, request, user=user, salt=body.cache_salt, extra_key=body.extra_key
+        ),
+    )
+    found: list[GenerateRequest] = []
     for prompt_ids in ids:
-        own_params = params
-        if params.thinking_budget is not None:
-            own_params = with_reasoning_marks(
-                params, context.formats.reasoning, context.tokenizer, prompt_ids
+        own_sampling = sampling
+        if sampling.thinking_budget is not None:
+            own_sampling = with_reasoning_marks(
+                sampling, context.formats.reasoning, context.tokenizer, prompt_ids
             )
-        prompt = Prompt(
-            ids=prompt_ids,
-            params=own_params,
-            rid=rid,
-            tenant=sharing.tenant,
+        one = replace(
+            common,
+            input_ids=pack_ids(prompt_ids, vocab_size),
+            sampling=own_sampling,
             user=user,
-            priority=body.priority or 0,
-            cache_salt=sharing.cache_salt,
             adapter=adapter,
-            timeout_ms=deadlines.timeout_ms,
-            ttft_ms=deadlines.ttft_ms,
             session=session,
-            stream_interval=interval,
             tells_cache=bool(body.return_cached_tokens_details),
         )
-        found.append(prompt)
+        found.append(one)
     if body.bootstrap_room is not None or body.kv_transfer_params:
         return with_handoff(context, request, body, found)
     return found
@@ -453,27 +317,21 @@ def _require_no_options(options: StreamOptions) -> None:
         raise ApiError(400, message, param="stream_options")
 
 
-def require_accepting(context: ServerContext) -> None:
-    """Raise `ApiError` 503 if the server accepts no new work."""
-    if not context.readiness.accepting:
-        what = "shutting down" if context.readiness.draining else "not ready yet"
-        raise ApiError(503, f"the server is {what}", headers={"retry-after": "1"})
-
-
 def submit(
     context: ServerContext,
-    prompts: Sequence[Prompt],
+    requests: Sequence[GenerateRequest],
+    deliveries: Sequence[TextDelivery] = (),
     *,
     stream: bool,
 ) -> Generation:
-    """Start generating, if the server accepts new work and the request is within the limits.
+    """Start generating, if the server accepts new work and the requests are within the limits.
 
     Raises `ApiError`, `InvalidParam` or `ContextExceeded`.
     """
     require_accepting(context)
-    check_totals(context, prompts)
-    for prompt in prompts:
-        if prompt.vectors or prompt.media:
-            require_embeds_room(context, prompts)
+    check_totals(context, requests)
+    for request in requests:
+        if request.vectors or request.media:
+            require_embeds_room(context, requests)
             break
-    return context.client.submit(prompts, stream=stream)
+    return context.client.submit(requests, deliveries, stream=stream)

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from weft.tiers.pages import MAX_PIECES, behind
 
 MAGIC = b"weft kv\x01"
 SUFFIX = ".kv"
@@ -25,7 +28,6 @@ TEMPORARY = ".tmp"
 FIXED = struct.Struct("<8s32sIQI")
 CHECKSUM = struct.Struct("<I")
 ALIGNMENT = 4_096  # where the pages begin
-MAX_PIECES = 1_024  # limit of one system call: IOV_MAX
 
 
 class DamagedBlock(Exception):
@@ -76,6 +78,21 @@ def write_block(
             os.unlink(beside)
         raise
     return written
+
+
+def touch(paths: Sequence[Path]) -> None:
+    """Note in files that they are used now, in this order."""
+    for path in paths:
+        now_ns = time.time_ns()  # the system's own times are equal for many files
+        with suppress(OSError):
+            os.utime(path, ns=(now_ns, now_ns))
+
+
+def unlink(paths: Sequence[Path]) -> None:
+    """Delete files, also those that are gone."""
+    for path in paths:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 class ReadBlock(NamedTuple):
@@ -160,12 +177,3 @@ def _move(
         at += num_bytes
         rest = behind(rest, num_bytes)
     return at - offset
-
-
-def behind(pieces: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """The pieces without their first `num_bytes` bytes."""
-    for i, piece in enumerate(pieces):
-        if num_bytes < len(piece):
-            return [piece[num_bytes:], *pieces[i + 1 :]]
-        num_bytes -= len(piece)
-    return []

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.tiers.files import SUFFIX, TEMPORARY
+from weft.tiers.disk.files import SUFFIX, TEMPORARY
 
 TOUCH_S = 60.0  # minimum time between two updates of a file's time
 ABANDONED_S = 600.0  # a temporary file of this age was abandoned: its process was killed
