@@ -1,4 +1,4 @@
-"""Static batching in front of an engine: the baseline of `weft bench batching`.
+"""Static batching in front of an engine: the baseline of `benchmarks/batching.py`.
 
     requests come ──▶ they are collected ──▶ the batch is full ──▶ engine, until the slowest ends
                                              (or no more will come)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import weft
+from tests.grammar.choice import ChoiceCompiler
 from tests.grammar.schemas import random_schema, spoiled
 from weft import LLM, Grammar, SamplingParams
 from weft.config.options import SettingsError
 from weft.grammar.backends import missing
-from weft.grammar.choice import ChoiceCompiler
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.protocol import Compiled, Compiler, InvalidGrammar, Key
 from weft.grammar.tags import as_format

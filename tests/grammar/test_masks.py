@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from weft.grammar.choice import ChoiceCompiler, ChoiceMatcher
+from tests.grammar.choice import ChoiceCompiler, ChoiceMatcher
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmaskRows, LazyBitmasks, Words
 from weft.grammar.pool import FEW, PART, GrammarPool
 from weft.grammar.protocol import CONTINUE, Compiled, Constraint, GrammarMatcher, Key

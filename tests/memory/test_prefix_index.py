@@ -163,7 +163,7 @@ def test_random_changes_keep_every_length_and_weight_true(
             indexed.tree.evict(min(rng.randrange(1, 12), indexed.tree.evictable_pages))
         elif not locked:
             indexed.tree.reset()
-        while indexed.index.num_late:
+        while indexed.index._late:
             indexed.index.move_on()
         indexed.check()
         indexed.tree.check()
@@ -177,7 +177,7 @@ def test_a_family_of_thousands_moves_down_in_pieces() -> None:
     indexed.insert([1, 2, 3, 4])
     lengths = [indexed.index.length(number) for number in range(num)]
     assert lengths == [4] * MAX_MOVES + [0] * (num - MAX_MOVES)
-    while indexed.index.num_late:
+    while indexed.index._late:
         indexed.index.move_on()
     indexed.check()
     assert {indexed.index.length(number) for number in range(num)} == {4}
@@ -205,7 +205,7 @@ def test_who_is_still_to_move_down_ends_where_the_cache_says_whatever_comes_betw
                 indexed.remove(number)
         case "emptied":
             indexed.tree.reset()
-    while indexed.index.num_late:
+    while indexed.index._late:
         indexed.index.move_on()
     indexed.check()
 
@@ -218,16 +218,16 @@ def test_a_large_family_in_a_node_that_is_split_is_filed_anew_in_pieces() -> Non
         indexed.add(number, [1, 2, 3, 10 + number % 7, number])
     indexed.add(num, [1, 2, 3, 4, 5, 6])
     indexed.add(num + 1, [1, 2, 9])
-    assert not indexed.index.num_late
+    assert not indexed.index._late
     indexed.insert([1, 2, 3, 9])
-    assert indexed.index.num_late == num
+    assert len(indexed.index._late) == num
     indexed.check()
     indexed.insert([1, 2, 3, 12, 40])
-    while indexed.index.num_late:
+    while indexed.index._late:
         indexed.index.move_on()
     indexed.check()
     indexed.insert([1, 2, 3, 13, 40])
-    while indexed.index.num_late:
+    while indexed.index._late:
         indexed.index.move_on()
     indexed.check()
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from tests.engine.engine_world import EngineWorld
+from tests.grammar.choice import ChoiceCompiler, ChoiceMatcher
 from tests.scheduler.oracle_runner import OracleRunner
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.test_ttft import timed
 from tests.scheduler.world import EOS, VOCAB
-from weft.grammar.choice import ChoiceCompiler, ChoiceMatcher
 from weft.grammar.masks import Words
 from weft.grammar.pool import FEW, GrammarPool
 from weft.grammar.protocol import Compiled, GrammarMatcher, Key

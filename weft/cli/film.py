@@ -33,7 +33,7 @@ from weft.messages.control import Explanation
 from weft.messages.picture import Watch
 from weft.server.auth import Pages
 from weft.server.errors import ApiError, error_response
-from weft.server.page.files import INDEX, PageFile, read_files
+from weft.server.page.files import INDEX, read_files
 from weft.server.serve import make_server, run
 
 MAX_FRAMES = 1_200
@@ -169,10 +169,10 @@ class Film(NamedTuple):
         return [self.frames[one].point for one in numbers]
 
 
-def make_film_app(film: Film, files: dict[str, PageFile] | None = None) -> ASGIApp:
+def make_film_app(film: Film) -> ASGIApp:
     """The web app: the page, its frames and the traces of requests. Only for pages of this
     server."""
-    found = files or read_files()
+    found = read_files()
     index = found[INDEX]
     markup = index.body.replace(b'<html lang="en"', b'<html lang="en" data-mode="film"', 1)
 

@@ -421,7 +421,7 @@ class EngineClient:
         self.end_all(message)
         self.calls.fail_all(EngineUnavailable(message))
 
-    def end_all(self, message: str, status: int = 503) -> None:
+    def end_all(self, message: str) -> None:
         """End all open completions at once with an error, without waiting for the engine."""
         self._open.forget_deferred()
         open_now = list(self._open.by_id.values())
@@ -429,7 +429,7 @@ class EngineClient:
             self._send(Abort(ids=tuple(self._open.by_id), message=message))
         for completion in open_now:
             id = completion.spec.request.id
-            finish = Finish(id=id, reason="error", message=message, status=status)
+            finish = Finish(id=id, reason="error", message=message, status=503)
             self._end(completion, finish)
             completion.generation.wake()
 

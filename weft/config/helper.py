@@ -36,16 +36,14 @@ class Helper:
         module: str,
         setup: bytes,
         check_setup: Callable[[bytes], object],
-        setup_s: float = SETUP_S,
         files: Sequence[int] = (),
     ) -> None:
         """`setup` is the first line for each new process of `module`; `check_setup` gets its answer
-        and raises if the process cannot work. `setup_s` limits the wall-clock time of both.
+        and raises if the process cannot work. SETUP_S limits the wall-clock time of both.
         `files`: descriptors that the process inherits under the same numbers."""
         self._module = module
         self._setup = setup
         self._check_setup = check_setup
-        self._setup_s = setup_s
         self._files = tuple(files)
         self._child: Child | None = None
         self._is_set_up = False
@@ -68,7 +66,7 @@ class Helper:
         `check_setup` raises."""
         if self._is_set_up:
             return
-        answer = self._ask(self._setup, self._setup_s)
+        answer = self._ask(self._setup, SETUP_S)
         try:
             self._check_setup(answer)
         except BaseException:

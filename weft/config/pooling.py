@@ -14,7 +14,6 @@ from typing import Any
 
 from weft.json_types import JsonMapping
 
-TASKS = ("generate", "embed", "classify")
 KINDS = {  # key in 1_Pooling/config.json -> weft's name
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",

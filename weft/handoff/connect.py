@@ -9,7 +9,6 @@ from contextlib import suppress
 from weft.config.handoff import is_loopback
 from weft.handoff.facts import Facts, KvFacts
 from weft.handoff.greeting import Meeting, SentAway, greet
-from weft.handoff.news import News
 from weft.handoff.wire import Ask, BadSpeech, Beat, Connection, DamagedPiece
 from weft.memory.handoff.protocol import MeetingPlace
 
@@ -27,10 +26,9 @@ NO_ANSWER = (OSError, EOFError, TimeoutError, BadSpeech, DamagedPiece, SentAway,
 class Connector:
     """`silence_s`: after this time, a silent server counts as dead."""
 
-    def __init__(self, secret: str, facts: KvFacts, news: News, silence_s: float) -> None:
+    def __init__(self, secret: str, facts: KvFacts, silence_s: float) -> None:
         self._secret = secret
         self._facts = facts
-        self._news = news
         self._silence_s = silence_s
 
     def _known_facts(self) -> Facts:
@@ -53,7 +51,6 @@ class Connector:
             raise Unreachable(exc.strerror or f"{exc}") from exc
         except UnicodeError as exc:  # of a look-up
             raise Unreachable("the host is no name of a machine") from exc
-        self._news.num_connections += 1
         connection = Connection(sock)
         try:
             meeting = Meeting(f"{place}", place.room)

@@ -56,7 +56,7 @@ class DecodeSide(NoHandoff):
         follower = TalkFollower(
             memory, self._deliveries, self._news, silence_s=silence_s, beat_s=beat_s
         )
-        connector = Connector(secret, facts, self._news, silence_s)
+        connector = Connector(secret, facts, silence_s)
         # Used by the thread only.
         self._talks = Talks(connector, follower, self._deliveries, self._news, silence_s)
         self._thread = LoopThread("weft-handoff")

@@ -26,7 +26,6 @@ class News:
         self._landed: list[Landed] = []
         self._missed: list[Missed] = []
         self.num_bytes = 0
-        self.num_connections = 0
         self.num_faults = 0
 
     def renewed(self, room: str) -> None:
@@ -66,7 +65,7 @@ class News:
         return news
 
     def report(self) -> HandoffReport:
-        return HandoffReport(self.num_bytes, self.num_connections, self.num_faults)
+        return HandoffReport(self.num_bytes, self.num_faults)
 
     def _add(self, to: list[T], one: T) -> None:
         with self._lock:

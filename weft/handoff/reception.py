@@ -69,7 +69,6 @@ class Reception:
                 log.seldom("not_accepted", error=f"{exc}")
                 await asyncio.sleep(self._terms.beat_s)
                 continue
-            self._news.num_connections += 1
             if self.num_strangers >= MAX_STRANGERS:
                 log.seldom("too_many", peer=address[0], connections=self.num_strangers)
                 sock.close()

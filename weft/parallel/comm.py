@@ -1,8 +1,8 @@
 """Collective operations of the ranks of one model, with the libraries that come with torch.
 
-gloo joins processes on CPUs, nccl processes with one GPU each. Ranks meet through a file, or at an
-address where rank 0 listens; the process that starts them creates both. Neither gloo nor nccl
-authenticates connections: their ports must be reachable from the operator's network only.
+gloo joins processes on CPUs. Ranks meet through a file, or at an address where rank 0 listens; the
+process that starts them creates both. gloo does not authenticate connections: its ports must be
+reachable from the operator's network only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEY = "weft"  # prefix of all keys of the store
 
 
 class TorchComm:
-    """One rank's end of a group of `size` ranks, by gloo or nccl."""
+    """One rank's end of a group of `size` ranks, by gloo."""
 
     def __init__(
         self,
@@ -30,16 +30,15 @@ class TorchComm:
         rank: int,
         size: int,
         timeout_s: float,
-        backend: str = "gloo",
         address: str = "127.0.0.1",
     ) -> None:
         """Join the group. This and each later call wait for all other ranks, at most `timeout_s`.
-        gloo listens on `address` of this machine. Raises RankLost."""
+        It listens on `address` of this machine. Raises RankLost."""
         self.rank = rank
         self.size = size
         self._timeout = timedelta(seconds=timeout_s)
         try:
-            self._group = self._join(store, backend, address)
+            self._group = self._join(store, address)
         except (RuntimeError, ValueError) as exc:
             raise RankLost(
                 f"rank {rank}: the {size} ranks did not come together within {timeout_s:g} s"
@@ -78,21 +77,16 @@ class TorchComm:
                 "broke"
             ) from exc
 
-    def _join(self, store: Any, backend: str, address: str) -> Any:
+    def _join(self, store: Any, address: str) -> Any:
         from torch import distributed as dist
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         keys = PrefixStore(KEY, store)
-        if backend == "gloo":
-            gloo: Any = dist.ProcessGroupGloo
-            options = gloo._Options()
-            options._timeout = self._timeout
-            options._devices = [gloo.create_device(hostname=address)]
-            return gloo(keys, self.rank, self.size, options)
-        nccl: Any = dist.ProcessGroupNCCL
-        options = nccl.Options()
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
         options._timeout = self._timeout
-        return nccl(keys, self.rank, self.size, options)
+        options._devices = [gloo.create_device(hostname=address)]
+        return gloo(keys, self.rank, self.size, options)
 
 
 def file_store(path: Path, size: int) -> Any:

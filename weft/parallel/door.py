@@ -206,10 +206,10 @@ class Door:
         self.num_strangers = 0  # connections without the secret
         bind(self._socket, host, port)
 
-    def hear(self, timeout_ms: int = POLL_MS) -> Heard | None:
+    def hear(self) -> Heard | None:
         """The next message; None if none comes in time."""
         self.num_strangers += _num_events(self._monitor)
-        if not self._socket.poll(timeout_ms):
+        if not self._socket.poll(POLL_MS):
             return None
         peer, *frames = self._socket.recv_multipart()
         word = _word(frames)
@@ -257,9 +257,9 @@ class DoorCaller:
             return False
         return True
 
-    def hear(self, timeout_ms: int = POLL_MS) -> Word | None:
+    def hear(self) -> Word | None:
         """The next message; None if none comes in time. Raises DoorClosed, DoorLocked."""
-        if self._socket.poll(timeout_ms):
+        if self._socket.poll(POLL_MS):
             return _word(self._socket.recv_multipart())
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]

@@ -338,8 +338,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    async def decode_async(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        [text] = await self.decode_all_async([ids], skip_special_tokens=skip_special_tokens)
+    async def decode_async(self, ids: Sequence[int]) -> str:
+        [text] = await self.decode_all_async([ids])
         return text
 
     async def decode_all_async(

@@ -64,7 +64,6 @@ class HandoffReport(NamedTuple):
     """Numbers for users. No decision uses them."""
 
     num_bytes: int = 0  # sent or received since the start
-    num_connections: int = 0  # since the start
     faults: int = 0  # connections that were refused or broken, and damaged pages
 
 

@@ -146,11 +146,6 @@ class PrefixIndex:
             if sequence is not None:
                 self._move(sequence)
 
-    @property
-    def num_late(self) -> int:
-        """Upper bound of the number of sequences that must still move down."""
-        return len(self._late)
-
     # CacheListener
 
     def inserted(self, leaf: Node) -> None:
