@@ -322,6 +322,15 @@ COMMANDS = (
         "change settings: all of them, or none",
         (Argument("name=value", "setting and value", assignment, "server_args", many=True),),
     ),
+    CtlCommand("state show", "GET", "/state", "what outlives the server: counts, bytes, ages"),
+    CtlCommand(
+        "state prune",
+        "POST",
+        "/state/prune",
+        "remove stored responses and sessions that nobody has used for a time",
+        (Argument("older_than_s", "seconds since their last use", float),),
+    ),
+    CtlCommand("state clear", "POST", "/state/clear", "remove stored responses and all sessions"),
     CtlCommand(
         "profile start",
         "POST",

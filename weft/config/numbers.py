@@ -192,6 +192,8 @@ NUMBERS: dict[str, Number] = {
     "node": _whole(0, INT32),
     "keep": _whole(0, INT32),
     "ttl_s": _above(0, 31_536_000),
+    # what outlives the server
+    "older_than_s": _real(0, 1e9),
     # control
     "forward_sleep_time": _real(0, 60),
     "call": _whole(0, INT64),  # number of a control request; the server sets its own

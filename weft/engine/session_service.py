@@ -3,14 +3,23 @@ sessions, requests of sessions, and timeouts."""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import msgspec
+
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
+from weft.messages.calls import ControlReply
+from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sessions import (
     CloseSession,
     CloseSessionReply,
+    KeepSessions,
+    KeepSessionsReply,
     OpenSession,
     OpenSessionReply,
+    SessionChanges,
 )
 from weft.observe.log import EventLog
 from weft.scheduler.features.sessions import Begun, Sessions
@@ -19,6 +28,7 @@ from weft.scheduler.history import EventKind
 from weft.scheduler.limits import Refusal
 
 log = EventLog("sessions")
+R = TypeVar("R", bound=ControlReply)
 
 
 class SessionService(Service):
@@ -57,6 +67,26 @@ class SessionService(Service):
         later = "" if is_gone else "it is closed when its running requests have ended"
         return CloseSessionReply(success=True, message=later)
 
+    def keep(self, message: KeepSessions, now: float) -> KeepSessionsReply:
+        """Take sessions that an earlier engine had, and tell all changes from now on."""
+        self.feature.ledger.is_kept = True
+        refused = []
+        for kept in message.sessions:
+            why_not = self.feature.restore(kept, now)
+            if why_not:
+                refused.append(why_not)
+        if len(self.feature):
+            self._core.hooks.attach(self)
+        return KeepSessionsReply(refused=refused)
+
+    def told_first(self, reply: R, call: int) -> R | None:
+        """The reply; None if changes are told before it, so that it comes with them."""
+        if not self.feature.ledger.is_kept:
+            return reply
+        self._tell_changes()
+        self._core.send(msgspec.structs.replace(reply, call=call))
+        return None
+
     def begin_turn(self, message: GenerateRequest, now: float) -> Refusal | None:
         """Find the turn of a request in its session. Returns why there is none."""
         assert message.session is not None
@@ -87,14 +117,25 @@ class SessionService(Service):
             why = f"the turn {message.rid!r} of its session replaces it"
             self._core.scheduler.abort(Abort(ids=replaced, message=why))
 
+    def filter_output(self, output: StepOutput) -> StepOutput | None:
+        """Tell what the output ends before the output."""
+        self._tell_changes()
+        return output
+
     def after_step(self, now: float) -> None:
         """Close sessions that have been idle for too long, and note KV that was evicted."""
         self._close_late(now)
         scheduler = self._core.scheduler
         for lost in scheduler.kv.pins.take_lost():
             self.feature.dropped(Dropped(lost, scheduler.planner.num_steps, now))
+        self._tell_changes()
         if not len(self.feature):
             self._core.hooks.detach(self)
+
+    def _tell_changes(self) -> None:
+        changes = self.feature.ledger.take()
+        if changes:
+            self._core.send(SessionChanges(changes=changes))
 
     def _close_late(self, now: float) -> None:
         for id in self.feature.expire(now):

@@ -28,7 +28,18 @@ from weft.observe.log import EventLog
 from weft.observe.survivable import is_survivable
 from weft.server import adapters as adapter_routes
 from weft.server import aliases, health, infill, tokens
-from weft.server.admin import cache, facts, loads, pins, prefixes, sessions, settings, weights, work
+from weft.server.admin import (
+    cache,
+    facts,
+    loads,
+    pins,
+    prefixes,
+    sessions,
+    settings,
+    state,
+    weights,
+    work,
+)
 from weft.server.anthropic import messages
 from weft.server.auth import Access, Keys, Pages
 from weft.server.body import json_bytes
@@ -46,7 +57,10 @@ from weft.server.openapi import docs_page, openapi_document
 from weft.server.operation import Handler, Operation, get
 from weft.server.page import routes as page
 from weft.server.pooling import classify, embeddings, scores
+from weft.server.response_store import ResponseStore
+from weft.server.session_store import SessionStore
 from weft.server.sglang import generate, parsing
+from weft.state.store import StateStore
 from weft.text.media.families import ProcessorRecipe
 from weft.text.parsers.formats import find_formats
 from weft.text.templates.chat_template import TemplateError
@@ -72,6 +86,7 @@ OPERATIONS = (
     *facts.ROUTES,
     *loads.ROUTES,
     *sessions.ROUTES,
+    *state.ROUTES,
     *work.ROUTES,
     *cache.ROUTES,
     *pins.ROUTES,
@@ -101,13 +116,15 @@ def create_app(
     none; without a `processor`, the model takes only text.
 
     Raises `TemplateError` or `OSError` if the chat template of `config` cannot be used, and
-    SettingsError or UnsupportedModel if the settings or the model do not allow images.
+    SettingsError or UnsupportedModel if the settings or the model do not allow images, and
+    StateError if the state folder cannot be used.
     """
     limits = limits or Limits()
     if digests is None:
         digests, config = read_keys(config)
     sources = load_sources(tokenizer, config)
     adapters = adapters or AdapterNames()
+    kept = _open_state(config.state_dir, readiness)
     context = ServerContext(
         feed=Feed(client, tokenizer, lambda: readiness.draining),
         has_keys=bool(digests.user or digests.admin),
@@ -121,6 +138,9 @@ def create_app(
         loader=AdapterLoader(adapters, client),
         media=serve_media(processor, tokenizer, config, limits) if processor is not None else None,
         limits=limits,
+        responses=ResponseStore(state=kept),
+        state=kept,
+        sessions=_kept_sessions(client, tokenizer, kept),
         infill=tokenizer.infill,
         formats=find_formats(config.tool_call_parser, config.reasoning_parser, sources),
     )
@@ -167,6 +187,26 @@ def create_app(
             expose_headers=["x-request-id"],
         )
     return app
+
+
+def _open_state(folder: str, readiness: Readiness) -> StateStore | None:
+    """The state in this folder, until the end of the server; None without a folder."""
+    if not folder:
+        return None
+    state = StateStore(Path(folder).expanduser())
+    readiness.at_end(state.close)
+    return state
+
+
+def _kept_sessions(
+    client: EngineClient, tokenizer: Tokenizer, kept: StateStore | None
+) -> SessionStore | None:
+    """Let the client keep the sessions of its engine, if there is a place for them."""
+    if kept is None:
+        return None
+    found = SessionStore(kept, tokenizer.digest)
+    client.session_keeper = found
+    return found
 
 
 def _words(text: str) -> list[str]:

@@ -60,7 +60,7 @@ from weft.messages.control import (
 from weft.messages.picture import GetPrefix, Watch
 from weft.messages.pins import Unpin
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
-from weft.messages.sessions import CloseSession, OpenSession
+from weft.messages.sessions import CloseSession, KeepSessions, OpenSession
 from weft.messages.status import Shutdown, UnreadableMessages
 from weft.messages.weights import (
     DestroyWeightsUpdateGroup,
@@ -177,6 +177,7 @@ HANDLERS: dict[type, Handler] = {
     HealthCheck: work.health_check,
     OpenSession: work.open_session,
     CloseSession: work.close_session,
+    KeepSessions: work.keep_sessions,
     FlushCache: flush_cache,
     GetCache: cache.get_cache,
     ClearCache: cache.clear_cache,

@@ -10,6 +10,7 @@ never keeps a request from running.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import NamedTuple
 
 import msgspec
@@ -17,8 +18,9 @@ import msgspec
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
-from weft.messages.sessions import SessionParams
+from weft.messages.sessions import KeptSession, SessionParams
 from weft.scheduler.feature import Feature
+from weft.scheduler.features.session_ledger import SessionLedger, session_from
 from weft.scheduler.features.turns import (
     Dropped,
     Session,
@@ -50,6 +52,8 @@ class Sessions(Feature):
         self.by_name: dict[str, Session] = {}  # open sessions
         self._by_id: dict[int, SessionTurn] = {}  # turns by the id of their request
         self.due_s = math.inf  # no session has been idle for too long before this time
+        self.ledger = SessionLedger()
+        self._num_of = Counter[str]()  # open sessions by owner
 
     def __len__(self) -> int:
         return len(self.by_name)
@@ -76,20 +80,26 @@ class Sessions(Feature):
         longest_s = limits.timeout_s or math.inf
         if not 0 <= timeout_s <= longest_s:
             return f"the timeout is {timeout_s:g} s; at most {longest_s:g} s are allowed"
-        if len(self.by_name) >= limits.max_sessions:
-            return f"{len(self.by_name):,} sessions are open, as many as --max-sessions allows"
-        num_own = sum(session.owner == owner for session in self.by_name.values())
-        if owner and 0 < limits.max_per_owner <= num_own:
-            return (
-                f"{num_own:,} sessions of this key are open, "
-                "as many as --max-sessions-per-key allows"
-            )
+        why_not = self._why_full(owner)
+        if why_not:
+            return why_not
         session = Session(
             id, owner, capacity or limits.max_tokens, timeout_s or limits.timeout_s, now
         )
-        self.by_name[session.name] = session
-        self.due_s = min(self.due_s, now + (session.timeout_s or math.inf))
+        self._add(session)
+        self.ledger.opened(session)
         return ""
+
+    def restore(self, kept: KeptSession, now: float) -> str:
+        """Open a session that an earlier engine had, with its turns. Returns why not; empty if it
+        is open."""
+        limits = self._limits
+        if session_name(kept.owner, kept.id) in self.by_name:
+            return f"the session {kept.id!r} is open already"
+        why_not = self._why_full(kept.owner)
+        if not why_not:
+            self._add(session_from(kept, limits.max_tokens, limits.timeout_s, now))
+        return why_not
 
     def close(self, name: str) -> bool:
         """Close a session, at once or when its last running request ends.
@@ -98,6 +108,7 @@ class Sessions(Feature):
         """
         session = self.by_name[name]
         session.is_closing = True
+        self.ledger.closed(session)
         return self._close_if_idle(session)
 
     def expire(self, now: float) -> list[str]:
@@ -187,6 +198,7 @@ class Sessions(Feature):
         session.dropped = None
         if session.pin is not None:
             session.pin.touch()
+        self.ledger.used(session)
         return tuple(old.id for old in begun.replaced if old.is_open)
 
     def cut(self, ids: tuple[int, ...], output_lens: tuple[int, ...]) -> None:
@@ -231,12 +243,31 @@ class Sessions(Feature):
 
     # Inside
 
+    def _why_full(self, owner: str) -> str:
+        """Why this owner cannot have another session; empty if he can."""
+        limits = self._limits
+        if len(self.by_name) >= limits.max_sessions:
+            return f"{len(self.by_name):,} sessions are open, as many as --max-sessions allows"
+        num_own = self._num_of[owner]
+        if owner and 0 < limits.max_per_owner <= num_own:
+            return (
+                f"{num_own:,} sessions of this key are open, "
+                "as many as --max-sessions-per-key allows"
+            )
+        return ""
+
+    def _add(self, session: Session) -> None:
+        self.by_name[session.name] = session
+        self._num_of[session.owner] += 1
+        self.due_s = min(self.due_s, session.used_s + (session.timeout_s or math.inf))
+
     def _give(self, turn: SessionTurn, tokens: bytes) -> None:
         """Set the turn's own tokens, and charge it for no more than these."""
         turn.tokens = tokens
         num_tokens = len(tokens) // TOKEN_BYTES
         turn.session.num_tokens += num_tokens - turn.num_charged
         turn.num_charged = num_tokens
+        self.ledger.given(turn)
 
     def _forget(self, turn: SessionTurn) -> None:
         """Remove a turn from its session; an open turn is charged until its request has ended."""
@@ -244,6 +275,7 @@ class Sessions(Feature):
         if not turn.is_forgotten:
             turn.is_forgotten = True
             del session.turns[turn.name]
+            self.ledger.forgotten(turn)
             if turn.parent is not None:
                 turn.parent.children.remove(turn)
         if not turn.is_open:
@@ -264,6 +296,10 @@ class Sessions(Feature):
         if session.pin is not None:
             session.pin.drop()
         del self.by_name[session.name]
+        self._num_of[session.owner] -= 1
+        if not self._num_of[session.owner]:
+            del self._num_of[session.owner]
+        self.ledger.closed(session)
 
 
 def _replaced(session: Session, parent: SessionTurn | None) -> list[SessionTurn]:
