@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,6 @@ def test_a_killed_server_goes_on_with_its_conversations(tmp_path: Path) -> None:
     server = Server(*options, "--dp-size", "2")
     again = turn(server, [52])
     assert again["meta_info"]["prompt_tokens"] == 1_014 + 12 + 1
-    end_all(server)
-
-
-def end_all(server: Server) -> None:
     for engine in server.engines:
         engine.kill()
-    server._kill()
+    server.stop(signal.SIGKILL)
