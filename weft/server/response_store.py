@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.json_types import JsonObject
-from weft.state.store import Part, StateStore
+from weft.state.store import RecordPart, StateStore
 
 MAX_STORED = 1_000
 MAX_STORED_BYTES = 64_000_000
@@ -168,9 +168,9 @@ class ResponseStore:
 
     # ---- from an earlier server
 
-    def _restore(self, parts: Iterable[Part]) -> None:
+    def _restore(self, parts: Iterable[RecordPart]) -> None:
         """Enter what is on disk. A response that was still generated has failed."""
-        found: dict[str, dict[str, Part]] = {}
+        found: dict[str, dict[str, RecordPart]] = {}
         for part in parts:
             found.setdefault(part.name, {})[part.part] = part
         in_order = sorted(found.items(), key=lambda item: item[1][RESPONSE].used_s)

@@ -20,7 +20,7 @@ from weft.messages.sessions import (
     SessionChanges,
 )
 from weft.observe.log import EventLog
-from weft.state.store import Part, StateStore
+from weft.state.store import RecordPart, StateStore
 
 KIND = "session"
 TURN = "turn "  # begins the names of parts that are turns
@@ -109,7 +109,7 @@ class SessionStore:
         """The stored sessions that continue here, the last used one first. Those that have timed
         out are removed."""
         now = self._state.clock()
-        heads: dict[tuple[str, str], tuple[Part, SessionHead]] = {}
+        heads: dict[tuple[str, str], tuple[RecordPart, SessionHead]] = {}
         turns: dict[tuple[str, str], list[KeptTurn]] = {}
         for part in await self._state.read_later(KIND):
             key = (part.owner, part.name)

@@ -74,7 +74,7 @@ class StateError(Exception):
     """The state cannot be used, or could not be written. The message is for the user."""
 
 
-class Part(NamedTuple):
+class RecordPart(NamedTuple):
     owner: str
     name: str
     part: str
@@ -142,7 +142,7 @@ class StateStore:
         self._unwritten: list[_Write] = []
         self.num_commits = 0
 
-    def read(self, kind: str) -> list[Part]:
+    def read(self, kind: str) -> list[RecordPart]:
         """All parts of all records of a kind that are on disk, in the order of their first writes.
         For the start: it blocks."""
         with closing(sqlite3.connect(self.folder / FILE, timeout=BUSY_S)) as connection:
@@ -183,7 +183,7 @@ class StateStore:
         self._queue.put(_Question(question, answer))
         return await answer
 
-    async def read_later(self, kind: str) -> list[Part]:
+    async def read_later(self, kind: str) -> list[RecordPart]:
         """`read`, while the thread runs."""
         return await self.ask(lambda connection: _read(connection, kind))
 
@@ -339,8 +339,8 @@ def _latest(writes: Iterable[_Write]) -> list[_Write]:
     return list(found.values())
 
 
-def _read(connection: sqlite3.Connection, kind: str) -> list[Part]:
-    return [Part(*row) for row in connection.execute(READ, (kind,))]
+def _read(connection: sqlite3.Connection, kind: str) -> list[RecordPart]:
+    return [RecordPart(*row) for row in connection.execute(READ, (kind,))]
 
 
 def _counts(connection: sqlite3.Connection, now: float) -> list[KindCount]:
