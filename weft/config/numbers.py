@@ -211,6 +211,10 @@ NUMBERS: dict[str, Number] = {
     "shapes": _whole(0, 2**40),
 }
 
+# Of messages from outside of weft: what can be sent to the engine.
+ANY_WHOLE = _whole(-INT64 - 1, INT64)
+ANY_REAL = _real(-1e308, 1e308)
+
 # Field of the query of a URL → range.
 QUERIES: dict[str, Number] = {
     "limit": _whole(1, 10_000),

@@ -236,6 +236,7 @@ def _app(
             context.digests,
             adapters,
             load_recipe(context.prepared),
+            context.prepared.config.plugins,
         )
     except StateError as exc:
         raise SettingsError(f"--state-dir is {config.state_dir}: {exc}") from exc

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union
 
 import msgspec
 
-from weft.messages import adapters, cache, control, picture, pins, sessions, weights
+from weft.messages import adapters, cache, control, outside, picture, pins, sessions, weights
 from weft.messages.calls import (
     ControlReply,
     ControlRequest,
@@ -32,7 +32,7 @@ from weft.messages.status import (
 )
 
 # The modules that declare control messages: without them the registry would be empty.
-_DECLARED_IN = (adapters, cache, control, picture, pins, sessions, weights)
+_DECLARED_IN = (adapters, cache, control, outside, picture, pins, sessions, weights)
 REQUESTS = control_requests()
 
 if TYPE_CHECKING:

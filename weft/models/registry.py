@@ -39,9 +39,6 @@ def _places() -> dict[str, str]:
     return found
 
 
-MODELS = _places()
-
-
 class DecoderModel(Protocol):
     def forward(
         self,
@@ -124,11 +121,12 @@ def make_model(
 ) -> DecoderModel:
     """Make a model whose weights are not loaded yet. `states` holds the states of layers that keep
     one. Raises `UnsupportedModel`."""
-    place = _BY_LIBRARY if config.library_config else MODELS.get(config.architecture)
+    places = _places()
+    place = _BY_LIBRARY if config.library_config else places.get(config.architecture)
     if place is None:
         raise UnsupportedModel(
             f"architecture {config.architecture!r} is not supported; "
-            f"supported are {', '.join(MODELS)}"
+            f"supported are {', '.join(places)}"
         )
     module, _, name = place.partition(":")
     make = getattr(import_module(module), name)

@@ -56,6 +56,7 @@ from weft.server.openai.responses import routes as responses
 from weft.server.openapi import docs_page, openapi_document
 from weft.server.operation import Handler, Operation, get
 from weft.server.page import routes as page
+from weft.server.plugins import outside_operations
 from weft.server.pooling import classify, embeddings, scores
 from weft.server.response_store import ResponseStore
 from weft.server.session_store import SessionStore
@@ -109,11 +110,12 @@ def create_app(
     digests: KeyDigests | None = None,
     adapters: AdapterNames | None = None,
     processor: ProcessorRecipe | None = None,
+    plugins: str = "",
 ) -> ASGIApp:
     """The application that serves one engine.
 
     `digests` defaults to the keys of `config`. Without `adapters`, the server has none and loads
-    none; without a `processor`, the model takes only text.
+    none; without a `processor`, the model takes only text. `plugins`: the value of `--plugins`.
 
     Raises `TemplateError` or `OSError` if the chat template of `config` cannot be used, and
     SettingsError or UnsupportedModel if the settings or the model do not allow images, and
@@ -149,7 +151,8 @@ def create_app(
         readiness.at_end(context.media.close)
     if context.template is not None:
         readiness.at_end(context.template.close)
-    operations = (*OPERATIONS, *_documents(info.version))
+    own = outside_operations(plugins, OPERATIONS)
+    operations = (*OPERATIONS, *own, *_documents(info.version, own))
     routes: list[Route] = []
     for one in operations:
         endpoint = Endpoint(context, one.handler)
@@ -282,8 +285,8 @@ class RouteTable:
         return "other", "user"
 
 
-def _documents(version: str) -> tuple[Operation, Operation]:
-    """The routes that describe all routes, themselves included.
+def _documents(version: str, own: Sequence[Operation]) -> tuple[Operation, Operation]:
+    """The routes that describe all routes, themselves and those from outside (`own`) included.
 
     The documents are generated at the first request, because that takes a good part of the time of
     a start.
@@ -291,11 +294,11 @@ def _documents(version: str) -> tuple[Operation, Operation]:
 
     @functools.cache
     def document() -> bytes:
-        return json_bytes(openapi_document((*OPERATIONS, *both), version))
+        return json_bytes(openapi_document((*OPERATIONS, *own, *both), version))
 
     @functools.cache
     def page() -> str:
-        return docs_page((*OPERATIONS, *both), version)
+        return docs_page((*OPERATIONS, *own, *both), version)
 
     async def openapi(context: ServerContext, request: Request) -> ASGIApp:
         content = await asyncio.to_thread(document)

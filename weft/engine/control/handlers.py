@@ -16,7 +16,16 @@ from typing import Any, TypeAlias, get_args
 import msgspec
 
 from weft.engine import explain
-from weft.engine.control import adapters, cache, experts, profile, settings, weights, work
+from weft.engine.control import (
+    adapters,
+    cache,
+    experts,
+    outside,
+    profile,
+    settings,
+    weights,
+    work,
+)
 from weft.engine.services import Services
 from weft.messages.adapters import LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.by_name import methods
@@ -57,6 +66,7 @@ from weft.messages.control import (
     StopProfile,
     UnblockInput,
 )
+from weft.messages.outside import CallOutside
 from weft.messages.picture import GetPrefix, Watch
 from weft.messages.pins import Unpin
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
@@ -192,6 +202,7 @@ HANDLERS: dict[type, Handler] = {
     ExplainRequest: explain_request,
     LogRequestTimes: log_request_times,
     ListMethods: list_methods,
+    CallOutside: outside.call_outside,
     Watch: watch,
     GetInternalState: settings.get_internal_state,
     SetInternalState: settings.set_internal_state,
