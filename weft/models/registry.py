@@ -30,7 +30,7 @@ _ENCODERS = {
 }
 
 
-def _places() -> dict[str, str]:
+def model_places() -> dict[str, str]:
     """Module and class of each known architecture."""
     found = dict.fromkeys(FAMILIES, _DECODER)
     for name, place in _ENCODERS.items():
@@ -121,7 +121,7 @@ def make_model(
 ) -> DecoderModel:
     """Make a model whose weights are not loaded yet. `states` holds the states of layers that keep
     one. Raises `UnsupportedModel`."""
-    places = _places()
+    places = model_places()
     place = _BY_LIBRARY if config.library_config else places.get(config.architecture)
     if place is None:
         raise UnsupportedModel(
