@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.bench.roofline import Point, Roofs, LeastWork, point, read_sizes, report
+from weft.bench.roofline import LeastWork, Point, Roofs, point, read_sizes, report
 from weft.cli.main import main
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
