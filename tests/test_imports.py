@@ -117,7 +117,7 @@ WITH_TORCH = {
     "assemble.ranks",
 }
 WITH_RAY = {"launch.ray", "launch.ray_nodes"}  # an extra: nobody else imports it, or Ray
-TORCH_WHEN_IT_RUNS = {"cli.doctor", "grammar.xgr"}
+TORCH_WHEN_IT_RUNS = {"bench.roofline", "cli.doctor", "grammar.xgr"}
 
 
 def modules() -> dict[str, Path]:
