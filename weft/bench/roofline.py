@@ -64,7 +64,10 @@ class Roofs(NamedTuple):
     bytes_per_s: float = 0.0
     ops_per_s: float = 0.0
 
-    def best(self, other: Roofs) -> Roofs:
+    def best(
+        self,
+        other: Roofs,
+    ) -> Roofs:
         return Roofs(*map(max, self, other))
 
 
@@ -75,7 +78,11 @@ class LeastWork(NamedTuple):
     num_bytes: float
 
     @classmethod
-    def of(cls, step: StepTime, model: ModelConfig) -> LeastWork:
+    def of(
+        cls,
+        step: StepTime,
+        model: ModelConfig,
+    ) -> LeastWork:
         """Two operations for each weight and token, and for each number of a cached K and V that
         attention reads; the head only for sampled tokens."""
         head = model.vocab_size * model.hidden_size
@@ -143,7 +150,13 @@ def bench_roofline(settings: Settings) -> int:
     return 0
 
 
-def point(kind: str, size: int, step: StepTime, model: ModelConfig, roofs: Roofs) -> Point:
+def point(
+    kind: str,
+    size: int,
+    step: StepTime,
+    model: ModelConfig,
+    roofs: Roofs,
+) -> Point:
     work = LeastWork.of(step, model)
     return Point(
         kind=kind,
@@ -199,7 +212,10 @@ def measure_roofs(threads: int) -> Roofs:
     return Roofs(parts.nbytes / read_s, fastest)
 
 
-def read_sizes(text: str, name: str) -> list[int]:
+def read_sizes(
+    text: str,
+    name: str,
+) -> list[int]:
     """Read 1,16. Raises SettingsError."""
     try:
         sizes = [int(word) for word in text.split(",")]
@@ -222,7 +238,11 @@ def processor_name() -> str:
     return "processor"
 
 
-def _fastest_step(testbed: Testbed, kind: str, size: int) -> StepTime:
+def _fastest_step(
+    testbed: Testbed,
+    kind: str,
+    size: int,
+) -> StepTime:
     """The fastest step of this kind in one run. Raises SettingsError if there is none."""
     num_before = len(testbed.steps)
     if kind == "decode":
@@ -242,7 +262,9 @@ def _fastest_step(testbed: Testbed, kind: str, size: int) -> StepTime:
     return min(found, key=lambda one: one.seconds)
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(
+    work: Callable[[], object],
+) -> float:
     """The shorter of two runs, after one that warms up."""
     work()
     found = []

@@ -54,11 +54,17 @@ def why_no_plugins(text: str) -> str:
     return ""
 
 
-def plugin_names(text: str, kind: str) -> tuple[str, ...]:
+def plugin_names(
+    text: str,
+    kind: str,
+) -> tuple[str, ...]:
     return tuple(plugin.name for plugin in parse_plugins(text) if plugin.kind == kind)
 
 
-def plugins(text: str, kind: str) -> list[tuple[str, object]]:
+def plugins(
+    text: str,
+    kind: str,
+) -> list[tuple[str, object]]:
     """Name and object of each plugin of a kind. Raises SettingsError."""
     found = []
     for name in plugin_names(text, kind):
@@ -69,12 +75,19 @@ def plugins(text: str, kind: str) -> list[tuple[str, object]]:
     return found
 
 
-def refused(kind: str, name: str, why: str) -> SettingsError:
+def refused(
+    kind: str,
+    name: str,
+    why: str,
+) -> SettingsError:
     """The error for an object that is not what its kind needs."""
     return SettingsError(f"--plugins: {kind}={name} {why}")
 
 
-def load_object(name: str, group: str) -> object:
+def load_object(
+    name: str,
+    group: str,
+) -> object:
     """The object `module:Object`, or that of the entry point `name` of a group.
 
     Raises PluginError.
@@ -106,7 +119,10 @@ def _of_module(name: str) -> object:
     return found
 
 
-def _of_package(name: str, group: str) -> object:
+def _of_package(
+    name: str,
+    group: str,
+) -> object:
     from importlib.metadata import entry_points  # it takes a moment, and few need it
 
     for point in entry_points(group=group, name=name):

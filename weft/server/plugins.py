@@ -22,7 +22,10 @@ from weft.server.operation import Operation, post
 log = EventLog("admin")
 
 
-def outside_operations(setting: str, known: Sequence[Operation]) -> tuple[Operation, ...]:
+def outside_operations(
+    setting: str,
+    known: Sequence[Operation],
+) -> tuple[Operation, ...]:
     """The routes that `--plugins` adds to those that are known. Raises SettingsError."""
     found: list[Operation] = []
     taken = {(one.method, one.path) for one in known}
@@ -39,10 +42,16 @@ def outside_operations(setting: str, known: Sequence[Operation]) -> tuple[Operat
     return tuple(found)
 
 
-def control_route(name: str, own: OutsideControl) -> Operation:
+def control_route(
+    name: str,
+    own: OutsideControl,
+) -> Operation:
     """The route of a control request: its body is the message, its answer the reply."""
 
-    async def call(context: ServerContext, request: Request) -> ASGIApp:
+    async def call(
+        context: ServerContext,
+        request: Request,
+    ) -> ASGIApp:
         body = await read_json(context, request, own.message)
         asked = CallOutside(name=name, body=msgspec.msgpack.encode(body))
         reply = await context.client.call(asked)
@@ -54,7 +63,12 @@ def control_route(name: str, own: OutsideControl) -> Operation:
     return post(own.route, call, own.summary, own.message, access="admin")
 
 
-def _add(found: list[Operation], taken: set[tuple[str, str]], one: Operation, plugin: str) -> None:
+def _add(
+    found: list[Operation],
+    taken: set[tuple[str, str]],
+    one: Operation,
+    plugin: str,
+) -> None:
     if (one.method, one.path) in taken:
         kind, _, name = plugin.partition("=")
         raise refused(kind, name, f"has the route {one.method} {one.path}, which is there already")

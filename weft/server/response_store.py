@@ -103,7 +103,11 @@ class ResponseStore:
             self._state.put(KIND, owner, response["id"], parts)
         self._enter(response["id"], kept)
 
-    def get(self, id: str, owner: str = "") -> Stored | None:
+    def get(
+        self,
+        id: str,
+        owner: str = "",
+    ) -> Stored | None:
         """The response of that id, if it belongs to `owner`."""
         self._drop_expired()
         kept = self._stored.get(id)
@@ -112,7 +116,10 @@ class ResponseStore:
         decode = msgspec.json.decode
         return Stored(decode(kept.response), decode(kept.history), decode(kept.items))
 
-    def drop(self, id: str) -> bool:
+    def drop(
+        self,
+        id: str,
+    ) -> bool:
         """Remove a response. Returns whether it was stored."""
         kept = self._leave(id)
         if kept is None:
@@ -121,7 +128,10 @@ class ResponseStore:
             self._state.delete(KIND, kept.owner, id)
         return True
 
-    def prune(self, older_than_s: float) -> int:
+    def prune(
+        self,
+        older_than_s: float,
+    ) -> int:
         """Remove the responses that were stored so long ago. Returns their number."""
         limit_s = self._clock() - older_than_s
         old = [
@@ -133,7 +143,11 @@ class ResponseStore:
             self.drop(id)
         return len(old)
 
-    def _enter(self, id: str, kept: _Kept) -> None:
+    def _enter(
+        self,
+        id: str,
+        kept: _Kept,
+    ) -> None:
         self._leave(id)
         self._drop_expired()
         self._stored[id] = kept
@@ -145,7 +159,10 @@ class ResponseStore:
         while len(self._stored) > MAX_STORED:
             self._drop_oldest_of(max(self._counts, key=self._counts.__getitem__))
 
-    def _leave(self, id: str) -> _Kept | None:
+    def _leave(
+        self,
+        id: str,
+    ) -> _Kept | None:
         kept = self._stored.pop(id, None)
         if kept is not None:
             self._size -= kept.size
@@ -160,7 +177,10 @@ class ResponseStore:
         while self._stored and next(iter(self._stored.values())).at_s < oldest_s:
             self.drop(next(iter(self._stored)))
 
-    def _drop_oldest_of(self, owner: str) -> None:
+    def _drop_oldest_of(
+        self,
+        owner: str,
+    ) -> None:
         for id, kept in self._stored.items():
             if kept.owner == owner:
                 self.drop(id)
@@ -168,7 +188,10 @@ class ResponseStore:
 
     # ---- from an earlier server
 
-    def _restore(self, parts: Iterable[RecordPart]) -> None:
+    def _restore(
+        self,
+        parts: Iterable[RecordPart],
+    ) -> None:
         """Enter what is on disk. A response that was still generated has failed."""
         found: dict[str, dict[str, RecordPart]] = {}
         for part in parts:
@@ -181,7 +204,11 @@ class ResponseStore:
             if _status.decode(kept.response).status in ("queued", "in_progress"):
                 self._fail(id, head.owner)
 
-    def _fail(self, id: str, owner: str) -> None:
+    def _fail(
+        self,
+        id: str,
+        owner: str,
+    ) -> None:
         stored = self.get(id, owner)
         if stored is not None:
             error = {"code": "server_error", "message": RESTARTED}

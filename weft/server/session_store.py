@@ -48,11 +48,18 @@ _turn = msgspec.msgpack.Decoder(KeptTurn)
 class SessionStore:
     """The sessions of one server. `tokenizer` is a name for what its token ids mean."""
 
-    def __init__(self, state: StateStore, tokenizer: str) -> None:
+    def __init__(
+        self,
+        state: StateStore,
+        tokenizer: str,
+    ) -> None:
         self._state = state
         self._tokenizer = tokenizer
 
-    def note(self, changes: SessionChanges) -> None:
+    def note(
+        self,
+        changes: SessionChanges,
+    ) -> None:
         for change in changes.changes:
             self._note(change)
 
@@ -60,7 +67,10 @@ class SessionStore:
         """Wait until all noted changes are on disk. Raises StateError."""
         await self._state.settled()
 
-    async def restore(self, client: EngineClient) -> None:
+    async def restore(
+        self,
+        client: EngineClient,
+    ) -> None:
         """Give the engine all stored sessions, the last used one first; from then on it tells their
         changes."""
         found = await self._sessions()
@@ -75,15 +85,25 @@ class SessionStore:
         if num_restored:
             log.info("restored", sessions=num_restored)
 
-    async def names(self, older_than_s: float) -> list[tuple[str, str]]:
+    async def names(
+        self,
+        older_than_s: float,
+    ) -> list[tuple[str, str]]:
         """Owner and id of the sessions that nobody has used for so long."""
         return await self._state.unused(KIND, older_than_s)
 
-    def forget(self, owner: str, id: str) -> None:
+    def forget(
+        self,
+        owner: str,
+        id: str,
+    ) -> None:
         """Remove a session that no engine has."""
         self._state.delete(KIND, owner, id)
 
-    def _note(self, change: SessionChange) -> None:
+    def _note(
+        self,
+        change: SessionChange,
+    ) -> None:
         session = change.session
         owner = session.owner
         id = session.id

@@ -124,7 +124,11 @@ class StateStore:
     Raises StateError if the folder cannot be used, or if another server uses it.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.clock = clock
         self.folder = folder
         self._lock = _locked(folder)
@@ -142,7 +146,10 @@ class StateStore:
         self._unwritten: list[_Write] = []
         self.num_commits = 0
 
-    def read(self, kind: str) -> list[RecordPart]:
+    def read(
+        self,
+        kind: str,
+    ) -> list[RecordPart]:
         """All parts of all records of a kind that are on disk, in the order of their first writes.
         For the start: it blocks."""
         with closing(sqlite3.connect(self.folder / FILE, timeout=BUSY_S)) as connection:
@@ -150,18 +157,35 @@ class StateStore:
 
     # ---- what the event loop asks for
 
-    def put(self, kind: str, owner: str, name: str, parts: Mapping[str, bytes]) -> None:
+    def put(
+        self,
+        kind: str,
+        owner: str,
+        name: str,
+        parts: Mapping[str, bytes],
+    ) -> None:
         """Write parts of a record, in place of parts with the same names. They are written
         together."""
         now = self.clock()
         rows = [(kind, owner, name, part, now, body) for part, body in parts.items()]
         self._send(PUT, rows)
 
-    def delete(self, kind: str, owner: str, name: str) -> None:
+    def delete(
+        self,
+        kind: str,
+        owner: str,
+        name: str,
+    ) -> None:
         """Remove a record, if it is there."""
         self._send(DELETE, [(kind, owner, name)])
 
-    def delete_parts(self, kind: str, owner: str, name: str, parts: Sequence[str]) -> None:
+    def delete_parts(
+        self,
+        kind: str,
+        owner: str,
+        name: str,
+        parts: Sequence[str],
+    ) -> None:
         if parts:
             self._send(DELETE_PART, [(kind, owner, name, part) for part in parts])
 
@@ -175,7 +199,10 @@ class StateStore:
         self._waiting.append((self._num_put, waiter))
         await waiter
 
-    async def ask(self, question: Callable[[sqlite3.Connection], T]) -> T:
+    async def ask(
+        self,
+        question: Callable[[sqlite3.Connection], T],
+    ) -> T:
         """What the thread finds in the database, after all that was put."""
         self._loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = self._loop.create_future()
@@ -183,7 +210,10 @@ class StateStore:
         self._queue.put(_Question(question, answer))
         return await answer
 
-    async def read_later(self, kind: str) -> list[RecordPart]:
+    async def read_later(
+        self,
+        kind: str,
+    ) -> list[RecordPart]:
         """`read`, while the thread runs."""
         return await self.ask(lambda connection: _read(connection, kind))
 
@@ -191,7 +221,11 @@ class StateStore:
         now = self.clock()
         return await self.ask(lambda connection: _counts(connection, now))
 
-    async def unused(self, kind: str, older_than_s: float) -> list[tuple[str, str]]:
+    async def unused(
+        self,
+        kind: str,
+        older_than_s: float,
+    ) -> list[tuple[str, str]]:
         """Owner and name of the records that nobody has used for so long."""
         limit = self.clock() - older_than_s
         return await self.ask(lambda connection: connection.execute(OLD, (kind, limit)).fetchall())
@@ -217,7 +251,11 @@ class StateStore:
             os.close(self._lock)
             self._lock = -1
 
-    def _send(self, sql: str, rows: list[tuple[Any, ...]]) -> None:
+    def _send(
+        self,
+        sql: str,
+        rows: list[tuple[Any, ...]],
+    ) -> None:
         self._num_put += 1
         self._start()
         self._queue.put(_Write(self._num_put, sql, rows))
@@ -227,7 +265,11 @@ class StateStore:
             self._thread = threading.Thread(target=self._run, name="weft-state", daemon=True)
             self._thread.start()
 
-    def _tell(self, number: int, error: StateError | None) -> None:
+    def _tell(
+        self,
+        number: int,
+        error: StateError | None,
+    ) -> None:
         """In the event loop: all up to `number` is on disk, or could not be written."""
         still = []
         for wanted, waiter in self._waiting:
@@ -267,7 +309,10 @@ class StateStore:
             except queue.Empty:
                 return batch
 
-    def _write(self, writes: list[_Write]) -> None:
+    def _write(
+        self,
+        writes: list[_Write],
+    ) -> None:
         last = writes[-1].number
         error = None
         try:
@@ -286,7 +331,10 @@ class StateStore:
             self._num_done = last
         self._call(self._tell, last, error)
 
-    def _commit(self, writes: Iterable[_Write]) -> None:
+    def _commit(
+        self,
+        writes: Iterable[_Write],
+    ) -> None:
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -299,7 +347,10 @@ class StateStore:
             raise
         self.num_commits += 1
 
-    def _answer(self, question: _Question) -> None:
+    def _answer(
+        self,
+        question: _Question,
+    ) -> None:
         answer = question.answer
         try:
             found = question.ask(self._connection)
@@ -309,19 +360,29 @@ class StateStore:
         else:
             self._call(_set_result, answer, found)
 
-    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call(
+        self,
+        function: Callable[..., None],
+        *arguments: Any,
+    ) -> None:
         """Call a function in the event loop, if it still runs."""
         if self._loop is not None:
             with suppress(RuntimeError):  # it has been closed, and nobody waits
                 self._loop.call_soon_threadsafe(function, *arguments)
 
 
-def _set_result(future: asyncio.Future[Any], value: Any) -> None:
+def _set_result(
+    future: asyncio.Future[Any],
+    value: Any,
+) -> None:
     if not future.done():
         future.set_result(value)
 
 
-def _set_exception(future: asyncio.Future[Any], exc: Exception) -> None:
+def _set_exception(
+    future: asyncio.Future[Any],
+    exc: Exception,
+) -> None:
     if not future.done():
         future.set_exception(exc)
 
@@ -339,11 +400,17 @@ def _latest(writes: Iterable[_Write]) -> list[_Write]:
     return list(found.values())
 
 
-def _read(connection: sqlite3.Connection, kind: str) -> list[RecordPart]:
+def _read(
+    connection: sqlite3.Connection,
+    kind: str,
+) -> list[RecordPart]:
     return [RecordPart(*row) for row in connection.execute(READ, (kind,))]
 
 
-def _counts(connection: sqlite3.Connection, now: float) -> list[KindCount]:
+def _counts(
+    connection: sqlite3.Connection,
+    now: float,
+) -> list[KindCount]:
     found = []
     for kind, num, num_bytes, oldest_s, newest_s in connection.execute(COUNT):
         found.append(
@@ -401,7 +468,10 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+def _prepare(
+    connection: sqlite3.Connection,
+    path: Path,
+) -> None:
     def pragma(text: str) -> Any:
         row = connection.execute(f"PRAGMA {text}").fetchone()
         return None if row is None else row[0]
@@ -425,7 +495,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute("COMMIT")
 
 
-def _require_format(path: Path, application: int, version: int) -> None:
+def _require_format(
+    path: Path,
+    application: int,
+    version: int,
+) -> None:
     if application != APPLICATION:
         raise StateError(f"{path} is a database of another program; move it away")
     if version != FORMAT:

@@ -20,7 +20,10 @@ def own_control(name: str) -> OutsideControl:
     return found
 
 
-def call_outside(services: Services, message: CallOutside) -> CallOutsideReply:
+def call_outside(
+    services: Services,
+    message: CallOutside,
+) -> CallOutsideReply:
     settings = services.scheduler.settings
     if message.name not in settings.outside_control:
         named = ", ".join(settings.outside_control) or "none"

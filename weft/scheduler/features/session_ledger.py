@@ -28,28 +28,43 @@ class SessionLedger:
         self.is_kept = False
         self._noted: dict[Session, _Noted] = {}
 
-    def opened(self, session: Session) -> None:
+    def opened(
+        self,
+        session: Session,
+    ) -> None:
         if self.is_kept:
             self._of(session).is_new = True
 
-    def used(self, session: Session) -> None:
+    def used(
+        self,
+        session: Session,
+    ) -> None:
         if self._is_noted(session):
             self._of(session)
 
-    def given(self, turn: SessionTurn) -> None:
+    def given(
+        self,
+        turn: SessionTurn,
+    ) -> None:
         """The tokens of a turn that has ended are known."""
         if self._is_noted(turn.session):
             noted = self._of(turn.session)
             noted.turns[turn.name] = turn
             noted.forgotten.pop(turn.name, None)
 
-    def forgotten(self, turn: SessionTurn) -> None:
+    def forgotten(
+        self,
+        turn: SessionTurn,
+    ) -> None:
         if self._is_noted(turn.session):
             noted = self._of(turn.session)
             noted.turns.pop(turn.name, None)
             noted.forgotten[turn.name] = None
 
-    def closed(self, session: Session) -> None:
+    def closed(
+        self,
+        session: Session,
+    ) -> None:
         """It takes no more requests, even if it still has some."""
         if self.is_kept:
             noted = self._of(session)
@@ -65,17 +80,26 @@ class SessionLedger:
         self._noted = {}
         return [_change(session, noted) for session, noted in taken.items()]
 
-    def _is_noted(self, session: Session) -> bool:
+    def _is_noted(
+        self,
+        session: Session,
+    ) -> bool:
         return self.is_kept and not session.is_closing
 
-    def _of(self, session: Session) -> _Noted:
+    def _of(
+        self,
+        session: Session,
+    ) -> _Noted:
         noted = self._noted.get(session)
         if noted is None:
             noted = self._noted[session] = _Noted()
         return noted
 
 
-def _change(session: Session, noted: _Noted) -> SessionChange:
+def _change(
+    session: Session,
+    noted: _Noted,
+) -> SessionChange:
     turns = [] if noted.is_closed else [_kept(turn) for turn in noted.turns.values()]
     last = session.last
     kept = KeptSession(
@@ -105,7 +129,12 @@ def _kept(turn: SessionTurn) -> KeptTurn:
     )
 
 
-def session_from(kept: KeptSession, max_tokens: int, longest_s: float, now: float) -> Session:
+def session_from(
+    kept: KeptSession,
+    max_tokens: int,
+    longest_s: float,
+    now: float,
+) -> Session:
     """The session of a copy, within the limits of now.
 
     A turn that does not fit its parent is left out, with all that continue it: a conversation is
@@ -129,7 +158,11 @@ def session_from(kept: KeptSession, max_tokens: int, longest_s: float, now: floa
     return session
 
 
-def _add(session: Session, one: KeptTurn, parent: SessionTurn | None) -> None:
+def _add(
+    session: Session,
+    one: KeptTurn,
+    parent: SessionTurn | None,
+) -> None:
     # No open request has this id, so no message can mean this turn by it.
     turn = SessionTurn(-1, one.name, session, parent, one.start, one.tokens, 0)
     turn.prompt_len = one.prompt_len

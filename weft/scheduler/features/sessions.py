@@ -47,7 +47,10 @@ class Sessions(Feature):
 
     request_fields = ("session",)
 
-    def __init__(self, limits: SessionLimits) -> None:
+    def __init__(
+        self,
+        limits: SessionLimits,
+    ) -> None:
         self._limits = limits
         self.by_name: dict[str, Session] = {}  # open sessions
         self._by_id: dict[int, SessionTurn] = {}  # turns by the id of their request
@@ -58,17 +61,30 @@ class Sessions(Feature):
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(
+        self,
+        name: str,
+    ) -> bool:
         return name in self.by_name
 
-    def session_of(self, request_id: int) -> str:
+    def session_of(
+        self,
+        request_id: int,
+    ) -> str:
         """The session of an open request; empty if it has none."""
         turn = self._by_id.get(request_id)
         return turn.session.id if turn is not None and turn.is_open else ""
 
     # Sessions come and go
 
-    def open(self, id: str, capacity: int, timeout_s: float, now: float, owner: str = "") -> str:
+    def open(
+        self,
+        id: str,
+        capacity: int,
+        timeout_s: float,
+        now: float,
+        owner: str = "",
+    ) -> str:
         """Open a session. Returns why not; empty if it is open."""
         limits = self._limits
         if not id:
@@ -90,7 +106,11 @@ class Sessions(Feature):
         self.ledger.opened(session)
         return ""
 
-    def restore(self, kept: KeptSession, now: float) -> str:
+    def restore(
+        self,
+        kept: KeptSession,
+        now: float,
+    ) -> str:
         """Open a session that an earlier engine had, with its turns. Returns why not; empty if it
         is open."""
         limits = self._limits
@@ -101,7 +121,10 @@ class Sessions(Feature):
             self._add(session_from(kept, limits.max_tokens, limits.timeout_s, now))
         return why_not
 
-    def close(self, name: str) -> bool:
+    def close(
+        self,
+        name: str,
+    ) -> bool:
         """Close a session, at once or when its last running request ends.
 
         Returns whether it is closed now.
@@ -111,7 +134,10 @@ class Sessions(Feature):
         self.ledger.closed(session)
         return self._close_if_idle(session)
 
-    def expire(self, now: float) -> list[str]:
+    def expire(
+        self,
+        now: float,
+    ) -> list[str]:
         """Close the sessions that have been idle for too long.
 
         Returns their ids.
@@ -125,7 +151,10 @@ class Sessions(Feature):
             self.due_s = min((end_s for end_s in ends.values() if end_s > now), default=math.inf)
         return [session.id for session in late]
 
-    def dropped(self, dropped: Dropped) -> None:
+    def dropped(
+        self,
+        dropped: Dropped,
+    ) -> None:
         """Note that the KV of a session was evicted."""
         session = self.by_name.get(dropped.lost.name)
         if session is not None:
@@ -133,7 +162,12 @@ class Sessions(Feature):
 
     # Requests
 
-    def begin(self, message: GenerateRequest, params: SessionParams, max_len: int) -> Begun:
+    def begin(
+        self,
+        message: GenerateRequest,
+        params: SessionParams,
+        max_len: int,
+    ) -> Begun:
         """Turn a request of a session into one with the whole prompt. Changes nothing; `enter`
         does, after the request is queued.
 
@@ -178,7 +212,11 @@ class Sessions(Feature):
             replaced,
         )
 
-    def enter(self, begun: Begun, now: float) -> tuple[int, ...]:
+    def enter(
+        self,
+        begun: Begun,
+        now: float,
+    ) -> tuple[int, ...]:
         """Enter the turn of a request that was queued.
 
         Returns the ids of open requests that it replaces: the caller must end them.
@@ -201,7 +239,11 @@ class Sessions(Feature):
         self.ledger.used(session)
         return tuple(old.id for old in begun.replaced if old.is_open)
 
-    def cut(self, ids: tuple[int, ...], output_lens: tuple[int, ...]) -> None:
+    def cut(
+        self,
+        ids: tuple[int, ...],
+        output_lens: tuple[int, ...],
+    ) -> None:
         """The front has found the end of these requests after `output_lens` output tokens. Later
         tokens do not count."""
         for id, output_len in zip(ids, output_lens, strict=False):
@@ -215,7 +257,13 @@ class Sessions(Feature):
                     turn, turn.tokens[: (turn.prompt_len - turn.start + output_len) * TOKEN_BYTES]
                 )
 
-    def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
+    def end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        kv: KvMemory,
+    ) -> None:
         turn = self._by_id.get(request.id)
         if turn is None:
             return
@@ -243,7 +291,10 @@ class Sessions(Feature):
 
     # Inside
 
-    def _why_full(self, owner: str) -> str:
+    def _why_full(
+        self,
+        owner: str,
+    ) -> str:
         """Why this owner cannot have another session; empty if he can."""
         limits = self._limits
         if len(self.by_name) >= limits.max_sessions:
@@ -256,12 +307,19 @@ class Sessions(Feature):
             )
         return ""
 
-    def _add(self, session: Session) -> None:
+    def _add(
+        self,
+        session: Session,
+    ) -> None:
         self.by_name[session.name] = session
         self._num_of[session.owner] += 1
         self.due_s = min(self.due_s, session.used_s + (session.timeout_s or math.inf))
 
-    def _give(self, turn: SessionTurn, tokens: bytes) -> None:
+    def _give(
+        self,
+        turn: SessionTurn,
+        tokens: bytes,
+    ) -> None:
         """Set the turn's own tokens, and charge it for no more than these."""
         turn.tokens = tokens
         num_tokens = len(tokens) // TOKEN_BYTES
@@ -269,7 +327,10 @@ class Sessions(Feature):
         turn.num_charged = num_tokens
         self.ledger.given(turn)
 
-    def _forget(self, turn: SessionTurn) -> None:
+    def _forget(
+        self,
+        turn: SessionTurn,
+    ) -> None:
         """Remove a turn from its session; an open turn is charged until its request has ended."""
         session = turn.session
         if not turn.is_forgotten:
@@ -283,13 +344,19 @@ class Sessions(Feature):
             if self._by_id.get(turn.id) is turn:
                 del self._by_id[turn.id]
 
-    def _close_if_idle(self, session: Session) -> bool:
+    def _close_if_idle(
+        self,
+        session: Session,
+    ) -> bool:
         if session.is_closing and not session.num_open:
             self._remove(session)
             return True
         return False
 
-    def _remove(self, session: Session) -> None:
+    def _remove(
+        self,
+        session: Session,
+    ) -> None:
         for turn in session.turns.values():
             if self._by_id.get(turn.id) is turn:
                 del self._by_id[turn.id]
@@ -302,7 +369,10 @@ class Sessions(Feature):
         self.ledger.closed(session)
 
 
-def _replaced(session: Session, parent: SessionTurn | None) -> list[SessionTurn]:
+def _replaced(
+    session: Session,
+    parent: SessionTurn | None,
+) -> list[SessionTurn]:
     """The turns to forget when a request continues `parent`, or starts again: parents before their
     children."""
     return list(session.turns.values()) if parent is None else list(parent.followers())
@@ -329,7 +399,10 @@ def _max_new(
     return max(1, min(room, fitting) - num_own) if asked is None else asked
 
 
-def _end_s(session: Session, now: float) -> float:
+def _end_s(
+    session: Session,
+    now: float,
+) -> float:
     """When the session will have been idle for too long, if no request uses it any more."""
     if not session.timeout_s:
         return math.inf

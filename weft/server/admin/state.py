@@ -34,26 +34,38 @@ class RemovedAnswer(msgspec.Struct, kw_only=True):
     sessions: int
 
 
-async def get_state(context: ServerContext, request: Request) -> ASGIApp:
+async def get_state(
+    context: ServerContext,
+    request: Request,
+) -> ASGIApp:
     """Counts, bytes and ages of what is stored, by kind; 400 without `--state-dir`."""
     state = _state(context)
     answer = StateAnswer(folder=str(state.folder), format=FORMAT, kinds=await state.counts())
     return json_response(answer)
 
 
-async def prune(context: ServerContext, request: Request) -> ASGIApp:
+async def prune(
+    context: ServerContext,
+    request: Request,
+) -> ASGIApp:
     """Remove stored responses and sessions that nobody has used for `older_than_s`."""
     body = await read_json(context, request, PruneBody)
     return json_response(await _remove(context, body.older_than_s))
 
 
-async def clear(context: ServerContext, request: Request) -> ASGIApp:
+async def clear(
+    context: ServerContext,
+    request: Request,
+) -> ASGIApp:
     """Remove all stored responses, except those that are still generated, and close all
     sessions."""
     return json_response(await _remove(context, 0.0))
 
 
-async def _remove(context: ServerContext, older_than_s: float) -> RemovedAnswer:
+async def _remove(
+    context: ServerContext,
+    older_than_s: float,
+) -> RemovedAnswer:
     state = _state(context)
     assert context.sessions is not None, "sessions are kept with the rest"
     num_responses = context.responses.prune(older_than_s)
