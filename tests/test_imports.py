@@ -41,10 +41,11 @@ ALLOWED = {
         *("engine", "scheduler", "memory", "plan", "grammar", "messages", "config", "observe"),
     },
     "route": set(),
+    "state": {"observe"},
     "relay": {"route", "server", "config", "observe"},
     "text": {"messages", "config", "observe"},
     "client": {"route", "text", "messages", "config", "observe"},
-    "server": {"client", "text", "messages", "config", "observe"},
+    "server": {"client", "text", "state", "messages", "config", "observe"},
     "sim": {
         "route",
         "journal",
@@ -102,6 +103,7 @@ WITHOUT_TORCH = (
         "scheduler",
         "engine",
         "journal",
+        "state",
     ),
     *("text", "client", "server", "assemble", "launch", "cli", "sim", "bench"),
 )
@@ -115,7 +117,7 @@ WITH_TORCH = {
     "assemble.ranks",
 }
 WITH_RAY = {"launch.ray", "launch.ray_nodes"}  # an extra: nobody else imports it, or Ray
-TORCH_WHEN_IT_RUNS = {"cli.doctor", "grammar.xgr"}
+TORCH_WHEN_IT_RUNS = {"bench.roofline", "cli.doctor", "grammar.xgr"}
 
 
 def modules() -> dict[str, Path]:

@@ -121,6 +121,9 @@ REQUESTS = [
     ("experts start", "POST", "/start_expert_distribution_record", {}),
     ("experts stop", "POST", "/stop_expert_distribution_record", {}),
     ("state get", "GET", "/get_internal_state", None),
+    ("state show", "GET", "/state", None),
+    ("state prune 3600", "POST", "/state/prune", {"older_than_s": 3600.0}),
+    ("state clear", "POST", "/state/clear", {}),
     (
         "state set max_running_requests=8 schedule_policy=lpm mixed_chunk=true schedule_conservativeness=0.5",
         "POST",
@@ -310,7 +313,7 @@ def test_what_the_server_refuses_ends_with_1_and_its_reason(
     ("line", "message"),
     [
         ("flush", "weft ctl: there is no command 'flush'; did you mean flush-cache?"),
-        ("state", "one of state get, state set is expected"),
+        ("state", "one of state get, state set, state show, state prune, state clear is expected"),
         ("state set", "NAME=VALUE"),
         ("state set x", "name=value is 'x'"),
         ("set-policy", "POLICY"),

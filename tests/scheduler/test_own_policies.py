@@ -13,6 +13,7 @@ from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_policies import order
 from tests.scheduler.test_scheduler import settings
 from tests.scheduler.world import World
+from weft.config.plugins import load_object
 from weft.engine.explain import get_queue_status
 from weft.messages.control import SetPolicy
 from weft.scheduler.policies.composed.build import why_not
@@ -30,7 +31,7 @@ class Point:
         self._value = value
 
     def load(self) -> object:
-        return load.load_own(self._value)
+        return load_object(self._value, "")
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         return Found(found)
 
     monkeypatch.setattr(load, "entry_points", entry_points)
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
 
 
 def waiting_world(policy: str, **changes: object) -> tuple[World, list[int]]:

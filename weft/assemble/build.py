@@ -32,6 +32,7 @@ from weft.config.media import MediaRules
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.parallel import num_ranks
+from weft.config.plugins import plugin_names
 from weft.config.resolve import kept_as
 from weft.config.scheduling import scheduling_values
 from weft.config.sizing import encoded_bytes, window_tokens
@@ -259,6 +260,8 @@ def scheduler_settings(
         num_stages=config.pp_size if config.overlap else 1,
         max_stage_rows=config.pp_max_micro_batch_size,
         seed=config.seed,
+        kv_groups=plugin_names(config.plugins, "kv_groups"),
+        outside_control=plugin_names(config.plugins, "control"),
     )
 
 

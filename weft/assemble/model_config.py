@@ -19,6 +19,7 @@ from weft.assemble.checkpoint import read_model
 from weft.assemble.model_folder import model_name
 from weft.config.config_json import get
 from weft.config.engine import EngineConfig
+from weft.config.families.table import add_outside
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel, read_json
 from weft.config.model_errors import BadConfig
 from weft.config.process import Child, ChildEnded
@@ -41,6 +42,7 @@ def choose_model(config: EngineConfig, folder: Path, *, here: bool = False) -> M
 
     Raises `ModelError`.
     """
+    add_outside(config.plugins)
     model = _chosen(config, folder, here)
     if config.language_model_only:
         model = replace(model, vision=None)

@@ -10,6 +10,7 @@ from weft.bench.freeze import FreezeOptions, bench_freeze
 from weft.bench.offline import OfflineOptions, bench_offline
 from weft.bench.prediction import PredictionOptions, bench_prediction
 from weft.bench.quality import QualityOptions, bench_quality
+from weft.bench.roofline import RooflineOptions, bench_roofline
 from weft.bench.scheduler import SchedulerBenchOptions, bench_scheduler
 from weft.bench.serving import ServingOptions, bench_serving
 from weft.bench.workloads import WORKLOADS
@@ -42,6 +43,12 @@ BENCHES = {
         "A running server, over HTTP.",
         (ServingOptions,),
         positional="url",
+    ),
+    "roofline": Benchmark(
+        bench_roofline,
+        "How much of bandwidth and compute decode and prefill use, by the size of the batch.",
+        (RooflineOptions, EngineConfig),
+        positional="model",
     ),
     "freeze": Benchmark(
         bench_freeze,

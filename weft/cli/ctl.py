@@ -35,9 +35,11 @@ from weft.cli.readable import readable
 from weft.cli.remote import RemoteServer, error_of
 from weft.config.numbers import counted
 from weft.config.options import SWITCH_WORDS, SettingsError, did_you_mean
+from weft.config.plugins import plugins, refused
 from weft.json_types import JsonObject
 from weft.messages.by_name import parameters
 from weft.messages.control import AbortRequest, PauseGeneration, SetPolicy, StartProfile
+from weft.messages.outside import OutsideControl
 from weft.messages.weights import (
     DestroyWeightsUpdateGroup,
     GetWeightsByName,
@@ -347,6 +349,15 @@ COMMANDS = (
         "change settings: all of them, or none",
         (Argument("name=value", "setting and value", assignment, "server_args", many=True),),
     ),
+    CtlCommand("state show", "GET", "/state", "what outlives the server: counts, bytes, ages"),
+    CtlCommand(
+        "state prune",
+        "POST",
+        "/state/prune",
+        "remove stored responses and sessions that nobody has used for a time",
+        (Argument("older_than_s", "seconds since their last use", float),),
+    ),
+    CtlCommand("state clear", "POST", "/state/clear", "remove stored responses and all sessions"),
     CtlCommand(
         "profile start",
         "POST",
@@ -581,6 +592,17 @@ def other_commands() -> list[CtlCommand]:
         summary = route.summary[0].lower() + route.summary[1:]
         queries = [Argument(f"--{name}", "a number", float, place="query") for name in route.query]
         found.append(CtlCommand(name, route.method, path, summary, tuple(queries), route.body))
+    return found + _outside_commands()
+
+
+def _outside_commands() -> list[CtlCommand]:
+    """Commands for the control requests of WEFT_PLUGINS. Raises SettingsError."""
+    found = []
+    for name, own in plugins(os.environ.get("WEFT_PLUGINS", ""), "control"):
+        if not isinstance(own, OutsideControl):
+            raise refused("control", name, "is no weft.messages.outside.OutsideControl")
+        summary = own.summary[0].lower() + own.summary[1:]
+        found.append(CtlCommand(own.words, "POST", own.route, summary, body=own.message))
     return found
 
 
@@ -653,8 +675,9 @@ def _find(texts: list[str]) -> tuple[CtlCommand, list[str]]:
     if longer:
         raise SettingsError(f"weft ctl {texts[0]}: one of {', '.join(longer)} is expected")
     for command in other_commands():
-        if command.words == texts[0]:
-            return command, texts[1:]
+        name = command.words.split()
+        if texts[: len(name)] == name:
+            return command, texts[len(name) :]
     hint = did_you_mean(texts[0], known)
     raise SettingsError(
         f"weft ctl: there is no command {texts[0]!r}{hint} (weft ctl --help lists them)"

@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,7 @@ from weft.messages.codec import FromEngine, ToEngine, Unreadable
 from weft.messages.control import GetState
 from weft.messages.replies import WAIT_HEADER, Finish, StepOutput, ids_of
 from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.sessions import SessionChanges
 from weft.messages.status import EngineFailed, EngineReady, Heartbeat, Stats
 from weft.messages.weights import WeightsReply
 from weft.observe.log import EventLog
@@ -66,6 +67,18 @@ class ClientLimits(NamedTuple):
     max_pending_tokens: int
     max_request_share: float  # of the engine's rows, for one request at a time; 0: no limit
     clamps_max_tokens: bool  # cut a length beyond the context instead of refusing it
+
+
+class SessionKeeper(Protocol):
+    """Stores what the engine tells about its sessions."""
+
+    def note(self, changes: SessionChanges) -> None: ...
+
+    async def settled(self) -> None:
+        """Wait until all that was noted is stored. Raises if it could not be."""
+
+    async def restore(self, client: EngineClient) -> None:
+        """Give the engine the sessions of its predecessor."""
 
 
 class EngineClient:
@@ -93,6 +106,7 @@ class EngineClient:
         self.calls = PendingCalls()
         self.log_requests = log_requests  # one line per finished request
         self.num_late_tokens = 0  # tokens for requests that had ended here
+        self.session_keeper: SessionKeeper | None = None  # None: they end with the engine
         self._tokenizer = tokenizer
         self._send = send
         self._recorder = CompletionRecorder(self.metrics, tracer)
@@ -133,6 +147,7 @@ class EngineClient:
         engine = self.state.require_ready()
         clamps = self._limits.clamps_max_tokens
         has_stops = False
+        has_session = False
         to_send: list[GenerateRequest] = []
         for request in requests:
             one_to_send = checked(
@@ -144,10 +159,14 @@ class EngineClient:
             to_send.append(one_to_send)
             if request.sampling.stop or request.sampling.stop_regex:
                 has_stops = True
+            if request.session is not None:
+                has_session = True
         stops: StopSets | None = None
         if has_stops:
             stops = StopSets(request.sampling for request in requests)
         generation = Generation(stream=stream, on_close=self._close)
+        if has_session and self.session_keeper is not None:
+            generation.before_end = self.session_keeper.settled
         sent: list[GenerateRequest] = []
         metrics = self.metrics.completions
         for index, request in enumerate(requests):
@@ -283,6 +302,9 @@ class EngineClient:
                 self.state.mark_ready(message)
             case EngineFailed():
                 self.engine_lost(message.message)
+            case SessionChanges():
+                if self.session_keeper is not None:
+                    self.session_keeper.note(message)
             case _:
                 self._deliver_reply(message)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -234,6 +234,8 @@ class Generation:
         self.num_open = 0  # and counts itself until it ends
         self.stream = stream
         self.closed = False
+        # Awaited before an end is told to the client: what was stored with it must be on disk.
+        self.before_end: Callable[[], Awaitable[None]] | None = None
         self._on_close = on_close
         self._news = asyncio.Event()  # set: there may be new output, and the consumer looks
         self._news.set()  # an in-process engine may have answered before the first look

@@ -644,6 +644,15 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
         elsewhere=("logits_processors", "enable_custom_logit_processor"),
     )
 
+    # parts from outside
+    plugins: str = option(
+        "",
+        "parts from outside of weft, KIND=module:Name, separated by commas; the kinds are control, "
+        "routes, passes, kv_groups and families (docs/contribute/outside.md)",
+        group="processors",
+        judge="weft.config.plugins:why_no_plugins",
+    )
+
     # journal
     journal: str = option(
         "",

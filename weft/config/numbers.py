@@ -192,6 +192,8 @@ NUMBERS: dict[str, Number] = {
     "node": _whole(0, INT32),
     "keep": _whole(0, INT32),
     "ttl_s": _above(0, 31_536_000),
+    # what outlives the server
+    "older_than_s": _real(0, 1e9),
     # control
     "forward_sleep_time": _real(0, 60),
     "call": _whole(0, INT64),  # number of a control request; the server sets its own
@@ -208,6 +210,10 @@ NUMBERS: dict[str, Number] = {
     "shape": _whole(0, 2**40),
     "shapes": _whole(0, 2**40),
 }
+
+# Of messages from outside of weft: what can be sent to the engine.
+ANY_WHOLE = _whole(-INT64 - 1, INT64)
+ANY_REAL = _real(-1e308, 1e308)
 
 # Field of the query of a URL → range.
 QUERIES: dict[str, Number] = {

@@ -122,6 +122,12 @@ class ServerConfig:
         low=0.0,
         high=3600.0,
     )
+    state_dir: str = option(
+        "",
+        "folder in which sessions and stored responses outlive the server (docs/guides/state.md); "
+        "without it they end with it",
+        group="server",
+    )
     chat_template: str = option(
         "", "file with a Jinja chat template, instead of the model's", group="server"
     )

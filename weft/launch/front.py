@@ -39,6 +39,7 @@ from weft.observe.trace import NoTracer, Tracer
 from weft.server.app import create_app
 from weft.server.context import Readiness, ServerInfo
 from weft.server.limits import LEAST_BYTES, spare_bytes
+from weft.state.store import StateError
 from weft.text.templates.chat_template import TemplateError
 from weft.text.tokenizer import Tokenizer
 from weft.version import __version__
@@ -157,6 +158,8 @@ class Front:
 
     async def _become_ready(self) -> EngineReady:
         ready = await self.client.state.wait_ready()
+        if self.client.session_keeper is not None:
+            await self.client.session_keeper.restore(self.client)
         loader = AdapterLoader(self._adapters, self.client)
         for asked in parse_lora_paths(self._context.prepared.config.lora_paths):
             try:
@@ -220,7 +223,7 @@ def _app(
     readiness: Readiness,
     adapters: AdapterNames,
 ) -> ASGIApp:
-    """Raises SettingsError for a chat template that cannot be used."""
+    """Raises SettingsError for a chat template or a state folder that cannot be used."""
     config = context.config
     try:
         return create_app(
@@ -233,7 +236,10 @@ def _app(
             context.digests,
             adapters,
             load_recipe(context.prepared),
+            context.prepared.config.plugins,
         )
+    except StateError as exc:
+        raise SettingsError(f"--state-dir is {config.state_dir}: {exc}") from exc
     except (TemplateError, OSError) as exc:
         raise SettingsError(
             f"--chat-template is {config.chat_template}, which cannot be used: {exc}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union
 
 import msgspec
 
-from weft.messages import adapters, cache, control, picture, pins, sessions, weights
+from weft.messages import adapters, cache, control, outside, picture, pins, sessions, weights
 from weft.messages.calls import (
     ControlReply,
     ControlRequest,
@@ -21,6 +21,7 @@ from weft.messages.calls import (
 )
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
+from weft.messages.sessions import SessionChanges
 from weft.messages.status import (
     EngineFailed,
     EngineReady,
@@ -31,7 +32,7 @@ from weft.messages.status import (
 )
 
 # The modules that declare control messages: without them the registry would be empty.
-_DECLARED_IN = (adapters, cache, control, picture, pins, sessions, weights)
+_DECLARED_IN = (adapters, cache, control, outside, picture, pins, sessions, weights)
 REQUESTS = control_requests()
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
         | ControlRequest[Any]
     )
     FromEngine: TypeAlias = (
-        StepOutput | Stats | Heartbeat | EngineReady | EngineFailed | ControlReply
+        StepOutput | Stats | Heartbeat | EngineReady | EngineFailed | SessionChanges | ControlReply
     )
 else:
     # A decoder distinguishes messages by their tags, so it needs each type, not their base classes.
@@ -52,7 +53,15 @@ else:
         (GenerateRequest, BatchGenerate, Abort, UnreadableMessages, Shutdown, *REQUESTS.values())
     ]
     FromEngine = Union[
-        (StepOutput, Stats, Heartbeat, EngineReady, EngineFailed, *control_replies())
+        (
+            StepOutput,
+            Stats,
+            Heartbeat,
+            EngineReady,
+            EngineFailed,
+            SessionChanges,
+            *control_replies(),
+        )
     ]
 
 Message: TypeAlias = ToEngine | FromEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.messages.calls import ControlRequest, SuccessReply
+from weft.messages.calls import ControlReply, ControlRequest, SuccessReply
 
 
 class SessionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,3 +51,57 @@ class CloseSession(ControlRequest[CloseSessionReply]):
 
     session_id: str
     owner: str = ""
+
+
+# ---- sessions that outlive the engine
+
+
+class KeptTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A turn that has ended."""
+
+    name: str
+    parent: str = ""  # the turn that it continues
+    start: int = 0  # tokens that it shares with its parent
+    prompt_len: int  # with these
+    tokens: bytes  # int32, packed: its own tokens after these
+
+
+class KeptSession(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A session as it is outside of the engine."""
+
+    id: str
+    owner: str = ""
+    capacity: int
+    timeout_s: float
+    idle_s: float = 0.0  # since its last request
+    num_turns: int = 0  # since it was opened
+    last: str = ""  # the turn that ended last
+    turns: list[KeptTurn] = []  # parents before their children
+
+
+class SessionChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What has changed in one session."""
+
+    session: KeptSession  # with the turns that are new, or have changed
+    is_new: bool = False  # no earlier turn of a session with this name counts
+    is_closed: bool = False
+    forgotten: list[str] = []  # turns
+
+
+class SessionChanges(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="session_changes"
+):
+    """Sent before the output that ends a turn, and before the reply to a request that opens or
+    closes a session."""
+
+    changes: list[SessionChange]
+
+
+class KeepSessionsReply(ControlReply):
+    refused: list[str] = []  # why sessions were not taken
+
+
+class KeepSessions(ControlRequest[KeepSessionsReply]):
+    """Take these sessions, and from now on tell all changes of sessions (`SessionChanges`)."""
+
+    sessions: list[KeptSession] = []

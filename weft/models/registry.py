@@ -30,16 +30,13 @@ _ENCODERS = {
 }
 
 
-def _places() -> dict[str, str]:
+def model_places() -> dict[str, str]:
     """Module and class of each known architecture."""
     found = dict.fromkeys(FAMILIES, _DECODER)
     for name, place in _ENCODERS.items():
         found[f"{name}Model"] = place
         found[f"{name}ForSequenceClassification"] = place
     return found
-
-
-MODELS = _places()
 
 
 class DecoderModel(Protocol):
@@ -124,11 +121,12 @@ def make_model(
 ) -> DecoderModel:
     """Make a model whose weights are not loaded yet. `states` holds the states of layers that keep
     one. Raises `UnsupportedModel`."""
-    place = _BY_LIBRARY if config.library_config else MODELS.get(config.architecture)
+    places = model_places()
+    place = _BY_LIBRARY if config.library_config else places.get(config.architecture)
     if place is None:
         raise UnsupportedModel(
             f"architecture {config.architecture!r} is not supported; "
-            f"supported are {', '.join(MODELS)}"
+            f"supported are {', '.join(places)}"
         )
     module, _, name = place.partition(":")
     make = getattr(import_module(module), name)

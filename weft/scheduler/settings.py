@@ -124,6 +124,8 @@ class SchedulerSettings(SchedulingOptions):
     # largest number of rows of a decode step with several stages; 0: no bound
     max_stage_rows: int = 0
     seed: int = 0
+    kv_groups: tuple[str, ...] = ()  # groups of layers from outside of weft, by `module:Name`
+    outside_control: tuple[str, ...] = ()  # control requests from there
     started_with: SchedulerSettings | None = None  # if they have been changed since the start
 
     @property

@@ -28,7 +28,18 @@ from weft.observe.log import EventLog
 from weft.observe.survivable import is_survivable
 from weft.server import adapters as adapter_routes
 from weft.server import aliases, health, infill, tokens
-from weft.server.admin import cache, facts, loads, pins, prefixes, sessions, settings, weights, work
+from weft.server.admin import (
+    cache,
+    facts,
+    loads,
+    pins,
+    prefixes,
+    sessions,
+    settings,
+    state,
+    weights,
+    work,
+)
 from weft.server.anthropic import messages
 from weft.server.auth import Access, Keys, Pages
 from weft.server.body import json_bytes
@@ -45,8 +56,12 @@ from weft.server.openai.responses import routes as responses
 from weft.server.openapi import docs_page, openapi_document
 from weft.server.operation import Handler, Operation, get
 from weft.server.page import routes as page
+from weft.server.plugins import outside_operations
 from weft.server.pooling import classify, embeddings, scores
+from weft.server.response_store import ResponseStore
+from weft.server.session_store import SessionStore
 from weft.server.sglang import generate, parsing
+from weft.state.store import StateStore
 from weft.text.media.families import ProcessorRecipe
 from weft.text.parsers.formats import find_formats
 from weft.text.templates.chat_template import TemplateError
@@ -72,6 +87,7 @@ OPERATIONS = (
     *facts.ROUTES,
     *loads.ROUTES,
     *sessions.ROUTES,
+    *state.ROUTES,
     *work.ROUTES,
     *cache.ROUTES,
     *pins.ROUTES,
@@ -94,20 +110,23 @@ def create_app(
     digests: KeyDigests | None = None,
     adapters: AdapterNames | None = None,
     processor: ProcessorRecipe | None = None,
+    plugins: str = "",
 ) -> ASGIApp:
     """The application that serves one engine.
 
     `digests` defaults to the keys of `config`. Without `adapters`, the server has none and loads
-    none; without a `processor`, the model takes only text.
+    none; without a `processor`, the model takes only text. `plugins`: the value of `--plugins`.
 
     Raises `TemplateError` or `OSError` if the chat template of `config` cannot be used, and
-    SettingsError or UnsupportedModel if the settings or the model do not allow images.
+    SettingsError or UnsupportedModel if the settings or the model do not allow images, and
+    StateError if the state folder cannot be used.
     """
     limits = limits or Limits()
     if digests is None:
         digests, config = read_keys(config)
     sources = load_sources(tokenizer, config)
     adapters = adapters or AdapterNames()
+    kept = _open_state(config.state_dir, readiness)
     context = ServerContext(
         feed=Feed(client, tokenizer, lambda: readiness.draining),
         has_keys=bool(digests.user or digests.admin),
@@ -121,6 +140,9 @@ def create_app(
         loader=AdapterLoader(adapters, client),
         media=serve_media(processor, tokenizer, config, limits) if processor is not None else None,
         limits=limits,
+        responses=ResponseStore(state=kept),
+        state=kept,
+        sessions=_kept_sessions(client, tokenizer, kept),
         infill=tokenizer.infill,
         formats=find_formats(config.tool_call_parser, config.reasoning_parser, sources),
     )
@@ -129,7 +151,8 @@ def create_app(
         readiness.at_end(context.media.close)
     if context.template is not None:
         readiness.at_end(context.template.close)
-    operations = (*OPERATIONS, *_documents(info.version))
+    own = outside_operations(plugins, OPERATIONS)
+    operations = (*OPERATIONS, *own, *_documents(info.version, own))
     routes: list[Route] = []
     for one in operations:
         endpoint = Endpoint(context, one.handler)
@@ -167,6 +190,26 @@ def create_app(
             expose_headers=["x-request-id"],
         )
     return app
+
+
+def _open_state(folder: str, readiness: Readiness) -> StateStore | None:
+    """The state in this folder, until the end of the server; None without a folder."""
+    if not folder:
+        return None
+    state = StateStore(Path(folder).expanduser())
+    readiness.at_end(state.close)
+    return state
+
+
+def _kept_sessions(
+    client: EngineClient, tokenizer: Tokenizer, kept: StateStore | None
+) -> SessionStore | None:
+    """Let the client keep the sessions of its engine, if there is a place for them."""
+    if kept is None:
+        return None
+    found = SessionStore(kept, tokenizer.digest)
+    client.session_keeper = found
+    return found
 
 
 def _words(text: str) -> list[str]:
@@ -242,8 +285,8 @@ class RouteTable:
         return "other", "user"
 
 
-def _documents(version: str) -> tuple[Operation, Operation]:
-    """The routes that describe all routes, themselves included.
+def _documents(version: str, own: Sequence[Operation]) -> tuple[Operation, Operation]:
+    """The routes that describe all routes, themselves and those from outside (`own`) included.
 
     The documents are generated at the first request, because that takes a good part of the time of
     a start.
@@ -251,11 +294,11 @@ def _documents(version: str) -> tuple[Operation, Operation]:
 
     @functools.cache
     def document() -> bytes:
-        return json_bytes(openapi_document((*OPERATIONS, *both), version))
+        return json_bytes(openapi_document((*OPERATIONS, *own, *both), version))
 
     @functools.cache
     def page() -> str:
-        return docs_page((*OPERATIONS, *both), version)
+        return docs_page((*OPERATIONS, *own, *both), version)
 
     async def openapi(context: ServerContext, request: Request) -> ASGIApp:
         content = await asyncio.to_thread(document)

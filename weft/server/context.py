@@ -18,6 +18,8 @@ from weft.messages.sampling import SamplingParams
 from weft.server.media import ServedMedia
 from weft.server.refusals import RefusalLog
 from weft.server.response_store import ResponseStore
+from weft.server.session_store import SessionStore
+from weft.state.store import StateStore
 from weft.text.infill import Infill
 from weft.text.parsers.formats import Formats
 from weft.text.templates.renderer import Renderer
@@ -119,6 +121,8 @@ class ServerContext:
     media: ServedMedia | None = None  # None: the model takes only text
     limits: Limits = field(default_factory=Limits)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    state: StateStore | None = None  # None: nothing outlives the server
+    sessions: SessionStore | None = None
     refusals: RefusalLog = field(default_factory=RefusalLog)
     readers: Workers = field(default_factory=_make_readers)
     writers: Workers = field(default_factory=_make_writers)

@@ -23,6 +23,7 @@ from weft.client.engine_state import EngineUnavailable
 from weft.messages.sampling import InvalidParam
 from weft.observe import request_context
 from weft.observe.log import EventLog
+from weft.state.store import StateError
 from weft.text.tokenizer import ContextExceeded
 from weft.text.turns import Busy
 
@@ -140,6 +141,9 @@ def translated(exc: BaseException) -> ApiError:
             return ApiError(503, str(exc), headers=_RETRY)
         case EngineUnavailable():
             return ApiError(503, str(exc), headers=_RETRY)
+        case StateError():  # logged where it was raised; the client need not know the folder
+            message = "the answer could not be stored, because the server's disk takes nothing"
+            return ApiError(503, message, headers=_RETRY)
         case EngineFault():  # logged where it was raised
             return ApiError(500, str(exc))
         case HTTPException(status_code=404):

@@ -10,7 +10,7 @@ disconnect closes the generation at once, whether the answer is a stream or not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -121,6 +121,11 @@ class Answer:
             await error_response(failure)(scope, receive, send)
             return
         body = await self._written(deltas, scope.get("weft.writers"))
+        if self._generation.before_end is not None:
+            failure = await self._kept(self._generation.before_end)
+            if failure is not None:
+                await error_response(failure)(scope, receive, send)
+                return
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
@@ -151,6 +156,17 @@ class Answer:
         work = partial(self._reply.full_body, deltas)
         return await writers.run(work, is_long=num_values > LONG_VALUES)
 
+    @staticmethod
+    async def _kept(before_end: Callable[[], Awaitable[None]]) -> ApiError | None:
+        """Wait until what the end says is true. Returns why it is not."""
+        try:
+            await before_end()
+        except BaseException as exc:
+            if not is_survivable(exc):
+                raise
+            return translated(exc)
+        return None
+
     # ---- a stream
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -178,6 +194,9 @@ class Answer:
                     if not is_survivable(exc):
                         raise
                     failure = translated(exc)
+            before_end = self._generation.before_end
+            if before_end is not None and self._generation.has_ends and failure is None:
+                failure = await self._kept(before_end)
             if failure is not None:
                 await self._finish(send, self._wire.error(failure))
                 return

@@ -6,6 +6,7 @@ requests.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -111,6 +112,11 @@ class Tokenizer:
             chat_templates=_chat_templates(folder, config),
             infill_names=_named_tokens(config, INFILL_NAMES),
         )
+
+    @property
+    def digest(self) -> str:
+        """A name for the meaning of its ids: equal for equal tokenizers. It takes a moment."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
 
     @property
     def bos_token_id(self) -> int | None:

@@ -27,6 +27,7 @@ from weft.messages.control import (
     StopExpertDistributionRecord,
     UnblockInput,
 )
+from weft.messages.sessions import KeepSessions
 from weft.messages.weights import (
     ReleaseMemoryOccupation,
     ResumeMemoryOccupation,
@@ -75,6 +76,8 @@ class EngineChanges:
                 self._last[name] = request
             return
         match request:
+            case KeepSessions():  # a new engine begins without sessions
+                self._last["sessions"] = KeepSessions()
             case SetInternalState():
                 self._settings |= request.server_args
             case LoadLoraAdapter():

@@ -77,6 +77,7 @@ from weft.messages.requests import (
 )
 from weft.messages.sessions import (
     CloseSession,
+    KeepSessions,
     OpenSession,
 )
 from weft.messages.status import (
@@ -284,8 +285,20 @@ class Fleet:
             )
             return
         self._calls[request.call] = JoinedCall(request, set(ranks))
+        if isinstance(request, KeepSessions):
+            self._send_sessions(request, ranks)
+            return
         for rank in ranks:
             self.members[rank].send(_for_rank(request, rank))
+
+    def _send_sessions(self, request: KeepSessions, ranks: Sequence[int]) -> None:
+        """Give each engine its share of the sessions; all are to tell the changes of theirs."""
+        num = len(ranks)
+        for place, rank in enumerate(ranks):
+            share = request.sessions[place::num]
+            for session in share:
+                self._bind_session(session.id, session.owner, rank)
+            self.members[rank].send(replace(request, sessions=share))
 
     def _take_reply(
         self,

@@ -55,6 +55,7 @@ from weft.messages.control import (
 )
 from weft.messages.picture import Picture
 from weft.messages.pins import UnpinReply
+from weft.messages.sessions import KeepSessionsReply
 from weft.messages.status import (
     EngineReady,
     Stats,
@@ -314,7 +315,12 @@ def _pictures(replies: Replies) -> Picture:
     return cast(Picture, replace(replies[0], others=list(replies[1:])))
 
 
+def _kept_sessions(replies: Replies) -> ControlReply:
+    return KeepSessionsReply(call=replies[0].call, refused=_all_of(replies, "refused"))
+
+
 JOINERS: dict[type[ControlReply], Callable[[Replies], ControlReply]] = {
+    KeepSessionsReply: _kept_sessions,
     AbortRequestReply: _summed("aborted"),
     AdapterReply: _adapters,
     AuditReply: _audit,

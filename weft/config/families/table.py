@@ -13,6 +13,7 @@ from typing import NamedTuple
 from weft.config import families
 from weft.config.families.family import Family
 from weft.config.families.gguf import Architecture
+from weft.config.plugins import plugins, refused
 
 ENCODER_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 THIS = "table"
@@ -40,12 +41,19 @@ def _joined(tables: Iterator[Mapping[str, Family]]) -> dict[str, Family]:
 DECODERS = _joined(_tables("FAMILIES"))
 
 
-def _architectures() -> dict[str, Family]:
-    found = {f"{name}ForCausalLM": family for name, family in DECODERS.items()}
+def _of_decoders(
+    decoders: Mapping[str, Family], encoders: Mapping[str, Family]
+) -> dict[str, Family]:
+    """What decoders and encoders can be: models that generate, embed and classify."""
+    found = {f"{name}ForCausalLM": family for name, family in decoders.items()}
     for kind, task in (("Model", "embed"), ("ForSequenceClassification", "classify")):
-        for name, family in (DECODERS | ENCODERS).items():
+        for name, family in {**decoders, **encoders}.items():
             found[f"{name}{kind}"] = replace(family, task=task, gguf={})
-    found |= _joined(_tables("ARCHITECTURES"))
+    return found
+
+
+def _architectures() -> dict[str, Family]:
+    found = _of_decoders(DECODERS, ENCODERS) | _joined(_tables("ARCHITECTURES"))
     return dict(sorted(found.items()))
 
 
@@ -70,3 +78,14 @@ def _gguf_files() -> dict[str, GgufFiles]:
 
 
 GGUF_FILES = _gguf_files()
+
+
+def add_outside(setting: str) -> None:
+    """Add the families of `--plugins`. Raises SettingsError for one that is there already."""
+    for name, own in plugins(setting, "families"):
+        if not isinstance(own, dict) or not all(isinstance(one, Family) for one in own.values()):
+            raise refused("families", name, "is no dict of weft.config.families.family.Family")
+        for architecture, family in _of_decoders(own, {}).items():
+            before = FAMILIES.setdefault(architecture, family)
+            if before != family:
+                raise refused("families", name, f"has {architecture}, which is there already")

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, get_args
 import msgspec
 
 from weft.engine import explain
-from weft.engine.control import cache, experts, profile, settings, weights, work
+from weft.engine.control import cache, experts, outside, profile, settings, weights, work
 from weft.engine.services import Services
 from weft.messages.adapters import LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.by_name import methods
@@ -57,10 +57,11 @@ from weft.messages.control import (
     StopProfile,
     UnblockInput,
 )
+from weft.messages.outside import CallOutside
 from weft.messages.picture import GetPrefix, Watch
 from weft.messages.pins import Unpin
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
-from weft.messages.sessions import CloseSession, OpenSession
+from weft.messages.sessions import CloseSession, KeepSessions, OpenSession
 from weft.messages.status import Shutdown, UnreadableMessages
 from weft.messages.weights import (
     DestroyWeightsUpdateGroup,
@@ -177,6 +178,7 @@ HANDLERS: dict[type, Handler] = {
     HealthCheck: work.health_check,
     OpenSession: work.open_session,
     CloseSession: work.close_session,
+    KeepSessions: work.keep_sessions,
     FlushCache: flush_cache,
     GetCache: cache.get_cache,
     ClearCache: cache.clear_cache,
@@ -191,6 +193,7 @@ HANDLERS: dict[type, Handler] = {
     ExplainRequest: explain_request,
     LogRequestTimes: log_request_times,
     ListMethods: list_methods,
+    CallOutside: outside.call_outside,
     Watch: watch,
     GetInternalState: settings.get_internal_state,
     SetInternalState: settings.set_internal_state,

@@ -25,6 +25,8 @@ from weft.messages.requests import Abort
 from weft.messages.sessions import (
     CloseSession,
     CloseSessionReply,
+    KeepSessions,
+    KeepSessionsReply,
     OpenSession,
     OpenSessionReply,
 )
@@ -108,9 +110,15 @@ def health_check(services: Services, message: HealthCheck) -> HealthCheckReply |
 # ---- sessions
 
 
-def open_session(services: Services, message: OpenSession) -> OpenSessionReply:
-    return services.sessions.open(message, services.clock())
+def open_session(services: Services, message: OpenSession) -> OpenSessionReply | None:
+    reply = services.sessions.open(message, services.clock())
+    return services.sessions.told_first(reply, message.call)
 
 
-def close_session(services: Services, message: CloseSession) -> CloseSessionReply:
-    return services.sessions.close(message, services.clock())
+def close_session(services: Services, message: CloseSession) -> CloseSessionReply | None:
+    reply = services.sessions.close(message, services.clock())
+    return services.sessions.told_first(reply, message.call)
+
+
+def keep_sessions(services: Services, message: KeepSessions) -> KeepSessionsReply:
+    return services.sessions.keep(message, services.clock())

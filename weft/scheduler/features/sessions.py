@@ -10,6 +10,7 @@ never keeps a request from running.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import NamedTuple
 
 import msgspec
@@ -17,8 +18,9 @@ import msgspec
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
-from weft.messages.sessions import SessionParams
+from weft.messages.sessions import KeptSession, SessionParams
 from weft.scheduler.feature import Feature
+from weft.scheduler.features.session_ledger import SessionLedger, session_from
 from weft.scheduler.features.turns import (
     Dropped,
     Session,
@@ -45,26 +47,44 @@ class Sessions(Feature):
 
     request_fields = ("session",)
 
-    def __init__(self, limits: SessionLimits) -> None:
+    def __init__(
+        self,
+        limits: SessionLimits,
+    ) -> None:
         self._limits = limits
         self.by_name: dict[str, Session] = {}  # open sessions
         self._by_id: dict[int, SessionTurn] = {}  # turns by the id of their request
         self.due_s = math.inf  # no session has been idle for too long before this time
+        self.ledger = SessionLedger()
+        self._num_of = Counter[str]()  # open sessions by owner
 
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(
+        self,
+        name: str,
+    ) -> bool:
         return name in self.by_name
 
-    def session_of(self, request_id: int) -> str:
+    def session_of(
+        self,
+        request_id: int,
+    ) -> str:
         """The session of an open request; empty if it has none."""
         turn = self._by_id.get(request_id)
         return turn.session.id if turn is not None and turn.is_open else ""
 
     # Sessions come and go
 
-    def open(self, id: str, capacity: int, timeout_s: float, now: float, owner: str = "") -> str:
+    def open(
+        self,
+        id: str,
+        capacity: int,
+        timeout_s: float,
+        now: float,
+        owner: str = "",
+    ) -> str:
         """Open a session. Returns why not; empty if it is open."""
         limits = self._limits
         if not id:
@@ -76,31 +96,48 @@ class Sessions(Feature):
         longest_s = limits.timeout_s or math.inf
         if not 0 <= timeout_s <= longest_s:
             return f"the timeout is {timeout_s:g} s; at most {longest_s:g} s are allowed"
-        if len(self.by_name) >= limits.max_sessions:
-            return f"{len(self.by_name):,} sessions are open, as many as --max-sessions allows"
-        num_own = sum(session.owner == owner for session in self.by_name.values())
-        if owner and 0 < limits.max_per_owner <= num_own:
-            return (
-                f"{num_own:,} sessions of this key are open, "
-                "as many as --max-sessions-per-key allows"
-            )
+        why_not = self._why_full(owner)
+        if why_not:
+            return why_not
         session = Session(
             id, owner, capacity or limits.max_tokens, timeout_s or limits.timeout_s, now
         )
-        self.by_name[session.name] = session
-        self.due_s = min(self.due_s, now + (session.timeout_s or math.inf))
+        self._add(session)
+        self.ledger.opened(session)
         return ""
 
-    def close(self, name: str) -> bool:
+    def restore(
+        self,
+        kept: KeptSession,
+        now: float,
+    ) -> str:
+        """Open a session that an earlier engine had, with its turns. Returns why not; empty if it
+        is open."""
+        limits = self._limits
+        if session_name(kept.owner, kept.id) in self.by_name:
+            return f"the session {kept.id!r} is open already"
+        why_not = self._why_full(kept.owner)
+        if not why_not:
+            self._add(session_from(kept, limits.max_tokens, limits.timeout_s, now))
+        return why_not
+
+    def close(
+        self,
+        name: str,
+    ) -> bool:
         """Close a session, at once or when its last running request ends.
 
         Returns whether it is closed now.
         """
         session = self.by_name[name]
         session.is_closing = True
+        self.ledger.closed(session)
         return self._close_if_idle(session)
 
-    def expire(self, now: float) -> list[str]:
+    def expire(
+        self,
+        now: float,
+    ) -> list[str]:
         """Close the sessions that have been idle for too long.
 
         Returns their ids.
@@ -114,7 +151,10 @@ class Sessions(Feature):
             self.due_s = min((end_s for end_s in ends.values() if end_s > now), default=math.inf)
         return [session.id for session in late]
 
-    def dropped(self, dropped: Dropped) -> None:
+    def dropped(
+        self,
+        dropped: Dropped,
+    ) -> None:
         """Note that the KV of a session was evicted."""
         session = self.by_name.get(dropped.lost.name)
         if session is not None:
@@ -122,7 +162,12 @@ class Sessions(Feature):
 
     # Requests
 
-    def begin(self, message: GenerateRequest, params: SessionParams, max_len: int) -> Begun:
+    def begin(
+        self,
+        message: GenerateRequest,
+        params: SessionParams,
+        max_len: int,
+    ) -> Begun:
         """Turn a request of a session into one with the whole prompt. Changes nothing; `enter`
         does, after the request is queued.
 
@@ -167,7 +212,11 @@ class Sessions(Feature):
             replaced,
         )
 
-    def enter(self, begun: Begun, now: float) -> tuple[int, ...]:
+    def enter(
+        self,
+        begun: Begun,
+        now: float,
+    ) -> tuple[int, ...]:
         """Enter the turn of a request that was queued.
 
         Returns the ids of open requests that it replaces: the caller must end them.
@@ -187,9 +236,14 @@ class Sessions(Feature):
         session.dropped = None
         if session.pin is not None:
             session.pin.touch()
+        self.ledger.used(session)
         return tuple(old.id for old in begun.replaced if old.is_open)
 
-    def cut(self, ids: tuple[int, ...], output_lens: tuple[int, ...]) -> None:
+    def cut(
+        self,
+        ids: tuple[int, ...],
+        output_lens: tuple[int, ...],
+    ) -> None:
         """The front has found the end of these requests after `output_lens` output tokens. Later
         tokens do not count."""
         for id, output_len in zip(ids, output_lens, strict=False):
@@ -203,7 +257,13 @@ class Sessions(Feature):
                     turn, turn.tokens[: (turn.prompt_len - turn.start + output_len) * TOKEN_BYTES]
                 )
 
-    def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
+    def end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        kv: KvMemory,
+    ) -> None:
         turn = self._by_id.get(request.id)
         if turn is None:
             return
@@ -231,19 +291,52 @@ class Sessions(Feature):
 
     # Inside
 
-    def _give(self, turn: SessionTurn, tokens: bytes) -> None:
+    def _why_full(
+        self,
+        owner: str,
+    ) -> str:
+        """Why this owner cannot have another session; empty if he can."""
+        limits = self._limits
+        if len(self.by_name) >= limits.max_sessions:
+            return f"{len(self.by_name):,} sessions are open, as many as --max-sessions allows"
+        num_own = self._num_of[owner]
+        if owner and 0 < limits.max_per_owner <= num_own:
+            return (
+                f"{num_own:,} sessions of this key are open, "
+                "as many as --max-sessions-per-key allows"
+            )
+        return ""
+
+    def _add(
+        self,
+        session: Session,
+    ) -> None:
+        self.by_name[session.name] = session
+        self._num_of[session.owner] += 1
+        self.due_s = min(self.due_s, session.used_s + (session.timeout_s or math.inf))
+
+    def _give(
+        self,
+        turn: SessionTurn,
+        tokens: bytes,
+    ) -> None:
         """Set the turn's own tokens, and charge it for no more than these."""
         turn.tokens = tokens
         num_tokens = len(tokens) // TOKEN_BYTES
         turn.session.num_tokens += num_tokens - turn.num_charged
         turn.num_charged = num_tokens
+        self.ledger.given(turn)
 
-    def _forget(self, turn: SessionTurn) -> None:
+    def _forget(
+        self,
+        turn: SessionTurn,
+    ) -> None:
         """Remove a turn from its session; an open turn is charged until its request has ended."""
         session = turn.session
         if not turn.is_forgotten:
             turn.is_forgotten = True
             del session.turns[turn.name]
+            self.ledger.forgotten(turn)
             if turn.parent is not None:
                 turn.parent.children.remove(turn)
         if not turn.is_open:
@@ -251,22 +344,35 @@ class Sessions(Feature):
             if self._by_id.get(turn.id) is turn:
                 del self._by_id[turn.id]
 
-    def _close_if_idle(self, session: Session) -> bool:
+    def _close_if_idle(
+        self,
+        session: Session,
+    ) -> bool:
         if session.is_closing and not session.num_open:
             self._remove(session)
             return True
         return False
 
-    def _remove(self, session: Session) -> None:
+    def _remove(
+        self,
+        session: Session,
+    ) -> None:
         for turn in session.turns.values():
             if self._by_id.get(turn.id) is turn:
                 del self._by_id[turn.id]
         if session.pin is not None:
             session.pin.drop()
         del self.by_name[session.name]
+        self._num_of[session.owner] -= 1
+        if not self._num_of[session.owner]:
+            del self._num_of[session.owner]
+        self.ledger.closed(session)
 
 
-def _replaced(session: Session, parent: SessionTurn | None) -> list[SessionTurn]:
+def _replaced(
+    session: Session,
+    parent: SessionTurn | None,
+) -> list[SessionTurn]:
     """The turns to forget when a request continues `parent`, or starts again: parents before their
     children."""
     return list(session.turns.values()) if parent is None else list(parent.followers())
@@ -293,7 +399,10 @@ def _max_new(
     return max(1, min(room, fitting) - num_own) if asked is None else asked
 
 
-def _end_s(session: Session, now: float) -> float:
+def _end_s(
+    session: Session,
+    now: float,
+) -> float:
     """When the session will have been idle for too long, if no request uses it any more."""
     if not session.timeout_s:
         return math.inf

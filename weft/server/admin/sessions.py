@@ -60,6 +60,7 @@ async def open_session(context: ServerContext, request: Request) -> ASGIApp:
     log.info("open_session", session=id, success=reply.success)
     if not reply.success:
         raise ApiError(400, reply.message, param="session_id")
+    await _settle(context)
     return json_response(id)
 
 
@@ -72,7 +73,13 @@ async def close_session(context: ServerContext, request: Request) -> ASGIApp:
     id = checked_session_id(context, body.session_id, "session_id")
     reply = await context.client.call(CloseSession(id, owner=owner_of(request)))
     log.info("close_session", session=id, success=reply.success)
+    await _settle(context)
     return json_response(plain(reply))
+
+
+async def _settle(context: ServerContext) -> None:
+    if context.sessions is not None:
+        await context.sessions.settled()
 
 
 def _capacity(body: OpenSessionBody) -> int:

@@ -15,7 +15,7 @@ import msgspec
 import msgspec.inspect as inspected
 from starlette.requests import Request
 
-from weft.config.numbers import INT32, NUMBERS, QUERIES, Number
+from weft.config.numbers import ANY_REAL, ANY_WHOLE, INT32, NUMBERS, QUERIES, Number
 from weft.server.errors import ApiError
 
 UNKNOWN_VOCABULARY = INT32 + 1
@@ -103,13 +103,18 @@ def header_number(text: str, name: str, shown_name: str) -> int:
 def numeric_fields(body: type[msgspec.Struct]) -> tuple[Field, ...]:
     """The fields of a body that may contain numbers.
 
-    Raises KeyError for a field that the table of ranges lacks.
+    Raises KeyError for a field of weft's own that the table of ranges lacks.
     """
     found: list[Field] = []
     for field in _fields(body):
         if _has_leaf(field, inspected.IntType | inspected.FloatType):
             shown_name = field.encode_name
-            found.append(Field(field.name, shown_name, NUMBERS[shown_name]))
+            if body.__module__.partition(".")[0] != "weft":  # it sets bounds of its own
+                is_real = _has_leaf(field, inspected.FloatType)
+                number = ANY_REAL if is_real else ANY_WHOLE
+            else:
+                number = NUMBERS[shown_name]
+            found.append(Field(field.name, shown_name, number))
     return tuple(found)
 
 

@@ -12,6 +12,8 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
+from weft.config.plugins import load_object, refused
+
 if TYPE_CHECKING:
     from weft.scheduler.groups.protocol import GroupParts, KvGroup
 
@@ -23,10 +25,28 @@ def names() -> tuple[str, ...]:
 
 
 def make_groups(parts: GroupParts) -> list[KvGroup]:
-    """The groups of a model."""
+    """The groups of a model: those of weft, then those of `--plugins`, in their order. Raises
+    SettingsError for one of these that cannot be made."""
     groups = []
     for name in names():
         group = importlib.import_module(f"{__name__}.{name}").GROUP(parts)
         if group is not None:
             groups.append(group)
+    for name in parts.settings.kv_groups:
+        group = _from_outside(name, parts)
+        if group is not None:
+            groups.append(group)
     return groups
+
+
+def _from_outside(name: str, parts: GroupParts) -> KvGroup | None:
+    from weft.scheduler.groups.protocol import KvGroup
+
+    try:
+        make = load_object(name, "weft.kv_groups")
+        group = make(parts) if callable(make) else make
+    except Exception as exc:  # whatever it raises: it is the code of others
+        raise refused("kv_groups", name, f"cannot be made: {exc}") from exc
+    if group is not None and not isinstance(group, KvGroup):
+        raise refused("kv_groups", name, "makes no weft.scheduler.groups.protocol.KvGroup")
+    return group

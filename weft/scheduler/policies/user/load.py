@@ -6,13 +6,13 @@ It searches the installed packages only for names that weft does not know.
 
 from __future__ import annotations
 
-import importlib
 from importlib.metadata import entry_points
 
+from weft.config.plugins import COLON, PluginError, load_object
 from weft.scheduler.policies.protocol import Policy
 
+__all__ = ["COLON", "GROUP", "NoOwnPolicy", "entry_names", "load_own"]
 GROUP = "weft.policies"
-COLON = ":"
 
 
 class NoOwnPolicy(ValueError):
@@ -30,35 +30,9 @@ def load_own(name: str) -> type[Policy]:
     Raises NoOwnPolicy.
     """
     try:
-        kind = _of_module(name) if COLON in name else _of_package(name)
-    except NoOwnPolicy:
-        raise
-    except Exception as exc:
-        why = f"{type(exc).__name__}: {exc}"
-        raise NoOwnPolicy(f"it could not be loaded: {why}") from exc
+        kind = load_object(name, GROUP)
+    except PluginError as exc:
+        raise NoOwnPolicy(str(exc)) from exc
     if not (isinstance(kind, type) and issubclass(kind, Policy)):
         raise NoOwnPolicy("it is not a subclass of weft.scheduler.policies.protocol.Policy")
     return kind
-
-
-def _of_module(name: str) -> object:
-    module_name, _, class_name = name.partition(COLON)
-    try:
-        module = importlib.import_module(module_name.strip())
-    except ModuleNotFoundError as exc:
-        if exc.name and module_name.strip().startswith(exc.name):
-            raise NoOwnPolicy(
-                f"it could not be loaded: there is no module {exc.name!r} where Python looks for "
-                "modules; PYTHONPATH=FOLDER adds the folder of its file (PYTHONPATH=. for this one)"
-            ) from exc
-        raise
-    kind = getattr(module, class_name.strip(), None)
-    if kind is None:
-        raise NoOwnPolicy(f"{module_name} has no {class_name!r}")
-    return kind
-
-
-def _of_package(name: str) -> object:
-    for point in entry_points(group=GROUP, name=name):
-        return point.load()
-    raise NoOwnPolicy(f"no installed package has this policy ({GROUP})")

@@ -50,6 +50,9 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
     with told_as_input():
         conversation = await start_chat(context, request, chat_request(body, history, id))
 
+    if body.store is not False:
+        conversation.generation.before_end = context.responses.settled
+
     def finished(response: JsonObject) -> None:
         if body.store is not False:
             told = messages(output_items(response), history)
@@ -62,6 +65,7 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
     task = asyncio.create_task(_generate(conversation, reply))
     context.responses.running[id] = task
     task.add_done_callback(lambda _: context.responses.running.pop(id, None))
+    await _settle(context)
     return json_response({**reply.response, "status": "queued"})
 
 
@@ -77,7 +81,9 @@ async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
 async def retrieve(context: ServerContext, request: Request) -> ASGIApp:
     if request.query_params.get("stream", "false") not in ("false", "0"):
         raise ApiError(400, "a stored response cannot be streamed", param="stream")
-    return json_response(_stored(context, request, request.path_params["id"]).response)
+    stored = _stored(context, request, request.path_params["id"])
+    await _settle(context)
+    return json_response(stored.response)
 
 
 async def list_input_items(context: ServerContext, request: Request) -> ASGIApp:
@@ -97,7 +103,9 @@ async def cancel(context: ServerContext, request: Request) -> ASGIApp:
         return json_response(response)
     context.client.abort(id)
     await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
-    return json_response(_stored(context, request, id).response)
+    stored = _stored(context, request, id)
+    await _settle(context)
+    return json_response(stored.response)
 
 
 async def delete(context: ServerContext, request: Request) -> ASGIApp:
@@ -108,6 +116,7 @@ async def delete(context: ServerContext, request: Request) -> ASGIApp:
         context.client.abort(id)
         await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
     context.responses.drop(id)
+    await _settle(context)
     return json_response(
         {
             "id": id,
@@ -136,7 +145,7 @@ def _previous(
     stored = _stored(context, request, id, "previous_response_id")
     if id in context.responses.running:
         raise ApiError(400, "the previous response has not ended yet", param="previous_response_id")
-    return stored.history
+    return msgspec.convert(stored.history, list[ChatMessage])
 
 
 def _stored(
@@ -147,6 +156,12 @@ def _stored(
         message = f"there is no response {id[:64]!r}; responses are kept for an hour"
         raise ApiError(404, message, param=param)
     return stored
+
+
+async def _settle(context: ServerContext) -> None:
+    """Before a client is told about a stored response: what it is told must be on disk."""
+    if context.responses.settled is not None:
+        await context.responses.settled()
 
 
 def _new(context: ServerContext, body: ResponsesRequest, id: str) -> JsonObject:

@@ -1,0 +1,192 @@
+"""docs/contribute/outside.md, followed: its module lies in a folder outside of the tree, and a server uses all its parts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.server import HANG_S, Server
+from tests.pages import BLOCK, CONTRIBUTE
+from weft.config.engine import EngineConfig
+from weft.config.options import Command, SettingsError
+from weft.weights.known import BUNDLED
+
+PAGE = CONTRIBUTE / "outside.md"
+PLUGINS = ",".join(
+    [
+        "control=own_parts:ROWS",
+        "routes=own_parts:HELLO",
+        "passes=own_parts:StepCounter",
+        "kv_groups=own_parts:row_counter",
+        "families=own_parts:FAMILIES",
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the module of the page, and a model of its family."""
+    folder = tmp_path_factory.mktemp("outside")
+    [(_, name, text)] = BLOCK.findall(PAGE.read_text("utf-8"))
+    # A fault that the test asks for by the length of a prompt.
+    faulty = text.replace(
+        "        StepCounter.num_steps += 1\n",
+        "        StepCounter.num_steps += 1\n"
+        "        if plan.num_tokens == 77:\n"
+        "            raise RuntimeError('a fault of this pass')\n",
+    )
+    assert faulty != text
+    (folder / name).write_text(faulty)
+    shutil.copytree(BUNDLED, folder / "own-model")
+    config = folder / "own-model" / "config.json"
+    described = json.loads(config.read_text())
+    described["architectures"] = ["OwnLlamaForCausalLM"]
+    config.write_text(json.dumps(described))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).parents[2]}")
+        server = Server(
+            *("--model", str(folder / "own-model"), "--plugins", PLUGINS),
+            *("--schedule-policy", "own_parts:ShortestName"),
+            *("--logit-processors", f"{folder}/own_parts.py:Only"),
+            *("--journal", str(folder / "journal")),
+        )
+        yield server
+        assert server.stop(signal.SIGTERM) == 0
+
+
+def refused(server: Server, path: str, **body: object) -> tuple[int, str]:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.post(path, **body) if body else server.get(path)
+    with caught.value as answer:
+        return answer.code, answer.read().decode()
+
+
+def generate(server: Server, **body: Any) -> dict[str, Any]:
+    body.setdefault("input_ids", [20, 21, 22])
+    body["sampling_params"] = {"temperature": 0, "max_new_tokens": 5, "ignore_eos": True}
+    told: dict[str, Any] = server.post("/generate", **body)
+    return told
+
+
+def ctl(server: Server, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "weft", "ctl", *words, "--url", server.url, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
+            "WEFT_PLUGINS": PLUGINS,
+            "PATH": "/usr/bin:/bin",
+        },
+    )
+
+
+def test_parts_from_outside_work_over_http_and_weft_ctl(server: Server, folder: Path) -> None:
+    before = server.post("/rows", least=0)
+    answer = generate(server)
+    assert len(answer["output_ids"]) == 5
+    after = server.post("/rows")
+    assert after["rows_taken"] == before["rows_taken"] + 1, "the KV group"
+    assert after["steps"] > before["steps"], "the pass"
+    assert after["tokens"] == before["tokens"] + 5
+    assert "step counter" in server.get("/server_info")["passes"]
+    assert server.get("/own/hello?name=you") == {"hello": "you", "model": "own-model"}
+    paths = server.get("/openapi.json")["paths"]
+    assert {"/rows", "/own/hello"} <= set(paths)
+    only = {"name": "Only", "params": {"token": 77}}
+    said = generate(server, custom_logit_processor=[only])
+    assert said["output_ids"] == [77] * 5, "the logit processor"
+    assert server.get("/get_internal_state")["server_args"]["schedule_policy"] == (
+        "own_parts:ShortestName"
+    )
+    done = ctl(server, folder, "rows", "--least", "1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"] == after["tokens"] + 5
+    by_name = server.post("/rpc", method="call_outside", params={"name": "own_parts:ROWS"})
+    assert by_name["result"]["wrong"] == ""
+    other = server.post("/rpc", method="call_outside", params={"name": "os:system"})
+    assert "there is no 'os:system'; --plugins has own_parts:ROWS" in other["result"]["wrong"]
+
+
+def test_faults_of_parts_end_no_other_request(server: Server, folder: Path) -> None:
+    answers: list[dict[str, Any]] = []
+    with server.slowed(0.05):
+        other = threading.Thread(target=lambda: answers.append(generate(server)))
+        other.start()
+        status, text = refused(server, "/rows", least=10**9)
+        assert (status, "LookupError" in text) == (500, True)
+        status, text = refused(server, "/rows", least=-1)
+        assert (status, "least is -1; 0 or more is expected" in text) == (400, True)
+        status, text = refused(server, "/rows", least="many")
+        assert (status, "least" in text) == (400, True)
+        assert refused(server, "/own/hello")[0] == 500
+        assert ctl(server, folder, "rows", "--least", "-1").returncode == 1
+        other.join(HANG_S)
+    assert len(answers[0]["output_ids"]) == 5
+    status, text = refused(
+        server,
+        "/generate",
+        input_ids=[20] * 77,
+        sampling_params={"max_new_tokens": 1},
+    )
+    assert status == 500
+    assert len(generate(server)["output_ids"]) == 5, "the engine goes on"
+
+
+@pytest.mark.parametrize(
+    ("plugins", "why"),
+    [
+        ("own_parts:ROWS", "'own_parts:ROWS' is not KIND=module:Name"),
+        ("magic=own_parts:ROWS", "there is no kind 'magic'; the kinds are control"),
+    ],
+)
+def test_a_setting_that_cannot_be_read_is_refused(plugins: str, why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        Command("weft serve", "", EngineConfig).read(["--plugins", plugins], {})
+
+
+@pytest.mark.parametrize(
+    ("plugins", "why"),
+    [
+        ("control=no_such:ROWS", "there is no module 'no_such'"),
+        ("control=own_parts:NONE", "own_parts has no 'NONE'"),
+        ("control=rows", "no installed package has it as an entry point of the group weft.control"),
+        ("control=own_parts:HELLO", "is no weft.messages.outside.OutsideControl"),
+        ("routes=own_parts:ROWS", "is no weft.server.operation.Operation"),
+        ("passes=own_parts:RowCounter", "is no subclass of weft.executor.runner.Pass"),
+        ("kv_groups=own_parts:ROWS", "makes no weft.scheduler.groups.protocol.KvGroup"),
+        ("families=own_parts:ROWS", "is no dict of weft.config.families.family.Family"),
+    ],
+)
+def test_a_part_that_cannot_be_used_ends_the_start_with_one_line(
+    folder: Path, plugins: str, why: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "serve", "weft-nano", "--port", "0", "--plugins", plugins],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+        env={"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}", "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,107 @@
+"""Routes about what outlives the server: counts of it, and the removal of old or all of it."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from weft.messages.sessions import CloseSession
+from weft.observe.log import EventLog
+from weft.server.body import json_response, read_json
+from weft.server.context import ServerContext
+from weft.server.errors import ApiError
+from weft.server.operation import get, post
+from weft.state.store import FORMAT, KindCount, StateStore
+
+log = EventLog("admin")
+
+
+class StateAnswer(msgspec.Struct, kw_only=True):
+    folder: str
+    format: int
+    kinds: list[KindCount]
+
+
+class PruneBody(msgspec.Struct, kw_only=True):
+    """Remove what nobody has used for a time."""
+
+    older_than_s: float
+
+
+class RemovedAnswer(msgspec.Struct, kw_only=True):
+    responses: int
+    sessions: int
+
+
+async def get_state(
+    context: ServerContext,
+    request: Request,
+) -> ASGIApp:
+    """Counts, bytes and ages of what is stored, by kind; 400 without `--state-dir`."""
+    state = _state(context)
+    answer = StateAnswer(folder=str(state.folder), format=FORMAT, kinds=await state.counts())
+    return json_response(answer)
+
+
+async def prune(
+    context: ServerContext,
+    request: Request,
+) -> ASGIApp:
+    """Remove stored responses and sessions that nobody has used for `older_than_s`."""
+    body = await read_json(context, request, PruneBody)
+    return json_response(await _remove(context, body.older_than_s))
+
+
+async def clear(
+    context: ServerContext,
+    request: Request,
+) -> ASGIApp:
+    """Remove all stored responses, except those that are still generated, and close all
+    sessions."""
+    return json_response(await _remove(context, 0.0))
+
+
+async def _remove(
+    context: ServerContext,
+    older_than_s: float,
+) -> RemovedAnswer:
+    state = _state(context)
+    assert context.sessions is not None, "sessions are kept with the rest"
+    num_responses = context.responses.prune(older_than_s)
+    names = await context.sessions.names(older_than_s)
+    for owner, id in names:
+        # The engine tells that it is closed; a session that no engine has is only on disk.
+        reply = await context.client.call(CloseSession(id, owner=owner))
+        if not reply.success:
+            context.sessions.forget(owner, id)
+    await state.settled()
+    await state.give_back()
+    log.info("state_removed", responses=num_responses, sessions=len(names))
+    return RemovedAnswer(responses=num_responses, sessions=len(names))
+
+
+def _state(context: ServerContext) -> StateStore:
+    if context.state is None:
+        raise ApiError(400, "this server stores nothing: it was started without --state-dir")
+    return context.state
+
+
+ROUTES = (
+    get("/state", get_state, "What outlives the server", answer=StateAnswer, access="admin"),
+    post(
+        "/state/prune",
+        prune,
+        "Remove what nobody has used for a time",
+        PruneBody,
+        answer=RemovedAnswer,
+        access="admin",
+    ),
+    post(
+        "/state/clear",
+        clear,
+        "Remove stored responses and sessions",
+        answer=RemovedAnswer,
+        access="admin",
+    ),
+)

@@ -1,0 +1,1 @@
+"""What a server keeps beyond its end (docs/guides/state.md)."""
