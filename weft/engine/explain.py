@@ -449,6 +449,12 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
             return "waits: no KV memory was left after the requests admitted in the same step"
         case Stop.NO_TOKEN:
             return f"waits: no KV memory: {name} {_lack_of_memory(one)}"
+        case Stop.COMPLETIONS:
+            return (
+                "waits: no KV memory before enough running requests complete: with "
+                f"{name}, {one.needed:,} tokens will be needed "
+                f"before one of the completions, and {max(one.available, 0):,} will be available"
+            )
         case Stop.NO_GROUP_MEMORY if one.memory.is_tokens:
             return f"waits: no {one.memory.what}: {name} {_lack_of_memory(one)}"
         case Stop.NO_GROUP_MEMORY:

@@ -164,6 +164,8 @@ class Stop(Enum):
     FULL = "full"  # an earlier pass could admit no more, and no request has ended since
     NO_ROW = "no row"  # as many requests run as are allowed
     NO_TOKEN = "no token"  # no KV memory
+    # no KV memory, before some running request of a known length ends
+    COMPLETIONS = "completions"
     NO_GROUP_MEMORY = "no group memory"  # of layers with memory of their own
     BUDGET = "budget"  # the tokens of one step are used up
     TIME = "time"  # the time of one step is used up

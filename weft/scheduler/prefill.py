@@ -35,6 +35,7 @@ from weft.scheduler.planner import Planner
 from weft.scheduler.policies.protocol import RequestClasses
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request, RequestState
+from weft.scheduler.reserve.completions import CompletionBudget, can_simulate
 from weft.scheduler.retraction import victims_for
 from weft.scheduler.settings import SchedulerSettings
 
@@ -43,6 +44,7 @@ MAX_PASSED_OVER = 64
 WAITS_FOR_ENCODER = "waits for the image encoder"
 STOPS = {
     Lack.MEMORY: Stop.NO_TOKEN,
+    Lack.COMPLETIONS: Stop.COMPLETIONS,
     Lack.GROUP: Stop.NO_GROUP_MEMORY,
     Lack.TOKENS: Stop.BUDGET,
     Lack.TIME: Stop.TIME,
@@ -86,6 +88,7 @@ class PrefillScheduler:
         self._piece_len = settings.piece_len  # None: prompts are never cut
         self._kv = kv
         self._resumes_everywhere = kv.resumes_everywhere
+        self._simulates_completions = can_simulate(settings, kv)
         self._queue = queue
         self._running = running
         self._hooks = hooks
@@ -246,6 +249,10 @@ class PrefillScheduler:
         mixed_kv = kv.decode_pages(decode_rows) * settings.page_size if mixes else 0
         if kv.groups:
             groups = kv.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
+        completions = None
+        if self._simulates_completions:
+            open_prompts = self.open_prompts()
+            completions = CompletionBudget(kv, running_rows, ratio, open_prompts)
         return PrefillAdder(
             kv,
             reserved=expected_tokens(kv.columns, running_rows, ratio),
@@ -257,6 +264,7 @@ class PrefillScheduler:
             budget=budget,
             groups=groups,
             pieces=pieces,
+            completions=completions,
         )
 
     def _waiting(self) -> Waiting:

@@ -29,6 +29,7 @@ from weft.scheduler.settings import SchedulerSettings
 
 class Lack(Enum):
     MEMORY = "memory"  # of the KV pool
+    COMPLETIONS = "completions"  # memory of the KV pool, before some running request ends
     GROUP = "group"  # memory of a group of layers
     TOKENS = "tokens"  # tokens of this step
     TIME = "time"  # time of this step: running requests wait for their next token
