@@ -242,8 +242,8 @@ def test_it_is_explained_with_the_numbers_of_the_tightest_completion() -> None:
     told = explain(world.scheduler, ids[2], world.time)
     assert told is not None
     assert told.why == (
-        "waits: no KV memory before enough running requests complete: with it, 63 tokens will be "
-        "needed before one of the completions, and 63 will be available"
+        "waits: no KV memory before enough running requests complete: with it, 74 tokens will be "
+        "needed before one of the completions, and 73 will be available"
     )
     assert not world.scheduler.prefills.is_full
 

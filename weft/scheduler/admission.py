@@ -312,7 +312,7 @@ class PrefillAdder:
             # One token is left over: what runs must be able to go on.
             needed += self._page_size + reserve + 1
         available = max(math.floor(self.rem_total_tokens), 0)
-        self.shortage = Shortage(Lack.MEMORY, needed, available, self._kv.available)
+        self.shortage = self._memory_shortage(needed, available)
         return AddResult.NO_TOKEN
 
     def _no_page(self) -> Shortage:
@@ -323,7 +323,11 @@ class PrefillAdder:
             if shortage is not None:
                 return shortage
         available = max(cur_rem_tokens, 0)
-        return Shortage(Lack.MEMORY, self._page_size, available, self._kv.available)
+        return self._memory_shortage(self._page_size, available)
+
+    def _memory_shortage(self, needed: int, available: int) -> Shortage:
+        kv = self._kv
+        return Shortage(Lack.MEMORY, needed, available, kv.available, evictable=kv.evictable)
 
     def _cut_short(self, extend: int, limit: int) -> Shortage:
         """Not a page of a prompt fits into the step: for time, if its tokens allowed more."""
@@ -338,7 +342,7 @@ class PrefillAdder:
         lacking = needed - (self._kv.rest - self._total_offset)
         if self._completions is not None and has_known_length(request):
             tightest = self._tightest(self._completions, request, extend)
-            lacking = tightest.needed - tightest.available
+            lacking = tightest.needed - tightest.available - 1  # below 0: it fits
         for group in self._groups:
             lacking = max(lacking, group.lacking(request, extend, reserve))
         return lacking

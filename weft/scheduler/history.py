@@ -188,6 +188,7 @@ class SchedulingPass:
 
     __slots__ = (
         "available",
+        "evictable",
         "first_s",
         "first_step",
         "first_walk",
@@ -216,6 +217,7 @@ class SchedulingPass:
         # tokens of memory that were free or evictable; some of them are reserved for running
         # requests
         self.free = 0
+        self.evictable = 0  # of these
         self.memory = KV_MEMORY  # which memory was short
         self.times = 0
 
@@ -449,6 +451,7 @@ class RequestHistory:
         needed: int = 0,
         available: int = 0,
         free: int = 0,
+        evictable: int = 0,
         memory: MemoryName = KV_MEMORY,
     ) -> None:
         """Record that the current walk left requests waiting. A walk that did not begin, because
@@ -466,6 +469,7 @@ class RequestHistory:
             last.needed = needed
             last.available = available
             last.free = free
+            last.evictable = evictable
             last.memory = memory
         last.times += 1
 

@@ -20,7 +20,14 @@ import numpy as np
 from weft.arrays import IntArray, LongArray
 from weft.memory.accounting.audit import Fault, audit, find_faults
 from weft.memory.accounting.holders import HeldEnding, Holder
-from weft.memory.allocator import PageAllocator, RowTable, joined, num_pages_for, slots_of
+from weft.memory.allocator import (
+    OutOfPages,
+    PageAllocator,
+    RowTable,
+    joined,
+    num_pages_for,
+    slots_of,
+)
 from weft.memory.handoff.leases import Leases
 from weft.memory.media.borders import border_before
 from weft.memory.pins import Pins
@@ -105,6 +112,20 @@ class KvMemory:
         return available
 
     @property
+    def evictable(self) -> int:
+        """Of `available`, the tokens that the prefix cache would have to give up."""
+        return min(self.cache.evictable_pages * self.page_size, self.available)
+
+    def out_of_memory(self, step: str, num_tokens: int) -> str:
+        """What users read if a prefill or a decode needs memory that is not there."""
+        evictable = self.evictable
+        return (
+            f"{step} out of memory: {num_tokens:,} tokens to allocate, "
+            f"{self.available - evictable:,} are free and {evictable:,} can be evicted; "
+            "fewer running requests need less (--max-running-requests)"
+        )
+
+    @property
     def pins_firmly(self) -> bool:
         """Whether a firm pin keeps everything of a prefix."""
         return all(group.pins_firmly for group in self.groups)
@@ -177,15 +198,18 @@ class KvMemory:
         copies = [group.next_copy(request) for group in self.groups if not group.resumes_everywhere]
         return max(copies)
 
-    def alloc(self, num_pages: int, owners: int | LongArray) -> IntArray:
+    def alloc(self, num_pages: int, owners: int | LongArray, step: str = "prefill") -> IntArray:
         """Allocate pages for requests (`owners`: their ids), and evict cached pages if too few are
         free.
 
-        The checks at admission and before decoding have made sure that there are enough.
+        The checks at admission and before decoding have made sure that there are enough; else
+        raises OutOfPages, and says what the `step` lacks.
         """
         missing = num_pages - self.allocator.num_free
         if missing > 0:
             self.pins.unpin_for(missing)
+            if missing > self.cache.evictable_pages:
+                raise OutOfPages(self.out_of_memory(step, num_pages * self.page_size))
             self.allocator.free(self.cache.evict(missing))
         return self.allocator.alloc(num_pages, owners)
 
@@ -297,7 +321,7 @@ class KvMemory:
         # New pages first: other tokens may be on a page that begins in this call.
         if np.count_nonzero(begins_page):
             new_rows = rows[begins_page]
-            pages = self.alloc(len(new_rows), self.columns.ids[new_rows])
+            pages = self.alloc(len(new_rows), self.columns.ids[new_rows], "decode")
             table[places[begins_page]] = pages
         slots: IntArray = table.take(places) * page_size + in_page
         for group in self.groups:

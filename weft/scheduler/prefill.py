@@ -433,6 +433,7 @@ class PrefillScheduler:
             needed=shortage.needed,
             available=shortage.available,
             free=shortage.free,
+            evictable=shortage.evictable,
             memory=shortage.memory,
         )
 
@@ -447,10 +448,14 @@ def lacking(shortage: Shortage | None) -> str:
     available = shortage.available
     match shortage.lack:
         case Lack.MEMORY | Lack.GROUP:
-            return (
+            words = (
                 f"no {shortage.memory.what} to go on: {needed:,} tokens are needed, "
                 f"{available:,} are available"
             )
+            if shortage.lack is Lack.GROUP:
+                return words
+            free = shortage.free - shortage.evictable
+            return f"{words} ({free:,} free and {shortage.evictable:,} evictable)"
         case Lack.ENCODER:
             return WAITS_FOR_ENCODER
         case Lack.TIME:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -426,10 +427,13 @@ class Scheduler:
         is_awaited = self.kv.reclaim()
         if self.kv.decode_fits(rows):
             return rows
-        kept = retract_until_fits(self.kv, rows, self.waiting_queue.rank, self.retract)
+        lack = self.kv.out_of_memory("decode", self.kv.decode_pages(rows) * self.kv.page_size)
+        self.outbox.out_of_memory = lack
+        retract = partial(self.retract, why=f"no KV memory for the next step: {lack}")
+        kept = retract_until_fits(self.kv, rows, self.waiting_queue.rank, retract)
         if not self.kv.decode_fits(kept):
             for request in self.prefills.open_prompts():
-                self.retract(request)
+                retract(request)
             # Only now, because this is the only request that runs.
             while not self.kv.decode_fits(kept) and self.kv.pins.give_way():
                 pass
@@ -592,7 +596,10 @@ class Scheduler:
             if request.fill_len >= max_len:
                 too_long.add(request.id)
         if too_long:
-            message = "there is no KV memory for it any more"
+            message = (
+                "there is no KV memory for it any more: at most "
+                f"{max_len:,} tokens fit, its prefill and its output together"
+            )
             self.recompute(too_long, message, "KV memory was lost")
         for request in self.requests.values():
             request.max_len = min(request.max_len, max_len)

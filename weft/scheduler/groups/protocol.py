@@ -60,6 +60,7 @@ class Shortage(NamedTuple):
     available: int
     free: int = 0  # tokens of memory that are free or evictable, including those promised to others
     memory: MemoryName = KV_MEMORY  # which memory was short
+    evictable: int = 0  # of the free tokens, those that the prefix cache would have to give up
 
 
 class GroupParts(NamedTuple):

@@ -32,12 +32,13 @@ from weft.scheduler.settings import CLIP_MAX_NEW_TOKENS, SchedulerSettings
 class Completion(NamedTuple):
     """The tightest moment of a simulation: just before some completion."""
 
-    needed: int  # tokens that the requests that still run will have taken
+    # tokens that prompts of this step, and the requests that still run, will have taken
+    needed: int
     available: int  # tokens that are free, or that earlier completions have freed
 
     @property
     def fits(self) -> bool:
-        return self.needed < self.available
+        return self.needed <= self.available
 
 
 def has_known_length(request: Request) -> bool:
@@ -88,15 +89,25 @@ class CompletionBudget:
         computed. `is_whole`: in this step."""
         left = list(self._left)
         held = list(self._held)
-        free = self._kv.rest - self._taken - self._pages_of(extend) - self._promised
-        free -= sum(self._open.values())
+        # One token is left over: what runs must be able to go on.
+        kept = self._pages_of(extend) + math.ceil(self._promised) + 1
+        kept += sum(self._open.values())
         output = request.max_len - request.fill_len
         if is_whole:
             left.append(output)
             held.append(self._pages_of(request.fill_len))
         else:
-            free -= output + self._page_size
-        return _tightest(math.floor(free), np.array(left), np.array(held), self._page_size)
+            kept += output + self._page_size
+        free = self._kv.rest - self._taken
+        if not left:
+            return Completion(kept, free)
+        order = np.argsort(left, kind="stable")
+        num_running = np.arange(len(order), 0, -1)
+        held_in_order = np.array(held)[order]
+        needed = kept + (np.array(left)[order] + self._page_size) * num_running
+        available = free + np.cumsum(held_in_order) - held_in_order
+        tightest = int(np.argmax(needed - available))
+        return Completion(int(needed[tightest]), int(available[tightest]))
 
     def take(self, request: Request, extend: int, reserve: int) -> None:
         """The step computes this piece of a prompt. `reserve`: tokens that the request is expected
@@ -118,16 +129,3 @@ class CompletionBudget:
 
     def _pages_of(self, num_tokens: int) -> int:
         return num_pages_for(num_tokens, self._page_size) * self._page_size
-
-
-def _tightest(free: int, left: IntArray, held: IntArray, page_size: int) -> Completion:
-    """The completion before which least memory is left. `free`: tokens that are free now; `left`,
-    `held`: of each request the tokens until its end, and those that it has now."""
-    if not len(left):
-        return Completion(0, free)
-    order = np.argsort(left, kind="stable")
-    num_running = np.arange(len(order), 0, -1)
-    needed = (left[order] + page_size) * num_running
-    available = free + np.cumsum(held[order]) - held[order]
-    tightest = int(np.argmax(needed - available))
-    return Completion(int(needed[tightest]), int(available[tightest]))
