@@ -27,7 +27,7 @@ from weft.scheduler.admission import (
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks, QueueWalk
 from weft.scheduler.groups.protocol import GroupBudget, Lack, PassFacts, Shortage
-from weft.scheduler.history import Counters, EventKind, RequestHistory, Stop
+from weft.scheduler.history import Counters, EventKind, RequestHistory, Reuse, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
 from weft.scheduler.pace.pace import NOBODY_WAITS, Pace, Waiting
@@ -100,7 +100,7 @@ class PrefillScheduler:
         self.chunked_req: Request | None = None  # the request whose prompt is partly computed
         self.is_full = False  # nothing can be admitted before a request ends
         self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
-        self._num_queue_walks = 0  # number of walks with features that use `joins`
+        self._num_queue_walks = 0  # number of walks with features that limit batches
         self.seen: set[int] = set()  # ids of requests that the last pass looked at
 
     def apply(self, settings: SchedulerSettings) -> None:
@@ -204,7 +204,8 @@ class PrefillScheduler:
         rows = rows[classes.far_below(first, rows)]
         if not len(rows) or not self._hooks.may_run(first):
             return []
-        if self._hooks.joins and self._hooks.why_apart(first, self._queue_walk([], now)):
+        hooks = self._hooks
+        if hooks.batch_limits and hooks.why_not_batched(first, self._queue_walk([], now)):
             return []
         requests = self._kv.columns.requests[rows]
         below = [request for request in requests if not queue.is_overdue(request, now)]
@@ -311,7 +312,7 @@ class PrefillScheduler:
         fit."""
         picked: list[Request] = []
         walk: QueueWalk | None = None
-        if self._hooks.joins:
+        if self._hooks.batch_limits:
             walk = self._queue_walk(picked, now)
         num_seen = 0
         num_passed_over = 0
@@ -326,7 +327,7 @@ class PrefillScheduler:
                 why = self._hooks.why_waits(request)
                 self._pass_over(now, request, EventKind.WAITING_REASON, why)
                 continue
-            apart = "" if walk is None else self._hooks.why_apart(request, walk)
+            apart = "" if walk is None else self._hooks.why_not_batched(request, walk)
             if apart:
                 self._pass_over(now, request, EventKind.WAITING_REASON, apart)
                 continue
@@ -373,7 +374,7 @@ class PrefillScheduler:
 
     def _admit(self, request: Request, now: float) -> None:
         cached_len = request.prefix.length
-        self._history.admitted(
+        trace = self._history.admitted(
             request.id,
             cached_len,
             request.fill_len,
@@ -385,6 +386,10 @@ class PrefillScheduler:
             request.admitted_s = now
             self._limits.admitted(request, now)
             request.cached_tokens = cached_len
+            matched_len = cached_len
+            if self._kv.groups:
+                matched_len = self._kv.matched_len(request)
+            trace.reuse = Reuse(request.reusable_len, matched_len, self._kv.cache.num_emptied)
             self._counters.num_prompt_tokens += request.spec.prompt_len
             self._counters.num_cached_tokens += cached_len
         self._kv.take_row(request)
