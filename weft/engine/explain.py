@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from weft.config.numbers import counted
-from weft.engine import input_gate
 from weft.engine.causes import cause_of
 from weft.messages.control import Explanation, QueueStatus, RequestRow, StageTimes, TimelineEntry
 from weft.observe.log import EventLog
@@ -239,7 +238,7 @@ class Reasons:
             is_kept = event.kind in (EventKind.WAITING_REASON, EventKind.STALLED)
             return event.detail if is_kept else ""
         if scheduler.waiting_queue.is_blocked(request):
-            return input_gate.WHY
+            return scheduler.waiting_queue.why_blocked
         last = self._last
         if last is not None and not trace.waits[-1].has_seen(last):
             last = None

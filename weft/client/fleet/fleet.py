@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import (
     Callable,
     Iterable,
@@ -58,10 +59,12 @@ from weft.messages.codec import (
     Unreadable,
 )
 from weft.messages.control import (
+    BlockInput,
     FlushCache,
     GetState,
     GetStateReply,
     StartProfileReply,
+    UnblockInput,
 )
 from weft.messages.handoff import HandoffParams
 from weft.messages.media import with_digests
@@ -96,6 +99,7 @@ from weft.route.policy import (
 
 MAX_SESSIONS = 65_536  # whose engine is remembered; the least recently used are forgotten
 FIRST_OWN_CALL = 1 << 40  # calls of the client have smaller ids
+BARRIER_S = 0.1  # until all engines block or open their inputs
 PREPARING_S = 0.1  # before an engine that prepares its profiler is asked again
 BEING_SET_UP = "it is being set up like the others"
 
@@ -284,6 +288,9 @@ class Fleet:
             )
             return
         self._calls[request.call] = JoinedCall(request, set(ranks))
+        if isinstance(request, BlockInput | UnblockInput) and len(ranks) > 1:
+            # All engines have it by then; they have the clock of this machine.
+            request = replace(request, at_s=time.monotonic() + BARRIER_S)
         for rank in ranks:
             self.members[rank].send(_for_rank(request, rank))
 

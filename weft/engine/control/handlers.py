@@ -123,6 +123,7 @@ def _queue_status(services: Services) -> QueueStatus:
         explain.get_queue_status(services.scheduler, len(services.sessions.feature)),
         grammar_queue_size=len(services.grammars.feature.queue),
         input_state=services.input_gate.state,
+        ramp_left_s=services.input_gate.ramp_left_s(services.clock()),
         paused=services.pause.mode or "",
     )
 

@@ -63,18 +63,20 @@ def set_policy(services: Services, message: SetPolicy) -> SetPolicyReply:
 
 
 def block_input(services: Services, message: BlockInput) -> InputReply:
-    services.input_gate.block()
+    services.input_gate.block(services.clock(), message.at_s)
     return _input_reply(services)
 
 
 def unblock_input(services: Services, message: UnblockInput) -> InputReply:
-    services.input_gate.unblock(services.clock())
+    services.input_gate.unblock(services.clock(), message.ramp_s, message.at_s)
     return _input_reply(services)
 
 
 def _input_reply(services: Services) -> InputReply:
     num_held = sum(1 for _ in services.scheduler.waiting_queue.blocked())
-    return InputReply(state=services.input_gate.state, held_requests=num_held)
+    gate = services.input_gate
+    left_s = gate.ramp_left_s(services.clock())
+    return InputReply(state=gate.state, held_requests=num_held, ramp_left_s=left_s)
 
 
 def pause_generation(services: Services, message: PauseGeneration) -> GenerationReply:
@@ -85,7 +87,12 @@ def pause_generation(services: Services, message: PauseGeneration) -> Generation
 
 
 def continue_generation(services: Services, message: ContinueGeneration) -> GenerationReply:
-    services.pause.end(services.clock())
+    now = services.clock()
+    is_paused = services.pause.mode is not None
+    # An input that was blocked meanwhile stays blocked.
+    if message.ramp_s and is_paused and services.input_gate.state == "unblocked":
+        services.input_gate.unblock(now, message.ramp_s)
+    services.pause.end(now)
     return _generation_reply(services)
 
 
