@@ -11,6 +11,7 @@ from tests.engine.engine_world import EngineWorld, request
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
 from weft.engine.explain import NOT_LOOKED_AT, Reasons
+from weft.messages.calls import CallFailed
 from weft.messages.control import (
     BlockInput,
     ContinueGeneration,
@@ -26,6 +27,7 @@ from weft.messages.control import (
     UnblockInput,
 )
 from weft.messages.requests import Abort
+from weft.plan.device import DeviceReply, DeviceRequest, MeetOthers
 from weft.scheduler.feature import Admission, Feature
 from weft.scheduler.pace.ramp import Ramp
 from weft.scheduler.request import Request, RequestState
@@ -438,3 +440,58 @@ def test_a_pause_can_end_with_a_ramp() -> None:
     assert world.engine.services.input_gate.state == "ramping"
     world.run_dry()
     assert {world.finished[id].reason for id in ids} == {"length"}
+
+
+class Meeting:
+    """A device on which the other engines are waited for."""
+
+    def __init__(self) -> None:
+        self.reply: DeviceReply | None = None
+
+    def done(self) -> bool:
+        return self.reply is not None
+
+    def result(self) -> DeviceReply:
+        assert self.reply is not None
+        return self.reply
+
+
+def test_engines_that_keep_step_change_their_inputs_when_all_have_met(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = EngineWorld(settings(max_running_requests=32))
+    meetings: list[Meeting] = []
+
+    def control(request: DeviceRequest) -> Meeting:
+        assert request == MeetOthers()
+        meetings.append(Meeting())
+        return meetings[-1]
+
+    monkeypatch.setattr(world.runner, "control", control)
+    gate = world.engine.services.input_gate
+    running = world.send([9] * 5, max_new_tokens=4, ignore_eos=True)
+    assert world.tell(BlockInput(call=1, together=True)) is None
+    world.steps(2)
+    assert gate.state == "barrier"
+    meetings[0].reply = DeviceReply(ok=True)
+    world.steps(1)
+    (reply,) = world.answers(InputReply)
+    assert (reply.call, reply.state) == (1, "blocked")
+    held = [world.send([9] * 5, max_new_tokens=2) for _ in range(3)]
+    world.steps(10)
+    assert list(world.finished) == [running]
+    assert world.tell(UnblockInput(call=2, together=True)) is None
+    world.steps(2)
+    assert gate.state == "barrier"
+    assert world.why() == ["the input is blocked until all engines open it, at one moment"] * 3
+    meetings[1].reply = DeviceReply(ok=False, message="another engine did not come", status=503)
+    world.steps(1)
+    assert gate.state == "blocked"
+    assert world.answers(CallFailed)[-1].message == "another engine did not come"
+    assert world.why() == ["the input is blocked until POST /unblock"] * 3
+    assert world.tell(UnblockInput(call=3, together=True)) is None
+    world.steps(1)
+    meetings[2].reply = DeviceReply(ok=True)
+    world.run_dry()
+    assert gate.state == "unblocked"
+    assert list(world.finished) == [running, *held]

@@ -6,8 +6,8 @@ apply to them; the queue only does not offer them to a pass. Control requests ar
     unblocked ── block ─▶ blocked ── unblock ─▶ unblocked
                                   └─ with a ramp ─▶ ramping ── its end ─▶ unblocked
 
-Several engines change at one moment: until then, each is in the state `barrier`. What was blocked
-goes on in order of arrival.
+Several engines change at one moment, and those that keep step with each other at the same step:
+until then, each is in the state `barrier`. What was blocked goes on in order of arrival.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ class InputGate(Service):
         self._is_blocked = False
         self._barrier: Barrier | None = None
         self._ramp: Ramp | None = None
+        self._num_meetings = 0  # changes for which the other engines are waited for
 
     @property
     def state(self) -> InputState:
-        if self._barrier is not None:
+        if self._barrier is not None or self._num_meetings:
             return "barrier"
         if self._ramp is not None:
             return "ramping"
@@ -76,6 +77,18 @@ class InputGate(Service):
                 self._open(then)
 
         self._change(Barrier(at_s, open_input), now)
+
+    def begin_meeting(self) -> None:
+        """A change is due when all engines that keep step have come to the same step."""
+        self._num_meetings += 1
+        if self._is_blocked:
+            self._core.scheduler.waiting_queue.explain_block(BARRIER)
+
+    def end_meeting(self) -> None:
+        """All engines are there, or some did not come: the change follows, or there is none."""
+        self._num_meetings -= 1
+        if self._is_blocked:
+            self._core.scheduler.waiting_queue.explain_block(WHY)
 
     def wake_at(self) -> float:
         if self._barrier is not None:

@@ -270,6 +270,7 @@ class BlockInput(ControlRequest[InputReply], tag="block"):
     """
 
     at_s: float = 0.0  # moment of the engine's clock at which all engines do it; 0: at once
+    together: bool = False  # at the same step as the other engines that keep step with this one
 
 
 class UnblockInput(ControlRequest[InputReply], tag="unblock"):
@@ -278,6 +279,7 @@ class UnblockInput(ControlRequest[InputReply], tag="unblock"):
 
     ramp_s: float = 0.0
     at_s: float = 0.0  # moment of the engine's clock at which all engines do it; 0: at once
+    together: bool = False  # at the same step as the other engines that keep step with this one
 
 
 class GenerationReply(ControlReply):

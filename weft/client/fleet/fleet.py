@@ -99,6 +99,7 @@ from weft.route.policy import (
 
 MAX_SESSIONS = 65_536  # whose engine is remembered; the least recently used are forgotten
 FIRST_OWN_CALL = 1 << 40  # calls of the client have smaller ids
+KEEPS_STEP = "lockstep"  # the pass of engines that run their steps together
 BARRIER_S = 0.1  # until all engines block or open their inputs
 PREPARING_S = 0.1  # before an engine that prepares its profiler is asked again
 BEING_SET_UP = "it is being set up like the others"
@@ -289,10 +290,22 @@ class Fleet:
             return
         self._calls[request.call] = JoinedCall(request, set(ranks))
         if isinstance(request, BlockInput | UnblockInput) and len(ranks) > 1:
-            # All engines have it by then; they have the clock of this machine.
-            request = replace(request, at_s=time.monotonic() + BARRIER_S)
+            request = self._at_once(request, ranks)
         for rank in ranks:
             self.members[rank].send(_for_rank(request, rank))
+
+    def _at_once(
+        self,
+        request: BlockInput | UnblockInput,
+        ranks: Sequence[int],
+    ) -> BlockInput | UnblockInput:
+        """The version of `request` that takes effect in all engines at once: at the same step if
+        they keep step, else at one moment. All engines have the request by then; they have the
+        clock of this machine."""
+        ready = [self.members[rank].ready for rank in ranks]
+        if all(one is not None and KEEPS_STEP in one.passes for one in ready):
+            return replace(request, together=True)
+        return replace(request, at_s=time.monotonic() + BARRIER_S)
 
     def _take_reply(
         self,

@@ -6,7 +6,13 @@ turns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
+
+from weft.engine.device_jobs import DeviceJob, JobResult
 from weft.engine.services import Services
+from weft.messages.calls import CallFailed
 from weft.messages.control import (
     AbortRequest,
     AbortRequestReply,
@@ -28,6 +34,7 @@ from weft.messages.sessions import (
     OpenSession,
     OpenSessionReply,
 )
+from weft.plan.device import MeetOthers
 from weft.scheduler.policies import UnknownPolicy
 from weft.scheduler.request import matching_ids
 
@@ -62,14 +69,39 @@ def set_policy(services: Services, message: SetPolicy) -> SetPolicyReply:
 # ---- input and generation
 
 
-def block_input(services: Services, message: BlockInput) -> InputReply:
-    services.input_gate.block(services.clock(), message.at_s)
-    return _input_reply(services)
+def block_input(services: Services, message: BlockInput) -> InputReply | None:
+    def change() -> None:
+        services.input_gate.block(services.clock(), message.at_s)
+
+    return _change_input(services, message, change)
 
 
-def unblock_input(services: Services, message: UnblockInput) -> InputReply:
-    services.input_gate.unblock(services.clock(), message.ramp_s, message.at_s)
-    return _input_reply(services)
+def unblock_input(services: Services, message: UnblockInput) -> InputReply | None:
+    def change() -> None:
+        services.input_gate.unblock(services.clock(), message.ramp_s, message.at_s)
+
+    return _change_input(services, message, change)
+
+
+def _change_input(
+    services: Services, message: BlockInput | UnblockInput, change: Callable[[], None]
+) -> InputReply | None:
+    """Change the input at once; or, among engines that keep step, between the same steps of all.
+    Then no step runs meanwhile, and the reply comes later."""
+    if not message.together:
+        change()
+        return _input_reply(services)
+    services.input_gate.begin_meeting()
+
+    def answer(result: JobResult) -> InputReply | CallFailed:
+        services.input_gate.end_meeting()
+        if not result.reply.ok:
+            return CallFailed(call=message.call, message=result.reply.message)
+        change()
+        return msgspec.structs.replace(_input_reply(services), call=message.call)
+
+    services.device_jobs.submit(DeviceJob(MeetOthers(), answer, is_logged=False))
+    return None
 
 
 def _input_reply(services: Services) -> InputReply:

@@ -40,6 +40,7 @@ from weft.plan.device import (
     JoinGroup,
     LeaveGroup,
     LoadAdapter,
+    MeetOthers,
     ReadAdapter,
     ReceiveWeights,
     RecordExperts,
@@ -441,6 +442,10 @@ class WeightStore:
         self._groups.pop(self._group(request.name).name).close()
         return self._reply()
 
+    def _meet_others(self, request: MeetOthers) -> DeviceReply:
+        """The pass around the steps has waited for them."""
+        return self._reply()
+
     def _group(self, name: str) -> UpdateGroup:
         if name not in self._groups:
             there = ", ".join(map(repr, self._groups)) or "none"
@@ -555,4 +560,5 @@ class WeightStore:
         ReadAdapter: _read_adapter,
         LoadAdapter: _load_adapter,
         UnloadAdapter: _unload_adapter,
+        MeetOthers: _meet_others,
     }
