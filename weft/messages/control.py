@@ -102,7 +102,6 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
 # barrier: all engines will open or block their inputs at one moment. ramping: requests go on at a
 # growing rate.
 InputState = Literal["unblocked", "blocked", "barrier", "ramping"]
-MAX_RAMP_S = 3_600.0
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
