@@ -29,8 +29,8 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.reserve.completions import (
-    Completion,
     CompletionBudget,
+    TightestMoment,
     has_known_length,
 )
 from weft.scheduler.settings import CLIP_MAX_NEW_TOKENS
@@ -385,7 +385,9 @@ class PrefillAdder:
             return self.rem_step_tokens
         return min(self.rem_step_tokens, self._budget.limit(request.kv_len))
 
-    def _tightest(self, completions: CompletionBudget, request: Request, extend: int) -> Completion:
+    def _tightest(
+        self, completions: CompletionBudget, request: Request, extend: int
+    ) -> TightestMoment:
         """The simulation of all completions with one more request."""
         # Features may cut a prompt shorter.
         is_whole = not self._may_cut

@@ -290,22 +290,9 @@ class Fleet:
             return
         self._calls[request.call] = JoinedCall(request, set(ranks))
         if isinstance(request, BlockInput | UnblockInput) and len(ranks) > 1:
-            request = self._at_once(request, ranks)
+            request = _at_once(request, [self.members[rank].ready for rank in ranks])
         for rank in ranks:
             self.members[rank].send(_for_rank(request, rank))
-
-    def _at_once(
-        self,
-        request: BlockInput | UnblockInput,
-        ranks: Sequence[int],
-    ) -> BlockInput | UnblockInput:
-        """The version of `request` that takes effect in all engines at once: at the same step if
-        they keep step, else at one moment. All engines have the request by then; they have the
-        clock of this machine."""
-        ready = [self.members[rank].ready for rank in ranks]
-        if all(one is not None and KEEPS_STEP in one.passes for one in ready):
-            return replace(request, together=True)
-        return replace(request, at_s=time.monotonic() + BARRIER_S)
 
     def _take_reply(
         self,
@@ -581,6 +568,18 @@ def _room_number(handoff: HandoffParams | None) -> int | None:
         return None
     number = handoff.room.partition("/")[0]
     return int(number) if number.isdecimal() else None
+
+
+def _at_once(
+    request: BlockInput | UnblockInput,
+    ready: Sequence[EngineReady | None],
+) -> BlockInput | UnblockInput:
+    """The version of `request` that takes effect in all engines at once: at the same step if they
+    keep step, else at one moment. All engines have it by then; they have the clock of this
+    machine."""
+    if all(one is not None and KEEPS_STEP in one.passes for one in ready):
+        return replace(request, together=True)
+    return replace(request, at_s=time.monotonic() + BARRIER_S)
 
 
 def _for_rank(

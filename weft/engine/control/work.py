@@ -71,7 +71,8 @@ def set_policy(services: Services, message: SetPolicy) -> SetPolicyReply:
 
 def block_input(services: Services, message: BlockInput) -> InputReply | None:
     def change() -> None:
-        services.input_gate.block(services.clock(), message.at_s)
+        now = services.clock() if message.at_s else 0.0
+        services.input_gate.block(now, message.at_s)
 
     return _change_input(services, message, change)
 
@@ -107,7 +108,9 @@ def _change_input(
 def _input_reply(services: Services) -> InputReply:
     num_held = sum(1 for _ in services.scheduler.waiting_queue.blocked())
     gate = services.input_gate
-    left_s = gate.ramp_left_s(services.clock())
+    left_s = 0.0
+    if gate.state == "ramping":
+        left_s = gate.ramp_left_s(services.clock())
     return InputReply(state=gate.state, held_requests=num_held, ramp_left_s=left_s)
 
 

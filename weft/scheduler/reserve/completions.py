@@ -29,7 +29,7 @@ from weft.scheduler.request import Request
 from weft.scheduler.settings import CLIP_MAX_NEW_TOKENS, SchedulerSettings
 
 
-class Completion(NamedTuple):
+class TightestMoment(NamedTuple):
     """The tightest moment of a simulation: just before some completion."""
 
     # tokens that prompts of this step, and the requests that still run, will have taken
@@ -84,7 +84,7 @@ class CompletionBudget:
             self._promised += expected * ratio if columns.stops_at_eos[row] else expected
             self._promised += self._page_size
 
-    def tightest(self, request: Request, extend: int, *, is_whole: bool) -> Completion:
+    def tightest(self, request: Request, extend: int, *, is_whole: bool) -> TightestMoment:
         """Simulate all completions with one more request, of whose prompt `extend` tokens are to be
         computed. `is_whole`: in this step."""
         left = list(self._left)
@@ -100,14 +100,14 @@ class CompletionBudget:
             kept += output + self._page_size
         free = self._kv.rest - self._taken
         if not left:
-            return Completion(kept, free)
+            return TightestMoment(kept, free)
         order = np.argsort(left, kind="stable")
         num_running = np.arange(len(order), 0, -1)
         held_in_order = np.array(held)[order]
         needed = kept + (np.array(left)[order] + self._page_size) * num_running
         available = free + np.cumsum(held_in_order) - held_in_order
         tightest = int(np.argmax(needed - available))
-        return Completion(int(needed[tightest]), int(available[tightest]))
+        return TightestMoment(int(needed[tightest]), int(available[tightest]))
 
     def take(self, request: Request, extend: int, reserve: int) -> None:
         """The step computes this piece of a prompt. `reserve`: tokens that the request is expected
