@@ -442,10 +442,6 @@ class WeightStore:
         self._groups.pop(self._group(request.name).name).close()
         return self._reply()
 
-    def _meet_others(self, request: MeetOthers) -> DeviceReply:
-        """The pass around the steps has waited for them."""
-        return self._reply()
-
     def _group(self, name: str) -> UpdateGroup:
         if name not in self._groups:
             there = ", ".join(map(repr, self._groups)) or "none"
@@ -560,5 +556,6 @@ class WeightStore:
         ReadAdapter: _read_adapter,
         LoadAdapter: _load_adapter,
         UnloadAdapter: _unload_adapter,
-        MeetOthers: _meet_others,
+        # The pass around the steps has waited for them.
+        MeetOthers: lambda store, request: store._reply(),
     }
