@@ -25,7 +25,7 @@ from weft.arrays import IntArray
 from weft.memory.allocator import num_pages_for
 from weft.memory.prefix_cache import TOKEN_BYTES, Handle
 from weft.scheduler.groups.protocol import GroupBudget, Lack, Shortage
-from weft.scheduler.kv import KvMemory
+from weft.scheduler.kv import KvMemory, evictable
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.reserve.completions import (
@@ -327,7 +327,7 @@ class PrefillAdder:
 
     def _memory_shortage(self, needed: int, available: int) -> Shortage:
         kv = self._kv
-        return Shortage(Lack.MEMORY, needed, available, kv.available, evictable=kv.evictable)
+        return Shortage(Lack.MEMORY, needed, available, kv.available, evictable=evictable(kv))
 
     def _cut_short(self, extend: int, limit: int) -> Shortage:
         """Not a page of a prompt fits into the step: for time, if its tokens allowed more."""

@@ -112,20 +112,6 @@ class KvMemory:
         return available
 
     @property
-    def evictable(self) -> int:
-        """Of `available`, the tokens that the prefix cache would have to give up."""
-        return min(self.cache.evictable_pages * self.page_size, self.available)
-
-    def out_of_memory(self, step: str, num_tokens: int) -> str:
-        """What users read if a prefill or a decode needs memory that is not there."""
-        evictable = self.evictable
-        return (
-            f"{step} out of memory: {num_tokens:,} tokens to allocate, "
-            f"{self.available - evictable:,} are free and {evictable:,} can be evicted; "
-            "fewer running requests need less (--max-running-requests)"
-        )
-
-    @property
     def pins_firmly(self) -> bool:
         """Whether a firm pin keeps everything of a prefix."""
         return all(group.pins_firmly for group in self.groups)
@@ -213,7 +199,7 @@ class KvMemory:
         if missing > 0:
             self.pins.unpin_for(missing)
             if missing > self.cache.evictable_pages:
-                raise OutOfPages(self.out_of_memory(step, num_pages * self.page_size))
+                raise OutOfPages(out_of_memory(self, step, num_pages * self.page_size))
             self.allocator.free(self.cache.evict(missing))
         return self.allocator.alloc(num_pages, owners)
 
@@ -643,3 +629,18 @@ class KvMemory:
         for group in self.groups:
             group.inserted(request, inserted, before)
         return inserted
+
+
+def evictable(kv: KvMemory) -> int:
+    """Of the available tokens, those that the prefix cache would have to give up."""
+    return min(kv.cache.evictable_pages * kv.page_size, kv.available)
+
+
+def out_of_memory(kv: KvMemory, step: str, num_tokens: int) -> str:
+    """What users read if a prefill or a decode needs memory that is not there."""
+    num_evictable = evictable(kv)
+    return (
+        f"{step} out of memory: {num_tokens:,} tokens to allocate, "
+        f"{kv.available - num_evictable:,} are free and {num_evictable:,} can be evicted; "
+        "fewer running requests need less (--max-running-requests)"
+    )

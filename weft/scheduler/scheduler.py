@@ -33,6 +33,7 @@ from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, slot
 from weft.scheduler.build import Shared, make_memory, make_steps
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
+from weft.scheduler.kv import out_of_memory
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
@@ -430,7 +431,7 @@ class Scheduler:
         is_awaited = self.kv.reclaim()
         if self.kv.decode_fits(rows):
             return rows
-        lack = self.kv.out_of_memory("decode", self.kv.decode_pages(rows) * self.kv.page_size)
+        lack = out_of_memory(self.kv, "decode", self.kv.decode_pages(rows) * self.kv.page_size)
         self.outbox.out_of_memory = lack
         retract = partial(self.retract, why=f"no KV memory for the next step: {lack}")
         kept = retract_until_fits(self.kv, rows, self.waiting_queue.rank, retract)
