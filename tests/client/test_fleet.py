@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import time
 from collections import Counter
 from typing import Any
 
@@ -455,6 +456,20 @@ def test_a_call_goes_to_all_engines_and_has_one_reply() -> None:
     assert world.call(BlockInput(call=1), held, held) == InputReply(
         call=1, state="blocked", held_requests=4
     )
+
+
+@pytest.mark.parametrize("passes", [(), ("lockstep",)])
+def test_all_engines_change_their_inputs_at_one_moment_or_at_the_same_step(
+    passes: tuple[str, ...],
+) -> None:
+    world = World()
+    for member in world.fleet.members:
+        member.ready = msgspec.structs.replace(member.ready, passes=passes)
+    world.fleet.send(UnblockInput(call=1, ramp_s=3.0))
+    first, second = (world.got[rank][-1] for rank in range(2))
+    assert first == second
+    assert (first.ramp_s, first.together) == (3.0, bool(passes))
+    assert (first.at_s > time.monotonic()) == (not passes)
 
 
 def test_a_call_fails_if_one_engine_refuses() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.faults import Injected
 from tests.scheduler.test_scheduler import Patience, settings
 from tests.scheduler.world import World
 from weft.engine import explain as insight
+from weft.memory.allocator import OutOfPages
 from weft.messages.control import Explanation
 from weft.scheduler import policies
 from weft.scheduler.history import (
@@ -23,7 +25,7 @@ from weft.scheduler.history import (
 from weft.scheduler.limits import Deadlines
 from weft.scheduler.request import Request
 
-KEPT = " (of 40 free; others are promised to running requests)"
+KEPT = " (of 40 free and 0 evictable; others are promised to running requests)"
 
 
 def explain(world: World, id: int) -> Explanation:
@@ -63,11 +65,11 @@ def test_a_request_that_waits_for_memory_is_told_how_much_and_for_whom() -> None
     for _ in range(5):
         world.step()
     (waits,) = [what for what in told(world, ids[0]) if what.startswith("waits")]
-    assert waits == "waits: no KV memory: it needs 42 tokens, 11 are available" + KEPT
+    assert waits == "waits: no KV memory for a prefill: it needs 42 tokens, 11 are available" + KEPT
     (waits,) = [what for what in told(world, ids[2]) if what.startswith("waits")]
     assert (
         waits
-        == f"waits: no KV memory: r1 needs 42 tokens, 11 are available{KEPT}; earlier requests that waited, too: 2"
+        == f"waits: no KV memory for a prefill: r1 needs 42 tokens, 11 are available{KEPT}; earlier requests that waited, too: 2"
     )
     entry = explain(world, ids[2]).timeline[-1]
     assert (entry.first_step, entry.last_step, entry.times) == (1, 5, 5)
@@ -323,3 +325,32 @@ def test_the_reasons_of_a_request_are_those_of_the_walks_that_left_it_waiting(se
         assert [one.id for wait in trace.waits for one in history.passes(wait)] == seen
         assert [wait.since_step for wait in trace.waits] == num_waits[id]
     assert max(map(len, num_waits.values())) > 2
+
+
+def test_a_retraction_says_which_step_lacked_how_much_and_what_was_there() -> None:
+    world = World(settings(num_pages=90, schedule_conservativeness=0.0))
+    ids = [world.send(list(range(20 * i, 20 * i + 10)), max_new_tokens=40) for i in range(3)]
+    world.run_dry()
+    words = [what for id in ids for what in told(world, id) if what.startswith("retracted")]
+    assert words
+    for what in words:
+        assert re.match(
+            r"retracted: no KV memory for the next step: decode out of memory: \d tokens to allocate, "
+            r"\d are free and \d+ can be evicted; fewer running requests need less "
+            r"\(--max-running-requests\); \d+ tokens to be found again",
+            what,
+        )
+    assert world.scheduler.outbox.out_of_memory.startswith("decode out of memory: ")
+
+
+def test_an_allocation_that_fails_says_which_step_needs_how_much() -> None:
+    world = World(settings(num_pages=90))
+    kv = world.scheduler.kv
+    kv.alloc(80, 1)
+    with pytest.raises(OutOfPages) as failed:
+        kv.alloc(20, 2)
+    assert str(failed.value).startswith(
+        "prefill out of memory: 20 tokens to allocate, 10 are free and 0 can be evicted; "
+    )
+    with pytest.raises(OutOfPages, match=r"^decode out of memory: 11 tokens"):
+        kv.alloc(11, 2, "decode")

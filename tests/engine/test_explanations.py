@@ -232,8 +232,8 @@ def test_the_random_worlds_reach_every_reason() -> None:
     assert all(lacks[lack] > 5 for lack in (Lack.MEMORY, Lack.TOKENS, Lack.TIME)), lacks
     for part in (
         *(
-            "no KV memory: it needs",
-            "no KV memory: r",
+            "no KV memory for a prefill: it needs",
+            "no KV memory for a prefill: r",
             "as many requests run as",
             "the batch is full",
         ),
@@ -300,10 +300,8 @@ def test_who_fits_only_without_its_own_prefix_is_told_the_memory_under_the_lock(
     world.step()
     why = row(world, late).why
     # 100 tokens - 2 of the running prompt - 29 that it will generate yet - 40 under the lock; 1 + 1 + 35, and one over
-    numbers = (
-        "it needs 38 tokens, 29 are available (of 58 free; others are promised to running requests)"
-    )
-    assert why == f"waits: no KV memory: {numbers}"
+    numbers = "it needs 38 tokens, 29 are available (of 58 free and 0 evictable; others are promised to running requests)"
+    assert why == f"waits: no KV memory for a prefill: {numbers}"
 
 
 def test_a_static_batch_is_the_reason_of_those_that_may_not_join_it() -> None:

@@ -10,7 +10,8 @@ import pytest
 from tests.engine.engine_world import EngineWorld, request
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.test_scheduler import settings
-from weft.engine.explain import NOT_LOOKED_AT
+from weft.engine.explain import NOT_LOOKED_AT, Reasons
+from weft.messages.calls import CallFailed
 from weft.messages.control import (
     BlockInput,
     ContinueGeneration,
@@ -26,7 +27,9 @@ from weft.messages.control import (
     UnblockInput,
 )
 from weft.messages.requests import Abort
+from weft.plan.device import DeviceReply, DeviceRequest, MeetOthers
 from weft.scheduler.feature import Admission, Feature
+from weft.scheduler.pace.ramp import Ramp
 from weft.scheduler.request import Request, RequestState
 
 # Blocking
@@ -371,3 +374,124 @@ def test_an_engine_that_starts_over_has_forgotten_what_it_did(depth: int) -> Non
     assert world.engine.scheduler.stats().total_requests == 0
     assert world.engine.scheduler.planner.num_steps == 0
     assert world.engine.scheduler.history.trace(0) is None
+
+
+def test_with_a_ramp_requests_go_on_in_order_at_a_growing_rate_and_say_why_they_wait() -> None:
+    world = EngineWorld(settings(max_running_requests=32))
+    world.tick_s = 1.0
+    world.tell(BlockInput(call=1))
+    ids = [world.send([9] * 5, max_new_tokens=1) for _ in range(16)]
+    reply = world.tell(UnblockInput(call=2, ramp_s=8.0))
+    assert reply == InputReply(call=2, state="ramping", held_requests=16, ramp_left_s=8.0)
+    ended = []
+    while world.engine.services.input_gate.state != "unblocked":
+        held = [
+            world.scheduler.waiting_queue.is_blocked(one) for one in world.scheduler.waiting_queue
+        ]
+        assert held == sorted(held)  # the first go on first
+        waiting = list(world.scheduler.waiting_queue.blocked())
+        if waiting:
+            why = Reasons(world.scheduler).of(waiting[0])
+            assert why.startswith("the input opens gradually: ")
+        world.step()
+        ended.append(16 - len(list(world.scheduler.waiting_queue.blocked())))
+    assert ended == [0, 1, 2, 4, 6, 9, 12, 16]
+    world.run_dry()
+    assert {world.finished[id].reason for id in ids} == {"length"}
+
+
+def test_an_engine_with_nothing_to_do_wakes_for_each_turn_of_a_ramp() -> None:
+    ramp = Ramp(100.0, 8.0, 50)
+    assert [ramp.frontier(100.0 + t, 66) for t in range(9)] == [50, 50, 51, 52, 54, 56, 59, 62, 66]
+    for blocked_from in range(50, 66):
+        at = ramp.next_s(blocked_from, 66)
+        assert ramp.frontier(at, 66) == blocked_from + 1
+        assert ramp.frontier(at - 0.01, 66) == blocked_from
+    assert ramp.next_s(66, 66) == 108.0
+
+
+def test_a_change_at_one_moment_waits_at_the_barrier_and_keeps_the_order() -> None:
+    world = EngineWorld(settings(max_running_requests=32))
+    world.tick_s = 1.0
+    first = world.send([9] * 5, max_new_tokens=2)
+    reply = world.tell(BlockInput(call=1, at_s=world.time + 2.5))
+    assert reply == InputReply(call=1, state="barrier", held_requests=0)
+    second = world.send([9] * 5, max_new_tokens=2)  # still before the moment
+    while world.engine.services.input_gate.state == "barrier":
+        world.step()
+    held = [world.send([9] * 5, max_new_tokens=2) for _ in range(3)]
+    world.step()
+    assert [one.id for one in world.scheduler.waiting_queue.blocked()] == held
+    assert world.tell(UnblockInput(call=2, at_s=world.time + 2.5)).state == "barrier"
+    waiting = next(world.scheduler.waiting_queue.blocked())
+    assert "at one moment" in Reasons(world.scheduler).of(waiting)
+    while world.engine.services.input_gate.state == "barrier":
+        assert not any(id in world.finished for id in held)
+        world.step()
+    world.run_dry()
+    assert list(world.finished) == [first, second, *held]
+
+
+def test_a_pause_can_end_with_a_ramp() -> None:
+    world = EngineWorld(settings(max_running_requests=32))
+    world.tell(PauseGeneration(call=1, mode="retract"))
+    ids = [world.send([9] * 5, max_new_tokens=1) for _ in range(4)]
+    world.tell(ContinueGeneration(call=2, ramp_s=4.0))
+    assert world.engine.services.input_gate.state == "ramping"
+    world.run_dry()
+    assert {world.finished[id].reason for id in ids} == {"length"}
+
+
+class Meeting:
+    """A device on which the other engines are waited for."""
+
+    def __init__(self) -> None:
+        self.reply: DeviceReply | None = None
+
+    def done(self) -> bool:
+        return self.reply is not None
+
+    def result(self) -> DeviceReply:
+        assert self.reply is not None
+        return self.reply
+
+
+def test_engines_that_keep_step_change_their_inputs_when_all_have_met(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = EngineWorld(settings(max_running_requests=32))
+    meetings: list[Meeting] = []
+
+    def control(request: DeviceRequest) -> Meeting:
+        assert request == MeetOthers()
+        meetings.append(Meeting())
+        return meetings[-1]
+
+    monkeypatch.setattr(world.runner, "control", control)
+    gate = world.engine.services.input_gate
+    running = world.send([9] * 5, max_new_tokens=4, ignore_eos=True)
+    assert world.tell(BlockInput(call=1, together=True)) is None
+    world.steps(2)
+    assert gate.state == "barrier"
+    meetings[0].reply = DeviceReply(ok=True)
+    world.steps(1)
+    (reply,) = world.answers(InputReply)
+    assert (reply.call, reply.state) == (1, "blocked")
+    held = [world.send([9] * 5, max_new_tokens=2) for _ in range(3)]
+    world.steps(10)
+    assert list(world.finished) == [running]
+    assert world.tell(UnblockInput(call=2, together=True)) is None
+    world.steps(2)
+    assert gate.state == "barrier"
+    assert world.why() == ["the input is blocked until all engines open it, at one moment"] * 3
+    meetings[1].reply = DeviceReply(ok=False, message="another engine did not come", status=503)
+    world.steps(1)
+    assert gate.state == "blocked"
+    assert world.answers(CallFailed)[-1].message == "another engine did not come"
+    assert world.why() == ["the input is blocked until POST /unblock"] * 3
+    assert world.tell(UnblockInput(call=3, together=True)) is None
+    world.steps(1)
+    meetings[2].reply = DeviceReply(ok=True)
+    world.run_dry()
+    assert gate.state == "unblocked"
+    assert list(world.finished) == [running, *held]

@@ -34,7 +34,7 @@ from weft.ops.plain import PlainMatrix
 from weft.ops.sharding import RankLost
 from weft.parallel.lockstep import Lockstep, StepWish, agree
 from weft.parallel.peers import Peers
-from weft.plan.device import DeviceReply, DeviceRequest, GetWeight, ReleaseMemory
+from weft.plan.device import DeviceReply, DeviceRequest, GetWeight, MeetOthers, ReleaseMemory
 from weft.plan.step import ForwardMode
 from weft.scheduler.speculation import speculator
 
@@ -185,8 +185,9 @@ class FakeStore:
         return DeviceReply(ok=self._ok)
 
 
-def test_memory_is_released_when_all_engines_want_it_and_not_before(
-    sides: Callable[[int], list[Side]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("request_", [ReleaseMemory(("weights",)), MeetOthers()])
+def test_memory_is_released_and_inputs_change_when_all_engines_want_it_and_not_before(
+    sides: Callable[[int], list[Side]], monkeypatch: pytest.MonkeyPatch, request_: DeviceRequest
 ) -> None:
     first, second = sides(2)
     stores = [FakeStore(), FakeStore()]
@@ -194,7 +195,7 @@ def test_memory_is_released_when_all_engines_want_it_and_not_before(
         partial(side.locked.do, then=store.do)
         for store, side in zip(stores, (first, second), strict=True)
     ]
-    request = ReleaseMemory(("weights",))
+    request = request_
     assert first.device.submit(lambda: whole[0](GetWeight("w", 1))).result(WAIT_S).ok
     asked = first.device.submit(lambda: whole[0](request))
     second.launch(ForwardMode.DECODE).result(WAIT_S)  # goes on meanwhile

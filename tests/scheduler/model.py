@@ -578,7 +578,13 @@ class Model:
         prefix = pages.prefix(first)
         left = (pages.available - len(set(prefix) - pages.locked)) * pages.size - self.promised()
         new = min(first.max_len - first.fill_len, LONGEST_EXPECTED)
-        lacking = pages.up(first.fill_len - len(prefix) * pages.size) + pages.size + new - left
+        rest = first.fill_len - len(prefix) * pages.size
+        lacking = pages.up(rest) + pages.size + new - left
+        completions = Completions.of(self)
+        if completions is not None and completions.knows(first):
+            step_tokens = min(settings.chunk_len or rest, settings.max_prefill_tokens)
+            is_whole = settings.chunk_len is None or rest <= step_tokens
+            lacking = completions.lacking(first, rest, is_whole=is_whole)
         victims: list[Request] = []
         while lacking >= 0 or len(pages.with_row) - len(victims) >= settings.max_running_requests:
             if not below:
@@ -656,6 +662,78 @@ class FollowerCheck:
             self._real.left(request)
 
 
+class Completions:
+    """Which running requests will have ended when, told step by step: the memory of those whose end is known comes
+    back, one page of each is not counted on, and whoever may end or advance otherwise has all that it may need."""
+
+    def __init__(self, model: Model) -> None:
+        self._kv = model.scheduler.kv
+        self._size = self._kv.page_size
+        self._free = float(Pages(model.world).available * self._size)
+        self._ends: list[
+            tuple[int, int]
+        ] = []  # tokens until the end, and tokens of pages until now
+        self._open: dict[int, int] = {}
+        for request in model.running():
+            if self.knows(request):
+                held = int(self._kv.columns.kv_len[request.row])
+                left = request.max_len - int(self._kv.columns.seq_len[request.row])
+                self._ends.append((max(left, 0), self._up(held)))
+            else:
+                self._free -= model.expected_output(request, model.ratio()) + self._size
+        chunk = model.scheduler.prefills.chunked_req
+        if chunk is not None:
+            self._open[chunk.id] = self._up(chunk.max_len - chunk.kv_len) + self._size
+
+    @staticmethod
+    def knows(request: Request) -> bool:
+        sampling = request.message.sampling
+        return sampling.ignore_eos and sampling.grammar is None
+
+    @staticmethod
+    def of(model: Model) -> Completions | None:
+        """None where memory is shared, or where not all get one token a step."""
+        settings = model.scheduler.settings
+        one_each = not settings.draft_sources and settings.num_stages == 1
+        if model.scheduler.kv.cache.shares or not one_each or settings.split_prefill_layers:
+            return None
+        return Completions(model)
+
+    def lacking(self, request: Request, rest: int, *, is_whole: bool) -> int:
+        """At the worst moment; below 0: there is room."""
+        free = self._free - self._up(rest) - sum(self._open.values())
+        output = request.max_len - request.fill_len
+        ends = list(self._ends)
+        if is_whole:
+            ends.append((output, self._up(request.fill_len)))
+        else:
+            free -= output + self._size
+        free = math.floor(free)
+        worst = -free if not ends else -math.inf
+        running = sorted(ends)
+        while running:
+            left, held = running[0]
+            worst = max(worst, (left + self._size) * len(running) - free)
+            free += held
+            del running[0]
+        return int(worst)
+
+    def take(self, request: Request, tokens: int, new: int) -> None:
+        self._open.pop(request.id, None)
+        self._free -= self._up(tokens)
+        rest = request.fill_len - request.kv_len - tokens
+        if rest:
+            output = request.max_len - request.kv_len
+            self._open[request.id] = self._up(output) - self._up(tokens) + self._size
+        elif self.knows(request):
+            self._ends.append((request.max_len - request.fill_len, self._up(request.fill_len)))
+        else:
+            self._free -= new + self._size
+
+    def _up(self, tokens: int) -> int:
+        return -(-tokens // self._size) * self._size
+
+
 class Budget:
     """What a pass may still take: memory now, memory with foresight, tokens of the step."""
 
@@ -672,6 +750,7 @@ class Budget:
         self._input = settings.max_prefill_tokens
         self._now = 0.0  # memory that this step takes
         self._promised = model.promised()
+        self._completions = Completions.of(model)
         if settings.mixed_chunk and self._chunk is not None:
             self._mix(min(self._chunk, self._input))
 
@@ -740,6 +819,14 @@ class Budget:
         prefix = set(cached) - self._locked
         left = self._left - len(prefix) * pages.size
         fits = pages.up(rest) <= left if runs_alone else pages.up(rest) + pages.size + new < left
+        completions = self._completions
+        if completions is not None and completions.knows(request) and not runs_alone:
+            is_whole = self._chunk is None or rest <= min(self._chunk, self._input)
+            self._model.count["simulated"] += 1
+            if completions.lacking(request, rest, is_whole=is_whole) >= 0:
+                self._model.count["refused by simulation"] += 1
+                return False
+            fits = True
         self._model.count["exact fits"] += pages.up(rest) + pages.size + new == left
         if not fits:
             found.is_full = True
@@ -763,13 +850,15 @@ class Budget:
         self._take(request, start, piece, new)
         self._heads.append((request, start))
         found.admitted.append(request.id)
-        if self._left <= 0 or self._left_now <= 0:
+        if completions is None and (self._left <= 0 or self._left_now <= 0):
             found.is_full = True
             return False
         return self._input > 0 and (self._chunk is None or self._chunk > 0)
 
     def _take(self, request: Request, start: int, tokens: int, new: int) -> None:
         charged = self.pages.up(tokens)
+        if self._completions is not None:
+            self._completions.take(request, tokens, new)
         self._now += charged
         self._promised += charged + self.pages.size + new
         self._input -= charged

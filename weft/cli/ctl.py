@@ -244,6 +244,8 @@ ADAPTER = Argument("lora_name", "the name by which requests select it")
 PINNED = Argument("--pinned", "it keeps a slot, and is never unloaded for another one", None)
 PREFIX = Argument("--prefix", "prefix of the name of the trace", field="profile_prefix")
 
+RAMP_S = Argument("--ramp-s", "seconds in which the rate grows", float, place="query")
+
 COMMANDS = (
     CtlCommand(
         "flush-cache",
@@ -328,9 +330,21 @@ COMMANDS = (
         "run no step until weft ctl continue",
         body=PauseGeneration,
     ),
-    CtlCommand("continue", "POST", "/continue_generation", "continue after a pause"),
+    CtlCommand(
+        "continue",
+        "POST",
+        "/continue_generation",
+        "continue after a pause",
+        (RAMP_S,),
+    ),
     CtlCommand("block", "POST", "/block", "hold back requests that arrive from now on"),
-    CtlCommand("unblock", "POST", "/unblock", "admit the requests that were held back"),
+    CtlCommand(
+        "unblock",
+        "POST",
+        "/unblock",
+        "admit the requests that were held back",
+        (RAMP_S,),
+    ),
     CtlCommand(
         "set-policy",
         "POST",

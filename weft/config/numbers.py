@@ -221,6 +221,7 @@ QUERIES: dict[str, Number] = {
     "timeout": _real(0, 600),
     "dp_rank": _whole(0, MAX_ENGINES - 1),
     "node": _whole(0, INT32),
+    "ramp_s": _real(0, 3_600),
 }
 
 

@@ -12,8 +12,11 @@ from weft.engine.surroundings import Surroundings
 from weft.messages.codec import FromEngine
 from weft.messages.replies import StepOutput
 from weft.messages.status import Stats
+from weft.observe.log import EventLog
 from weft.scheduler.history import EventKind
 from weft.scheduler.scheduler import Scheduler
+
+log = EventLog("engine")
 
 
 class EngineCore:
@@ -81,9 +84,12 @@ class EngineCore:
 
     def repair_if_in_doubt(self) -> None:
         """Recompute if an operation was interrupted; report exceptions that were raised when
-        requests ended."""
+        requests ended, and what decode steps lacked."""
         if self.scheduler.outbox.is_in_doubt:
             self.loop.repair()
+        if self.scheduler.outbox.out_of_memory:
+            log.seldom("out_of_memory", reason=self.scheduler.outbox.out_of_memory)
+            self.scheduler.outbox.out_of_memory = ""
         if self.scheduler.outbox.faults:
             for fault in self.scheduler.outbox.take_faults():
                 self.guard.on_fault(fault)

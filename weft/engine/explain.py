@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from weft.config.numbers import counted
-from weft.engine import input_gate
 from weft.engine.causes import cause_of
 from weft.messages.control import Explanation, QueueStatus, RequestRow, StageTimes, TimelineEntry
 from weft.observe.log import EventLog
 from weft.scheduler.features.grammar import COMPILING
+from weft.scheduler.groups.protocol import KV_MEMORY
 from weft.scheduler.history import (
     MAX_EVENTS,
     NEVER,
@@ -238,7 +238,7 @@ class Reasons:
             is_kept = event.kind in (EventKind.WAITING_REASON, EventKind.STALLED)
             return event.detail if is_kept else ""
         if scheduler.waiting_queue.is_blocked(request):
-            return input_gate.WHY
+            return scheduler.waiting_queue.why_blocked
         last = self._last
         if last is not None and not trace.waits[-1].has_seen(last):
             last = None
@@ -448,9 +448,15 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
     settings = scheduler.settings
     match one.stop:
         case Stop.NO_TOKEN if one.id < 0:
-            return "waits: no KV memory was left after the requests admitted in the same step"
+            return "waits: no KV memory was left after the prefills of the same step"
         case Stop.NO_TOKEN:
-            return f"waits: no KV memory: {name} {_lack_of_memory(one)}"
+            return f"waits: no KV memory for a prefill: {name} {_lack_of_memory(one)}"
+        case Stop.COMPLETIONS:
+            return (
+                "waits: no KV memory before enough running requests complete: with "
+                f"{name}, {one.needed:,} tokens will be needed "
+                f"before one of the completions, and {max(one.available, 0):,} will be available"
+            )
         case Stop.NO_GROUP_MEMORY if one.memory.is_tokens:
             return f"waits: no {one.memory.what}: {name} {_lack_of_memory(one)}"
         case Stop.NO_GROUP_MEMORY:
@@ -517,6 +523,11 @@ def _bound(settings: SchedulerSettings) -> str:
 def _lack_of_memory(one: SchedulingPass) -> str:
     available = max(one.available, 0)
     lack = f"needs {counted(one.needed, 'token')}, {available:,} are available"
+    if one.memory is not KV_MEMORY:
+        if one.free > one.available:
+            lack += f" (of {one.free:,} free; others are promised to running requests)"
+        return lack
+    there = f"{one.free - one.evictable:,} free and {one.evictable:,} evictable"
     if one.free > one.available:
-        lack += f" (of {one.free:,} free; others are promised to running requests)"
-    return lack
+        return f"{lack} (of {there}; others are promised to running requests)"
+    return f"{lack} ({there})"

@@ -99,6 +99,11 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     dp_rank: int = 0  # rank of its engine; the front sets it
 
 
+# barrier: all engines will open or block their inputs at one moment. ramping: requests go on at a
+# growing rate.
+InputState = Literal["unblocked", "blocked", "barrier", "ramping"]
+
+
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting_queue_size: int
     running_batch_size: int  # requests that decode
@@ -112,7 +117,8 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int = 0
     queued_tokens: int = 0  # prompt tokens of waiting requests that never ran
     max_queued_tokens: int = 0  # 0: no limit
-    input_state: str = "unblocked"  # or blocked
+    input_state: InputState = "unblocked"
+    ramp_left_s: float = 0.0  # seconds until the input is quite open; 0: no ramp
     held_requests: int = 0  # waiting requests that came since the input was blocked
     paused: str = ""  # the mode in which generation is paused; "" if it is not
     policy: str = ""
@@ -251,8 +257,9 @@ class AbortRequest(ControlRequest[AbortRequestReply]):
 
 
 class InputReply(ControlReply):
-    state: str  # unblocked, blocked
+    state: InputState
     held_requests: int
+    ramp_left_s: float = 0.0
 
 
 class BlockInput(ControlRequest[InputReply], tag="block"):
@@ -261,9 +268,17 @@ class BlockInput(ControlRequest[InputReply], tag="block"):
     Blocking a blocked engine has no effect.
     """
 
+    at_s: float = 0.0  # moment of the engine's clock at which all engines do it; 0: at once
+    together: bool = False  # at the same step as the other engines that keep step with this one
+
 
 class UnblockInput(ControlRequest[InputReply], tag="unblock"):
-    """Admit requests again, starting with the held-back ones."""
+    """Admit requests again, starting with the held-back ones; with `ramp_s`, at a rate that grows
+    for so many seconds."""
+
+    ramp_s: float = 0.0
+    at_s: float = 0.0  # moment of the engine's clock at which all engines do it; 0: at once
+    together: bool = False  # at the same step as the other engines that keep step with this one
 
 
 class GenerationReply(ControlReply):
@@ -282,7 +297,12 @@ class PauseGeneration(ControlRequest[GenerationReply]):
 
 
 class ContinueGeneration(ControlRequest[GenerationReply]):
-    """Continue a paused generation. Does nothing if generation is not paused."""
+    """Continue a paused generation. Does nothing if generation is not paused.
+
+    With `ramp_s`, requests that wait are admitted at a rate that grows for so many seconds.
+    """
+
+    ramp_s: float = 0.0
 
 
 class SetPolicyReply(SuccessReply):

@@ -119,6 +119,11 @@ class UnloadAdapter:
     adapter_slot: int
 
 
+@dataclass(frozen=True, slots=True)
+class MeetOthers:
+    """Do nothing, at the same place between the steps of all engines that keep step."""
+
+
 DeviceRequest: TypeAlias = (
     UpdateFromDisk
     | UpdateFromTensors
@@ -132,6 +137,7 @@ DeviceRequest: TypeAlias = (
     | ReadAdapter
     | LoadAdapter
     | UnloadAdapter
+    | MeetOthers
 )
 
 

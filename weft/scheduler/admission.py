@@ -4,8 +4,9 @@ There are three budgets: memory (`rem_total_tokens`, `cur_rem_tokens`), the toke
 (`max_prefill_tokens`) and the length of a chunk; `rem_step_tokens` is what is left of the smaller
 of the last two. Memory is reserved in advance: each request will also need pages for its output.
 For running requests the reserve is an expectation, the sum of min(tokens left, CLIP_MAX_NEW_TOKENS)
-* new_token_ratio; if it turns out too small, a decode step retracts requests. Admission knows no
-queue and no policy.
+* new_token_ratio; if it turns out too small, a decode step retracts requests. Without a prefix
+cache, requests that ignore EOS need less: `reserve/completions.py`. Admission knows no queue and no
+policy.
 
     KV pool:  | running and locked | promised to running | promised here | rem_total_tokens |
                                    |<------------------ available -------------------------->|
@@ -24,9 +25,14 @@ from weft.arrays import IntArray
 from weft.memory.allocator import num_pages_for
 from weft.memory.prefix_cache import TOKEN_BYTES, Handle
 from weft.scheduler.groups.protocol import GroupBudget, Lack, Shortage
-from weft.scheduler.kv import KvMemory
+from weft.scheduler.kv import KvMemory, evictable
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request
+from weft.scheduler.reserve.completions import (
+    CompletionBudget,
+    TightestMoment,
+    has_known_length,
+)
 from weft.scheduler.settings import CLIP_MAX_NEW_TOKENS
 
 INIT_RATIO = 0.7
@@ -146,7 +152,8 @@ class PrefillAdder:
     are the tokens and the memory that decode requests take that join this step. `is_alone`: no
     request runs and no chunk is open. `budget`: how long the step may take, where prompts are cut.
     `groups`: the budgets of layers with memory of their own. `pieces`: the budgets of the features
-    in use.
+    in use. `completions`: decides on the memory of the pool for requests with a known length, if
+    others run.
     """
 
     def __init__(
@@ -162,6 +169,7 @@ class PrefillAdder:
         budget: StepBudget | None = None,
         groups: Sequence[GroupBudget] = (),
         pieces: Sequence[PieceBudget] = (),
+        completions: CompletionBudget | None = None,
     ) -> None:
         self._kv = kv
         self._page_size = kv.page_size
@@ -177,6 +185,7 @@ class PrefillAdder:
         self._budget = budget
         self._groups = groups
         self._pieces = pieces
+        self._completions = completions
         self.can_run: list[Request] = []
         self.new_chunked_req: Request | None = None
         self.input_tokens = 0
@@ -237,7 +246,9 @@ class PrefillAdder:
         if refused is not None:
             self._kv.unlock(request)
             return refused
-        if self.rem_total_tokens <= 0:  # what this very step takes is less than that
+        # What this very step takes is less than that. Where completions are simulated, the next
+        # request may fit all the same.
+        if self.rem_total_tokens <= 0 and self._completions is None:
             return AddResult.NO_TOKEN
         if self.rem_step_tokens <= 0:
             return AddResult.OTHER
@@ -289,12 +300,19 @@ class PrefillAdder:
             if shortage is not None:
                 self.shortage = shortage
                 return AddResult.NO_TOKEN
+        completions = self._completions
+        is_alone = self._is_alone and not self.can_run
+        if completions is not None and not is_alone and has_known_length(request):
+            # It may fit after any step, even if no request ends, so the batch is not full.
+            needed, available = self._tightest(completions, request, extend)
+            self.shortage = Shortage(Lack.COMPLETIONS, needed, available, self._kv.available)
+            return AddResult.OTHER
         needed = self._pages_of(extend)
-        if reserve or not self._is_alone or self.can_run:
+        if reserve or not is_alone:
             # One token is left over: what runs must be able to go on.
             needed += self._page_size + reserve + 1
         available = max(math.floor(self.rem_total_tokens), 0)
-        self.shortage = Shortage(Lack.MEMORY, needed, available, self._kv.available)
+        self.shortage = self._memory_shortage(needed, available)
         return AddResult.NO_TOKEN
 
     def _no_page(self) -> Shortage:
@@ -305,7 +323,11 @@ class PrefillAdder:
             if shortage is not None:
                 return shortage
         available = max(cur_rem_tokens, 0)
-        return Shortage(Lack.MEMORY, self._page_size, available, self._kv.available)
+        return self._memory_shortage(self._page_size, available)
+
+    def _memory_shortage(self, needed: int, available: int) -> Shortage:
+        kv = self._kv
+        return Shortage(Lack.MEMORY, needed, available, kv.available, evictable=evictable(kv))
 
     def _cut_short(self, extend: int, limit: int) -> Shortage:
         """Not a page of a prompt fits into the step: for time, if its tokens allowed more."""
@@ -318,6 +340,9 @@ class PrefillAdder:
         reserve = self._expected_new(request)
         needed = self._pages_of(extend) + self._page_size + reserve
         lacking = needed - (self._kv.rest - self._total_offset)
+        if self._completions is not None and has_known_length(request):
+            tightest = self._tightest(self._completions, request, extend)
+            lacking = tightest.needed - tightest.available - 1  # below 0: it fits
         for group in self._groups:
             lacking = max(lacking, group.lacking(request, extend, reserve))
         return lacking
@@ -328,6 +353,8 @@ class PrefillAdder:
         is_alone = self._is_alone and not self.can_run
         if not reserve and is_alone:
             fits = charged <= left
+        elif self._completions is not None and not is_alone and has_known_length(request):
+            fits = self._tightest(self._completions, request, extend).fits
         else:
             # Besides its tokens a page of slack: the last one may be begun and not full.
             fits = charged + self._page_size + reserve < left
@@ -342,6 +369,8 @@ class PrefillAdder:
         self._total_offset += charged + self._page_size + reserve
         self._current_offset += charged
         self.rem_step_tokens -= charged
+        if self._completions is not None:
+            self._completions.take(request, extend, reserve)
         if self._budget is not None:
             self._budget.spend(request.kv_len, extend)
         for pieces in self._pieces:
@@ -355,6 +384,16 @@ class PrefillAdder:
         if self._budget is None:
             return self.rem_step_tokens
         return min(self.rem_step_tokens, self._budget.limit(request.kv_len))
+
+    def _tightest(
+        self, completions: CompletionBudget, request: Request, extend: int
+    ) -> TightestMoment:
+        """The simulation of all completions with one more request."""
+        # Features may cut a prompt shorter.
+        is_whole = not self._may_cut
+        if not is_whole and not self._pieces:
+            is_whole = extend <= self._step_limit(request)
+        return completions.tightest(request, extend, is_whole=is_whole)
 
     def _piece_limit(self, request: Request, num_tokens: int) -> int:
         """How many of the next `num_tokens` of a prompt, which fit into the step, features let it

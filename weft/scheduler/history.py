@@ -162,6 +162,8 @@ class Stop(Enum):
     FULL = "full"  # an earlier pass could admit no more, and no request has ended since
     NO_ROW = "no row"  # as many requests run as are allowed
     NO_TOKEN = "no token"  # no KV memory
+    # no KV memory, before some running request of a known length ends
+    COMPLETIONS = "completions"
     NO_GROUP_MEMORY = "no group memory"  # of layers with memory of their own
     BUDGET = "budget"  # the tokens of one step are used up
     TIME = "time"  # the time of one step is used up
@@ -184,6 +186,7 @@ class SchedulingPass:
 
     __slots__ = (
         "available",
+        "evictable",
         "first_s",
         "first_step",
         "first_walk",
@@ -212,6 +215,7 @@ class SchedulingPass:
         # tokens of memory that were free or evictable; some of them are reserved for running
         # requests
         self.free = 0
+        self.evictable = 0  # of these
         self.memory = KV_MEMORY  # which memory was short
         self.times = 0
 
@@ -483,6 +487,7 @@ class RequestHistory:
         needed: int = 0,
         available: int = 0,
         free: int = 0,
+        evictable: int = 0,
         memory: MemoryName = KV_MEMORY,
     ) -> None:
         """Record that the current walk left requests waiting. A walk that did not begin, because
@@ -500,6 +505,7 @@ class RequestHistory:
             last.needed = needed
             last.available = available
             last.free = free
+            last.evictable = evictable
             last.memory = memory
         last.times += 1
 

@@ -20,7 +20,14 @@ import numpy as np
 from weft.arrays import IntArray, LongArray
 from weft.memory.accounting.audit import Fault, audit, find_faults
 from weft.memory.accounting.holders import HeldEnding, Holder
-from weft.memory.allocator import PageAllocator, RowTable, joined, num_pages_for, slots_of
+from weft.memory.allocator import (
+    OutOfPages,
+    PageAllocator,
+    RowTable,
+    joined,
+    num_pages_for,
+    slots_of,
+)
 from weft.memory.handoff.leases import Leases
 from weft.memory.media.borders import border_before
 from weft.memory.pins import Pins
@@ -181,15 +188,18 @@ class KvMemory:
         copies = [group.next_copy(request) for group in self.groups if not group.resumes_everywhere]
         return max(copies)
 
-    def alloc(self, num_pages: int, owners: int | LongArray) -> IntArray:
+    def alloc(self, num_pages: int, owners: int | LongArray, step: str = "prefill") -> IntArray:
         """Allocate pages for requests (`owners`: their ids), and evict cached pages if too few are
         free.
 
-        The checks at admission and before decoding have made sure that there are enough.
+        The checks at admission and before decoding have made sure that there are enough; else
+        raises OutOfPages, and says what the `step` lacks.
         """
         missing = num_pages - self.allocator.num_free
         if missing > 0:
             self.pins.unpin_for(missing)
+            if missing > self.cache.evictable_pages:
+                raise OutOfPages(out_of_memory(self, step, num_pages * self.page_size))
             self.allocator.free(self.cache.evict(missing))
         return self.allocator.alloc(num_pages, owners)
 
@@ -301,7 +311,7 @@ class KvMemory:
         # New pages first: other tokens may be on a page that begins in this call.
         if np.count_nonzero(begins_page):
             new_rows = rows[begins_page]
-            pages = self.alloc(len(new_rows), self.columns.ids[new_rows])
+            pages = self.alloc(len(new_rows), self.columns.ids[new_rows], "decode")
             table[places[begins_page]] = pages
         slots: IntArray = table.take(places) * page_size + in_page
         for group in self.groups:
@@ -619,3 +629,18 @@ class KvMemory:
         for group in self.groups:
             group.inserted(request, inserted, before)
         return inserted
+
+
+def evictable(kv: KvMemory) -> int:
+    """Of the available tokens, those that the prefix cache would have to give up."""
+    return min(kv.cache.evictable_pages * kv.page_size, kv.available)
+
+
+def out_of_memory(kv: KvMemory, step: str, num_tokens: int) -> str:
+    """What users read if a prefill or a decode needs memory that is not there."""
+    num_evictable = evictable(kv)
+    return (
+        f"{step} out of memory: {num_tokens:,} tokens to allocate, "
+        f"{kv.available - num_evictable:,} are free and {num_evictable:,} can be evicted; "
+        "fewer running requests need less (--max-running-requests)"
+    )

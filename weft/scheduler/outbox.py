@@ -19,6 +19,7 @@ class Outbox:
         self._output: StepOutput | None = None  # of the last result, until it is taken
         self._finished: list[Finish] = []  # since the last output
         self.faults: list[Exception] = []  # exceptions that ended no request
+        self.out_of_memory = ""  # what a decode step lacked, until it is logged
         # error of the policy in use, after which requests go in order of arrival
         self.policy_fault = ""
         self.shadow_fault = ""  # error of the shadow policy

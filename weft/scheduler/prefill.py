@@ -35,6 +35,7 @@ from weft.scheduler.planner import Planner
 from weft.scheduler.policies.protocol import RequestClasses
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request, RequestState
+from weft.scheduler.reserve.completions import CompletionBudget, can_simulate
 from weft.scheduler.retraction import victims_for
 from weft.scheduler.settings import SchedulerSettings
 
@@ -43,6 +44,7 @@ MAX_PASSED_OVER = 64
 WAITS_FOR_ENCODER = "waits for the image encoder"
 STOPS = {
     Lack.MEMORY: Stop.NO_TOKEN,
+    Lack.COMPLETIONS: Stop.COMPLETIONS,
     Lack.GROUP: Stop.NO_GROUP_MEMORY,
     Lack.TOKENS: Stop.BUDGET,
     Lack.TIME: Stop.TIME,
@@ -86,6 +88,7 @@ class PrefillScheduler:
         self._piece_len = settings.piece_len  # None: prompts are never cut
         self._kv = kv
         self._resumes_everywhere = kv.resumes_everywhere
+        self._simulates_completions = can_simulate(settings, kv)
         self._queue = queue
         self._running = running
         self._hooks = hooks
@@ -247,6 +250,10 @@ class PrefillScheduler:
         mixed_kv = kv.decode_pages(decode_rows) * settings.page_size if mixes else 0
         if kv.groups:
             groups = kv.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
+        completions = None
+        if self._simulates_completions:
+            open_prompts = self.open_prompts()
+            completions = CompletionBudget(kv, running_rows, ratio, open_prompts)
         return PrefillAdder(
             kv,
             reserved=expected_tokens(kv.columns, running_rows, ratio),
@@ -258,6 +265,7 @@ class PrefillScheduler:
             budget=budget,
             groups=groups,
             pieces=pieces,
+            completions=completions,
         )
 
     def _waiting(self) -> Waiting:
@@ -430,6 +438,7 @@ class PrefillScheduler:
             needed=shortage.needed,
             available=shortage.available,
             free=shortage.free,
+            evictable=shortage.evictable,
             memory=shortage.memory,
         )
 
@@ -444,10 +453,14 @@ def lacking(shortage: Shortage | None) -> str:
     available = shortage.available
     match shortage.lack:
         case Lack.MEMORY | Lack.GROUP:
-            return (
+            words = (
                 f"no {shortage.memory.what} to go on: {needed:,} tokens are needed, "
                 f"{available:,} are available"
             )
+            if shortage.lack is Lack.GROUP:
+                return words
+            free = shortage.free - shortage.evictable
+            return f"{words} ({free:,} free and {shortage.evictable:,} evictable)"
         case Lack.ENCODER:
             return WAITS_FOR_ENCODER
         case Lack.TIME:

@@ -24,8 +24,9 @@ from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 class ArrivalGate:
     """Blocks requests from some arrival on: they stay in the queue, and no pass looks at them."""
 
-    def __init__(self, arrival_order: int) -> None:
+    def __init__(self, arrival_order: int, why: str) -> None:
         self.blocked_from = arrival_order  # arrival order of the first blocked request
+        self.why = why  # what users read
 
     def lets_pass(self, request: Request) -> bool:
         return request.spec.arrival_order < self.blocked_from
@@ -188,13 +189,25 @@ class WaitingQueue:
 
     # Blocking
 
-    def block(self, arrival_order: int) -> None:
+    def block(self, arrival_order: int, why: str) -> None:
         """Block requests that never ran, from this arrival on.
 
         A queue that is already blocked keeps its first limit.
         """
         if self._gate is None:
-            self._gate = ArrivalGate(arrival_order)
+            self._gate = ArrivalGate(arrival_order, why)
+        self._gate.why = why
+
+    def explain_block(self, why: str) -> None:
+        """The queue, which is blocked, is blocked for another reason now."""
+        assert self._gate is not None, "nothing is blocked"
+        self._gate.why = why
+
+    def open_until(self, arrival_order: int) -> None:
+        """Block only requests from this arrival on, in a queue that is blocked from an earlier
+        one."""
+        assert self._gate is not None, "nothing is blocked"
+        self._gate.blocked_from = max(arrival_order, self._gate.blocked_from)
 
     def unblock(self) -> None:
         """Look at all requests again. Blocked requests have kept their position."""
@@ -210,6 +223,22 @@ class WaitingQueue:
         if self._gate is None or self._gate.lets_pass(request):
             return False
         return request in self._waiting
+
+    @property
+    def blocked_from(self) -> int:
+        """The arrival order of the first blocked request, whether it has come or not."""
+        return EVERYBODY if self._gate is None else self._gate.blocked_from
+
+    @property
+    def why_blocked(self) -> str:
+        """Why blocked requests wait; empty if the queue is not blocked."""
+        return "" if self._gate is None else self._gate.why
+
+    @property
+    def oldest_arrival(self) -> int | None:
+        """The arrival order of the oldest request that never ran; None: none waits."""
+        first = self._waiting.first()
+        return None if first is None else first.spec.arrival_order
 
     @property
     def blocks_arrivals(self) -> bool:

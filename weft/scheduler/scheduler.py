@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -32,6 +33,7 @@ from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, slot
 from weft.scheduler.build import Shared, make_memory, make_steps
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
+from weft.scheduler.kv import out_of_memory
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
@@ -429,10 +431,13 @@ class Scheduler:
         is_awaited = self.kv.reclaim()
         if self.kv.decode_fits(rows):
             return rows
-        kept = retract_until_fits(self.kv, rows, self.waiting_queue.rank, self.retract)
+        lack = out_of_memory(self.kv, "decode", self.kv.decode_pages(rows) * self.kv.page_size)
+        self.outbox.out_of_memory = lack
+        retract = partial(self.retract, why=f"no KV memory for the next step: {lack}")
+        kept = retract_until_fits(self.kv, rows, self.waiting_queue.rank, retract)
         if not self.kv.decode_fits(kept):
             for request in self.prefills.open_prompts():
-                self.retract(request)
+                retract(request)
             # Only now, because this is the only request that runs.
             while not self.kv.decode_fits(kept) and self.kv.pins.give_way():
                 pass
@@ -595,7 +600,10 @@ class Scheduler:
             if request.fill_len >= max_len:
                 too_long.add(request.id)
         if too_long:
-            message = "there is no KV memory for it any more"
+            message = (
+                "there is no KV memory for it any more: at most "
+                f"{max_len:,} tokens fit, its prefill and its output together"
+            )
             self.recompute(too_long, message, "KV memory was lost")
         for request in self.requests.values():
             request.max_len = min(request.max_len, max_len)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import (
     Callable,
     Iterable,
@@ -58,10 +59,12 @@ from weft.messages.codec import (
     Unreadable,
 )
 from weft.messages.control import (
+    BlockInput,
     FlushCache,
     GetState,
     GetStateReply,
     StartProfileReply,
+    UnblockInput,
 )
 from weft.messages.handoff import HandoffParams
 from weft.messages.media import with_digests
@@ -97,6 +100,8 @@ from weft.route.policy import (
 
 MAX_SESSIONS = 65_536  # whose engine is remembered; the least recently used are forgotten
 FIRST_OWN_CALL = 1 << 40  # calls of the client have smaller ids
+KEEPS_STEP = "lockstep"  # the pass of engines that run their steps together
+BARRIER_S = 0.1  # until all engines block or open their inputs
 PREPARING_S = 0.1  # before an engine that prepares its profiler is asked again
 BEING_SET_UP = "it is being set up like the others"
 
@@ -288,6 +293,8 @@ class Fleet:
         if isinstance(request, KeepSessions):
             self._send_sessions(request, ranks)
             return
+        if isinstance(request, BlockInput | UnblockInput) and len(ranks) > 1:
+            request = _at_once(request, [self.members[rank].ready for rank in ranks])
         for rank in ranks:
             self.members[rank].send(_for_rank(request, rank))
 
@@ -574,6 +581,18 @@ def _room_number(handoff: HandoffParams | None) -> int | None:
         return None
     number = handoff.room.partition("/")[0]
     return int(number) if number.isdecimal() else None
+
+
+def _at_once(
+    request: BlockInput | UnblockInput,
+    ready: Sequence[EngineReady | None],
+) -> BlockInput | UnblockInput:
+    """The version of `request` that takes effect in all engines at once: at the same step if they
+    keep step, else at one moment. All engines have it by then; they have the clock of this
+    machine."""
+    if all(one is not None and KEEPS_STEP in one.passes for one in ready):
+        return replace(request, together=True)
+    return replace(request, at_s=time.monotonic() + BARRIER_S)
 
 
 def _for_rank(

@@ -180,6 +180,7 @@ def _queue(queues: Sequence[QueueStatus]) -> QueueStatus:
         batch_is_full=all(queue.batch_is_full for queue in queues),
         chunked_rid=open_prompts[0] if open_prompts else None,
         input_state=blocked[0] if blocked else "unblocked",
+        ramp_left_s=max(queue.ramp_left_s for queue in queues),
         paused=paused[0] if paused else "",
     )
 

@@ -120,10 +120,15 @@ def list_requests(services: Services, message: ListRequests) -> ListRequestsRepl
 
 def _queue_status(services: Services) -> QueueStatus:
     """The queue in numbers, and whether input and generation are open."""
+    gate = services.input_gate
+    left_s = 0.0
+    if gate.state == "ramping":
+        left_s = gate.ramp_left_s(services.clock())
     return msgspec.structs.replace(
         explain.get_queue_status(services.scheduler, len(services.sessions.feature)),
         grammar_queue_size=len(services.grammars.feature.queue),
-        input_state=services.input_gate.state,
+        input_state=gate.state,
+        ramp_left_s=left_s,
         paused=services.pause.mode or "",
     )
 

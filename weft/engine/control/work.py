@@ -6,7 +6,13 @@ turns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
+
+from weft.engine.device_jobs import DeviceJob, JobResult
 from weft.engine.services import Services
+from weft.messages.calls import CallFailed
 from weft.messages.control import (
     AbortRequest,
     AbortRequestReply,
@@ -30,6 +36,7 @@ from weft.messages.sessions import (
     OpenSession,
     OpenSessionReply,
 )
+from weft.plan.device import MeetOthers
 from weft.scheduler.policies import UnknownPolicy
 from weft.scheduler.request import matching_ids
 
@@ -64,19 +71,49 @@ def set_policy(services: Services, message: SetPolicy) -> SetPolicyReply:
 # ---- input and generation
 
 
-def block_input(services: Services, message: BlockInput) -> InputReply:
-    services.input_gate.block()
-    return _input_reply(services)
+def block_input(services: Services, message: BlockInput) -> InputReply | None:
+    def change() -> None:
+        now = services.clock() if message.at_s else 0.0
+        services.input_gate.block(now, message.at_s)
+
+    return _change_input(services, message, change)
 
 
-def unblock_input(services: Services, message: UnblockInput) -> InputReply:
-    services.input_gate.unblock(services.clock())
-    return _input_reply(services)
+def unblock_input(services: Services, message: UnblockInput) -> InputReply | None:
+    def change() -> None:
+        services.input_gate.unblock(services.clock(), message.ramp_s, message.at_s)
+
+    return _change_input(services, message, change)
+
+
+def _change_input(
+    services: Services, message: BlockInput | UnblockInput, change: Callable[[], None]
+) -> InputReply | None:
+    """Change the input at once; or, among engines that keep step, between the same steps of all.
+    Then no step runs meanwhile, and the reply comes later."""
+    if not message.together:
+        change()
+        return _input_reply(services)
+    services.input_gate.begin_meeting()
+
+    def answer(result: JobResult) -> InputReply | CallFailed:
+        services.input_gate.end_meeting()
+        if not result.reply.ok:
+            return CallFailed(call=message.call, message=result.reply.message)
+        change()
+        return msgspec.structs.replace(_input_reply(services), call=message.call)
+
+    services.device_jobs.submit(DeviceJob(MeetOthers(), answer, is_logged=False))
+    return None
 
 
 def _input_reply(services: Services) -> InputReply:
     num_held = sum(1 for _ in services.scheduler.waiting_queue.blocked())
-    return InputReply(state=services.input_gate.state, held_requests=num_held)
+    gate = services.input_gate
+    left_s = 0.0
+    if gate.state == "ramping":
+        left_s = gate.ramp_left_s(services.clock())
+    return InputReply(state=gate.state, held_requests=num_held, ramp_left_s=left_s)
 
 
 def pause_generation(services: Services, message: PauseGeneration) -> GenerationReply:
@@ -87,7 +124,12 @@ def pause_generation(services: Services, message: PauseGeneration) -> Generation
 
 
 def continue_generation(services: Services, message: ContinueGeneration) -> GenerationReply:
-    services.pause.end(services.clock())
+    now = services.clock()
+    is_paused = services.pause.mode is not None
+    # An input that was blocked meanwhile stays blocked.
+    if message.ramp_s and is_paused and services.input_gate.state == "unblocked":
+        services.input_gate.unblock(now, message.ramp_s)
+    services.pause.end(now)
     return _generation_reply(services)
 
 

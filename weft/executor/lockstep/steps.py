@@ -24,6 +24,7 @@ from weft.parallel.lockstep import Lockstep, StepWish
 from weft.plan.device import (
     DeviceReply,
     DeviceRequest,
+    MeetOthers,
     ReceiveWeights,
     ReleaseMemory,
     ResumeMemory,
@@ -34,8 +35,16 @@ from weft.plan.step import ForwardMode, Plan, Result, Step
 
 T = TypeVar("T")
 
-# All engines do these at once: what one computes for another is of the same weights.
-TOGETHER = (UpdateFromDisk, UpdateFromTensors, ReceiveWeights, ReleaseMemory, ResumeMemory)
+# All engines do these at once: what one computes for another is of the same weights, and inputs are
+# blocked and opened between the same steps.
+TOGETHER = (
+    UpdateFromDisk,
+    UpdateFromTensors,
+    ReceiveWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    MeetOthers,
+)
 MEET_S = 10.0  # for which an engine waits until all want to do such a thing
 
 log = EventLog("engine")

@@ -39,6 +39,7 @@ from weft.plan.device import (
     JoinGroup,
     LeaveGroup,
     LoadAdapter,
+    MeetOthers,
     ReadAdapter,
     ReceiveWeights,
     RecordExperts,
@@ -472,6 +473,8 @@ class WeightStore:
         ReadAdapter: _read_adapter,
         LoadAdapter: _load_adapter,
         UnloadAdapter: _unload_adapter,
+        # The pass around the steps has waited for them.
+        MeetOthers: lambda store, request: store._reply(),
     }
 
 

@@ -46,7 +46,7 @@ NAMED: dict[str, type] = {
         *(device.ReceiveWeights, device.LeaveGroup, device.GetWeight),
         *(device.ReleaseMemory, device.ResumeMemory, device.RecordExperts),
         *(device.ReadAdapter, device.LoadAdapter, device.UnloadAdapter),
-        *(device.DeviceReply,),
+        *(device.MeetOthers, device.DeviceReply),
     )
 }
 FIELDS = {kind: tuple(one.name for one in fields(kind)) for kind in NAMED.values()}

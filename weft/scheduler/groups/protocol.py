@@ -29,6 +29,7 @@ from weft.scheduler.settings import SchedulerSettings
 
 class Lack(Enum):
     MEMORY = "memory"  # of the KV pool
+    COMPLETIONS = "completions"  # memory of the KV pool, before some running request ends
     GROUP = "group"  # memory of a group of layers
     TOKENS = "tokens"  # tokens of this step
     TIME = "time"  # time of this step: running requests wait for their next token
@@ -59,6 +60,7 @@ class Shortage(NamedTuple):
     available: int
     free: int = 0  # tokens of memory that are free or evictable, including those promised to others
     memory: MemoryName = KV_MEMORY  # which memory was short
+    evictable: int = 0  # of the free tokens, those that the prefix cache would have to give up
 
 
 class GroupParts(NamedTuple):

@@ -119,8 +119,10 @@ async def block_input(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def unblock_input(context: ServerContext, request: Request) -> ASGIApp:
-    """Accept requests again, starting with those that were held back."""
-    return _input("unblock", await context.client.call(UnblockInput()))
+    """Accept requests again, starting with those that were held back; with `?ramp_s`, at a rate
+    that grows for so many seconds."""
+    ramp_s = query_number(request, "ramp_s", 0.0)
+    return _input("unblock", await context.client.call(UnblockInput(ramp_s=ramp_s)))
 
 
 def _input(event: str, reply: InputReply) -> ASGIApp:
@@ -138,8 +140,10 @@ async def pause_generation(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def continue_generation(context: ServerContext, request: Request) -> ASGIApp:
-    """Continue generation. Has no effect if generation is not paused."""
-    return _generation("continue_generation", await context.client.call(ContinueGeneration()))
+    """Continue generation. Has no effect if generation is not paused. With `?ramp_s`, waiting
+    requests are admitted at a rate that grows for so many seconds."""
+    message = ContinueGeneration(ramp_s=query_number(request, "ramp_s", 0.0))
+    return _generation("continue_generation", await context.client.call(message))
 
 
 def _generation(event: str, reply: GenerationReply) -> ASGIApp:
@@ -234,9 +238,21 @@ ROUTES = (
     ),
     post("/abort_request", abort_request, "Abort requests", AbortRequest, access="admin"),
     post("/block", block_input, "Hold back new requests", access="admin"),
-    post("/unblock", unblock_input, "Admit the requests that were held back", access="admin"),
+    post(
+        "/unblock",
+        unblock_input,
+        "Admit the requests that were held back",
+        query=("ramp_s",),
+        access="admin",
+    ),
     post("/pause_generation", pause_generation, "Run no step", PauseGeneration, access="admin"),
-    post("/continue_generation", continue_generation, "Continue after a pause", access="admin"),
+    post(
+        "/continue_generation",
+        continue_generation,
+        "Continue after a pause",
+        query=("ramp_s",),
+        access="admin",
+    ),
     post("/set_policy", set_policy, "Switch the policy", SetPolicy, access="admin"),
     post(
         "/flush_cache",
