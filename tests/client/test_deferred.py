@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.client.test_client import READY, World
+from tests.client.client_world import READY, World
 from weft.client.engine_state import DeferredRequests, ShareLimits
 from weft.client.generation import Generation
 from weft.client.prompt import Prompt

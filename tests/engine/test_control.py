@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB
 from weft.engine.control.handlers import HANDLERS, answer
 from weft.engine.control.settings import CHANGEABLE

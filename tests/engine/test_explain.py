@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.faults import Injected
-from tests.scheduler.test_scheduler import Patience, settings
+from tests.scheduler.scenes import Patience, settings
 from tests.scheduler.world import World
 from weft.engine import explain as insight
 from weft.messages.control import Explanation

@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 import weft.scheduler
+from tests.scheduler.admission import make_adder, make_kv, make_request
+from tests.scheduler.flow_world import FlowWorld
 from tests.scheduler.random_worlds import drive, random_settings
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_admission import make_adder, make_kv, make_request
-from tests.scheduler.test_pace import Streams
-from tests.scheduler.test_random_flow import FlowWorld
-from tests.scheduler.test_scheduler import Patience, settings
+from tests.scheduler.scenes import Patience, settings
+from tests.scheduler.streams import Streams
 from tests.scheduler.world import World
 from tests.seeds import seeds
 from weft.arrays import IntArray

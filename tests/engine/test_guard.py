@@ -14,7 +14,7 @@ import pytest
 from tests.engine.engine_world import EngineWorld, request
 from tests.examples import example_of
 from tests.faults import Injected, Places
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.seeds import seeds
 from weft.engine.control import handlers as control
 from weft.engine.health import PROBE

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from tests.engine.engine_world import EngineWorld, request
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.config.options import SettingsError
 from weft.engine.control.handlers import HANDLERS, IncompleteTable, require_all
 from weft.engine.engine import Engine

@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.engine_world import EngineWorld
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.engine.picture.queue import MAX_QUEUED
 from weft.engine.picture.service import WATCH_S
 from weft.memory.index.survey import MAX_FOUND

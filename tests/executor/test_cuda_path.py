@@ -23,6 +23,7 @@ from tests.executor.driver import (
     make_driver,
 )
 from tests.executor.fake_gpu import POISON, FakeEvent, FakeGpu, TooEarly, fake_kernels
+from tests.executor.gpu_driver import drawn, gpu_driver
 from tests.launch.tiny_model import write_tiny_model
 from weft.arrays import IntArray
 from weft.assemble.build import build_engine
@@ -39,7 +40,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.plan.device import GetWeight
 from weft.plan.logits import GrammarMask
-from weft.plan.step import LAST_SAMPLED, Sampling
+from weft.plan.step import LAST_SAMPLED
 from weft.scheduler.speculation import speculator
 
 TEXT = list(range(1, 21))
@@ -65,27 +66,6 @@ def cpu() -> Iterator[Driver]:
     driver = make_driver()
     yield driver
     driver.runner.close()
-
-
-def gpu_driver(sizes: str = "1,2,4", **settings: object) -> Driver:
-    return make_driver(
-        **{"device": "cuda", "cuda_graph_sizes": sizes, "cuda_graph_prompt": 0, **settings}
-    )
-
-
-def drawn(each: Driver, *turns: Turn) -> list[int]:
-    """Tokens of a step whose requests draw, each in its own way."""
-    plan = each.plan(*turns)
-    num = len(plan.sampling.positions)
-    how = Sampling(
-        temperature=np.linspace(0.0, 2.0, num + 1, dtype=np.float32)[1:],
-        top_p=np.full(num, 0.9, np.float32),
-        top_k=ints(range(3, 3 + num)),
-        min_p=np.full(num, 0.01, np.float32),
-        seeds=np.arange(num, dtype=np.int64) - 5,
-        positions=plan.sampling.positions,
-    )
-    return each.runner.launch(replace(plan, sampling=how, outputs=())).result().tokens.tolist()
 
 
 # H2DBuffer

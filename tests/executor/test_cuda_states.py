@@ -13,7 +13,7 @@ import torch
 
 from tests.executor.driver import Driver, Turn, make_driver
 from tests.executor.fake_gpu import FakeGpu
-from tests.executor.test_cuda_triton import gpu as gpu  # a fixture
+from tests.executor.triton_gpu import gpu as gpu  # a fixture
 from tests.models.many import VOCAB, make_checkpoint
 from weft.config.model import ModelConfig
 from weft.plan.step import LAST_SAMPLED

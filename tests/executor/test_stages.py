@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.executor.driver import Turn, asking, ints, make_driver
-from tests.executor.ranks import staged
-from tests.executor.test_ranks import EXPERTS_WITH_BIAS, LLAMA, few_steps, same
+from tests.executor.ranks import EXPERTS_WITH_BIAS, LLAMA, few_steps, same, staged
 from weft.config.decoder import DecoderSpec, LayerSpec
 from weft.executor.wire.followers import PLAN
 from weft.ops.sharding import RankLost

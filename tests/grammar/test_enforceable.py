@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.grammar.test_llg import EOS, accepts, generated
+from tests.grammar.formats import EOS, accepts, generated
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.protocol import Compiled, InvalidGrammar, Key
 from weft.text.tokenizer import Tokenizer

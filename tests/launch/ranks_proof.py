@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tests.launch.test_ranks import Loaded, load, mixed_requests
+from tests.launch.loaded import Loaded, load, mixed_requests
 from tests.nano_adapters import NANO, make_adapter
 from weft.config.model import ModelConfig
 from weft.plan.device import KV_CACHE, WEIGHTS, ReleaseMemory, ResumeMemory, UpdateFromDisk

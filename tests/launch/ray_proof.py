@@ -28,7 +28,7 @@ from ray.cluster_utils import Cluster
 
 from tests.e2e.server import Server
 from tests.launch.nodes_proof import Proof
-from tests.launch.test_ray import engines
+from tests.launch.ray_engines import engines
 from tests.nano_adapters import NANO
 from weft.launch.ray import build
 

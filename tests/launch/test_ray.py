@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 pytest.importorskip("ray.serve", reason="needs ray[serve]")
@@ -17,6 +16,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 
+from tests.launch.ray_engines import engines
 from weft.config.options import SettingsError
 from weft.launch.ray import build
 
@@ -38,18 +38,6 @@ def deployed() -> Iterator[None]:
 def ask() -> int:
     body = {"prompt": "import os", "max_tokens": 4}
     return httpx.post(f"{URL}/v1/completions", json=body, timeout=120).status_code
-
-
-def engines() -> list[psutil.Process]:
-    """The engine processes below Ray's."""
-    return [one for one in psutil.process_iter(["cmdline"]) if is_engine(one)]
-
-
-def is_engine(process: psutil.Process) -> bool:
-    command = process.info["cmdline"] or []
-    if "weft.launch.start_worker" not in command:
-        return False
-    return any("Replica" in " ".join(parent.cmdline()) for parent in process.parents())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.scheduler.oracle_runner import OracleRunner
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB
 from weft.engine.engine import Engine
 from weft.engine.intake import Intake

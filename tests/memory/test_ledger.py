@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.journal.replay import Replay
 from weft.memory.accounting.audit import AccountingError, audit, find_faults
 from weft.memory.allocator import PageAllocator

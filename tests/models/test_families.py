@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from tests.executor.driver import Turn
+from tests.models.errors import TOLERANCE, relative_error
 from weft.plan.step import LAST_SAMPLED
-
-TOLERANCE = 2e-5  # float32 sums of a few hundred terms, in another order
-
-
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual - expected).abs().max() / expected.abs().max())
 
 
 def rms(x: torch.Tensor) -> float:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.executor.driver import Driver, Turn, full_logprobs, ints
-from tests.models.test_families import TOLERANCE, relative_error
+from tests.models.errors import TOLERANCE, relative_error
 from weft.plan.inputs import InputVectors
 from weft.plan.outputs import HiddenStatesRequest, TokenStates
 from weft.plan.step import Plan, find

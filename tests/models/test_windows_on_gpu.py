@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.executor.fake_gpu import FakeGpu
-from tests.executor.test_cuda_triton import RepeatingGpu
+from tests.executor.triton_gpu import RepeatingGpu
 from tests.models import windowed
 from tests.models.many import VOCAB
 from tests.models.windowed import WINDOW, Served, assert_greedy, make_windowed

@@ -15,7 +15,7 @@ import numpy as np
 from tests.scheduler.media_oracle import PLACEHOLDER, MediaOracle
 from tests.scheduler.oracle_runner import adapter_weights, expected_output
 from tests.scheduler.random_worlds import picture
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB, World
 from weft.config.media import MediaRules
 from weft.messages.media import MediaItem

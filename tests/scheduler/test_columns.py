@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from weft.memory.allocator import slots_of
 from weft.scheduler.request import NO_ROW, Columns

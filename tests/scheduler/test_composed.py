@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
+from tests.scheduler.crowd import Crowd, begun, given, served_settings
+from tests.scheduler.policy_twins import TWINS, busy_world, order
 from tests.scheduler.random_worlds import COMPOSED, run_random
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_fair import Crowd, begun, given, served_settings
-from tests.scheduler.test_policies import TWINS, busy_world, order
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB, World
 from tests.seeds import seeds
 from weft.cli.main import main

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.scheduler.test_scheduler import Patience, settings
+from tests.scheduler.scenes import Patience, settings
 from tests.scheduler.world import World
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams

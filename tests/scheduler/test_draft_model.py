@@ -13,7 +13,7 @@ from tests.scheduler.draft_oracle import DraftOracle
 from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB, World
 from tests.seeds import seeds
 from weft.messages.requests import Abort

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tests.engine.engine_world import EngineWorld
+from tests.scheduler.grammars import PROMPT, VOCABULARY, Bench, obey_masks, until_compiled
+from tests.scheduler.obeying import obey
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_grammar import PROMPT, VOCABULARY, Bench, obey_masks, until_compiled
-from tests.scheduler.test_scheduler import settings
-from tests.scheduler.test_wishes import obey
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import seeds
 from weft.grammar.protocol import CompileResult, Constraint, Key

@@ -11,7 +11,7 @@ import pytest
 
 from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.random_worlds import run_random
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import every_second, seeds
 from weft.engine.explain import explain

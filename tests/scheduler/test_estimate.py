@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.engine.engine_world import EngineWorld
-from tests.scheduler.test_scale import num_calls
-from tests.scheduler.test_scheduler import settings
-from tests.scheduler.test_ttft import STEP_S, TOKEN_S, timed_engine
+from tests.scheduler.calls import num_calls
+from tests.scheduler.scenes import settings
+from tests.scheduler.timed import STEP_S, TOKEN_S, timed_engine
 from weft.scheduler.estimate import wait
 from weft.scheduler.estimate.band import Calibration
 from weft.scheduler.estimate.outputs import MIN_LENGTHS, OutputsSeen

@@ -20,7 +20,7 @@ from tests.scheduler.faulty_world import (
     run_with,
     targets,
 )
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.seeds import every_second
 from weft.engine.guard import MAX_FAILURES_IN_A_ROW, EngineBroken
 from weft.messages.requests import Abort

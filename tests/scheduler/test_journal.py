@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from weft.cli.main import main
 from weft.engine.explain import trace_request_flow

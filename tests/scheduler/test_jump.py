@@ -17,7 +17,7 @@ from tests.engine.engine_world import EngineWorld
 from tests.scheduler.oracle_runner import extend_hash, next_token
 from tests.scheduler.random_worlds import random_prompt, random_settings, with_drafts
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import seeds, slow
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks, Words

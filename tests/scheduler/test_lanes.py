@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from weft.arrays import LongArray
 from weft.bench.overhead import message_of

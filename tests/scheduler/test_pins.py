@@ -10,7 +10,7 @@ import pytest
 
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_tiers import run_tiered, small_world
+from tests.scheduler.tiered_world import run_tiered, small_world
 from tests.scheduler.world import EOS, VOCAB
 from tests.seeds import seeds, slow
 from weft.engine.explain import explain

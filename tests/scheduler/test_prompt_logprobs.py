@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.engine.engine_world import EngineWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.client.aux_outputs import prompt_logprobs
 from weft.messages.control import ContinueGeneration, HealthCheck, HealthCheckReply, PauseGeneration
 from weft.messages.replies import PromptLogprobsPiece

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from tests.seeds import seeds
 from weft.scheduler.admission import careful_ratio

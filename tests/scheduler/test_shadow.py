@@ -9,10 +9,10 @@ import pytest
 
 from tests.engine.engine_world import EngineWorld
 from tests.scheduler.own_policies import FAULTY
+from tests.scheduler.policy_twins import order
 from tests.scheduler.random_worlds import COMPOSED, drive, random_settings
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_policies import order
-from tests.scheduler.test_scheduler import Patience, settings
+from tests.scheduler.scenes import Patience, settings
 from tests.scheduler.world import World
 from weft.cli.main import main
 from weft.config.engine import EngineConfig

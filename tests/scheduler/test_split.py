@@ -10,8 +10,8 @@ import pytest
 
 from tests.scheduler.random_worlds import run_random, run_timed
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_pace import seconds
-from tests.scheduler.test_scheduler import Recorder, settings
+from tests.scheduler.scenes import Recorder, settings
+from tests.scheduler.streams import seconds
 from tests.scheduler.world import World
 from tests.seeds import every_second, seeds
 from weft.engine.explain import explain

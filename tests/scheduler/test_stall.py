@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from tests.scheduler.scenes import settings
 from tests.scheduler.stalls import KINDS, StallWorld, Ways, stalls
-from tests.scheduler.test_pace import Streams, seconds
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.streams import Streams, seconds
 from weft.scheduler.pace.draft_cost import size_of
 from weft.scheduler.pace.pace import FIRST_MARGIN, MAX_MARGIN, NUM_CAREFUL, Margin, Waiting
 from weft.scheduler.settings import PoolingLimits

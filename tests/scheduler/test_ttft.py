@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.engine.engine_world import EngineWorld
+from tests.scheduler.policy_twins import order
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_policies import order
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
+from tests.scheduler.timed import STEP_S, TOKEN_S, timed, timed_engine
 from tests.scheduler.world import World
 from weft.cli.main import main
 from weft.config.options import SettingsError
@@ -20,36 +21,10 @@ from weft.engine.deadline_service import REST_S
 from weft.messages.control import ExplainRequest
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort
-from weft.plan.step import Plan
 from weft.scheduler.estimate import wait
 from weft.scheduler.estimate.band import COVERED, Calibration
 from weft.scheduler.limits import MIN_RETRY_S
 from weft.scheduler.request import Request
-
-STEP_S = 0.010
-TOKEN_S = 0.001
-
-
-def cost(plan: Plan) -> float:
-    return STEP_S + TOKEN_S * plan.num_tokens
-
-
-def timed(world: World) -> World:
-    """Steps take virtual time and nothing else does; what they cost has been seen."""
-    world.tick_s = 0.0
-    world.let_steps_cost(cost)
-    for number in range(4):
-        world.send([number] * 20, max_new_tokens=4, ignore_eos=True)
-        world.run_dry(check=False)
-    return world
-
-
-def timed_engine(depth: int = 0, **changes: object) -> EngineWorld:
-    values = {"max_slowdown": 2.5, "prefix_cache": False, **changes}
-    world = EngineWorld(settings(**values), depth)
-    timed(world)
-    return world
-
 
 # The order
 

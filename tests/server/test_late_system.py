@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.fake import HANG_S, RunningServer, running
 from tests.server.scripted import record_prompts
-from tests.text.test_late_system import BLOCK, STRICT
+from tests.text.late_system import BLOCK, STRICT
 from tests.text.tokens import byte_backend
 from weft.config.server import ServerConfig
 from weft.text.tokenizer import Tokenizer

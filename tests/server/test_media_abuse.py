@@ -32,7 +32,7 @@ from tests.text.media_fakes import (
     png_of_size,
     saved,
 )
-from tests.text.test_media_bounds import scanned
+from tests.text.scanned_pictures import scanned
 from tests.text.tokens import infill_tokenizer
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig

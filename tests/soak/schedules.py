@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 from tests.scheduler.random_worlds import run_random
-from tests.scheduler.test_tiers import run_tiered
+from tests.scheduler.tiered_world import run_tiered
 from weft.journal.replay import Replay
 
 NUM_REQUESTS = 12  # of one schedule

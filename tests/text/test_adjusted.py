@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.text.test_picture_processors import CUT, gemma3, llava, pixtral, smolvlm
+from tests.text.processor_configs import CUT, gemma3, llava, pixtral, smolvlm
 from weft.text.media.adjusted import adjusted, adjusted_within, read_kwargs
 from weft.text.media.errors import MediaError
 from weft.text.media.families import make_processor
