@@ -23,6 +23,7 @@ from tests.executor.checkpoints import LARGE, checkpoint, write
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from weft.assemble.cache import weights_digest
 from weft.config.model import BadCheckpoint
+from weft.executor.weights import store
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
 from weft.plan.device import (
@@ -37,7 +38,7 @@ from weft.plan.device import (
     UpdateFromDisk,
     UpdateFromTensors,
 )
-from weft.weights import store, stream
+from weft.weights import stream
 from weft.weights.load import randomize
 
 NORM = "model.norm.weight"
