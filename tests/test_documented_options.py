@@ -1,4 +1,5 @@
-"""Every option that a page names is one of weft's, of a program of this repository, or of a listed foreign one."""
+"""Every option that a page names is one of weft's, of a program of this repository, or of a listed
+foreign one."""
 
 from __future__ import annotations
 

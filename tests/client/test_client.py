@@ -455,7 +455,7 @@ def test_end_all_ends_here_and_aborts_there() -> None:
     ]
 
 
-def test_a_wait_is_told_with_the_fronts_part_and_other_warnings_as_they_are() -> None:
+def test_a_wait_is_reported_with_the_fronts_part_and_other_warnings_as_they_are() -> None:
     async def main() -> None:
         world = World()
         for _ in range(REFRESH):
@@ -490,7 +490,9 @@ def test_nothing_is_sent_before_the_engine_is_ready() -> None:
 
 
 @pytest.mark.parametrize(("kv_tokens", "page_size"), [(900, 1), (900, 16), (64, 64)])
-def test_the_memory_of_the_engine_is_told_in_whole_pages(kv_tokens: int, page_size: int) -> None:
+def test_the_memory_of_the_engine_is_reported_in_whole_pages(
+    kv_tokens: int, page_size: int
+) -> None:
     metrics = Metrics("m")
     client = EngineClient(byte_tokenizer(), lambda message: None, metrics=metrics)
     client.deliver(msgspec.structs.replace(READY, kv_tokens=kv_tokens, page_size=page_size))

@@ -1,4 +1,5 @@
-"""Which formats of quantised checkpoints are read, from configs as published, and what `--quantize auto` is."""
+"""Which formats of quantised checkpoints are read, from configs as published, and what `--quantize
+auto` is."""
 
 from __future__ import annotations
 

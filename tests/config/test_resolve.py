@@ -1,4 +1,5 @@
-"""What "auto" becomes on machines of various sizes. One token of the model takes 1,000 bytes of KV in bfloat16."""
+"""What "auto" becomes on machines of various sizes. One token of the model takes 1,000 bytes of KV
+in bfloat16."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The pages of docs/contribute that extend weft, followed in one copy of the tree: what they make works, and touches as
-few files as they say."""
+"""The pages of docs/contribute that extend weft, followed in one copy of the tree: what they make
+works, and touches as few files as they say."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ PAGES = [
 
 
 class Followed(NamedTuple):
-    """The copy after all pages, and by the name of each: the paths that it touched, the run of its tests."""
+    """The copy after all pages, and by the name of each: the paths that it touched, the run of its
+    tests."""
 
     tree: Path
     touched: dict[str, list[str]]

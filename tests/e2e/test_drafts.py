@@ -1,4 +1,5 @@
-"""Drafts with the bundled model: exactly the tokens that come without them, whatever is asked for."""
+"""Drafts with the bundled model: exactly the tokens that come without them, whatever is asked
+for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The flow of work: blocking, pausing, health checks, aborts in every state, and sleeping while nothing can go on."""
+"""The flow of work: blocking, pausing, health checks, aborts in every state, and sleeping while
+nothing can go on."""
 
 from __future__ import annotations
 

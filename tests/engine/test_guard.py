@@ -1,5 +1,5 @@
-"""A message whose handling raises ends what it brought, and nothing else: faults are planted into every function that
-taking it in enters or leaves, and into every handler."""
+"""A message whose handling raises ends what it brought, and nothing else: faults are planted into
+every function that taking it in enters or leaves, and into every handler."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def broken(world: EngineWorld) -> list[Finish]:
 
 
 def run_to_the_end(world: EngineWorld) -> None:
-    """Everybody gets a final word and the tokens of a run on its own, and nothing is left of anybody."""
+    """Everybody gets a final word and the tokens of a run on its own, and nothing is left of
+    anybody."""
     world.run_dry()
     world.check_idle()
     world.check_outputs()

@@ -1,4 +1,5 @@
-"""Several ranks in one process, each in a thread: sockets or gloo join them, and pairs of sockets carry plans."""
+"""Several ranks in one process, each in a thread: sockets or gloo join them, and pairs of sockets
+carry plans."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def running(
     backend: str = "tcp",
     **settings: Any,
 ) -> Iterator[tuple[Driver, list[CountedComm]]]:
-    """A driver of rank 0, whose plans all others follow. `may_fail`: what they raise is expected."""
+    """A driver of rank 0, whose plans all others follow. `may_fail`: what they raise is
+    expected."""
     comms = join(where / "meeting", size, backend)
     pairs = [socket_links() for _ in range(size - 1)]
     followers: list[Future[None]] = []

@@ -1,5 +1,5 @@
-"""The device path of GPUs on a fake one (`fake_gpu.py`): that it does what the CPU's does, and touches nothing too
-early. None of this shows that CUDA does what the fake does."""
+"""The device path of GPUs on a fake one (`fake_gpu.py`): that it does what the CPU's does, and
+touches nothing too early. None of this shows that CUDA does what the fake does."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def test_every_array_begins_where_kernels_read_without_being_compiled_anew() -> 
 
 
 def test_a_gpu_computes_what_the_cpu_does(driver: Driver, cpu: Driver, gpu: FakeGpu) -> None:
-    """Prompts, chunks, a shared prefix, steps of both kinds, and decode steps of every size, eager and as graphs."""
+    """Prompts, chunks, a shared prefix, steps of both kinds, and decode steps of every size, eager
+    and as graphs."""
 
     def story(each: Driver) -> list[torch.Tensor]:
         first = each.run(Turn(0, TEXT[:9], samples=False), Turn(1, TEXT))
@@ -187,7 +188,8 @@ def test_a_step_that_fails_says_so_and_the_next_one_works(driver: Driver) -> Non
 
 
 def test_draws_travel_with_the_step(driver: Driver, cpu: Driver) -> None:
-    """In steps of every kind, also where a graph has been filled up: `StagedSamplerOps` believes the device alone."""
+    """In steps of every kind, also where a graph has been filled up: `StagedSamplerOps` believes
+    the device alone."""
     for turns in (
         [Turn(row, TEXT[row:]) for row in range(3)],
         [Turn(row, [LAST_SAMPLED]) for row in range(3)],

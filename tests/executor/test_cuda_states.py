@@ -1,5 +1,6 @@
-"""Whole steps of models with layers that keep a state, by the Triton kernels in their interpreter on the fake GPU,
-eager and as graphs: as torch computes them on a CPU. None of this has seen a GPU."""
+"""Whole steps of models with layers that keep a state, by the Triton kernels in their interpreter
+on the fake GPU, eager and as graphs: as torch computes them on a CPU. None of this has seen a
+GPU."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def drivers(
 def test_the_kernels_compute_what_the_cpu_does(
     drivers: tuple[Driver, Driver], gpu: FakeGpu
 ) -> None:
-    """Prompts, a copy of a state on the way, a request that goes on from it, a mixed step and decode
-    steps, these as graphs that are filled up."""
+    """Prompts, a copy of a state on the way, a request that goes on from it, a mixed step and
+    decode steps, these as graphs that are filled up."""
 
     def story(each: Driver) -> list[torch.Tensor]:
         copy = each.keep(1, 3)

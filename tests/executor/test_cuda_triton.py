@@ -1,5 +1,5 @@
-"""Whole steps with the Triton kernels in their interpreter, on the fake GPU: that runner, layout, graphs and kernels
-agree on what lies where. In float32; none of this has seen a GPU."""
+"""Whole steps with the Triton kernels in their interpreter, on the fake GPU: that runner, layout,
+graphs and kernels agree on what lies where. In float32; none of this has seen a GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def drivers(gpu: FakeGpu) -> Iterator[tuple[Driver, Driver]]:
 def test_the_kernels_compute_what_the_cpu_does(
     drivers: tuple[Driver, Driver], gpu: FakeGpu
 ) -> None:
-    """Prompts, a chunk behind cached tokens, a mixed step, and decode steps, these as graphs that are filled up."""
+    """Prompts, a chunk behind cached tokens, a mixed step, and decode steps, these as graphs that
+    are filled up."""
 
     def story(each: Driver) -> list[torch.Tensor]:
         first = each.run(Turn(0, TEXT[:9], samples=False), Turn(1, TEXT))

@@ -55,7 +55,7 @@ def test_a_stage_keeps_kv_and_weights_of_its_own_layers_alone() -> None:
     assert lens == expected
 
 
-def test_a_weight_is_told_by_the_stage_that_has_it() -> None:
+def test_a_weight_is_reported_by_the_stage_that_has_it() -> None:
     model = MODELS["llama"]
     one = make_driver(model)
     with staged(model, 2) as driver:

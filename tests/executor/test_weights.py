@@ -536,7 +536,8 @@ def test_unknown_tags_are_named(plain: Driver) -> None:
 
 
 def resident(tensors: list[torch.Tensor]) -> float:
-    """The part of their pages that lies in memory. Source: the kernel's documentation of /proc/pid/pagemap."""
+    """The part of their pages that lies in memory. Source: the kernel's documentation of
+    /proc/pid/pagemap."""
     size, states = os.sysconf("SC_PAGE_SIZE"), []
     with open("/proc/self/pagemap", "rb") as pagemap:
         for tensor in tensors:

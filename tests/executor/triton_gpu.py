@@ -12,7 +12,8 @@ from weft.executor.gpu import build
 
 
 class Again:
-    """A graph that does the work again: an interpreter launches no kernels that could be recorded."""
+    """A graph that does the work again: an interpreter launches no kernels that could be
+    recorded."""
 
     def __init__(self, gpu: FakeGpu, work: Callable[[], Any], result: Any) -> None:
         self._gpu, self._work, self._result = gpu, work, result

@@ -1,4 +1,5 @@
-"""Numbers and patterns of schemas: what an answer may be is what the client wrote, or it is named."""
+"""Numbers and patterns of schemas: what an answer may be is what the client wrote, or it is
+named."""
 
 from __future__ import annotations
 

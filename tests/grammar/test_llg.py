@@ -1,5 +1,5 @@
-"""Grammars by llguidance, on the vocabulary of the bundled model: outputs under the masks are valid,
-and the masks allow what is valid and nothing else."""
+"""Grammars by llguidance, on the vocabulary of the bundled model: outputs under the masks are
+valid, and the masks allow what is valid and nothing else."""
 
 from __future__ import annotations
 

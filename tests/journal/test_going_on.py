@@ -1,4 +1,5 @@
-"""States within a journal: where a replay begins that is asked for one step, and goes on behind damage."""
+"""States within a journal: where a replay begins that is asked for one step, and goes on behind
+damage."""
 
 from __future__ import annotations
 

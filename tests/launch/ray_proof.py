@@ -4,10 +4,9 @@ machines. Needs `pip install "ray[serve]"`.
 
     python -m tests.launch.ray_proof [speed] [kill] [scale] [nodes] [--model FOLDER]
 
-`--model` is for `speed`, whose figures depend on it: a proxy of Ray's takes as long for a token of a
-small model as for one of a large one.
-It is no test, because it takes minutes. Prints one line for each claim; the status is 1 if one does
-not hold. Machines of Ray's are processes of this one.
+`--model` is for `speed`, whose figures depend on it: a proxy of Ray's takes as long for a token of
+a small model as for one of a large one. It is no test, because it takes minutes. Prints one line
+for each claim; the status is 1 if one does not hold. Machines of Ray's are processes of this one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A model on several nodes: who belongs to it, who is told why not, and how its nodes end. The nodes are processes of this machine; `nodes_proof.py` has two machines."""
+"""A model on several nodes: who belongs to it, who is told why not, and how its nodes end. The
+nodes are processes of this machine; `nodes_proof.py` has two machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A model in two processes, as a user has it: the answers of one, with everything that requests may ask for."""
+"""A model in two processes, as a user has it: the answers of one, with everything that requests may
+ask for."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def one() -> Loaded:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    """Over shared memory; `tests/executor/test_ranks.py` has gloo. A draft model guesses for it, and
-    what it has computed is stored."""
+    """Over shared memory; `tests/executor/test_ranks.py` has gloo. A draft model guesses for it,
+    and what it has computed is stored."""
     folder = tmp_path_factory.mktemp("two")
     loaded = load(
         tp_size=2,
@@ -170,6 +171,6 @@ def test_a_killed_rank_ends_requests_with_an_error_and_is_named(
         loaded.llm.generate(["x"] * 20, params)
 
 
-def test_the_end_of_a_rank_is_told_by_its_signal() -> None:
+def test_the_end_of_a_rank_is_reported_by_its_signal() -> None:
     assert explain_end(3, -9) == "rank 3 was ended by SIGKILL (signal 9)"
     assert "rank 1 ended with exit status 2" in explain_end(1, 2)

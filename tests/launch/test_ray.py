@@ -1,4 +1,5 @@
-"""weft in Ray Serve: it answers, and an engine that is killed is replaced. Needs ray[serve]; `ray_proof.py` has what takes minutes."""
+"""weft in Ray Serve: it answers, and an engine that is killed is replaced. Needs ray[serve];
+`ray_proof.py` has what takes minutes."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def ask() -> int:
         ({"nnodes": "2", "tp_size": "2", "dist_secret": "hush"}, "dist_secret is given"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(args: dict[str, str], why: str) -> None:
+def test_impossible_values_are_refused_by_name(args: dict[str, str], why: str) -> None:
     with pytest.raises(SettingsError, match=why):
         build(args)
 

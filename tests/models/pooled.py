@@ -1,4 +1,5 @@
-"""Tiny random models that make vectors or scores, saved by transformers, and what transformers says of them."""
+"""Tiny random models that make vectors or scores, saved by transformers, and what transformers says
+of them."""
 
 from __future__ import annotations
 
@@ -137,7 +138,8 @@ def make_pooled(name: str, folder: Path) -> PooledReference:
 
 
 def write_tokenizer(folder: Path, *, pairs: bool) -> None:
-    """Letters; with [CLS] and [SEP] as BERT has them, or a last token alone, as Qwen3-Embedding has it."""
+    """Letters; with [CLS] and [SEP] as BERT has them, or a last token alone, as Qwen3-Embedding has
+    it."""
     backend = tokenizers.Tokenizer(
         models.WordPiece(
             {word: i for i, word in enumerate(WORDS)},

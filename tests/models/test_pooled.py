@@ -1,4 +1,5 @@
-"""Every kind of model that makes vectors or scores gives what transformers gives, alone, in batches and in chunks."""
+"""Every kind of model that makes vectors or scores gives what transformers gives, alone, in batches
+and in chunks."""
 
 from __future__ import annotations
 

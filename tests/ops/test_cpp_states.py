@@ -1,4 +1,5 @@
-"""Layers that keep a state, by the kernels of every instruction set: against `TorchStates`, token by token."""
+"""Layers that keep a state, by the kernels of every instruction set: against `TorchStates`, token
+by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Layers that keep a state, by the Triton kernels: against `TorchStates`, and cut into other steps."""
+"""Layers that keep a state, by the Triton kernels: against `TorchStates`, and cut into other
+steps."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from types import SimpleNamespace
 
 from tests.scheduler.world import EOS, VOCAB, World
@@ -58,8 +59,9 @@ def given(world: World, tenant: str) -> int:
 
 
 class Crowd:
-    """Tenants who always want more: `depths` says how many requests of each wait at least, `lengths` how long their
-    prompts may be. Of every other tenant they begin with the same `num_shared` tokens."""
+    """Tenants who always want more: `depths` says how many requests of each wait at least,
+    `lengths` how long their prompts may be. Of every other tenant they begin with the same
+    `num_shared` tokens."""
 
     def __init__(
         self,
@@ -78,9 +80,10 @@ class Crowd:
         self._heads = [[self._rng.randrange(VOCAB) for _ in range(num_shared)] for _ in lengths]
 
     def fill_up(self) -> None:
-        waiting = [request.message.tenant for request in self.world.scheduler.waiting_queue]
+        queue = self.world.scheduler.waiting_queue
+        waiting = Counter(request.message.tenant for request in queue)
         for place, (tenant, depth) in enumerate(self.depths.items()):
-            for _ in range(depth - waiting.count(tenant)):
+            for _ in range(depth - waiting[tenant]):
                 self._send(tenant, self._heads[place] if place % 2 else [])
 
     def _send(self, tenant: str, head: list[int]) -> None:

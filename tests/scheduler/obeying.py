@@ -14,8 +14,8 @@ def calls(plan: Plan) -> list[ProcessorCall]:
 
 
 def obey(runner: OracleRunner) -> list[Plan]:
-    """From now on the oracle takes fixed tokens, and the processor "breaks" fails at its third token. Returns the plans
-    that ran."""
+    """From now on the oracle takes fixed tokens, and the processor "breaks" fails at its third
+    token. Returns the plans that ran."""
     execute, plans = runner.execute, []
 
     def run(plan: Plan) -> Result:

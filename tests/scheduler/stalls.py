@@ -1,4 +1,5 @@
-"""Streams beside prompts that never end, on machines of many kinds: how long a stream waits for its next token."""
+"""Streams beside prompts that never end, on machines of many kinds: how long a stream waits for its
+next token."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def test_memory_is_tested_again_when_the_prefix_is_locked() -> None:
     kv.cache.insert(CacheKey("", shared.tobytes()), kv.allocator.alloc(20))
     request = make_request(kv, 22, 15)
     assert request.kv_len == 20
-    # 10 free + 20 evictable = 30: 2 + 1 + 15 fit. Locked, the prefix cannot be evicted: 10 are left.
+    # 10 free + 20 evictable = 30: 2 + 1 + 15 fit. Locked, the prefix cannot be evicted: 10 are
+    # left.
     adder = make_adder(kv)
     assert adder.add_one_req(request, has_chunked_req=False) is AddResult.NO_TOKEN
     assert not request.prefix.is_locked
@@ -94,7 +95,8 @@ def test_whatever_cuts_a_prompt_no_other_is_cut_in_the_same_step(cut_by: str) ->
     changes: dict[str, dict[str, object]] = {
         "tokens of a chunk": {"chunked_prefill_size": 24},
         "tokens of a step": {"chunked_prefill_size": 200, "max_prefill_tokens": 24},
-        # The first stands behind no other token; the second costs as much a token, and there is time for 8 more.
+        # The first stands behind no other token; the second costs as much a token, and there is
+        # time for 8 more.
         "time": {"chunked_prefill_size": 200, "budget": Hurry([24, 8, 8])},
     }
     adder = make_adder(kv, **changes[cut_by])

@@ -1,5 +1,5 @@
-"""A second model guesses, in steps of its own: no output changes, it sees what it must have seen, and no more is asked
-of it than what pays."""
+"""A second model guesses, in steps of its own: no output changes, it sees what it must have seen,
+and no more is asked of it than what pays."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Drafts of requests with a grammar: each token is what it would be without drafts, also where the reasoning ends inside
-of a draft, and only what is kept is taken by the grammar."""
+"""Drafts of requests with a grammar: each token is what it would be without drafts, also where the
+reasoning ends inside of a draft, and only what is kept is taken by the grammar."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def answers(
     world.let_steps_cost(lambda plan: 0.01 + 0.0001 * plan.num_tokens)
     model(world)
     if seed == 0:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     for number in range(30):
         prediction = expects[number] if expects is not None else []
         world.send([*PROMPT, number % 5], prediction=prediction, **wish(rng))

@@ -1,7 +1,9 @@
-"""Fair shares for tenants: the bound of `docs/guides/policies.md`, with the settings that are served.
+"""Fair shares for tenants: the bound of `docs/guides/policies.md`, with the settings that are
+served.
 
-What a tenant was given is counted here from what came back: tokens of its prompts that were not cached, and generated
-tokens, which count double. The numbers are those of the documentation, not of the code.
+What a tenant was given is counted here from what came back: tokens of its prompts that were not
+cached, and generated tokens, which count double. The numbers are those of the documentation, not of
+the code.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ LEAD = 4_096  # service by which the cache may put a tenant ahead
 def test_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
     num_tenants: int, flood_len: int, weights: str, num_shared: int
 ) -> None:
-    """The first tenant comes with 3,000 requests at once, the others have always three that wait."""
+    """The first tenant comes with 3,000 requests at once, the others have always three that
+    wait."""
     max_new, tenants = 24, [f"t{place}" for place in range(num_tenants)]
     world = World(served_settings(tenant_weights=weights), depth=1)
     assert world.settings.aging_s == EngineConfig().aging_s > 0
@@ -82,7 +85,8 @@ def small_world(**changes: object) -> World:
 
 
 def differs_by(world: World, tenants: tuple[str, str], num_steps: int) -> int:
-    """How much more the first is given than the second in the next steps, in which both always want more."""
+    """How much more the first is given than the second in the next steps, in which both always want
+    more."""
     before = [given(world, tenant) for tenant in tenants]
     for _ in range(num_steps):
         world.step(check=False)
@@ -124,7 +128,7 @@ def test_a_tenant_saves_nothing_up_while_one_request_of_it_runs_and_none_waits()
     assert abs(differs_by(world, ("busy", "slow"), 150)) <= SMALL
 
 
-def test_who_was_served_more_is_not_forgiven_by_wanting_nothing_for_a_while() -> None:
+def test_a_tenant_served_more_is_not_forgiven_after_a_pause() -> None:
     world = small_world(max_running_requests=1, aging_s=0.0)
     flood(world, "busy", 1, max_new=90)
     world.step(check=False)
@@ -169,7 +173,8 @@ def test_a_token_of_a_prompt_counts_half_as_much_as_a_generated_one() -> None:
 
 
 def test_aborted_requests_are_forgotten() -> None:
-    """Else the tenant of requests that never ran would be the least served for ever, and whoever comes begin there."""
+    """Else the tenant of requests that never ran would be the least served for ever, and whoever
+    comes begin there."""
     world = small_world()
     for id in flood(world, "gone", 5):
         world.abort(Abort(ids=(id,)))
@@ -194,7 +199,7 @@ def test_requests_that_are_not_ready_cost_their_tenant_nothing() -> None:
     assert abs(differs_by(world, ("patient", "other"), 120)) <= SMALL
 
 
-def test_who_is_overdue_among_the_requests_of_one_tenant_has_every_fourth_turn_of_it() -> None:
+def test_overdue_requests_of_a_tenant_have_every_fourth_of_its_turns() -> None:
     world = World(
         settings(schedule_policy="fair", max_running_requests=1, aging_s=10.0, num_pages=190)
     )
@@ -277,7 +282,7 @@ def test_tenants_that_want_nothing_are_forgotten() -> None:
     assert len(policy._tenants._numbers) < 20
 
 
-def test_who_fills_the_queue_makes_room_for_others_and_no_more_than_is_their_share() -> None:
+def test_a_tenant_that_fills_the_queue_makes_room_for_the_share_of_others() -> None:
     world = small_world(max_running_requests=1, max_queued_requests=12, tenant_weights="half=0.5")
     flood(world, "running", 1)
     world.step(check=False)  # no row is free
@@ -320,8 +325,9 @@ def test_a_new_tenant_begins_beside_the_least_served_however_few_requests_of_it_
 
 
 class PlainWalk:
-    """Who is next, with lists: each request is (tenant, cached tokens); the first `num_overdue` are overdue. `first`:
-    places that go first within their tenants, in this order; None: the longest cached prefix does."""
+    """Who is next, with lists: each request is (tenant, cached tokens); the first `num_overdue` are
+    overdue. `first`: places that go first within their tenants, in this order; None: the longest
+    cached prefix does."""
 
     def __init__(
         self, requests: list[tuple[int, int]], num_overdue: int, first: list[int] | None = None
@@ -376,7 +382,7 @@ def waiting_table(requests: list[tuple[int, int]]) -> WaitingTable:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_who_is_next_is_whom_plain_lists_say(seed: int) -> None:
+def test_fair_order_matches_reference(seed: int) -> None:
     rng = random.Random(f"walk {seed}")
     num_tenants, number = rng.randrange(2, 7), rng.randrange(1, 30)
     requests = [(rng.randrange(1, num_tenants), rng.choice([0, 0, 3, 5, 8])) for _ in range(number)]

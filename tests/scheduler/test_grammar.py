@@ -1,5 +1,6 @@
-"""Structured output in the scheduler: waiting for grammars, masks, ends, retraction, and the journal of it all. The
-grammars are choices, followed by the plain twin; the model is the oracle, which takes what the mask allows."""
+"""Structured output in the scheduler: waiting for grammars, masks, ends, retraction, and the
+journal of it all. The grammars are choices, followed by the plain twin; the model is the oracle,
+which takes what the mask allows."""
 
 from __future__ import annotations
 
@@ -345,7 +346,7 @@ def test_the_output_may_not_end_while_it_reasons(bench: Bench, ignores: bool) ->
     assert all(bias is None for bias, has_mask in seen if has_mask)
 
 
-def test_who_does_not_begin_with_reasoning_is_held_from_the_first_token_on(bench: Bench) -> None:
+def test_outputs_without_reasoning_obey_from_the_first_token_on(bench: Bench) -> None:
     world = EngineWorld(settings(), grammars=bench.pool)
     script(world.runner, BEGIN + 5, BEGIN, END_1, END_2)
     obey_masks(world.runner)
@@ -560,7 +561,7 @@ def test_a_journal_with_grammars_replays_without_them(
         settings(num_pages=120, schedule_conservativeness=0.0), depth, grammars=bench.pool
     )
     if puts_aside:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     obey_masks(world.runner)
     for i in range(14):
         world.send(

@@ -1,4 +1,5 @@
-"""Groups of layers with memory of their own: several beside each other, and one that is added from outside."""
+"""Groups of layers with memory of their own: several beside each other, and one that is added from
+outside."""
 
 from __future__ import annotations
 

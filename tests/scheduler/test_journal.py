@@ -361,7 +361,7 @@ def test_the_story_of_a_request_goes_on_in_the_next_file() -> None:
     assert told.timeline[0].what.startswith("arrived")
 
 
-def test_a_state_that_cannot_be_written_leaves_the_journal_where_it_is_and_is_told(
+def test_a_state_that_cannot_be_written_leaves_the_journal_where_it_is_and_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = RecordedWorld(settings(), max_bytes=2_000)

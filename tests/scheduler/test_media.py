@@ -1,4 +1,5 @@
-"""Pictures in prompts: what is encoded and when, who waits for it, what is found again, and what is refused."""
+"""Pictures in prompts: what is encoded and when, who waits for it, what is found again, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def settings(**changes: Any) -> SchedulerSettings:
 
 
 def seeing(*parts: int) -> dict[str, Any]:
-    """A prompt for `World.send`: parts from 1,000 on are pictures (1,000 + number), others tokens."""
+    """A prompt for `World.send`: parts from 1,000 on are pictures (1,000 + number), others
+    tokens."""
     prompt: list[int] = []
     media: list[MediaItem] = []
     for part in parts:
@@ -116,7 +118,7 @@ def test_several_completions_of_one_prompt_share_its_picture() -> None:
     assert [world.finished[id].cached_tokens for id in range(6)] == [0, 36, 36, 36, 0, 0]
 
 
-def test_who_waits_for_the_encoder_is_told_so_and_keeps_no_text_waiting() -> None:
+def test_waiting_for_the_encoder_is_a_reason_and_delays_no_text() -> None:
     world = RecordedWorld(settings(max_encoder_tokens=20))
     first = world.send(**seeing(5, 1_001, 7), max_new_tokens=2)  # 16 tokens
     second = world.send(**seeing(1_005, 7), max_new_tokens=2)  # 12 tokens do not fit

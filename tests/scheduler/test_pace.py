@@ -124,7 +124,7 @@ def test_before_anything_is_known_steps_grow_with_what_has_been_measured() -> No
     assert [n for n in lens if n > 1][:4] == [64, 128, 256, 452]
 
 
-def test_nobody_waits_for_a_next_token_whose_last_one_is_on_its_way() -> None:
+def test_a_request_does_not_wait_after_its_last_token() -> None:
     """So a prompt is not cut for it."""
     world = Streams(1, max_step_ms=20.0, chunked_prefill_size=1_000)
     world.learn()
@@ -142,9 +142,7 @@ def test_nobody_waits_for_a_next_token_whose_last_one_is_on_its_way() -> None:
     assert world.scheduler.last_batch.plan.num_tokens == 900
 
 
-def test_between_two_turns_of_those_who_decode_no_prompt_is_cut_into_pieces_that_are_not_worth_a_step() -> (
-    None
-):
+def test_between_decode_steps_no_prompt_is_cut_into_tiny_pieces() -> None:
     world = Streams(max_step_ms=50.0, chunked_prefill_size=44)  # leaves time for 11 tokens
     world.let_steps_cost(lambda plan: B * plan.num_tokens)  # besides the cost of before
     world.learn()

@@ -1,5 +1,5 @@
-"""Pinned beginnings of prompts: they stay whatever else comes, within their budget and their time, and give way only so
-that a request can run at all."""
+"""Pinned beginnings of prompts: they stay whatever else comes, within their budget and their time,
+and give way only so that a request can run at all."""
 
 from __future__ import annotations
 

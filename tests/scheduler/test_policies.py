@@ -95,7 +95,8 @@ def test_a_static_batch_waits_for_its_slowest_request() -> None:
 
 
 def crowd(world: World, hot: list[int], number: int) -> int:
-    """A request that every policy but the fair ones prefers to `lonely`; the tenant of both is the same."""
+    """A request that every policy but the fair ones prefers to `lonely`; the tenant of both is the
+    same."""
     tail = [number % VOCAB, number // VOCAB]
     return world.send([*hot, *tail], max_new_tokens=6, ignore_eos=True, priority=30)
 
@@ -126,10 +127,11 @@ def test_without_aging_endless_competition_starves(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", policies.names())
 @pytest.mark.parametrize("seed", range(2))
-def test_who_is_overdue_is_admitted_after_at_most_four_times_as_many_as_are_older(
+def test_an_overdue_request_is_admitted_after_at_most_four_times_as_many_as_are_older(
     policy: str, seed: int
 ) -> None:
-    """The bound of every policy: 4 · (older ones that wait + 1) admissions from the moment at which it is overdue."""
+    """The bound of every policy: 4 · (older ones that wait + 1) admissions from the moment at which
+    it is overdue."""
     rng = random.Random(seed)
     world = World(
         settings(
@@ -340,9 +342,7 @@ def test_switching_all_the_time_breaks_nothing(seed: int) -> None:
     run_random(2_000 + seed, switches=True)
 
 
-def test_who_comes_behind_some_that_wait_for_a_prefix_goes_on_and_who_comes_behind_very_many_waits() -> (
-    None
-):
+def test_a_request_passes_some_that_wait_for_a_prefix_but_not_very_many() -> None:
     for num_alike, is_admitted in [(1 + 63, True), (1 + 64, False)]:
         world = World(settings(chunked_prefill_size=-1, max_running_requests=100, num_pages=9_000))
         prefix = list(range(60))

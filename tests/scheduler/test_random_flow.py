@@ -1,5 +1,6 @@
-"""Random batches, blocks, pauses, health checks and aborts by name among random requests: nothing is lost, every
-invariant holds after every step, and the journal of it all is replayed bit for bit."""
+"""Random batches, blocks, pauses, health checks and aborts by name among random requests: nothing
+is lost, every invariant holds after every step, and the journal of it all is replayed bit for
+bit."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from tests.seeds import seeds
 @pytest.mark.parametrize("seed", seeds(12, 18))
 def test_blocks_and_pauses_lose_nothing_and_are_replayed_bit_for_bit(seed: int) -> None:
     world = FlowWorld(seed)
-    puts_aside = seed >= 16  # which makes a file of each step
+    puts_aside = seed >= 16  # which makes many files
     if puts_aside:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     world.drive(12 if puts_aside else 40)
     replay = world.replay(check=True)
     assert puts_aside or replay.num_requests == len(world.sent)

@@ -1,4 +1,5 @@
-"""The work of a step does not grow with the requests that wait, or that run as before: calls are counted, not time."""
+"""The work of a step does not grow with the requests that wait, or that run as before: calls are
+counted, not time."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_a_request_that_caches_no_page_leaves_nothing_of_its_salt(policy: str) -
 
 
 @pytest.mark.parametrize("salt", ["", "new"])
-def test_who_would_compute_the_same_new_prefix_waits_a_pass_also_where_its_salt_has_cached_nothing_yet(
+def test_requests_with_the_same_new_prefix_wait_a_pass_also_under_a_new_salt(
     salt: str,
 ) -> None:
     world = World(settings(num_pages=500, context_length=200))
@@ -337,7 +337,7 @@ def test_a_burst_is_refused_only_beyond_the_free_rows_and_the_queue(num_running:
     assert [world.finished[id].status for id in ids] == [200] * (14 - num_running) + [503]
 
 
-def test_who_is_refused_hears_how_long_the_queue_takes_to_drain() -> None:
+def test_a_refusal_says_how_long_the_queue_takes_to_drain() -> None:
     """A request takes 10 steps of a second, one after the other."""
     world = World(settings(max_queued_requests=3, max_running_requests=1))
     ids = [world.send([1, 2], max_new_tokens=10, ignore_eos=True) for _ in range(4)]

@@ -1,5 +1,5 @@
-"""The bound on the time between two tokens holds for every kind of model and every way to compute prompts, as soon as
-costs are learnt, and nearly so before."""
+"""The bound on the time between two tokens holds for every kind of model and every way to compute
+prompts, as soon as costs are learnt, and nearly so before."""
 
 from __future__ import annotations
 

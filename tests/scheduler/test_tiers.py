@@ -1,5 +1,5 @@
-"""KV that is stored outside of the pool: whatever the store does, every invariant holds, no answer differs, and nobody
-waits for longer than is allowed."""
+"""KV that is stored outside of the pool: whatever the store does, every invariant holds, no answer
+differs, and nobody waits for longer than is allowed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_whatever_the_store_does_with_endings_every_invariant_holds(
 
 
 @pytest.mark.parametrize("seed", [*SCHEDULES, *slow([0, 1, 2, 3, 5, 6, 7, 8, 11, 14])])
-def test_whatever_the_store_does_every_invariant_holds_and_the_replay_is_exact(seed: int) -> None:
+def test_invariants_hold_and_replays_are_exact_whatever_the_store_does(seed: int) -> None:
     schedule(seed)
 
 
@@ -204,7 +204,7 @@ def test_what_a_retracted_request_finds_of_its_own_was_not_used_twice() -> None:
     assert not world.tiers.blocks
 
 
-def test_so_many_bytes_are_written_at_a_time() -> None:
+def test_writes_have_at_most_this_many_bytes() -> None:
     world = small_world(write="through", block_bytes=WRITE_BYTES // 3)
     world.step()
     world.tiers.mood = "silent"
@@ -283,7 +283,7 @@ def test_a_transfer_begins_when_all_steps_that_were_planned_before_have_ended() 
     world.check_idle()
 
 
-def test_whoever_has_more_of_pages_than_k_and_v_hears_which_have_come() -> None:
+def test_stores_of_more_than_k_and_v_hear_which_pages_have_come() -> None:
     world = small_world(stored(PROMPT))
     world.step()
     landed: list[int] = []

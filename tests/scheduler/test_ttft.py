@@ -1,4 +1,5 @@
-"""Deadlines of first tokens: who goes first, who is refused, and how good the estimates are that decide it."""
+"""Deadlines of first tokens: who goes first, who is refused, and how good the estimates are that
+decide it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from weft.scheduler.request import Request
 # The order
 
 
-def test_the_earliest_deadline_goes_first_and_who_has_none_goes_last() -> None:
+def test_the_earliest_deadline_goes_first_and_none_goes_last() -> None:
     world = World(settings(schedule_policy="deadline", max_running_requests=1))
     world.send([1], max_new_tokens=9, ignore_eos=True)
     world.step()
@@ -40,7 +41,7 @@ def test_the_earliest_deadline_goes_first_and_who_has_none_goes_last() -> None:
     assert order(world) == [early, by_end, late, none]
 
 
-def test_who_cannot_make_it_any_more_goes_behind_those_who_can() -> None:
+def test_requests_that_are_too_late_go_after_those_in_time() -> None:
     world = timed(
         World(settings(schedule_policy="deadline", max_running_requests=1, max_slowdown=2.5))
     )
@@ -93,7 +94,8 @@ def warnings_of(world: EngineWorld) -> list[str]:
 
 
 def judged(ttft_ms: int, waited_s: float = 0.0) -> tuple[Finish | None, str]:
-    """The refusal of a request behind ten others, or what it is told; `waited_s` before it is judged."""
+    """The refusal of a request behind ten others, or what it is told; `waited_s` before it is
+    judged."""
     world = timed_engine(max_running_requests=1)
     for number in range(10):
         world.send([number] * 30, max_new_tokens=20, ignore_eos=True)
@@ -186,7 +188,7 @@ def test_one_walk_over_the_queue_tells_all_that_have_come_what_walks_for_each_wo
 
 # Late by what is expected, or only by what waits have taken of late: three times as long.
 @pytest.mark.parametrize(("ttft_ms", "factor"), [(20, 1.0), (500, 3.0)])
-def test_who_is_refused_takes_nothing_of_those_that_came_with_it(
+def test_a_refused_request_takes_nothing_from_those_that_came_with_it(
     ttft_ms: int, factor: float
 ) -> None:
     found = []

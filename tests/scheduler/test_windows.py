@@ -1,4 +1,5 @@
-"""Layers with windows that have pages of their own: random schedules, and what rows and cache hold."""
+"""Layers with windows that have pages of their own: random schedules, and what rows and cache
+hold."""
 
 from __future__ import annotations
 

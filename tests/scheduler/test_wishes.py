@@ -1,4 +1,5 @@
-"""Words, tokens, budgets and processors in the scheduler: what the plans say, what overlaps, and the journal of it."""
+"""Words, tokens, budgets and processors in the scheduler: what the plans say, what overlaps, and
+the journal of it."""
 
 from __future__ import annotations
 
@@ -130,7 +131,7 @@ def test_a_journal_with_processors_budgets_and_words_is_replayed_without_them(
 ) -> None:
     world = RecordedWorld(settings(num_pages=90), depth, processors=Known())
     if puts_aside:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     obey(world.runner)
     is_open = ThinkingMarks((100,), (102, 103), is_open=True)
     broken = [world.send([*PROMPT, i], processors=(Processor("breaks"),), **FREE) for i in range(2)]

@@ -113,7 +113,8 @@ class TieredWorld(RecordedWorld):
 def with_host(
     settings: SchedulerSettings, blocks: Blocks, mood: str, seed: str
 ) -> tuple[SchedulerSettings, OracleHost]:
-    """Memory of the host for less than the pool has, or for more; with a store of `blocks` below it, or without."""
+    """Memory of the host for less than the pool has, or for more; with a store of `blocks` below
+    it, or without."""
     assert settings.tiers is not None
     rng = random.Random(f"with host {seed}")
     page_size = settings.page_size
@@ -153,9 +154,9 @@ def run_tiered(
     draft: bool = False,
     host: bool = False,
 ) -> list[TieredWorld]:
-    """Two worlds, the second of which finds what the first has stored: of a model some layers of which have windows or
-    keep a state, or beside which another one guesses. `host`: with the memory of the host, alone or before the store;
-    then memory is released and resumed now and then."""
+    """Two worlds, the second of which finds what the first has stored: of a model some layers of
+    which have windows or keep a state, or beside which another one guesses. `host`: with the memory
+    of the host, alone or before the store; then memory is released and resumed now and then."""
     blocks: Blocks = {}
     worlds = []
     for run in range(2):
@@ -183,7 +184,7 @@ def run_tiered(
         fails = {rng.randrange(5, 200) for _ in range(3)} if seed % 5 == 0 else set()
         world = TieredWorld(settings, depth, tiers, fails)
         if puts_aside:
-            world.put_aside_in_every_step()
+            world.put_aside_often()
         if host:
             world.memory_rng = random.Random(f"memory {seed} {run}")
         with journal_of_failure(world, f"weft-tiers-{seed}-"):

@@ -1,4 +1,5 @@
-"""System messages behind the user's, as coding agents send them, where the template refuses them."""
+"""System messages behind the user's, as coding agents send them, where the template refuses
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whatever weft answers can be sent back in every API, and gives the same prompt however it was read."""
+"""Whatever weft answers can be sent back in every API, and gives the same prompt however it was
+read."""
 
 from __future__ import annotations
 

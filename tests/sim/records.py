@@ -35,7 +35,8 @@ def record(
     settings: SchedulerSettings = SCENE,
     overlap: int = 1,
 ) -> Records:
-    """The journal of an engine that serves TRAFFIC or `arrivals`, on a clock that says `clock_s` when it begins."""
+    """The journal of an engine that serves TRAFFIC or `arrivals`, on a clock that says `clock_s`
+    when it begins."""
     records, clock, lengths = Records(), VirtualClock(), TrueLengths()
     clock.wait_until(clock_s)
     engine = RecordedEngine(

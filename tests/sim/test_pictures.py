@@ -1,4 +1,5 @@
-"""Pictures in simulated requests: what the encoder costs, its budget, and journals of requests with some."""
+"""Pictures in simulated requests: what the encoder costs, its budget, and journals of requests with
+some."""
 
 from __future__ import annotations
 

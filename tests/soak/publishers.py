@@ -1,5 +1,6 @@
-"""Files of strangers that multiply: pictures whose sides, scans or pixels are far more than their bytes, and adapters with
-patterns that never end. Each is refused at once, and text beside them goes on with the same bits."""
+"""Files of strangers that multiply: pictures whose sides, scans or pixels are far more than their
+bytes, and adapters with patterns that never end. Each is refused at once, and text beside them goes
+on with the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A system message behind others keeps its place, also where the template does not take it there."""
+"""A system message behind others keeps its place, also where the template does not take it
+there."""
 
 from __future__ import annotations
 

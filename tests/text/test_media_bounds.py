@@ -332,7 +332,7 @@ def test_a_file_that_takes_too_much_ends_its_process_and_the_next_is_read(
     go(main)
 
 
-def test_a_fault_of_ours_is_told_as_such_and_ends_nothing(troubled: MediaReaders) -> None:
+def test_a_fault_of_ours_is_reported_as_such_and_ends_nothing(troubled: MediaReaders) -> None:
     async def main() -> None:
         await read(troubled, (255, 0, 0))
         pids = [one.helper.child.pid for one in troubled.processes if one.helper.child]

@@ -1,4 +1,5 @@
-"""Pictures as Gemma 3, SmolVLM, Idefics 3 and LLaVA read them, against the processors of transformers."""
+"""Pictures as Gemma 3, SmolVLM, Idefics 3 and LLaVA read them, against the processors of
+transformers."""
 
 from __future__ import annotations
 

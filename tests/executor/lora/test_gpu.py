@@ -1,5 +1,5 @@
-"""Steps with adapters by the kernels of a GPU, in their interpreter, on the fake GPU: with graphs and without. None of
-this has seen a GPU."""
+"""Steps with adapters by the kernels of a GPU, in their interpreter, on the fake GPU: with graphs
+and without. None of this has seen a GPU."""
 
 from __future__ import annotations
 
