@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_drafts import PROMPTS, WISHES
+from tests.e2e.draft_requests import PROMPTS, WISHES
 from tests.server.real_engine import serving
 from weft import LLM, SamplingParams
 from weft.config.options import SettingsError
