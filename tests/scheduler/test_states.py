@@ -8,7 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.scheduler.groups import group_settings, prompt, serve_alone, states_of
+from tests.scheduler.group_world import group_settings, prompt, serve_alone
+from tests.scheduler.groups import states_of
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import World
 from tests.seeds import every_second, seeds

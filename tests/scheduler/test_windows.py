@@ -10,7 +10,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.scheduler.groups import CHUNK, group_settings, prompt, serve_alone, windows_of
+from tests.scheduler.group_world import CHUNK, group_settings, prompt, serve_alone
+from tests.scheduler.groups import windows_of
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import World
 from tests.seeds import every_second, seeds

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.shape.measure import ROOT, density_of_folder, parsed
 
 TESTS = ROOT / "tests"
-MAX_LONG_LINES = 160  # texts that cannot be broken without changing them
-MAX_TOKENS_PER_LINE = 9.75
+MAX_LONG_LINES = 158  # texts that cannot be broken without changing them
+MAX_TOKENS_PER_LINE = 9.76
+MAX_UNTYPED_MODULES = 146  # whose errors mypy does not show (pyproject.toml)
 # Imports in the text of a page or of a program that a test writes.
 IMPORT = re.compile(r"^\s*(?:from|import) +((?:tests\.[\w.]*|\.)\btest_\w+)", re.MULTILINE)
 
@@ -76,3 +78,12 @@ def test_no_test_hides_another() -> None:
         path.name: names for path in TESTS.rglob("test_*.py") if (names := names_used_twice(path))
     }
     assert found == {}
+
+
+def test_fewer_and_fewer_modules_of_tests_are_kept_from_the_check_of_types() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    assert "tests" in options["packages"]
+    (listed,) = [one["module"] for one in options["overrides"] if one.get("ignore_errors")]
+    assert len(listed) <= MAX_UNTYPED_MODULES
+    gone = [name for name in listed if not (ROOT / f"{name.replace('.', '/')}.py").exists()]
+    assert not gone
