@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.client.completions import make_request
 from tests.text.tokens import byte_tokenizer
 from weft.client.client import EngineClient
 from weft.client.generation import Delta, Generation
-from weft.client.prompt import Prompt
 from weft.messages.codec import ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
@@ -40,7 +40,7 @@ class World:
     def submit(
         self, text: str = "hi", *, stream: bool = True, rid: str = "r", **params: Any
     ) -> Generation:
-        prompt = Prompt(ids=list(text.encode()), params=SamplingParams(**params), rid=rid)
+        prompt = make_request(list(text.encode()), SamplingParams(**params), rid=rid)
         return self.client.submit([prompt], stream=stream)
 
     @property

@@ -11,7 +11,8 @@ CHUNK = 128
 
 
 def group_settings(**changes: object) -> SchedulerSettings:
-    """Of a scheduler with ample memory for layers that keep everything; `changes` add the groups."""
+    """Of a scheduler with ample memory for layers that keep everything; `changes` add the
+    groups."""
     values = {
         "num_pages": 1_024,
         "page_size": 16,

@@ -63,7 +63,7 @@ class TieredWorld(RecordedWorld):
         if isinstance(self.tiers, OracleHost):
             self.tiers.check_places()
         assert self.transfers.num_owned <= self.scheduler.kv.allocator.num_pages // LARGEST_PART
-        reading = [one for one in self.transfers.values() if one.is_reading]
+        reading = [one for one in self.transfers.table.values() if one.is_reading]
         assert sum(len(one.pages) for one in reading) == self.transfers.num_owned
 
     def run_dry(self, check: bool = True) -> None:
@@ -104,10 +104,10 @@ class TieredWorld(RecordedWorld):
         """Let all transfers end, or be given up."""
         self.tiers.let_all_end()
         for _ in range(5_000):
-            if not self.transfers and not self.service.feature.worthy:
+            if not self.transfers.table and not self.service.feature.worthy:
                 return
             self.step()
-        raise AssertionError(f"still under way: {list(self.transfers)}")
+        raise AssertionError(f"still under way: {list(self.transfers.table)}")
 
 
 def with_host(

@@ -18,7 +18,7 @@ from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, Place
 from weft.server.errors import ApiError
 from weft.server.fields.arguments import arguments_text
 from weft.server.fields.sampling import ThinkingSwitch, copy_sampling, require_one_answer
-from weft.server.submit import copy_generation
+from weft.server.requests import copy_generation
 
 _UNSIGNED = ("redacted_thinking",)  # hidden reasoning of another model in the history: ignored
 

@@ -17,7 +17,7 @@ from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, Place
 from weft.server.errors import ApiError
 from weft.server.fields.sampling import require_one_answer
 from weft.server.openai.responses.models import ResponseItem, ResponsePart, ResponsesRequest
-from weft.server.submit import copy_generation
+from weft.server.requests import copy_generation
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
 _SAME = (  # further fields with the same meaning in both
