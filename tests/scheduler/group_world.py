@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.scheduler.group_world import group_settings
 from tests.scheduler.world import EOS, VOCAB, World
-from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.settings import SchedulerSettings, StateSettings, WindowSettings
 
 CHUNK = 128
 
@@ -38,3 +39,8 @@ def serve_alone(world: World, tokens: list[int], max_new: int = 4, **wishes: obj
     world.run_dry(check=False)
     world.check()
     return world.finished[id].cached_tokens
+
+
+def both(**changes: object) -> SchedulerSettings:
+    windows = WindowSettings(window=64, num_pages=64)
+    return group_settings(windows=windows, states=StateSettings(num_slots=40), **changes)

@@ -8,25 +8,17 @@ from functools import cache
 
 import pytest
 
-from tests.scheduler.group_world import group_settings, prompt, serve_alone
+from tests.scheduler.group_world import both, prompt, serve_alone
 from tests.scheduler.groups import states_of, windows_of
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import World
 from tests.seeds import every_second, seeds
 from weft.scheduler.settings import (
     HandoffSettings,
-    SchedulerSettings,
-    StateSettings,
     TierSettings,
-    WindowSettings,
 )
 
 NUM_SCHEDULES = 16  # `scripts/soak --schedules` has as many as there is time for
-
-
-def both(**changes: object) -> SchedulerSettings:
-    windows = WindowSettings(window=64, num_pages=64)
-    return group_settings(windows=windows, states=StateSettings(num_slots=40), **changes)
 
 
 # Windows beside states

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.scheduler.media_oracle import PLACEHOLDER, content_of
+from tests.scheduler.media_oracle import content_of
+from tests.scheduler.media_scenes import run, seeing, settings
 from tests.scheduler.random_worlds import picture
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.world import VOCAB
 from weft.config.media import MediaRules
 from weft.engine.explain import explain
 from weft.journal.replay import Replay
@@ -31,47 +31,9 @@ from weft.plan.inputs import EncoderInput, MediaValues
 from weft.scheduler.features.media import MediaFeature
 from weft.scheduler.media.books import EncoderBooks
 from weft.scheduler.media.prompt import three_positions
-from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.speculation.sources import Known, PrefixTree
 
 VALUES = np.arange(4_000, dtype=np.float32).tobytes()
-
-
-def settings(**changes: Any) -> SchedulerSettings:
-    values: dict[str, Any] = {
-        "num_pages": 400,
-        "page_size": 1,
-        "max_running_requests": 8,
-        "context_length": 160,
-        "vocab_size": VOCAB,
-        "media": MediaRules(),
-        "max_slowdown": -1.0,
-        "chunked_prefill_size": 64,
-        "aging_s": 0.0,
-    }
-    return SchedulerSettings(**{**values, **changes})
-
-
-def seeing(*parts: int) -> dict[str, Any]:
-    """A prompt for `World.send`: parts from 1,000 on are pictures (1,000 + number), others
-    tokens."""
-    prompt: list[int] = []
-    media: list[MediaItem] = []
-    for part in parts:
-        if part < 1_000:
-            prompt.append(part)
-            continue
-        item = picture(part - 1_000, len(prompt))
-        media.append(item)
-        prompt += [PLACEHOLDER] * item.length
-    return {"prompt": prompt, "media": tuple(media), "ignore_eos": True}
-
-
-def run(world: RecordedWorld, *parts: int, **more: Any) -> int:
-    """Serve one prompt. Returns how many tokens were found in the cache."""
-    id = world.send(**{**seeing(*parts), "max_new_tokens": 3, **more})
-    world.run_dry()
-    return world.finished[id].cached_tokens
 
 
 def num_runs(world: RecordedWorld) -> int:
