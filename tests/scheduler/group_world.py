@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.scheduler.group_world import group_settings
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.scheduler.settings import SchedulerSettings, StateSettings, WindowSettings
 
