@@ -203,7 +203,7 @@ class Watched(RecordedWorld):
         check_reasons(self, self.reasons)
 
 
-NUM_WORLDS = 12
+NUM_WORLDS = 20
 
 
 @cache
