@@ -109,7 +109,7 @@ def test_a_journal_is_put_aside_in_the_midst_of_what_there_is() -> None:
             met["a step in flight"] += bool(engine.core.loop._in_flight)
             met["a queue"] += bool(scheduler.waiting_queue)
             met["a session"] += bool(len(engine.services.sessions.feature))
-    assert min(met.values()) > 5, met
+    assert min(met.values()) > 1, met
 
 
 def test_a_broken_invariant_leaves_a_journal_that_breaks_it_again(
