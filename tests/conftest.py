@@ -26,7 +26,8 @@ USED = pytest.StashKey[bool]()  # whether a test has asked for the fresh seed
 OFFSPRING = pytest.StashKey[Offspring]()
 LEFT = pytest.StashKey[list[str]]()  # commands of processes that tests have left running
 
-# No test depends on the speed of the machine, or on what is drawn this time (but for those that ask for `fresh_seed`).
+# No test depends on the speed of the machine, or on what is drawn this time (but for those that ask
+# for `fresh_seed`).
 settings.register_profile(
     "same",
     max_examples=50,
@@ -37,7 +38,8 @@ settings.register_profile(
 )
 settings.load_profile("same")
 HTTPX.connect = HTTPX.read = HTTPX.write = HTTPX.pool = 240.0
-# Every HTTP client would read the certificates of all authorities: 40 ms of a processor, a thousand times.
+# Every HTTP client would read the certificates of all authorities: 40 ms of a processor, a thousand
+# times.
 ssl.create_default_context = cache(ssl.create_default_context)  # type: ignore[assignment]
 
 # Nor on the settings of who runs them.
@@ -54,18 +56,20 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
 
-# Nor on the number of cores: torch's threads wait for each other by spinning, which costs thrice the time of a busy
-# machine.
+# Nor on the number of cores: torch's threads wait for each other by spinning, which costs thrice
+# the time of a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Read when a kernel is imported: the GPU's run in Triton's interpreter, which wants to be told how to round.
+# Read when a kernel is imported: the GPU's run in Triton's interpreter, which wants to be told how
+# to round.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 @atexit.register
 def _keep_the_last_line_the_last() -> None:
-    """nanobind prints what Triton leaks when the interpreter ends. What is registered first runs last."""
+    """nanobind prints what Triton leaks when the interpreter ends. What is registered first runs
+    last."""
     if any(name.startswith("triton") for name in sys.modules):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -149,7 +153,8 @@ def fresh_seed(request: pytest.FixtureRequest) -> int:
 
 
 class OwnThreadsText(io.StringIO):
-    """Takes what the thread that made it writes: servers that the tests share may still have a line to log."""
+    """Takes what the thread that made it writes: servers that the tests share may still have a line
+    to log."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """Starts the files of tests that take longest first, so that the processes of a run end together.
 
-Left to itself, pytest-xdist starts those with the most tests first, and a server's few slow tests come last.
-`tests/durations.json` has the seconds of each file that takes over a second; `--record-durations` brings it up to date.
+Left to itself, pytest-xdist starts those with the most tests first, and a server's few slow tests
+come last. `tests/durations.json` has the seconds of each file that takes over a second;
+`--record-durations` brings it up to date.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ SHORTEST_S = 1.0  # what takes less is left out of the record
 
 
 def read_durations(path: Path = RECORD) -> dict[str, float]:
-    """Seconds of each file, by its path in the repository. Those without an entry take less than `SHORTEST_S`,
-    or are new."""
+    """Seconds of each file, by its path in the repository. Those without an entry take less than
+    `SHORTEST_S`, or are new."""
     seconds: dict[str, float] = json.loads(path.read_text())
     return seconds
 
 
 def updated(record: Mapping[str, float], ran: Mapping[str, float], root: Path) -> dict[str, float]:
-    """The record after a run: files that are gone leave it, and files that did not run keep their seconds."""
+    """The record after a run: files that are gone leave it, and files that did not run keep their
+    seconds."""
     seconds = {**record, **{file: round(one, 1) for file, one in ran.items()}}
     return {
         file: one
@@ -47,7 +49,8 @@ class LongestFirst:
 
 
 class DurationRecorder:
-    """Writes the seconds of each file that has run, with its fixtures, into the record when the run ends."""
+    """Writes the seconds of each file that has run, with its fixtures, into the record when the run
+    ends."""
 
     def __init__(self, path: Path = RECORD, root: Path = ROOT) -> None:
         self._path = path

@@ -1,5 +1,5 @@
-"""Prints the test files that `scripts/test --fast` runs: the core, which starts no server and loads no model, and
-what names a module that has changed since main.
+"""Prints the test files that `scripts/test --fast` runs: the core, which starts no server and loads
+no model, and what names a module that has changed since main.
 
     python -m tests.fast [--base BRANCH]
 """
@@ -22,7 +22,8 @@ BUDGET_S = 100.0  # seconds of a processor for tests, of which two run at a time
 
 
 def changed_files(root: Path, base: str) -> set[str]:
-    """Files that differ from where this branch left `base`, also those that git does not track yet."""
+    """Files that differ from where this branch left `base`, also those that git does not track
+    yet."""
     start = _git(root, "merge-base", "HEAD", base)
     lines = _git(root, "diff", "--name-only", "--diff-filter=d", start[0] if start else "HEAD")
     return {*lines, *_git(root, "ls-files", "--others", "--exclude-standard")}
@@ -51,7 +52,8 @@ def module_of(file: str) -> str:
 
 
 def naming(changed: Iterable[str], imports: Mapping[str, set[str]]) -> set[str]:
-    """Files of tests that changed, or import what changed, by themselves or through helpers beside the tests.
+    """Files of tests that changed, or import what changed, by themselves or through helpers beside
+    the tests.
 
     Args:
         changed: files of the repository.
@@ -70,8 +72,8 @@ def naming(changed: Iterable[str], imports: Mapping[str, set[str]]) -> set[str]:
 def choose(
     core: Iterable[str], affected: Iterable[str], durations: Mapping[str, float]
 ) -> tuple[list[str], list[str]]:
-    """The files to run and those that no time is left for, each shortest first. What an edit affects comes before
-    the rest of the core."""
+    """The files to run and those that no time is left for, each shortest first. What an edit
+    affects comes before the rest of the core."""
     chosen: list[str] = []
     left_out: list[str] = []
     spent_s = 0.0

@@ -20,8 +20,8 @@ class Injected(RuntimeError):
 
 
 class Places:
-    """Counts the functions of weft that are entered (`event` "call") or left ("return") while it watches, but for those
-    named in `spared`, and raises `Injected` at number `at`."""
+    """Counts the functions of weft that are entered (`event` "call") or left ("return") while it
+    watches, but for those named in `spared`, and raises `Injected` at number `at`."""
 
     def __init__(
         self, at: int = -1, event: str = "call", spared: frozenset[str] = frozenset()
@@ -35,7 +35,8 @@ class Places:
     @contextmanager
     def watched(self) -> Iterator[Places]:
         before = sys.gettrace()
-        # The collector would close generators of the past wherever it happens to run, and those count as functions left.
+        # The collector would close generators of the past wherever it happens to run, and those
+        # count as functions left.
         gc.disable()
         sys.settrace(self._trace)
         try:

@@ -1,8 +1,9 @@
 """Ends a test that hangs, and what a killed run of the tests has started.
 
-pytest-timeout raised its exception wherever the signal came, also between two phases of a test, where it ended all
-of pytest. Here the alarm is set only while a phase (setup, call, teardown) runs, so that it fails that test. A test
-that hangs in native code sees no exception: then all stacks are written and the process is ended.
+pytest-timeout raised its exception wherever the signal came, also between two phases of a test,
+where it ended all of pytest. Here the alarm is set only while a phase (setup, call, teardown) runs,
+so that it fails that test. A test that hangs in native code sees no exception: then all stacks are
+written and the process is ended.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class HangGuard:
 
 # ---- processes that outlive their tests
 
-# It waits for the end of its standard input, which is the end of the tests' process, however that ends.
+# It waits for the end of its standard input, which is the end of the tests' process, however that
+# ends.
 _REAPER = """
 import os, signal, sys, time
 mark, me = sys.argv[1].encode(), os.getpid()

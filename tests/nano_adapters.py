@@ -16,7 +16,8 @@ NANO = Path(weft.__file__).parent / "bundled" / "weft-nano"
 
 
 def make_adapter(folder: Path, seed: int, *, rank: int = 4, endings: tuple[str, ...] = ()) -> Path:
-    """An adapter that changes the projections with these last parts, or all, so much that answers differ."""
+    """An adapter that changes the projections with these last parts, or all, so much that answers
+    differ."""
     rng = np.random.default_rng(seed)
     tensors = {}
     for name, projection in projections(ModelConfig.from_folder(NANO)).items():

@@ -1,4 +1,5 @@
-"""Follows a page of docs/contribute: puts its blocks into a copy of the tree, and runs commands there.
+"""Follows a page of docs/contribute: puts its blocks into a copy of the tree, and runs commands
+there.
 
 A block ```python PATH``` is a new file; a block ```diff PATH``` changes one, hunk by hunk.
 """

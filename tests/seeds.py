@@ -9,7 +9,8 @@ import pytest
 
 
 def seeds(usual: int, of_all: int) -> list[Any]:
-    """Seeds of random runs: the first `usual` ones in every run, those up to `of_all` with `scripts/test --all`."""
+    """Seeds of random runs: the first `usual` ones in every run, those up to `of_all` with
+    `scripts/test --all`."""
     return [*range(usual), *slow(range(usual, of_all))]
 
 

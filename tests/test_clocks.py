@@ -1,4 +1,5 @@
-"""Durations and deadlines are counted by a clock that only goes forward: nobody minds when the machine's is set."""
+"""Durations and deadlines are counted by a clock that only goes forward: nobody minds when the
+machine's is set."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Every option that a page names is one of weft's, of a program of this repository, or of a listed foreign one; and
-every option of weft is on a page, and is set by a test."""
+"""Every option that a page names is one of weft's, of a program of this repository, or of a listed
+foreign one; and every option of weft is on a page, and is set by a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Imports go down only (docs/architecture.md). Every import counts: in functions and under TYPE_CHECKING, too."""
+"""Imports go down only (docs/architecture.md). Every import counts: in functions and under
+TYPE_CHECKING, too."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# What the modules below each name may import of ours, besides each other; the longest name that fits a module counts.
+# What the modules below each name may import of ours, besides each other; the longest name that
+# fits a module counts.
 ALLOWED = {
     "arrays": set(),
     "json_types": set(),

@@ -1,4 +1,5 @@
-"""The package holds nothing that runs what it reads: a whole class of holes (code by pickle) cannot come back."""
+"""The package holds nothing that runs what it reads: a whole class of holes (code by pickle) cannot
+come back."""
 
 from __future__ import annotations
 

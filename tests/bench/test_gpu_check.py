@@ -48,7 +48,7 @@ def test_parts_run_on_a_cpu_and_their_findings_are_kept(tmp_path: Path) -> None:
     assert crowd["out_per_s"] > 0
 
 
-def test_a_part_that_breaks_is_told_and_takes_nothing_with_it(
+def test_a_part_that_breaks_is_reported_and_takes_nothing_with_it(
     script: ModuleType, tmp_path: Path
 ) -> None:
     options = argparse.Namespace(device="cpu", small=True)

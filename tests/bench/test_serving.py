@@ -1,4 +1,5 @@
-"""The load generator against a server of forty lines: any OpenAI server, and every way in which one can break."""
+"""The load generator against a server of forty lines: any OpenAI server, and every way in which one
+can break."""
 
 from __future__ import annotations
 

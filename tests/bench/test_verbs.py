@@ -174,7 +174,8 @@ def test_bench_offline_says_when_requests_do_not_fit() -> None:
 
 
 def test_bench_offline_runs_workloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a model of random weights that `benchmarks/shape.py` wrote; the prefix that all share is found in the cache."""
+    """On a model of random weights that `benchmarks/shape.py` wrote; the prefix that all share is
+    found in the cache."""
     monkeypatch.setitem(
         workloads.SHAPES, "tiny", {**workloads.SHAPES["tiny"], "num_hidden_layers": 1}
     )

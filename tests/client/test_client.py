@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -10,13 +9,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tests.client.client_world import READY, World, run, texts
 from tests.client.completions import make_request
 from tests.text.tokens import EOS, byte_tokenizer
 from weft.client.aux_outputs import prompt_logprobs
 from weft.client.client import EngineClient
 from weft.client.engine_state import EngineUnavailable
 from weft.client.front_delay import REFRESH
-from weft.client.generation import Delta, Generation
+from weft.client.generation import Delta
 from weft.client.requests import pack_ids, unpack_ids
 from weft.messages.codec import ToEngine
 from weft.messages.control import (
@@ -35,76 +35,11 @@ from weft.messages.replies import (
     StepOutput,
     TokenLogprobs,
 )
-from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
+from weft.messages.requests import Abort, BatchGenerate
 from weft.messages.sampling import InvalidParam, SamplingParams
-from weft.messages.status import EngineFailed, EngineReady, Stats
+from weft.messages.status import EngineFailed, Stats
 from weft.observe.metrics import Metrics
 from weft.text.tokenizer import ContextExceeded
-
-READY = EngineReady(
-    model_summary="x",
-    vocab_size=300,
-    context_length=100,
-    max_prompt_tokens=90,
-    kv_tokens=900,
-    page_size=1,
-    startup=[],
-)
-
-
-class World:
-    """A client whose engine is the test itself."""
-
-    def __init__(self, **options: Any) -> None:
-        self.sent: list[ToEngine] = []
-        self.client = EngineClient(byte_tokenizer(), self.sent.append, **options)
-        self.client.deliver(READY)
-
-    def submit(
-        self, text: str = "hi", *, stream: bool = True, rid: str = "r", **params: Any
-    ) -> Generation:
-        prompt = make_request(list(text.encode()), SamplingParams(**params), rid=rid)
-        return self.client.submit([prompt], stream=stream)
-
-    @property
-    def requests(self) -> list[GenerateRequest]:
-        """Alone, and in batches."""
-        found: list[GenerateRequest] = []
-        for message in self.sent:
-            if isinstance(message, BatchGenerate):
-                found += message.members()
-            elif isinstance(message, GenerateRequest):
-                found.append(message)
-        return found
-
-    @property
-    def aborts(self) -> list[Abort]:
-        return [message for message in self.sent if isinstance(message, Abort)]
-
-    def step(
-        self, *tokens: tuple[int, int], finished: list[Finish] | None = None, **fields: Any
-    ) -> None:
-        self.client.deliver(
-            StepOutput(
-                ids=np.asarray([id for id, _ in tokens], dtype=np.int64).tobytes(),
-                tokens=np.asarray([token for _, token in tokens], dtype=np.int32).tobytes(),
-                finished=finished or [],
-                **fields,
-            )
-        )
-
-    def say(self, id: int, text: str | bytes) -> None:
-        """One step that brings all bytes of `text`."""
-        raw = text.encode() if isinstance(text, str) else text
-        self.step(*((id, byte) for byte in raw))
-
-
-def texts(deltas: list[Delta]) -> list[str]:
-    return [delta.text for delta in deltas]
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 240))
 
 
 def test_tokens_become_deltas_and_an_end() -> None:
@@ -521,7 +456,7 @@ def test_end_all_ends_here_and_aborts_there() -> None:
     ]
 
 
-def test_a_wait_is_told_with_the_fronts_part_and_other_warnings_as_they_are() -> None:
+def test_a_wait_is_reported_with_the_fronts_part_and_other_warnings_as_they_are() -> None:
     async def main() -> None:
         world = World()
         for _ in range(REFRESH):
@@ -556,7 +491,9 @@ def test_nothing_is_sent_before_the_engine_is_ready() -> None:
 
 
 @pytest.mark.parametrize(("kv_tokens", "page_size"), [(900, 1), (900, 16), (64, 64)])
-def test_the_memory_of_the_engine_is_told_in_whole_pages(kv_tokens: int, page_size: int) -> None:
+def test_the_memory_of_the_engine_is_reported_in_whole_pages(
+    kv_tokens: int, page_size: int
+) -> None:
     metrics = Metrics("m")
     client = EngineClient(byte_tokenizer(), lambda message: None, metrics=metrics)
     client.deliver(msgspec.structs.replace(READY, kv_tokens=kv_tokens, page_size=page_size))

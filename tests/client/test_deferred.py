@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.client.client_world import READY, World
 from tests.client.completions import make_request
-from tests.client.test_client import READY, World
 from weft.client.engine_state import DeferredRequests, ShareLimits
 from weft.client.generation import Generation
 from weft.messages.codec import Unreadable

@@ -600,7 +600,7 @@ def drawn(rank: int) -> Picture:
     )
 
 
-def test_numbers_are_told_for_all_together() -> None:
+def test_numbers_are_reported_for_all_together() -> None:
     world = World()
     world.fleet.take(0, Stats(num_running=3, kv_tokens=100, new_token_ratio=0.5))
     world.fleet.take(1, Stats(num_running=4, kv_tokens=100, new_token_ratio=0.1))
@@ -686,7 +686,7 @@ def test_texts_of_engines_stand_behind_their_ranks_also_if_others_are_lost(
 
 
 @pytest.mark.parametrize("says", [(), (0,), (1,), (0, 1), (2,)])
-def test_what_any_engine_says_of_files_and_stores_is_told(says: tuple[int, ...]) -> None:
+def test_what_any_engine_says_of_files_and_stores_is_reported(says: tuple[int, ...]) -> None:
     ranks = range(3)
     experts = {
         rank: ExpertDistributionReply(success=True, file=f"/{rank}" if rank in says else "")
@@ -737,7 +737,7 @@ def test_an_engine_that_is_lost_while_it_prepares_is_not_asked_again() -> None:
     assert asyncio.run(start()).got[0] == [StartProfile(call=7)]
 
 
-def test_pins_of_all_engines_are_told_and_one_is_enough_to_remove_one() -> None:
+def test_pins_of_all_engines_are_reported_and_one_is_enough_to_remove_one() -> None:
     pin = PinStatus(
         name="p", tenant="", tokens=32, state="firm", ttl_s=60.0, expires_in_s=50.0, uses=1
     )

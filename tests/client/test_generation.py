@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.client.completions import make_completion
-from tests.text.test_stop import naive
+from tests.text.naive_stops import naive
 from weft.client.generation import Delta
 from weft.messages.replies import Finish
 from weft.messages.sampling import SamplingParams

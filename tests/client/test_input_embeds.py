@@ -1,4 +1,5 @@
-"""Input embeddings: numbers are accepted if they are finite in the type that the model computes in."""
+"""Input embeddings: numbers are accepted if they are finite in the type that the model computes
+in."""
 
 from __future__ import annotations
 

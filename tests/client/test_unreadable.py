@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.client.test_client import World, run, texts
+from tests.client.client_world import World, run, texts
 from weft.client.calls import EngineFault
 from weft.messages.calls import CallFailed
 from weft.messages.codec import BadMessage, FromEngine, Unreadable, encode, read_from_engine

@@ -1,7 +1,8 @@
 """The server that clients talk to, and what they ask of it.
 
-The bundled model writes stories, so what it says is forced by a grammar where its form matters: `WEATHER_CALL` through
-the field `guided_choice` is a call as a model that knows tools would write it, for the parsers to find.
+The bundled model writes stories, so what it says is forced by a grammar where its form matters:
+`WEATHER_CALL` through the field `guided_choice` is a call as a model that knows tools would write
+it, for the parsers to find.
 """
 
 from __future__ import annotations

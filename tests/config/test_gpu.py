@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.config.test_resolve import KV_BYTES, MODEL, machine, refusal
+from tests.config.machines import KV_BYTES, MODEL, machine, refusal
 from weft.config.amounts import GB
 from weft.config.engine import EngineConfig
 from weft.config.gpu import GRAPH_BYTES, graph_sizes

@@ -1,4 +1,5 @@
-"""What vLLM says of handoff means the same here, or is refused by name; and so do SGLang's options."""
+"""What vLLM says of handoff means the same here, or is refused by name; and so do SGLang's
+options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The lenders that an operator names: what is not understood is refused at the start, and nothing is looked up."""
+"""The lenders that an operator names: what is not understood is refused at the start, and nothing
+is looked up."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_hosts_are_names_or_addresses_with_or_without_a_port(tmp_path: Path) -> 
         ("allowed_local_media_path", "/no/such/folder", "which is not a folder"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(field: str, value: str, words: str) -> None:
+def test_invalid_parts_are_refused(field: str, value: str, words: str) -> None:
     with pytest.raises(SettingsError, match=field.replace("_", "-")) as caught:
         media_options(ServerConfig(**{field: value}))
     assert words in str(caught.value)

@@ -35,5 +35,5 @@ def test_a_wrong_value_is_shown_in_one_short_line(value: object, text: str) -> N
     assert shown(value) == text
 
 
-def test_a_number_that_python_would_not_write_is_told_by_its_size() -> None:
+def test_a_number_that_python_would_not_write_is_reported_by_its_size() -> None:
     assert shown(2**20_000) == "a number of 20,001 bits"

@@ -1,4 +1,5 @@
-"""Settings from the command line, the environment and a file, and what is said when they are wrong."""
+"""Settings from the command line, the environment and a file, and what is said when they are
+wrong."""
 
 from __future__ import annotations
 
@@ -153,7 +154,7 @@ def test_unknown_option_without_a_near_one_points_to_the_list() -> None:
         (["silk", "--model", "wool"], "model is given twice: 'silk' and by option"),
     ],
 )
-def test_bad_command_line_is_told_in_one_line(argv: list[str], message: str) -> None:
+def test_bad_command_line_is_reported_in_one_line(argv: list[str], message: str) -> None:
     assert refusal(*argv) == message
 
 
@@ -172,7 +173,7 @@ def test_bad_variable_is_named() -> None:
         ("[cloth]\nthreads = 3", "{file} has the table [cloth]; settings stand without a table"),
     ],
 )
-def test_bad_file_is_told_in_one_line(tmp_path: Path, content: str, message: str) -> None:
+def test_bad_file_is_reported_in_one_line(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "loom.toml"
     file.write_text(content)
     assert refusal("--config", str(file)) == message.format(file=file)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.config.test_resolve import MODEL, machine
+from tests.config.machines import MODEL, machine
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig, UnsupportedModel
 from weft.config.options import SettingsError

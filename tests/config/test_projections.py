@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.config.test_resolve import MODEL, machine
+from tests.config.machines import MODEL, machine
 from weft.config.amounts import GB
 from weft.config.decoder import DecoderSpec, LayerSpec, MlpSpec, MoeSpec, RouterSpec, TensorNames
 from weft.config.engine import EngineConfig

@@ -1,4 +1,5 @@
-"""Which formats of quantised checkpoints are read, from configs as published, and what `--quantize auto` is."""
+"""Which formats of quantised checkpoints are read, from configs as published, and what `--quantize
+auto` is."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.config.test_resolve import MODEL, machine
+from tests.config.machines import MODEL, machine
 from weft.config.amounts import GB
 from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard

@@ -18,7 +18,8 @@ def put(folder: Path, name: str, content: Any) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model whose config.json names another token than its tokenizer, as fine-tunes of base models do."""
+    """A model whose config.json names another token than its tokenizer, as fine-tunes of base
+    models do."""
     folder = write_tiny_model(tmp_path, eos_token_id=0)
     put(folder, "tokenizer_config.json", {"eos_token": "</s>"})
     return folder

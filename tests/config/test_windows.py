@@ -81,7 +81,8 @@ def test_a_context_that_is_cut_to_the_cache_counts_as_it_is_served(kv_tokens: in
     assert cut.context_length == kv_tokens
     told = solve(long, kv_tokens=kv_tokens, context_length=kv_tokens).sizing
     assert cut.window_tokens == told.window_tokens
-    # Requests of an eighth of the context fill both pools: each has its window and one in the cache.
+    # Requests of an eighth of the context fill both pools: each has its window and one in the
+    # cache.
     typical = max(kv_tokens // 8, 512)
     kept = cut.window_tokens or kv_tokens
     assert kept >= min(2 * 1_024 / typical, 1) * kv_tokens

@@ -1,6 +1,7 @@
 """The parts of Kubernetes' schemas that our manifests use, written down from the API references.
 
-Stricter than a cluster: a field that does not stand here is an error, so that a typing error is one.
+Stricter than a cluster: a field that does not stand here is an error, so that a typing error is
+one.
 """
 
 from __future__ import annotations

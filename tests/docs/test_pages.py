@@ -1,4 +1,5 @@
-"""The pages under docs/: links lead somewhere, generated pages are those of the code, the site shows every page."""
+"""The pages under docs/: links lead somewhere, generated pages are those of the code, the site
+shows every page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The READMEs of the large folders: one screen each, with the same headings, and every file that they name is there."""
+"""The READMEs of the large folders: one screen each, with the same headings, and every file that
+they name is there."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Random requests of every kind, with drafts and without: the answers must be the same, bit for bit.
-`python -m tests.e2e.draft_proof --requests 200` takes some minutes; the suite runs a sample (`test_draft_proof.py`).
+"""Random requests of every kind, with drafts and without: the answers must be the same, bit for
+bit. `python -m tests.e2e.draft_proof --requests 200` takes some minutes; the suite runs a sample
+(`test_draft_proof.py`).
 
-Drafts come from the prefix cache, from the text, from somebody who knows nine tenths of the answer, and from somebody
-who is always wrong. Each is computed, whatever it costs. The settings cut prompts, share prefixes, mix prompts and
-running requests in a step, and leave so little memory that requests are retracted. With `--overlap`, steps with drafts
-are planned before the drafts of the last one are compared; those without drafts never are.
+Drafts come from the prefix cache, from the text, from somebody who knows nine tenths of the answer,
+and from somebody who is always wrong. Each is computed, whatever it costs. The settings cut
+prompts, share prefixes, mix prompts and running requests in a step, and leave so little memory that
+requests are retracted. With `--overlap`, steps with drafts are planned before the drafts of the
+last one are compared; those without drafts never are.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Ask(NamedTuple):
 
 
 class Guesser:
-    """Guesses from `answers`, by seed; nine tenths of it are right. Without an answer all that it guesses is random."""
+    """Guesses from `answers`, by seed; nine tenths of it are right. Without an answer all that it
+    guesses is random."""
 
     option = "ngram"
     is_decided = False
@@ -166,7 +169,8 @@ def compile_first(llm: LLM, grammars: Iterable[Grammar]) -> None:
 
 
 def differences(one: list[Any], other: list[Any], *, bitwise: bool) -> list[int]:
-    """The places of answers that are not the same. `bitwise`: their log probabilities count, too."""
+    """The places of answers that are not the same. `bitwise`: their log probabilities count,
+    too."""
     found = []
     for i, (left, right) in enumerate(zip(one, other, strict=True)):
         is_same = left.token_ids == right.token_ids and left.text == right.text
@@ -177,14 +181,14 @@ def differences(one: list[Any], other: list[Any], *, bitwise: bool) -> list[int]
 
 
 def chances(output: Any) -> list[Any]:
-    """The log probabilities of an answer, without the numbers of its request: those depend on how often a grammar was
-    asked for until it was compiled."""
+    """The log probabilities of an answer, without the numbers of its request: those depend on how
+    often a grammar was asked for until it was compiled."""
     return [msgspec.structs.replace(one, id=0) for one in output.logprobs or ()]
 
 
 def prove(seed: int, num_requests: int, sources: tuple[str, ...], **settings: Any) -> list[Stats]:
-    """Answer random requests without drafts and with those of each source. Returns the engine's numbers, those without
-    drafts first."""
+    """Answer random requests without drafts and with those of each source. Returns the engine's
+    numbers, those without drafts first."""
     rng = random.Random(f"proof {seed}")
     settings = {**random_settings(rng), **settings}
     asks = [random_ask(rng, 1_000 * seed + i) for i in range(num_requests)]

@@ -1,13 +1,16 @@
-"""Random requests through a prefill and a decode server, compared with one server bit for bit, while servers
-are killed, stopped or made to refuse at random moments.
+"""Random requests through a prefill and a decode server, compared with one server bit for bit,
+while servers are killed, stopped or made to refuse at random moments.
 
-python -m tests.e2e.handoff_proof [--requests 500] [--kinds kill,hang,refuse] [--seed 1] [--rest-s 8] [--seconds 60] [--front] [--sealed]
+python -m tests.e2e.handoff_proof [--requests 500] [--kinds kill,hang,refuse] [--seed 1] [--rest-s
+8] [--seconds 60] [--front] [--sealed]
 
-`--kinds` says what happens meanwhile: `kill` and `hang` are about the prefill server, `refuse` lets it drop what it
-has, `weights` gives it other ones for a while; `kill_decode` is about the decode server, whose requests may end with an
-error then; `strangers` come to the port of the prefill server without its secret, and `false_lender` is named to the
-decode server by a client: both only with `--sealed`, where the servers have a secret; `none`: nothing happens. Between two of these are `--rest-s` at most. After `--seconds` no more requests are
-sent. With `--front` all requests go through `weft route`.
+`--kinds` says what happens meanwhile: `kill` and `hang` are about the prefill server, `refuse` lets
+it drop what it has, `weights` gives it other ones for a while; `kill_decode` is about the decode
+server, whose requests may end with an error then; `strangers` come to the port of the prefill
+server without its secret, and `false_lender` is named to the decode server by a client: both only
+with `--sealed`, where the servers have a secret; `none`: nothing happens. Between two of these are
+`--rest-s` at most. After `--seconds` no more requests are sent. With `--front` all requests go
+through `weft route`.
 """
 
 from __future__ import annotations
@@ -198,8 +201,8 @@ def route_numbers(front: Front) -> str:
 
 
 def ask(url: str, path: str, body: dict[str, Any], num_events: int | None = None) -> Any:
-    """The answer as JSON, or its events; of an error, its status, or 0 if none came. After `num_events` the
-    connection is closed. What an engine has had no time for is asked again."""
+    """The answer as JSON, or its events; of an error, its status, or 0 if none came. After
+    `num_events` the connection is closed. What an engine has had no time for is asked again."""
     until_s = time.monotonic() + HANG_S
     while True:
         try:
@@ -458,7 +461,8 @@ class Troubles:
             self.count[f"stranger: {name}"] += 1
 
     def _false_lender(self) -> None:
-        """A client names a lender that does not know the secret: the answer is right all the same."""
+        """A client names a lender that does not know the secret: the answer is right all the
+        same."""
         ids = [self._rng.randrange(10, 4_000) for _ in range(200)]
         body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 8, "temperature": 0.0}}
         expected = ask(self._trio.alone.url, "/generate", body)
@@ -484,8 +488,8 @@ def compare(
     rest_s: float = REST_S,
     seconds: float = math.inf,
 ) -> tuple[Counter[str], list[Errand]]:
-    """Send requests, some together, none when `seconds` are over. Returns what has happened, and the requests whose answers are
-    not those of one server."""
+    """Send requests, some together, none when `seconds` are over. Returns what has happened, and
+    the requests whose answers are not those of one server."""
     families = [[rng.randrange(10, 4_000) for _ in range(600)] for _ in range(4)]
     errands = [random_errand(rng, families) for _ in range(num_requests)]
     count = Counter[str]()

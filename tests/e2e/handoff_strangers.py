@@ -1,5 +1,5 @@
-"""Strangers at the handoff port of a prefill server, who do not know its secret, and a false lender that a decode server
-is told of by a client."""
+"""Strangers at the handoff port of a prefill server, who do not know its secret, and a false lender
+that a decode server is told of by a client."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ STRANGERS: tuple[Callable[[Peer, random.Random], None], ...] = (
 
 
 def lend_falsely(peer: Peer) -> None:
-    """What a false lender does with a decode server that asks it: it accepts, and sends pages of zeros."""
+    """What a false lender does with a decode server that asks it: it accepts, and sends pages of
+    zeros."""
     peer.say(Challenge(VERSION, os.urandom(NONCE_BYTES)))
     hello = peer.hear()
     assert isinstance(hello, Hello)

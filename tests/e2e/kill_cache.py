@@ -1,5 +1,5 @@
-"""Kills a server with a cache on disk at random moments, with SIGKILL, and looks that the next one answers as if nothing
-had happened.
+"""Kills a server with a cache on disk at random moments, with SIGKILL, and looks that the next one
+answers as if nothing had happened.
 
     python -m tests.e2e.kill_cache --kills 50 --seed 1
 """
@@ -55,12 +55,13 @@ def end(server: Server) -> None:
 
 
 def kill_at_random(folder: Path, rng: random.Random, expected: dict[int, list[int]]) -> int:
-    """Serve for a while, compare what is answered, and kill the server with all its processes while it answers. Returns
-    how many tokens were found."""
+    """Serve for a while, compare what is answered, and kill the server with all its processes while
+    it answers. Returns how many tokens were found."""
     server = Server("--cache-dir", str(folder), *OPTIONS)
     found = 0
     wrong: list[int] = []
-    # Prompts begin alike: behind the second answer something was found, however slow the machine is.
+    # Prompts begin alike: behind the second answer something was found, however slow the machine
+    # is.
     before_kill = rng.randint(2, 12)
     has_answered = threading.Event()
 

@@ -1,4 +1,5 @@
-"""Tiny random models that take pictures or sounds, with all the files of a checkpoint, made and saved by transformers."""
+"""Tiny random models that take pictures or sounds, with all the files of a checkpoint, made and
+saved by transformers."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class MediaModel(NamedTuple):
     processor: Any
 
     def answer(self, messages: list[dict[str, Any]], items: Sequence[Any], count: int) -> list[int]:
-        """`count` tokens by the greedy choice, of messages in which {"type": kind} stands for each of the items."""
+        """`count` tokens by the greedy choice, of messages in which {"type": kind} stands for each
+        of the items."""
         text = self.processor.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False
         )
@@ -97,7 +99,8 @@ def saved(folder: Path, kind: str, model: Any, processor: Any) -> MediaModel:
 
 
 def without_videos(processor: Any) -> Any:
-    """The class of a processor, which is content without a part for videos: that needs torchvision."""
+    """The class of a processor, which is content without a part for videos: that needs
+    torchvision."""
 
     class WithoutVideos(processor):  # type: ignore[misc]
         def check_argument_for_proper_class(self, *_: Any) -> None:

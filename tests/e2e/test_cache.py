@@ -1,4 +1,5 @@
-"""The cache on disk of a real server: what was computed before a restart is found after it, and gives the same bits."""
+"""The cache on disk of a real server: what was computed before a restart is found after it, and
+gives the same bits."""
 
 from __future__ import annotations
 

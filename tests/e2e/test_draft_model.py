@@ -1,4 +1,5 @@
-"""The bundled pair: weft-nano with guesses of weft-nano-draft gives exactly its own tokens, whatever is asked for."""
+"""The bundled pair: weft-nano with guesses of weft-nano-draft gives exactly its own tokens,
+whatever is asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_drafts import PROMPTS, WISHES
+from tests.e2e.draft_requests import PROMPTS, WISHES
 from tests.server.real_engine import serving
 from weft import LLM, SamplingParams
 from weft.config.options import SettingsError
@@ -114,7 +115,7 @@ def test_new_weights_and_memory_that_comes_and_goes_leave_the_answers_right(tmp_
         ({"split_prefill_layers": 2}, "prefills are split"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+def test_impossible_values_are_refused_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         LLM(**{**PAIR, **settings})
 

@@ -1,4 +1,5 @@
-"""A sample of the random requests of `draft_proof`: with drafts of each source every bit is as without."""
+"""A sample of the random requests of `draft_proof`: with drafts of each source every bit is as
+without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The flow of work of a real server: blocked, paused, asked for its health, and called over its RPC socket."""
+"""The flow of work of a real server: blocked, paused, asked for its health, and called over its RPC
+socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Structured output of a real server with the bundled model: every answer has the form that was asked for."""
+"""Structured output of a real server with the bundled model: every answer has the form that was
+asked for."""
 
 from __future__ import annotations
 
@@ -216,7 +217,7 @@ def sent(http: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
 
 
 @pytest.mark.parametrize("schema", [NO_AUTOMATON, {"anyOf": [NO_AUTOMATON, {"type": "null"}]}])
-def test_a_pattern_without_an_automaton_is_told_in_every_api(
+def test_a_pattern_without_an_automaton_is_reported_in_every_api(
     http: httpx.Client, schema: dict[str, Any]
 ) -> None:
     for field, (path, body) in in_every_api(holding(schema)).items():
@@ -242,7 +243,7 @@ def test_a_pattern_without_an_automaton_is_refused_if_strict(http: httpx.Client)
             assert "strict is set" in answer.json()["error"]["message"]
 
 
-def test_a_number_that_is_no_double_is_the_literal_or_is_told(http: httpx.Client) -> None:
+def test_a_number_that_is_no_double_is_the_literal_or_is_reported(http: httpx.Client) -> None:
     assert text(chat(http, structured_outputs={"json": {"enum": [ID]}, "strict": True})) == str(ID)
     answer = http.post("/api/chat", json={**ASKED, "format": {"const": ID}, "stream": False})
     assert answer.json()["message"]["content"] == str(ID)

@@ -1,4 +1,5 @@
-"""A prefill and a decode server, as processes: the answers of one server, whatever becomes of the other one."""
+"""A prefill and a decode server, as processes: the answers of one server, whatever becomes of the
+other one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Structured output with the bundled model, in this process: jumps give the same tokens in fewer steps, and a budget
-ends the reasoning before a grammar."""
+"""Structured output with the bundled model, in this process: jumps give the same tokens in fewer
+steps, and a budget ends the reasoning before a grammar."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Pictures and sounds in requests to a real server, with tiny random models: what transformers computes, with what is
-found again not computed again, beside streams, and replayed from a journal."""
+"""Pictures and sounds in requests to a real server, with tiny random models: what transformers
+computes, with what is found again not computed again, beside streams, and replayed from a
+journal."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from PIL import Image
 
 from tests.e2e.media_models import MODELS, MediaModel
 from tests.e2e.server import HANG_S, Server
+from tests.seeds import slow
 
 COUNT = 12  # tokens of an answer
 RATE = 16_000
@@ -104,7 +106,11 @@ class Served(NamedTuple):
         return float(line.rpartition(" ")[2])
 
 
-@pytest.fixture(scope="module", params=MODELS)
+# Tests of the models hold the others, without a server.
+USUAL = ["smolvlm", "qwen2-audio"]
+
+
+@pytest.fixture(scope="module", params=[*USUAL, *slow(sorted(MODELS.keys() - USUAL))])
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:

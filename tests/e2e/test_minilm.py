@@ -1,5 +1,5 @@
-"""A real encoder, all-MiniLM-L6-v2, gives the vectors of transformers over HTTP: where its package is
-installed (scripts/test fetches it)."""
+"""A real encoder, all-MiniLM-L6-v2, gives the vectors of transformers over HTTP: where its package
+is installed (scripts/test fetches it)."""
 
 from __future__ import annotations
 

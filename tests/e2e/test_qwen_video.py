@@ -1,4 +1,5 @@
-"""A video in a prompt of `weft.LLM`, from its file to its tokens, with tiny models of Qwen: as transformers computes it."""
+"""A video in a prompt of `weft.LLM`, from its file to its tokens, with tiny models of Qwen: as
+transformers computes it."""
 
 from __future__ import annotations
 

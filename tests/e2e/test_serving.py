@@ -23,7 +23,8 @@ QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    # In float32, for in bfloat16 a prompt that is found in the cache may round otherwise and turn a near tie.
+    # In float32, for in bfloat16 a prompt that is found in the cache may round otherwise and turn a
+    # near tie.
     server = Server("--overlap", "on", "--dtype", "float32")
     yield server
     assert server.stop() == 0

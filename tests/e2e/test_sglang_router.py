@@ -1,5 +1,5 @@
-"""Two servers behind sglang-router, where that is installed: in this environment, or in that of the interpreter which
-`SGLANG_ROUTER_PYTHON` names."""
+"""Two servers behind sglang-router, where that is installed: in this environment, or in that of the
+interpreter which `SGLANG_ROUTER_PYTHON` names."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.skipif(not PYTHON, reason="sglang-router is not install
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[Server, Server, int]]:
-    """One that computes prompts and one that continues them; alone, each serves whole requests. And the port of the
-    first for KV."""
+    """One that computes prompts and one that continues them; alone, each serves whole requests. And
+    the port of the first for KV."""
     port = free_port()
     options = ("weft-nano", "--disaggregation-bootstrap-port", str(port))
     first = Server(*options, "--disaggregation-mode", "prefill")

@@ -1,4 +1,5 @@
-"""A short run of the random load that `scripts/soak` runs for long, and that it is the same each time."""
+"""A short run of the random load that `scripts/soak` runs for long, and that it is the same each
+time."""
 
 from __future__ import annotations
 

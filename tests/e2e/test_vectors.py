@@ -1,4 +1,5 @@
-"""Input embeddings and hidden states of the bundled model, through tokenizer, scheduler and kernels."""
+"""Input embeddings and hidden states of the bundled model, through tokenizer, scheduler and
+kernels."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def llm(request: pytest.FixtureRequest) -> LLM:
 
 
 def take_back_often(llm: LLM) -> None:
-    """From now on requests that decode are taken back at every ninth step, as if memory were short."""
+    """From now on requests that decode are taken back at every ninth step, as if memory were
+    short."""
     engine: Any = llm._engine
     step, count = engine.step, itertools.count(1)
 

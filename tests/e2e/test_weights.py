@@ -23,7 +23,8 @@ NORM = "model.norm.weight"
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`old` is the bundled model; in `new` its last norm is turned around, so that it says something else."""
+    """`old` is the bundled model; in `new` its last norm is turned around, so that it says
+    something else."""
     root = tmp_path_factory.mktemp("root")
     shutil.copytree(BUNDLED, root / "old")
     shutil.copytree(BUNDLED, root / "new")

@@ -17,7 +17,8 @@ from weft.scheduler.settings import SchedulerSettings
 
 
 class EngineWorld(World):
-    """A world whose requests go through a whole engine; `replies` has all that is no step's output."""
+    """A world whose requests go through a whole engine; `replies` has all that is no step's
+    output."""
 
     def __init__(self, settings: SchedulerSettings, depth: int = 0, **options: Any) -> None:
         super().__init__(settings, depth, fail_steps=options.pop("fail_steps", None))

@@ -1,4 +1,5 @@
-"""Why prompts missed the cache: planted causes, and random requests against a comparison of whole prompts."""
+"""Why prompts missed the cache: planted causes, and random requests against a comparison of whole
+prompts."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.scheduler.group_world import both
+from tests.scheduler.media_scenes import run as run_media
+from tests.scheduler.media_scenes import settings as media_settings
 from tests.scheduler.random_worlds import picture
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_groups import both
-from tests.scheduler.test_media import run as run_media
-from tests.scheduler.test_media import settings as media_settings
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from weft.engine import explain as insight
 from weft.engine.causes import ADVICE, Cause, common_len

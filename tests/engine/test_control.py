@@ -1,4 +1,5 @@
-"""Control requests to an engine: what they change, what they refuse, and that a journal holds them."""
+"""Control requests to an engine: what they change, what they refuse, and that a journal holds
+them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB
 from weft.engine.control.handlers import HANDLERS, answer
 from weft.engine.control.settings import CHANGEABLE
@@ -79,7 +80,7 @@ def same_log_level() -> Iterator[None]:
 # Settings while running
 
 
-def test_what_can_be_changed_is_told_with_its_values() -> None:
+def test_what_can_be_changed_is_reported_with_its_values() -> None:
     desk = Desk(settings(chunked_prefill_size=-1, schedule_policy="lpm"))
     told = desk.state().server_args
     assert set(told) == set(CHANGEABLE)

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from tests.faults import Injected
-from tests.scheduler.test_scheduler import Patience, settings
+from tests.scheduler.scenes import Patience, settings
 from tests.scheduler.world import World
 from weft.engine import explain as insight
 from weft.memory.allocator import OutOfPages
@@ -248,7 +248,9 @@ def test_a_request_that_could_not_be_opened_has_ended_with_its_error_and_no_toke
     assert one.timeline[-1].what == "finished: error: it could not be opened"
 
 
-def test_what_is_computed_anew_after_a_failure_is_told_in_the_step_and_at_the_time_of_it() -> None:
+def test_what_is_computed_anew_after_a_failure_is_reported_in_the_step_and_at_the_time_of_it() -> (
+    None
+):
     world = World(settings(), fail_steps={4})
     world.time = 100.0
     id = world.send([1, 2], max_new_tokens=9, ignore_eos=True)
@@ -262,7 +264,8 @@ def test_what_is_computed_anew_after_a_failure_is_told_in_the_step_and_at_the_ti
 
 
 class PlainHistory:
-    """The walks that left a request waiting, by its number: what a history is told, written down one by one."""
+    """The walks that left a request waiting, by its number: what a history is told, written down
+    one by one."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, bool] = {}  # whether a walk looks at it, by number

@@ -1,5 +1,6 @@
-"""Whoever waits has a reason, whatever the policy, the pace and the memory; and its numbers are those of the moment at
-which it was refused, computed here once more from the pool, the tree and the requests alone."""
+"""Whoever waits has a reason, whatever the policy, the pace and the memory; and its numbers are
+those of the moment at which it was refused, computed here once more from the pool, the tree and the
+requests alone."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ import msgspec
 import pytest
 
 import weft.scheduler
+from tests.scheduler.admission import make_adder, make_kv, make_request
+from tests.scheduler.flow_world import FlowWorld
 from tests.scheduler.random_worlds import drive, random_settings
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_admission import make_adder, make_kv, make_request
-from tests.scheduler.test_pace import Streams
-from tests.scheduler.test_random_flow import FlowWorld
-from tests.scheduler.test_scheduler import Patience, settings
+from tests.scheduler.scenes import Patience, settings
+from tests.scheduler.streams import Streams
 from tests.scheduler.world import World
 from tests.seeds import seeds
 from weft.arrays import IntArray
@@ -44,7 +45,8 @@ MAX_EXPLAINED = 2  # in each step: explaining costs more than listing
 
 
 def unlocked_tokens(scheduler: Scheduler, request: Request | None = None) -> int:
-    """Tokens of the pool that nobody needs now; with a `request`, as if it had locked its prefix."""
+    """Tokens of the pool that nobody needs now; with a `request`, as if it had locked its
+    prefix."""
     kv = scheduler.kv
     locked = set()
     users = [
@@ -66,7 +68,8 @@ def unlocked_tokens(scheduler: Scheduler, request: Request | None = None) -> int
 
 
 def expected_of_running(scheduler: Scheduler, ratio: float) -> float:
-    """What those that decode may generate yet: all of it where they ignore the end token, else in part."""
+    """What those that decode may generate yet: all of it where they ignore the end token, else in
+    part."""
     whole, parts = 0, 0
     for row in scheduler.running_batch.rows:
         request = scheduler.kv.columns.requests[row]
@@ -80,7 +83,8 @@ def expected_of_running(scheduler: Scheduler, ratio: float) -> float:
 
 
 class Witness:
-    """Looks on while requests are refused for memory, and computes the numbers of that moment anew."""
+    """Looks on while requests are refused for memory, and computes the numbers of that moment
+    anew."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = Counter[Lack]()
@@ -204,7 +208,8 @@ NUM_WORLDS = 20
 
 @cache
 def run_watched(seed: int) -> tuple[Counter[str], Counter[Lack]]:
-    """The reasons that were told in a random world, and what was lacking where requests were refused."""
+    """The reasons that were told in a random world, and what was lacking where requests were
+    refused."""
     rng = random.Random(f"explanations {seed}")
     chosen = replace(
         random_settings(rng), schedule_policy=policies.names()[seed % len(policies.names())]
@@ -218,7 +223,7 @@ def run_watched(seed: int) -> tuple[Counter[str], Counter[Lack]]:
 
 
 @pytest.mark.parametrize("seed", seeds(NUM_WORLDS, 40))
-def test_whoever_waits_has_a_reason_with_the_numbers_of_its_moment(seed: int) -> None:
+def test_each_waiting_request_has_a_reason_with_the_numbers_of_its_moment(seed: int) -> None:
     reasons, _ = run_watched(seed)
     assert reasons
 
@@ -262,7 +267,7 @@ class WatchedFlow(FlowWorld):
         check_reasons(self, self.reasons)
 
 
-def test_whoever_waits_while_the_input_is_blocked_or_generation_paused_is_told_so() -> None:
+def test_blocked_input_and_paused_generation_are_reasons_to_wait() -> None:
     reasons = Counter[str]()
     for seed in range(8):
         world = WatchedFlow(seed)
@@ -288,7 +293,7 @@ def told(world: World, id: int) -> Explanation:
     return explained
 
 
-def test_who_fits_only_without_its_own_prefix_is_told_the_memory_under_the_lock() -> None:
+def test_a_request_that_fits_only_without_its_own_prefix_names_the_locked_memory() -> None:
     """Its prefix counts as available until it is locked: then there is less than it needs."""
     world = World(settings(num_pages=100, max_running_requests=4, schedule_conservativeness=1.0))
     prefix = list(range(40))
@@ -299,8 +304,12 @@ def test_who_fits_only_without_its_own_prefix_is_told_the_memory_under_the_lock(
     late = world.send([*prefix, 250], max_new_tokens=35)
     world.step()
     why = row(world, late).why
-    # 100 tokens - 2 of the running prompt - 29 that it will generate yet - 40 under the lock; 1 + 1 + 35, and one over
-    numbers = "it needs 38 tokens, 29 are available (of 58 free and 0 evictable; others are promised to running requests)"
+    # 100 tokens - 2 of the running prompt - 29 that it will generate yet - 40 under the lock; 1 + 1
+    # + 35, and one over
+    numbers = (
+        "it needs 38 tokens, 29 are available "
+        "(of 58 free and 0 evictable; others are promised to running requests)"
+    )
     assert why == f"waits: no KV memory for a prefill: {numbers}"
 
 
@@ -359,7 +368,7 @@ def test_an_open_prompt_that_does_not_go_on_is_told_what_was_short(
     assert ("KV memory" in lacking(adder.shortage)) == (lack is Lack.MEMORY)
 
 
-def test_who_waits_for_a_prefix_of_the_same_step_is_told_so() -> None:
+def test_waiting_for_a_prefix_of_the_same_step_is_a_reason() -> None:
     world = World(settings(chunked_prefill_size=-1, max_running_requests=8))
     prefix = list(range(60))
     world.send([*prefix, 100], max_new_tokens=9, ignore_eos=True)
@@ -368,7 +377,7 @@ def test_who_waits_for_a_prefix_of_the_same_step_is_told_so() -> None:
     assert row(world, second).why == "another request of this step computes its prefix"
 
 
-def test_who_waits_while_running_requests_make_room_is_told_so() -> None:
+def test_waiting_while_running_requests_make_room_is_a_reason() -> None:
     world = World(
         settings(schedule_policy="priority", max_running_requests=1, preemption_threshold=0),
         depth=1,

@@ -1,4 +1,5 @@
-"""The flow of work: blocking, pausing, health checks, aborts in every state, and sleeping while nothing can go on."""
+"""The flow of work: blocking, pausing, health checks, aborts in every state, and sleeping while
+nothing can go on."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.engine.engine_world import EngineWorld, request
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.engine.explain import NOT_LOOKED_AT, Reasons
 from weft.messages.calls import CallFailed
 from weft.messages.control import (

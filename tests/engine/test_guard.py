@@ -1,5 +1,5 @@
-"""A message whose handling raises ends what it brought, and nothing else: faults are planted into every function that
-taking it in enters or leaves, and into every handler."""
+"""A message whose handling raises ends what it brought, and nothing else: faults are planted into
+every function that taking it in enters or leaves, and into every handler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.engine.engine_world import EngineWorld, request
 from tests.examples import example_of
 from tests.faults import Injected, Places
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.seeds import seeds
 from weft.engine.control import handlers as control
 from weft.engine.health import PROBE
@@ -87,7 +87,8 @@ def broken(world: EngineWorld) -> list[Finish]:
 
 
 def run_to_the_end(world: EngineWorld) -> None:
-    """Everybody gets a final word and the tokens of a run on its own, and nothing is left of anybody."""
+    """Everybody gets a final word and the tokens of a run on its own, and nothing is left of
+    anybody."""
     world.run_dry()
     world.check_idle()
     world.check_outputs()

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from tests.engine.engine_world import EngineWorld, request
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.config.options import SettingsError
 from weft.engine.control.handlers import HANDLERS, IncompleteTable, require_all
 from weft.engine.engine import Engine
@@ -114,7 +114,7 @@ class Sockets:
         self.context.term()
 
 
-def test_replies_to_rpc_calls_go_to_who_called_and_all_others_to_the_front(
+def test_replies_to_rpc_calls_go_to_the_caller_and_all_others_to_the_front(
     sockets: Sockets,
 ) -> None:
     world = EngineWorld(settings())
@@ -254,7 +254,7 @@ def test_what_comes_in_masses_is_logged_once_a_minute_with_its_number(
 # Limits of the queue
 
 
-def test_the_queue_is_limited_in_tokens_too_but_who_waits_alone_may_be_long() -> None:
+def test_the_queue_is_limited_in_tokens_too_but_a_lone_request_may_be_long() -> None:
     world = EngineWorld(settings(max_queued_tokens=20, max_running_requests=1))
     world.send([1], max_new_tokens=30, ignore_eos=True)
     world.step()
@@ -288,7 +288,8 @@ def test_with_priorities_a_full_queue_refuses_the_worst_that_waits_and_not_the_n
         world.send([3, i], max_new_tokens=1, priority=p) for i, p in enumerate((2, 1, 0))
     )
     world.step()
-    # `better` has pushed out the last of the lowest class; after that nobody is below a newcomer of class 1
+    # `better` has pushed out the last of the lowest class; after that nobody is below a newcomer of
+    # class 1
     assert set(world.finished) == {waiting[2], equal, worse}
     assert {end.status for end in world.finished.values()} == {503}
     world.run_dry()

@@ -1,4 +1,5 @@
-"""Pictures of the engine's work: they agree with what requests, loads and books say, and decide nothing."""
+"""Pictures of the engine's work: they agree with what requests, loads and books say, and decide
+nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.engine.engine_world import EngineWorld
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.engine.picture.queue import MAX_QUEUED
 from weft.engine.picture.service import WATCH_S
 from weft.memory.index.survey import MAX_FOUND
@@ -82,7 +83,7 @@ def test_a_row_decodes_from_its_first_token_on(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_each_step_is_told_once_with_what_it_ran(depth: int) -> None:
+def test_each_step_is_reported_once_with_what_it_ran(depth: int) -> None:
     world = EngineWorld(settings(), depth)
     since = look(world).stats.total_steps - 1
     crowd(world, 4)
@@ -202,7 +203,7 @@ def test_a_long_queue_and_a_large_tree_make_no_larger_picture() -> None:
     assert len(tree.heads) == MAX_FOUND
 
 
-def test_a_journal_leaves_out_who_looks_on_and_is_replayed_bit_for_bit() -> None:
+def test_a_journal_leaves_viewers_out_and_is_replayed_bit_for_bit() -> None:
     plain, watched = RecordedWorld(settings(num_pages=150)), RecordedWorld(settings(num_pages=150))
     for world in (plain, watched):
         rng = random.Random(3)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.engine_world import EngineWorld, request
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.messages.control import ConfigureLogging, SetInternalState
 from weft.observe import log
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.engine.engine_world import EngineWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from weft.engine.explain import get_queue_status
 from weft.messages.control import BlockInput, QueueStatus, UnblockInput

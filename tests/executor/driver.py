@@ -54,7 +54,8 @@ MODEL = ModelConfig(
 
 
 class Turn(NamedTuple):
-    """What one request does in a step: run `tokens` behind what its row holds, and sample or not."""
+    """What one request does in a step: run `tokens` behind what its row holds, and sample or
+    not."""
 
     row: int
     tokens: list[int]
@@ -158,12 +159,14 @@ class Driver:
         return steps
 
     def share(self, source: int, target: int, num: int) -> None:
-        """Let row `target` begin with the first `num` tokens that were computed for row `source`."""
+        """Let row `target` begin with the first `num` tokens that were computed for row
+        `source`."""
         self.slots[target] = self.slots[source][:num]
         self.writes.append((target, 0, self.slots[target]))
 
     def keep(self, row: int, num: int) -> int:
-        """Let the next step leave a copy of the row's state behind `num` of its tokens. Returns its slot."""
+        """Let the next step leave a copy of the row's state behind `num` of its tokens. Returns its
+        slot."""
         slot = self.free_states.pop()
         self.keeps.append((row, num, slot))
         self.kept.add(slot)
@@ -249,7 +252,8 @@ def make_driver(
     ranks: Ranks | None = None,
     **settings: Any,
 ) -> Driver:
-    """A runner with the weights in `folder`, or with random ones; torch computes if `settings` do not say otherwise."""
+    """A runner with the weights in `folder`, or with random ones; torch computes if `settings` do
+    not say otherwise."""
     settings = {"device": "cpu", "kernels": "torch", "threads": 1, **settings}
     runner = load_runner(
         EngineConfig(load_format="auto" if folder else "dummy", **settings),

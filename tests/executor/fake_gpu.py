@@ -1,6 +1,7 @@
-"""A GPU that is the CPU, and late: what is copied to pinned memory is poison until an event behind the copy has been
-waited for, and a pinned buffer that is written before its copy is known to be through is found out. Graphs are what
-CUDA's are: operations with addresses, recorded once, in which every number from the host is what it was then."""
+"""A GPU that is the CPU, and late: what is copied to pinned memory is poison until an event behind
+the copy has been waited for, and a pinned buffer that is written before its copy is known to be
+through is found out. Graphs are what CUDA's are: operations with addresses, recorded once, in which
+every number from the host is what it was then."""
 
 from __future__ import annotations
 
@@ -127,7 +128,8 @@ OF_THE_HOST = {"lift_fresh", "_pin_memory"}  # a tensor of numbers of Python or 
 
 
 class Recorder(TorchDispatchMode):
-    """Refuses what a stream that is being captured refuses, and whatever would be wrong when it is replayed."""
+    """Refuses what a stream that is being captured refuses, and whatever would be wrong when it is
+    replayed."""
 
     def __init__(self, pinned: Callable[[Tensor], bool]) -> None:
         super().__init__()
@@ -164,7 +166,8 @@ class FakeGraph:
 
 
 class LaidOutTorch:
-    """Attention that reads nothing but `AttentionBatch.layout`, in torch, with no shape that depends on a number."""
+    """Attention that reads nothing but `AttentionBatch.layout`, in torch, with no shape that
+    depends on a number."""
 
     def __init__(self, config: ModelConfig, pool: KVPool) -> None:
         self.tiling = Tiling(config.num_heads, config.num_kv_heads, 4, 2)
@@ -215,8 +218,8 @@ class LaidOutTorch:
 
 
 class StagedSamplerOps(TorchSamplerOps):
-    """Believes nothing but what the device was told of the draws. `knows_better`: steps are planned before drafts are
-    compared."""
+    """Believes nothing but what the device was told of the draws. `knows_better`: steps are planned
+    before drafts are compared."""
 
     def __init__(self, *, knows_better: bool) -> None:
         self.knows_better = knows_better

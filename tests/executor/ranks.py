@@ -1,4 +1,5 @@
-"""Several ranks in one process, each in a thread: sockets or gloo join them, and pairs of sockets carry plans."""
+"""Several ranks in one process, each in a thread: sockets or gloo join them, and pairs of sockets
+carry plans."""
 
 from __future__ import annotations
 
@@ -7,10 +8,14 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.executor.driver import Driver, make_driver
+import torch
+
+from tests.executor.driver import MODEL, Driver, Turn, make_driver
+from weft.config.decoder import AttentionSpec, LayerSpec, MoeSpec, RouterSpec
 from weft.config.model import ModelConfig
 from weft.executor.ranks.follower import follow
 from weft.executor.wire.followers import Followers, Ranks
@@ -20,6 +25,7 @@ from weft.parallel.comm import TorchComm, file_store
 from weft.parallel.links import SocketLink, socket_links
 from weft.parallel.socket_sums import SocketComm
 from weft.parallel.stage_pipe import SocketPipe
+from weft.plan.step import LAST_SAMPLED
 
 TIMEOUT_S = 120.0
 
@@ -71,7 +77,8 @@ def running(
     backend: str = "tcp",
     **settings: Any,
 ) -> Iterator[tuple[Driver, list[CountedComm]]]:
-    """A driver of rank 0, whose plans all others follow. `may_fail`: what they raise is expected."""
+    """A driver of rank 0, whose plans all others follow. `may_fail`: what they raise is
+    expected."""
     comms = join(where / "meeting", size, backend)
     pairs = [socket_links() for _ in range(size - 1)]
     followers: list[Future[None]] = []
@@ -159,3 +166,23 @@ def _follow(
             comm.close()
         if isinstance(ranks.pipe, SocketPipe):
             ranks.pipe.close()  # as the end of a process does
+
+
+LLAMA = replace(MODEL, num_heads=4, num_kv_heads=2, intermediate_size=32)
+EXPERTS_WITH_BIAS = LayerSpec(
+    attention=AttentionSpec(sinks=True),
+    mlp=MoeSpec(router=RouterSpec(num_experts=4, num_chosen=3, bias=True), size=40, bias=True),
+)
+
+
+def few_steps(driver: Driver) -> list[torch.Tensor]:
+    """Prompts, a chunk behind another, steps of both kinds."""
+    return [
+        driver.run(Turn(0, [3, 5, 7, 11]), Turn(1, [60, 2, 0], samples=False)),
+        driver.run(Turn(0, [13]), Turn(1, [8, 9]), Turn(2, list(range(20)))),
+        driver.run(Turn(0, [17]), Turn(1, [19]), Turn(2, [LAST_SAMPLED])),
+    ]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,5 @@
-"""Tokens of a picture see each other both ways: the backends of torch and of the CPU kernels against a mask written out."""
+"""Tokens of a picture see each other both ways: the backends of torch and of the CPU kernels
+against a mask written out."""
 
 from __future__ import annotations
 

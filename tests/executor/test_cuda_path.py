@@ -1,5 +1,5 @@
-"""The device path of GPUs on a fake one (`fake_gpu.py`): that it does what the CPU's does, and touches nothing too
-early. None of this shows that CUDA does what the fake does."""
+"""The device path of GPUs on a fake one (`fake_gpu.py`): that it does what the CPU's does, and
+touches nothing too early. None of this shows that CUDA does what the fake does."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.executor.driver import (
     make_driver,
 )
 from tests.executor.fake_gpu import POISON, FakeEvent, FakeGpu, TooEarly, fake_kernels
+from tests.executor.gpu_driver import drawn, gpu_driver
 from tests.launch.tiny_model import write_tiny_model
 from weft.arrays import IntArray
 from weft.assemble.build import build_engine
@@ -40,7 +41,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.plan.device import GetWeight
 from weft.plan.logits import GrammarMask
-from weft.plan.step import LAST_SAMPLED, Sampling
+from weft.plan.step import LAST_SAMPLED
 from weft.scheduler.speculation import speculator
 
 TEXT = list(range(1, 21))
@@ -66,27 +67,6 @@ def cpu() -> Iterator[Driver]:
     driver = make_driver()
     yield driver
     driver.runner.close()
-
-
-def gpu_driver(sizes: str = "1,2,4", **settings: object) -> Driver:
-    return make_driver(
-        **{"device": "cuda", "cuda_graph_sizes": sizes, "cuda_graph_prompt": 0, **settings}
-    )
-
-
-def drawn(each: Driver, *turns: Turn) -> list[int]:
-    """Tokens of a step whose requests draw, each in its own way."""
-    plan = each.plan(*turns)
-    num = len(plan.sampling.positions)
-    how = Sampling(
-        temperature=np.linspace(0.0, 2.0, num + 1, dtype=np.float32)[1:],
-        top_p=np.full(num, 0.9, np.float32),
-        top_k=ints(range(3, 3 + num)),
-        min_p=np.full(num, 0.01, np.float32),
-        seeds=np.arange(num, dtype=np.int64) - 5,
-        positions=plan.sampling.positions,
-    )
-    return each.runner.launch(replace(plan, sampling=how, outputs=())).result().tokens.tolist()
 
 
 # H2DBuffer
@@ -133,7 +113,8 @@ def test_every_array_begins_where_kernels_read_without_being_compiled_anew() -> 
 
 
 def test_a_gpu_computes_what_the_cpu_does(driver: Driver, cpu: Driver, gpu: FakeGpu) -> None:
-    """Prompts, chunks, a shared prefix, steps of both kinds, and decode steps of every size, eager and as graphs."""
+    """Prompts, chunks, a shared prefix, steps of both kinds, and decode steps of every size, eager
+    and as graphs."""
 
     def story(each: Driver) -> list[torch.Tensor]:
         first = each.run(Turn(0, TEXT[:9], samples=False), Turn(1, TEXT))
@@ -208,7 +189,8 @@ def test_a_step_that_fails_says_so_and_the_next_one_works(driver: Driver) -> Non
 
 
 def test_draws_travel_with_the_step(driver: Driver, cpu: Driver) -> None:
-    """In steps of every kind, also where a graph has been filled up: `StagedSamplerOps` believes the device alone."""
+    """In steps of every kind, also where a graph has been filled up: `StagedSamplerOps` believes
+    the device alone."""
     for turns in (
         [Turn(row, TEXT[row:]) for row in range(3)],
         [Turn(row, [LAST_SAMPLED]) for row in range(3)],

@@ -1,5 +1,6 @@
-"""Whole steps of models with layers that keep a state, by the Triton kernels in their interpreter on the fake GPU,
-eager and as graphs: as torch computes them on a CPU. None of this has seen a GPU."""
+"""Whole steps of models with layers that keep a state, by the Triton kernels in their interpreter
+on the fake GPU, eager and as graphs: as torch computes them on a CPU. None of this has seen a
+GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import torch
 
 from tests.executor.driver import Driver, Turn, make_driver
 from tests.executor.fake_gpu import FakeGpu
-from tests.executor.test_cuda_triton import gpu as gpu  # a fixture
+from tests.executor.triton_gpu import gpu as gpu  # a fixture
 from tests.models.many import VOCAB, make_checkpoint
 from weft.config.model import ModelConfig
 from weft.plan.step import LAST_SAMPLED
@@ -45,8 +46,8 @@ def drivers(
 def test_the_kernels_compute_what_the_cpu_does(
     drivers: tuple[Driver, Driver], gpu: FakeGpu
 ) -> None:
-    """Prompts, a copy of a state on the way, a request that goes on from it, a mixed step and decode
-    steps, these as graphs that are filled up."""
+    """Prompts, a copy of a state on the way, a request that goes on from it, a mixed step and
+    decode steps, these as graphs that are filled up."""
 
     def story(each: Driver) -> list[torch.Tensor]:
         copy = each.keep(1, 3)

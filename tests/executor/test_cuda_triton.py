@@ -1,19 +1,18 @@
-"""Whole steps with the Triton kernels in their interpreter, on the fake GPU: that runner, layout, graphs and kernels
-agree on what lies where. In float32; none of this has seen a GPU."""
+"""Whole steps with the Triton kernels in their interpreter, on the fake GPU: that runner, layout,
+graphs and kernels agree on what lies where. In float32; none of this has seen a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 import torch
 
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from tests.executor.fake_gpu import FakeGpu
-from tests.executor.test_cuda_path import drawn, gpu_driver
-from weft.executor.gpu import build
+from tests.executor.gpu_driver import drawn, gpu_driver
+from tests.executor.triton_gpu import gpu as gpu
 from weft.plan.step import LAST_SAMPLED
 
 pytestmark = [
@@ -24,32 +23,6 @@ pytestmark = [
 ]
 
 TEXT = list(range(1, 21))
-
-
-class Again:
-    """A graph that does the work again: an interpreter launches no kernels that could be recorded."""
-
-    def __init__(self, gpu: FakeGpu, work: Callable[[], Any], result: Any) -> None:
-        self._gpu, self._work, self._result = gpu, work, result
-
-    def replay(self) -> None:
-        self._gpu.num_replays += 1
-        for old, new in zip(self._result, self._work(), strict=True):
-            old.copy_(new)
-
-
-class RepeatingGpu(FakeGpu):
-    def capture(self, work: Callable[[], Any]) -> tuple[Any, Any]:
-        result = work()
-        self.sizes.append(len(result[-1]))
-        return Again(self, work, result), result
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    gpu = RepeatingGpu()
-    monkeypatch.setattr(build, "find_gpu", lambda: gpu)
-    return gpu
 
 
 @pytest.fixture
@@ -63,7 +36,8 @@ def drivers(gpu: FakeGpu) -> Iterator[tuple[Driver, Driver]]:
 def test_the_kernels_compute_what_the_cpu_does(
     drivers: tuple[Driver, Driver], gpu: FakeGpu
 ) -> None:
-    """Prompts, a chunk behind cached tokens, a mixed step, and decode steps, these as graphs that are filled up."""
+    """Prompts, a chunk behind cached tokens, a mixed step, and decode steps, these as graphs that
+    are filled up."""
 
     def story(each: Driver) -> list[torch.Tensor]:
         first = each.run(Turn(0, TEXT[:9], samples=False), Turn(1, TEXT))

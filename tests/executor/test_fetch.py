@@ -44,7 +44,7 @@ def test_an_id_is_downloaded_without_code_and_pickles(tmp_path, hub):
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./org/model", "~/model", "model", "a/b/c"])
-def test_what_cannot_be_an_id_is_not_looked_up(name, hub):
+def test_impossible_ids_are_not_looked_up(name, hub):
     with pytest.raises(ModelNotFound, match="there is no folder"):
         local_folder(name)
     assert hub == []

@@ -1,4 +1,5 @@
-"""The passes of a draft model in one call of the kernels: they draw what a step for each pass draws."""
+"""The passes of a draft model in one call of the kernels: they draw what a step for each pass
+draws."""
 
 from __future__ import annotations
 

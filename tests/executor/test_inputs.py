@@ -12,7 +12,8 @@ from weft.plan.step import LAST_SAMPLED, ForwardMode, Plan, TableWrites
 
 CPU = torch.device("cpu")
 
-# Row 4 continues at 2 with three tokens, row 0 decodes at 5, row 2 begins with two and does not sample.
+# Row 4 continues at 2 with three tokens, row 0 decodes at 5, row 2 begins with two and does not
+# sample.
 PLAN = Plan(
     step=1,
     mode=ForwardMode.MIXED,

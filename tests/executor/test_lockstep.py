@@ -386,7 +386,8 @@ def of_one_and_of_two(folder: Path, kernels: str) -> tuple[Answers, Answers]:
 def of_two(
     half: Prepared, parts: list[list[list[int]]], params: SamplingParams = SAMPLED
 ) -> tuple[Answers, list[Built]]:
-    """The answers of two engines, each to its part of the prompts; and the engines, at their end."""
+    """The answers of two engines, each to its part of the prompts; and the engines, at their
+    end."""
     found: list[Answers] = [[], []]
     engines: dict[int, Built] = {}
     all_peers = make_peers(2)

@@ -1,4 +1,5 @@
-"""Fused steps leave out, behind the last layer that stores something, tokens behind which none is sampled."""
+"""Fused steps leave out, behind the last layer that stores something, tokens behind which none is
+sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Passes around the computation of steps: their order, what they cost, and one that is added from outside."""
+"""Passes around the computation of steps: their order, what they cost, and one that is added from
+outside."""
 
 from __future__ import annotations
 

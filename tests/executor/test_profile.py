@@ -123,7 +123,7 @@ def test_steps_go_on_while_it_is_prepared(bench: Bench) -> None:
     slow.close()
 
 
-def test_it_stops_by_itself_after_so_many_steps(bench: Bench, tmp_path: Path) -> None:
+def test_it_stops_by_itself_after_the_number_of_steps(bench: Bench, tmp_path: Path) -> None:
     name = bench.start(num_steps=2)
     bench.steps(5)
     report = bench.report()
@@ -188,7 +188,7 @@ def test_what_cannot_be_recorded_or_not_there_is_refused(
     assert bench.report().state == "none"
 
 
-def test_a_trace_that_cannot_be_written_is_told_and_harms_nobody(
+def test_a_trace_that_cannot_be_written_is_reported_and_harms_nobody(
     bench: Bench, tmp_path: Path
 ) -> None:
     bench.start(folder="gone")
@@ -235,7 +235,7 @@ def recorded(bench: Bench, root: Path, num_steps: int) -> tuple[ProfileState, li
     return report, [one for one in trace["traceEvents"] if one.get("name", "").startswith("weft::")]
 
 
-def test_each_operation_of_the_kernels_is_told_as_often_as_it_ran(
+def test_each_operation_of_the_kernels_is_reported_as_often_as_it_ran(
     kernels: Bench, tmp_path: Path
 ) -> None:
     kernels.steps(2)

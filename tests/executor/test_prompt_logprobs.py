@@ -45,7 +45,7 @@ def expected(driver: Driver, tokens: list[int], row: int) -> torch.Tensor:
     return torch.stack([driver.run(Turn(row, [token]))[0] for token in tokens]).double()
 
 
-def test_each_token_is_told_in_the_light_of_those_before_it(driver):
+def test_each_token_is_reported_in_the_light_of_those_before_it(driver):
     rows = expected(driver, TEXT, 0)[:-1]
     given = told(driver, whole(0, len(TEXT), 5, (3, 60)), Turn(1, TEXT))
     targets = torch.tensor(TEXT[1:])[:, None]
@@ -101,7 +101,7 @@ def test_nothing_to_tell_is_nothing(driver):
     assert [getattr(given, name).shape[0] for name in PromptLogprobs.__slots__] == [0] * 5
 
 
-def test_given_tokens_are_told_beside_the_sampled_one(driver):
+def test_given_tokens_are_reported_beside_the_sampled_one(driver):
     plan = driver.plan(Turn(0, TEXT), Turn(1, TEXT[:6]))
     wanted = SampledLogprobsRequest(
         ints([0, 1]), ints([MODEL.vocab_size] * 2), np.array([[2, 3], [4, 0]], dtype=np.int32)

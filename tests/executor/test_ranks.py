@@ -11,15 +11,13 @@ import pytest
 import torch
 
 from tests.executor.driver import (
-    MODEL,
-    Driver,
     Turn,
     asking,
     full_logprobs,
     ints,
     make_driver,
 )
-from tests.executor.ranks import running
+from tests.executor.ranks import EXPERTS_WITH_BIAS, LLAMA, few_steps, running, same
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -44,9 +42,8 @@ from weft.plan.outputs import (
     PromptLogprobsRequest,
     SampledLogprobsRequest,
 )
-from weft.plan.step import LAST_SAMPLED, Drafting, Plan, find
+from weft.plan.step import Drafting, Plan, find
 
-LLAMA = replace(MODEL, num_heads=4, num_kv_heads=2, intermediate_size=32)
 QWEN = DecoderSpec(layers=(LayerSpec(attention=AttentionSpec(qk_norm=QkNorm.HEAD, qkv_bias=True)),))
 ONE_TENSOR = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
 BY_HEAD = TensorNames(qkv=("query_key_value",), qkv_by_head=True)
@@ -57,10 +54,6 @@ PLAIN_MLP = LayerSpec(
 
 EXPERTS = MoeSpec(
     router=RouterSpec(num_experts=6, num_chosen=2), size=96, shared_size=64, shared_gate=True
-)
-EXPERTS_WITH_BIAS = LayerSpec(
-    attention=AttentionSpec(sinks=True),
-    mlp=MoeSpec(router=RouterSpec(num_experts=4, num_chosen=3, bias=True), size=40, bias=True),
 )
 
 MODELS = {
@@ -97,19 +90,6 @@ class OwnTable:
     def run(self, plan: Plan) -> DecoderOutput:
         self._rows.apply(plan)
         return DecoderOutput(None, ())
-
-
-def few_steps(driver: Driver) -> list[torch.Tensor]:
-    """Prompts, a chunk behind another, steps of both kinds."""
-    return [
-        driver.run(Turn(0, [3, 5, 7, 11]), Turn(1, [60, 2, 0], samples=False)),
-        driver.run(Turn(0, [13]), Turn(1, [8, 9]), Turn(2, list(range(20)))),
-        driver.run(Turn(0, [17]), Turn(1, [19]), Turn(2, [LAST_SAMPLED])),
-    ]
-
-
-def same(ours: Any, theirs: Any) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,4 +1,5 @@
-"""What counts of a run of sampled tokens is decided alike on the device, where nobody waits, and on the host."""
+"""What counts of a run of sampled tokens is decided alike on the device, where nobody waits, and on
+the host."""
 
 from __future__ import annotations
 

@@ -105,7 +105,8 @@ def test_threshold_of_filters_that_are_off_is_none():
 @pytest.mark.parametrize("vocab", [11, 2_000])
 @pytest.mark.parametrize("together", [True, False])
 def test_every_filter_keeps_what_its_twin_keeps(vocab, together):
-    """The draw is then the largest of logit + noise among those, whether the rows are in one batch or alone."""
+    """The draw is then the largest of logit + noise among those, whether the rows are in one batch
+    or alone."""
     count = len(FILTERS)
     x, seeds, positions = (
         logits(count, vocab),

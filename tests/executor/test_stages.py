@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.executor.driver import Turn, asking, ints, make_driver
-from tests.executor.ranks import staged
-from tests.executor.test_ranks import EXPERTS_WITH_BIAS, LLAMA, few_steps, same
+from tests.executor.ranks import EXPERTS_WITH_BIAS, LLAMA, few_steps, same, staged
 from weft.config.decoder import DecoderSpec, LayerSpec
 from weft.executor.wire.followers import PLAN
 from weft.ops.sharding import RankLost
@@ -56,7 +55,7 @@ def test_a_stage_keeps_kv_and_weights_of_its_own_layers_alone() -> None:
     assert lens == expected
 
 
-def test_a_weight_is_told_by_the_stage_that_has_it() -> None:
+def test_a_weight_is_reported_by_the_stage_that_has_it() -> None:
     model = MODELS["llama"]
     one = make_driver(model)
     with staged(model, 2) as driver:

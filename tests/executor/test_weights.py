@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
+from tests.executor.checkpoints import LARGE, checkpoint, write
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from weft.assemble.cache import weights_digest
 from weft.config.model import BadCheckpoint
@@ -43,18 +44,6 @@ from weft.weights.load import randomize
 NORM = "model.norm.weight"
 UP = "model.layers.1.mlp.up_proj.weight"
 HEAD = "lm_head.weight"
-
-
-def checkpoint(scale: float = 1.0) -> dict[str, torch.Tensor]:
-    model = make_model(MODEL, PlainOps(torch.float32, torch.device("cpu")))
-    randomize(model.weights())
-    return {weight.name: weight.get() * scale for weight in model.weights()}
-
-
-def write(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
-    folder.mkdir(exist_ok=True)
-    save_file(tensors, folder / "model.safetensors")
-    return folder
 
 
 @pytest.fixture(
@@ -500,10 +489,6 @@ def test_an_unknown_name_is_answered_with_near_ones(plain: Driver) -> None:
 
 # Memory
 
-LARGE = replace(
-    MODEL, vocab_size=20_000, hidden_size=512, num_heads=4, num_kv_heads=4, head_dim=128
-)
-
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes memory back")
 @pytest.mark.parametrize("settings", [{}, {"quantize": "int8"}, {"kernels": "auto"}], ids=str)
@@ -551,7 +536,8 @@ def test_unknown_tags_are_named(plain: Driver) -> None:
 
 
 def resident(tensors: list[torch.Tensor]) -> float:
-    """The part of their pages that lies in memory. Source: the kernel's documentation of /proc/pid/pagemap."""
+    """The part of their pages that lies in memory. Source: the kernel's documentation of
+    /proc/pid/pagemap."""
     size, states = os.sysconf("SC_PAGE_SIZE"), []
     with open("/proc/self/pagemap", "rb") as pagemap:
         for tensor in tensors:
@@ -595,7 +581,7 @@ LOADING = """
     import sys
     from pathlib import Path
     import torch
-    from tests.executor.test_weights import LARGE
+    from tests.executor.checkpoints import LARGE
     from weft.weights.load import load_weights
     from weft.models.registry import make_model
     from weft.ops.plain import PlainOps

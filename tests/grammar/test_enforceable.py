@@ -1,4 +1,5 @@
-"""Numbers and patterns of schemas: what an answer may be is what the client wrote, or it is named."""
+"""Numbers and patterns of schemas: what an answer may be is what the client wrote, or it is
+named."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.grammar.test_llg import EOS, accepts, generated
+from tests.grammar.formats import EOS, accepts, generated
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.protocol import Compiled, InvalidGrammar, Key
 from weft.text.tokenizer import Tokenizer

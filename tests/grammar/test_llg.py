@@ -1,83 +1,48 @@
-"""Grammars by llguidance, on the vocabulary of the bundled model: outputs under the masks are valid,
-and the masks allow what is valid and nothing else."""
+"""Grammars by llguidance, on the vocabulary of the bundled model: outputs under the masks are
+valid, and the masks allow what is valid and nothing else."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 
-import weft
 from tests.grammar.choice import ChoiceCompiler
+from tests.grammar.formats import (
+    EOS,
+    FORMATS,
+    GENERIC,
+    INTEGER,
+    KINDS,
+    TEXT,
+    TRIGGERED,
+    F,
+    G,
+    accepts,
+    generated,
+    generic_call,
+    generic_use,
+    is_valid,
+    tag,
+)
+from tests.grammar.formats import compiler as compiler
+from tests.grammar.formats import tokenizer as tokenizer
 from tests.grammar.schemas import random_schema, spoiled
 from weft import LLM, Grammar, SamplingParams
 from weft.config.options import SettingsError
 from weft.grammar.backends import missing
 from weft.grammar.llg import LlgCompiler
-from weft.grammar.protocol import Compiled, Compiler, InvalidGrammar, Key
+from weft.grammar.protocol import InvalidGrammar, Key
 from weft.grammar.tags import as_format
-from weft.server.chat.tools import ToolUse, generic_tag, strict_tag, tool_use
+from weft.server.chat.tools import generic_tag, strict_tag
 from weft.text.parsers.formats import TOOL_FORMATS
 from weft.text.tokenizer import Tokenizer
 
-FOLDER = Path(weft.__file__).parent / "bundled" / "weft-nano"
-EOS = 0
 NUM_SCHEMAS = 300
-MAX_TOKENS = 500
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(FOLDER)
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: Tokenizer) -> LlgCompiler:
-    return LlgCompiler(FOLDER / "tokenizer.json", tokenizer.vocab_size, [EOS])
-
-
-def generated(
-    compiler: Compiler, tokenizer: Tokenizer, compiled: Compiled, rng: np.random.Generator
-) -> str | None:
-    """A text of random allowed tokens; None if it has not ended in time."""
-    matcher, mask = compiled.matcher.fork(), compiled.mask[None].copy()
-    ids: list[int] = []
-    for _ in range(MAX_TOKENS):
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        token = int(rng.choice(allowed))
-        matcher.consume(token)
-        assert not matcher.error
-        if token == EOS or matcher.is_complete:
-            return tokenizer.decode([*ids, token])
-        ids.append(token)
-        compiler.fill([matcher], mask)
-    return None
-
-
-def accepts(compiler: Compiler, tokenizer: Tokenizer, compiled: Compiled, text: str) -> bool:
-    """Whether the text and then the end are allowed, token by token."""
-    matcher, mask = compiled.matcher.fork(), compiled.mask[None].copy()
-    for token in [*tokenizer.encode(text, add_special_tokens=False), EOS]:
-        if not mask[0, token // 32] >> (token % 32) & 1:
-            return token == EOS and matcher.is_complete and not matcher.error
-        matcher.consume(token)
-        assert not matcher.error, "the mask allows what the matcher does not"
-        if token != EOS and not matcher.is_complete:
-            compiler.fill([matcher], mask)
-        else:
-            mask[:] = 0
-    return True
-
-
-def is_valid(schema: dict[str, Any], value: Any) -> bool:
-    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
-    return bool(jsonschema.Draft202012Validator(schema, format_checker=checker).is_valid(value))
 
 
 def test_everything_generated_is_valid_everything_valid_is_allowed_and_little_else(
@@ -167,45 +132,6 @@ def test_the_large_twin_allows_what_the_plain_one_does(
             assert not (masks[0] & ~masks[1]).any()
 
 
-KINDS: list[tuple[Key, list[str], list[str]]] = [
-    (Key("regex", "[0-9]{3}-[a-f]+"), ["123-af"], ["12-a", "123-", "123-afx"]),
-    (Key("ebnf", 'root ::= "a" [0-9]+ ("b" | "c")*'), ["a1", "a12bcb"], ["a", "b", "a1d"]),
-    (Key("ebnf", 'start: "x" num\nnum: /[0-9]/ num | "."'), ["x.", "x12."], ["x1"]),
-    (Key("json_schema", "true"), ['{"a": [1]}', "3"], ["{"]),
-    (Key("json_schema", '{"type": "object"}'), ["{}", '{"a": 1}'], ["[]", "1"]),
-    (
-        Key("json_schema", '{"properties": {"a": {}}, "type": "object"}'),
-        ["{}", '{"a": 1}'],
-        ['{"b": 1}'],
-    ),
-    (
-        Key(
-            "json_schema",
-            '{"properties": {"a": {}, "b": {}}, "x-guidance": {"whitespace_flexible": false}}',
-        ),
-        ['{"a": 1, "b": [1, 2]}'],
-        ['{"a":1}', '{ "a": 1}', '{"a": 1,\n"b": 1}'],
-    ),
-    (
-        Key(
-            "json_schema",
-            '{"properties": {"a": {}}, "type": "object", "additionalProperties": true}',
-        ),
-        ["{}", '{"a": 1, "b": 1}'],
-        ["[]"],
-    ),
-    (
-        Key(
-            "structural_tag",
-            '{"structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}], '
-            '"triggers": ["<f"]}',
-        ),
-        ["free text", "one <f>12</f> two"],
-        ["<f>x</f>", "<f>1", "<fa>"],
-    ),
-]
-
-
 @pytest.mark.parametrize(("key", "good", "bad"), KINDS)
 def test_each_kind_of_grammar(
     compiler: LlgCompiler, tokenizer: Tokenizer, key: Key, good: list[str], bad: list[str]
@@ -215,123 +141,6 @@ def test_each_kind_of_grammar(
         assert accepts(compiler, tokenizer, compiled, text), text
     for text in bad:
         assert not accepts(compiler, tokenizer, compiled, text), text
-
-
-def tag(begin: str, content: dict[str, Any], end: Any) -> dict[str, Any]:
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
-INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
-TEXT = {"type": "any_text"}
-A, B = (
-    tag("<f=a>", INTEGER, "</f>"),
-    tag("<f=b>", {"type": "json_schema", "json_schema": True}, "</f>"),
-)
-TRIGGERED = {"type": "triggered_tags", "triggers": ["<f="], "tags": [A, B]}
-SEPARATED = {"type": "tags_with_separator", "tags": [A, B], "separator": ","}
-GENERIC = TOOL_FORMATS["generic"]
-
-
-def generic_use(choice: Any, parallel: bool) -> ToolUse:
-    of = {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "near": {"$ref": "#/$defs/near"}},
-        "required": ["city"],
-        "$defs": {"near": {"enum": [1]}},
-    }
-    functions = [{"name": "f", "parameters": of}, {"name": "g"}]
-    tools = [{"type": "function", "function": function} for function in functions]
-    return tool_use(tools, choice, parallel=parallel)
-
-
-def generic_call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
-F, G = generic_call("f", '{"city": "Oslo", "near": 1}'), generic_call("g", "{}")
-NO_CALLS = [
-    generic_call("h", "{}"),
-    generic_call("f", "{}"),
-    generic_call("f", '{"city": "Oslo", "near": 2}'),
-    generic_call("f", "[]"),
-    F[:-3],
-]
-# tool_choice, whether calls may be parallel, whether an answer has its mark
-GENERIC_CASES: list[tuple[Any, bool, bool, list[str], list[str]]] = [
-    (
-        "auto",
-        False,
-        True,
-        [F, G, "<answer>", "<answer>Hi <b>\n", f"<answer>Hi\n{F}"],
-        ["", "Hi", f"{F}\n{G}", f"{F} so", f" {F}", *NO_CALLS, f"<answer>Hi {NO_CALLS[0]}"],
-    ),
-    ("auto", True, True, [F, f"{F}\n{G}\n{F}", f"<answer>a{F}b{G}c"], [f"{F}{G}", *NO_CALLS]),
-    ("auto", False, False, ["Hi", F, ""], NO_CALLS),
-    ("required", True, True, [F, f"{G}\n{F}"], ["", "<answer>Hi", *NO_CALLS]),
-    ("required", False, True, [F, G], ["", f"{G}\n{F}", *NO_CALLS]),
-    ({"type": "function", "function": {"name": "g"}}, True, True, [G], ["", F, f"{G}\n{G}"]),
-    ("none", True, True, ["<answer>Hi", f"<answer>Like {NO_CALLS[0]}"], ["", F, "Hi"]),
-]
-FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
-    (
-        {
-            "type": "sequence",
-            "elements": [
-                {"type": "const_string", "value": "a"},
-                {"type": "optional", "content": INTEGER},
-            ],
-        },
-        ["a", "a12"],
-        ["1", "a1b"],
-    ),
-    (
-        {
-            "type": "or",
-            "elements": [
-                {"type": "const_string", "value": "yes"},
-                {"type": "regex", "pattern": "n/o+"},
-            ],
-        },
-        ["yes", "n/oo"],
-        ["n/", "yesn/o"],
-    ),
-    (
-        {"type": "sequence", "elements": [tag("<t>", TEXT, "</t>"), INTEGER]},
-        ["<t>hm < x\n</t>7", "<t></t>7"],
-        ["<t>x</t>x", "7", "<t>hm"],
-    ),
-    (
-        {"type": "sequence", "elements": [tag("<t>", TEXT, "</t>"), TRIGGERED]},
-        ["<t>x</t>", '<t>x</t> so <f=a>3</f> or <f=b>"x"</f>.'],
-        ["<f=a>3</f>", "<t>x</t><f=a>true</f>", "<t>x</t><f=c>"],
-    ),
-    (
-        {**TRIGGERED, "at_least_one": True},
-        ["<f=a>3</f>", "<f=a>3</f> and <f=a>4</f>"],
-        ["", "text <f=a>3</f>"],
-    ),
-    ({**TRIGGERED, "stop_after_first": True}, ["text", "text <f=a>3</f>"], ["<f=a>3</f> more"]),
-    (
-        {**TRIGGERED, "stop_after_first": True, "at_least_one": True},
-        ["<f=a>3</f>"],
-        ["text", "<f=a>3</f> more"],
-    ),
-    (
-        SEPARATED,
-        ["", "<f=a>1</f>", "<f=a>1</f>,<f=b>[2]</f>"],
-        ["<f=a>1</f>,", "x", "<f=a>1</f><f=a>1</f>"],
-    ),
-    (
-        {"type": "repeat", "min": 2, "max": 3, "content": INTEGER | {"json_schema": {"const": 1}}},
-        ["11", "111"],
-        ["1"],
-    ),
-    ({"type": "plus", "content": tag("(", INTEGER, [")", "]"])}, ["(1)(2]", "(1]"], ["", "(1"]),
-    *(
-        (generic_tag(generic_use(choice, parallel), GENERIC, has_mark=mark)["format"], good, bad)
-        for choice, parallel, mark, good, bad in GENERIC_CASES
-    ),
-]
 
 
 @pytest.mark.parametrize(("format", "good", "bad"), FORMATS)

@@ -1,5 +1,5 @@
-"""Masks on their way: which thread fills them, which one waits, and that no thread touches a matcher
-meanwhile. The plain twin follows choices, and fills masks when the test lets it."""
+"""Masks on their way: which thread fills them, which one waits, and that no thread touches a
+matcher meanwhile. The plain twin follows choices, and fills masks when the test lets it."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_token_is_answered_before_the_masks_behind_it_are_filled(
     assert library.threads == ["masks_0"]
 
 
-def test_where_the_model_takes_all_processors_who_asks_fills_all_masks_at_once(
+def test_where_the_model_takes_all_processors_the_caller_fills_all_masks_at_once(
     library: Held,
 ) -> None:
     pool = GrammarPool(lambda: library, max_bytes=1_000_000)
@@ -152,7 +152,7 @@ def test_where_the_model_takes_all_processors_who_asks_fills_all_masks_at_once(
     pool.close()
 
 
-def test_few_masks_are_filled_by_who_asks_for_them(pool: GrammarPool, library: Held) -> None:
+def test_few_masks_are_filled_by_their_caller(pool: GrammarPool, library: Held) -> None:
     constraints = begun(pool, library, FEW - 1)
     advance(pool, constraints, A)
     assert not library.threads
@@ -160,7 +160,7 @@ def test_few_masks_are_filled_by_who_asks_for_them(pool: GrammarPool, library: H
     assert library.threads == [threading.current_thread().name]
 
 
-def test_who_asks_fills_what_nobody_has_begun(pool: GrammarPool, library: Held) -> None:
+def test_the_caller_fills_masks_that_no_thread_has_begun(pool: GrammarPool, library: Held) -> None:
     constraints = begun(pool, library, 2 * PART)
     library.may_fill.clear()
     advance(pool, constraints, A)
@@ -188,7 +188,9 @@ def test_a_matcher_takes_no_token_while_its_mask_is_filled(
     assert library.num_disturbed == 0
 
 
-def test_who_is_gone_leaves_its_mask_to_the_others(pool: GrammarPool, library: Held) -> None:
+def test_a_thread_that_is_gone_leaves_its_mask_to_the_others(
+    pool: GrammarPool, library: Held
+) -> None:
     constraints = begun(pool, library, PART)
     library.may_fill.clear()
     advance(pool, constraints, A)
@@ -214,7 +216,7 @@ def test_a_pool_that_is_closed_ends_the_fill_under_way_and_begins_no_other(
     assert allowed(words_of([*constraints, *others])) == ["bc"] * FEW + ["xy"] * FEW
 
 
-def test_an_output_that_cannot_go_on_is_told_with_the_mask_and_the_others_go_on(
+def test_an_output_that_cannot_go_on_is_reported_with_the_mask_and_the_others_go_on(
     pool: GrammarPool, library: Held
 ) -> None:
     stuck, fine = begun(pool, library, FEW, "aé", "aü"), begun(pool, library, FEW)

@@ -88,7 +88,7 @@ def test_long_grammars_leave_a_thread_to_the_others(desk: Desk) -> None:
     assert desk.begun[-1] == "l1"
 
 
-def test_who_has_waited_too_long_gets_503_and_is_not_compiled(desk: Desk) -> None:
+def test_a_grammar_that_waited_too_long_gets_503_and_is_not_compiled(desk: Desk) -> None:
     desk.pool.ask(0, Key("regex", "a0"))
     desk.pool.ask(1, Key("regex", "a1"))
     desk.wait_begun(2)

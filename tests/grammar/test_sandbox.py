@@ -17,7 +17,7 @@ import pytest
 
 import weft
 from tests.engine.engine_world import EngineWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.pool import GrammarPool
 from weft.grammar.protocol import CompileResult, InvalidGrammar, Key

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.grammar.formats import EOS, FOLDER, FORMATS, KINDS, accepts, generated, is_valid
 from tests.grammar.schemas import random_schema
-from tests.grammar.test_llg import EOS, FOLDER, FORMATS, KINDS, accepts, generated, is_valid
 from weft.grammar.backends import make_compiler
 from weft.grammar.protocol import Compiler, InvalidGrammar, Key
 from weft.grammar.sandbox import SandboxProcess

@@ -1,4 +1,5 @@
-"""Two servers in one process, as their sockets see them: pools of bytes, and news that tests wait for."""
+"""Two servers in one process, as their sockets see them: pools of bytes, and news that tests wait
+for."""
 
 from __future__ import annotations
 
@@ -106,7 +107,8 @@ class Pair:
         return self.news[name].pop(0)
 
     def lend(self, num_tokens: int = 24, room: str = "r", seed: int = 1) -> bytes:
-        """Lend the first `num_tokens` of `key_of(24)` from pages 5 and on. Returns their content."""
+        """Lend the first `num_tokens` of `key_of(24)` from pages 5 and on. Returns their
+        content."""
         held = pages(5, num_tokens // PAGE_SIZE)
         content = self.pools[0].fill(held, seed)
         self.prefill.lend(room, key_part(key_of(24), num_tokens), held)
@@ -144,8 +146,8 @@ class Pair:
 
 
 class Proxy:
-    """Stands between two servers, and hands what the first one says to `spoil` before it passes it on. None: it says
-    nothing any more, and keeps the connection."""
+    """Stands between two servers, and hands what the first one says to `spoil` before it passes it
+    on. None: it says nothing any more, and keeps the connection."""
 
     def __init__(self, port: int, spoil: Callable[[bytes], bytes | None]) -> None:
         self._to = port

@@ -1,4 +1,5 @@
-"""One side of a conversation that says what a test wants, and a way between two servers that changes what they say."""
+"""One side of a conversation that says what a test wants, and a way between two servers that
+changes what they say."""
 
 from __future__ import annotations
 

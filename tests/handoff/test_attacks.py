@@ -1,5 +1,5 @@
-"""Somebody else on the way, or in the place of the other server: nothing that was not lent is ever taken, nothing is
-sent that was not shown to be known, and what goes wrong is told in one line."""
+"""Somebody else on the way, or in the place of the other server: nothing that was not lent is ever
+taken, nothing is sent that was not shown to be known, and what goes wrong is told in one line."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ def test_whatever_is_changed_on_the_way_nothing_arrives_that_was_not_lent(
 def test_whoever_only_passes_the_greeting_on_can_say_nothing_afterwards(
     sealed: Pair, knows: str
 ) -> None:
-    """The lender's own Challenge and Welcome reach the other side, which then gets K and V of somebody else."""
+    """The lender's own Challenge and Welcome reach the other side, which then gets K and V of
+    somebody else."""
     sealed.lend()
 
     def act(victim: Peer) -> None:
@@ -177,7 +178,8 @@ def greeting_without_secret() -> Seals:
 
 @pytest.mark.parametrize("what", ["repeat", "leave out", "swap", "send back"])
 def test_messages_have_one_place_and_one_direction(what: str) -> None:
-    """Between two sides with one key, each message counts once, in its turn, and not for its sender."""
+    """Between two sides with one key, each message counts once, in its turn, and not for its
+    sender."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
@@ -567,7 +569,8 @@ def next_of(peer: Peer) -> object:
 
 @pytest.mark.parametrize("secret", ["", SECRET])
 def test_only_pages_of_tokens_that_were_shown_are_sent(secret: str) -> None:
-    """Whoever knows the beginning of a prompt gets K and V of that beginning, and of nothing behind it."""
+    """Whoever knows the beginning of a prompt gets K and V of that beginning, and of nothing behind
+    it."""
     rng = random.Random(3)
     with Pair(secrets=(secret, secret)) as pair:
         content = pair.lend()

@@ -1,5 +1,5 @@
-"""Two servers whose K and V would not have the same bits: both say why at the connection, in one line, and the one that
-wants a prompt computes it."""
+"""Two servers whose K and V would not have the same bits: both say why at the connection, in one
+line, and the one that wants a prompt computes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two servers over a real socket: what is lent arrives as it is, and whatever goes wrong on the way is told."""
+"""Two servers over a real socket: what is lent arrives as it is, and whatever goes wrong on the way
+is told."""
 
 from __future__ import annotations
 
@@ -175,7 +176,7 @@ def test_a_room_that_is_refused_says_why(pair: Pair) -> None:
     assert pair.wait_for("found").pull == 2
 
 
-def test_a_lease_that_ends_is_told(pair: Pair) -> None:
+def test_a_lease_that_ends_is_reported(pair: Pair) -> None:
     pair.lend()
     pair.ask()
     pair.wait_for("found")

@@ -1,4 +1,5 @@
-"""Journals that an earlier weft recorded (`before/`): this one decides what that one decided, step by step."""
+"""Journals that an earlier weft recorded (`before/`): this one decides what that one decided, step
+by step."""
 
 from __future__ import annotations
 

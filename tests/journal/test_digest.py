@@ -1,4 +1,5 @@
-"""Digests of plans: equal decisions have equal ones, and no two operations cancel each other out."""
+"""Digests of plans: equal decisions have equal ones, and no two operations cancel each other
+out."""
 
 from __future__ import annotations
 

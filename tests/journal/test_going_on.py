@@ -1,4 +1,5 @@
-"""States within a journal: where a replay begins that is asked for one step, and goes on behind damage."""
+"""States within a journal: where a replay begins that is asked for one step, and goes on behind
+damage."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.cli.main import main
 from weft.journal.file import HEAD_BYTES, MAGIC, JournalReader
 from weft.journal.records import BEGINNING, Began

@@ -79,7 +79,7 @@ def test_a_host_of_others_is_gone_to_unless_it_is_said_to_be_ones_own() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(text: str, message: str) -> None:
+def test_impossible_values_are_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=r"^--kv-events-config") as error:
         parse_kv_events(text)
     assert message in str(error.value)

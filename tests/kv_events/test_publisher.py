@@ -16,7 +16,7 @@ import zmq
 from tests.engine.engine_world import EngineWorld
 from tests.kv_events.readers import Blocks, blocks_of, example
 from tests.scheduler.random_worlds import random_settings
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.config.kv_events import KvEventsConfig
 from weft.config.options import SettingsError
 from weft.kv_events.publisher import KvEventPublisher

@@ -1,8 +1,10 @@
-"""An engine process without a model: it speaks the channel, and every request gets the token "a" now and then.
+"""An engine process without a model: it speaks the channel, and every request gets the token "a"
+now and then.
 
-FAKE_ENGINE says how it behaves: a list of words with values, "loading token_s=0.01 refuse crash stubborn stuck gated".
-One that is stuck stands still in the first step. Before there is the file FAKE_GATE, one that is loading does not
-become ready, and one that is gated gives a request no token but the first.
+FAKE_ENGINE says how it behaves: a list of words with values, "loading token_s=0.01 refuse crash
+stubborn stuck gated". One that is stuck stands still in the first step. Before there is the file
+FAKE_GATE, one that is loading does not become ready, and one that is gated gives a request no token
+but the first.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import psutil
 
 from tests.e2e.server import Server, wait_until
-from tests.launch.test_nodes import free_port
+from tests.launch.ports import free_port
 from tests.launch.tiny_model import write_model_with_experts
 from tests.nano_adapters import NANO
 

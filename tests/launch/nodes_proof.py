@@ -1,9 +1,11 @@
-"""A model on two machines, as far as one machine can be two: each node in a network namespace of its own, joined by a cable.
+"""A model on two machines, as far as one machine can be two: each node in a network namespace of
+its own, joined by a cable.
 
     python -m tests.launch.nodes_proof
 
-Needs Linux, root and iproute2 (`ip netns`), and says so where it does not have them. It is no test: two servers start, which takes as long as a test may take
-altogether. Prints one line for each claim; the status is 1 if one does not hold.
+Needs Linux, root and iproute2 (`ip netns`), and says so where it does not have them. It is no test:
+two servers start, which takes as long as a test may take altogether. Prints one line for each
+claim; the status is 1 if one does not hold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""An LLM without a model: everything is real but for the runner, whose tokens follow from the prompt by arithmetic."""
+"""An LLM without a model: everything is real but for the runner, whose tokens follow from the
+prompt by arithmetic."""
 
 from __future__ import annotations
 

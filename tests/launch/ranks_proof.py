@@ -1,10 +1,12 @@
-"""200 mixed requests to a model in two ranks and to the same in one, in float32: the same tokens, whatever happens between them.
+"""200 mixed requests to a model in two ranks and to the same in one, in float32: the same tokens,
+whatever happens between them.
 
     python -m tests.launch.ranks_proof
 
-Adapters, grammars, penalties, seeds, several completions, log probabilities and hidden states, of prompts that come in chunks while memory runs
-short; after every 25 of them other weights, memory that is released and resumed, or an empty cache. It is no test, because it takes a minute. The status is 1 if an
-answer differs.
+Adapters, grammars, penalties, seeds, several completions, log probabilities and hidden states, of
+prompts that come in chunks while memory runs short; after every 25 of them other weights, memory
+that is released and resumed, or an empty cache. It is no test, because it takes a minute. The
+status is 1 if an answer differs.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tests.launch.test_ranks import Loaded, load, mixed_requests
+from tests.launch.loaded import Loaded, load, mixed_requests
 from tests.nano_adapters import NANO, make_adapter
 from weft.config.model import ModelConfig
 from weft.plan.device import KV_CACHE, WEIGHTS, ReleaseMemory, ResumeMemory, UpdateFromDisk

@@ -4,10 +4,9 @@ machines. Needs `pip install "ray[serve]"`.
 
     python -m tests.launch.ray_proof [speed] [kill] [scale] [nodes] [--model FOLDER]
 
-`--model` is for `speed`, whose figures depend on it: a proxy of Ray's takes as long for a token of a
-small model as for one of a large one.
-It is no test, because it takes minutes. Prints one line for each claim; the status is 1 if one does
-not hold. Machines of Ray's are processes of this one.
+`--model` is for `speed`, whose figures depend on it: a proxy of Ray's takes as long for a token of
+a small model as for one of a large one. It is no test, because it takes minutes. Prints one line
+for each claim; the status is 1 if one does not hold. Machines of Ray's are processes of this one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ray.cluster_utils import Cluster
 
 from tests.e2e.server import Server
 from tests.launch.nodes_proof import Proof
-from tests.launch.test_ray import engines
+from tests.launch.ray_engines import engines
 from tests.nano_adapters import NANO
 from weft.launch.ray import build
 

@@ -1,4 +1,5 @@
-"""Runs `weft serve` with the fake engine as a process, talks to it, and looks at what it leaves behind."""
+"""Runs `weft serve` with the fake engine as a process, talks to it, and looks at what it leaves
+behind."""
 
 from __future__ import annotations
 

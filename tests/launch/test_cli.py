@@ -1,4 +1,5 @@
-"""The command line before anything runs: help that costs nothing, and one paragraph for what the user can mend."""
+"""The command line before anything runs: help that costs nothing, and one paragraph for what the
+user can mend."""
 
 from __future__ import annotations
 

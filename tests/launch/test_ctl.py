@@ -1,4 +1,5 @@
-"""`weft ctl`: what it sends and prints, how it ends; and that it and docs/guides/control.md know every control request."""
+"""`weft ctl`: what it sends and prints, how it ends; and that it and docs/guides/control.md know
+every control request."""
 
 from __future__ import annotations
 
@@ -415,7 +416,8 @@ def test_a_real_server_is_controlled(
 
 
 def table() -> list[list[str]]:
-    """The rows of the table of control requests: message, method and route, command, effect, answers."""
+    """The rows of the table of control requests: message, method and route, command, effect,
+    answers."""
     lines = [line for line in DOCUMENT.read_text("utf-8").splitlines() if line.startswith("| `")]
     rows = [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in lines]
     return [row for row in rows if len(row) == 5]

@@ -135,7 +135,7 @@ def test_a_driver_that_does_not_answer_is_a_warning_and_the_cpu_computes(
     assert len(told) == 1
 
 
-def test_a_gpu_that_torch_cannot_use_fails_and_what_would_run_there_is_told(
+def test_a_gpu_that_torch_cannot_use_fails_and_what_would_run_there_is_reported(
     capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = GpuCard("NVIDIA H200", 140_000_000_000, 141_000_000_000)

@@ -1,4 +1,5 @@
-"""An engine that hangs: seen within five seconds, told to everybody, and not waited for for ever."""
+"""An engine that hangs: seen within five seconds, told to everybody, and not waited for for
+ever."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def reason(server: ServerProcess, path: str) -> str:
 
 
 def test_stopped_engine_is_seen_told_and_survived(model: Path) -> None:
-    """Open and new requests are told at the same time, long before the server gives the engine up."""
+    """Open and new requests are told at the same time, long before the server gives the engine
+    up."""
     with ServerProcess(
         model, "--hang-timeout-s", "600", "--on-hang", "wait", behaviour="token_s=0.1"
     ) as server:

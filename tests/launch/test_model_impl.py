@@ -213,7 +213,7 @@ def ask(driver: Driver, request: Any) -> Any:
     return driver.runner.control(request).result()
 
 
-def test_weights_are_told_and_changed(driver: Driver, tmp_path: Path) -> None:
+def test_weights_are_reported_and_changed(driver: Driver, tmp_path: Path) -> None:
     before = driver.run(Turn(0, [5, 6, 7]))
     folder = write_model(tmp_path / "new", "Persimmon")
     changed = by_library.class_of("Persimmon").from_pretrained(folder)

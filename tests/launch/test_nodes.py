@@ -1,10 +1,10 @@
-"""A model on several nodes: who belongs to it, who is told why not, and how its nodes end. The nodes are processes of this machine; `nodes_proof.py` has two machines."""
+"""A model on several nodes: who belongs to it, who is told why not, and how its nodes end. The
+nodes are processes of this machine; `nodes_proof.py` has two machines."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 from tests.e2e.server import wait_until
-from tests.launch.test_ranks import SETTINGS, answers, load
+from tests.launch.loaded import SETTINGS, answers, load
+from tests.launch.ports import free_port
 from tests.nano_adapters import NANO
 from weft.assemble.model_config import choose_model
 from weft.assemble.node_facts import facts_of
@@ -37,11 +38,6 @@ from weft.parallel.door import BEAT_S, Silence
 from weft.parallel.links import Loss
 
 HANG_S = 240.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def settings_of(port: int, **changed: Any) -> EngineConfig:

@@ -1,4 +1,5 @@
-"""The bundled model tells of a prompt what transformers tells, however it is cut, cached and batched."""
+"""The bundled model tells of a prompt what transformers tells, however it is cut, cached and
+batched."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def check(llm: LLM, output: Output, text: str, expected: torch.Tensor, start: in
         assert torch.allclose(torch.tensor(one.of_ids), row[[5, 77]], atol=TOLERANCE)
 
 
-def test_prompts_are_told_as_transformers_tells_them(
+def test_prompts_are_reported_as_transformers_tells_them(
     llm: LLM, reference: dict[str, torch.Tensor]
 ) -> None:
     """In one batch, the first in chunks; then one by one, with prefixes that are cached."""

@@ -39,7 +39,7 @@ SAYS_NOTHING = "import sys; sys.stdin.readline(); sys.exit(3)"
         (SAYS_NOTHING, "rank 1 ended with exit status 3; its last output is above"),
     ],
 )
-def test_the_end_of_a_rank_is_told_in_its_own_words_if_it_had_any(
+def test_the_end_of_a_rank_is_reported_in_its_own_words_if_it_had_any(
     script: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_processes, "COMMAND", (sys.executable, "-c", script))

@@ -1,73 +1,33 @@
-"""A model in two processes, as a user has it: the answers of one, with everything that requests may ask for."""
+"""A model in two processes, as a user has it: the answers of one, with everything that requests may
+ask for."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
+from tests.launch.loaded import Loaded, answers, load
 from tests.nano_adapters import NANO, make_adapter
 from tests.seeds import slow
-from weft import LLM, SamplingParams
-from weft.assemble.build import Built, build_engine
-from weft.assemble.prepare import load_tokenizer, prepare
+from weft import SamplingParams
 from weft.assemble.rank_processes import explain_end
 from weft.cli.main import main
-from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.engine.guard import EngineBroken
-from weft.messages.sampling import Grammar
 from weft.plan.device import (
     KV_CACHE,
     WEIGHTS,
-    DeviceReply,
-    DeviceRequest,
     ReleaseMemory,
     ResumeMemory,
     UpdateFromDisk,
 )
 from weft.weights.load import save_random
-
-SETTINGS: dict[str, Any] = {
-    "model": str(NANO),
-    "dtype": "float32",
-    "device": "cpu",
-    "threads": 1,
-    "kv_tokens": 1024,
-    "max_running_requests": 8,
-    "context_length": 256,
-    "chunked_prefill_size": 32,
-    "page_size": 4,
-    "enable_lora": True,
-    "weights_root": "/",
-}
-
-
-class Loaded(NamedTuple):
-    llm: LLM
-    built: Built
-
-    def ask(self, request: DeviceRequest) -> DeviceReply:
-        return self.built.runner.control(request).result()
-
-    def close(self) -> None:
-        """End the other ranks now."""
-        if self.built.ranks is not None:
-            self.built.ranks.close()
-
-
-def load(**settings: Any) -> Loaded:
-    prepared = prepare(EngineConfig(**{**SETTINGS, **settings}))
-    built = build_engine(prepared.config, prepared.folder)
-    tokenizer = load_tokenizer(prepared.folder)
-    return Loaded(LLM.composed(prepared, tokenizer, built.engine, built.ready), built)
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +37,8 @@ def one() -> Loaded:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    """Over shared memory; `tests/executor/test_ranks.py` has gloo. A draft model guesses for it, and
-    what it has computed is stored."""
+    """Over shared memory; `tests/executor/test_ranks.py` has gloo. A draft model guesses for it,
+    and what it has computed is stored."""
     folder = tmp_path_factory.mktemp("two")
     loaded = load(
         tp_size=2,
@@ -98,30 +58,6 @@ def stages() -> Iterator[Loaded]:
     loaded = load(pp_size=2)
     yield loaded
     loaded.close()
-
-
-def mixed_requests(num: int) -> tuple[list[str], list[SamplingParams]]:
-    """Of many kinds: they run beside each other, prompts come in chunks, and memory runs short."""
-    schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"temperature": 0.8, "seed": 7},
-        {"temperature": 0.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
-        {"temperature": 0.0, "grammar": Grammar("json_schema", schema)},
-        {"temperature": 0.0, "logprobs": 3, "prompt_logprobs": 2},
-        {"temperature": 1.0, "top_p": 0.8, "seed": 11, "min_new_tokens": 4},
-        {"temperature": 0.0, "logit_bias": {65: 4.0}, "n": 2},
-    ]
-    prompts = []
-    params = []
-    for index in range(num):
-        prompts.append(f"# request {index % 5}\nimport os\n" + "def f(x):\n" * (index * 3 % 17))
-        params.append(SamplingParams(max_new_tokens=4 + index % 9, **kinds[index % len(kinds)]))
-    return prompts, params
-
-
-def answers(llm: LLM, num: int) -> list[list[int]]:
-    return [output.token_ids for output in llm.generate(*mixed_requests(num))]
 
 
 @pytest.mark.parametrize("num", [35, *slow([200])])
@@ -235,6 +171,6 @@ def test_a_killed_rank_ends_requests_with_an_error_and_is_named(
         loaded.llm.generate(["x"] * 20, params)
 
 
-def test_the_end_of_a_rank_is_told_by_its_signal() -> None:
+def test_the_end_of_a_rank_is_reported_by_its_signal() -> None:
     assert explain_end(3, -9) == "rank 3 was ended by SIGKILL (signal 9)"
     assert "rank 1 ended with exit status 2" in explain_end(1, 2)

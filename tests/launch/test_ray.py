@@ -1,4 +1,5 @@
-"""weft in Ray Serve: it answers, and an engine that is killed is replaced. Needs ray[serve]; `ray_proof.py` has what takes minutes."""
+"""weft in Ray Serve: it answers, and an engine that is killed is replaced. Needs ray[serve];
+`ray_proof.py` has what takes minutes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 pytest.importorskip("ray.serve", reason="needs ray[serve]")
@@ -17,6 +17,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 
+from tests.launch.ray_engines import engines
 from weft.config.options import SettingsError
 from weft.launch.ray import build
 
@@ -40,18 +41,6 @@ def ask() -> int:
     return httpx.post(f"{URL}/v1/completions", json=body, timeout=120).status_code
 
 
-def engines() -> list[psutil.Process]:
-    """The engine processes below Ray's."""
-    return [one for one in psutil.process_iter(["cmdline"]) if is_engine(one)]
-
-
-def is_engine(process: psutil.Process) -> bool:
-    command = process.info["cmdline"] or []
-    if "weft.launch.start_worker" not in command:
-        return False
-    return any("Replica" in " ".join(parent.cmdline()) for parent in process.parents())
-
-
 @pytest.mark.parametrize(
     ("args", "why"),
     [
@@ -67,7 +56,7 @@ def is_engine(process: psutil.Process) -> bool:
         ({"nnodes": "2", "tp_size": "2", "dist_secret": "hush"}, "dist_secret is given"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(args: dict[str, str], why: str) -> None:
+def test_impossible_values_are_refused_by_name(args: dict[str, str], why: str) -> None:
     with pytest.raises(SettingsError, match=why):
         build(args)
 

@@ -1,4 +1,5 @@
-"""Several engine processes behind one front, with engines that have no model: what is left when one ends."""
+"""Several engine processes behind one front, with engines that have no model: what is left when one
+ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a start holds on to when a signal comes, and how an engine process ends that has hardly begun."""
+"""What a start holds on to when a signal comes, and how an engine process ends that has hardly
+begun."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.scheduler.oracle_runner import OracleRunner
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB
 from weft.engine.engine import Engine
 from weft.engine.intake import Intake
@@ -42,7 +42,8 @@ def fail(exc: Exception) -> None:
 
 @dataclass
 class Line:
-    """Messages that come at their time, in the place of a socket; also who sleeps until one has come."""
+    """Messages that come at their time, in the place of a socket; also who sleeps until one has
+    come."""
 
     coming: list[tuple[float, Any]]  # when, message; in order
     clock: Clock = field(default_factory=Clock)
@@ -110,7 +111,7 @@ def test_every_step_takes_as_long_as_it_must(run: Run) -> None:
     assert gaps == pytest.approx(STEP_S)
 
 
-def test_a_slowed_engine_answers_at_once_and_is_fast_again_when_it_is_told(run: Run) -> None:
+def test_a_slowed_engine_answers_at_once_and_is_fast_again_when_it_is_reported(run: Run) -> None:
     coming = [
         (0, SlowDown(call=1, forward_sleep_time=30.0)),
         (0, request(50)),

@@ -1,4 +1,5 @@
-"""The two processes from start to end, with an engine that has no model: readiness, drain, crashes, nothing left."""
+"""The two processes from start to end, with an engine that has no model: readiness, drain, crashes,
+nothing left."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def test_idle_server_stops_at_once_and_leaves_nothing(model: Path, number: int) 
         assert server.lines[-1] == "stopped"
 
 
-def test_startup_is_told_in_a_few_timed_lines(model: Path) -> None:
+def test_startup_is_reported_in_a_few_timed_lines(model: Path) -> None:
     with ServerProcess(model) as server:
         server.wait_ready()
         text = "\n".join(server.lines)

@@ -1,5 +1,5 @@
-"""Bad words, allowed tokens, budgets of reasoning and logit processors with a whole engine: a small model with random
-weights, whose tokens are bytes, so that every word is several tokens long."""
+"""Bad words, allowed tokens, budgets of reasoning and logit processors with a whole engine: a small
+model with random weights, whose tokens are bytes, so that every word is several tokens long."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def ids_of(llm: LLM, params: SamplingParams) -> list[list[int]]:
 
 
 def alike(make: Make, params: SamplingParams) -> list[list[int]]:
-    """What is said with `params`, which must not depend on company, overlap, chunks or retraction."""
+    """What is said with `params`, which must not depend on company, overlap, chunks or
+    retraction."""
     alone = [make().generate(prompt, params)[0].token_ids for prompt in PROMPTS]
     for settings in SETTINGS:
         assert ids_of(make(**settings), params) == alone, settings
@@ -193,7 +194,8 @@ def test_a_request_that_is_left_no_token_ends_with_an_error_and_alone(make: Make
     ]
 
 
-# Reasoning. A model with random weights never ends it by itself; its mark is eight tokens long here.
+# Reasoning. A model with random weights never ends it by itself; its mark is eight tokens long
+# here.
 
 
 @pytest.mark.parametrize("budget", [0, 1, 7])

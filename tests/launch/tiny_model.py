@@ -1,4 +1,5 @@
-"""A model folder that passes every check, without a weight worth the name: for tests that never run the model."""
+"""A model folder that passes every check, without a weight worth the name: for tests that never run
+the model."""
 
 from __future__ import annotations
 

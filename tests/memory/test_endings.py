@@ -1,5 +1,5 @@
-"""What a store has of sequences of models whose layers keep a state or have windows: where they can be resumed, and the
-memory that this takes. Pages have 2 tokens, blocks 4."""
+"""What a store has of sequences of models whose layers keep a state or have windows: where they can
+be resumed, and the memory that this takes. Pages have 2 tokens, blocks 4."""
 
 from __future__ import annotations
 

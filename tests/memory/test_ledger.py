@@ -1,4 +1,5 @@
-"""The books of memory in service: faults are named, their pages leave circulation, and the engine goes on."""
+"""The books of memory in service: faults are named, their pages leave circulation, and the engine
+goes on."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.journal.replay import Replay
 from weft.memory.accounting.audit import AccountingError, audit, find_faults
 from weft.memory.allocator import PageAllocator
@@ -70,7 +71,8 @@ def test_a_cache_that_miscounts_its_pages_is_found(name: str) -> None:
 
 
 class Serving(RecordedWorld):
-    """A world as in service: faults are mended. Requests of 5 tokens and 20 to generate run in it."""
+    """A world as in service: faults are mended. Requests of 5 tokens and 20 to generate run in
+    it."""
 
     def __init__(self, **changes: object) -> None:
         super().__init__(settings(**changes), depth=1)
@@ -180,7 +182,7 @@ def test_requests_that_were_given_the_same_page_end_and_others_are_computed_anew
     world.check_outputs()
 
 
-def test_a_row_that_is_lost_is_told_once() -> None:
+def test_a_row_that_is_lost_is_reported_once() -> None:
     world = Serving(max_running_requests=8)
     world.scheduler.kv.rows.alloc()
     for _ in range(5):

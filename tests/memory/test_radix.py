@@ -142,7 +142,8 @@ def is_within(one: Path, paths: list[Path]) -> bool:
 
 
 class TreeAgainstDict(RuleBasedStateMachine):
-    """The twin maps (namespace, prefix of whole pages) to the page that holds its last page of tokens."""
+    """The twin maps (namespace, prefix of whole pages) to the page that holds its last page of
+    tokens."""
 
     @initialize(page_size=st.sampled_from([1, 2, 3]))
     def start(self, page_size: int) -> None:

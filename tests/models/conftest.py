@@ -23,7 +23,8 @@ def reference(
 
 @pytest.fixture(params=["torch", "auto"])
 def drive(request: pytest.FixtureRequest) -> Iterator[Callable[..., Driver]]:
-    """Load a model, computed by torch or by the best CPU kernels here: `drive(folder, **settings of the engine)`."""
+    """Load a model, computed by torch or by the best CPU kernels here: `drive(folder, **settings of
+    the engine)`."""
     drivers: list[Driver] = []
 
     def load(folder: Path, **settings: Any) -> Driver:

@@ -345,8 +345,8 @@ GEMMA4_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 FAMILIES |= GEMMA4_FAMILIES
 
 
-# Families that transformers does not have: name -> the family of FAMILIES or of `LIKE` that computes
-# the same, what its config.json says instead.
+# Families that transformers does not have: name -> the family of FAMILIES or of `LIKE` that
+# computes the same, what its config.json says instead.
 RENAMED: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo": ("qwen2", {"architectures": ["MiMoForCausalLM"], "attention_bias": True}),
     "exaone3": (

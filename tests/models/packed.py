@@ -1,7 +1,9 @@
-"""Checkpoints of few bits, packed here by the tables of their formats, not by the programs of their makers.
+"""Checkpoints of few bits, packed here by the tables of their formats, not by the programs of their
+makers.
 
-A packer takes a matrix and gives the tensors that stand for it, by the endings of their names, with what they stand for in
-float32. All loops are over single codes: slow, and with nothing in common with what reads them.
+A packer takes a matrix and gives the tensors that stand for it, by the endings of their names, with
+what they stand for in float32. All loops are over single codes: slow, and with nothing in common
+with what reads them.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Format(NamedTuple):
 
 
 def words(codes: Ints, bits: int, columns: list[int] | None = None) -> Tensor:
-    """[rows, codes] -> int32 [rows, words], the first code of a word in its lowest bits; the last word is filled up."""
+    """[rows, codes] -> int32 [rows, words], the first code of a word in its lowest bits; the last
+    word is filled up."""
     per_word = 32 // bits
     num_words = -(-codes.shape[1] // per_word)
     found = np.zeros((len(codes), num_words), np.uint64)
@@ -113,7 +116,8 @@ def gptq(
     stored_shift: int | None = None,
     act_order: bool = False,
 ) -> Format:
-    """`stored_shift`: what is taken off the zero points before they are stored, where that is not what the format says."""
+    """`stored_shift`: what is taken off the zero points before they are stored, where that is not
+    what the format says."""
     shift = stored_shift if stored_shift is not None else int(not v2)
 
     def pack(weight: Tensor) -> Packed:
@@ -304,10 +308,12 @@ def bitsandbytes(*, nested: bool = False) -> Format:
 
 
 class PackedCheckpoint:
-    """A tiny checkpoint in one of the formats, and the model in transformers with the weights that it stands for."""
+    """A tiny checkpoint in one of the formats, and the model in transformers with the weights that
+    it stands for."""
 
     def __init__(self, format: Format, folder: Path, *, left_out: str = "layers.1.mlp") -> None:
-        """`left_out`: in the names of matrices that stay floats, as some do in the files that people have."""
+        """`left_out`: in the names of matrices that stay floats, as some do in the files that
+        people have."""
         self.folder = folder
         torch.manual_seed(11)
         config = transformers.Qwen3Config(**{**TINY, **SIZES}, attn_implementation="eager")

@@ -1,8 +1,11 @@
-"""Tiny random models that make vectors or scores, saved by transformers, and what transformers says of them."""
+"""Tiny random models that make vectors or scores, saved by transformers, and what transformers says
+of them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +14,10 @@ import tokenizers
 import torch
 import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
+
+from tests.executor.driver import Driver, Turn
+from weft.plan.outputs import PooledVectors, PoolingRequest
+from weft.plan.step import find
 
 WORDS = [
     "[PAD]",
@@ -131,7 +138,8 @@ def make_pooled(name: str, folder: Path) -> PooledReference:
 
 
 def write_tokenizer(folder: Path, *, pairs: bool) -> None:
-    """Letters; with [CLS] and [SEP] as BERT has them, or a last token alone, as Qwen3-Embedding has it."""
+    """Letters; with [CLS] and [SEP] as BERT has them, or a last token alone, as Qwen3-Embedding has
+    it."""
     backend = tokenizers.Tokenizer(
         models.WordPiece(
             {word: i for i, word in enumerate(WORDS)},
@@ -168,3 +176,24 @@ def write_layout(folder: Path, kind: str, *, normalize: bool) -> None:
     (folder / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": 48, **pooling})
     )
+
+
+def run(
+    driver: Driver, *turns: Turn, types: Sequence[int] | None = None, **changes: Any
+) -> np.ndarray:
+    """The vectors of those turns that are said to sample."""
+    completes = np.array([turn.samples for turn in turns])
+    plan = driver.plan(*(turn._replace(samples=False) for turn in turns))
+    num = len(turns)
+    values: dict[str, Any] = {
+        "index": np.arange(num, dtype=np.int32),
+        "completes": completes,
+        "normalize": np.full(num, -1, np.int32),
+        "dimensions": np.zeros(num, np.int32),
+        "types": None if types is None else np.array(types, np.int32),
+        **changes,
+    }
+    plan = replace(plan, outputs=(PoolingRequest(**values),))
+    pooled = find(driver.runner.launch(plan).result().outputs, PooledVectors)
+    assert pooled is not None
+    return pooled.vectors[completes]

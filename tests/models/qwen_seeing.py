@@ -106,7 +106,8 @@ def make_qwen(name: str, folder: Path, **text: Any) -> Checkpoint:
 
 
 def features(model: Any, patches: Tensor, grid: tuple[int, int, int]) -> Tensor:
-    """What transformers' encoder makes of patches, with a grid of tokens: [tokens, (1 + K) hidden]"""
+    """What transformers' encoder makes of patches, with a grid of tokens: [tokens, (1 + K)
+    hidden]"""
     num_frames, rows, columns = grid
     of_patches = torch.tensor([[num_frames, 2 * rows, 2 * columns]])
     with torch.inference_mode():

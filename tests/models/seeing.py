@@ -38,7 +38,8 @@ def item_of(pixels: FloatArray, start: int, length: int) -> MediaItem:
 
 
 class Prompt:
-    """Text with pictures in it, by their seeds: text(20), picture(3), text(5)... of one checkpoint."""
+    """Text with pictures in it, by their seeds: text(20), picture(3), text(5)... of one
+    checkpoint."""
 
     def __init__(self, folder: Path, seed: int, *parts: int) -> None:
         """Parts from 100 on are pictures, others so many random tokens."""

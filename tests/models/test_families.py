@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from tests.executor.driver import Turn
+from tests.models.errors import TOLERANCE, relative_error
 from weft.plan.step import LAST_SAMPLED
-
-TOLERANCE = 2e-5  # float32 sums of a few hundred terms, in another order
-
-
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual - expected).abs().max() / expected.abs().max())
 
 
 def rms(x: torch.Tensor) -> float:
@@ -122,8 +117,9 @@ def test_bfloat16_is_as_exact_as_transformers(reference, drive, prompt):
     ],
 )
 def test_fewer_bits_cost_little(reference, drive, prompt, settings, bound):
-    """The error of log probabilities, in parts of how much they vary (nothing in common would be 1.4). These random
-    weights multiply every error; what it is on a trained model stands in docs/guides/cpu.md."""
+    """The error of log probabilities, in parts of how much they vary (nothing in common would be
+    1.4). These random weights multiply every error; what it is on a trained model stands in
+    docs/guides/cpu.md."""
     texts = [prompt(50 + i, 25) for i in range(6)]
     driver = drive(reference.folder, **settings)
     first = driver.run(*[Turn(row, text[:17]) for row, text in enumerate(texts)])
@@ -135,7 +131,8 @@ def test_fewer_bits_cost_little(reference, drive, prompt, settings, bound):
 
 
 def test_kernels_give_a_token_the_same_bits_however_it_was_computed(reference, drive, prompt):
-    """Alone or beside others, in one piece, in chunks, token by token, or behind a prefix of another request."""
+    """Alone or beside others, in one piece, in chunks, token by token, or behind a prefix of
+    another request."""
     tokens, other = prompt(60, 40), prompt(61, 33)
     driver = drive(reference.folder, kernels="auto", dtype="bfloat16")
     whole = driver.run(Turn(0, tokens))[0]

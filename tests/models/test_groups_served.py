@@ -1,5 +1,5 @@
-"""Models whose layers have memory of their own, served: windows that keep no more than they see, states, and the tokens
-of transformers whatever the cache and the scheduler do."""
+"""Models whose layers have memory of their own, served: windows that keep no more than they see,
+states, and the tokens of transformers whatever the cache and the scheduler do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One engine computes prompts with a real model, another one takes their KV over a socket and goes on, also where a
-draft model guesses for it: the tokens of one engine."""
+"""One engine computes prompts with a real model, another one takes their KV over a socket and goes
+on, also where a draft model guesses for it: the tokens of one engine."""
 
 from __future__ import annotations
 

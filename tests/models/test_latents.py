@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.config.test_resolve import machine
+from tests.config.machines import machine
 from tests.models.many import make_checkpoint
 from weft.config.decoder import LatentSpec
 from weft.config.engine import EngineConfig

@@ -1,4 +1,5 @@
-"""Every family gives what transformers gives: prompts, chunks, single tokens, greedy continuations."""
+"""Every family gives what transformers gives: prompts, chunks, single tokens, greedy
+continuations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Checkpoints that are packed in few bits are served with the weights that they stand for, exactly."""
+"""Checkpoints that are packed in few bits are served with the weights that they stand for,
+exactly."""
 
 from __future__ import annotations
 
@@ -246,7 +247,7 @@ def test_single_matrices_may_have_other_bits_and_groups(
     assert torch.equal(weights(drive(packed.folder))[UP + ".weight"], weight)
 
 
-def test_zero_points_of_the_second_version_under_the_name_of_the_first_are_told(
+def test_zero_points_of_the_second_version_under_the_name_of_the_first_are_reported(
     tmp_path: Path, drive: Callable[..., Driver], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where they are said to be asymmetric, they may be meant so."""

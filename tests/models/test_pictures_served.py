@@ -1,5 +1,5 @@
-"""Engines that serve tiny models with pictures: greedy tokens are those of transformers, and the same whatever happens to
-a request on its way."""
+"""Engines that serve tiny models with pictures: greedy tokens are those of transformers, and the
+same whatever happens to a request on its way."""
 
 from __future__ import annotations
 

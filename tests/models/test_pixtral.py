@@ -1,5 +1,5 @@
-"""Pixtral's encoder, inside LLaVA and inside Mistral 3, compared with transformers on tiny random checkpoints; and pictures
-whose lines have tokens of text between them, served."""
+"""Pixtral's encoder, inside LLaVA and inside Mistral 3, compared with transformers on tiny random
+checkpoints; and pictures whose lines have tokens of text between them, served."""
 
 from __future__ import annotations
 

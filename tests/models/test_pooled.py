@@ -1,10 +1,10 @@
-"""Every kind of model that makes vectors or scores gives what transformers gives, alone, in batches and in chunks."""
+"""Every kind of model that makes vectors or scores gives what transformers gives, alone, in batches
+and in chunks."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from tests.executor.driver import CONTEXT, KV_TOKENS, MAX_ROWS, Driver, Turn
-from tests.models.pooled import CASES, ENCODERS, VOCAB, PooledReference, make_pooled
+from tests.models.pooled import CASES, ENCODERS, VOCAB, PooledReference, make_pooled, run
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
 from weft.ops.cpp.library import Unavailable, load
-from weft.plan.outputs import PooledVectors, PoolingRequest
-from weft.plan.step import find
 
 TOLERANCE = 2e-5
 
@@ -63,27 +61,6 @@ def make_driver(folder: Path, **settings: Any) -> Driver:
         context_length=CONTEXT,
     )
     return Driver(runner, config.vocab_size, list(range(KV_TOKENS)))  # type: ignore[arg-type]
-
-
-def run(
-    driver: Driver, *turns: Turn, types: Sequence[int] | None = None, **changes: Any
-) -> np.ndarray:
-    """The vectors of those turns that are said to sample."""
-    completes = np.array([turn.samples for turn in turns])
-    plan = driver.plan(*(turn._replace(samples=False) for turn in turns))
-    num = len(turns)
-    values: dict[str, Any] = {
-        "index": np.arange(num, dtype=np.int32),
-        "completes": completes,
-        "normalize": np.full(num, -1, np.int32),
-        "dimensions": np.zeros(num, np.int32),
-        "types": None if types is None else np.array(types, np.int32),
-        **changes,
-    }
-    plan = replace(plan, outputs=(PoolingRequest(**values),))
-    pooled = find(driver.runner.launch(plan).result().outputs, PooledVectors)
-    assert pooled is not None
-    return pooled.vectors[completes]
 
 
 def prompt(seed: int, length: int) -> list[int]:

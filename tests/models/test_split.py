@@ -1,4 +1,5 @@
-"""Prefills that are split by layers give the tokens of whole ones, on real models and beside streams."""
+"""Prefills that are split by layers give the tokens of whole ones, on real models and beside
+streams."""
 
 from __future__ import annotations
 

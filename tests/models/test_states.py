@@ -1,5 +1,5 @@
-"""Models with layers that keep a state: what a request gets does not depend on how its tokens are cut
-into steps, on its neighbours, nor on whether its state is a copy."""
+"""Models with layers that keep a state: what a request gets does not depend on how its tokens are
+cut into steps, on its neighbours, nor on whether its state is a copy."""
 
 from __future__ import annotations
 

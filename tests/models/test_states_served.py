@@ -1,5 +1,5 @@
-"""Models with layers that keep a state, in stages, and beside layers with windows; `test_groups_served.py` has what
-concerns both kinds alike."""
+"""Models with layers that keep a state, in stages, and beside layers with windows;
+`test_groups_served.py` has what concerns both kinds alike."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Models that need more than K and V to go on behind a prefix, with a store on disk: what an engine has stored is found
-by the next one, and gives the same tokens."""
+"""Models that need more than K and V to go on behind a prefix, with a store on disk: what an engine
+has stored is found by the next one, and gives the same tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ WINDOWS = {"kv_tokens": 2_048, "swa_full_tokens_ratio": 0.5, "chunked_prefill_si
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows how long prompts take to compute, so every request waits for what is stored, however slow that is."""
+    """Nobody knows how long prompts take to compute, so every request waits for what is stored,
+    however slow that is."""
     monkeypatch.setattr("weft.engine.tiers.reads.LEAST_MEASURED", 1_000_000)
 
 
@@ -78,8 +79,8 @@ def save(served: Served) -> None:
 
 
 def compare(folder: Path, cache: Path, length: int, found: int, **settings: Any) -> Served:
-    """Serve prompts, restart, and serve them again: the same tokens, `found` of the first one from what is stored.
-    Returns the last engine."""
+    """Serve prompts, restart, and serve them again: the same tokens, `found` of the first one from
+    what is stored. Returns the last engine."""
     shared = prompt(1, length)
     other = [*shared[: length // 2], *prompt(2, length // 3)]
     served = begin(folder, cache, **settings)

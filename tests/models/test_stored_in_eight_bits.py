@@ -1,4 +1,5 @@
-"""Checkpoints that are stored in eight bits give what transformers gives with the weights that they stand for."""
+"""Checkpoints that are stored in eight bits give what transformers gives with the weights that they
+stand for."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def by_output_of_integers(weight: Tensor) -> Tensor:
     return weight.abs().amax(1, keepdim=True) / 127.5
 
 
-# name -> quantization_config, scales of a weight, what their names end with, what weights are stored in
+# name -> quantization_config, scales of a weight, what their names end with, what weights are
+# stored in
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor], str, torch.dtype]] = {
     "fp8, a scale for each matrix": (
         {"quant_method": "fp8", "activation_scheme": "static"},
@@ -95,7 +97,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor], str, torch.
 
 
 class Stored:
-    """A checkpoint in one of the formats, and the model in transformers with the weights that it stands for."""
+    """A checkpoint in one of the formats, and the model in transformers with the weights that it
+    stands for."""
 
     def __init__(self, name: str, folder: Path) -> None:
         described, make_scales, ending, dtype = FORMATS[name]

@@ -1,4 +1,5 @@
-"""Vectors that go into a model instead of token ids, and those that come out of it instead of tokens."""
+"""Vectors that go into a model instead of token ids, and those that come out of it instead of
+tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from tests.executor.driver import Driver, Turn, full_logprobs, ints
-from tests.models.test_families import TOLERANCE, relative_error
+from tests.models.errors import TOLERANCE, relative_error
 from weft.plan.inputs import InputVectors
 from weft.plan.outputs import HiddenStatesRequest, TokenStates
 from weft.plan.step import Plan, find
@@ -34,8 +35,8 @@ def told(driver: Driver, plan: Plan) -> torch.Tensor:
 
 @pytest.mark.parametrize("chunk", [5, 64])
 def test_hidden_states_are_the_last_ones_of_transformers(reference, drive, prompt, chunk):
-    """Of a prompt in chunks that sample nothing but at its end, beside a request that wants none, then of one that
-    decodes."""
+    """Of a prompt in chunks that sample nothing but at its end, beside a request that wants none,
+    then of one that decodes."""
     driver, tokens = drive(reference.folder), prompt(70, 34)
     driver.run(Turn(1, tokens[:3]))
     states = []

@@ -1,5 +1,5 @@
-"""Layers with windows in a pool of their own, by the Triton kernels in their interpreter on the fake GPU: prompts
-eager, decode steps as graphs. None of this has seen a GPU."""
+"""Layers with windows in a pool of their own, by the Triton kernels in their interpreter on the
+fake GPU: prompts eager, decode steps as graphs. None of this has seen a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.executor.fake_gpu import FakeGpu
-from tests.executor.test_cuda_triton import RepeatingGpu
+from tests.executor.triton_gpu import RepeatingGpu
 from tests.models import windowed
 from tests.models.many import VOCAB
 from tests.models.windowed import WINDOW, Served, assert_greedy, make_windowed
@@ -40,8 +40,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 def test_tokens_are_those_of_transformers(gpu: FakeGpu, tmp_path: Path) -> None:
-    """Requests of several windows, with fewer slots for windows than they have tokens: slots of tokens that no later
-    one sees are used again, also by the other request."""
+    """Requests of several windows, with fewer slots for windows than they have tokens: slots of
+    tokens that no later one sees are used again, also by the other request."""
     checkpoint = make_windowed("gemma2", tmp_path)
     served = Served(
         checkpoint.folder,

@@ -1,6 +1,7 @@
 """Plants small faults into weft, and tells which of them no test notices.
 
-`python -m tests.mutation --sample 200 --seed 1 [FILE OR FOLDER ...]`, or `--area all --sample 10`. See README.md beside this file.
+`python -m tests.mutation --sample 200 --seed 1 [FILE OR FOLDER ...]`, or `--area all --sample 10`.
+See README.md beside this file.
 """
 
 from __future__ import annotations

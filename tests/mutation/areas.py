@@ -1,4 +1,5 @@
-"""The parts of weft that mutants are planted into, each with the tests that run it in their own process."""
+"""The parts of weft that mutants are planted into, each with the tests that run it in their own
+process."""
 
 from __future__ import annotations
 
@@ -110,8 +111,9 @@ def files(patterns: Iterable[str]) -> set[str]:
 
 
 def part_of(paths: Sequence[str], tests: Sequence[str] = ()) -> tuple[str, Area]:
-    """These files as an area with a name: with these tests, or those of all areas that they belong to. The core's are
-    taken for files that belong to no other area. Raises LookupError if there are none."""
+    """These files as an area with a name: with these tests, or those of all areas that they belong
+    to. The core's are taken for files that belong to no other area. Raises LookupError if there are
+    none."""
     names = dict[str, None]()
     for path in sorted(files(paths)):
         found = [name for name, area in AREAS.items() if path in files(area.paths)]

@@ -1,4 +1,5 @@
-"""What each test takes, and which functions it calls: so that a mutant meets only tests that can see it."""
+"""What each test takes, and which functions it calls: so that a mutant meets only tests that can
+see it."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ class Calls:
 def learn(
     items: list[pytest.Item], root: Path, paths: list[str], store: Path
 ) -> dict[str, Profile]:
-    """Profiles by the id of the test; without those that fail or are skipped. Tests are not run again if their file and
-    the names of all functions of `paths` are as they were the last time."""
+    """Profiles by the id of the test; without those that fail or are skipped. Tests are not run
+    again if their file and the names of all functions of `paths` are as they were the last time."""
     known = json.loads(store.read_text()) if store.exists() else {}
     traced = _functions(root, paths)
     keys = {item.nodeid: _key(item, traced) for item in items}

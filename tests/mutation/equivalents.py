@@ -1,5 +1,5 @@
-"""Lists of mutants: those that no test can tell from the original (`equivalent.txt`), and faults that no test noticed
-once (`planted.txt`)."""
+"""Lists of mutants: those that no test can tell from the original (`equivalent.txt`), and faults
+that no test noticed once (`planted.txt`)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def key_of(mutant: Mutant, source: str) -> Key:
 
 
 def read_list(text: str) -> dict[Key, str]:
-    """The reasons of the listed ones. Each is a line with file and function, one with what stands there before (-), one
-    with what stands there then (+), and the reason, indented; a reason holds for all above it that have none."""
+    """The reasons of the listed ones. Each is a line with file and function, one with what stands
+    there before (-), one with what stands there then (+), and the reason, indented; a reason holds
+    for all above it that have none."""
     found: dict[Key, str] = {}
     without: list[Key] = []
     path = function = before = ""

@@ -1,8 +1,8 @@
 """Small wrong changes of a module's source, one at a time.
 
-A mutant is a piece of the source and what stands there instead, so that it can be shown as a difference and keeps the
-lines of all functions before it. Left alone is what no test could or should tell apart: assertions, type annotations,
-texts, and the checks of `zip(strict=True)`.
+A mutant is a piece of the source and what stands there instead, so that it can be shown as a
+difference and keeps the lines of all functions before it. Left alone is what no test could or
+should tell apart: assertions, type annotations, texts, and the checks of `zip(strict=True)`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Mutant:
         return (raw[: self.start] + self.replacement.encode() + raw[self.end :]).decode()
 
     def changed(self, source: str) -> tuple[str, str]:
-        """The lines that differ, before and after, without indentation; the name of a mutant that outlives edits
-        elsewhere in its file."""
+        """The lines that differ, before and after, without indentation; the name of a mutant that
+        outlives edits elsewhere in its file."""
         before, after = source.splitlines(), self.apply(source).splitlines()
         matcher = difflib.SequenceMatcher(a=before, b=after, autojunk=False)
         spans = [one for one in matcher.get_opcodes() if one[0] != "equal"]
@@ -79,7 +79,8 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
 
 
 def functions_of(source: str) -> dict[str, tuple[int, int, int]]:
-    """By qualified name of each outermost function: its first line, counted from 1, and its lines as a slice."""
+    """By qualified name of each outermost function: its first line, counted from 1, and its lines
+    as a slice."""
     found: dict[str, tuple[int, int, int]] = {}
 
     def look(body: list[ast.stmt], scope: str) -> None:

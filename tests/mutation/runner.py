@@ -1,8 +1,10 @@
-"""Runs tests against mutants: each in a fork of a process that has imported everything, so that none pays for a start.
+"""Runs tests against mutants: each in a fork of a process that has imported everything, so that
+none pays for a start.
 
-A mutant of a function is planted by giving the live function the code of the mutated one. One at the level of a module
-or a class (a constant, a default) needs a fresh import; so it gets a fork of a process that has not imported weft yet.
-A test that takes much longer than it should is ended, and counts as failed: endless loops die so.
+A mutant of a function is planted by giving the live function the code of the mutated one. One at
+the level of a module or a class (a constant, a default) needs a fresh import; so it gets a fork of
+a process that has not imported weft yet. A test that takes much longer than it should is ended, and
+counts as failed: endless loops die so.
 """
 
 from __future__ import annotations
@@ -50,8 +52,9 @@ class Verdict:
 
 @dataclass
 class Selection:
-    """Which tests a mutant meets, in which order: those that call its function, as many as fit into `budget_s`. First
-    those that take little time and have killed others, by turns such that call little else and such that call much."""
+    """Which tests a mutant meets, in which order: those that call its function, as many as fit into
+    `budget_s`. First those that take little time and have killed others, by turns such that call
+    little else and such that call much."""
 
     profiles: dict[str, Profile]
     budget_s: float
@@ -91,8 +94,8 @@ def try_all(
     until: float,
     hang_s: float,
 ) -> Iterator[Verdict]:
-    """The verdicts as they come. `run` is called in a child: it tells the id of each test before it runs it and returns
-    if all passed. Nothing new is begun after the time `until`."""
+    """The verdicts as they come. `run` is called in a child: it tells the id of each test before it
+    runs it and returns if all passed. Nothing new is begun after the time `until`."""
     waiting = list(reversed(mutants))
     running: dict[int, _Child] = {}  # by the end of the pipe that is read
     while waiting or running:

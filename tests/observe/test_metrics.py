@@ -1,4 +1,5 @@
-"""What the metrics page says: our names, those of others, exemplars, and no label that clients can multiply."""
+"""What the metrics page says: our names, those of others, exemplars, and no label that clients can
+multiply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Spans of a request, with the exporter in memory, and what is said where the libraries are missing."""
+"""Spans of a request, with the exporter in memory, and what is said where the libraries are
+missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The kernel library for tests: every instruction set in one file, built once for each state of the sources."""
+"""The kernel library for tests: every instruction set in one file, built once for each state of the
+sources."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ BUILT = (*all_sets()[:-1], EMULATED, all_sets()[-1]) if len(all_sets()) > 1 else
 SETS = tuple(one.name for one in BUILT)
 
 
-# The first test of a run waits for the compiler, which takes a minute or two, and on a busy machine many.
+# The first test of a run waits for the compiler, which takes a minute or two, and on a busy machine
+# many.
 BUILD_TIMEOUT_S = 1200
 
 

@@ -1,4 +1,5 @@
-"""How the tests of sampling draw: filters of many kinds, and columns of them as `SamplingArrays` wants them."""
+"""How the tests of sampling draw: filters of many kinds, and columns of them as `SamplingArrays`
+wants them."""
 
 from __future__ import annotations
 

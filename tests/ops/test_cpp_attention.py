@@ -22,8 +22,9 @@ DTYPES = {KvFormat.F32: torch.float32, KvFormat.BF16: torch.bfloat16}
 
 @dataclass
 class Cached:
-    """Requests with a random cache: request r has starts[r] tokens in it and lens[r] to run. Their pages stand in any
-    order, and what no request may look at, also what is before its window, is not a number."""
+    """Requests with a random cache: request r has starts[r] tokens in it and lens[r] to run. Their
+    pages stand in any order, and what no request may look at, also what is before its window, is
+    not a number."""
 
     starts: Sequence[int]
     lens: Sequence[int]
@@ -120,7 +121,8 @@ class Cached:
         starts: Sequence[int] | None = None,
         lens: Sequence[int] | None = None,
     ) -> Tensor:
-        """What the kernel makes of all tokens, or of those that `starts` and `lens` name instead, by request."""
+        """What the kernel makes of all tokens, or of those that `starts` and `lens` name instead,
+        by request."""
         first = torch.tensor(self.lens).cumsum(0) - torch.tensor(self.lens)
         starts = starts or self.starts
         lens = lens or self.lens

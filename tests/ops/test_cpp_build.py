@@ -58,7 +58,8 @@ def test_a_set_that_does_not_exist_is_refused_by_name(library_file: Path):
 
 @pytest.mark.slow
 def test_kernels_share_no_function_with_those_of_another_set(tmp_path: Path):
-    """The linker keeps one of several weak functions with the same name, maybe one for another processor."""
+    """The linker keeps one of several weak functions with the same name, maybe one for another
+    processor."""
     if not shutil.which("nm"):
         pytest.skip("no nm")
     try:
@@ -190,7 +191,7 @@ def test_a_set_that_the_processor_has_not_is_refused_before_anything_is_compiled
     assert links(machine) == []
 
 
-def test_what_was_made_for_this_machine_serves_who_names_its_sets(
+def test_a_build_for_this_machine_serves_those_who_name_its_instruction_sets(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ):
     sets = (InstructionSet("best", ()), InstructionSet("other", ()), build.PORTABLE)

@@ -56,7 +56,8 @@ def filled(matrix: Matrix, in_size: int, bias: bool = True) -> Matrix:
 def activated(
     kernels: Library, x: Tensor, out_size: int, activation: str, format: WeightFormat
 ) -> tuple[Tensor, ...]:
-    """By the kernels, and by the twin with the weights as the kernels keep them; and the product before."""
+    """By the kernels, and by the twin with the weights as the kernels keep them; and the product
+    before."""
     ops, twin = CppEncoderOps(kernels, format), PlainEncoderOps(torch.float64, CPU)
     weight = filled(ops.matrix(x.shape[1], (out_size,), bias=True), x.shape[1])
     same = twin.matrix(x.shape[1], (out_size,), bias=True)

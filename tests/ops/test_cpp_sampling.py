@@ -1,4 +1,5 @@
-"""The kernels that choose tokens against the torch twin, `weft/ops/sampling.py`, for every instruction set."""
+"""The kernels that choose tokens against the torch twin, `weft/ops/sampling.py`, for every
+instruction set."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def test_a_nan_is_the_peak_of_its_row(kernels, place):
 
 @pytest.mark.parametrize("vocab", SIZES)
 def test_a_mask_forbids_tokens_of_its_row(sampler, vocab):
-    """Masks with a word too few and with one too many; words of nothing but ones or zeros are frequent."""
+    """Masks with a word too few and with one too many; words of nothing but ones or zeros are
+    frequent."""
     generator = torch.Generator().manual_seed(vocab)
     for num_words in {max(1, vocab // 32), -(-vocab // 32), -(-vocab // 32) + 1}:
         x = logits(5, vocab)
@@ -118,8 +120,8 @@ def test_a_mask_forbids_tokens_of_its_row(sampler, vocab):
 def penalties(
     num_rows: int, vocab: int, length: int, seed: int = 0
 ) -> tuple[Penalties, torch.Tensor]:
-    """Of every second row, in falling order, about `length` tokens of history; and the last tokens of all rows. Among
-    the penalties are those that are off."""
+    """Of every second row, in falling order, about `length` tokens of history; and the last tokens
+    of all rows. Among the penalties are those that are off."""
     generator = np.random.default_rng(seed)
     index = np.arange(num_rows - 1, -1, -2, dtype=np.int32)
     num = len(index)
@@ -195,7 +197,8 @@ def test_tokens_of_equal_logit_are_kept_together(sampler):
 @pytest.mark.parametrize(("top_k", "top_p"), [(500, 1.0), (0, 0.5), (900, 0.5)])
 @pytest.mark.parametrize("below", [1e-5, 2.0, 300.0])
 def test_the_threshold_is_exact_where_logits_hardly_differ(sampler, below, top_k, top_p):
-    """One large logit and a thousand others, each one bit of a float from the next: all in one bin of the histogram."""
+    """One large logit and a thousand others, each one bit of a float from the next: all in one bin
+    of the histogram."""
     first = np.float32(-below).view(np.int32)
     x = torch.from_numpy((first + np.arange(1_001)).astype(np.int32).view(np.float32).copy())
     x[0] = 0.0
@@ -217,7 +220,8 @@ def test_draws_follow_the_distribution(library):
 
 
 def test_a_draw_depends_on_its_row_alone(sampler, threads):
-    """Not on other rows, not on the number of threads, not on whether one or all of them work on the row."""
+    """Not on other rows, not on the number of threads, not on whether one or all of them work on
+    the row."""
     draws = columns(FILTERS)
     x = logits(len(FILTERS), 9_001, spread=1.0)
     together = sampler.tokens(x, draws).tokens.tolist()

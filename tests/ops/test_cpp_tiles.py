@@ -1,4 +1,5 @@
-"""Products whose inputs may be rounded to bfloat16: by the matrix unit, where the processor has one."""
+"""Products whose inputs may be rounded to bfloat16: by the matrix unit, where the processor has
+one."""
 
 from __future__ import annotations
 

@@ -23,41 +23,16 @@ from tests.ops.placed import (
     logits_of,
     whole,
 )
+from tests.ops.placements import ACTIVATIONS, PLAIN, plain_ops
 from weft.models.decoder import Decoder
 from weft.ops.cpp.abi import StepArgs, WeightFormat
 from weft.ops.cpp.joint import CppExperts, CppJoint, by_calls, by_pipe, fuses
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
 from weft.ops.expert_parallel import ComputeExperts, ExpertsApart
-from weft.ops.joint import TorchJoint
 from weft.ops.placement import WHOLE
-from weft.ops.plain import PlainExperts, PlainOps
 from weft.ops.protocol import Ops
 from weft.ops.stages import AbsentMatrix
-
-CPU = torch.device("cpu")
-ACTIVATIONS = ("silu", "silu")
-
-
-def torch_joint(process: Process) -> TorchJoint:
-    return TorchJoint(*process.connections)
-
-
-def plain_ops(process: Process, number: int = 0) -> PlainOps:
-    placement = process.placement
-    return PlainOps(torch.float32, CPU, placement=placement, joint=torch_joint(process))
-
-
-def plain_experts(ops: Ops, placement: ExpertsApart) -> ComputeExperts:
-    return PlainExperts(placement.local(ACTIVATIONS), torch.float32)
-
-
-def torch_logits(ops: Ops, decoder: Decoder, attention: QueriesOnly) -> Tensor | None:
-    hidden = decoder.forward(TOKENS, torch.arange(len(TOKENS)), attention)
-    return decoder.logits(hidden) if ops.layer_range(CONFIG.num_layers).is_last else None
-
-
-PLAIN = Device(plain_ops, plain_experts, torch_logits)
 
 
 def cpp_joint(kernels: Library, process: Process) -> CppJoint:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import weft.executor.cpu.screened_head as screened
+from tests.executor.checkpoints import checkpoint, write
 from tests.executor.driver import Driver, Turn, asking, make_driver
-from tests.executor.test_weights import checkpoint, write
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.cpu.screened_head import HeadCopy, screenable
 from weft.ops.cpp import abi

@@ -23,8 +23,9 @@ SMALL = Launch(rows=32, keys=32, warps=4, stages=2)
 
 @dataclass
 class Cached:
-    """Request r has starts[r] tokens in the cache and lens[r] to run, whose K and V are there, too. Pages stand in any
-    order, and what no request may look at, also what is before its window, is not a number."""
+    """Request r has starts[r] tokens in the cache and lens[r] to run, whose K and V are there, too.
+    Pages stand in any order, and what no request may look at, also what is before its window, is
+    not a number."""
 
     starts: Sequence[int]
     lens: Sequence[int]

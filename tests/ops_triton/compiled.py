@@ -1,7 +1,8 @@
-"""Compiles the kernels for an H100 or H200 on a machine without a GPU, and prints what became of each as JSON.
+"""Compiles the kernels for an H100 or H200 on a machine without a GPU, and prints what became of
+each as JSON.
 
-A program of its own: in Triton's interpreter nothing is compiled. Registers, stack and instructions are read from the
-machine code with the `cuobjdump` that Triton brings.
+A program of its own: in Triton's interpreter nothing is compiled. Registers, stack and instructions
+are read from the machine code with the `cuobjdump` that Triton brings.
 """
 
 from __future__ import annotations

@@ -120,7 +120,8 @@ def test_the_tiles_that_serve_are_right_too(head_dim: int) -> None:
 
 
 def test_a_cache_may_have_more_numbers_than_32_bits_count() -> None:
-    """Where only bytes that are used take memory: an index that wrapped would find the zeros at the beginning."""
+    """Where only bytes that are used take memory: an index that wrapped would find the zeros at the
+    beginning."""
     cached = Cached([0, 33], [9, 1], heads=2, kv_heads=1, head_dim=16, kv_dtype=torch.float8_e4m3fn)
     ahead = (1 << 32) // 16
     large = sparse_bytes((ahead + len(cached.kv.k)) * 16).view(torch.float8_e4m3fn).view(-1, 1, 16)

@@ -1,4 +1,5 @@
-"""What the kernels become on an H100 or H200, found out without one by compiling alone: `compiled.py` does it."""
+"""What the kernels become on an H100 or H200, found out without one by compiling alone:
+`compiled.py` does it."""
 
 from __future__ import annotations
 

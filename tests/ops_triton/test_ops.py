@@ -1,4 +1,5 @@
-"""`TritonOps` against `PlainOps`: torch's products as they run on this processor, everything else by the kernels."""
+"""`TritonOps` against `PlainOps`: torch's products as they run on this processor, everything else
+by the kernels."""
 
 from __future__ import annotations
 
@@ -39,8 +40,9 @@ def both(format: str) -> tuple[tuple[TritonOps, Matrix], tuple[PlainOps, Matrix]
 )
 @pytest.mark.parametrize("num", [1, 20])
 def test_products_are_those_of_the_twin(format: str, tolerance: float, num: int) -> None:
-    """Errors relative to the largest output: eight bits round activations, too, row by row where the twin does it 32
-    inputs at a time, four bits round none; and what the interpreter does to those of fp8 tells `eight_bits.py`."""
+    """Errors relative to the largest output: eight bits round activations, too, row by row where
+    the twin does it 32 inputs at a time, four bits round none; and what the interpreter does to
+    those of fp8 tells `eight_bits.py`."""
     (ours, mine), (twin, theirs) = both(format)
     x, norm, before = random(num, IN), Norm(random(IN), 1e-6), random(num, sum(SIZES))
 

@@ -1,4 +1,5 @@
-"""The attention backend, and a whole model on a GPU's path, against torch: everything but the GPU itself."""
+"""The attention backend, and a whole model on a GPU's path, against torch: everything but the GPU
+itself."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ STEPS = [  # requests: row, tokens in the cache, tokens to run
 def run(
     config: ModelConfig, ops: Ops, attention: AttentionBackend, laid_out: bool = False
 ) -> list[Tensor]:
-    """Logits of every token of the steps. `laid_out`: each laid out beforehand, in a size that is too large."""
+    """Logits of every token of the steps. `laid_out`: each laid out beforehand, in a size that is
+    too large."""
     model = make_model(config, ops)
     randomize(model.weights())
     random = torch.Generator().manual_seed(0)

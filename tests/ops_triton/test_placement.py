@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ops.placed import PLACEMENTS, Device, Process, assert_same, logits_of, whole
-from tests.ops.test_placement import PLAIN, plain_experts, torch_joint, torch_logits
+from tests.ops.placements import PLAIN, plain_experts, torch_joint, torch_logits
 from weft.ops.triton.ops import TritonOps
 
 CPU = torch.device("cpu")

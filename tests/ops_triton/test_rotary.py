@@ -24,7 +24,8 @@ def run(
     normed: bool = True,
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    """q, k and v in the order of tokens that have a slot: as the kernel leaves them, and as they should be."""
+    """q, k and v in the order of tokens that have a slot: as the kernel leaves them, and as they
+    should be."""
     random = torch.Generator().manual_seed(num)
     qkv = torch.randn(num, (HEADS + 2 * KV_HEADS) * head_dim, generator=random).mul_(3).to(dtype)
     norms = [
@@ -89,7 +90,8 @@ def test_eight_bits_that_do_not_suffice_hold_the_largest_value() -> None:
 
 
 def test_slots_may_lie_behind_more_numbers_than_32_bits_count() -> None:
-    """Where only bytes that are used take memory: an index that wrapped would write to the beginning."""
+    """Where only bytes that are used take memory: an index that wrapped would write to the
+    beginning."""
     head_dim, few = 16, 8
     ahead = (1 << 32) // (KV_HEADS * head_dim)
     large = (

@@ -1,4 +1,5 @@
-"""Layers that keep a state, by the Triton kernels: against `TorchStates`, and cut into other steps."""
+"""Layers that keep a state, by the Triton kernels: against `TorchStates`, and cut into other
+steps."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.executor.driver import ints
-from tests.ops.test_cpp_states import CASES, CPU, LENS, SLOTS, make_pool, random
+from tests.ops.state_cases import CASES, CPU, LENS, SLOTS, make_pool, random
 from weft.arrays import IntArray, LongArray
 from weft.executor.gpu.layout import lay_out_states
 from weft.executor.gpu.states import TritonStates

@@ -1,10 +1,11 @@
-"""Measures how smooth the live page is: a made-up engine of 200 steps a second with 64 rows, 50 that wait and 200 nodes,
-in a browser without a graphics card.
+"""Measures how smooth the live page is: a made-up engine of 200 steps a second with 64 rows, 50
+that wait and 200 nodes, in a browser without a graphics card.
 
 python -m tests.page.frames [seconds]
 
-Frames are those that the browser asks for (`requestAnimationFrame`). The work of a frame or of a picture is that of the page's main
-thread, as the browser's own trace has it: it does not depend on how pixels come to the screen.
+Frames are those that the browser asks for (`requestAnimationFrame`). The work of a frame or of a
+picture is that of the page's main thread, as the browser's own trace has it: it does not depend on
+how pixels come to the screen.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Looks at a real server with two engines in a browser: both are seen, one is killed, the page says so and goes on, and the
-engine comes back.
+"""Looks at a real server with two engines in a browser: both are seen, one is killed, the page says
+so and goes on, and the engine comes back.
 
 python -m tests.page.replicas
 """

@@ -1,4 +1,5 @@
-"""Makes the pictures of the live page for the README and the guide: a real server under a small load.
+"""Makes the pictures of the live page for the README and the guide: a real server under a small
+load.
 
 python -m tests.page.screenshots          writes docs/img/page-*.png
 """

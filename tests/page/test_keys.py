@@ -1,4 +1,5 @@
-"""Keys in the live page: asked for where they are needed, kept in the tab, and sent by headers alone."""
+"""Keys in the live page: asked for where they are needed, kept in the tab, and sent by headers
+alone."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from tests.server.pictured import HOSTILE, pictured
 from weft.config.server import ServerConfig
 
 
-def test_the_engine_is_shown_to_who_has_the_key_and_hostile_names_stay_text(look: Look) -> None:
+def test_the_engine_is_shown_with_the_key_and_hostile_names_stay_text(look: Look) -> None:
     config = ServerConfig(api_key="user-key", admin_api_key="admin-key", drain_s=1.0)
     with running(config) as server:
         asked = pictured(server)

@@ -63,7 +63,7 @@ def test_rank_0_gets_what_all_have(tmp_path: Path) -> None:
     assert torch.equal(found[0], torch.stack(parts))
 
 
-def test_who_does_not_know_the_secret_does_not_join(tmp_path: Path) -> None:
+def test_a_process_that_does_not_know_the_secret_does_not_join(tmp_path: Path) -> None:
     """A stranger who hangs up, and one who answers like a rank with another secret."""
     store = file_store(tmp_path / "meeting", 2)
     with ThreadPoolExecutor(2) as threads:
@@ -161,7 +161,7 @@ def test_both_ends_of_a_connection_have_keys_of_their_own() -> None:
     assert len({mark for own in marks for mark in own}) == 4
 
 
-def test_who_is_called_by_a_stranger_proves_nothing() -> None:
+def test_a_process_that_a_stranger_calls_proves_nothing() -> None:
     near, far = socket.socketpair()
     with near, far, ThreadPoolExecutor(1) as threads:
         greeted = threads.submit(Greeter(0, "hush", b"token").greet, near, calls=False)

@@ -142,7 +142,8 @@ def staged(
     watch_s: float = 0.02,
     **options: Any,
 ) -> Iterator[Stage]:
-    """A front before these servers, all of which are up, and which it asks again every `watch_s`."""
+    """A front before these servers, all of which are up, and which it asks again every
+    `watch_s`."""
     config = RelayConfig(
         worker=" ".join(one.url for one in worker),
         prefill=" ".join(f"{one.url} 7" for one in prefill),

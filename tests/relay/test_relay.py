@@ -1,4 +1,5 @@
-"""The front before several servers: where requests go, and what becomes of answers that break off."""
+"""The front before several servers: where requests go, and what becomes of answers that break
+off."""
 
 from __future__ import annotations
 

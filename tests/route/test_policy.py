@@ -92,7 +92,8 @@ def test_a_long_queue_outweighs_a_cached_prompt() -> None:
 
 
 class PlainRouter:
-    """The methods as they are described, worked out anew for each request from all that happened."""
+    """The methods as they are described, worked out anew for each request from all that
+    happened."""
 
     def __init__(self, method: str, num: int) -> None:
         self.method = method

@@ -1,9 +1,11 @@
-"""What policies cost with many requests waiting: `python -m tests.scheduler.bench_policies`. Microseconds, medians.
+"""What policies cost with many requests waiting: `python -m tests.scheduler.bench_policies`.
+Microseconds, medians.
 
-Steady state: 64 requests run, at every step one ends, the queue is asked for the best to take its place, one more
-arrives. Prompts have 2,048 tokens; half of them begin with one of 64 shared prefixes of 1,024, some of which are
-cached and some evicted. `order`: the first candidate of a pass; `arrival`: `add_request`, index entry included; `pass`:
-a whole pass that admits; `twin`: the order of lpm by looking up the prefix of every waiting request.
+Steady state: 64 requests run, at every step one ends, the queue is asked for the best to take its
+place, one more arrives. Prompts have 2,048 tokens; half of them begin with one of 64 shared
+prefixes of 1,024, some of which are cached and some evicted. `order`: the first candidate of a
+pass; `arrival`: `add_request`, index entry included; `pass`: a whole pass that admits; `twin`: the
+order of lpm by looking up the prefix of every waiting request.
 """
 
 from __future__ import annotations

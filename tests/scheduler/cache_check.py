@@ -1,9 +1,9 @@
-"""Whether the prefix cache holds what it says: the K and V of its keys' tokens, of all that go before them, and of the
-present weights.
+"""Whether the prefix cache holds what it says: the K and V of its keys' tokens, of all that go
+before them, and of the present weights.
 
-The oracle's K and V of a token are a hash of all tokens up to it. So a page under a wrong key, a page that somebody
-else has written to, one of old weights and one of a step that went wrong all differ from the chain of hashes that the
-keys give.
+The oracle's K and V of a token are a hash of all tokens up to it. So a page under a wrong key, a
+page that somebody else has written to, one of old weights and one of a step that went wrong all
+differ from the chain of hashes that the keys give.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def ending_memory(
 
 
 class CacheCheck:
-    """Remembers the chains of keys that it has seen: a tree changes little from one step to the next."""
+    """Remembers the chains of keys that it has seen: a tree changes little from one step to the
+    next."""
 
     def __init__(self, runner: OracleRunner) -> None:
         self._runner = runner
@@ -53,7 +54,8 @@ class CacheCheck:
         self.num_tokens = 0  # that were compared
 
     def check(self, cache: PrefixCache) -> None:
-        """Compare every token that is cached, but for those that a launched step is still to compute."""
+        """Compare every token that is cached, but for those that a launched step is still to
+        compute."""
         if not cache.shares:
             return
         slots, expected = [], []

@@ -1,7 +1,8 @@
 """The draft model of the oracle: it guesses as the oracle does, and is wrong now and then.
 
-It keeps a hash of the tokens up to each slot, as the oracle does, and finds them through the same table. Before it
-guesses it must have seen exactly what the oracle has: each token that it is not given, it was given before.
+It keeps a hash of the tokens up to each slot, as the oracle does, and finds them through the same
+table. Before it guesses it must have seen exactly what the oracle has: each token that it is not
+given, it was given before.
 """
 
 from __future__ import annotations

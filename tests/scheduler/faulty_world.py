@@ -1,8 +1,8 @@
 """An engine under load in which one call of one function raises, and what must hold then.
 
-The load is made of a seed: prompts in chunks, hits in the cache, sessions, retractions, aborts, deadlines, pauses,
-other policies, steps that are mixed or not. It is the same whatever function is watched, so a place that was counted in
-one run is found in the next.
+The load is made of a seed: prompts in chunks, hits in the cache, sessions, retractions, aborts,
+deadlines, pauses, other policies, steps that are mixed or not. It is the same whatever function is
+watched, so a place that was counted in one run is found in the next.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class Target(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """The call number `at` (from 1 on) of a target raises, before it has done anything or when it has done all."""
+    """The call number `at` (from 1 on) of a target raises, before it has done anything or when it
+    has done all."""
 
     target: Target
     at: int
@@ -425,8 +426,9 @@ def run_with(fault: Fault, number: int) -> FaultyWorld:
 
 
 def check_harm(world: FaultyWorld, may_end: set[int]) -> None:
-    """Only requests of the step, or of the message, in which the fault was have ended with it. Everybody else has what
-    a run on its own gives, nothing is left in the books, and it was reported."""
+    """Only requests of the step, or of the message, in which the fault was have ended with it.
+    Everybody else has what a run on its own gives, nothing is left in the books, and it was
+    reported."""
     world.check()
     world.check_idle()
     blamed = {id for id, finish in world.finished.items() if finish.status == 500}

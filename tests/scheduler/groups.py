@@ -1,4 +1,5 @@
-"""Finds the groups of layers with memory of their own, and the transfers, in the memory of a scheduler."""
+"""Finds the groups of layers with memory of their own, and the transfers, in the memory of a
+scheduler."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Another server of what `OracleRunner` has for K and V: it asks for what is lent, and gives what is asked for, late, in
-part, or never.
+"""Another server of what `OracleRunner` has for K and V: it asks for what is lent, and gives what
+is asked for, late, in part, or never.
 
-It looks that nobody touches what is lent until it is withdrawn, and that pages on their way hold rubbish until they have
-landed.
+It looks that nobody touches what is lent until it is withdrawn, and that pages on their way hold
+rubbish until they have landed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The memory of the host behind what `OracleRunner` has for K and V, alone or before a store.
 
-The class that serves (`HostTiers`) keeps the books. Its copies are made when a random number says so, on no thread of
-their own; meanwhile pages that are read hold rubbish, and pages that are written must hold what their tokens say.
+The class that serves (`HostTiers`) keeps the books. Its copies are made when a random number says
+so, on no thread of their own; meanwhile pages that are read hold rubbish, and pages that are
+written must hold what their tokens say.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class OracleCopies:
 
 
 class OracleHost(HostTiers):
-    """`pace`: how likely the next copy is made in a turn; `below` may be a store with `copies` as its memory."""
+    """`pace`: how likely the next copy is made in a turn; `below` may be a store with `copies` as
+    its memory."""
 
     def __init__(
         self,

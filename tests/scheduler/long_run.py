@@ -1,11 +1,15 @@
-"""Random schedules for as long as one likes: `python -m tests.scheduler.long_run --requests 100000`.
+"""Random schedules for as long as one likes: `python -m tests.scheduler.long_run --requests
+100000`.
 
-Every world has other settings (page size, memory, chunks, policy, overlap, mixing); every invariant is checked after
-every step, every output is compared with what the request gives on its own. In every third world are sessions, and
-what they remember is compared, too; in every fourth, time cuts prompts; in every fifth, layers with windows have pages
-of their own; in another fifth, layers keep a state; in every other, tokens are guessed, rightly and wrongly. A failure names the seed of its world.
+Every world has other settings (page size, memory, chunks, policy, overlap, mixing); every invariant
+is checked after every step, every output is compared with what the request gives on its own. In
+every third world are sessions, and what they remember is compared, too; in every fourth, time cuts
+prompts; in every fifth, layers with windows have pages of their own; in another fifth, layers keep
+a state; in every other, tokens are guessed, rightly and wrongly. A failure names the seed of its
+world.
 
-`--faults 5000` plants so many faults instead, each into one call of a function of the scheduler's core or of memory.
+`--faults 5000` plants so many faults instead, each into one call of a function of the scheduler's
+core or of memory.
 """
 
 from __future__ import annotations
@@ -80,7 +84,8 @@ def run_schedules(num_requests: int, per_world: int, seed: int) -> None:
 
 
 def plant_faults(num_faults: int, seed: int) -> None:
-    """At random calls of random functions, so that those that are called often do not get all of them."""
+    """At random calls of random functions, so that those that are called often do not get all of
+    them."""
     began, rng = time.monotonic(), random.Random(seed)
     for i in range(num_faults):
         number = rng.randrange(NUM_WORLDS)

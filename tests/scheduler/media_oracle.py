@@ -1,5 +1,6 @@
-"""An encoder without a model: its vector for a token of a picture is the id that the picture's content gives the token
-in keys of the prefix cache. So outputs depend on pictures, and a cached page that is found by a wrong picture differs.
+"""An encoder without a model: its vector for a token of a picture is the id that the picture's
+content gives the token in keys of the prefix cache. So outputs depend on pictures, and a cached
+page that is found by a wrong picture differs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ NOTHING = 9  # what a picture is read as that could not be encoded
 
 
 def content_of(item: MediaItem) -> list[int]:
-    """What the tokens of an item are. It calls nothing of the core in which a fault may be planted."""
+    """What the tokens of an item are. It calls nothing of the core in which a fault may be
+    planted."""
     content = item.digest + repr((item.length, item.grid, item.time_step)).encode()
     ids = np.frombuffer(content_ids(content, item.length), dtype=np.int32).tolist()
     assert len(set(ids)) == item.length
@@ -140,7 +142,8 @@ def expected_positions(length: int, media: Sequence[MediaItem]) -> list[tuple[in
 def check_plan(
     plan: Plan, requests: Sequence[Request | None], *, rotates: bool, sees_both_ways: bool
 ) -> None:
-    """The positions of a plan's tokens, and that no step has a part of what must be whole. `requests` by row."""
+    """The positions of a plan's tokens, and that no step has a part of what must be whole.
+    `requests` by row."""
     if plan.drafting is not None:  # a second model, which sees no pictures
         assert plan.rotation is None
         assert plan.sees_to is None

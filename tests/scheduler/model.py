@@ -1,8 +1,10 @@
-"""What a pass of the scheduler has to decide, worked out a second time in plain Python from what is seen before it.
+"""What a pass of the scheduler has to decide, worked out a second time in plain Python from what is
+seen before it.
 
-The rules are those of docs/guides/policies.md and of `admission.py`'s budgets, written down without looking at how they are
-computed there: sets of pages instead of counters, lists instead of columns. `Model.follow` has every pass of a world
-compared with it. Steps that are bounded in time are not modelled.
+The rules are those of docs/guides/policies.md and of `admission.py`'s budgets, written down without
+looking at how they are computed there: sets of pages instead of counters, lists instead of columns.
+`Model.follow` has every pass of a world compared with it. Steps that are bounded in time are not
+modelled.
 """
 
 from __future__ import annotations
@@ -407,7 +409,8 @@ class Model:
         return left if request.message.sampling.ignore_eos else left * ratio
 
     def promised(self) -> float:
-        """Tokens that running requests are expected to generate yet: all, of those that end of themselves a part."""
+        """Tokens that running requests are expected to generate yet: all, of those that end of
+        themselves a part."""
         running = self.running()
         surely = sum(self._left_of(one) for one in running if one.message.sampling.ignore_eos)
         perhaps = sum(self._left_of(one) for one in running if not one.message.sampling.ignore_eos)
@@ -556,8 +559,8 @@ class Model:
         return room
 
     def _expected_preempted(self, now: float, chunk: Request | None, ratio: float) -> list[int]:
-        """Whose place the first that waits takes: of a far lower class, none that waited too long before, and only if
-        that is enough."""
+        """Whose place the first that waits takes: of a far lower class, none that waited too long
+        before, and only if that is enough."""
         settings, queue = self.scheduler.settings, self.scheduler.waiting_queue
         if settings.schedule_policy.split(" > ")[0] != "priority":
             return []

@@ -1,8 +1,9 @@
 """A runner without a model whose output depends on every token that came before, as a model's does.
 
-Each slot stores a hash of the tokens up to its own; the next token is a function of the hash of the last one. The
-runner reads that hash through its own row table, as attention reads K and V: if a page was shared, freed, evicted or
-re-pointed wrongly, the outputs differ from `expected_output`, which looks only at the prompt.
+Each slot stores a hash of the tokens up to its own; the next token is a function of the hash of the
+last one. The runner reads that hash through its own row table, as attention reads K and V: if a
+page was shared, freed, evicted or re-pointed wrongly, the outputs differ from `expected_output`,
+which looks only at the prompt.
 """
 
 from __future__ import annotations
@@ -136,12 +137,14 @@ class OracleRunner:
         self.pending: list[OracleStep] = []  # launched, and not run yet
         self.poison = 0  # one of so many tokens that are sampled from is not finite; 0: none
         self.weights = 0  # other ones give other outputs
-        # What adapters add to the weights, by place and by row of the prefill that is open by layers.
+        # What adapters add to the weights, by place and by row of the prefill that is open by
+        # layers.
         self.adapters: dict[int, int] = {}
         self.carried_adapters: dict[int, int] = {}
         self.patience = 0  # how often work is asked for in vain whether it is done
         self._released: set[str] = set()
-        # Row, position and slot of each token of the prefill that is open by layers, and its layers so far.
+        # Row, position and slot of each token of the prefill that is open by layers, and its layers
+        # so far.
         self.carried: list[tuple[int, int, int]] = []
         self.num_layers_run = 0
         self.num_pieces = 0
@@ -158,7 +161,8 @@ class OracleRunner:
         return step
 
     def groups_in_doubt(self) -> None:
-        """A step has not been run: those that are launched already may read what it did not write."""
+        """A step has not been run: those that are launched already may read what it did not
+        write."""
         if not self.pending:
             return
         self.in_doubt_until = self.pending[-1].plan.step

@@ -1,4 +1,5 @@
-"""Random arrivals, aborts, failures and tiny memories in a world that checks every invariant after every step."""
+"""Random arrivals, aborts, failures and tiny memories in a world that checks every invariant after
+every step."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def random_settings(rng: random.Random) -> SchedulerSettings:
 
 
 def with_windows(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
-    """Layers with windows get pages of their own, from barely enough to more than there ever are."""
+    """Layers with windows get pages of their own, from barely enough to more than there ever
+    are."""
     window = rng.choice([1, 2, 5, 16, 33, 70, 200])
     none = WindowSettings(window=window, num_pages=0)
     least = none.least_pages(settings.page_size, settings.chunk_len or 0)
@@ -106,7 +108,8 @@ def with_drafts(settings: SchedulerSettings, rng: random.Random) -> SchedulerSet
 
 
 def with_draft_model(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
-    """A second model guesses, alone or beside other sources; some know fewer tokens, or shorter texts."""
+    """A second model guesses, alone or beside other sources; some know fewer tokens, or shorter
+    texts."""
     draft = DraftSettings(
         vocab_size=rng.choice([VOCAB, VOCAB, VOCAB - 10]),
         context_length=rng.choice([settings.context_length, 1_000, 50]),
@@ -243,7 +246,8 @@ def with_layers(settings: SchedulerSettings, rng: random.Random) -> SchedulerSet
 
 
 def timed_settings(rng: random.Random) -> SchedulerSettings:
-    """Long prompts and large chunks: how far a prompt gets in a step is decided by time, by tokens or by memory."""
+    """Long prompts and large chunks: how far a prompt gets in a step is decided by time, by tokens
+    or by memory."""
     page_size = rng.choice([1, 4, 16, 64])
     context_length = rng.choice([640, 1_500, 3_000])
     chunk = rng.choice([256, 512, 1_024, 2_048])
@@ -271,7 +275,8 @@ def timed_settings(rng: random.Random) -> SchedulerSettings:
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """What a step costs: so much by itself, for each token, and for each pair of a token and one that it sees."""
+    """What a step costs: so much by itself, for each token, and for each pair of a token and one
+    that it sees."""
 
     step_s: float
     token_s: float
@@ -279,7 +284,8 @@ class StepSeconds:
 
     @classmethod
     def drawn(cls, rng: random.Random, max_step_s: float) -> StepSeconds:
-        """A step of 60 to 500 tokens takes as long as a step may, with or without what comes before them."""
+        """A step of 60 to 500 tokens takes as long as a step may, with or without what comes before
+        them."""
         token_s = max_step_s / rng.choice([60, 200, 500])
         pair_s = rng.choice([0.0, 0.001, 0.01]) * token_s
         return cls(step_s=max_step_s * rng.choice([0.05, 0.3]), token_s=token_s, pair_s=pair_s)
@@ -297,8 +303,8 @@ def run_timed(
     splits: bool = False,
     media: bool = False,
 ) -> TimedWorld:
-    """Run a random world in which time cuts prompts. If it breaks, its journal is in the file that the exception
-    names. `puts_aside`, `splits` and `media` as for `run_random`."""
+    """Run a random world in which time cuts prompts. If it breaks, its journal is in the file that
+    the exception names. `puts_aside`, `splits` and `media` as for `run_random`."""
     rng = random.Random(f"time {seed}")
     settings = timed_settings(rng)
     if splits:
@@ -308,7 +314,7 @@ def run_timed(
     depth = rng.choice([0, 1, 2])
     world = TimedWorld(settings, depth, StepSeconds.drawn(rng, settings.max_step_s))
     if puts_aside:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     with journal_of_failure(world, f"weft-time-{seed}-"):
         drive_timed(world, rng, num_requests)
     return world
@@ -356,8 +362,8 @@ def drive_timed(world: TimedWorld, rng: random.Random, num_requests: int) -> Non
 
 
 def check_step(world: RecordedWorld) -> None:
-    """A step with prompts keeps to the budgets of tokens, chunks included; a picture that is computed as a whole may
-    be longer."""
+    """A step with prompts keeps to the budgets of tokens, chunks included; a picture that is
+    computed as a whole may be longer."""
     settings, batch = world.settings, world.scheduler.last_batch
     if settings.keeps_items_whole:
         return
@@ -367,7 +373,8 @@ def check_step(world: RecordedWorld) -> None:
 
 
 def count_cuts(world: TimedWorld) -> None:
-    """Count the steps in which a prompt was cut though its chunk and the step had room for another page."""
+    """Count the steps in which a prompt was cut though its chunk and the step had room for another
+    page."""
     settings, batch = world.settings, world.scheduler.last_batch
     if batch is None or batch.plan.step == world.last_step or settings.chunk_len is None:
         return
@@ -379,7 +386,8 @@ def count_cuts(world: TimedWorld) -> None:
 
 
 class TimedWorld(RecordedWorld):
-    """A clock that goes by what steps cost, so that their cost can be learnt whatever the overlap."""
+    """A clock that goes by what steps cost, so that their cost can be learnt whatever the
+    overlap."""
 
     def __init__(self, settings: SchedulerSettings, depth: int, seconds: StepSeconds) -> None:
         super().__init__(settings, depth)
@@ -430,12 +438,14 @@ def run_random(
     pins: bool = False,
     num_stages: int = 1,
 ) -> RecordedWorld:
-    """Run a random world to its end. If it breaks, its journal is in the file that the exception names. `switches`: the
-    policy changes again and again. In every third world some requests belong to sessions. `puts_aside`: each step
-    has a file of the journal for itself. `windows`: some layers have windows, and pages of their own. `states`: some
-    layers keep a state. `drafts`: tokens are guessed, rightly and wrongly. `guesses`: by a second model. `splits`:
-    prefills are split by layers. `media`: prompts have pictures. `composed`: policies are made of several. `pins`: some
-    requests pin the beginning of their prompts. `num_stages`: so many work at once on different rows."""
+    """Run a random world to its end. If it breaks, its journal is in the file that the exception
+    names. `switches`: the policy changes again and again. In every third world some requests belong
+    to sessions. `puts_aside`: a file of the journal has few steps. `windows`: some layers have
+    windows, and pages of their own. `states`: some layers keep a state. `drafts`: tokens are
+    guessed, rightly and wrongly. `guesses`: by a second model. `splits`: prefills are split by
+    layers. `media`: prompts have pictures. `composed`: policies are made of several. `pins`: some
+    requests pin the beginning of their prompts. `num_stages`: so many work at once on different
+    rows."""
     rng = random.Random(seed)
     settings = random_settings(rng)
     if pins:
@@ -468,7 +478,7 @@ def run_random(
         settings = replace(settings, num_stages=num_stages, max_stage_rows=3 * (seed % 2))
     world = RecordedWorld(settings, depth, fail_steps=fails)
     if puts_aside:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     with journal_of_failure(world, f"weft-world-{seed}-"):
         drive(world, rng, num_requests, switches, talks, pins=pins)
     return world

@@ -11,6 +11,7 @@ from weft.engine.pin_service import PinService
 from weft.grammar.protocol import Grammars
 from weft.journal.file import JournalWriter
 from weft.journal.recorder import RecordedEngine, Recorder
+from weft.journal.records import Record, Turned
 from weft.journal.replay import Replay
 from weft.memory.handoff.protocol import Handoff
 from weft.memory.tiers.protocol import Tiers
@@ -47,13 +48,26 @@ class Records(list[bytes]):
         return [*self.parts, list(self)]
 
 
-class _AlwaysFull:
-    """A recorder to whom every file is too large."""
+class _SoonFull:
+    """A recorder to whom a file with a few steps is too large."""
 
-    is_full = True
-
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, most_steps: int) -> None:
         self._recorder = recorder
+        self._most_steps = most_steps
+        self._num_steps = 0  # in the file
+
+    @property
+    def is_full(self) -> bool:
+        return self._num_steps >= self._most_steps
+
+    def write(self, record: Record) -> None:
+        if isinstance(record, Turned):
+            self._num_steps += 1
+        self._recorder.write(record)
+
+    def rotate(self) -> None:
+        self._num_steps = 0
+        self._recorder.rotate()
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._recorder, name)
@@ -112,7 +126,16 @@ class RecordedWorld(World):
 
     def put_aside_in_every_step(self) -> None:
         """From now on no file of the journal has more than one step."""
-        self.engine._recorder = _AlwaysFull(self.engine._recorder)  # type: ignore[assignment]
+        self._put_aside_after(1)
+
+    def put_aside_often(self) -> None:
+        """From now on no file of the journal has more than three steps. What the state of the first
+        lacks shows in any of them, for a third of the costs of a file for each step."""
+        self._put_aside_after(3)
+
+    def _put_aside_after(self, most_steps: int) -> None:
+        recorder = _SoonFull(self.engine._recorder, most_steps)
+        self.engine._recorder = recorder  # type: ignore[assignment]
 
     @property
     def pins(self) -> PinService:
@@ -128,7 +151,8 @@ class RecordedWorld(World):
         assert all(entry.until_s > self.time - self.tick_s for entry in book.by_name.values())
 
     def replay(self, *, check: bool = False) -> Replay:
-        """Replay each file of the journal alone. Returns the last replay, which ends where this world stands."""
+        """Replay each file of the journal alone. Returns the last replay, which ends where this
+        world stands."""
         step = 0
         for records in self.records.files:
             replay = Replay(records, check=check)

@@ -1,4 +1,5 @@
-"""Streams beside prompts that never end, on machines of many kinds: how long a stream waits for its next token."""
+"""Streams beside prompts that never end, on machines of many kinds: how long a stream waits for its
+next token."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import numpy as np
 from tests.scheduler.media_oracle import PLACEHOLDER, MediaOracle
 from tests.scheduler.oracle_runner import adapter_weights, expected_output
 from tests.scheduler.random_worlds import picture
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB, World
 from weft.config.media import MediaRules
 from weft.messages.media import MediaItem

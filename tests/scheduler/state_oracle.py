@@ -1,6 +1,6 @@
-"""What the oracle has of layers with a state: a slot holds the hash of exactly the tokens that it has seen. Every read
-is compared with what the K and V of the same sequence say: a slot of another sequence, a stale snapshot, or one that
-should have been zeros, fails at once.
+"""What the oracle has of layers with a state: a slot holds the hash of exactly the tokens that it
+has seen. Every read is compared with what the K and V of the same sequence say: a slot of another
+sequence, a stale snapshot, or one that should have been zeros, fails at once.
 """
 
 from __future__ import annotations

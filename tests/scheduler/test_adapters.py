@@ -1,5 +1,5 @@
-"""Adapters: what a plan says of them, which requests share cached prefixes, which run together, and that nobody
-starves."""
+"""Adapters: what a plan says of them, which requests share cached prefixes, which run together, and
+that nobody starves."""
 
 from __future__ import annotations
 
@@ -347,7 +347,8 @@ def test_equal_prompts_are_found_again_within_an_adapter_alone() -> None:
 def test_an_overdue_request_has_its_slot_when_one_adapter_has_ended(
     policy: str, slots: int
 ) -> None:
-    """The bound: as long as the longest request takes, and the turns that each overdue request has."""
+    """The bound: as long as the longest request takes, and the turns that each overdue request
+    has."""
     world = world_of(
         max_loras_per_batch=slots,
         max_loaded_loras=6,
@@ -429,7 +430,7 @@ def test_an_adapter_that_closes_says_so_and_the_one_with_least_left_does() -> No
     world.check_outputs()
 
 
-def test_of_overdue_requests_the_oldest_has_the_next_slot_whoever_is_asked_first() -> None:
+def test_of_overdue_requests_the_oldest_has_the_next_slot_in_any_order() -> None:
     world = world_of(aging_s=5.0, schedule_policy="priority", max_loaded_loras=5)
     a, b, c, d = (world.load(number) for number in range(4))
     world.send([1], max_new_tokens=60, ignore_eos=True, adapter=a)

@@ -7,46 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from weft.memory.allocator import PageAllocator, RowTable
+from tests.scheduler.admission import make_adder, make_kv, make_request
 from weft.memory.prefix_cache import NO_PAGES, CacheKey
-from weft.memory.radix import RadixCache
-from weft.messages.requests import GenerateRequest
-from weft.messages.sampling import SamplingParams
-from weft.scheduler.admission import CLIP_MAX_NEW_TOKENS, AddResult, PrefillAdder
-from weft.scheduler.kv import KvMemory
+from weft.scheduler.admission import CLIP_MAX_NEW_TOKENS, AddResult
 from weft.scheduler.pace.pace import StepBudget
-from weft.scheduler.request import Columns, Request
-
-
-def make_kv(num_pages: int, page_size: int) -> KvMemory:
-    columns = Columns(8, 8192)
-    return KvMemory(
-        RowTable(8, 8192, page_size),
-        PageAllocator(num_pages, page_size),
-        RadixCache(page_size),
-        columns,
-    )
-
-
-def make_request(kv: KvMemory, prompt_len: int, max_new: int, first: int = 0) -> Request:
-    packed = np.arange(first, first + prompt_len, dtype=np.int32).tobytes()
-    message = GenerateRequest(id=first, rid=str(first), input_ids=packed, sampling=SamplingParams())
-    request = Request(message, max_len=prompt_len + max_new, seed=0, arrival_order=0, arrival_s=0.0)
-    kv.match(request)
-    return request
-
-
-def make_adder(kv: KvMemory, **changes: object) -> PrefillAdder:
-    values = {
-        "reserved": 0.0,
-        "mixed_tokens": 0,
-        "mixed_kv": 0,
-        "max_prefill_tokens": 1000,
-        "chunked_prefill_size": None,
-        "is_alone": False,
-        **changes,
-    }
-    return PrefillAdder(kv, **values)  # type: ignore[arg-type]
 
 
 def test_a_request_needs_strictly_less_than_what_is_left() -> None:
@@ -94,7 +58,8 @@ def test_memory_is_tested_again_when_the_prefix_is_locked() -> None:
     kv.cache.insert(CacheKey("", shared.tobytes()), kv.allocator.alloc(20))
     request = make_request(kv, 22, 15)
     assert request.kv_len == 20
-    # 10 free + 20 evictable = 30: 2 + 1 + 15 fit. Locked, the prefix cannot be evicted: 10 are left.
+    # 10 free + 20 evictable = 30: 2 + 1 + 15 fit. Locked, the prefix cannot be evicted: 10 are
+    # left.
     adder = make_adder(kv)
     assert adder.add_one_req(request, has_chunked_req=False) is AddResult.NO_TOKEN
     assert not request.prefix.is_locked
@@ -130,7 +95,8 @@ def test_whatever_cuts_a_prompt_no_other_is_cut_in_the_same_step(cut_by: str) ->
     changes: dict[str, dict[str, object]] = {
         "tokens of a chunk": {"chunked_prefill_size": 24},
         "tokens of a step": {"chunked_prefill_size": 200, "max_prefill_tokens": 24},
-        # The first stands behind no other token; the second costs as much a token, and there is time for 8 more.
+        # The first stands behind no other token; the second costs as much a token, and there is
+        # time for 8 more.
         "time": {"chunked_prefill_size": 200, "budget": Hurry([24, 8, 8])},
     }
     adder = make_adder(kv, **changes[cut_by])

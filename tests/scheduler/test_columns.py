@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from weft.memory.allocator import slots_of
 from weft.scheduler.request import NO_ROW, Columns
@@ -54,7 +54,8 @@ def test_a_row_that_is_given_up_is_as_it_was_at_the_beginning() -> None:
 
 
 def test_a_request_finds_in_its_row_what_it_would_find_in_a_new_one() -> None:
-    """The first owner of the row decodes and is much longer; the second's prompt is computed in chunks."""
+    """The first owner of the row decodes and is much longer; the second's prompt is computed in
+    chunks."""
     first = {"prompt": list(range(40)), "max_new_tokens": 30}
     second = {"prompt": list(range(100, 130)), "max_new_tokens": 3}
     found = []
@@ -88,7 +89,8 @@ def test_pages_that_a_request_holds_are_counted_while_its_prompt_is_computed() -
 
 
 def test_a_row_goes_on_with_the_pages_that_another_has_put_into_the_cache_meanwhile() -> None:
-    """Both find the same prefix, and compute the same tokens behind it: too few for one to wait for the other."""
+    """Both find the same prefix, and compute the same tokens behind it: too few for one to wait for
+    the other."""
     world = World(settings(page_size=4))
     prefix = list(range(8))
     world.send(prefix, max_new_tokens=1, ignore_eos=True)

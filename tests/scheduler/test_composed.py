@@ -1,4 +1,5 @@
-"""Policies made of several: the text, the order against a plain sort, and the bounds of docs/guides/policies.md."""
+"""Policies made of several: the text, the order against a plain sort, and the bounds of
+docs/guides/policies.md."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ from collections import Counter
 
 import pytest
 
+from tests.scheduler.crowd import Crowd, begun, given, served_settings
+from tests.scheduler.policy_twins import TWINS, busy_world, order
 from tests.scheduler.random_worlds import COMPOSED, run_random
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_fair import Crowd, begun, given, served_settings
-from tests.scheduler.test_policies import TWINS, busy_world, order
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB, World
 from tests.seeds import seeds
 from weft.cli.main import main
@@ -154,7 +155,8 @@ def test_within_a_tenant_its_own_policy_decides_and_between_tenants_the_account(
 def test_with_an_order_within_tenants_two_of_them_differ_by_no_more_than_vtcs_bound(
     inside: str,
 ) -> None:
-    """As in test_fair.py, but no cached prefix may put a tenant ahead: 2 * (L + 2 * G) is the bound."""
+    """As in test_fair.py, but no cached prefix may put a tenant ahead: 2 * (L + 2 * G) is the
+    bound."""
     max_new = 24
     tenants = [f"t{place}" for place in range(10)]
     world = World(served_settings(schedule_policy=f"fair(key) > {inside}"), depth=1)

@@ -1,4 +1,5 @@
-"""Requests that take too long are ended wherever they are. The clock of a world goes on by 1 s a step."""
+"""Requests that take too long are ended wherever they are. The clock of a world goes on by 1 s a
+step."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import random
 
 import pytest
 
-from tests.scheduler.test_scheduler import Patience, settings
+from tests.scheduler.scenes import Patience, settings
 from tests.scheduler.world import World
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -136,7 +137,7 @@ def waiting_request(number: int, now: float, timeout_ms: int) -> Request:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whoever_comes_is_admitted_or_is_taken_out_again_those_end_whose_time_is_over_and_no_others(
+def test_each_request_is_admitted_or_removed_and_only_expired_ones_end(
     seed: int,
 ) -> None:
     rng = random.Random(f"deadlines {seed}")

@@ -1,5 +1,5 @@
-"""A second model guesses, in steps of its own: no output changes, it sees what it must have seen, and no more is asked
-of it than what pays."""
+"""A second model guesses, in steps of its own: no output changes, it sees what it must have seen,
+and no more is asked of it than what pays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.scheduler.draft_oracle import DraftOracle
 from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB, World
 from tests.seeds import seeds
 from weft.messages.requests import Abort

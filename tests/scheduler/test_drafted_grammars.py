@@ -1,5 +1,5 @@
-"""Drafts of requests with a grammar: each token is what it would be without drafts, also where the reasoning ends inside
-of a draft, and only what is kept is taken by the grammar."""
+"""Drafts of requests with a grammar: each token is what it would be without drafts, also where the
+reasoning ends inside of a draft, and only what is kept is taken by the grammar."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tests.engine.engine_world import EngineWorld
+from tests.scheduler.grammars import PROMPT, VOCABULARY, Bench, obey_masks, until_compiled
+from tests.scheduler.obeying import obey
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_grammar import PROMPT, VOCABULARY, Bench, obey_masks, until_compiled
-from tests.scheduler.test_scheduler import settings
-from tests.scheduler.test_wishes import obey
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import seeds
 from weft.grammar.protocol import CompileResult, Constraint, Key
@@ -115,7 +115,7 @@ def answers(
     world.let_steps_cost(lambda plan: 0.01 + 0.0001 * plan.num_tokens)
     model(world)
     if seed == 0:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     for number in range(30):
         prediction = expects[number] if expects is not None else []
         world.send([*PROMPT, number % 5], prediction=prediction, **wish(rng))

@@ -1,4 +1,5 @@
-"""Tokens are guessed, rightly and wrongly: no output changes, and nothing of a wrong guess stays."""
+"""Tokens are guessed, rightly and wrongly: no output changes, and nothing of a wrong guess
+stays."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.random_worlds import run_random
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import every_second, seeds
 from weft.engine.explain import explain
@@ -228,8 +229,8 @@ def test_drafts_take_no_memory_that_a_step_needs() -> None:
 
 
 def overlapping(num_wrong: int = 0, **sampling: object) -> tuple[World, list[Plan]]:
-    """A request with overlap, whose prediction is wrong at so many places. Returns the plans that were launched behind
-    a step with drafts whose result nobody had seen."""
+    """A request with overlap, whose prediction is wrong at so many places. Returns the plans that
+    were launched behind a step with drafts whose result nobody had seen."""
     world = World(settings(speculative="prediction"), depth=1)
     world.let_steps_cost(lambda plan: 0.01 + 0.0001 * plan.num_tokens)
     behind: list[Plan] = []
@@ -270,8 +271,8 @@ def test_with_overlap_steps_are_planned_behind_drafts_that_are_not_compared(num_
 def test_with_overlap_nothing_of_a_wrong_guess_counts_whatever_is_guessed(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Predictions nine tenths of which are right, all of them computed, with stop tokens, aborts, chunks and
-    retractions."""
+    """Predictions nine tenths of which are right, all of them computed, with stop tokens, aborts,
+    chunks and retractions."""
     monkeypatch.setattr(speculator, "least_chance", lambda *_: 0.01)
     rng = random.Random(f"overlap {seed}")
     world = World(

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.engine.engine_world import EngineWorld
-from tests.scheduler.test_scale import num_calls
-from tests.scheduler.test_scheduler import settings
-from tests.scheduler.test_ttft import STEP_S, TOKEN_S, timed_engine
+from tests.scheduler.calls import num_calls
+from tests.scheduler.scenes import settings
+from tests.scheduler.timed import STEP_S, TOKEN_S, timed_engine
 from weft.scheduler.estimate import wait
 from weft.scheduler.estimate.band import Calibration
 from weft.scheduler.estimate.seen import MIN_LENGTHS, OutputsSeen
@@ -149,7 +149,7 @@ def test_of_a_prompt_that_is_cached_the_rest_is_to_be_computed() -> None:
     assert expected_s(world, unknown) == pytest.approx(STEP_S + 60 * TOKEN_S, rel=0.05)
 
 
-def test_who_waits_for_memory_is_expected_when_another_one_has_given_it_back() -> None:
+def test_a_wait_for_memory_is_estimated_by_when_another_request_releases_it() -> None:
     world = timed_engine(num_pages=130, max_running_requests=20, context_length=120)
     for number in range(2):
         world.send([number] * 20, max_new_tokens=40, ignore_eos=True)
@@ -163,7 +163,7 @@ def test_who_waits_for_memory_is_expected_when_another_one_has_given_it_back() -
     assert waits_s[3] == pytest.approx(2 * round_s, rel=0.25)
 
 
-def test_who_waits_for_a_row_is_expected_when_the_first_output_ends() -> None:
+def test_a_wait_for_a_row_is_estimated_by_the_first_output_to_end() -> None:
     world = timed_engine(num_pages=4_000, max_running_requests=2)
     for number, num_new in enumerate((60, 30)):
         world.send([number] * 20, max_new_tokens=num_new, ignore_eos=True)

@@ -1,21 +1,22 @@
-"""Fair shares for tenants: the bound of `docs/guides/policies.md`, with the settings that are served.
+"""Fair shares for tenants: the bound of `docs/guides/policies.md`, with the settings that are
+served.
 
-What a tenant was given is counted here from what came back: tokens of its prompts that were not cached, and generated
-tokens, which count double. The numbers are those of the documentation, not of the code.
+What a tenant was given is counted here from what came back: tokens of its prompts that were not
+cached, and generated tokens, which count double. The numbers are those of the documentation, not of
+the code.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tests.scheduler.test_scheduler import Patience, settings
-from tests.scheduler.world import EOS, VOCAB, World
-from weft.assemble.build import scheduler_settings
+from tests.scheduler.crowd import ROWS, Crowd, given, served_settings
+from tests.scheduler.scenes import Patience, settings
+from tests.scheduler.world import VOCAB, World
 from weft.bench.overhead import message_of
 from weft.config.engine import EngineConfig
 from weft.messages.requests import Abort
@@ -25,89 +26,9 @@ from weft.scheduler.policies.tenants.left import TenantLanes, TenantsLeft
 from weft.scheduler.policies.tenants.long_walk import LongWalk
 from weft.scheduler.policies.tenants.walk import NextTenant, TenantTurn, Walk
 from weft.scheduler.request import Request
-from weft.scheduler.scheduler import Scheduler
-from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 
 LEAD = 4_096  # service by which the cache may put a tenant ahead
-ROWS = 12
-
-
-def served_settings(**changes: object) -> SchedulerSettings:
-    """What `weft serve --schedule-policy fair` runs with, on a small pool."""
-    model = SimpleNamespace(
-        num_layers=1,
-        vocab_size=VOCAB,
-        hidden_size=0,
-        eos_token_ids=(EOS,),
-        pooling=None,
-        state_bytes=0,
-        vision=None,
-    )
-    values = {
-        "schedule_policy": "fair",
-        "kv_tokens": 16_384,
-        "page_size": 16,
-        "max_running_requests": ROWS,
-        "context_length": 4_096,
-        "chunked_prefill_size": 512,
-        **changes,
-    }
-    return scheduler_settings(EngineConfig(**values), model)  # type: ignore[arg-type]
-
-
-def begun(scheduler: Scheduler, world: World, id: int) -> int | None:
-    """Tokens of the prompt of a request that were in the cache; None if it has never run."""
-    finish = world.finished.get(id)
-    if finish is not None:
-        return finish.cached_tokens if world.outputs[id] else None
-    request = scheduler.requests[id]
-    return request.cached_tokens if request.admitted_s >= 0 else None
-
-
-def given(world: World, tenant: str) -> int:
-    """The service that a tenant was given."""
-    total = 0
-    for id, request in world.sent.items():
-        if request.tenant == tenant:
-            cached = begun(world.scheduler, world, id)
-            if cached is not None:
-                total += len(world.prompts[id]) - cached + 2 * len(world.outputs[id])
-    return total
-
-
-class Crowd:
-    """Tenants who always want more: `depths` says how many requests of each wait at least, `lengths` how long their
-    prompts may be. Of every other tenant they begin with the same `num_shared` tokens."""
-
-    def __init__(
-        self,
-        world: World,
-        lengths: dict[str, int],
-        depths: dict[str, int],
-        *,
-        max_new: int,
-        num_shared: int = 0,
-    ) -> None:
-        self.world = world
-        self.depths = depths
-        self._lengths = lengths
-        self._max_new = max_new
-        self._rng = random.Random(0)
-        self._heads = [[self._rng.randrange(VOCAB) for _ in range(num_shared)] for _ in lengths]
-
-    def fill_up(self) -> None:
-        waiting = [request.message.tenant for request in self.world.scheduler.waiting_queue]
-        for place, (tenant, depth) in enumerate(self.depths.items()):
-            for _ in range(depth - waiting.count(tenant)):
-                self._send(tenant, self._heads[place] if place % 2 else [])
-
-    def _send(self, tenant: str, head: list[int]) -> None:
-        rng, longest = self._rng, self._lengths[tenant]
-        num_own = max(rng.randrange(longest // 2, longest) - len(head), 1)
-        prompt = [*head, *rng.choices(range(VOCAB), k=num_own)]
-        max_new = rng.randrange(1, self._max_new + 1)
-        self.world.send(prompt, max_new_tokens=max_new, ignore_eos=True, tenant=tenant)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +45,8 @@ class Crowd:
 def test_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
     num_tenants: int, flood_len: int, weights: str, num_shared: int
 ) -> None:
-    """The first tenant comes with 3,000 requests at once, the others have always three that wait."""
+    """The first tenant comes with 3,000 requests at once, the others have always three that
+    wait."""
     max_new, tenants = 24, [f"t{place}" for place in range(num_tenants)]
     world = World(served_settings(tenant_weights=weights), depth=1)
     assert world.settings.aging_s == EngineConfig().aging_s > 0
@@ -163,7 +85,8 @@ def small_world(**changes: object) -> World:
 
 
 def differs_by(world: World, tenants: tuple[str, str], num_steps: int) -> int:
-    """How much more the first is given than the second in the next steps, in which both always want more."""
+    """How much more the first is given than the second in the next steps, in which both always want
+    more."""
     before = [given(world, tenant) for tenant in tenants]
     for _ in range(num_steps):
         world.step(check=False)
@@ -205,7 +128,7 @@ def test_a_tenant_saves_nothing_up_while_one_request_of_it_runs_and_none_waits()
     assert abs(differs_by(world, ("busy", "slow"), 150)) <= SMALL
 
 
-def test_who_was_served_more_is_not_forgiven_by_wanting_nothing_for_a_while() -> None:
+def test_a_tenant_served_more_is_not_forgiven_after_a_pause() -> None:
     world = small_world(max_running_requests=1, aging_s=0.0)
     flood(world, "busy", 1, max_new=90)
     world.step(check=False)
@@ -250,7 +173,8 @@ def test_a_token_of_a_prompt_counts_half_as_much_as_a_generated_one() -> None:
 
 
 def test_aborted_requests_are_forgotten() -> None:
-    """Else the tenant of requests that never ran would be the least served for ever, and whoever comes begin there."""
+    """Else the tenant of requests that never ran would be the least served for ever, and whoever
+    comes begin there."""
     world = small_world()
     for id in flood(world, "gone", 5):
         world.abort(Abort(ids=(id,)))
@@ -275,7 +199,7 @@ def test_requests_that_are_not_ready_cost_their_tenant_nothing() -> None:
     assert abs(differs_by(world, ("patient", "other"), 120)) <= SMALL
 
 
-def test_who_is_overdue_among_the_requests_of_one_tenant_has_every_fourth_turn_of_it() -> None:
+def test_overdue_requests_of_a_tenant_have_every_fourth_of_its_turns() -> None:
     world = World(
         settings(schedule_policy="fair", max_running_requests=1, aging_s=10.0, num_pages=190)
     )
@@ -358,7 +282,7 @@ def test_tenants_that_want_nothing_are_forgotten() -> None:
     assert len(policy._tenants._numbers) < 20
 
 
-def test_who_fills_the_queue_makes_room_for_others_and_no_more_than_is_their_share() -> None:
+def test_a_tenant_that_fills_the_queue_makes_room_for_the_share_of_others() -> None:
     world = small_world(max_running_requests=1, max_queued_requests=12, tenant_weights="half=0.5")
     flood(world, "running", 1)
     world.step(check=False)  # no row is free
@@ -401,8 +325,9 @@ def test_a_new_tenant_begins_beside_the_least_served_however_few_requests_of_it_
 
 
 class PlainWalk:
-    """Who is next, with lists: each request is (tenant, cached tokens); the first `num_overdue` are overdue. `first`:
-    places that go first within their tenants, in this order; None: the longest cached prefix does."""
+    """Who is next, with lists: each request is (tenant, cached tokens); the first `num_overdue` are
+    overdue. `first`: places that go first within their tenants, in this order; None: the longest
+    cached prefix does."""
 
     def __init__(
         self, requests: list[tuple[int, int]], num_overdue: int, first: list[int] | None = None
@@ -457,7 +382,7 @@ def waiting_table(requests: list[tuple[int, int]]) -> WaitingTable:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_who_is_next_is_whom_plain_lists_say(seed: int) -> None:
+def test_fair_order_matches_reference(seed: int) -> None:
     rng = random.Random(f"walk {seed}")
     num_tenants, number = rng.randrange(2, 7), rng.randrange(1, 30)
     requests = [(rng.randrange(1, num_tenants), rng.choice([0, 0, 3, 5, 8])) for _ in range(number)]

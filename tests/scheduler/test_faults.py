@@ -1,4 +1,5 @@
-"""Whatever function of the scheduler's core or of memory raises: no more ends than the step it was in."""
+"""Whatever function of the scheduler's core or of memory raises: no more ends than the step it was
+in."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.scheduler.faulty_world import (
     run_with,
     targets,
 )
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.seeds import every_second
 from weft.engine.guard import MAX_FAILURES_IN_A_ROW, EngineBroken
 from weft.messages.requests import Abort
@@ -29,13 +30,15 @@ from weft.scheduler.planner import Planner
 from weft.scheduler.prefill import PrefillScheduler
 
 NUM_GROUPS = 16
-# What no load calls: of policies and caches that have nothing to do with pages, or for people who look on.
-# `Scheduler.apply`, `shrink` and `doubt` are called by the engine's control and audit alone, and so are `find_faults`,
-# `KvMemory.quarantine` and `last_owner`, and `Fault.users`; those of windows and of states, too, and what computing anew resets.
-# No world has a queue so long that an order looks at a part of it, a second model that guesses tokens, keeps KV in files, lends pages to another server or takes them from
-# one, pins prompts, forgets a prefix that somebody names, bounds the time of drafts, composes policies, or has a policy of one's own or one in the shadow; in none does a request end while a step
-# runs whose output is not finite. What a memory asks of its groups once, at its start, and what holders of memory do by default, is
-# not called either.
+# What no load calls: of policies and caches that have nothing to do with pages, or for people who
+# look on. `Scheduler.apply`, `shrink` and `doubt` are called by the engine's control and audit
+# alone, and so are `find_faults`, `KvMemory.quarantine` and `last_owner`, and `Fault.users`; those
+# of windows and of states, too, and what computing anew resets. No world has a queue so long that
+# an order looks at a part of it, a second model that guesses tokens, keeps KV in files, lends pages
+# to another server or takes them from one, pins prompts, forgets a prefix that somebody names,
+# bounds the time of drafts, composes policies, or has a policy of one's own or one in the shadow;
+# in none does a request end while a step runs whose output is not finite. What a memory asks of its
+# groups once, at its start, and what holders of memory do by default, is not called either.
 NEVER_CALLED = 233
 
 
@@ -188,8 +191,9 @@ def test_a_step_that_the_device_does_not_take_ends_its_requests_alone(
     assert {id: finish.status for id, finish in world.finished.items()} == {0: 200, 1: 200, 2: 500}
 
 
-def test_who_took_over_a_row_does_not_pay_for_the_step_of_its_former_owner() -> None:
-    """With overlap: the step that fails was launched for a request that has ended since, and whose row is taken."""
+def test_the_new_owner_of_a_row_does_not_pay_for_the_step_of_the_former() -> None:
+    """With overlap: the step that fails was launched for a request that has ended since, and whose
+    row is taken."""
     world = EngineWorld(settings(max_running_requests=1), depth=1, fail_steps={2})
     first = world.send([1, 2, 3], max_new_tokens=30, ignore_eos=True)
     second = world.send([4, 5, 6], max_new_tokens=3, ignore_eos=True)

@@ -1,5 +1,6 @@
-"""Structured output in the scheduler: waiting for grammars, masks, ends, retraction, and the journal of it all. The
-grammars are choices, followed by the plain twin; the model is the oracle, which takes what the mask allows."""
+"""Structured output in the scheduler: waiting for grammars, masks, ends, retraction, and the
+journal of it all. The grammars are choices, followed by the plain twin; the model is the oracle,
+which takes what the mask allows."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import json
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,21 @@ import pytest
 
 from tests.engine.engine_world import EngineWorld
 from tests.grammar.choice import ChoiceCompiler, ChoiceMatcher
+from tests.scheduler.grammars import (
+    PROMPT,
+    VOCABULARY,
+    WORDS,
+    Bench,
+    choice,
+    obey_masks,
+    until_compiled,
+)
+from tests.scheduler.grammars import bench as bench
 from tests.scheduler.oracle_runner import OracleRunner
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
-from tests.scheduler.test_ttft import timed
-from tests.scheduler.world import EOS, VOCAB
+from tests.scheduler.scenes import settings
+from tests.scheduler.timed import timed
+from tests.scheduler.world import EOS
 from weft.grammar.masks import Words
 from weft.grammar.pool import FEW, GrammarPool
 from weft.grammar.protocol import Compiled, GrammarMatcher, Key
@@ -38,90 +49,11 @@ from weft.messages.sampling import Grammar, ThinkingMarks
 from weft.plan.logits import GrammarMask, LogitBias
 from weft.plan.step import Plan, Result, find
 
-VOCABULARY = [bytes([token - 4]) if 4 <= token < 260 else b"" for token in range(VOCAB)]
-WORDS = ["yes", "no", "maybe later", "no, and never again, whatever may come"]
-PROMPT = list(range(10, 40))
-
-
-class Gate:
-    """A trial that lasts until the test lets it end."""
-
-    def __init__(self) -> None:
-        self.opened = threading.Event()
-        self.fails: Exception | None = None
-
-    def run(self, key: Key) -> None:
-        assert self.opened.wait(240)
-        if self.fails is not None:
-            raise self.fails
-
-    def close(self) -> None:
-        pass
-
-
-class Bench:
-    """A grammar service, and what of it a test holds in its hands."""
-
-    def __init__(self, compiler: ChoiceCompiler | None = None, *, jump: bool = True) -> None:
-        self.gate = Gate()
-        self.gate.opened.set()
-        self.rung = threading.Event()
-        self.compiler = compiler or ChoiceCompiler(VOCABULARY, frozenset({EOS}))
-        self.pool = GrammarPool(
-            lambda: self.compiler,
-            max_bytes=1_000_000,
-            make_sandbox=lambda: self.gate,
-            notify=self.rung.set,
-            jump=jump,
-            beside=True,
-        )
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
-    yield bench
-    bench.gate.opened.set()
-    bench.pool.close()
-
-
-def obey_masks(runner: OracleRunner) -> None:
-    """From now on the oracle chooses among what its plan allows."""
-    execute = runner.execute
-
-    def masked(plan: Plan) -> Result:
-        result, mask = execute(plan), find(plan.logits, GrammarMask)
-        if mask is None:
-            return result
-        tokens, rows = result.tokens.copy(), np.repeat(plan.rows, plan.num_sampled)
-        faults = {int(mask.index[place]): fault for place, fault in mask.bitmask.faults.items()}
-        for i, words in zip(mask.index.tolist(), mask.bitmask.words, strict=True):
-            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-            if i not in faults and tokens[i] not in allowed:
-                tokens[i] = allowed[tokens[i] % len(allowed)]
-            runner.last[rows[i]] = tokens[i]
-        return Result(
-            tokens,
-            invalid=np.isin(np.arange(len(tokens)), list(faults)),
-            faults=tuple(faults.items()),
-        )
-
-    runner.execute = masked  # type: ignore[method-assign]
-
 
 def make_world(bench: Bench, depth: int = 0, **changes: Any) -> EngineWorld:
     world = EngineWorld(settings(**changes), depth, grammars=bench.pool)
     obey_masks(world.runner)
     return world
-
-
-def choice(*texts: str) -> Grammar:
-    return Grammar("choice", json.dumps(texts or WORDS))
-
-
-def until_compiled(world: Any, bench: Bench) -> None:
-    assert bench.rung.wait(240)
-    world.step()
 
 
 def said(world: Any, id: int) -> str:
@@ -414,7 +346,7 @@ def test_the_output_may_not_end_while_it_reasons(bench: Bench, ignores: bool) ->
     assert all(bias is None for bias, has_mask in seen if has_mask)
 
 
-def test_who_does_not_begin_with_reasoning_is_held_from_the_first_token_on(bench: Bench) -> None:
+def test_outputs_without_reasoning_obey_from_the_first_token_on(bench: Bench) -> None:
     world = EngineWorld(settings(), grammars=bench.pool)
     script(world.runner, BEGIN + 5, BEGIN, END_1, END_2)
     obey_masks(world.runner)
@@ -629,7 +561,7 @@ def test_a_journal_with_grammars_replays_without_them(
         settings(num_pages=120, schedule_conservativeness=0.0), depth, grammars=bench.pool
     )
     if puts_aside:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     obey_masks(world.runner)
     for i in range(14):
         world.send(

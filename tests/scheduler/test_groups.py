@@ -1,59 +1,24 @@
-"""Groups of layers with memory of their own: several beside each other, and one that is added from outside."""
+"""Groups of layers with memory of their own: several beside each other, and one that is added from
+outside."""
 
 from __future__ import annotations
 
 from collections import Counter
 from functools import cache
 
-import numpy as np
 import pytest
 
+from tests.scheduler.group_world import both, prompt, serve_alone
 from tests.scheduler.groups import states_of, windows_of
 from tests.scheduler.random_worlds import run_random
-from tests.scheduler.world import EOS, VOCAB, World
+from tests.scheduler.world import World
 from tests.seeds import every_second, seeds
 from weft.scheduler.settings import (
     HandoffSettings,
-    SchedulerSettings,
-    StateSettings,
     TierSettings,
-    WindowSettings,
 )
 
 NUM_SCHEDULES = 16  # `scripts/soak --schedules` has as many as there is time for
-
-
-def settings(**changes: object) -> SchedulerSettings:
-    values = {
-        "num_pages": 1_024,
-        "page_size": 16,
-        "max_running_requests": 32,
-        "context_length": 4_608,
-        "vocab_size": VOCAB,
-        "eos_token_ids": (EOS,),
-        "max_prefill_tokens": 128,
-        "chunked_prefill_size": 128,
-        **changes,
-    }
-    return SchedulerSettings(**values)  # type: ignore[arg-type]
-
-
-def both(**changes: object) -> SchedulerSettings:
-    windows = WindowSettings(window=64, num_pages=64)
-    return settings(windows=windows, states=StateSettings(num_slots=40), **changes)
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    # Without the token that ends outputs.
-    return np.random.default_rng(seed).integers(10, VOCAB, length).tolist()
-
-
-def run(world: World, tokens: list[int], max_new: int = 4) -> int:
-    """Serve a prompt alone. Returns the tokens of it that were found in the cache."""
-    id = world.send(tokens, max_new_tokens=max_new, ignore_eos=True)
-    world.run_dry(check=False)
-    world.check()
-    return world.finished[id].cached_tokens
 
 
 # Windows beside states
@@ -96,23 +61,23 @@ def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
 def test_a_prefix_is_resumed_only_where_windows_and_states_can_be() -> None:
     world = World(both())
     tokens = prompt(1, 400)
-    run(world, tokens)
-    whole = run(world, [*tokens, *prompt(2, 50)])
+    serve_alone(world, tokens)
+    whole = serve_alone(world, [*tokens, *prompt(2, 50)])
     assert whole == 384  # the last page before the end of the prompt
     states = states_of(world.scheduler.kv)
     while states.snapshots.evict():
         pass
-    assert run(world, [*tokens, *prompt(3, 50)]) == 0
+    assert serve_alone(world, [*tokens, *prompt(3, 50)]) == 0
 
 
 def test_a_prefix_without_its_window_is_not_resumed_though_its_state_is_there() -> None:
     world = World(both())
     tokens = prompt(1, 400)
-    run(world, tokens)
+    serve_alone(world, tokens)
     windows = windows_of(world.scheduler.kv)
     windows.tails.evict(windows.pool.allocator.num_pages)
     assert len(states_of(world.scheduler.kv).snapshots)
-    assert run(world, [*tokens, *prompt(3, 50)]) == 0
+    assert serve_alone(world, [*tokens, *prompt(3, 50)]) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""KV that is lent to another server, or comes from one: whatever the other one does, every invariant holds, no answer
-differs, and nobody waits for longer than is allowed."""
+"""KV that is lent to another server, or comes from one: whatever the other one does, every
+invariant holds, no answer differs, and nobody waits for longer than is allowed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ PROMPT = list(range(10, 51))
 
 
 class HandedWorld(RecordedWorld):
-    """A world with another server. Requests have a room as often as `share` says; `rooms` is how many there are."""
+    """A world with another server. Requests have a room as often as `share` says; `rooms` is how
+    many there are."""
 
     def __init__(
         self,
@@ -179,7 +180,7 @@ def run_world(
         rooms=rng.choice([3, 1 << 40]),
     )
     if puts_aside:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     with journal_of_failure(world, f"weft-handoff-{mode}-{seed}-"):
         drive(world, random.Random(seed), num_requests)
     return world
@@ -207,7 +208,7 @@ KINDS = ["", "windows", "states"]
 @pytest.mark.parametrize("layers", KINDS)
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
 @pytest.mark.parametrize("seed", seeds(NUM_SCHEDULES, 16))
-def test_whatever_the_other_server_does_every_invariant_holds_and_the_replay_is_exact(
+def test_invariants_hold_and_replays_are_exact_whatever_the_other_server_does(
     seed: int, mode: str, layers: str
 ) -> None:
     schedule(seed, mode, layers)
@@ -597,7 +598,7 @@ def test_pages_are_lost_only_if_they_have_been_given_up_and_do_not_land_for_long
     assert (world.transfers.num_owned, len(quarantined)) == (0, 20)
 
 
-def test_whoever_gets_no_memory_in_time_is_told_so() -> None:
+def test_a_request_without_memory_in_time_says_so() -> None:
     world = pulling(num_pages=60, wait_s=3.0, fallback="fail")
     world._share = 0.0
     world.send([1, 2, 3], max_new_tokens=90, ignore_eos=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from weft.cli.main import main
 from weft.engine.explain import trace_request_flow
@@ -361,7 +361,7 @@ def test_the_story_of_a_request_goes_on_in_the_next_file() -> None:
     assert told.timeline[0].what.startswith("arrived")
 
 
-def test_a_state_that_cannot_be_written_leaves_the_journal_where_it_is_and_is_told(
+def test_a_state_that_cannot_be_written_leaves_the_journal_where_it_is_and_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = RecordedWorld(settings(), max_bytes=2_000)

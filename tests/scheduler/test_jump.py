@@ -1,7 +1,9 @@
-"""Forced tokens: they follow without being sampled, are computed together in the next step, and change nothing else.
+"""Forced tokens: they follow without being sampled, are computed together in the next step, and
+change nothing else.
 
-The grammar of these tests forces at its whim: how many tokens follow an output of some length, and which, is a function
-of the request and that length. The model is the oracle, so every output says whether K and V are those of its tokens.
+The grammar of these tests forces at its whim: how many tokens follow an output of some length, and
+which, is a function of the request and that length. The model is the oracle, so every output says
+whether K and V are those of its tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from tests.engine.engine_world import EngineWorld
 from tests.scheduler.oracle_runner import extend_hash, next_token
 from tests.scheduler.random_worlds import random_prompt, random_settings, with_drafts
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import seeds, slow
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks, Words
@@ -152,9 +154,9 @@ def test_at_random_forced_tokens_keep_every_invariant_and_are_replayed_bit_for_b
     if drafts:
         settings = with_drafts(settings, guesses)
     world = RecordedWorld(settings, depth=rng.choice([0, 1, 2]), grammars=Whims())
-    puts_aside = seed >= 16  # which makes a file of each step
+    puts_aside = seed >= 16  # which makes many files
     if puts_aside:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     if drafts:
         world.let_steps_cost(lambda plan: 0.001 + 0.0001 * plan.num_tokens)
     elif world.settings.max_step_s:

@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from weft.arrays import LongArray
 from weft.bench.overhead import message_of
@@ -94,7 +94,7 @@ def ids(requests: Iterator[Request]) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("text", KEPT)
-def test_what_is_kept_in_order_is_what_a_sort_of_all_gives(text: str, seed: int) -> None:
+def test_the_order_that_is_kept_matches_a_sort(text: str, seed: int) -> None:
     rng = random.Random(f"kept {seed}")
     crowd = Crowd(rng)
     policy = build_policy(text, context(rng.choice([0.0, 0.05, 0.5])))
@@ -133,7 +133,7 @@ def test_in_a_class_deadlines_go_as_among_its_requests_alone(token_s: float) -> 
 
 
 @pytest.mark.parametrize("text", ["deadline", "priority > deadline"])
-def test_very_many_that_are_late_keep_nobody_behind_them_who_can_be_in_time(text: str) -> None:
+def test_very_many_late_requests_delay_none_that_can_be_in_time(text: str) -> None:
     table = WaitingTable()
     for number in range(200):
         # All but the last five would need two seconds.
@@ -279,7 +279,8 @@ def test_a_lane_is_a_sorted_list_also_where_blocks_are_divided(seed: int, rising
             low, end = sorted(rng.sample(range(10_000), 2))
             assert list(lane.within((low,), (end,))) == [e for e in expected if low <= e[0] < end]
     assert list(lane) == expected
-    # Each is found, also on both sides of the borders between blocks, which may lose any side first.
+    # Each is found, also on both sides of the borders between blocks, which may lose any side
+    # first.
     rng.shuffle(expected)
     for entry in expected:
         lane.remove(entry)

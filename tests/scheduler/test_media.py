@@ -1,4 +1,5 @@
-"""Pictures in prompts: what is encoded and when, who waits for it, what is found again, and what is refused."""
+"""Pictures in prompts: what is encoded and when, who waits for it, what is found again, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.scheduler.media_oracle import PLACEHOLDER, content_of
+from tests.scheduler.media_oracle import content_of
+from tests.scheduler.media_scenes import run, seeing, settings
 from tests.scheduler.random_worlds import picture
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.world import VOCAB
 from weft.config.media import MediaRules
 from weft.engine.explain import explain
 from weft.journal.replay import Replay
@@ -30,46 +31,9 @@ from weft.plan.inputs import EncoderInput, MediaValues
 from weft.scheduler.features.media import MediaFeature
 from weft.scheduler.media.books import EncoderBooks
 from weft.scheduler.media.prompt import three_positions
-from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.speculation.sources import Known, PrefixTree
 
 VALUES = np.arange(4_000, dtype=np.float32).tobytes()
-
-
-def settings(**changes: Any) -> SchedulerSettings:
-    values: dict[str, Any] = {
-        "num_pages": 400,
-        "page_size": 1,
-        "max_running_requests": 8,
-        "context_length": 160,
-        "vocab_size": VOCAB,
-        "media": MediaRules(),
-        "max_slowdown": -1.0,
-        "chunked_prefill_size": 64,
-        "aging_s": 0.0,
-    }
-    return SchedulerSettings(**{**values, **changes})
-
-
-def seeing(*parts: int) -> dict[str, Any]:
-    """A prompt for `World.send`: parts from 1,000 on are pictures (1,000 + number), others tokens."""
-    prompt: list[int] = []
-    media: list[MediaItem] = []
-    for part in parts:
-        if part < 1_000:
-            prompt.append(part)
-            continue
-        item = picture(part - 1_000, len(prompt))
-        media.append(item)
-        prompt += [PLACEHOLDER] * item.length
-    return {"prompt": prompt, "media": tuple(media), "ignore_eos": True}
-
-
-def run(world: RecordedWorld, *parts: int, **more: Any) -> int:
-    """Serve one prompt. Returns how many tokens were found in the cache."""
-    id = world.send(**{**seeing(*parts), "max_new_tokens": 3, **more})
-    world.run_dry()
-    return world.finished[id].cached_tokens
 
 
 def num_runs(world: RecordedWorld) -> int:
@@ -116,7 +80,7 @@ def test_several_completions_of_one_prompt_share_its_picture() -> None:
     assert [world.finished[id].cached_tokens for id in range(6)] == [0, 36, 36, 36, 0, 0]
 
 
-def test_who_waits_for_the_encoder_is_told_so_and_keeps_no_text_waiting() -> None:
+def test_waiting_for_the_encoder_is_a_reason_and_delays_no_text() -> None:
     world = RecordedWorld(settings(max_encoder_tokens=20))
     first = world.send(**seeing(5, 1_001, 7), max_new_tokens=2)  # 16 tokens
     second = world.send(**seeing(1_005, 7), max_new_tokens=2)  # 12 tokens do not fit

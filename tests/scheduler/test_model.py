@@ -1,4 +1,5 @@
-"""Every decision of the scheduler in random worlds, against a model that works it out a second time."""
+"""Every decision of the scheduler in random worlds, against a model that works it out a second
+time."""
 
 from __future__ import annotations
 
@@ -140,7 +141,8 @@ def test_what_is_not_finite_ends_its_request_and_never_stays_in_the_cache(
 def test_decoding_rows_for_which_there_is_no_memory_do_not_keep_an_open_prompt_from_the_rest_of_it() -> (
     None
 ):
-    """Three requests decode beside the chunks of a long prompt until less than a token for each is left."""
+    """Three requests decode beside the chunks of a long prompt until less than a token for each is
+    left."""
     reached = Counter[str]()
     for num_pages in range(77, 93):
         settings = SchedulerSettings(

@@ -9,9 +9,9 @@ import pytest
 
 from tests.engine.engine_world import EngineWorld
 from tests.scheduler.own_policies import FAULTY, ByTag
+from tests.scheduler.policy_twins import order
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_policies import order
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from weft.config.plugins import load_object
 from weft.engine.explain import get_queue_status

@@ -6,67 +6,11 @@ import random
 
 import pytest
 
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
+from tests.scheduler.streams import A, B, C, Streams, seconds
 from tests.scheduler.world import World
-from weft.messages.replies import StepOutput
-from weft.plan.step import Plan
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.pace.step_cost import CostEstimator, StepLoad
-
-A, B, C = 0.002, 0.0004, 1e-6  # seconds for a step, a token, a pair
-
-
-def seconds(plan: Plan) -> float:
-    load = StepLoad.of(plan)
-    return A + B * load.tokens + C * load.pairs
-
-
-class Streams(World):
-    """Remembers the longest time between two tokens of each request, from its second on."""
-
-    def __init__(self, depth: int = 0, **changes: object) -> None:
-        super().__init__(
-            settings(
-                **{
-                    "num_pages": 4_000,
-                    "context_length": 2_000,
-                    "max_running_requests": 24,
-                    **changes,
-                }
-            ),
-            depth,
-        )
-        self.let_steps_cost(seconds)
-        self.last: dict[int, float] = {}
-        self.longest: dict[int, float] = {}
-
-    def receive(self, output: StepOutput) -> None:
-        before = {id: len(tokens) for id, tokens in self.outputs.items()}
-        super().receive(output)
-        for id, tokens in self.outputs.items():
-            if len(tokens) > before[id]:
-                if id in self.last:
-                    self.longest[id] = max(self.longest.get(id, 0.0), self.time - self.last[id])
-                self.last[id] = self.time
-
-    def step(self, check: bool = False) -> None:
-        self.num_steps += 1
-        for output in self.turn():
-            self.receive(output)
-
-    def step_len(self) -> int:
-        """Tokens of the next step."""
-        self.step()
-        assert self.scheduler.last_batch is not None
-        return self.scheduler.last_batch.plan.num_tokens
-
-    def learn(self) -> None:
-        """Let it see some steps, as a server does in its first seconds."""
-        for length in (30, 200, 400, 100):
-            self.send([length] * length, max_new_tokens=6, ignore_eos=True)
-            self.run_dry(check=False)
-        self.longest.clear()
-        self.last.clear()
 
 
 def test_the_cost_of_steps_is_learnt_from_those_that_ran() -> None:
@@ -180,7 +124,7 @@ def test_before_anything_is_known_steps_grow_with_what_has_been_measured() -> No
     assert [n for n in lens if n > 1][:4] == [64, 128, 256, 452]
 
 
-def test_nobody_waits_for_a_next_token_whose_last_one_is_on_its_way() -> None:
+def test_a_request_does_not_wait_after_its_last_token() -> None:
     """So a prompt is not cut for it."""
     world = Streams(1, max_step_ms=20.0, chunked_prefill_size=1_000)
     world.learn()
@@ -198,9 +142,7 @@ def test_nobody_waits_for_a_next_token_whose_last_one_is_on_its_way() -> None:
     assert world.scheduler.last_batch.plan.num_tokens == 900
 
 
-def test_between_two_turns_of_those_who_decode_no_prompt_is_cut_into_pieces_that_are_not_worth_a_step() -> (
-    None
-):
+def test_between_decode_steps_no_prompt_is_cut_into_tiny_pieces() -> None:
     world = Streams(max_step_ms=50.0, chunked_prefill_size=44)  # leaves time for 11 tokens
     world.let_steps_cost(lambda plan: B * plan.num_tokens)  # besides the cost of before
     world.learn()

@@ -1,5 +1,5 @@
-"""Pinned beginnings of prompts: they stay whatever else comes, within their budget and their time, and give way only so
-that a request can run at all."""
+"""Pinned beginnings of prompts: they stay whatever else comes, within their budget and their time,
+and give way only so that a request can run at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_tiers import run_tiered, small_world
+from tests.scheduler.tiered_world import run_tiered, small_world
 from tests.scheduler.world import EOS, VOCAB
 from tests.seeds import seeds, slow
 from weft.engine.explain import explain

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.scheduler.random_worlds import random_prompt, run_random
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.policy_twins import TWINS, busy_world, order
+from tests.scheduler.random_worlds import run_random
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB, World
 from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError, options_of
@@ -21,57 +21,7 @@ from weft.messages.control import SetPolicy, SetPolicyReply
 from weft.scheduler import policies
 from weft.scheduler.policies import UnknownPolicy
 from weft.scheduler.policies.protocol import TURNS
-from weft.scheduler.request import Request, RequestState
-
-Key = Callable[[World, Request], float]
-
-
-def cached(world: World, request: Request) -> int:
-    usable = request.packed[: (request.fill_len - 1) * 4]
-    return world.scheduler.kv.cache.peek(request.cache_key(usable))
-
-
-TWINS: dict[str, Key] = {
-    "fcfs": lambda world, request: request.spec.arrival_order,
-    "lpm": lambda world, request: -cached(world, request),
-    "shortest-prefill-first": lambda world, request: request.fill_len - cached(world, request),
-    "hrrn": lambda world, request: (
-        (request.spec.arrival_s - world.time) / (request.fill_len - cached(world, request))
-    ),
-    "lof": lambda world, request: -(request.max_len - request.spec.prompt_len),
-    "priority": lambda world, request: -request.message.priority,
-}
-
-
-def order(world: World) -> list[int]:
-    return [request.id for request in world.scheduler.waiting_queue.order(world.time)]
-
-
-def busy_world(policy: str, seed: int = 0, num_waiting: int = 200, **changes: object) -> World:
-    """Some requests have run, more wait; some prefixes are cached, some are evicted."""
-    rng = random.Random(seed)
-    world = World(
-        settings(
-            **{
-                "schedule_policy": policy,
-                "num_pages": 300,
-                "page_size": rng.choice([1, 4]),
-                **changes,
-            }
-        )
-    )
-    families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(4)]
-    for number in range(num_waiting):
-        world.send(
-            random_prompt(rng, families, 90),
-            max_new_tokens=rng.randrange(1, 20),
-            priority=rng.randrange(3),
-            user=rng.choice("abc"),
-            salt=rng.choice(["", "", "other"]),
-        )
-        if number < num_waiting // 2 or number % 10 == 0:
-            world.step()
-    return world
+from weft.scheduler.request import RequestState
 
 
 @pytest.mark.parametrize("policy", list(TWINS))
@@ -145,7 +95,8 @@ def test_a_static_batch_waits_for_its_slowest_request() -> None:
 
 
 def crowd(world: World, hot: list[int], number: int) -> int:
-    """A request that every policy but the fair ones prefers to `lonely`; the tenant of both is the same."""
+    """A request that every policy but the fair ones prefers to `lonely`; the tenant of both is the
+    same."""
     tail = [number % VOCAB, number // VOCAB]
     return world.send([*hot, *tail], max_new_tokens=6, ignore_eos=True, priority=30)
 
@@ -176,10 +127,11 @@ def test_without_aging_endless_competition_starves(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", policies.names())
 @pytest.mark.parametrize("seed", range(2))
-def test_who_is_overdue_is_admitted_after_at_most_four_times_as_many_as_are_older(
+def test_an_overdue_request_is_admitted_after_at_most_four_times_as_many_as_are_older(
     policy: str, seed: int
 ) -> None:
-    """The bound of every policy: 4 · (older ones that wait + 1) admissions from the moment at which it is overdue."""
+    """The bound of every policy: 4 · (older ones that wait + 1) admissions from the moment at which
+    it is overdue."""
     rng = random.Random(seed)
     world = World(
         settings(
@@ -390,9 +342,7 @@ def test_switching_all_the_time_breaks_nothing(seed: int) -> None:
     run_random(2_000 + seed, switches=True)
 
 
-def test_who_comes_behind_some_that_wait_for_a_prefix_goes_on_and_who_comes_behind_very_many_waits() -> (
-    None
-):
+def test_a_request_passes_some_that_wait_for_a_prefix_but_not_very_many() -> None:
     for num_alike, is_admitted in [(1 + 63, True), (1 + 64, False)]:
         world = World(settings(chunked_prefill_size=-1, max_running_requests=100, num_pages=9_000))
         prefix = list(range(60))

@@ -1,4 +1,5 @@
-"""Requests for vectors, without a model: how they end, what is refused, and what a replay makes of them."""
+"""Requests for vectors, without a model: how they end, what is refused, and what a replay makes of
+them."""
 
 from __future__ import annotations
 

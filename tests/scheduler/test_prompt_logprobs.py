@@ -1,4 +1,5 @@
-"""Prompts that are computed for what is to be told of them: without a token, in pieces, each once."""
+"""Prompts that are computed for what is to be told of them: without a token, in pieces, each
+once."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.engine.engine_world import EngineWorld
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.client.aux_outputs import prompt_logprobs
 from weft.messages.control import ContinueGeneration, HealthCheck, HealthCheckReply, PauseGeneration
 from weft.messages.replies import PromptLogprobsPiece
@@ -92,7 +93,7 @@ def test_no_more_is_computed_again_than_is_asked_for(start: int, cached: int) ->
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("steps", [2, 3, 6, 12])
-def test_what_was_told_is_neither_told_nor_computed_again_after_a_retraction(
+def test_sent_logprobs_are_neither_sent_nor_computed_again_after_a_retraction(
     depth: int, steps: int
 ) -> None:
     one = world(depth, chunked_prefill_size=16)
@@ -121,7 +122,7 @@ def test_a_health_check_in_between_swallows_nothing() -> None:
     assert one.answers(HealthCheckReply)
 
 
-def test_those_who_want_nothing_told_wait_for_a_prompt_that_is_computed_anew_and_share_it() -> None:
+def test_requests_without_logprobs_wait_for_a_recomputed_prompt_and_share_it() -> None:
     one = world()
     asks = one.send(PROMPT, max_new_tokens=1, prompt_logprobs=0)
     others = [one.send(PROMPT, max_new_tokens=1) for _ in range(3)]
@@ -132,7 +133,8 @@ def test_those_who_want_nothing_told_wait_for_a_prompt_that_is_computed_anew_and
 
 
 def test_a_wish_without_its_positions_computed_anew_harms_nobody() -> None:
-    """As a foreign sender could say it: the log probabilities are wanted, but the cache may be used."""
+    """As a foreign sender could say it: the log probabilities are wanted, but the cache may be
+    used."""
     one = world()
     one.send(PROMPT, max_new_tokens=1)
     one.run_dry()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.faults import Injected
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from weft.plan.logits import LogitBias
 from weft.scheduler.features.bias import joined
@@ -83,7 +83,7 @@ class FullQueue:
 
 @pytest.mark.parametrize("policy", ["priority", "fcfs"])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_full_queue_refuses_the_lowest_class_the_latest_first_or_who_comes(
+def test_a_full_queue_refuses_the_latest_of_the_lowest_class_or_the_arrival(
     seed: int, policy: str
 ) -> None:
     rng = random.Random(f"queue {seed}")

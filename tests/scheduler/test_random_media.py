@@ -1,5 +1,5 @@
-"""Pictures in random worlds: each plan's positions, what the device has encoded, and every page of the cache are compared
-with what the prompts say."""
+"""Pictures in random worlds: each plan's positions, what the device has encoded, and every page of
+the cache are compared with what the prompts say."""
 
 from __future__ import annotations
 

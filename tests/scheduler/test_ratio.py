@@ -45,7 +45,7 @@ STOPS = st.lists(st.booleans(), min_size=NUM_ROWS, max_size=NUM_ROWS)
     ROWS,
     st.sampled_from([0.0, 0.25, 0.5, 1.0]),
 )
-def test_who_ignores_the_end_will_go_to_its_own_and_of_others_a_part_is_expected(
+def test_outputs_that_ignore_the_end_are_estimated_in_full_and_others_in_part(
     prompts: list[int],
     known: list[int],
     most: list[int],

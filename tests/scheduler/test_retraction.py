@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from tests.seeds import seeds
 from weft.scheduler.admission import careful_ratio
@@ -41,7 +41,7 @@ def test_taking_back_a_request_frees_what_no_other_shares_with_it() -> None:
     world.check_outputs()
 
 
-def test_the_victim_is_not_who_shares_most_of_its_memory() -> None:
+def test_the_victim_is_not_the_request_that_shares_most_of_its_memory() -> None:
     world = World(settings())
     prefix = list(range(100, 160))
     alone = world.send(list(range(200, 260)), max_new_tokens=20, ignore_eos=True)
@@ -51,7 +51,7 @@ def test_the_victim_is_not_who_shares_most_of_its_memory() -> None:
     assert cheapest(requests, world.scheduler.kv, 30, lambda request: 0).id == alone
 
 
-def test_among_equals_the_victim_is_who_came_last_but_not_who_was_hit_before() -> None:
+def test_among_equals_the_victim_is_the_latest_that_was_not_retracted_before() -> None:
     world = World(settings())
     ids = [world.send([10 * i] * 20, max_new_tokens=20, ignore_eos=True) for i in range(3)]
     decoding(world, *ids)
@@ -65,7 +65,7 @@ def test_among_equals_the_victim_is_who_came_last_but_not_who_was_hit_before() -
     requests[2].retractions = 0
 
 
-def test_who_was_retracted_often_resumes_only_when_all_that_run_have_what_they_need() -> None:
+def test_a_request_retracted_often_resumes_only_when_all_running_ones_have_what_they_need() -> None:
     assert careful_ratio(0.3, 0) == 0.3
     assert [careful_ratio(0.0, n) for n in range(1, 5)] == [0.125, 0.25, 0.5, 1.0]
     assert careful_ratio(0.4, 2) == 1.0
@@ -90,7 +90,8 @@ def test_a_retraction_leaves_room_for_a_while() -> None:
 def test_nobody_is_retracted_again_and_again_and_little_is_computed_twice(
     seed: int,
 ) -> None:
-    """Memory for a fifth of what is asked for, and a scheduler that promises nothing: the worst case for thrashing."""
+    """Memory for a fifth of what is asked for, and a scheduler that promises nothing: the worst
+    case for thrashing."""
     rng = random.Random(seed)
     changes = {
         "num_pages": 240,

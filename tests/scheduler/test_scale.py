@@ -1,15 +1,12 @@
-"""The work of a step does not grow with the requests that wait, or that run as before: calls are counted, not time."""
+"""The work of a step does not grow with the requests that wait, or that run as before: calls are
+counted, not time."""
 
 from __future__ import annotations
-
-import gc
-import sys
-from collections.abc import Callable
-from types import FrameType
 
 import numpy as np
 import pytest
 
+from tests.scheduler.calls import num_calls
 from weft.bench.overhead import message_of
 from weft.messages.replies import StepOutput
 from weft.plan.step import Result
@@ -62,24 +59,6 @@ def step(scheduler: Scheduler) -> Batch:
     batch = plan(scheduler)
     commit(scheduler, batch)
     return batch
-
-
-def num_calls(action: Callable[[], object]) -> int:
-    """How many functions, also of C, are called on the way."""
-    num = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal num
-        num += event in ("call", "c_call")
-
-    gc.disable()  # what earlier tests have left would be finalized on the way
-    sys.setprofile(count)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return num
 
 
 def calls_of_decode(scheduler: Scheduler) -> int:

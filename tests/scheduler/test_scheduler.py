@@ -9,52 +9,19 @@ import sys
 import numpy as np
 import pytest
 
-from tests.scheduler.oracle_runner import OracleRunner, OracleStep, extend_hash, next_token
+from tests.scheduler.oracle_runner import OracleRunner, extend_hash, next_token
+from tests.scheduler.scenes import Patience, Recorder, settings
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.memory.radix import RadixCache
 from weft.messages.requests import Abort
 from weft.plan.logits import LogitBias, Penalties
 from weft.plan.outputs import SampledLogprobs, SampledLogprobsRequest
 from weft.plan.step import ForwardMode, Plan, Result, find
-from weft.scheduler.feature import Admission, Feature
 from weft.scheduler.features.bias import LogitBiasFeature
 from weft.scheduler.features.logprobs import LogprobsFeature
 from weft.scheduler.features.penalties import PenaltiesFeature
 from weft.scheduler.limits import QueueDrain
-from weft.scheduler.request import Request, RequestState
-from weft.scheduler.settings import SchedulerSettings
-
-
-def settings(**changes: object) -> SchedulerSettings:
-    values = {
-        "num_pages": 400,
-        "page_size": 1,
-        "max_running_requests": 4,
-        "context_length": 200,
-        "vocab_size": VOCAB,
-        "eos_token_ids": (EOS,),
-        "chunked_prefill_size": 64,
-        "mixed_chunk": False,
-        "aging_s": 0.0,
-        **changes,
-    }
-    return SchedulerSettings(**values)  # type: ignore[arg-type]
-
-
-class Recorder(World):
-    """Keeps every plan that was launched."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.plans: list[Plan] = []
-        launch = self.runner.launch
-
-        def record(plan: Plan) -> OracleStep:
-            self.plans.append(plan)
-            return launch(plan)
-
-        self.runner.launch = record  # type: ignore[method-assign]
-
+from weft.scheduler.request import RequestState
 
 # Continuous batching
 
@@ -137,16 +104,6 @@ def test_a_request_that_ends_by_length_runs_no_extra_step_under_overlap() -> Non
     assert [plan.num_tokens for plan in world.plans] == [3, 1, 1, 1]
 
 
-class Patience(Feature):
-    """Lets no request with an odd number in before it is told to."""
-
-    def __init__(self) -> None:
-        self.is_over = False
-
-    def admit(self, request: Request) -> Admission:
-        return Admission.WAIT if request.id % 2 and not self.is_over else Admission.READY
-
-
 def test_a_part_can_make_a_request_wait_and_others_go_before() -> None:
     patience = Patience()
     world = World(settings(), features=(patience,))
@@ -192,7 +149,7 @@ def test_a_request_that_caches_no_page_leaves_nothing_of_its_salt(policy: str) -
 
 
 @pytest.mark.parametrize("salt", ["", "new"])
-def test_who_would_compute_the_same_new_prefix_waits_a_pass_also_where_its_salt_has_cached_nothing_yet(
+def test_requests_with_the_same_new_prefix_wait_a_pass_also_under_a_new_salt(
     salt: str,
 ) -> None:
     world = World(settings(num_pages=500, context_length=200))
@@ -380,7 +337,7 @@ def test_a_burst_is_refused_only_beyond_the_free_rows_and_the_queue(num_running:
     assert [world.finished[id].status for id in ids] == [200] * (14 - num_running) + [503]
 
 
-def test_who_is_refused_hears_how_long_the_queue_takes_to_drain() -> None:
+def test_a_refusal_says_how_long_the_queue_takes_to_drain() -> None:
     """A request takes 10 steps of a second, one after the other."""
     world = World(settings(max_queued_requests=3, max_running_requests=1))
     ids = [world.send([1, 2], max_new_tokens=10, ignore_eos=True) for _ in range(4)]

@@ -1,4 +1,5 @@
-"""Sessions: what a request continues, what is refused, how long KV is kept, and what gives way to whom."""
+"""Sessions: what a request continues, what is refused, how long KV is kept, and what gives way to
+whom."""
 
 from __future__ import annotations
 
@@ -485,7 +486,7 @@ def test_what_sessions_hold_is_counted_and_their_requests_are_listed() -> None:
 def test_a_journal_with_sessions_is_replayed(puts_aside: bool) -> None:
     world = Scene(depth=1)
     if puts_aside:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     world.open()
     world.say(prompt(20))
     world.run_dry()

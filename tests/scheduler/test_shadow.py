@@ -9,10 +9,10 @@ import pytest
 
 from tests.engine.engine_world import EngineWorld
 from tests.scheduler.own_policies import FAULTY
+from tests.scheduler.policy_twins import order
 from tests.scheduler.random_worlds import COMPOSED, drive, random_settings
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_policies import order
-from tests.scheduler.test_scheduler import Patience, settings
+from tests.scheduler.scenes import Patience, settings
 from tests.scheduler.world import World
 from weft.cli.main import main
 from weft.config.engine import EngineConfig
@@ -48,7 +48,7 @@ def three_prompts(shadow: str, **changes: object) -> tuple[World, list[int]]:
     return world, [world.send([2] * n, max_new_tokens=1) for n in (30, 20, 10)]
 
 
-def test_it_says_whom_it_would_have_admitted_earlier_and_whom_it_would_have_let_wait() -> None:
+def test_a_shadow_counts_requests_it_would_have_admitted_earlier_or_later() -> None:
     world, (long, middle, short) = three_prompts("shortest-prefill-first")
     world.run_dry()
     world.check_outputs()
@@ -146,7 +146,7 @@ def test_a_shadow_ages_as_the_policy_itself_would() -> None:
     assert changed(world) == (24, 0, 0)
 
 
-def test_who_is_not_ready_is_preferred_by_no_shadow() -> None:
+def test_requests_that_are_not_ready_are_preferred_by_no_shadow() -> None:
     patience = Patience()
     world = World(
         settings(schedule_policy="fcfs", shadow_policy="lof", max_running_requests=1),

@@ -1,5 +1,5 @@
-"""Prefills that are split by layers: what runs between the pieces, who may leave, what is shared, and random
-schedules."""
+"""Prefills that are split by layers: what runs between the pieces, who may leave, what is shared,
+and random schedules."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from tests.scheduler.random_worlds import run_random, run_timed
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_pace import seconds
-from tests.scheduler.test_scheduler import Recorder, settings
+from tests.scheduler.scenes import Recorder, settings
+from tests.scheduler.streams import seconds
 from tests.scheduler.world import World
 from tests.seeds import every_second, seeds
 from weft.engine.explain import explain
@@ -191,7 +191,9 @@ def test_an_abort_between_pieces_frees_all(pieces: int, windows: WindowSettings 
 
 
 @pytest.mark.parametrize("left", [(1,), (2,), (1, 3), (2, 3), (1, 2, 3)])
-def test_who_leaves_between_pieces_takes_nothing_from_the_others(left: tuple[int, ...]) -> None:
+def test_a_request_that_leaves_between_pieces_takes_nothing_from_the_others(
+    left: tuple[int, ...],
+) -> None:
     world = Recorder(layered())
     stream(world)
     for first in (20, 50, 80):
@@ -309,7 +311,7 @@ def test_the_option_decides_where_time_allows_more() -> None:
     assert "layers: computes 6 to 8 of 8, for its tokens 0 to 60 (--split-prefill-layers)" in told
 
 
-def test_who_waits_behind_an_open_prefill_is_told_so() -> None:
+def test_waiting_behind_an_open_prefill_is_a_reason() -> None:
     world = World(layered())
     stream(world)
     world.send(prompt(700), max_new_tokens=3)

@@ -1,5 +1,5 @@
-"""The bound on the time between two tokens holds for every kind of model and every way to compute prompts, as soon as
-costs are learnt, and nearly so before."""
+"""The bound on the time between two tokens holds for every kind of model and every way to compute
+prompts, as soon as costs are learnt, and nearly so before."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from tests.scheduler.scenes import settings
 from tests.scheduler.stalls import KINDS, StallWorld, Ways, stalls
-from tests.scheduler.test_pace import Streams, seconds
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.streams import Streams, seconds
 from weft.scheduler.pace.draft_cost import size_of
 from weft.scheduler.pace.pace import FIRST_MARGIN, MAX_MARGIN, NUM_CAREFUL, Margin, Waiting
 from weft.scheduler.settings import PoolingLimits

@@ -8,9 +8,10 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.scheduler.group_world import group_settings, prompt, serve_alone
 from tests.scheduler.groups import states_of
 from tests.scheduler.random_worlds import run_random
-from tests.scheduler.world import EOS, VOCAB, World
+from tests.scheduler.world import World
 from tests.seeds import every_second, seeds
 from weft.engine.explain import explain
 from weft.memory.accounting.audit import AccountingError
@@ -21,36 +22,9 @@ from weft.plan.step import NO_STATE
 from weft.scheduler.history import Stop
 from weft.scheduler.settings import SchedulerSettings, StateSettings
 
-CHUNK = 128
-
 
 def settings(num_slots: int = 40, **changes: object) -> SchedulerSettings:
-    values = {
-        "num_pages": 1_024,
-        "page_size": 16,
-        "max_running_requests": 32,
-        "context_length": 4_608,
-        "vocab_size": VOCAB,
-        "eos_token_ids": (EOS,),
-        "max_prefill_tokens": CHUNK,
-        "chunked_prefill_size": CHUNK,
-        "states": StateSettings(num_slots=num_slots),
-        **changes,
-    }
-    return SchedulerSettings(**values)  # type: ignore[arg-type]
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    # Without the token that ends outputs.
-    return np.random.default_rng(seed).integers(10, VOCAB, length).tolist()
-
-
-def run(world: World, tokens: list[int], max_new: int = 4, **wishes: object) -> int:
-    """Serve a prompt alone. Returns the tokens of it that were found in the cache."""
-    id = world.send(tokens, max_new_tokens=max_new, ignore_eos=True, **wishes)
-    world.run_dry(check=False)
-    world.check()
-    return world.finished[id].cached_tokens
+    return group_settings(states=StateSettings(num_slots=num_slots), **changes)
 
 
 def forget_snapshots(world: World) -> None:
@@ -111,17 +85,17 @@ def test_what_follows_an_output_is_a_hit_up_to_the_last_border() -> None:
     world.run_dry()
     history = [*first, *world.outputs[id]]
     # 1,099 tokens have a state, the last copy of which was left behind 1,088.
-    assert run(world, [*history, *prompt(2, 50)]) == 1_088
+    assert serve_alone(world, [*history, *prompt(2, 50)]) == 1_088
 
 
 def test_the_same_prompt_again_is_a_hit_up_to_the_last_page_before_its_end() -> None:
     world = World(settings())
     first = prompt(3, 640)
-    assert run(world, first) == 0
+    assert serve_alone(world, first) == 0
     # Its last token must be computed: the state behind all of it would be of no use.
-    assert run(world, first) == 624
-    assert run(world, prompt(4, 650)) == 0
-    assert run(world, prompt(4, 650)) == 640
+    assert serve_alone(world, first) == 624
+    assert serve_alone(world, prompt(4, 650)) == 0
+    assert serve_alone(world, prompt(4, 650)) == 640
 
 
 def test_a_prompt_whose_last_tokens_differ_is_a_hit_up_to_the_last_border_while_there_is_room() -> (
@@ -129,21 +103,21 @@ def test_a_prompt_whose_last_tokens_differ_is_a_hit_up_to_the_last_border_while_
 ):
     world = World(settings())
     first = prompt(31, 357)
-    assert run(world, first) == 0
+    assert serve_alone(world, first) == 0
     # As a template does that writes the beginning of an answer otherwise once there is an answer.
-    assert run(world, [*first[:350], *prompt(32, 40)]) == 320
-    assert run(world, first) == 352
+    assert serve_alone(world, [*first[:350], *prompt(32, 40)]) == 320
+    assert serve_alone(world, first) == 352
     states_of(world.scheduler.kv).snapshots.evict()  # the copy at the border goes first
-    assert run(world, first) == 352
+    assert serve_alone(world, first) == 352
 
 
 def test_a_prompt_of_a_few_tokens_behind_a_snapshot_spends_no_slot() -> None:
     world = World(settings())
     first = prompt(33, 330)
-    run(world, first)
+    serve_alone(world, first)
     before = len(states_of(world.scheduler.kv).snapshots)
     for number in range(5):
-        assert run(world, [*first[:324], *prompt(40 + number, 35)]) == 320
+        assert serve_alone(world, [*first[:324], *prompt(40 + number, 35)]) == 320
     assert len(states_of(world.scheduler.kv).snapshots) == before
 
 
@@ -154,33 +128,33 @@ def test_an_output_that_ends_on_a_page_leaves_its_own_state() -> None:
     world.run_dry()
     history = [*first, *world.outputs[id]]
     # All but the last one, which no step has computed.
-    assert run(world, [*history, *prompt(6, 10)]) == 89
+    assert serve_alone(world, [*history, *prompt(6, 10)]) == 89
 
 
 def test_where_long_prompts_parted_the_second_leaves_a_snapshot() -> None:
     world = World(settings(chunked_prefill_size=2_048, max_prefill_tokens=2_048))
     system = prompt(7, 600)
-    assert run(world, [*system, *prompt(8, 400)]) == 0
-    assert run(world, [*system, *prompt(9, 400)]) == 0
-    assert run(world, [*system, *prompt(10, 400)]) == 576
+    assert serve_alone(world, [*system, *prompt(8, 400)]) == 0
+    assert serve_alone(world, [*system, *prompt(9, 400)]) == 0
+    assert serve_alone(world, [*system, *prompt(10, 400)]) == 576
 
 
 def test_where_short_beginnings_are_shared_no_slot_is_spent() -> None:
     world = World(settings(chunked_prefill_size=2_048, max_prefill_tokens=2_048))
     system = prompt(11, 200)
     for seed in (12, 13, 14):
-        assert run(world, [*system, *prompt(seed, 400)]) == 0
+        assert serve_alone(world, [*system, *prompt(seed, 400)]) == 0
 
 
 def test_a_place_where_three_sequences_part_outlives_the_chunks_of_one() -> None:
     world = World(settings(num_slots=8))
     system = prompt(15, 600)
-    run(world, [*system, *prompt(16, 400)])
-    run(world, [*system, *prompt(17, 400)])
+    serve_alone(world, [*system, *prompt(16, 400)])
+    serve_alone(world, [*system, *prompt(17, 400)])
     # Eight slots: the chunks of long prompts go before places where others part.
     for seed in (18, 19):
-        run(world, prompt(seed, 1_500))
-    assert run(world, [*system, *prompt(20, 100)]) >= 512
+        serve_alone(world, prompt(seed, 1_500))
+    assert serve_alone(world, [*system, *prompt(20, 100)]) >= 512
 
 
 def test_samples_of_one_prompt_begin_behind_its_snapshot() -> None:
@@ -242,7 +216,7 @@ def test_a_retracted_request_goes_on_behind_its_last_copy() -> None:
 def test_a_row_keeps_its_state_though_all_snapshots_go() -> None:
     world = World(settings())
     first = prompt(50, 800)
-    run(world, first)
+    serve_alone(world, first)
     id = world.send([*first, *prompt(51, 100)], max_new_tokens=60, ignore_eos=True)
     for _ in range(4):
         world.step()
@@ -255,14 +229,14 @@ def test_a_row_keeps_its_state_though_all_snapshots_go() -> None:
 def test_of_a_pinned_sequence_the_last_snapshot_stays() -> None:
     world = World(settings())
     first = prompt(55, 700)
-    run(world, first)
+    serve_alone(world, first)
     states = states_of(world.scheduler.kv)
     assert len(states.snapshots) > 2
     packed = np.array(first, dtype=np.int32).tobytes()
     pin = world.scheduler.kv.pins.keep("a session", CacheKey("", packed))
     forget_snapshots(world)
     assert len(states.snapshots) == 1
-    assert run(world, [*first, *prompt(56, 20)]) == 688
+    assert serve_alone(world, [*first, *prompt(56, 20)]) == 688
     pin.drop()
     forget_snapshots(world)
     assert len(states.snapshots) == 0
@@ -270,7 +244,7 @@ def test_of_a_pinned_sequence_the_last_snapshot_stays() -> None:
 
 def test_an_emptied_cache_gives_all_slots_back() -> None:
     world = World(settings())
-    run(world, prompt(52, 900))
+    serve_alone(world, prompt(52, 900))
     states = states_of(world.scheduler.kv)
     assert len(states.snapshots) > 0
     assert world.scheduler.flush_cache()
@@ -279,8 +253,8 @@ def test_an_emptied_cache_gives_all_slots_back() -> None:
 
 def test_without_a_prefix_cache_nothing_is_copied() -> None:
     world = World(settings(prefix_cache=False))
-    assert run(world, prompt(53, 900)) == 0
-    assert run(world, prompt(53, 900)) == 0
+    assert serve_alone(world, prompt(53, 900)) == 0
+    assert serve_alone(world, prompt(53, 900)) == 0
     assert world.runner.states is not None
     assert world.runner.states.num_kept == 0
     assert states_of(world.scheduler.kv).allocator.num_free == 40
@@ -331,7 +305,7 @@ def test_a_request_that_fails_leaves_no_state() -> None:
 
 def test_an_audit_names_the_owners_of_every_slot() -> None:
     world = World(settings())
-    run(world, prompt(62, 500))
+    serve_alone(world, prompt(62, 500))
     states = states_of(world.scheduler.kv)
     slot = int(states.snapshots.owned_slots()[0])
     states.allocator.free(np.array([slot], dtype=np.int32))

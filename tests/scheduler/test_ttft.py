@@ -1,4 +1,5 @@
-"""Deadlines of first tokens: who goes first, who is refused, and how good the estimates are that decide it."""
+"""Deadlines of first tokens: who goes first, who is refused, and how good the estimates are that
+decide it."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.engine.engine_world import EngineWorld
+from tests.scheduler.policy_twins import order
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_policies import order
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
+from tests.scheduler.timed import STEP_S, TOKEN_S, timed, timed_engine
 from tests.scheduler.world import World
 from weft.cli.main import main
 from weft.config.options import SettingsError
@@ -20,41 +22,15 @@ from weft.engine.deadline_service import REST_S
 from weft.messages.control import ExplainRequest
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort
-from weft.plan.step import Plan
 from weft.scheduler.estimate import wait
 from weft.scheduler.estimate.band import COVERED, Calibration
 from weft.scheduler.limits import MIN_RETRY_S
 from weft.scheduler.request import Request
 
-STEP_S = 0.010
-TOKEN_S = 0.001
-
-
-def cost(plan: Plan) -> float:
-    return STEP_S + TOKEN_S * plan.num_tokens
-
-
-def timed(world: World) -> World:
-    """Steps take virtual time and nothing else does; what they cost has been seen."""
-    world.tick_s = 0.0
-    world.let_steps_cost(cost)
-    for number in range(4):
-        world.send([number] * 20, max_new_tokens=4, ignore_eos=True)
-        world.run_dry(check=False)
-    return world
-
-
-def timed_engine(depth: int = 0, **changes: object) -> EngineWorld:
-    values = {"max_slowdown": 2.5, "prefix_cache": False, **changes}
-    world = EngineWorld(settings(**values), depth)
-    timed(world)
-    return world
-
-
 # The order
 
 
-def test_the_earliest_deadline_goes_first_and_who_has_none_goes_last() -> None:
+def test_the_earliest_deadline_goes_first_and_none_goes_last() -> None:
     world = World(settings(schedule_policy="deadline", max_running_requests=1))
     world.send([1], max_new_tokens=9, ignore_eos=True)
     world.step()
@@ -65,7 +41,7 @@ def test_the_earliest_deadline_goes_first_and_who_has_none_goes_last() -> None:
     assert order(world) == [early, by_end, late, none]
 
 
-def test_who_cannot_make_it_any_more_goes_behind_those_who_can() -> None:
+def test_requests_that_are_too_late_go_after_those_in_time() -> None:
     world = timed(
         World(settings(schedule_policy="deadline", max_running_requests=1, max_slowdown=2.5))
     )
@@ -118,7 +94,8 @@ def warnings_of(world: EngineWorld) -> list[str]:
 
 
 def judged(ttft_ms: int, waited_s: float = 0.0) -> tuple[Finish | None, str]:
-    """The refusal of a request behind ten others, or what it is told; `waited_s` before it is judged."""
+    """The refusal of a request behind ten others, or what it is told; `waited_s` before it is
+    judged."""
     world = timed_engine(max_running_requests=1)
     for number in range(10):
         world.send([number] * 30, max_new_tokens=20, ignore_eos=True)
@@ -211,7 +188,7 @@ def test_one_walk_over_the_queue_tells_all_that_have_come_what_walks_for_each_wo
 
 # Late by what is expected, or only by what waits have taken of late: three times as long.
 @pytest.mark.parametrize(("ttft_ms", "factor"), [(20, 1.0), (500, 3.0)])
-def test_who_is_refused_takes_nothing_of_those_that_came_with_it(
+def test_a_refused_request_takes_nothing_from_those_that_came_with_it(
     ttft_ms: int, factor: float
 ) -> None:
     found = []

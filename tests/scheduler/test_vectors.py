@@ -1,7 +1,7 @@
 """Vectors for the tokens of prompts, and hidden states, under everything that happens to requests.
 
-The oracle takes the first value of a vector for the token's id, so that outputs depend on vectors; its hidden state of
-a token is its position and the hash of all tokens up to it.
+The oracle takes the first value of a vector for the token's id, so that outputs depend on vectors;
+its hidden state of a token is its position and the hash of all tokens up to it.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ class VectorWorld(World):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_vectors_and_states_survive_any_schedule(seed: int) -> None:
-    """Chunks, mixed steps, overlap, retractions, aborts and failing steps; every third world is short of memory."""
+    """Chunks, mixed steps, overlap, retractions, aborts and failing steps; every third world is
+    short of memory."""
     draw = random.Random(seed)
     page_size = draw.choice([1, 2, 4])
     world = VectorWorld(
@@ -251,7 +252,7 @@ def test_what_a_step_gives_travels_in_messages_of_bounded_size() -> None:
 def test_a_journal_leaves_vectors_out_and_is_replayed_all_the_same(puts_aside: bool) -> None:
     world = RecordedWorld(settings(chunked_prefill_size=4), depth=1)
     if puts_aside:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     rows = np.full((9, SIZE), 7.0, dtype=np.float32).tobytes()
     ids = np.zeros(9, dtype=np.int32).tobytes()
     params = SamplingParams(max_new_tokens=4, hidden_states="all", ignore_eos=True)

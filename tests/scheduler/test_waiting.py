@@ -62,7 +62,7 @@ def test_the_columns_have_every_request_that_came_and_has_not_left(seed: int) ->
     compare(waiting, expected, notes)
 
 
-def test_who_came_by_a_moment_came_at_it_or_before() -> None:
+def test_arrivals_by_a_moment_are_at_it_or_before() -> None:
     rng = random.Random(2)
     waiting = WaitingTable()
     for number in range(40):
@@ -81,7 +81,8 @@ def test_who_came_by_a_moment_came_at_it_or_before() -> None:
 def test_room_is_made_once_for_many_that_come(
     num_waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time every line is copied; so it may not happen more often than there are lines that came since."""
+    """Each time every line is copied; so it may not happen more often than there are lines that
+    came since."""
     made = []
     make_room = WaitingTable._make_room
     monkeypatch.setattr(WaitingTable, "_make_room", lambda self: (made.append(1), make_room(self)))

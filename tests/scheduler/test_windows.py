@@ -1,4 +1,5 @@
-"""Layers with windows that have pages of their own: random schedules, and what rows and cache hold."""
+"""Layers with windows that have pages of their own: random schedules, and what rows and cache
+hold."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.scheduler.group_world import CHUNK, group_settings, prompt, serve_alone
 from tests.scheduler.groups import windows_of
 from tests.scheduler.random_worlds import run_random
-from tests.scheduler.world import EOS, VOCAB, World
+from tests.scheduler.world import World
 from tests.seeds import every_second, seeds
 from weft.arrays import IntArray
 from weft.config.windows import KvPools
@@ -23,28 +25,11 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.settings import SchedulerSettings, WindowSettings
 
 WINDOW = 64
-CHUNK = 128
 
 
 def settings(**changes: object) -> SchedulerSettings:
-    values = {
-        "num_pages": 1_024,
-        "page_size": 16,
-        "max_running_requests": 32,
-        "context_length": 4_608,
-        "vocab_size": VOCAB,
-        "eos_token_ids": (EOS,),
-        "max_prefill_tokens": CHUNK,
-        "chunked_prefill_size": CHUNK,
-        "windows": WindowSettings(window=WINDOW, num_pages=64),
-        **changes,
-    }
-    return SchedulerSettings(**values)  # type: ignore[arg-type]
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    # Without the token that ends outputs.
-    return np.random.default_rng(seed).integers(10, VOCAB, length).tolist()
+    windows = WindowSettings(window=WINDOW, num_pages=64)
+    return group_settings(**{"windows": windows, **changes})
 
 
 def held_tokens(world: World, id: int) -> int:
@@ -52,14 +37,6 @@ def held_tokens(world: World, id: int) -> int:
     kv = world.scheduler.kv
     row = world.request(id).row
     return len(windows_of(kv).pages_of(row, int(kv.columns.kv_len[row]))) * kv.page_size
-
-
-def run(world: World, tokens: list[int], max_new: int = 4, **wishes: object) -> int:
-    """Serve a prompt alone. Returns the tokens of it that were found in the cache."""
-    id = world.send(tokens, max_new_tokens=max_new, ignore_eos=True, **wishes)
-    world.run_dry(check=False)
-    world.check()
-    return world.finished[id].cached_tokens
 
 
 # Random schedules
@@ -167,42 +144,42 @@ def test_the_same_bytes_admit_three_times_the_requests() -> None:
 def test_what_follows_a_cached_end_is_a_hit() -> None:
     world = World(settings())
     first = prompt(3, 1_000)
-    assert run(world, first) == 0
-    assert run(world, [*first, *prompt(4, 50)]) == 992
+    assert serve_alone(world, first) == 0
+    assert serve_alone(world, [*first, *prompt(4, 50)]) == 992
     # The last page of the same prompt must be computed again: an end has a page more.
-    assert run(world, first[:992]) == 976
+    assert serve_alone(world, first[:992]) == 976
 
 
 def test_a_prompt_that_parts_from_another_finds_its_window_while_there_is_memory() -> None:
     world = World(settings())
     system = prompt(5, 600)
-    assert run(world, [*system, *prompt(6, 400)]) == 0
-    assert run(world, [*system, *prompt(7, 400)]) == 592
+    assert serve_alone(world, [*system, *prompt(6, 400)]) == 0
+    assert serve_alone(world, [*system, *prompt(7, 400)]) == 592
 
 
 def test_where_prompts_parted_a_window_is_left_by_the_second() -> None:
     world = World(settings())
     system = prompt(8, 600)
-    run(world, [*system, *prompt(9, 400)])
+    serve_alone(world, [*system, *prompt(9, 400)])
     windows = windows_of(world.scheduler.kv)
     windows.tails.evict(windows.pool.allocator.num_pages)  # as if others had needed all of it
-    assert run(world, [*system, *prompt(10, 400)]) == 0
+    assert serve_alone(world, [*system, *prompt(10, 400)]) == 0
     # It went on behind the place where they part, and so left the window before it.
     windows.tails._evict_of(windows.tails.spare, windows.pool.allocator.num_pages)
-    assert run(world, [*system, *prompt(11, 400)]) == 592
+    assert serve_alone(world, [*system, *prompt(11, 400)]) == 592
 
 
 def test_a_match_goes_only_as_far_as_a_window_is_there() -> None:
     world = World(settings())
     first = prompt(12, 500)
-    run(world, first)
+    serve_alone(world, first)
     longer = [*first, *prompt(13, 500)]
-    run(world, longer)
+    serve_alone(world, longer)
     tails = windows_of(world.scheduler.kv).tails
     # The newest end is the last one that goes: take it away by itself.
     node, _ = next(reversed(tails.ends.items()))
     tails.removed(node)
-    cached = run(world, [*longer, *prompt(14, 30)])
+    cached = serve_alone(world, [*longer, *prompt(14, 30)])
     assert 0 < cached < 992
 
 
@@ -238,7 +215,7 @@ def test_sessions_in_turns_find_their_windows_at_sixty_percent_of_the_pool(turns
 def test_a_row_keeps_its_window_though_its_tail_is_evicted_and_its_node_split() -> None:
     world = World(settings())
     first = prompt(30, 800)
-    run(world, first)
+    serve_alone(world, first)
     id = world.send([*first, *prompt(31, 100)], max_new_tokens=60, ignore_eos=True)
     for _ in range(4):
         world.step()
@@ -257,7 +234,7 @@ def test_a_row_keeps_its_window_though_its_tail_is_evicted_and_its_node_split() 
 
 def test_an_emptied_cache_gives_all_windows_back() -> None:
     world = World(settings())
-    run(world, prompt(40, 900))
+    serve_alone(world, prompt(40, 900))
     windows = windows_of(world.scheduler.kv)
     assert windows.pool.evictable_pages > 0
     assert world.scheduler.flush_cache()
@@ -266,8 +243,8 @@ def test_an_emptied_cache_gives_all_windows_back() -> None:
 
 def test_without_a_prefix_cache_nothing_is_kept() -> None:
     world = World(settings(prefix_cache=False))
-    assert run(world, prompt(41, 900)) == 0
-    assert run(world, prompt(41, 900)) == 0
+    assert serve_alone(world, prompt(41, 900)) == 0
+    assert serve_alone(world, prompt(41, 900)) == 0
     pool = windows_of(world.scheduler.kv).pool
     assert pool.allocator.num_free == pool.allocator.num_pages
     world.check_outputs()
@@ -295,7 +272,7 @@ def test_a_request_that_waits_for_windows_is_told_so() -> None:
 
 def test_an_audit_counts_the_users_of_every_page() -> None:
     world = World(settings())
-    run(world, prompt(60, 500))
+    serve_alone(world, prompt(60, 500))
     pool = windows_of(world.scheduler.kv).pool
     page = int(np.flatnonzero(pool.kept)[0])
     pool.kept[page] += 1
@@ -338,7 +315,7 @@ def test_pages_too_few_for_a_request_alone_are_refused() -> None:
 def test_settings_without_windows_have_one_pool() -> None:
     world = World(replace(settings(), windows=None))
     assert not world.scheduler.kv.groups
-    run(world, prompt(70, 300))
+    serve_alone(world, prompt(70, 300))
     assert world.scheduler.stats().kv_window_tokens == 0
 
 

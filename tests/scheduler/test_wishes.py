@@ -1,4 +1,5 @@
-"""Words, tokens, budgets and processors in the scheduler: what the plans say, what overlaps, and the journal of it."""
+"""Words, tokens, budgets and processors in the scheduler: what the plans say, what overlaps, and
+the journal of it."""
 
 from __future__ import annotations
 
@@ -10,20 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from tests.engine.engine_world import EngineWorld
-from tests.scheduler.oracle_runner import OracleRunner
+from tests.scheduler.grammars import VOCABULARY, WORDS, Bench, choice, obey_masks, until_compiled
+from tests.scheduler.obeying import calls, obey
 from tests.scheduler.recorded import RecordedWorld
-from tests.scheduler.test_grammar import (
-    VOCABULARY,
-    WORDS,
-    Bench,
-    choice,
-    obey_masks,
-    until_compiled,
-)
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from weft.messages.sampling import InvalidParam, Processor, SamplingParams, ThinkingMarks
-from weft.plan.logits import ANY, FixedTokens, LogitBias, ProcessorCall
-from weft.plan.step import Plan, Result, find
+from weft.plan.logits import ANY, LogitBias
+from weft.plan.step import find
 from weft.scheduler.features.thinking import NOTHING, OVER, due
 
 PROMPT = list(range(10, 30))
@@ -36,33 +30,6 @@ class Known:
 
     def wrong(self, name: str, params: Mapping[str, Any]) -> str:
         return "bad is bad" if "bad" in params else ""
-
-
-def calls(plan: Plan) -> list[ProcessorCall]:
-    return [op for op in plan.logits if isinstance(op, ProcessorCall)]
-
-
-def obey(runner: OracleRunner) -> list[Plan]:
-    """From now on the oracle takes fixed tokens, and the processor "breaks" fails at its third token. Returns the plans
-    that ran."""
-    execute, plans = runner.execute, []
-
-    def run(plan: Plan) -> Result:
-        plans.append(plan)
-        tokens, rows = execute(plan).tokens.copy(), np.repeat(plan.rows, plan.num_sampled)
-        if (fixed := find(plan.logits, FixedTokens)) is not None:
-            tokens[fixed.index] = fixed.tokens
-            runner.last[rows[fixed.index]] = fixed.tokens
-        invalid, faults = np.zeros(len(tokens), dtype=np.bool_), []
-        for one in calls(plan):
-            for i, seen, start in zip(one.index.tolist(), one.tokens, one.prompt_lens, strict=True):
-                if one.name == "breaks" and len(seen) - start == 2:
-                    invalid[i] = True
-                    faults.append((i, "it broke"))
-        return Result(tokens=tokens, invalid=invalid if faults else None, faults=tuple(faults))
-
-    runner.execute = run  # type: ignore[method-assign]
-    return plans
 
 
 def due_after(*tokens: int, budget: int = 3, marks: ThinkingMarks = MARKS) -> int:
@@ -164,7 +131,7 @@ def test_a_journal_with_processors_budgets_and_words_is_replayed_without_them(
 ) -> None:
     world = RecordedWorld(settings(num_pages=90), depth, processors=Known())
     if puts_aside:
-        world.put_aside_in_every_step()
+        world.put_aside_often()
     obey(world.runner)
     is_open = ThinkingMarks((100,), (102, 103), is_open=True)
     broken = [world.send([*PROMPT, i], processors=(Processor("breaks"),), **FREE) for i in range(2)]

@@ -1,7 +1,8 @@
 """A store of what `OracleRunner` has for K and V, which answers late, in part, wrongly or never.
 
-It looks that nobody touches what is on its way: pages that are read hold rubbish until they have landed, and pages that
-are written still hold at the end what their tokens say, unless the write was cancelled.
+It looks that nobody touches what is on its way: pages that are read hold rubbish until they have
+landed, and pages that are written still hold at the end what their tokens say, unless the write was
+cancelled.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from weft.memory.tiers.protocol import (
 
 RUBBISH = -77
 
-# States by weights, namespace and all tokens up to the end; what endings have by "ending" and the same.
+# States by weights, namespace and all tokens up to the end; what endings have by "ending" and the
+# same.
 Blocks = dict[tuple[object, ...], list[int]]
 
 
@@ -48,8 +50,8 @@ class Job:
 
 
 class OracleTiers(NoTiers):
-    """`blocks` may be those that another world has left. `mood`: how it behaves. `memory`: what it reads and writes,
-    if that is not the pool; then nobody asks whether it has opened."""
+    """`blocks` may be those that another world has left. `mood`: how it behaves. `memory`: what it
+    reads and writes, if that is not the pool; then nobody asks whether it has opened."""
 
     def __init__(
         self,

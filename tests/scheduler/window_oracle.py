@@ -1,5 +1,6 @@
-"""What the oracle has of layers with windows: each of their slots stores what the slot of the same token stores in all
-other layers, so that a slot which belongs to another token, or was given away too early, is seen when it is read.
+"""What the oracle has of layers with windows: each of their slots stores what the slot of the same
+token stores in all other layers, so that a slot which belongs to another token, or was given away
+too early, is seen when it is read.
 """
 
 from __future__ import annotations

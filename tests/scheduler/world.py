@@ -119,7 +119,8 @@ class World:
         media: tuple[MediaItem, ...] = (),
         **sampling: object,
     ) -> int:
-        """Send a request. `whole` is the prompt that it is to have, with the history of its `session`."""
+        """Send a request. `whole` is the prompt that it is to have, with the history of its
+        `session`."""
         id = len(self.sent)
         self.prompts[id] = prompt if whole is None else whole
         if media:

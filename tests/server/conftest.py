@@ -57,7 +57,8 @@ def shared_tool_server() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def tool_server(shared_tool_server: RunningServer) -> RunningServer:
-    """A server whose model writes calls as Hermes and reasoning as Qwen 3, with a fresh fake engine."""
+    """A server whose model writes calls as Hermes and reasoning as Qwen 3, with a fresh fake
+    engine."""
     shared_tool_server.reset()
     return shared_tool_server
 

@@ -1,7 +1,9 @@
-"""A real server on a loopback port in a thread of its own, in front of an engine that is 100 lines of Python.
+"""A real server on a loopback port in a thread of its own, in front of an engine that is 100 lines
+of Python.
 
-The engine answers a prompt with what the test wants (`script`), one token of each request a step. No test waits for
-time to pass: `HANG_S` only ends what hangs, and whoever tests a time-out passes it by the clock of a `SkippingLoop`.
+The engine answers a prompt with what the test wants (`script`), one token of each request a step.
+No test waits for time to pass: `HANG_S` only ends what hangs, and whoever tests a time-out passes
+it by the clock of a `SkippingLoop`.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ class _Running:
 
 @dataclass
 class FakeEngine:
-    """`script(prompt ids)` gives the whole completion; its end is EOS. `deliver` is where answers go."""
+    """`script(prompt ids)` gives the whole completion; its end is EOS. `deliver` is where answers
+    go."""
 
     deliver: Callable[[FromEngine], None]
     script: Callable[[list[int]], list[int]] = lambda ids: as_bytes("Hello, wörld! 🎉")
@@ -225,7 +228,8 @@ def _states(one: _Running, *, whole: bool) -> HiddenStatesPiece:
 
 
 def _told(request: GenerateRequest, params: SamplingParams) -> list[AuxPiece]:
-    """In pieces of 4: token t has log probability -t, is the third, and t + 1, t + 2.. are likelier: -0.5, -1.5.."""
+    """In pieces of 4: token t has log probability -t, is the third, and t + 1, t + 2.. are
+    likelier: -0.5, -1.5.."""
     ids = np.frombuffer(request.input_ids, dtype=np.int32)[params.prompt_logprobs_start :]
     num_top, num_ids = params.prompt_logprobs or 0, len(params.logprob_token_ids)
     logprobs = -ids.astype(np.float32)
@@ -270,7 +274,8 @@ def _matched(finish: Finish, token: int) -> Finish:
 
 
 class RunningServer:
-    """The server, the client behind it and the fake engine, all in one event loop in another thread."""
+    """The server, the client behind it and the fake engine, all in one event loop in another
+    thread."""
 
     def __init__(
         self,

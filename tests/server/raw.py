@@ -32,7 +32,8 @@ def head(line: str, *headers: str) -> bytes:
 
 
 def read_reply(connection: socket.socket, method: str = "GET") -> Reply:
-    """The next answer; interim ones are overlooked. Nothing may stand behind it yet: more than it is read ahead."""
+    """The next answer; interim ones are overlooked. Nothing may stand behind it yet: more than it
+    is read ahead."""
     response = http.client.HTTPResponse(connection, method=method)
     response.begin()
     body = response.read()

@@ -1,4 +1,5 @@
-"""The HTTP application before a real engine, all of it in one event loop: for tests of what only a model can tell."""
+"""The HTTP application before a real engine, all of it in one event loop: for tests of what only a
+model can tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What clients get wrong, by mistake or on purpose: always a 4xx in OpenAI's form, and the server goes on."""
+"""What clients get wrong, by mistake or on purpose: always a 4xx in OpenAI's form, and the server
+goes on."""
 
 from __future__ import annotations
 
@@ -357,7 +358,7 @@ def test_a_word_that_is_not_allowed_is_told_which_are(http: httpx.Client) -> Non
     assert len(answer.text) < 1_000
 
 
-def test_an_empty_body_is_told_as_such(http: httpx.Client) -> None:
+def test_an_empty_body_is_reported_as_such(http: httpx.Client) -> None:
     answer = http.post(CHAT, content=b" ", headers={"content-type": "application/json"})
     refused(answer, 400, "the body is empty; a JSON object is needed")
 

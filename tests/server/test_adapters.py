@@ -1,4 +1,5 @@
-"""Adapters over HTTP: routes that load and unload them, and every API that names one, with a real model."""
+"""Adapters over HTTP: routes that load and unload them, and every API that names one, with a real
+model."""
 
 from __future__ import annotations
 

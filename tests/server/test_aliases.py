@@ -1,4 +1,5 @@
-"""Small routes that clients of other servers know: parsers, counting, and other names for what is there."""
+"""Small routes that clients of other servers know: parsers, counting, and other names for what is
+there."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def parsing(tool_server: RunningServer) -> Iterator[httpx.Client]:
         ("/v1/responses", {"input": "Hi", "instructions": "Be kind."}),
     ],
 )
-def test_the_length_of_a_prompt_is_told_as_it_will_be_counted(
+def test_the_length_of_a_prompt_is_reported_as_it_will_be_counted(
     http: httpx.Client, path: str, body: dict[str, Any]
 ) -> None:
     usage = http.post(path, json=body).json()["usage"]
@@ -149,7 +150,7 @@ def test_vllms_names_for_load_abort_and_flush(http: httpx.Client, server: Runnin
     assert http.post("/reset_prefix_cache").status_code == 200
 
 
-def test_all_routes_are_told_on_a_page_that_loads_nothing(http: httpx.Client) -> None:
+def test_all_routes_are_reported_on_a_page_that_loads_nothing(http: httpx.Client) -> None:
     page = http.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]

@@ -134,7 +134,7 @@ def test_thinking_and_a_schema_are_handed_on(
     assert tool_server.engine.seen[-1].sampling.grammar.kind == "json_schema"
 
 
-def test_stop_sequence_and_length_are_told(
+def test_stop_sequence_and_length_are_reported(
     client: anthropic.Anthropic, tool_server: RunningServer
 ) -> None:
     say(tool_server, "one two three")

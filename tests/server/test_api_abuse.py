@@ -1,4 +1,5 @@
-"""Bodies that no client should send, to every API: refused in the API's own form, never a fault of ours."""
+"""Bodies that no client should send, to every API: refused in the API's own form, never a fault of
+ours."""
 
 from __future__ import annotations
 

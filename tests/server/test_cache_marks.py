@@ -1,4 +1,5 @@
-"""Where a block that is marked with `cache_control` ends in the prompt, for blocks of every kind."""
+"""Where a block that is marked with `cache_control` ends in the prompt, for blocks of every
+kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Chat completions of models that write calls as XML (Qwen 3 Coder) and as messages (gpt-oss), with the official SDK."""
+"""Chat completions of models that write calls as XML (Qwen 3 Coder) and as messages (gpt-oss), with
+the official SDK."""
 
 from __future__ import annotations
 

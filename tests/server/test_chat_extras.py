@@ -25,7 +25,7 @@ def chunks(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
-def test_the_prompt_is_told_as_text_and_as_ids_when_asked_for(
+def test_the_prompt_is_reported_as_text_and_as_ids_when_asked_for(
     http: httpx.Client, server: RunningServer
 ) -> None:
     wanted = {"return_prompt_text": True, "return_prompt_token_ids": True}
@@ -71,7 +71,7 @@ def test_meta_info_of_a_choice_is_that_of_generate(
     assert told[-1]["completion_tokens"] == native["completion_tokens"]
 
 
-def test_tokens_that_are_named_are_told_behind_the_likeliest(
+def test_tokens_that_are_named_are_reported_behind_the_likeliest(
     http: httpx.Client, server: RunningServer
 ) -> None:
     server.engine.script = lambda ids: as_bytes("x")

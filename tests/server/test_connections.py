@@ -1,4 +1,5 @@
-"""What a connection may do besides asking: trailers, bodies that nobody needs, ends and halves of connections."""
+"""What a connection may do besides asking: trailers, bodies that nobody needs, ends and halves of
+connections."""
 
 from __future__ import annotations
 
@@ -224,7 +225,7 @@ def test_a_client_that_sends_its_whole_body_reads_the_refusal() -> None:
             assert answer.status_code == 401
 
 
-def test_who_waits_to_be_told_to_send_a_body_is_answered_without_it() -> None:
+def test_a_client_that_expects_100_continue_is_answered_without_its_body() -> None:
     with running(KEYS) as server, connected(server) as connection:
         connection.sendall(head(f"POST {TEXT}", "content-length: 14", "expect: 100-continue"))
         assert (reply := read_reply(connection)).status == 401
@@ -276,7 +277,7 @@ BESIDE = [  # what a client without a key may leave open
 
 
 @pytest.mark.parametrize("left_open", BESIDE, ids=range(len(BESIDE)))
-def test_connections_without_a_key_never_keep_out_who_has_one(left_open: bytes) -> None:
+def test_connections_without_a_key_never_keep_out_those_with_one(left_open: bytes) -> None:
     limits = Limits(max_connections=8, linger_s=50, head_timeout_s=600)
     with running(KEYS, new_loop=SkippingLoop, limits=limits) as server:
         others = [

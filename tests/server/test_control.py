@@ -119,7 +119,7 @@ def test_steps_are_slowed_down_until_null_comes(engine: Obedient, http: httpx.Cl
     assert len(engine.got) == 3
 
 
-def test_settings_are_told_and_changed(engine: Obedient, http: httpx.Client) -> None:
+def test_settings_are_reported_and_changed(engine: Obedient, http: httpx.Client) -> None:
     told = http.get("/get_internal_state").json()
     assert (told["server_args"], told["state"], told["stats"]["num_waiting"]) == (
         {"a": 1},
@@ -242,7 +242,9 @@ def test_both_collectors_are_frozen(engine: Obedient, http: httpx.Client) -> Non
         gc.unfreeze()
 
 
-def test_the_load_is_told_for_each_engine_and_for_all(engine: Obedient, http: httpx.Client) -> None:
+def test_the_load_is_reported_for_each_engine_and_for_all(
+    engine: Obedient, http: httpx.Client
+) -> None:
     answer = http.get("/v1/loads").json()
     (load,) = answer["loads"]
     assert answer["dp_rank_count"] == 1

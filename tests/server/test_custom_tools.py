@@ -131,7 +131,7 @@ def test_custom_tools_can_be_the_only_ones_that_are_allowed(
     assert found.message.tool_calls[0].custom.name == "run"
 
 
-def test_a_forced_custom_call_that_is_cut_off_is_told_as_far_as_it_came(
+def test_a_forced_custom_call_that_is_cut_off_is_reported_as_far_as_it_came(
     tool_sdk: openai.OpenAI, tool_server: RunningServer
 ) -> None:
     say(tool_server, '[{"name": "run", "parameters": {"input": "pri\\')

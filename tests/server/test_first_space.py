@@ -1,4 +1,5 @@
-"""Answers of a model whose tokenizer has spaces at the beginning of words, as Llama 2 and Mistral have."""
+"""Answers of a model whose tokenizer has spaces at the beginning of words, as Llama 2 and Mistral
+have."""
 
 from __future__ import annotations
 

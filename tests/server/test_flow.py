@@ -1,4 +1,5 @@
-"""Routes that control the flow of work: block, pause, calls by name, health; and a batch in one message."""
+"""Routes that control the flow of work: block, pause, calls by name, health; and a batch in one
+message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tools on a model whose chat template knows no calls, in every API: prompt, answer, and the next prompt."""
+"""Tools on a model whose chat template knows no calls, in every API: prompt, answer, and the next
+prompt."""
 
 from __future__ import annotations
 
@@ -200,7 +201,7 @@ def test_without_a_choice_of_tools_they_are_described_and_not_called(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_forced_call_that_is_cut_off_is_told_as_far_as_it_came(
+def test_a_forced_call_that_is_cut_off_is_reported_as_far_as_it_came(
     sdk: openai.OpenAI, plain: RunningServer, stream: bool
 ) -> None:
     say(plain, CALL)

@@ -1,4 +1,5 @@
-"""How a request says what its answer must be: the spellings, contradictions, and what the engine is told."""
+"""How a request says what its answer must be: the spellings, contradictions, and what the engine is
+told."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whose KV a request may name: only that of servers that the operator trusts is found by other requests, and
-nothing that a client writes there ends in more than a refusal."""
+"""Whose KV a request may name: only that of servers that the operator trusts is found by other
+requests, and nothing that a client writes there ends in more than a refusal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def named_lender() -> Any:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("write", [sglang, vllm])
-def test_kv_of_whoever_a_client_names_is_found_by_requests_that_name_it_only(
+def test_kv_of_a_lender_is_found_only_by_requests_that_name_it(
     any_lender: Decoding, path: str, write: Any
 ) -> None:
     for salt in ({}, {"cache_salt": "a"}):

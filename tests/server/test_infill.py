@@ -1,4 +1,5 @@
-"""Filling in the middle: a suffix in completions and in Ollama's generate, and llama.cpp's route."""
+"""Filling in the middle: a suffix in completions and in Ollama's generate, and llama.cpp's
+route."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def said(answer: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("path", ASK)
-def test_the_gap_is_told_in_the_models_own_tokens_and_filled(
+def test_the_gap_is_reported_in_the_models_own_tokens_and_filled(
     client: httpx.Client, coder: RunningServer, path: str
 ) -> None:
     assert said(client.post(path, json=ASK[path]).json()) == "x): "

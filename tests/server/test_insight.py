@@ -1,4 +1,5 @@
-"""Routes that tell what the engine does, and requests with a deadline, over HTTP to a fake engine."""
+"""Routes that tell what the engine does, and requests with a deadline, over HTTP to a fake
+engine."""
 
 from __future__ import annotations
 
@@ -210,7 +211,7 @@ def test_a_request_whose_time_is_over_has_that_status(
         ("/v1/messages", {"messages": []}, 400, "messages"),
     ],
 )
-def test_who_asks_for_a_request_that_was_refused_is_told_the_reason(
+def test_asking_for_a_refused_request_gives_the_reason(
     telling: RunningServer,
     http: httpx.Client,
     path: str,

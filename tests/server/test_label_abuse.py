@@ -1,4 +1,5 @@
-"""Metrics whose labels clients could multiply: a thousand names of anything make no more lines than fifty do."""
+"""Metrics whose labels clients could multiply: a thousand names of anything make no more lines than
+fifty do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Large bodies are measured before they are decoded, and decoded where they do not hold up others."""
+"""Large bodies are measured before they are decoded, and decoded where they do not hold up
+others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""System messages behind the user's, as coding agents send them, where the template refuses them."""
+"""System messages behind the user's, as coding agents send them, where the template refuses
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.server.fake import HANG_S, RunningServer, running
 from tests.server.scripted import record_prompts
-from tests.text.test_late_system import BLOCK, STRICT
+from tests.text.late_system import BLOCK, STRICT
 from tests.text.tokens import byte_backend
 from weft.config.server import ServerConfig
 from weft.text.tokenizer import Tokenizer

@@ -1,4 +1,5 @@
-"""The table of limits: every entry is looked after, can be set, is counted, and stands in docs/reference/limits.md."""
+"""The table of limits: every entry is looked after, can be set, is counted, and stands in
+docs/reference/limits.md."""
 
 from __future__ import annotations
 
@@ -344,7 +345,7 @@ def test_idle_connections_make_room_for_new_ones() -> None:
             connection.close()
 
 
-def test_beyond_the_limit_requests_are_told_and_health_answers() -> None:
+def test_beyond_the_limit_requests_are_reported_and_health_answers() -> None:
     limits = Limits(max_connections=4)
     with running(limits=limits) as server:
         server.engine.hold = True
@@ -370,7 +371,7 @@ def test_beyond_the_limit_requests_are_told_and_health_answers() -> None:
         assert httpx.post(f"{server.url}{TEXT}", json={"prompt": "x"}).status_code == 200
 
 
-def test_full_queue_is_told_with_a_time_to_come_back(
+def test_full_queue_is_reported_with_a_time_to_come_back(
     http: httpx.Client, server: RunningServer
 ) -> None:
     server.engine.full = True

@@ -403,7 +403,7 @@ def test_tokens_are_counted_with_those_of_pictures(
         ([image_part(saved(picture(1, 9)))], "too narrow for this model"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
+def test_impossible_values_are_refused_by_name(
     web: httpx.Client, seeing: RunningServer, content: list[Any], words: str
 ) -> None:
     answer = web.post("/v1/chat/completions", json={"messages": user(*content)})

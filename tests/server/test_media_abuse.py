@@ -1,5 +1,5 @@
-"""Hostile pictures and addresses over HTTP: each is one refusal that names its field, nothing is fetched, memory stays
-where it was, and a stream beside them goes on."""
+"""Hostile pictures and addresses over HTTP: each is one refusal that names its field, nothing is
+fetched, memory stays where it was, and a stream beside them goes on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.text.media_fakes import (
     png_of_size,
     saved,
 )
-from tests.text.test_media_bounds import scanned
+from tests.text.scanned_pictures import scanned
 from tests.text.tokens import infill_tokenizer
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
@@ -90,7 +90,8 @@ def black_png(width: int, height: int) -> bytes:
 
 
 def exif_bomb() -> bytes:
-    """A block of EXIF with 4,000 entries, each of which claims 4 GB, and one that points at itself."""
+    """A block of EXIF with 4,000 entries, each of which claims 4 GB, and one that points at
+    itself."""
     entry = struct.pack("<HHII", 0x9000, 2, 0xFFFFFFFF, 8)
     block = b"II*\0\x08\0\0\0" + struct.pack("<H", 4_000) + entry * 4_000
     return saved(picture(), "JPEG", exif=b"Exif\0\0" + block)

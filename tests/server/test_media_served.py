@@ -1,5 +1,5 @@
-"""Pictures over HTTP and in `LLM`, before a tiny LLaVA with all the files of a checkpoint: the tokens are those that
-transformers computes with its own processor."""
+"""Pictures over HTTP and in `LLM`, before a tiny LLaVA with all the files of a checkpoint: the
+tokens are those that transformers computes with its own processor."""
 
 from __future__ import annotations
 

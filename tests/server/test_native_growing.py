@@ -1,4 +1,5 @@
-"""Streams of /generate repeat everything that came before. That must not cost the square of their length."""
+"""Streams of /generate repeat everything that came before. That must not cost the square of their
+length."""
 
 from __future__ import annotations
 
@@ -97,6 +98,6 @@ def test_every_event_has_all_that_came_before_and_the_last_one_everything() -> N
     assert last["meta_info"]["finish_reason"]["type"] == "length"
 
 
-def test_every_token_is_told_at_once_while_the_answer_is_small() -> None:
+def test_every_token_is_reported_at_once_while_the_answer_is_small() -> None:
     events = list(Stream(SamplingParams()).events(1_000))
     assert all(events)

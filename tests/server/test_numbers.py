@@ -1,5 +1,6 @@
-"""Every number of every route at its extremes, found from the types of the bodies and the table of routes: refused in
-the form of its API, with field, value and range, or answered; never a fault, and the engine is as it was."""
+"""Every number of every route at its extremes, found from the types of the bodies and the table of
+routes: refused in the form of its API, with field, value and range, or answered; never a fault, and
+the engine is as it was."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from weft.server.sglang import generate as native
 
 NANO = Path(weft.__file__).parent / "bundled" / "weft-nano"
 USER = {"role": "user", "content": "Hi"}
-# What makes a body right, by the path of its route. Those of the administration stop short of doing what they are for.
+# What makes a body right, by the path of its route. Those of the administration stop short of doing
+# what they are for.
 RIGHT: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [USER], "max_tokens": 1},
     "/v1/chat/completions/input_tokens": {"messages": [USER]},
@@ -142,7 +144,8 @@ WORDS += [
 
 
 class Place(NamedTuple):
-    """A field with numbers: the way to it from the body (0: the first of a list), and how it holds them."""
+    """A field with numbers: the way to it from the body (0: the first of a list), and how it holds
+    them."""
 
     path: tuple[str | int, ...]
     kind: str  # one, list, lists (in a list), object; anything: free of form
@@ -308,7 +311,8 @@ def test_no_number_of_a_body_is_a_fault(
 def check_words(
     path: str, place: Place, extreme: str, text: str, answer: httpx.Response, what: str
 ) -> None:
-    """A number of the right type and out of its range is refused with its field, itself and what is allowed."""
+    """A number of the right type and out of its range is refused with its field, itself and what is
+    allowed."""
     if place.kind == "anything":
         return
     name = str(place.path[-1])

@@ -168,7 +168,7 @@ def test_parameters_arrive_in_both_spellings(sdk: openai.OpenAI, server: Running
     )
 
 
-def test_length_limit_is_told(sdk: openai.OpenAI) -> None:
+def test_length_limit_is_reported(sdk: openai.OpenAI) -> None:
     answer = sdk.chat.completions.create(model=MODEL, messages=HI, max_tokens=5)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (
         "Hello",

@@ -1,4 +1,5 @@
-"""Clients of other projects against a running server. Each test is skipped where its client is not installed."""
+"""Clients of other projects against a running server. Each test is skipped where its client is not
+installed."""
 
 from __future__ import annotations
 

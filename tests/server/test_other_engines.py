@@ -44,7 +44,7 @@ def test_max_tokens_beyond_the_context_are_cut_where_the_operator_says_so() -> N
         assert http.post("/v1/completions", json=body).status_code == 400
 
 
-def test_models_are_told_in_the_form_of_anthropic_too(server: RunningServer) -> None:
+def test_models_are_reported_in_the_form_of_anthropic_too(server: RunningServer) -> None:
     with httpx.Client(base_url=server.url) as http:
         listed = http.get("/v1/models").json()
     [model] = listed["data"]

@@ -165,7 +165,7 @@ def test_of_a_thousand_viewers_some_see_and_the_others_are_refused(
             assert next(events(answer))[0] == "hello"
 
 
-def test_an_engine_that_is_gone_is_told_to_who_looks(watched: RunningServer) -> None:
+def test_an_engine_that_is_gone_is_shown_to_viewers(watched: RunningServer) -> None:
     with httpx.stream("GET", f"{watched.url}/events") as answer:
         told = events(answer)
         assert [next(told)[0] for _ in range(2)] == ["hello", "picture"]

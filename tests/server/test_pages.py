@@ -1,4 +1,5 @@
-"""What a web page can do with a server that it can reach: nothing, unless its origin is named or it has the key."""
+"""What a web page can do with a server that it can reach: nothing, unless its origin is named or it
+has the key."""
 
 from __future__ import annotations
 
@@ -224,8 +225,8 @@ def test_no_text_is_taken_for_a_name_of_ours(host: str) -> None:
     [
         *sorted(FORWARDING),
         *(f"{prefix}anything" for prefix in FORWARDING_PREFIXES),
-        # as nginx, Apache, IIS, HAProxy, Envoy, Istio, Traefik, load balancers of clouds and content
-        # networks name them
+        # as nginx, Apache, IIS, HAProxy, Envoy, Istio, Traefik, load balancers of clouds and
+        # content networks name them
         *("x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "X-Forwarded-Anything"),
         *("X-Original-Forwarded-For", "X-Original-Host", "X-Original-URL", "X-Real-IP"),
         *("X-ProxyUser-Ip", "X-Cloud-Trace-Context", "X-Request-Start", "X-Queue-Start"),

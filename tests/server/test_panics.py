@@ -1,5 +1,5 @@
-"""Libraries that panic, which is no Exception, and bytes that are no HTTP: each is answered in the form of all errors,
-with one line in the log."""
+"""Libraries that panic, which is no Exception, and bytes that are no HTTP: each is answered in the
+form of all errors, with one line in the log."""
 
 from __future__ import annotations
 

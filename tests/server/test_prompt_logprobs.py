@@ -1,4 +1,5 @@
-"""Log probabilities of the prompt, and of given tokens, in the shapes of SGLang, OpenAI and vLLM."""
+"""Log probabilities of the prompt, and of given tokens, in the shapes of SGLang, OpenAI and
+vLLM."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ def test_generate_of_no_token_computes_the_prompt_alone(http: httpx.Client) -> N
         ({"token_ids_logprob": [270]}, "token id 270; 0 to 269"),
     ],
 )
-def test_what_cannot_be_told_is_refused(
+def test_impossible_logprobs_are_refused(
     http: httpx.Client, fields: dict[str, Any], wrong: str
 ) -> None:
     answer = http.post(NATIVE, json={"text": "abc", "return_logprob": True, **fields})
@@ -139,7 +140,8 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt_in_front(
 
 
 def test_what_an_evaluation_harness_sends_is_answered_for_each_prompt(http: httpx.Client) -> None:
-    """Prompts as lists of ids; it looks at the prompt without its first token and the one that was generated."""
+    """Prompts as lists of ids; it looks at the prompt without its first token and the one that was
+    generated."""
     prompts = [as_bytes("what is it"), as_bytes("no")]
     fields = {"max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
     choices = http.post(TEXT, json={"prompt": prompts, **fields}).json()["choices"]

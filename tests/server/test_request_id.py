@@ -1,4 +1,5 @@
-"""One name for a request from its header to its answer, its lines in the log, its metrics and its errors."""
+"""One name for a request from its header to its answer, its lines in the log, its metrics and its
+errors."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_one_name_goes_all_the_way(lines: io.StringIO) -> None:
         assert stage in line
 
 
-def test_name_in_the_body_is_told_in_the_header_too(
+def test_name_in_the_body_is_reported_in_the_header_too(
     http: httpx.Client, server: RunningServer
 ) -> None:
     answer = http.post(

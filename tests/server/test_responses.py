@@ -132,7 +132,9 @@ def test_a_background_response_can_be_cancelled(
         tool_sdk.responses.cancel(done.id)
 
 
-def test_length_is_told_as_incomplete(tool_sdk: openai.OpenAI, tool_server: RunningServer) -> None:
+def test_length_is_reported_as_incomplete(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
     answer = tool_sdk.responses.create(model=MODEL, input="Hi", max_output_tokens=3)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
@@ -271,7 +273,7 @@ def test_the_input_of_a_response_that_is_not_there_is_not_found(tool_sdk: openai
         tool_sdk.responses.input_items.list("resp_none")
 
 
-def test_what_the_template_refuses_is_told_as_input() -> None:
+def test_what_the_template_refuses_is_reported_as_input() -> None:
     template = "{{ raise_exception('turns must alternate') }}"
     with running(ServerConfig(drain_s=1.0, trust_request_chat_template=True)) as server:
         body = {"input": "Hi", "chat_template": template}

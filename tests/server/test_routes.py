@@ -188,7 +188,7 @@ def test_a_server_whose_engine_loads_is_neither_well_nor_has_a_model() -> None:
         assert [http.get(path).status_code for path in paths] == [200] * len(paths)
 
 
-def test_stopped_engine_is_told_everywhere() -> None:
+def test_stopped_engine_is_reported_everywhere() -> None:
     with running() as server, httpx.Client(base_url=server.url) as http:
         server.call(lambda: server.client.deliver(EngineFailed(message="out of memory")))
         for path in ("/health", "/ready", "/health_generate", "/server_info"):

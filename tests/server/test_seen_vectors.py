@@ -1,4 +1,5 @@
-"""Vectors of pictures and sounds over HTTP and in `LLM`: the hidden state of the last token, as transformers has it."""
+"""Vectors of pictures and sounds over HTTP and in `LLM`: the hidden state of the last token, as
+transformers has it."""
 
 from __future__ import annotations
 
@@ -153,7 +154,7 @@ def test_the_native_route_takes_pictures_where_its_text_has_marks(seeing: Seeing
     assert seeing.server.engine.services.stats().total_encoder_runs == runs
 
 
-def test_what_cannot_be_meant_is_refused(seeing: Seeing) -> None:
+def test_invalid_parts_are_refused(seeing: Seeing) -> None:
     post, image = seeing.server.post, coded(picture(6))
     ask = "/v1/embeddings"
     refused(post(ask), 400, "give either input or messages")

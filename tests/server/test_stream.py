@@ -254,7 +254,8 @@ def test_an_interval_out_of_range_is_refused(http: httpx.Client, path: str) -> N
 
 
 def test_a_reply_that_breaks_behind_the_first_events_ends_its_stream_with_an_error() -> None:
-    """Pieces are pushed from where the tokens come: what goes wrong there must stay with its own stream."""
+    """Pieces are pushed from where the tokens come: what goes wrong there must stay with its own
+    stream."""
     one = make_completion(SamplingParams())
     generation = one.generation
     sent: list[bytes] = []

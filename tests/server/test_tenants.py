@@ -239,7 +239,7 @@ def test_a_background_response_that_runs_is_not_there_for_another_key(keyed: Run
         assert alice.delete(f"/v1/responses/{id}").status_code == 200
 
 
-def test_who_keeps_most_responses_loses_the_oldest_when_the_store_is_full(
+def test_the_client_with_most_responses_loses_its_oldest_when_the_store_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stores, "MAX_STORED", 10)

@@ -16,7 +16,7 @@ from weft.config.server import ServerConfig
 from weft.messages.sampling import ThinkingMarks
 
 
-def test_calls_are_told_with_ids_names_and_arguments(
+def test_calls_are_reported_with_ids_names_and_arguments(
     tool_sdk: openai.OpenAI, tool_server: RunningServer
 ) -> None:
     say(tool_server, TWO)
@@ -138,7 +138,7 @@ CUTS = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("said", "name", "arguments"), CUTS)
-def test_a_forced_call_that_is_cut_off_is_told_as_far_as_it_came(
+def test_a_forced_call_that_is_cut_off_is_reported_as_far_as_it_came(
     tool_sdk: openai.OpenAI,
     tool_server: RunningServer,
     stream: bool,

@@ -86,7 +86,7 @@ def test_a_batch_of_embeddings_travels_once_and_is_answered_by_a_list(
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
+def test_impossible_values_are_refused_by_name(
     http: httpx.Client, server: RunningServer, body: dict[str, Any], words: str
 ) -> None:
     answer = http.post("/generate", json=body)

@@ -86,7 +86,7 @@ def tensor(**changes: Any) -> dict[str, Any]:
         ("get_weights_by_name", {"name": NAME, "truncate_size": 0}, "truncate_size"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
+def test_impossible_values_are_refused_by_name(
     http: httpx.Client, told: list[Any], path: str, body: dict[str, Any], param: str | None
 ) -> None:
     answer = http.post(f"/{path}", json=body)

@@ -1,4 +1,5 @@
-"""Bad words, allowed tokens, stop patterns, budgets, processors and truncation as HTTP clients write them."""
+"""Bad words, allowed tokens, stop patterns, budgets, processors and truncation as HTTP clients
+write them."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def test_words_and_tokens_arrive_as_tokens(
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE])
-def test_what_cannot_be_wished_is_said(
+def test_impossible_fields_are_named(
     http: httpx.Client, server: RunningServer, path: str, fields: dict[str, Any], message: str
 ) -> None:
     answer = ask(http, path, **fields)

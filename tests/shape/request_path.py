@@ -1,4 +1,5 @@
-"""Which files and functions of weft a completion request enters, after warm-up, with front and engine in one process.
+"""Which files and functions of weft a completion request enters, after warm-up, with front and
+engine in one process.
 
 python -m tests.shape.request_path [--chat] [--stream] [--list]
 """

@@ -1,4 +1,5 @@
-"""The C++ sources keep the laws of the Python ones: narrow lines, one statement each, plain words."""
+"""The C++ sources keep the laws of the Python ones: narrow lines, one statement each, plain
+words."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Counts words that have meant too many things, in the Python files of weft: in names (`num_places`), comments and texts.
+"""Counts words that have meant too many things, in the Python files of weft: in names
+(`num_places`), comments and texts.
 
-python -m tests.shape.words [WORD ...]     the counts, or the names in which a word stands and their files
+python -m tests.shape.words [WORD ...] the counts, or the names in which a word stands and their
+files
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ MOST = {
     "behind": 0,
     "joins": 0,
 }
-# Phrases that readers of English as a second language stumble over: what stands after the colon is clearer.
+# Phrases that readers of English as a second language stumble over: what stands after the colon is
+# clearer.
 PHRASES = {
     "one behind the other": "concatenated",
     "nobody but": "only",

@@ -5,62 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.sim.records import COST, TRAFFIC, Records, record, recorded_engine
 from tests.sim.scene import SCENE
 from weft.journal.recorder import RecordedEngine
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.scheduler.pace.step_cost import CostModel, StepLoad
-from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.pace.step_cost import StepLoad
 from weft.sim.cost import CostRunner, TrueLengths, VirtualClock
 from weft.sim.fit import StepTime, fit
 from weft.sim.journal import read_journal
 from weft.sim.outcome import ABORTED, DONE
 from weft.sim.report import Slo, by_tenant, summarize
-from weft.sim.run import EngineTarget, Run, simulate
-from weft.sim.synthetic import Traffic, synthetic
+from weft.sim.run import simulate
+from weft.sim.synthetic import synthetic
 from weft.sim.trace import Arrival, Segment, TokenSource
-
-COST = CostModel(0.01, 1e-4, 1e-6)
-TRAFFIC = Traffic(
-    requests=30, rate=20.0, input_len="uniform:20:450", output_len="uniform:1:150", max_tokens=120
-)
-
-
-class Records(list[bytes]):
-    """A journal in memory."""
-
-    num_bytes = 0
-
-    def flush(self) -> None:
-        pass
-
-    def rotate(self) -> None:
-        pass
-
-
-def record(
-    clock_s: float = 0.0,
-    arrivals: list[Arrival] | None = None,
-    settings: SchedulerSettings = SCENE,
-    overlap: int = 1,
-) -> Records:
-    """The journal of an engine that serves TRAFFIC or `arrivals`, on a clock that says `clock_s` when it begins."""
-    records, clock, lengths = Records(), VirtualClock(), TrueLengths()
-    clock.wait_until(clock_s)
-    engine = RecordedEngine(
-        settings,
-        CostRunner(COST, clock, lengths),
-        clock=clock,
-        overlap=overlap,
-        on_failure=lambda exc: None,
-        sink=records,
-        max_bytes=1 << 30,
-    )
-    engine.start_over()
-    Run(EngineTarget(engine, clock), TokenSource(SCENE.vocab_size), lengths).play(
-        arrivals or synthetic(TRAFFIC)
-    )
-    return records
 
 
 def test_journal_gives_the_requests_that_were_served() -> None:
@@ -178,22 +136,6 @@ def test_a_simulation_of_a_journal_by_itself_comes_out_as_it_was_recorded() -> N
     assert simulated.itl_s[0] == pytest.approx(recorded.itl_s[0], rel=0.05)
     assert simulated.e2e_s[0] == pytest.approx(recorded.e2e_s[0], rel=0.05)
     assert simulated.ttft_s[0] == pytest.approx(recorded.ttft_s[0], rel=0.1)
-
-
-def recorded_engine() -> tuple[Records, RecordedEngine]:
-    """An engine that is driven by hand, and its journal."""
-    records, clock, lengths = Records(), VirtualClock(), TrueLengths()
-    engine = RecordedEngine(
-        SCENE,
-        CostRunner(COST, clock, lengths),
-        clock=clock,
-        overlap=0,
-        on_failure=lambda exc: None,
-        sink=records,
-        max_bytes=1 << 30,
-    )
-    engine.start_over()
-    return records, engine
 
 
 def test_a_request_that_was_aborted_ends_where_its_client_left_it() -> None:

@@ -1,4 +1,5 @@
-"""Pictures in simulated requests: what the encoder costs, its budget, and journals of requests with some."""
+"""Pictures in simulated requests: what the encoder costs, its budget, and journals of requests with
+some."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.sim.records import Records
 from tests.sim.scene import SCENE
 from weft.cli.sim import sim
 from weft.config.media import MediaRules
@@ -21,8 +23,6 @@ from weft.sim.journal import read_journal
 from weft.sim.run import EngineTarget, Record, Run, simulate
 from weft.sim.synthetic import PictureTraffic, Traffic, synthetic
 from weft.sim.trace import PICTURE, Arrival, Segment, TokenSource
-
-from .test_journal import Records
 
 SETTINGS = replace(SCENE, num_pages=800, page_size=1, max_slowdown=-1.0, media=MediaRules())
 STEP = CostModel(1.0, 0.0, 0.0)  # every step takes a second

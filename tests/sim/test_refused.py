@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.sim.records import COST, Records, record, recorded_engine
 from tests.sim.scene import SCENE
-from tests.sim.test_journal import COST, Records, record, recorded_engine
 from weft.cli import sim as command
 from weft.journal.file import JournalWriter
 from weft.journal.recorder import RecordedEngine

@@ -16,7 +16,8 @@ from weft.sim.table import number, table
 def record(
     end_s: list[float], tenant: list[int] | None = None, state: list[int] | None = None
 ) -> Record:
-    """Requests that come at 0 and have their first token after one second, and eleven in the end."""
+    """Requests that come at 0 and have their first token after one second, and eleven in the
+    end."""
     n = len(end_s)
     return Record(
         sent_s=np.zeros(n),
@@ -92,7 +93,7 @@ def test_changes_count_requests_one_by_one_and_name_the_worst() -> None:
     assert "+20.0 s" in describe_changes("b", "a", found)
 
 
-def test_request_that_ends_in_one_run_only_is_told_apart() -> None:
+def test_request_that_ends_in_one_run_only_is_distinguished() -> None:
     found = changes(record([10.0, 10.0]), record([10.0, 0.0], state=[DONE, REFUSED]))
     assert (found.num_lost, found.num_same, found.worst) == (1, 1, [])
 

@@ -154,7 +154,8 @@ def test_a_simulation_repeats_itself() -> None:
 
 
 def test_drafts_save_steps_and_each_of_their_tokens_costs() -> None:
-    """A token takes a tenth of a step, besides it; every output is the filler, so every guess is right."""
+    """A token takes a tenth of a step, besides it; every output is the filler, so every guess is
+    right."""
     cost = CostModel(1.0, 0.1)
     guessing = replace(SETTINGS, speculative="ngram")
     arrivals = [one(0.0, 100)]

@@ -52,7 +52,7 @@ def test_its_spread_says_how_slow_and_how_fast_it_was_for_a_while() -> None:
     assert even.spread() == pytest.approx((1.0, 1.0))
 
 
-def test_steps_larger_than_any_that_was_measured_are_told_apart() -> None:
+def test_steps_larger_than_any_that_was_measured_are_distinguished() -> None:
     cost = CostModel(0.0, 0.01)
     watched = WatchedCost(cost, [StepTime(10, 50, 1, 0.1), StepTime(100, 20, 1, 1.0)])
     assert watched.seconds(StepLoad(110, 0, 60)) == cost.seconds(StepLoad(110, 0, 60))

@@ -88,7 +88,7 @@ def test_next_turn_contains_the_previous_one_and_its_answer() -> None:
         assert arrival.tenant == before.tenant
 
 
-def test_output_is_no_longer_than_the_scheduler_is_told() -> None:
+def test_output_is_no_longer_than_the_scheduler_is_reported() -> None:
     arrivals = list(synthetic(replace(MANY, output_len="lognormal:100", max_tokens=50)))
     assert max(arrival.output_len for arrival in arrivals) == 50
     assert {arrival.max_new_tokens for arrival in arrivals} == {50}

@@ -1,8 +1,9 @@
-"""`python -m tests.soak --minutes 20 --seed 1`: prints a table, and ends with 1 if anything was wrong.
+"""`python -m tests.soak --minutes 20 --seed 1`: prints a table, and ends with 1 if anything was
+wrong.
 
-`--schedules 10000` runs so many random schedules of models with windows and states instead, without a server;
-`--stored 200` so many with a store of KV that answers late, wrongly or never, and with pinned prompts;
-`--planted` plants faults into the server, and ends with 1 if one is not noticed."""
+`--schedules 10000` runs so many random schedules of models with windows and states instead, without
+a server; `--stored 200` so many with a store of KV that answers late, wrongly or never, and with
+pinned prompts; `--planted` plants faults into the server, and ends with 1 if one is not noticed."""
 
 from __future__ import annotations
 

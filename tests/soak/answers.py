@@ -1,8 +1,9 @@
-"""What answers said, and whether it is true: weft promises that an answer is a function of its request, so the same
-request, asked again of an idle server that has nothing of it in its cache, must bring the same text.
+"""What answers said, and whether it is true: weft promises that an answer is a function of its
+request, so the same request, asked again of an idle server that has nothing of it in its cache,
+must bring the same text.
 
-This finds tokens that went to another request, pages with another prompt's K and V, text that a retraction changed, and
-pieces of streams in the wrong order, whatever caused them.
+This finds tokens that went to another request, pages with another prompt's K and V, text that a
+retraction changed, and pieces of streams in the wrong order, whatever caused them.
 """
 
 from __future__ import annotations
@@ -76,9 +77,11 @@ def reasons_of(path: str, answer: Any) -> dict[int, str | None]:
 async def ask_again(
     port: int, answers: Answers, seconds: float, name: str
 ) -> tuple[int, list[str]]:
-    """Ask a random order of them again for so long. Returns how many were compared, and the differences.
+    """Ask a random order of them again for so long. Returns how many were compared, and the
+    differences.
 
-    The server must be idle. Each question has a salt of its own, so that it finds nothing in the cache.
+    The server must be idle. Each question has a salt of its own, so that it finds nothing in the
+    cache.
     """
     order = list(answers.kept)
     answers.rng.shuffle(order)

@@ -1,5 +1,6 @@
-"""What clients do who mean harm: numbers out of range, bodies and heads without end, pages of another origin, legal
-requests that cost much. Each must be refused or answered, and nobody else may notice."""
+"""What clients do who mean harm: numbers out of range, bodies and heads without end, pages of
+another origin, legal requests that cost much. Each must be refused or answered, and nobody else may
+notice."""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ async def page_of_another_origin(world: World, rng: random.Random) -> None:
 
 
 async def flood(world: World, rng: random.Random) -> None:
-    """Bytes without end where none belong: behind the last chunk, in an extension of a chunk, behind an answer."""
+    """Bytes without end where none belong: behind the last chunk, in an extension of a chunk,
+    behind an answer."""
     begin = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
     begin += b"Content-Type: application/json\r\n\r\n"
     piece = b"X-%d: " % rng.randrange(10**6) + b"a" * 8_000 + b"\r\n"
@@ -196,7 +198,8 @@ async def number_in_a_query(world: World, rng: random.Random) -> None:
 async def _raw(
     port: int, pieces: list[bytes], seconds: float, *, half_close: bool = False
 ) -> bytes:
-    """Send so many pieces as are taken, then read what comes until the end or `seconds` are over."""
+    """Send so many pieces as are taken, then read what comes until the end or `seconds` are
+    over."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError as exc:

@@ -1,4 +1,5 @@
-"""The audit of an idle server: whatever has happened, nothing is held, open or growing, and answers are the same."""
+"""The audit of an idle server: whatever has happened, nothing is held, open or growing, and answers
+are the same."""
 
 from __future__ import annotations
 
@@ -153,8 +154,8 @@ def golden_body(prompt: str) -> dict[str, Any]:
 
 
 def golden_answer(answer: Any) -> str:
-    """Its text and the log probability of each token, to the last bit: pages in another order change no word of the
-    text, for attention hardly minds, but they change bits."""
+    """Its text and the log probability of each token, to the last bit: pages in another order
+    change no word of the text, for attention hardly minds, but they change bits."""
     logprobs = [logprob for logprob, _, _ in answer["meta_info"]["output_token_logprobs"]]
     return json.dumps([answer["text"], logprobs])
 

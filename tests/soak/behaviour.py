@@ -1,4 +1,5 @@
-"""What clients and administrators do: one function for each, all of it drawn from the random numbers they are given.
+"""What clients and administrators do: one function for each, all of it drawn from the random
+numbers they are given.
 
 Every request goes through the ledger, with the ends that it may have.
 """
@@ -67,7 +68,8 @@ async def ask(world: World, rng: random.Random) -> None:
 
 
 async def ask_for_much(world: World, rng: random.Random) -> None:
-    """Outputs that are longer than the scheduler expects, so that KV memory does not suffice and it must retract."""
+    """Outputs that are longer than the scheduler expects, so that KV memory does not suffice and it
+    must retract."""
     path, body = traffic.request(rng, world.name(), world.tokens(300))
     fields = body.get("sampling_params", body)
     fields["max_new_tokens" if path == "/generate" else "max_tokens"] = world.tokens(300)
@@ -94,7 +96,8 @@ async def leave(world: World, rng: random.Random) -> None:
 
 
 async def leave_for_good(world: World, rng: random.Random) -> None:
-    """Leave a long answer at its beginning: the engine must hear of it, and not generate the rest."""
+    """Leave a long answer at its beginning: the engine must hear of it, and not generate the
+    rest."""
     rid = world.name()
     fields = {"max_tokens": LONG_LEN, "ignore_eos": True, "temperature": 0}
     body = {"prompt": traffic.text(rng), "stream": True, "rid": rid} | fields

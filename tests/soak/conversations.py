@@ -1,5 +1,5 @@
-"""Answers that are sent back as the next turn, whole or cut, over all APIs; schemas that clients write; and a lender that
-a client names where there is none."""
+"""Answers that are sent back as the next turn, whole or cut, over all APIs; schemas that clients
+write; and a lender that a client names where there is none."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ HALVES = (r"a\ud83d", r"\ude00\ud83d", r"\ud83d\ude00 \ud83dx")
 
 
 async def round_trip(world: World, rng: random.Random) -> None:
-    """Two turns after the first, each with the answer before as the client got it: with calls that are forced, or not,
-    and that are cut somewhere."""
+    """Two turns after the first, each with the answer before as the client got it: with calls that
+    are forced, or not, and that are cut somewhere."""
     client = rng.choice(CLIENTS)
     body = {**client.first(), "model": "weft-nano"}
     if client.name in FORCED and rng.random() < 0.5:
@@ -87,7 +87,8 @@ async def half_pairs(world: World, rng: random.Random) -> None:
 
 
 async def schema(world: World, rng: random.Random) -> None:
-    """Numbers that no float holds come out as they were written, or are named; so are patterns that cannot be enforced."""
+    """Numbers that no float holds come out as they were written, or are named; so are patterns that
+    cannot be enforced."""
     kind = rng.randrange(4)
     value: dict[str, Any]
     if kind in (0, 3):

@@ -101,7 +101,8 @@ class Life:
         plant: Sequence[str] = (),
         settle_s: float = SETTLE_S,
     ) -> None:
-        """`plant`: a fault of `plants.py`, and how often it does wrong. `settle_s`: for an audit to find nothing."""
+        """`plant`: a fault of `plants.py`, and how often it does wrong. `settle_s`: for an audit to
+        find nothing."""
         self._settle_s = settle_s
         self._report = report
         self._scale = scale
@@ -163,7 +164,8 @@ class Life:
             self._report.fault(f"{phase.name}: the log says {line[:300]}")
 
     async def kill(self, phase: Phase, seconds: float, seed: str) -> None:
-        """The engine is killed in the middle of it; everybody must be told, and the server must end with the reason."""
+        """The engine is killed in the middle of it; everybody must be told, and the server must end
+        with the reason."""
         await self._load(phase, seconds, seed)
         try:
             status = await asyncio.to_thread(self._server.process.wait, END_S)
@@ -389,9 +391,11 @@ async def _soak_rounds(
 async def soak_planted(
     name: str, every: int, phase: Phase, seconds: float, *, seed: int = 1, rounds: int = MAX_ROUNDS
 ) -> Report:
-    """Rounds of one phase on a server with a fault planted (tests/soak/plants.py), until the report tells of it.
+    """Rounds of one phase on a server with a fault planted (tests/soak/plants.py), until the report
+    tells of it.
 
-    How many that takes depends on the speed of the machine; after all of `rounds` nothing will come any more.
+    How many that takes depends on the speed of the machine; after all of `rounds` nothing will come
+    any more.
     """
     report = Report(seed)
     life = Life(report, 0, "", (), 1.0, plant=(name, str(every)), settle_s=3.0)

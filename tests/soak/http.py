@@ -1,4 +1,5 @@
-"""A small HTTP client of one request a connection, which can do what clients do wrong: leave, stall, send half."""
+"""A small HTTP client of one request a connection, which can do what clients do wrong: leave,
+stall, send half."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ class Lost(Exception):
 
 
 class Exchange:
-    """One request and its answer. Use as an async context manager; leaving it closes the connection."""
+    """One request and its answer. Use as an async context manager; leaving it closes the
+    connection."""
 
     def __init__(
         self,
@@ -27,7 +29,8 @@ class Exchange:
         receive_buffer: int = 0,
         half: bool = False,
     ) -> None:
-        """`body`: bytes are sent as they are, all else as JSON. `half`: the second half of it is never sent."""
+        """`body`: bytes are sent as they are, all else as JSON. `half`: the second half of it is
+        never sent."""
         self._port = port
         self._receive_buffer = receive_buffer
         data = (
@@ -40,7 +43,8 @@ class Exchange:
         self._headers: dict[str, str] = {}
 
     async def __aenter__(self) -> Exchange:
-        """Raises `ConnectionRefusedError` if nobody listens, `Lost` if the connection ends while it is sent."""
+        """Raises `ConnectionRefusedError` if nobody listens, `Lost` if the connection ends while it
+        is sent."""
         peer = socket.socket()
         peer.setblocking(False)
         if self._receive_buffer:

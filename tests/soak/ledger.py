@@ -1,4 +1,5 @@
-"""Every request that was sent, and how it ended. One that has no end, or a wrong one, is a fault."""
+"""Every request that was sent, and how it ended. One that has no end, or a wrong one, is a
+fault."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from tests.soak.phases import Phase
 
 SECONDS = 1.0  # of arrivals
 
-# plant -> every how many calls it does wrong; of the behaviours of the run that which tells, and how often it comes
+# plant -> every how many calls it does wrong; of the behaviours of the run that which tells, and
+# how often it comes
 PLANTED: dict[str, tuple[int, Behaviour, float]] = {
     "piece_behind_the_next": (20, behaviour.ask, 8),
     "tokens_exchanged": (50, behaviour.ask, 8),

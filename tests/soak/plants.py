@@ -1,7 +1,8 @@
-"""Faults planted on purpose, to see that a soak run notices them: `python -m tests.soak.plants NAME EVERY serve ...`.
+"""Faults planted on purpose, to see that a soak run notices them: `python -m tests.soak.plants NAME
+EVERY serve ...`.
 
-Each patches one function of the front or of the engine so that every EVERY-th call of it does wrong. The command line
-is that of `weft`; the engine that it starts has the same fault planted.
+Each patches one function of the front or of the engine so that every EVERY-th call of it does
+wrong. The command line is that of `weft`; the engine that it starts has the same fault planted.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Files of strangers that multiply: pictures whose sides, scans or pixels are far more than their bytes, and adapters with
-patterns that never end. Each is refused at once, and text beside them goes on with the same bits."""
+"""Files of strangers that multiply: pictures whose sides, scans or pixels are far more than their
+bytes, and adapters with patterns that never end. Each is refused at once, and text beside them goes
+on with the same bits."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.soak.http import Exchange, call
 from tests.soak.ledger import Wrong
 from tests.soak.world import World
 from tests.text.media_fakes import png_of_size, saved
-from tests.text.test_media_bounds import scanned
+from tests.text.scanned_pictures import scanned
 
 CHAT = "/v1/chat/completions"
 REFUSED_WITHIN_S = 30.0  # by the wall clock of a busy machine; such a picture took 50 to 122 s

@@ -36,7 +36,8 @@ def slope_mb_per_hour(audits: list[Audit], name: str) -> float:
 
 
 def memory(report: Report) -> list[dict[str, Any]]:
-    """Of each server: how its memory has developed. Those that lived for long enough and have grown are faults."""
+    """Of each server: how its memory has developed. Those that lived for long enough and have grown
+    are faults."""
     found = []
     for server, phases in groupby(report.phases, key=lambda phase: phase.server):
         audits = [phase.audit for phase in phases if phase.audit is not None]

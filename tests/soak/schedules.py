@@ -1,5 +1,6 @@
-"""Random schedules of models some layers of which have windows or keep a state, and of a store of KV: every invariant
-of each pool is checked after every step, every output is compared with what its request gives alone, and journals are replayed."""
+"""Random schedules of models some layers of which have windows or keep a state, and of a store of
+KV: every invariant of each pool is checked after every step, every output is compared with what its
+request gives alone, and journals are replayed."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import time
 from collections import Counter
 
 from tests.scheduler.random_worlds import run_random
-from tests.scheduler.test_tiers import run_tiered
+from tests.scheduler.tiered_world import run_tiered
 from weft.journal.replay import Replay
 
 NUM_REQUESTS = 12  # of one schedule
@@ -20,7 +21,8 @@ TOLD_STORED = 5
 
 
 def run_schedules(num: int, seed: int) -> Counter[str]:
-    """Run so many, with windows and with states in turns. Raises AssertionError with the call that breaks."""
+    """Run so many, with windows and with states in turns. Raises AssertionError with the call that
+    breaks."""
     logging.getLogger("weft").setLevel(logging.CRITICAL)
     began = time.monotonic()
     totals = Counter[str]()
@@ -38,8 +40,9 @@ def run_schedules(num: int, seed: int) -> Counter[str]:
 
 
 def run_stored(num: int, seed: int) -> Counter[str]:
-    """Run so many with a store that answers late, in part, wrongly or never, every other one with pinned prompts, every
-    third one with the memory of the host, and two worlds of each. Raises AssertionError with the call that breaks."""
+    """Run so many with a store that answers late, in part, wrongly or never, every other one with
+    pinned prompts, every third one with the memory of the host, and two worlds of each. Raises
+    AssertionError with the call that breaks."""
     logging.getLogger("weft").setLevel(logging.CRITICAL)
     began = time.monotonic()
     totals = Counter[str]()

@@ -45,7 +45,8 @@ def sampling(rng: random.Random, most: int) -> dict[str, Any]:
 
 
 def long_text(rng: random.Random) -> str:
-    """Some hundred words, longer than a chunk: with one of a few beginnings, which fill several pages."""
+    """Some hundred words, longer than a chunk: with one of a few beginnings, which fill several
+    pages."""
     beginning = " ".join(
         random.Random(rng.randrange(4)).choices(WORDS, k=rng.choice((60, 120, 240)))
     )
@@ -72,8 +73,8 @@ def request(rng: random.Random, rid: str, most: int) -> tuple[str, dict[str, Any
 async def complete(
     world: World, path: str, body: dict[str, Any], *, may: Collection[str] = ()
 ) -> str:
-    """Send it and read all of the answer. Returns how it ended; raises `Wrong` for what `world.may` or `may` does not
-    allow: "abort" among the reasons, or a status such as "503"."""
+    """Send it and read all of the answer. Returns how it ended; raises `Wrong` for what `world.may`
+    or `may` does not allow: "abort" among the reasons, or a status such as "503"."""
     async with Exchange(world.port, "POST", path, body) as exchange:
         status = await exchange.head()
         answer = await exchange.whole()
@@ -184,7 +185,8 @@ def _reasons(
 
 
 async def leave(world: World, rng: random.Random, path: str, body: dict[str, Any]) -> str:
-    """Send it, and go away at some moment: before the answer, in the middle of it, or with a half body."""
+    """Send it, and go away at some moment: before the answer, in the middle of it, or with a half
+    body."""
     async with Exchange(
         world.port, "POST", path, body, half=rng.random() < 0.1
     ) as exchange:  # half: a 408, in time
@@ -202,7 +204,8 @@ async def leave(world: World, rng: random.Random, path: str, body: dict[str, Any
 
 
 async def read_slowly(world: World, rng: random.Random, path: str, body: dict[str, Any]) -> str:
-    """Take a few bytes now and then, and at some time nothing more, until the server cuts it off or we give up."""
+    """Take a few bytes now and then, and at some time nothing more, until the server cuts it off or
+    we give up."""
     until = asyncio.get_running_loop().time() + rng.uniform(0.5, 4.0)
     async with Exchange(world.port, "POST", path, body, receive_buffer=2048) as exchange:
         while asyncio.get_running_loop().time() < until:

@@ -1,4 +1,5 @@
-"""What the behaviours share: the server, the ledger, and what must be told apart while they disturb each other."""
+"""What the behaviours share: the server, the ledger, and what must be told apart while they disturb
+each other."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Chat templates with the constructs of families that write calls in ways of their own.
 
-The templates are written for these tests: each writes the calls of the history as its family's does, and little else.
+The templates are written for these tests: each writes the calls of the history as its family's
+does, and little else.
 """
 
 from __future__ import annotations

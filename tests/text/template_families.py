@@ -1,7 +1,9 @@
-"""Chat templates with the constructs of well-known families, and conversations of all kinds, for comparisons.
+"""Chat templates with the constructs of well-known families, and conversations of all kinds, for
+comparisons.
 
-The templates are written for these tests. Each does what makes its family's own one hard: white space control, macros,
-namespaces, loops over parts, content that is none, calls before and behind the text, errors of its own.
+The templates are written for these tests. Each does what makes its family's own one hard: white
+space control, macros, namespaces, loops over parts, content that is none, calls before and behind
+the text, errors of its own.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.text.test_picture_processors import CUT, gemma3, llava, pixtral, smolvlm
+from tests.text.processor_configs import CUT, gemma3, llava, pixtral, smolvlm
 from weft.text.media.adjusted import adjusted, adjusted_within, read_kwargs
 from weft.text.media.errors import MediaError
 from weft.text.media.families import make_processor
@@ -79,7 +79,7 @@ def test_requests_make_no_more_work_than_the_server_allows(tmp_path: Path) -> No
         ({"size": {"height": 5}}, "has 'height'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+def test_invalid_parts_are_refused(tmp_path: Path, given: dict[str, Any], words: str) -> None:
     for change in (adjusted, adjusted_within):
         with pytest.raises(MediaError, match=words):
             change(qwen(tmp_path), given)

@@ -199,7 +199,7 @@ def test_errors_of_the_template_are_the_users_errors() -> None:
             render(source)
 
 
-def test_broken_jinja_is_told_at_start() -> None:
+def test_broken_jinja_is_reported_at_start() -> None:
     with pytest.raises(TemplateError, match="not valid Jinja"):
         ChatTemplate({"default": "{% if %}"}, {})
     with pytest.raises(TemplateError, match="no default"):

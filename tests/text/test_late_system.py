@@ -1,4 +1,5 @@
-"""A system message behind others keeps its place, also where the template does not take it there."""
+"""A system message behind others keeps its place, also where the template does not take it
+there."""
 
 from __future__ import annotations
 
@@ -6,21 +7,15 @@ from typing import Any
 
 import pytest
 
+from tests.text.late_system import BLOCK, STRICT
 from tests.text.template_families import CHATML, FAMILIES, GEMMA, Message
 from weft.text.templates.chat_template import ChatTemplate
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-# As Qwen 3.5 and others: the system speaks first, or not at all.
-STRICT = """{%- for m in messages %}
-{%- if m.role == 'system' and not loop.first %}{{ raise_exception('the system speaks first') }}{% endif %}
-{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
 USER: Message = {"role": "user", "content": "Hi"}
 ANSWER: Message = {"role": "assistant", "content": "Hello."}
 LATE: Message = {"role": "system", "content": "It is late."}
-BLOCK = "<system>\nIt is late.\n</system>"
 TURNS = [
     [SYSTEM, USER, LATE],
     [SYSTEM, LATE, USER],

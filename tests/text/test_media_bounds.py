@@ -27,8 +27,9 @@ from tests.text.media_fakes import (
     png_of_size,
     saved,
 )
+from tests.text.picture_headers import bmp_of_size, gif_of_size, jpeg_of_size, webp_of_size
 from tests.text.recipes import RECIPES
-from tests.text.test_media_pictures import bmp_of_size, gif_of_size, jpeg_of_size, webp_of_size
+from tests.text.scanned_pictures import scanned
 from weft.text.media import heads, resample, sound
 from weft.text.media.errors import MediaError, MediaTooLarge
 from weft.text.media.families import ProcessorRecipe
@@ -146,13 +147,6 @@ def test_a_picture_that_is_padded_to_a_square_has_bounded_sides() -> None:
 # ---- scans, and JPEGs that are reduced
 
 
-def scanned(num_repeats: int) -> bytes:
-    """A progressive JPEG whose last scan comes so many more times."""
-    data = saved(Image.effect_noise((64, 64), 90).convert("RGB"), "JPEG", progressive=True)
-    last = data[data.rindex(b"\xff\xda") : -2]
-    return data[:-2] + last * num_repeats + b"\xff\xd9"
-
-
 @pytest.mark.usefixtures("nothing_is_decoded")
 def test_scans_are_counted_before_any_is_decoded_and_no_further_than_needed() -> None:
     few = num_scans(scanned(0), MAX_SCANS)
@@ -239,7 +233,7 @@ def test_a_sound_of_chunks_without_end_is_refused() -> None:
 
 def test_a_video_of_packets_without_end_is_refused() -> None:
     pytest.importorskip("av", reason="the package av is not installed")
-    from tests.text.test_video_files import film
+    from tests.text.films import film
     from weft.text.media.video import container_of, decode_video
 
     data = film(num_frames=129)
@@ -338,7 +332,7 @@ def test_a_file_that_takes_too_much_ends_its_process_and_the_next_is_read(
     go(main)
 
 
-def test_a_fault_of_ours_is_told_as_such_and_ends_nothing(troubled: MediaReaders) -> None:
+def test_a_fault_of_ours_is_reported_as_such_and_ends_nothing(troubled: MediaReaders) -> None:
     async def main() -> None:
         await read(troubled, (255, 0, 0))
         pids = [one.helper.child.pid for one in troubled.processes if one.helper.child]

@@ -195,7 +195,7 @@ def test_a_host_that_sends_too_slowly_is_left(web: Any) -> None:
         fetcher(f"a.example:{port}", timeout_s=1.0).fetch(f"http://a.example:{port}/drip", MOST)
 
 
-def test_a_host_that_cannot_be_reached_is_told_without_its_address() -> None:
+def test_a_host_that_cannot_be_reached_is_reported_without_its_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     fetch = fetcher(f"a.example:{port}").fetch

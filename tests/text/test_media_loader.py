@@ -74,7 +74,7 @@ def test_all_forms_of_a_picture_are_the_same(source: MediaSource) -> None:
         (MediaSource("audio", "content[0]", data=b"RIFF"), "takes no sounds"),
     ],
 )
-def test_what_cannot_be_had_is_refused_with_its_field(source: MediaSource, words: str) -> None:
+def test_unavailable_media_are_refused_with_their_field(source: MediaSource, words: str) -> None:
     loads, processor = loader()
     with pytest.raises(MediaRefusal, match=words) as caught:
         loads.load([image(data=PNG), source])

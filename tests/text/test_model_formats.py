@@ -141,7 +141,7 @@ def test_reasoning_is_the_same_wherever_the_text_is_cut(
 
 
 @pytest.mark.parametrize("thought", THOUGHTS)
-def test_reasoning_is_told_apart_wherever_the_text_is_cut(thought: Thought) -> None:
+def test_reasoning_is_distinguished_wherever_the_text_is_cut(thought: Thought) -> None:
     format = REASONING_FORMATS[thought.format]
     text = thought.text
     splits = [[text], list(text), *(cut_at(text, [place]) for place in range(1, len(text)))]
@@ -163,7 +163,7 @@ def test_calls_between_messages_of_reasoning_are_found_behind_it() -> None:
     assert parsed(list(text)) == parsed([text])
 
 
-def test_a_string_in_xml_is_told_while_it_is_written() -> None:
+def test_a_string_in_xml_is_reported_while_it_is_written() -> None:
     parser = tool_parser("qwen3_coder", eager=True)
     assert parser.push("<tool_call>\n<function=f>\n<par") == [
         CallBegin(0, "f"),

@@ -293,7 +293,7 @@ def test_what_is_held_back_is_bounded() -> None:
         ("mistral", "", "[THINK]Well.[/THINK]Yes", "Well.", "Yes"),
     ],
 )
-def test_reasoning_is_told_apart(
+def test_reasoning_is_distinguished(
     format: str, prompt: str, text: str, reasoning: str, answer: str, size: int
 ) -> None:
     events = feed(REASONING_FORMATS[format].parser(prompt, eager=True), text, size)

@@ -1,4 +1,5 @@
-"""Pictures as Gemma 3, SmolVLM, Idefics 3 and LLaVA read them, against the processors of transformers."""
+"""Pictures as Gemma 3, SmolVLM, Idefics 3 and LLaVA read them, against the processors of
+transformers."""
 
 from __future__ import annotations
 
@@ -25,6 +26,17 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import (
 )
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
+from tests.text.processor_configs import (
+    CLIP,
+    CUT,
+    SIGLIP,
+    SQUARE,
+    TILES,
+    gemma3,
+    llava,
+    pixtral,
+    smolvlm,
+)
 from weft.config.model_errors import ModelError
 from weft.text.media.adjusted import adjusted
 from weft.text.media.families import make_processor
@@ -32,12 +44,6 @@ from weft.text.media.idefics3 import scaled
 from weft.text.media.pixels import Size
 from weft.text.media.processor import MediaProcessor
 
-VISION = {"image_size": 56, "patch_size": 14, "hidden_size": 32, "num_attention_heads": 2}
-SIGLIP = {**VISION, "model_type": "siglip_vision_model"}
-CLIP = {**VISION, "model_type": "clip_vision_model"}
-SQUARE = {"height": 56, "width": 56}
-TILES = {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 56}}
-CUT = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}
 SIZES = [
     (64, 48),
     (13, 9),
@@ -54,35 +60,6 @@ SIZES = [
 def picture(width: int, height: int) -> Image.Image:
     random = np.random.default_rng(width * height)
     return Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
-
-
-def made(
-    folder: Path, name: str, vision: dict[str, Any], settings: dict[str, Any], **config: Any
-) -> MediaProcessor:
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    config = {
-        "architectures": [f"{name}ForConditionalGeneration"],
-        "vision_config": vision,
-        **config,
-    }
-    processor = make_processor(folder, config)
-    assert processor is not None
-    return processor
-
-
-def gemma3(folder: Path, **settings: Any) -> MediaProcessor:
-    return made(folder, "Gemma3", SIGLIP, {"size": SQUARE, **settings}, mm_tokens_per_image=4)
-
-
-def smolvlm(folder: Path, name: str = "SmolVLM", **settings: Any) -> MediaProcessor:
-    return made(folder, name, VISION, {**TILES, **settings}, scale_factor=2)
-
-
-def llava(folder: Path, vision: dict[str, Any] = CLIP, **settings: Any) -> MediaProcessor:
-    more = {}
-    if vision is SIGLIP:
-        more["vision_feature_select_strategy"] = "full"
-    return made(folder, "Llava", vision, settings, **more)
 
 
 def values_of(processor: MediaProcessor, image: Image.Image) -> np.ndarray:
@@ -284,16 +261,6 @@ def test_videos_and_sounds_are_refused(tmp_path: Path, make: Any) -> None:
         processor.video([picture(9, 9)], 1.0)
     with pytest.raises(ValueError, match="no audio"):
         processor.audio(np.zeros(9, np.float32))
-
-
-PIXTRAL = {**VISION, "model_type": "pixtral", "patch_size": 7}
-
-
-def pixtral(folder: Path, name: str = "Mistral3", **settings: Any) -> MediaProcessor:
-    more = {"spatial_merge_size": 2}
-    if name == "Llava":
-        more = {"vision_feature_select_strategy": "full"}
-    return made(folder, name, PIXTRAL, settings, **more)
 
 
 @pytest.mark.parametrize(("name", "side"), [("Mistral3", 14), ("Llava", 7)])

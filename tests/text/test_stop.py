@@ -5,6 +5,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.text.naive_stops import naive
 from weft.config.numbers import MAX_STOP_LEN, MAX_STOP_STRINGS
 from weft.text.parsers.formats import REASONING_FORMATS
 from weft.text.stop.answer import AnswerMatcher
@@ -13,16 +14,6 @@ from weft.text.stop.strings import StopStrings, StringMatcher, compile_stops
 THOUGHTS = ["<think>", "</think>", "<", "th", "\n", " ", "a", "b", "aö"]
 TEXTS = st.text(st.sampled_from("abö"), max_size=30)
 STOPS = st.lists(st.text(st.sampled_from("abö"), min_size=1, max_size=5), min_size=1, max_size=5)
-
-
-def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """The specification: the stop string that ends first, of those the longest."""
-    for end in range(len(text) + 1):
-        ending = [stop for stop in stops if text[:end].endswith(stop)]
-        if ending:
-            stop = max(ending, key=len)
-            return text[: end if include else end - len(stop)], stop
-    return text, None
 
 
 @given(pieces=st.lists(TEXTS, max_size=8), stops=STOPS, include=st.booleans())

@@ -123,7 +123,7 @@ def test_patterns_that_people_write(pattern: str, text: str, shown: str) -> None
         ("(" * 500 + "a" + ")" * 500, "nested too deeply"),
     ],
 )
-def test_what_cannot_be_used_is_refused_at_once(pattern: str, why: str) -> None:
+def test_unusable_values_are_refused_at_once(pattern: str, why: str) -> None:
     with pytest.raises(InvalidParam, match=why):
         Stops(SamplingParams(stop_regex=(pattern,)))
 

@@ -1,4 +1,5 @@
-"""Templates of the well-known families give what they give in transformers, for conversations of all kinds."""
+"""Templates of the well-known families give what they give in transformers, for conversations of
+all kinds."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def as_sent(conversation: list[Message]) -> list[Message]:
 
 
 def as_expected(family: str, conversation: list[Message]) -> list[Message]:
-    """What transformers is given. A template that takes content for a text would write parts in the words of Python,
-    and null as "None": it gets texts."""
+    """What transformers is given. A template that takes content for a text would write parts in the
+    words of Python, and null as "None": it gets texts."""
     given = copy.deepcopy(conversation)
     for message in given:
         if isinstance(message["content"], list) and family not in READS_LISTS:

@@ -148,7 +148,7 @@ def test_results_come_in_the_order_of_their_calls_and_before_what_the_user_says(
     assert last == f"{shown}\nSo?"
 
 
-def test_results_without_ids_are_told_apart_by_their_names() -> None:
+def test_results_without_ids_are_distinguished_by_their_names() -> None:
     calls = asks(call("", "f"), call("", "g"))
     results = [{"role": "tool", "name": name, "content": name} for name in ("g", "f")]
     text = rendered(CHATML, [USER, calls, *results])

@@ -70,7 +70,7 @@ def test_long_work_leaves_a_place_to_short_work() -> None:
     go(main)
 
 
-def test_who_has_waited_too_long_is_told_to_come_back_and_takes_no_place() -> None:
+def test_a_task_that_waited_too_long_is_asked_to_retry_and_takes_no_thread() -> None:
     async def main() -> None:
         turns = Turns(1, "the test", wait_s=0.0)
         await turns.take()
@@ -82,7 +82,7 @@ def test_who_has_waited_too_long_is_told_to_come_back_and_takes_no_place() -> No
     go(main)
 
 
-def test_who_leaves_in_the_moment_of_the_turn_passes_it_on() -> None:
+def test_a_task_that_leaves_when_its_turn_comes_passes_it_on() -> None:
     async def main() -> None:
         turns = Turns(1, "the test")
         await turns.take()
@@ -112,7 +112,7 @@ def test_a_thread_is_free_when_its_work_is_done_and_not_when_nobody_waits_for_it
     go(main)
 
 
-def test_an_error_of_the_work_is_that_of_who_asked_and_frees_the_thread() -> None:
+def test_an_error_of_the_work_reaches_its_caller_and_frees_the_thread() -> None:
     async def main() -> None:
         workers = Workers(1, "the test")
         for _ in range(3):

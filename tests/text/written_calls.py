@@ -1,4 +1,5 @@
-"""Texts as models of today write them, by the format: calls, what is no call, and messages with reasoning."""
+"""Texts as models of today write them, by the format: calls, what is no call, and messages with
+reasoning."""
 
 from __future__ import annotations
 

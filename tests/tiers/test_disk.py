@@ -1,4 +1,5 @@
-"""KV in files: what is written is found, also by another process; whatever is wrong with a file, it is not."""
+"""KV in files: what is written is found, also by another process; whatever is wrong with a file, it
+is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""KV in the memory of the host: what is evicted from the pool is found there, alone and before a store on disk."""
+"""KV in the memory of the host: what is evicted from the pool is found there, alone and before a
+store on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ NUM_PLACES = 16  # pages: 8 blocks
 
 
 class Hosted:
-    """A pool of two tensors, host memory behind it, and a disk behind that, if there is a `folder`."""
+    """A pool of two tensors, host memory behind it, and a disk behind that, if there is a
+    `folder`."""
 
     def __init__(self, folder: Path | None = None, num_places: int = NUM_PLACES) -> None:
         shapes = [(2, 3), (5,)]

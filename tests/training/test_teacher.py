@@ -1,5 +1,5 @@
-"""What a teacher gives: prompts that end where it goes on, rows of what it writes with what it expects, and a model that
-gets more like it. weft-nano is the teacher, and writes a few tokens."""
+"""What a teacher gives: prompts that end where it goes on, rows of what it writes with what it
+expects, and a model that gets more like it. weft-nano is the teacher, and writes a few tokens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What training promises: a fixed split of the corpus, a lossless tokenizer, a loss that falls, an export with the
-names that every Llama loader expects, and a resumed run that goes on where it stopped. Tiny models only.
+"""What training promises: a fixed split of the corpus, a lossless tokenizer, a loss that falls, an
+export with the names that every Llama loader expects, and a resumed run that goes on where it
+stopped. Tiny models only.
 """
 
 import json

@@ -151,7 +151,7 @@ def test_an_adapter_that_cannot_be_loaded_leaves_its_place_as_it_is(
     assert torch.equal(logprobs_with(driver, [0], Turn(1, TEXTS[0][:9])), expected)
 
 
-def test_a_place_that_is_not_there_is_an_error_of_whoever_planned(base, drive) -> None:
+def test_a_slot_that_does_not_exist_is_an_error_of_the_planner(base, drive) -> None:
     driver = drive(base, num_places=2)
     with pytest.raises(AssertionError, match="place 2 of 2"):
         run_with(driver, [2], Turn(0, [5]))

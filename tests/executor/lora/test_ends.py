@@ -19,7 +19,7 @@ from tests.executor.lora.adapters import (
     write_adapter,
 )
 from tests.models.pooled import VOCAB, make_pooled
-from tests.models.test_pooled import run as pooled
+from tests.models.pooled import run as pooled
 from weft.config.model import ModelConfig
 from weft.executor.lora.read import inspect_adapter
 from weft.plan.device import LoadAdapter

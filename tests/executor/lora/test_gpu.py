@@ -1,5 +1,5 @@
-"""Steps with adapters by the kernels of a GPU, in their interpreter, on the fake GPU: with graphs and without. None of
-this has seen a GPU."""
+"""Steps with adapters by the kernels of a GPU, in their interpreter, on the fake GPU: with graphs
+and without. None of this has seen a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from tests.executor.driver import Driver, Turn
 from tests.executor.lora.adapters import ENDS, QV, Base, load, logprobs_with, make_adapter
-from tests.executor.test_cuda_triton import RepeatingGpu
+from tests.executor.triton_gpu import RepeatingGpu
 from weft.executor.gpu import build
 from weft.plan.step import LAST_SAMPLED
 
