@@ -29,7 +29,7 @@ from weft.server.chat.custom_tools import (
 )
 from weft.server.chat.marks import chat_marks, has_marked_tool
 from weft.server.chat.models import ChatMessage, ChatRequest, PredictedContent
-from weft.server.chat.tools import NO_TOOLS, ToolUse, call_grammar, tool_use
+from weft.server.chat.tools import NO_TOOLS, ToolUse, call_grammar, tool_use, unenforced
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.cache_control import TTL_S, CacheMark, new_stamp, num_alike
@@ -106,6 +106,7 @@ async def start_chat(
         use = tool_use(body.tools, body.tool_choice, parallel=_is_parallel(context, body))
     tool_format = _tool_format(context, body, use)
     params = _sampling(context, body, use, tool_format)
+    unheld = unenforced(use, tool_format, params.grammar) if use.grammars else ()
     has_reasoning = _looks_for_reasoning(context, body, params)
     if tool_format is not None or has_reasoning:  # their marks may be special tokens
         params = msgspec.structs.replace(params, skip_special_tokens=False)
@@ -123,7 +124,7 @@ async def start_chat(
         if is_marked or body.cache_control is not None or marks:
             prompt = replace(prompt, pins=await _pins(context, body, ids, marks))
         generation = submit(context, [prompt], stream=bool(body.stream))
-        generation.warn(warnings)
+        generation.warn((*warnings, *unheld))
     except InvalidParam as exc:
         if exc.param == "prompt":  # the name in `text` and `client`
             exc.param = "messages" if body.input_ids is None else "input_ids"
