@@ -1,11 +1,12 @@
 """Random requests through a prefill and a decode server, compared with one server bit for bit, while servers
 are killed, stopped or made to refuse at random moments.
 
-python -m tests.e2e.handoff_proof [--requests 500] [--kinds kill,hang,refuse] [--seed 1] [--rest-s 8] [--seconds 60] [--front]
+python -m tests.e2e.handoff_proof [--requests 500] [--kinds kill,hang,refuse] [--seed 1] [--rest-s 8] [--seconds 60] [--front] [--sealed]
 
 `--kinds` says what happens meanwhile: `kill` and `hang` are about the prefill server, `refuse` lets it drop what it
 has, `weights` gives it other ones for a while; `kill_decode` is about the decode server, whose requests may end with an
-error then; `none`: nothing happens. Between two of these are `--rest-s` at most. After `--seconds` no more requests are
+error then; `strangers` come to the port of the prefill server without its secret, and `false_lender` is named to the
+decode server by a client: both only with `--sealed`, where the servers have a secret; `none`: nothing happens. Between two of these are `--rest-s` at most. After `--seconds` no more requests are
 sent. With `--front` all requests go through `weft route`.
 """
 
@@ -38,7 +39,9 @@ from typing import Any, NamedTuple
 
 from safetensors.torch import load_file, save_file
 
+from tests.e2e import handoff_strangers
 from tests.e2e.server import HANG_S, Server, wait_until
+from tests.handoff.peer import RogueLender
 from weft.weights.known import BUNDLED
 
 # However busy the machine is, no request ends for want of time, and an engine that gets no
@@ -55,6 +58,8 @@ NOT_IN_TIME = "the engine has not answered for"
 # What tells of the machine, of the time, or of the way.
 IGNORED = {"id", "created", "e2e_latency", "cached_tokens", "prompt_tokens_details", "rid"}
 KINDS = ("kill", "hang", "refuse", "weights", "kill_decode")
+HOSTILE = ("strangers", "false_lender")
+SECRET = ("--handoff-secret", "a secret of both servers")
 PORTS = range(20_000, 30_000)
 NORM = "model.layers.0.input_layernorm.weight"
 LEASE_S = 8.0  # of the prefill server
@@ -446,6 +451,22 @@ class Troubles:
         assert self._trio.front is None or wait_until(self._trio.front.has_both)
         self.touched += 1
 
+    def _strangers(self) -> None:
+        """They come one after the other; none harms a request."""
+        for _ in range(self._rng.randrange(1, 12)):
+            name = handoff_strangers.come(self._trio.port, self._rng)
+            self.count[f"stranger: {name}"] += 1
+
+    def _false_lender(self) -> None:
+        """A client names a lender that does not know the secret: the answer is right all the same."""
+        ids = [self._rng.randrange(10, 4_000) for _ in range(200)]
+        body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 8, "temperature": 0.0}}
+        expected = ask(self._trio.alone.url, "/generate", body)
+        with RogueLender(handoff_strangers.lend_falsely) as rogue:
+            place = {**self._trio.place(), "bootstrap_port": rogue.port}
+            answer = ask(self._trio.decode.url, "/generate", {**body, **place})
+        assert plain(answer) == plain(expected), (body, answer, expected)
+
     def _nothing_is_lent(self) -> bool:
         return not numbers(self._trio.prefill)["kv_lent_tokens"]
 
@@ -526,10 +547,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--rest-s", type=float, default=REST_S)
     parser.add_argument("--front", action="store_true")
+    parser.add_argument("--sealed", action="store_true")
     asked = parser.parse_args()
     kinds = [kind for kind in asked.kinds.split(",") if kind != "none"]
-    assert set(kinds) <= set(KINDS), KINDS
-    trio = Trio("--handoff-lease-s", str(LEASE_S))
+    known = KINDS + HOSTILE * asked.sealed
+    assert set(kinds) <= set(known), known
+    trio = Trio("--handoff-lease-s", str(LEASE_S), *SECRET * asked.sealed)
     try:
         return prove(trio, asked, kinds)
     finally:

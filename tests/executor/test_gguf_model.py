@@ -208,7 +208,7 @@ def test_codes_are_kept_unless_the_user_or_the_device_wants_otherwise(tmp_path: 
     for quantize, is_kept in asked.items():
         model = kept(str(file), quantize=quantize)
         assert model.keeps_codes == is_kept
-        assert model.stored.told == "Q8_0, Q4_0"
+        assert model.stored.shown_name == "Q8_0, Q4_0"
     assert not kept(str(file), kernels="torch").keeps_codes
     assert kept(str(file)).weights_bytes < kept(str(file), quantize="none").weights_bytes
 

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save, save_file
 from tests.executor.driver import MODEL, Driver, Turn, make_driver
 from weft.assemble.cache import weights_digest
 from weft.config.model import BadCheckpoint
+from weft.executor.weights import store
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
 from weft.plan.device import (
@@ -36,7 +37,7 @@ from weft.plan.device import (
     UpdateFromDisk,
     UpdateFromTensors,
 )
-from weft.weights import store, stream
+from weft.weights import stream
 from weft.weights.load import randomize
 
 NORM = "model.norm.weight"

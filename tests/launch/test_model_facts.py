@@ -44,7 +44,7 @@ def test_the_level_of_a_gguf_is_the_one_of_its_name(tmp_path: Path, name: str, l
     )
     model = SimpleNamespace(
         architecture="Qwen2_5_VLForConditionalGeneration",
-        stored=Quantization(told="int4 (blocks)"),
+        stored=Quantization(shown_name="int4 (blocks)"),
         num_parameters=5,
         num_kv_heads=1,
         **numbers,

@@ -158,7 +158,7 @@ def test_files_that_leave_out_what_is_usual_are_those_of_7b(tmp_path: Path) -> N
     assert isinstance(tower, WhisperSpec)
     assert (tower.num_layers, tower.head_dim, tower.num_positions) == (32, 64, 1_500)
     assert tower.kinds == ("audio",)
-    assert tower.told == "Whisper of 32 layers for sounds of up to 30 s"
+    assert tower.shown_name == "Whisper of 32 layers for sounds of up to 30 s"
     # Those of transformers, but for biases and norms.
     assert 0.64e9 < tower.num_parameters < 0.65e9
 

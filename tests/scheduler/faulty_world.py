@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import weft.memory
-import weft.scheduler.policies
+import weft.scheduler.policies.kinds
 from tests.engine.engine_world import EngineWorld
 from tests.faults import Injected
 from tests.scheduler.oracle_runner import DeviceFailed, OracleStep
@@ -83,6 +83,7 @@ CORE = (
     "scheduler.pace.pace",
     "scheduler.planner",
     "scheduler.policies",
+    "scheduler.policies.aging",
     "scheduler.policies.protocol",
     "scheduler.outbox",
     "scheduler.prefill",
@@ -149,7 +150,7 @@ def drawn_lateness(rng: random.Random, target: Target) -> bool:
 def targets() -> list[Target]:
     """All public functions, methods and properties of the scheduler's core and of memory."""
     names = [f"weft.{name}" for name in CORE]
-    for package in (weft.memory, weft.scheduler.policies):
+    for package in (weft.memory, weft.scheduler.policies.kinds):
         names += [
             one.name
             for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")

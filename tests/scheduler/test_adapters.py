@@ -133,8 +133,8 @@ class AdapterWorld(RecordedWorld):
         )
         assert feature.num_rows == rows
         assert {uid: one.num_open for uid, one in feature.loaded.items() if one.num_open} == uses
-        places = [one.place for one in feature.loaded.values()]
-        assert len(set(places)) == len(places) <= feature.num_places
+        slots = [one.adapter_slot for one in feature.loaded.values()]
+        assert len(set(slots)) == len(slots) <= feature.num_adapter_slots
         assert feature.num_pinned < max(feature.max_together, 1)
 
     def ask(self, message: LoadLoraAdapter | UnloadLoraAdapter) -> AdapterReply:
@@ -259,8 +259,8 @@ def test_adapters_come_and_go_while_requests_run(seed: int) -> None:
     world.check_outputs()
     assert counts["200"] > 8
     assert counts["404"]
-    places = {one.place for one in world.feature.loaded.values()}
-    assert places == set(world.runner.adapters)
+    slots = {one.adapter_slot for one in world.feature.loaded.values()}
+    assert slots == set(world.runner.adapters)
     world.replay()
 
 
@@ -323,7 +323,7 @@ def test_a_step_without_adapters_says_nothing_of_them() -> None:
     world.run_dry()
     assert seen
     assert set(seen) == {None}
-    assert not world.scheduler.hooks.joins
+    assert not world.scheduler.hooks.batch_limits
 
 
 def test_equal_prompts_are_found_again_within_an_adapter_alone() -> None:
@@ -453,7 +453,7 @@ def request_of(adapter: str, arrival_order: int) -> Request:
 
 
 def test_an_adapter_closes_for_the_oldest_claim_and_admits_those_that_came_before_it() -> None:
-    feature = AdaptersFeature(max_together=1, num_places=3, num_rows=1)
+    feature = AdaptersFeature(max_together=1, num_adapter_slots=3, num_rows=1)
     for place, uid in enumerate("abc"):
         feature.add(LoadedAdapter(uid, place, name=uid))
     running = request_of("a", 0)
@@ -467,12 +467,12 @@ def test_an_adapter_closes_for_the_oldest_claim_and_admits_those_that_came_befor
         kv=SimpleNamespace(rows=SimpleNamespace(num_used=1), columns=columns),
         is_overdue=lambda request, now: True,
     )
-    assert feature.joins(request_of("b", 30), walk), "it keeps the next slot"
-    assert feature.joins(request_of("a", 40), walk)
-    assert not feature.joins(request_of("a", 25), walk)
-    assert feature.joins(request_of("c", 20), walk), "an older one has that slot now"
-    assert feature.joins(request_of("a", 25), walk)
-    assert not feature.joins(request_of("a", 10), walk)
+    assert feature.why_not_batched(request_of("b", 30), walk), "it keeps the next slot"
+    assert feature.why_not_batched(request_of("a", 40), walk)
+    assert not feature.why_not_batched(request_of("a", 25), walk)
+    assert feature.why_not_batched(request_of("c", 20), walk), "an older one has that slot now"
+    assert feature.why_not_batched(request_of("a", 25), walk)
+    assert not feature.why_not_batched(request_of("a", 10), walk)
 
 
 def test_a_pinned_adapter_closes_for_nobody() -> None:

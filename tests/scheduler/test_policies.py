@@ -333,12 +333,12 @@ def test_weights_of_tenants_are_read_and_mistakes_are_named() -> None:
 
 
 def test_policies_are_sorted_and_each_module_of_the_folder_is_one() -> None:
-    folder = Path(policies.__file__).parent
+    folder = Path(policies.__file__).parent / "kinds"
     modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     assert policies.names() == tuple(sorted(name.replace("_", "-") for name in modules))
     for name in policies.names():
         policy = World(settings(schedule_policy=name)).scheduler.waiting_queue.policy
-        assert type(policy).__module__ == f"weft.scheduler.policies.{name.replace('-', '_')}"
+        assert type(policy).__module__ == f"weft.scheduler.policies.kinds.{name.replace('-', '_')}"
 
 
 def test_listing_the_policies_imports_none() -> None:

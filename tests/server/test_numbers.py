@@ -224,17 +224,17 @@ def server() -> Iterator[RealServer]:
 
 def is_in_form(path: str, answer: httpx.Response) -> bool:
     """Whether an error is written as the API of its path writes errors."""
-    told = answer.json()
+    shown_name = answer.json()
     if path.startswith("/v1/messages"):
         return (
-            told["type"] == "error"
-            and isinstance(told["error"]["message"], str)
-            and bool(told["error"]["type"])
+            shown_name["type"] == "error"
+            and isinstance(shown_name["error"]["message"], str)
+            and bool(shown_name["error"]["type"])
         )
     if path.startswith("/api/"):
-        return isinstance(told["error"], str)
-    return isinstance(told["error"]["message"], str) and {"type", "param", "code"} <= set(
-        told["error"]
+        return isinstance(shown_name["error"], str)
+    return isinstance(shown_name["error"]["message"], str) and {"type", "param", "code"} <= set(
+        shown_name["error"]
     )
 
 
@@ -320,11 +320,15 @@ def check_words(
     if not is_whole or text != stands or number.holds(int(extreme)):
         return
     assert answer.status_code == 400, what
-    told = message(path, answer)
+    shown_name = message(path, answer)
     value = int(extreme) if number.kind is int else float(extreme)
-    assert name in told, what
-    assert shown(value) in told or f"{value:,}" in told or shown(int(extreme)) in told, what
-    assert "allowed" in told, what
+    assert name in shown_name, what
+    assert (
+        shown(value) in shown_name
+        or f"{value:,}" in shown_name
+        or shown(int(extreme)) in shown_name
+    ), what
+    assert "allowed" in shown_name, what
 
 
 @pytest.mark.parametrize("operation", WITH_BODIES, ids=lambda one: f"{one.method} {one.path}")
@@ -332,7 +336,7 @@ def test_every_number_of_every_body_has_its_range(operation: Operation) -> None:
     """A new field cannot be forgotten: without a range its body cannot be read at all."""
 
     def found(body: type[msgspec.Struct], seen: frozenset[type]) -> set[str]:
-        names = {field.told for field in numeric_fields(body)} - {"call"}  # the server's own
+        names = {field.shown_name for field in numeric_fields(body)} - {"call"}  # the server's own
         info = inspected.type_info(body)
         assert isinstance(info, inspected.StructType)
         for name, _ in nested_fields(body):

@@ -169,8 +169,8 @@ def _kept(model: ModelConfig) -> str:
     text = f"{size(model.weights_bytes)} loaded"
     if model.keeps_codes:
         return f"{model.stored.as_stored}, {text}"
-    if model.stored.told:
-        return f"{model.stored.told} kept as {model.quantize or model.dtype}, {text}"
+    if model.stored.shown_name:
+        return f"{model.stored.shown_name} kept as {model.quantize or model.dtype}, {text}"
     return text
 
 

@@ -150,8 +150,8 @@ def experts(answer: Any) -> Iterator[str]:
     ):
         total = [one + other for one, other in zip(prefill, decode, strict=True)]
         best = sorted(range(len(total)), key=total.__getitem__, reverse=True)[:4]
-        told = ", ".join(f"{expert}: {total[expert]:,}" for expert in best if total[expert])
-        yield f"layer {layer}: prefill {sum(prefill):,}, decode {sum(decode):,}; most {told or '-'}"
+        most = ", ".join(f"{expert}: {total[expert]:,}" for expert in best if total[expert])
+        yield f"layer {layer}: prefill {sum(prefill):,}, decode {sum(decode):,}; most {most or '-'}"
     if answer.get("file"):
         yield answer["file"]
     if "recording" in answer:

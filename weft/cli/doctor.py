@@ -308,8 +308,8 @@ def _raise(exc: Exception) -> str:
 
 def _architecture(model: ModelConfig) -> str:
     stored = model.dtype
-    if model.stored.told:
-        stored += f", weights in {model.stored.told}"
+    if model.stored.shown_name:
+        stored += f", weights in {model.stored.shown_name}"
     heads = f"{model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}"
     if model.latent is not None:
         heads = f"{model.num_heads} heads on latents of {model.latent.rank}"
@@ -363,7 +363,7 @@ def _encoder(vision: TowerSpec, model: ModelConfig) -> str:
     """The encoder for pictures, videos or sounds beside the decoder."""
     kinds = " and ".join(f"{kind}s" if kind != "audio" else kind for kind in vision.kinds)
     weights = f"{count(vision.num_parameters)} parameters, {size(model.vision_bytes)}"
-    return f"{kinds}: {vision.told}; {weights}"
+    return f"{kinds}: {vision.shown_name}; {weights}"
 
 
 def _chat(folder: Path) -> str:
@@ -405,13 +405,13 @@ def _layers(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
         return "norms and sums are parts of products, as in Llama"
     parts = [f"{name} ({num})" for name, num in passes.by_mechanism.items()]
     more = passes.total / passes.others
-    told = f"{'; '.join(parts)}: {passes.total} passes over activations in a step"
+    line = f"{'; '.join(parts)}: {passes.total} passes over activations in a step"
     if on_gpu:
-        return f"{told}, beside {passes.others} operations"
+        return f"{line}, beside {passes.others} operations"
     # A pass reads and writes float32; a step of one token also reads all weights.
     moved = 8 * model.hidden_size * passes.total / model.weights_bytes
     return (
-        f"{told}, which stays one call of the kernels, with {more:.0%} more operations and "
+        f"{line}, which stays one call of the kernels, with {more:.0%} more operations and "
         f"{moved:.2%} more bytes where one request runs"
     )
 

@@ -188,14 +188,14 @@ def make_film_app(film: Film, files: dict[str, PageFile] | None = None) -> ASGIA
         return Response(one.body, headers=one.headers)
 
     async def facts(request: Request) -> Response:
-        told = {
+        facts = {
             "title": film.title,
             "model": film.title,
             "summary": f"{film.summary} · a picture of {film.pictures}",
             "journals": film.journals,
             "frames": [{"step": one.step, "at_s": one.at_s} for one in film.frames],
         }
-        return _json(msgspec.json.encode(told))
+        return _json(msgspec.json.encode(facts))
 
     async def frame(request: Request) -> Response:
         number = request.path_params["number"]

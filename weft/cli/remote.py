@@ -89,16 +89,16 @@ class RemoteChatBackend:
         """The first model of the server, which is waited for while it loads. Raises
         SettingsError."""
         deadline_s = time.monotonic() + LOADING_TIMEOUT_S
-        has_told = False
+        has_warned = False
         while True:
             name = self._model_now()
             if name:
                 return name
             if time.monotonic() > deadline_s:
                 raise SettingsError(f"{self._server.address} is not ready yet")
-            if not has_told:
+            if not has_warned:
                 print(f"{self._server.address} is not ready yet; waiting", file=sys.stderr)
-                has_told = True
+                has_warned = True
             time.sleep(LOOK_AGAIN_S)
 
     def _model_now(self) -> str:

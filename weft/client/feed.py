@@ -120,7 +120,7 @@ class Feed:
         self._texts: HeadTexts | None = None
         self._viewers: set[Viewer] = set()
         self._task: asyncio.Task[None] | None = None
-        self._told_s = 0.0  # when the last picture came
+        self._shown_s = 0.0  # when the last picture came
         self._engines: dict[int, _Watched] = {}  # by rank
 
     @property
@@ -134,7 +134,7 @@ class Feed:
         viewer = Viewer()
         self._viewers.add(viewer)
         if self._task is None or self._task.done():
-            if loop.time() - self._told_s > KEPT_S:
+            if loop.time() - self._shown_s > KEPT_S:
                 self._engines.clear()
             self._task = loop.create_task(self._run())
         for rank in sorted(self._engines):
@@ -226,9 +226,9 @@ class Feed:
                 self._texts,
             )
         self._engines.setdefault(picture.rank, _Watched()).take(fields)
-        self._told_s = asyncio.get_running_loop().time()
+        self._shown_s = asyncio.get_running_loop().time()
         return fields
 
-    def _show(self, told: bytes) -> None:
+    def _show(self, picture: bytes) -> None:
         for viewer in self._viewers:
-            viewer.show(told)
+            viewer.show(picture)

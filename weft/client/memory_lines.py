@@ -69,7 +69,7 @@ STORES = (
 )
 
 
-class _Told(dict[str, str]):
+class _NamedFigures(dict[str, str]):
     """The numbers of `Stats` as text, by name. `is_something`: a number that was read is not 0."""
 
     def __init__(self, stats: Stats) -> None:
@@ -88,9 +88,9 @@ def stores(stats: Stats) -> list[dict[str, Any]]:
     """The lines to show: `words`, and `share` of the bar, from 0 to 1; None: there is no bar."""
     lines = []
     for store in STORES:
-        told = _Told(stats)
-        words = store.words.format_map(told)
-        if not told.is_something:
+        figures = _NamedFigures(stats)
+        words = store.words.format_map(figures)
+        if not figures.is_something:
             continue
         share = None
         if store.whole and getattr(stats, store.whole):

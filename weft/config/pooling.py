@@ -64,9 +64,10 @@ def sentence_layout(folder: Path) -> SentenceLayout | None:
     ]
     unknown = set(kinds) - {"Transformer", "Pooling", "Normalize"}
     if unknown or kinds[:1] != ["Transformer"]:
-        told = ", ".join(kinds) or "none"
+        found = ", ".join(kinds) or "none"
         raise BadPooling(
-            f"modules.json has the modules {told}; Transformer, Pooling and Normalize are supported"
+            f"modules.json has the modules {found}; "
+            "Transformer, Pooling and Normalize are supported"
         )
     kind = "mean"
     if "Pooling" in kinds:

@@ -66,7 +66,7 @@ class Quantization:
     # codes, with scales of groups; else "", also if smaller blocks have scales, or if several
     # formats without codes are mixed.
     kept_as: str = ""
-    told: str = ""  # description for users: int4 (GPTQ, group 128)
+    shown_name: str = ""  # description for users: int4 (GPTQ, group 128)
     bits: int = 0  # bits of codes; this and the next three fields only if the config has them
     group: int = 0  # inputs that share a scale; 0: all inputs of an output
     is_symmetric: bool | None = None  # whether zero is in the middle of the codes; None: unknown
@@ -80,9 +80,9 @@ class Quantization:
     @property
     def as_stored(self) -> str:
         """Description for users if the format is kept: int4 (GPTQ, group 128, as stored)."""
-        if self.told.endswith(")"):
-            return f"{self.told[:-1]}, as stored)"
-        return f"{self.told} as stored"
+        if self.shown_name.endswith(")"):
+            return f"{self.shown_name[:-1]}, as stored)"
+        return f"{self.shown_name} as stored"
 
 
 def check_method(asked: str, found: Quantization, name: str) -> None:
@@ -163,7 +163,7 @@ def _bitsandbytes(found: JsonMapping) -> Quantization:
     kind = str(found.get("bnb_4bit_quant_type") or "fp4")
     if not found.get("load_in_4bit") or kind not in ("nf4", "fp4"):
         raise UnreadFormat("bitsandbytes, of other than four bits")
-    return Quantization("bitsandbytes", told=f"{kind} (bitsandbytes)")
+    return Quantization("bitsandbytes", shown_name=f"{kind} (bitsandbytes)")
 
 
 # GPTQ and AWQ
@@ -202,7 +202,7 @@ def _packed(method: str, name: str, found: JsonMapping) -> Quantization:
     if bits not in WORD_BITS:
         raise UnreadFormat(f"{method} of {str(bits)[:64]} bits")
     group = _group(method, found.get("group_size", found.get("q_group_size")))
-    return Quantization(method, CODES, _told(f"int{bits}", name, group), bits, group)
+    return Quantization(method, CODES, _shown_name(f"int{bits}", name, group), bits, group)
 
 
 def _group(method: str, size: Any) -> int:
@@ -213,7 +213,7 @@ def _group(method: str, size: Any) -> int:
     return size
 
 
-def _told(kind: str, name: str, group: int) -> str:
+def _shown_name(kind: str, name: str, group: int) -> str:
     groups = f"group {group}" if group else "one scale for each output"
     return f"{kind} ({name}, {groups})"
 
@@ -234,7 +234,7 @@ def _compressed_tensors(found: JsonMapping) -> Quantization:
     return Quantization(
         method="compressed-tensors",
         kept_as=CODES if any(kind.has_codes for kind in kinds) else "",
-        told=", ".join(dict.fromkeys(kind.told for kind in kinds)),
+        shown_name=", ".join(dict.fromkeys(kind.shown_name for kind in kinds)),
         varies=True,
     )
 
@@ -256,8 +256,8 @@ def _kinds(found: JsonMapping) -> Iterator[Quantization]:
             continue
         name = {("float", 8): "fp8", ("int", 8): "int8"}.get(kind)
         if name is None or not formats <= set(EIGHT_BITS):
-            told = f"{kind[0]} of {kind[1]} bits, {', '.join(sorted(map(str, formats)))}"
-            raise UnreadFormat(f"compressed-tensors, {told[:200]}")
+            shown_name = f"{kind[0]} of {kind[1]} bits, {', '.join(sorted(map(str, formats)))}"
+            raise UnreadFormat(f"compressed-tensors, {shown_name[:200]}")
         if not weights.get("symmetric", True):
             raise UnreadFormat("compressed-tensors, with zero points beside whole bytes")
         yield _eight_bits(weights, name)
@@ -272,7 +272,7 @@ def _packed_group(weights: JsonMapping) -> Quantization:
     return Quantization(
         method=method,
         kept_as=CODES,
-        told=_told(f"int{bits}", method, group),
+        shown_name=_shown_name(f"int{bits}", method, group),
         bits=bits,
         group=group,
         is_symmetric=bool(weights.get("symmetric", True)),

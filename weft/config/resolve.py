@@ -301,10 +301,10 @@ def count(num_parameters: int) -> str:
 
 def parameters(model: ModelConfig) -> str:
     """The parameters of a model as a text; with experts, also the parameters that a token uses."""
-    told = count(model.num_parameters)
+    size = count(model.num_parameters)
     if model.has_experts:
-        told += f", {count(model.num_active_parameters)} active"
-    return told
+        size += f", {count(model.num_active_parameters)} active"
+    return size
 
 
 def _check_encoder_format(

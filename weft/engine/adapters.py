@@ -1,9 +1,9 @@
-"""Loading and unloading adapters (LoRA) while the engine serves: the place of each adapter, which
+"""Loading and unloading adapters (LoRA) while the engine serves: the slot of each adapter, which
 adapter is unloaded for another, and unloads that wait for open requests.
 
     load    ─▶ the adapter is read while steps run
-            ─▶ a free place, or that of the least recently used adapter
-            ─▶ device job: it is loaded, in the stead of the other one ─▶ reply
+            ─▶ a free adapter_slot, or that of the least recently used adapter
+            ─▶ device job: it is loaded, instead of the other one ─▶ reply
     unload  ─▶ refuses new requests ─▶ the open ones end ─▶ device job ─▶ reply
 
 `scheduler/features/adapters.py` decides which requests may run together. This module reads no
@@ -33,10 +33,10 @@ class Reading(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The place for an adapter that has been read."""
+    """The slot for an adapter that has been read."""
 
-    place: int
-    victim: LoadedAdapter | None  # has the place until the new adapter is loaded
+    adapter_slot: int
+    victim: LoadedAdapter | None  # has the slot until the new adapter is loaded
 
 
 class Unloading:
@@ -61,7 +61,7 @@ class AdapterService(Service):
         self._runner = runner
         self._jobs = jobs
         self.feature = feature
-        # By uid, the place; None while the adapter is being read.
+        # By uid, the slot; None while the adapter is being read.
         self._loading: dict[str, int | None] = {}
         self._num_pinned = 0  # number of pinned ones among these
         # of these, the adapters that are not read completely
@@ -88,8 +88,8 @@ class AdapterService(Service):
             known.is_pinned = message.pinned
             known.name = message.lora_name or known.name
             return AdapterReply(success=True)
-        if self._choose_place() is None:
-            return self._without_place(message.call)
+        if self._choose_slot() is None:
+            return self._without_slot(message.call)
         self._loading[uid] = None
         self._num_pinned += message.pinned
         pending = self._runner.control(ReadAdapter(message.lora_path, uid))
@@ -131,35 +131,37 @@ class AdapterService(Service):
             self._core.send(_of_device(message.call, reply))
             return
         # Only now, because the adapter might not have been valid, and the other one be lost.
-        chosen = self._choose_place()
+        chosen = self._choose_slot()
         if chosen is None:
             self._end_load(message)
-            self._core.send(self._without_place(message.call))
+            self._core.send(self._without_slot(message.call))
             return
-        self._loading[message.uid] = chosen.place
+        self._loading[message.uid] = chosen.adapter_slot
         if chosen.victim is not None:
             chosen.victim.is_leaving = True
 
         def answer(result: JobResult) -> AdapterReply:
             return self._loaded(message, chosen, result.reply)
 
-        request = LoadAdapter(chosen.place, message.lora_path, message.uid)
+        request = LoadAdapter(chosen.adapter_slot, message.lora_path, message.uid)
         self._jobs.submit(DeviceJob(request, answer))
 
-    def _choose_place(self) -> Chosen | None:
-        """A free place, or that of the least recently used adapter; None if there is none."""
+    def _choose_slot(self) -> Chosen | None:
+        """A free slot, or that of the least recently used adapter; None if there is none."""
         feature = self.feature
-        reserved = {place for place in self._loading.values() if place is not None}
-        place = feature.free_place(reserved)
-        if place is not None:
-            return Chosen(place, None)
+        reserved = {
+            adapter_slot for adapter_slot in self._loading.values() if adapter_slot is not None
+        }
+        adapter_slot = feature.free_slot(reserved)
+        if adapter_slot is not None:
+            return Chosen(adapter_slot, None)
         victim = feature.least_used()
-        return None if victim is None else Chosen(victim.place, victim)
+        return None if victim is None else Chosen(victim.adapter_slot, victim)
 
-    def _without_place(self, call: int) -> AdapterReply:
+    def _without_slot(self, call: int) -> AdapterReply:
         message = (
-            f"{self.feature.num_places} adapters are loaded (--max-loaded-loras), and all are "
-            "pinned or in use: unload one first"
+            f"{self.feature.num_adapter_slots} adapters are loaded (--max-loaded-loras), and all "
+            "are pinned or in use: unload one first"
         )
         return AdapterReply(call=call, success=False, message=message, status=409)
 
@@ -175,7 +177,7 @@ class AdapterService(Service):
                 self.feature.forget(victim.uid)
                 evicted.append(victim.uid)
             adapter = LoadedAdapter(
-                message.uid, chosen.place, message.lora_name, is_pinned=message.pinned
+                message.uid, chosen.adapter_slot, message.lora_name, is_pinned=message.pinned
             )
             self.feature.add(adapter)
         return _of_device(message.call, reply, evicted=evicted)
@@ -200,13 +202,13 @@ class AdapterService(Service):
             ) -> AdapterReply:
                 return _of_device(call, result.reply, num_requests=num_requests)
 
-            self._jobs.submit(DeviceJob(UnloadAdapter(adapter.place), answer))
+            self._jobs.submit(DeviceJob(UnloadAdapter(adapter.adapter_slot), answer))
         if not (self._leaving or self._reading):
             self._core.hooks.detach(self)
 
     def _why_not(self, message: LoadLoraAdapter) -> AdapterReply | None:
         feature = self.feature
-        if not feature.num_places:
+        if not feature.num_adapter_slots:
             return _refused(400, "this server takes no adapters; start it with --enable-lora")
         if message.uid in self._loading:
             return _refused(409, f"the adapter {message.lora_name!r} is being loaded already")

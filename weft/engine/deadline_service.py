@@ -96,15 +96,15 @@ class DeadlineService(Service):
         expected_s = self._expected_s(wanted, now)
         if self._estimator is not None:
             self._rests_until_s = now + REST_S * self._estimator.num_looked
-        told: list[RequestWarning] = []
+        warnings: list[RequestWarning] = []
         for request in newcomers:
-            told += self._judge(
+            warnings += self._judge(
                 request,
                 expected_s.get(request.id),
                 now,
             )
-        if told:
-            self._core.send(StepOutput(warnings=told))
+        if warnings:
+            self._core.send(StepOutput(warnings=warnings))
 
     def _take_newcomers(self) -> list[Request]:
         """Those that are still there."""

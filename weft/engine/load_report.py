@@ -67,7 +67,7 @@ class LoadReporter(Service):
             busy_s=self._busy_s,
             num_sessions=len(self._features.sessions.by_name),
             num_adapters=len(adapters.loaded),
-            adapter_slots=adapters.max_together if adapters.num_places else 0,
+            adapter_slots=adapters.max_together if adapters.num_adapter_slots else 0,
             adapter_slots_used=len(adapters.num_rows),
             num_grammar_queue=len(grammar.queue),
             total_grammars=grammar.num_asked,

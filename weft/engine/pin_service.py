@@ -102,7 +102,7 @@ class PinService(Service):
         """Remove a pin. Returns its tokens; 0 if there is no pin of this name."""
         return self.feature.book.remove(name)
 
-    def told(
+    def add_to(
         self,
         reply: GetCacheReply,
         now: float,

@@ -403,7 +403,7 @@ class TierService(Service):
             "total_host_written_bytes": report.host_written_bytes,
         }
 
-    def told(self, reply: GetCacheReply) -> GetCacheReply:
+    def add_to(self, reply: GetCacheReply) -> GetCacheReply:
         """The reply with the numbers of the store."""
         report = self.tiers.report()
         num_reading = sum(one.is_reading for one in self._transfers.values())

@@ -234,7 +234,7 @@ def make_adapter_table(
         spec.model,
         model.weights(),
         ops,
-        num_places=spec.engine.max_loaded_loras,
+        num_adapter_slots=spec.engine.max_loaded_loras,
         max_rank=spec.engine.max_lora_rank,
         folders=AdapterFolders.of(spec.engine, spec.folder),
     )

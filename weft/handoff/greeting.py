@@ -32,7 +32,7 @@ from weft.seal import Checksummed, Seal, Sealed, Seals, is_same
 
 GREETING_S = 5.0
 NONCE_BYTES = 32
-MAX_TOLD = 64  # refusals that are logged separately
+MAX_LOGGED = 64  # refusals that are logged separately
 OTHER_SECRET = "it has another secret (--handoff-secret)"
 
 log = EventLog("handoff")
@@ -46,18 +46,18 @@ class Refusals:
     """Logs each new refusal, and repeated ones only rarely."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def tell(self, peer: str, why: str) -> None:
-        if (peer, why) in self._told or len(self._told) >= MAX_TOLD:
+        if (peer, why) in self._logged or len(self._logged) >= MAX_LOGGED:
             log.seldom("refused_again", peer=peer, why=why)
             return
-        self._told.add((peer, why))
+        self._logged.add((peer, why))
         log.warning("refused", peer=peer, why=why)
 
     def forget(self) -> None:
         """Log refusals again, because they may have other reasons with new weights."""
-        self._told.clear()
+        self._logged.clear()
 
 
 class Meeting(NamedTuple):

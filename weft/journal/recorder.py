@@ -17,7 +17,7 @@ twice, and nothing that the core computes by itself is recorded, except digests.
     Advanced  moves of grammars after tokens  │
     Followed  length of a draft in a grammar  │
     Checked   a logit processor of a request  │
-    StoreSought, Lacked, Told  the KV store   │
+    StoreSought, Lacked, StoreNews  the KV store   │
     HandedOver  news from another server      ┘
     Launched  digest of a batch               ┐ decisions
     Answered  digest of an output             ┘
@@ -57,9 +57,9 @@ from weft.journal.records import (
     Readied,
     Record,
     Sampled,
+    StoreNews,
     StoreSought,
     Submitted,
-    Told,
     Turned,
 )
 from weft.journal.snapshot import Name, SnapshotError, take
@@ -422,7 +422,7 @@ class RecordedTiers:
     def take(self) -> TierNews:
         news = self._tiers.take()
         if news != NO_NEWS:
-            self._recorder.write(Told(news))
+            self._recorder.write(StoreNews(news))
         return news
 
     def clear(self) -> None:

@@ -235,7 +235,7 @@ class Lacked(msgspec.Struct, frozen=True, array_like=True, tag="sl"):
     can_resume: bool = True
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, tag="st"):
+class StoreNews(msgspec.Struct, frozen=True, array_like=True, tag="st"):
     """Operations of the KV store that have ended. Not recorded if there are none."""
 
     news: TierNews
@@ -276,7 +276,7 @@ Record: TypeAlias = (
         | Checked
         | StoreSought
         | Lacked
-        | Told
+        | StoreNews
         | HandedOver
     )
     | (Launched | Answered | Broke)

@@ -46,9 +46,9 @@ from weft.journal.records import (
     Readied,
     Record,
     Sampled,
+    StoreNews,
     StoreSought,
     Submitted,
-    Told,
     Turned,
 )
 from weft.journal.snapshot import Name, SnapshotError, restore
@@ -426,9 +426,9 @@ class _Tiers(NoTiers):
         pass
 
     def take(self) -> TierNews:
-        if not isinstance(self._script.peek(), Told):
+        if not isinstance(self._script.peek(), StoreNews):
             return NO_NEWS
-        return self._script.expect(Told, self._replay, "").news
+        return self._script.expect(StoreNews, self._replay, "").news
 
 
 class _Handoff(NoHandoff):
@@ -647,7 +647,7 @@ def _in_words(record: Record) -> str:
             return "asks for a logit processor"
         case StoreSought() | Lacked():
             return "asks what is stored"
-        case Told():
+        case StoreNews():
             return "learns what has become of KV in the store"
         case HandedOver():
             return "learns what another server has said"

@@ -81,12 +81,12 @@ class CacheMirror:
     def whole(self) -> list[CacheEvent]:
         """Events that bring a reader in any state to the current content."""
         events: list[CacheEvent] = [AllBlocksCleared()]
-        told: set[Handle] = set()
+        reported: set[Handle] = set()
         for node in self._pieces:
             # Parents come before their children. A split adds the parent later than the child.
             path: list[Handle] = []
-            while node is not None and node not in told:
-                told.add(node)
+            while node is not None and node not in reported:
+                reported.add(node)
                 path.append(node)
                 node = self._pieces[node].place.parent
             events += [self._stored(self._pieces[node]) for node in reversed(path)]

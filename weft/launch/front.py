@@ -117,13 +117,13 @@ class Front:
         timeout_s: float,
         *,
         abort: asyncio.Event | None = None,
-        told: Callable[[int, float], None] = lambda num_open, left_s: None,
+        on_progress: Callable[[int, float], None] = lambda num_open, left_s: None,
     ) -> ExitStatus:
         """Refuse new requests, let open requests finish for `timeout_s`, then end the others.
         `abort` ends them immediately.
 
-        `told` is called at intervals with the number of open requests and the seconds left; at the
-        end of the time, the seconds are 0.
+        `on_progress` is called at intervals with the number of open requests and the seconds left;
+        at the end of the time, the seconds are 0.
         """
         client = self.client
         self.readiness.drain()
@@ -133,7 +133,7 @@ class Front:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
-            told(client.num_open, left_s)
+            on_progress(client.num_open, left_s)
             await asyncio.wait(
                 {ordered, self.lost},
                 timeout=min(TICK_S, left_s),
@@ -142,7 +142,7 @@ class Front:
         try:
             if self.lost.done():
                 return self.lost.result()
-            told(client.num_open, 0.0)
+            on_progress(client.num_open, 0.0)
             client.end_all("the server has been stopped")
             await self._save_cache(deadline, ordered)
         finally:

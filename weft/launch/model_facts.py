@@ -52,8 +52,8 @@ def _level(prepared: Prepared, files: list[Path]) -> str:
         named = _LEVEL.search(file.name)
         if named is not None:
             return named[1].upper()
-    if prepared.model.stored.told:
-        return prepared.model.stored.told
+    if prepared.model.stored.shown_name:
+        return prepared.model.stored.shown_name
     config = read_json_if_there(prepared.folder / "config.json")
     stored = config.get("dtype") or config.get("torch_dtype") or prepared.model.dtype
     return _DTYPES.get(str(stored), str(stored))

@@ -29,7 +29,7 @@ from weft.observe.trace import Tracer
 from weft.server.serve import make_server
 from weft.server.serve import run as run_loop
 
-QUIET_S = 2.0  # after this time of loading, the user is told how far it is
+QUIET_S = 2.0  # after this time of loading, the user hears how far it is
 LAST_ANSWERS_S = 3.0  # time for errors and ends of streams to reach their clients
 
 
@@ -134,14 +134,16 @@ class Supervisor:
         """Let open requests finish. A second signal ends them immediately."""
         notify(STOPPING)
 
-        def told(num_open: int, left_s: float) -> None:
+        def on_progress(num_open: int, left_s: float) -> None:
             if left_s > 0:
                 self._console.draining(num_open, left_s)
             else:
                 self._console.aborting(num_open)
 
         timeout_s = self._context.config.drain_s
-        return await self._front.drain(timeout_s, abort=self._signals.abort, told=told)
+        return await self._front.drain(
+            timeout_s, abort=self._signals.abort, on_progress=on_progress
+        )
 
 
 def memory_of_children() -> int:

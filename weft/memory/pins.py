@@ -32,13 +32,13 @@ class Pin:
     """One path, of whole pages. `drop` releases it; after it was lost, `drop` does nothing."""
 
     def __init__(
-        self, pins: Pins, name: str, handle: Handle, num_tokens: int, *, is_told: bool
+        self, pins: Pins, name: str, handle: Handle, num_tokens: int, *, reports_loss: bool
     ) -> None:
         self._pins = pins
         self.name = name
         self.handle = handle
         self.num_tokens = num_tokens
-        self.is_told = is_told  # whether `take_lost` reports its loss
+        self.reports_loss = reports_loss  # whether `take_lost` reports its loss
         self.why_lost = ""  # empty while it is not lost
 
     def touch(self) -> None:
@@ -73,17 +73,17 @@ class Pins:
 
     def keep(self, name: str, key: CacheKey) -> Pin:
         """Pin the cached part of a sequence."""
-        return self._pin(name, key, is_told=True)
+        return self._pin(name, key, reports_loss=True)
 
     def keep_softly(self, name: str, key: CacheKey) -> Pin:
         """The same, for an owner who reads `Pin.why_lost`."""
-        return self._pin(name, key, is_told=False)
+        return self._pin(name, key, reports_loss=False)
 
     def keep_firm(self, name: str, key: CacheKey) -> Pin:
         """Pin the cached part of a sequence firmly, so that its memory is not available. The owner
         reads `Pin.why_lost`."""
         found = self._cache.match(key)
-        pin = Pin(self, name, found.handle, found.length, is_told=False)
+        pin = Pin(self, name, found.handle, found.length, reports_loss=False)
         if found.length:
             self._cache.lock(found.handle)
             self._firm[pin] = None
@@ -160,12 +160,12 @@ class Pins:
 
     def _note_lost(self, pin: Pin, why: str) -> None:
         pin.why_lost = why
-        if pin.is_told:
+        if pin.reports_loss:
             self._lost.append(LostPin(pin.name, pin.num_tokens, why))
 
-    def _pin(self, name: str, key: CacheKey, *, is_told: bool) -> Pin:
+    def _pin(self, name: str, key: CacheKey, *, reports_loss: bool) -> Pin:
         found = self._cache.match(key)
-        pin = Pin(self, name, found.handle, found.length, is_told=is_told)
+        pin = Pin(self, name, found.handle, found.length, reports_loss=reports_loss)
         if found.length:
             self._cache.pin(found.handle)
             self._pinned[pin] = None

@@ -57,7 +57,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return [(begin, begin + self.line_len) for begin in begins]
 
 
-def told_apart(input_ids: bytes, media: Sequence[MediaItem]) -> bytes:
+def with_digests(input_ids: bytes, media: Sequence[MediaItem]) -> bytes:
     """The packed ids of a prompt, with the tokens of each item replaced by its repeated digest.
 
     For comparing prompts: prompts with different pictures differ from the first token of a picture

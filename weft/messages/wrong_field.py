@@ -88,7 +88,7 @@ def wrong_field(
         field = _joined(within, path)
         return WrongField(field, f"{field or BODY}: {allowed}")
     field = _joined(within, found.name)
-    return WrongField(field, f"{field or BODY} is {_told(found.raw)}; {allowed}")
+    return WrongField(field, f"{field or BODY} is {_shown(found.raw)}; {allowed}")
 
 
 def _joined(within: str, path: str) -> str:
@@ -112,8 +112,8 @@ def _allowed(path: str, kinds: str, more: str) -> str:
     """`kinds`: msgspec's names of types, "str | null"; `more`: what they must also fulfil."""
     names = kinds.split(" | ")
     rest, comma, last = ", ".join(KINDS.get(name, name) for name in names).rpartition(", ")
-    told = f"{rest} or {last}" if comma else last
-    needed = f"{told}{more} is needed"
+    wanted = f"{rest} or {last}" if comma else last
+    needed = f"{wanted}{more} is needed"
     number = NUMBERS.get(path.rpartition(".")[2])
     if number is None or number.is_token or not {"int", "float"} & set(names):
         return needed
@@ -157,7 +157,7 @@ def _kind(raw: bytes) -> str:
     return "int"
 
 
-def _told(raw: bytes) -> str:
+def _shown(raw: bytes) -> str:
     """A JSON value as errors show it: a text in quotes, others as they were written; long values
     are cut."""
     if _kind(raw) == "str":

@@ -85,8 +85,8 @@ class Lockstep:
     def is_common(self, ok: bool) -> bool:
         """Whether all processes have the same result of an operation that they ran together. Raises
         RankLost."""
-        told = self._peers.call(bytes([ok]))
-        return all(bool(one[0]) is ok for one in told.values())
+        answers = self._peers.call(bytes([ok]))
+        return all(bool(one[0]) is ok for one in answers.values())
 
     def fail(self, exc: Exception) -> None:
         """A step of this process was interrupted, and others may wait for the rest of it: end all
@@ -95,8 +95,8 @@ class Lockstep:
             self._peers.leave("a step of this engine broke off")
 
     def _round(self, want: StepWish) -> StepWish:
-        told = self._peers.call(bytes([want]))
-        wanted = [want, *(StepWish(told[other][0]) for other in self._peers.others)]
+        answers = self._peers.call(bytes([want]))
+        wanted = [want, *(StepWish(answers[other][0]) for other in self._peers.others)]
         agreed = agree(wanted, self._last)
         if agreed in (StepWish.DECODE, StepWish.PREFILL):
             self._last = agreed

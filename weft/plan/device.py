@@ -101,23 +101,22 @@ class ReadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    """Put an adapter (LoRA) into a place, in the stead of the adapter that is there, if there is
-    one.
+    """Put an adapter (LoRA) into a slot for adapters, instead of the one that is there, if any.
 
     An adapter that has not been read is read now. Nothing changes if something is wrong with the
     files, or if they have changed since `uid` was computed.
     """
 
-    place: int  # 0..max_loaded_loras-1, as `Plan.adapters` names it from now on
+    adapter_slot: int  # 0..max_loaded_loras-1, as `Plan.adapters` names it from now on
     path: str  # folder with adapter_config.json and adapter_model.safetensors
     uid: str  # of the content of these files
 
 
 @dataclass(frozen=True, slots=True)
 class UnloadAdapter:
-    """Forget the adapter in a place; the place is free again."""
+    """Forget the adapter in a slot; the slot is free again."""
 
-    place: int
+    adapter_slot: int
 
 
 DeviceRequest: TypeAlias = (

@@ -41,11 +41,11 @@ class HostRuns:
         of_token: LongArray = np.repeat(which, plan.lens)
         row_ends = np.cumsum(plan.lens)
         row_begins = row_ends - plan.lens
-        place: LongArray = np.arange(plan.num_tokens)
-        place = place - row_begins[of_token]
-        stays = place < lens[of_token]
+        index: LongArray = np.arange(plan.num_tokens)
+        index = index - row_begins[of_token]
+        stays = index < lens[of_token]
         num_lost: IntArray = lost[of_token]
-        tokens = self._moved(plan, num_lost, of_token, place)
+        tokens = self._moved(plan, num_lost, of_token, index)
         counts = plan.num_sampled.astype(np.int64)
         sampled_begins = np.cumsum(counts) - counts
         positions = plan.sampling.positions.copy()
@@ -104,7 +104,7 @@ class HostRuns:
             found.append((row, int(sampled[begin])))
         return found
 
-    def _moved(self, plan: Plan, lost: IntArray, of_token: LongArray, place: LongArray) -> IntArray:
+    def _moved(self, plan: Plan, lost: IntArray, of_token: LongArray, index: LongArray) -> IntArray:
         """The tokens of a plan with the tokens of runs instead of placeholders.
 
         Drafts move to the front by the number of `lost` tokens of the run before them; the tokens
@@ -112,13 +112,13 @@ class HostRuns:
 
             | run that counts | lost | drafts |  ─▶  | run that counts | drafts | ... |
 
-        All are [T]: `of_token` is the request of each token, `place` its index in that request.
+        All are [T]: `of_token` is the request of each token, `index` its index in that request.
         """
         assert plan.unsettled is not None
         run_lens = plan.lens - plan.num_sampled + 1
         num_kept = run_lens[of_token] - lost
         begins_so = plan.unsettled > 0
-        is_kept = place < num_kept
+        is_kept = index < num_kept
         is_run = begins_so[of_token]
         is_run &= is_kept
         moved = np.where(is_kept, 0, lost)
@@ -126,8 +126,8 @@ class HostRuns:
         source = np.arange(plan.num_tokens)
         source += moved
         source = np.minimum(source, last_token)
-        last_place = self.tokens.shape[1] - 1
-        of_run = np.minimum(place, last_place)
+        last_index = self.tokens.shape[1] - 1
+        of_run = np.minimum(index, last_index)
         rows = plan.rows[of_token]
         run = self.tokens[rows, of_run]
         tokens = np.where(is_run, run, plan.tokens[source])

@@ -228,7 +228,7 @@ def commit(
     return Outcome(ids, tokens, [*errors, *found.values()])
 
 
-def left_behind(columns: Columns, batch: Batch, result: Result) -> IntArray:
+def slots_of_ended(columns: Columns, batch: Batch, result: Result) -> IntArray:
     """The slots that a step wrote for requests that have ended since and whose outputs were not
     finite. The slots may be in the cache, because the fault was not known when these requests
     ended."""

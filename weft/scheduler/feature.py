@@ -6,9 +6,9 @@ turn it on, keeps its own state for each request, and overrides the moments that
 calls it at these moments and knows nothing else of it. `FeatureHooks` lists the features of the
 open requests, so a step of plain requests calls none:
 
-    arrival ── admit? ── joins? ── enter_row ── prepare ── commit ── ... ── release ── ... ── end
-                                     └──── while it has a row ──────────────┘   (again after a
-                                                                                 retraction)
+    arrival ─ admit? ─ why_not_batched? ─ enter_row ─ prepare ─ commit ─ ... ─ release ─ ... ─ end
+                                          └─────── while it has a row ──────────────┘
+                                                      (again after a retraction)
 
 A feature adds operations of `plan/` to a plan; `features/registry.py` lists all features.
 """
@@ -142,7 +142,7 @@ class Feature:
         that overrides `admit` overrides it."""
         return "not ready yet"
 
-    def joins(self, request: Request, walk: QueueWalk) -> str:
+    def why_not_batched(self, request: Request, walk: QueueWalk) -> str:
         """Whether the request, which may or may not use the feature, may run beside the requests
         that have a row or are picked. Called while some request uses the feature. Returns why not;
         empty if it may."""
@@ -185,7 +185,7 @@ class Feature:
         """Discard all state that earlier steps have left on the device."""
 
 
-Joins: TypeAlias = Callable[[Request, QueueWalk], str]
+BatchLimit: TypeAlias = Callable[[Request, QueueWalk], str]
 MakePieceBudget: TypeAlias = Callable[[StepBudget | None], PieceBudget | None]
 Prepare: TypeAlias = Callable[[Batch, Columns, StepInputs], None]
 Commit: TypeAlias = Callable[[Batch, Columns, Result, StepEffects], None]
@@ -259,7 +259,7 @@ class FeatureHooks:
         self._by_sampling = Triggers()
         self._by_request = Triggers()
         self._of_all: list[Feature] = []  # used by every request
-        self.joins: list[Joins] = []  # called for every request that could be admitted
+        self.batch_limits: list[BatchLimit] = []  # called for every request that could be admitted
         self.piece_budgets: list[MakePieceBudget] = []  # called for each pass
         self._prepare: list[Prepare] = []
         self._commit: list[Commit] = []
@@ -304,10 +304,10 @@ class FeatureHooks:
                 return feature.why_waits(request)
         raise AssertionError("it may be admitted")
 
-    def why_apart(self, request: Request, walk: QueueWalk) -> str:
+    def why_not_batched(self, request: Request, walk: QueueWalk) -> str:
         """Why a waiting request cannot run beside the others; empty if it can."""
-        for joins in self.joins:
-            why = joins(request, walk)
+        for limit in self.batch_limits:
+            why = limit(request, walk)
             if why:
                 return why
         return ""
@@ -372,7 +372,7 @@ class FeatureHooks:
         return used
 
     def _list_hooks(self) -> None:
-        self.joins = []
+        self.batch_limits = []
         self.piece_budgets = []
         self._prepare = []
         self._commit = []
@@ -381,8 +381,8 @@ class FeatureHooks:
                 continue
             # A method that a feature does not override is not called.
             kind = type(feature)
-            if kind.joins is not Feature.joins:
-                self.joins.append(feature.joins)
+            if kind.why_not_batched is not Feature.why_not_batched:
+                self.batch_limits.append(feature.why_not_batched)
             if kind.piece_budget is not Feature.piece_budget:
                 self.piece_budgets.append(feature.piece_budget)
             if kind.prepare is not Feature.prepare:

@@ -97,7 +97,7 @@ class PrefillScheduler:
         self.chunked_req: Request | None = None  # the request whose prompt is partly computed
         self.is_full = False  # nothing can be admitted before a request ends
         self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
-        self._num_queue_walks = 0  # number of walks with features that use `joins`
+        self._num_queue_walks = 0  # number of walks with features that limit batches
         self.seen: set[int] = set()  # ids of requests that the last pass looked at
 
     def apply(self, settings: SchedulerSettings) -> None:
@@ -201,7 +201,8 @@ class PrefillScheduler:
         rows = rows[classes.far_below(first, rows)]
         if not len(rows) or not self._hooks.may_run(first):
             return []
-        if self._hooks.joins and self._hooks.why_apart(first, self._queue_walk([], now)):
+        hooks = self._hooks
+        if hooks.batch_limits and hooks.why_not_batched(first, self._queue_walk([], now)):
             return []
         requests = self._kv.columns.requests[rows]
         below = [request for request in requests if not queue.is_overdue(request, now)]
@@ -303,7 +304,7 @@ class PrefillScheduler:
         fit."""
         picked: list[Request] = []
         walk: QueueWalk | None = None
-        if self._hooks.joins:
+        if self._hooks.batch_limits:
             walk = self._queue_walk(picked, now)
         num_seen = 0
         num_passed_over = 0
@@ -318,7 +319,7 @@ class PrefillScheduler:
                 why = self._hooks.why_waits(request)
                 self._pass_over(now, request, EventKind.WAITING_REASON, why)
                 continue
-            apart = "" if walk is None else self._hooks.why_apart(request, walk)
+            apart = "" if walk is None else self._hooks.why_not_batched(request, walk)
             if apart:
                 self._pass_over(now, request, EventKind.WAITING_REASON, apart)
                 continue

@@ -28,7 +28,7 @@ from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
 from weft.plan.logits import NOTHING_LEFT
 from weft.plan.step import Result
-from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, left_behind
+from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, slots_of_ended
 from weft.scheduler.build import Shared, make_memory, make_steps
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
@@ -470,7 +470,7 @@ class Scheduler:
         if settled is None:
             return self.outbox.take_output()
         effects = self.hooks.commit(batch, columns, settled)
-        worthless = left_behind(columns, batch, settled)
+        worthless = slots_of_ended(columns, batch, settled)
         outcome = commit(columns, batch, settled, is_eos, effects.ends, effects.forced)
         # From here on the tokens are known, so they must be reported even if something raises.
         self.outbox.put(

@@ -124,7 +124,7 @@ def check_body(limits: Limits, body: msgspec.Struct) -> None:
     large."""
     values = msgspec.structs.astuple(body)
     fields = zip(body.__struct_fields__, body.__struct_encode_fields__, values, strict=True)
-    for name, told, value in fields:
+    for name, shown_name, value in fields:
         if value is None or isinstance(value, bool):
             continue
         for bound in _BY_FIELD.get(name, ()):
@@ -135,12 +135,12 @@ def check_body(limits: Limits, body: msgspec.Struct) -> None:
                 found = f"has {counted} {bound.what}"
                 if bound.size is _largest:
                     found = f"is {counted}"
-                message = f"{told} {found}; at most {most:,} are allowed"
-                raise over(bound.limit, message, param=told)
+                message = f"{shown_name} {found}; at most {most:,} are allowed"
+                raise over(bound.limit, message, param=shown_name)
         if isinstance(value, str | int | float):
             continue
         if name not in _BY_FIELD or name in _STRUCTURED:
-            _check_inside(limits, told, value)
+            _check_inside(limits, shown_name, value)
 
 
 def _check_inside(limits: Limits, name: str, value: Any) -> None:

@@ -237,18 +237,18 @@ class _Room:
         """Add bytes. Raises `ApiError` if this request, or all together, then have more than the
         limit."""
         self.num_bytes += num_bytes
-        told = f"{self._most / 1e6:g} MB are allowed"
+        allowed = f"{self._most / 1e6:g} MB are allowed"
         if self.num_bytes > self._most:
             message = (
                 f"the images, videos and sounds up to {where} have {self.num_bytes / 1e6:,.1f} MB "
-                f"for the encoder; {told}"
+                f"for the encoder; {allowed}"
             )
             raise over("max_open_embeds_mb", message, param=where)
         of_all = sum(one.num_bytes for one in self._all)
         if of_all > self._most:
             message = (
                 "images, videos and sounds of requests that are being read "
-                f"have {of_all / 1e6:,.1f} MB for the encoder; {told}"
+                f"have {of_all / 1e6:,.1f} MB for the encoder; {allowed}"
             )
             raise over("max_open_embeds_mb", message, param=where, status=503)
 

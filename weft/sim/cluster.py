@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.engine.engine import Engine
 from weft.messages.codec import FromEngine
-from weft.messages.media import told_apart
+from weft.messages.media import with_digests
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.route.policy import EngineRouter, RoutedRequest
@@ -85,7 +85,7 @@ class Cluster:
 
     def submit(self, message: GenerateRequest, time_s: float) -> None:
         namespace = f"{message.adapter}\x1f{message.cache_salt}"
-        routed = RoutedRequest(told_apart(message.input_ids, message.media), namespace)
+        routed = RoutedRequest(with_digests(message.input_ids, message.media), namespace)
         rank = self._router.open(message.id, routed, self._ranks)
         self._unbegun.add(message.id)
         replica = self._replicas[rank]

@@ -52,16 +52,16 @@ class EscapeMender:
         if not self._held and "\\" not in text:
             return text
         text = self._held + text
-        told: list[str] = []
+        pieces: list[str] = []
         position = 0
         while (match := _PIECE.match(text, position)) is not None:
             if match.lastgroup == "high" and _BEGIN_OF_LOW.match(text, match.end()):
                 break
             is_half = match.lastgroup in ("high", "low")
-            told.append(REPLACED if is_half else match[0])
+            pieces.append(REPLACED if is_half else match[0])
             position = match.end()
         self._held = text[position:]
-        return "".join(told)
+        return "".join(pieces)
 
     def flush(self) -> str:
         """The text has ended: the rest of it."""

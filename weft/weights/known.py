@@ -20,7 +20,7 @@ from weft.config.model import ModelNotFound
 
 NANO = "weft-nano"
 NANO_DRAFT = "weft-nano-draft"
-BUNDLED = Path(__file__).parents[2] / "bundled" / NANO
+BUNDLED = Path(__file__).parents[1] / "bundled" / NANO
 DEFAULT = "WEFT_DEFAULT_MODEL"
 # The sampling parameters in the makers' description of SmolLM2; its files do not contain them.
 SAMPLING = {"temperature": 0.2, "top_p": 0.9}

@@ -91,7 +91,7 @@ class Mismatch:
         self.misshapen: list[str] = []
         self.mistyped: list[str] = []
 
-    def told(self) -> str:
+    def line(self) -> str:
         """All problems on one line; "" if there is none."""
         problems = {
             "missing": self.missing,
@@ -149,9 +149,9 @@ def matched(
     used = {in_base(name) for match in found for name in match.stored.names}
     others = {base: one for base, one in stored.items() if base.rpartition(".")[0] not in spoiled}
     problems.unexpected = _unexpected(others, by_base, used, unread)
-    told = problems.told()
-    if told:
-        raise BadCheckpoint(f"{what} ({told})")
+    line = problems.line()
+    if line:
+        raise BadCheckpoint(f"{what} ({line})")
     # In the order of the files, so that a disk is read sequentially.
     places = {base: place for place, base in enumerate(stored)}
     return sorted(found, key=lambda match: places[in_base(match.stored.names[0])])

@@ -64,7 +64,7 @@ from weft.messages.control import (
     StartProfileReply,
 )
 from weft.messages.handoff import HandoffParams
-from weft.messages.media import told_apart
+from weft.messages.media import with_digests
 from weft.messages.picture import GetPrefix, Watch
 from weft.messages.replies import (
     Finish,
@@ -167,7 +167,7 @@ class Fleet:
     def _place(self, request: GenerateRequest) -> int | None:
         """Choose and book the engine of a request. None if no engine takes it; the error is then
         already sent to the client."""
-        prompt = told_apart(request.input_ids, request.media)
+        prompt = with_digests(request.input_ids, request.media)
         key = (request.rid, hash(prompt))
         ranks = self._ranks_for(request, key)
         missing = [rank for rank in ranks if not self.members[rank].is_up]

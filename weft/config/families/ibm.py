@@ -89,7 +89,7 @@ def _granite_shared(config: Config) -> DecoderSpec:
 
 def _granite4(config: Config) -> DecoderSpec:
     kinds = [_KINDS.get(kind, kind) for kind in get(config, "layer_types", list)]
-    told = {**config, "layer_types": kinds}
+    with_kinds = {**config, "layer_types": kinds}
     if get(config, "num_local_experts", int):
         spec = _granite_shared(config)
         layer = spec.layer(0)
@@ -117,9 +117,9 @@ def _granite4(config: Config) -> DecoderSpec:
         layers=(replace(layer, attention=attention),),
         names=replace(spec.names, state=state_names),
     )
-    if LINEAR not in layer_types(told, _of_granite, (FULL, LINEAR)):
+    if LINEAR not in layer_types(with_kinds, _of_granite, (FULL, LINEAR)):
         return spec
-    return with_states(told, spec, read_mamba(config), LINEAR, _of_granite)
+    return with_states(with_kinds, spec, read_mamba(config), LINEAR, _of_granite)
 
 
 def _of_granite(layer: int) -> str:
@@ -149,8 +149,8 @@ def _bamba(config: Config) -> DecoderSpec:
     def kind(index: int) -> str:
         return FULL if index in attention else LINEAR
 
-    told = {key: value for key, value in config.items() if key != "layer_types"}
-    return with_states(told, spec, read_mamba(config), LINEAR, kind)
+    with_kinds = {key: value for key, value in config.items() if key != "layer_types"}
+    return with_states(with_kinds, spec, read_mamba(config), LINEAR, kind)
 
 
 def _hyperclovax(config: Config) -> DecoderSpec:

@@ -48,8 +48,8 @@ class PictureSpec:
         return self.encoder.unread(self.encoder_name)
 
     @property
-    def told(self) -> str:
-        return f"{self.encoder.told}, {self.num_tokens} tokens"
+    def shown_name(self) -> str:
+        return f"{self.encoder.shown_name}, {self.num_tokens} tokens"
 
     @property
     def _num_projector_parameters(self) -> int:

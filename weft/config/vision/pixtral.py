@@ -78,7 +78,7 @@ class PixtralSpec:
         return tuple(f"vision_tower.transformer.layers.{layer}." for layer in idle)
 
     @property
-    def told(self) -> str:
+    def shown_name(self) -> str:
         pixels = f"{self.token_side} x {self.token_side} pixels"
         return f"Pixtral of {self.num_layers} layers, a token for {pixels}"
 

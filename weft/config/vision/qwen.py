@@ -94,7 +94,7 @@ class QwenTowerSpec:
         return ()
 
     @property
-    def told(self) -> str:
+    def shown_name(self) -> str:
         pixels = self.patch_size * self.merge_size
         return f"{self.name} of {self.num_layers} layers, a token for {pixels} x {pixels} pixels"
 

@@ -60,7 +60,7 @@ class WhisperSpec:
         return ()
 
     @property
-    def told(self) -> str:
+    def shown_name(self) -> str:
         seconds = self.num_positions / 50
         return f"Whisper of {self.num_layers} layers for sounds of up to {seconds:g} s"
 

@@ -41,6 +41,6 @@ class TowerSpec(Protocol):
         ...
 
     @property
-    def told(self) -> str:
+    def shown_name(self) -> str:
         """A description for users."""
         ...

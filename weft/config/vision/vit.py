@@ -74,7 +74,7 @@ class VitSpec:
         return tuple(names)
 
     @property
-    def told(self) -> str:
+    def shown_name(self) -> str:
         pixels = f"{self.image_size} x {self.image_size}"
         return f"{self.name} of {self.num_layers} layers for {pixels} pixels"
 

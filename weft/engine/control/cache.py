@@ -34,10 +34,10 @@ def get_cache(services: Services, message: GetCache) -> GetCacheReply:
         disk_hit_tokens=0,
         disk=NO_STORE,
     )
-    reply = services.pins.told(reply, services.clock())
+    reply = services.pins.add_to(reply, services.clock())
     if services.tiers is None:
         return reply
-    return services.tiers.told(reply)
+    return services.tiers.add_to(reply)
 
 
 def unpin(services: Services, message: Unpin) -> UnpinReply:

@@ -30,8 +30,8 @@ class RowWatch:
         self._max_len = np.zeros(num_rows, dtype=np.int32)
         # The used rows in order of arrival, with names and tenants of their requests:
         self._rows: IntArray = np.empty(0, dtype=np.int32)  # [R]
-        self._rids_told: list[str] = []  # [R]
-        self._tenants_told: list[str] = []  # [R]
+        self._shown_rids: list[str] = []  # [R]
+        self._shown_tenants: list[str] = []  # [R]
 
     def columns(self, now: float) -> RowColumns:
         columns = self._scheduler.kv.columns
@@ -45,8 +45,8 @@ class RowWatch:
         is_decoding = (num_output > 0) & (kv_len >= known_len - 1)
         age_s = (now - self._arrived_s.take(rows)).astype(np.float32)
         return RowColumns(
-            rids=self._rids_told,
-            tenants=self._tenants_told,
+            rids=self._shown_rids,
+            tenants=self._shown_tenants,
             is_decoding=is_decoding.astype(np.int32).tobytes(),
             prompt_len=prompt_len.tobytes(),
             cached_len=self._cached_len.take(rows).tobytes(),
@@ -70,9 +70,9 @@ class RowWatch:
             self._read(row)
         rows = np.flatnonzero(is_taken).astype(np.int32)
         self._rows = rows[np.argsort(self._order.take(rows))]
-        told = self._rows.tolist()
-        self._rids_told = [self._rids[row] for row in told]
-        self._tenants_told = [self._tenants[row] for row in told]
+        shown = self._rows.tolist()
+        self._shown_rids = [self._rids[row] for row in shown]
+        self._shown_tenants = [self._tenants[row] for row in shown]
 
     def _read(self, row: int) -> None:
         request = self._scheduler.kv.columns.requests[row]

@@ -1,10 +1,10 @@
-"""The loaded adapters, by place: from pairs of modules to parts of matrices.
+"""The loaded adapters, by slot: from pairs of modules to parts of matrices.
 
     q_proj   A, B ─┐                    part 0 ─┐
     k_proj   A, B ─┼─▶ of one matrix:   part 1 ─┼─▶ AdapterOps, which the products use
     v_proj   ---  ─┘                    None   ─┘
 
-It knows neither names of adapters nor requests: plans name places.
+It knows neither names of adapters nor requests: plans name slots.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from weft.weights.base import in_base
 
 
 class ReadyAdapter(NamedTuple):
-    """An adapter that only needs to be copied into its place."""
+    """An adapter that only needs to be copied into its slot."""
 
     put: PutAdapter
     has_head: bool
@@ -39,7 +39,7 @@ class ReadyAdapter(NamedTuple):
 
 
 class AdapterTable:
-    """At most `num_places` adapters, of ranks up to `max_rank`."""
+    """At most `num_adapter_slots` adapters, of ranks up to `max_rank`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class AdapterTable:
         weights: Iterable[Weight],
         ops: AdapterOps,
         *,
-        num_places: int,
+        num_adapter_slots: int,
         max_rank: int,
         folders: AdapterFolders | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class AdapterTable:
         self._folders = folders
         self._model = model
         self._ops = ops
-        self._num_places = num_places
+        self._num_adapter_slots = num_adapter_slots
         self._max_rank = max_rank
         allowed = {in_base(name): one for name, one in projections(model).items()}
         self._table = next(name for name, one in allowed.items() if one.is_table)
@@ -70,7 +70,7 @@ class AdapterTable:
         assert self._rows.keys() == allowed.keys(), "the model has other matrices than its config"
         products = [rows.matrix for name, rows in self._rows.items() if name != self._table]
         ops.watch(products, [self._rows[self._table].matrix])
-        self._with_head: set[int] = set()  # places of adapters that change the head
+        self._with_head: set[int] = set()  # slots of adapters that change the head
         # By uid, the one that was read first comes first. One that is never loaded is dropped
         # later.
         self._ready: dict[str, ReadyAdapter] = {}
@@ -82,22 +82,22 @@ class AdapterTable:
         # A matrix that replaces that of the model is stored as the difference from it. The model's
         # weights may change between steps, so such an adapter is read by `load`.
         if all(pair.b is not None for pair in adapter.pairs.values()):
-            while len(self._ready) >= self._num_places:
+            while len(self._ready) >= self._num_adapter_slots:
                 self._ready.pop(next(iter(self._ready)), None)
             self._ready[uid] = self._laid_out(adapter)
         return adapter.info.num_bytes
 
-    def load(self, place: int, path: str, uid: str) -> int:
-        """Load the adapter with this content into a place; read it first if necessary. Returns the
+    def load(self, adapter_slot: int, path: str, uid: str) -> int:
+        """Load the adapter with this content into a slot; read it first if necessary. Returns the
         bytes of its tensors. Raises ModelError; then nothing has changed."""
-        self._check(place)
+        self._check(adapter_slot)
         ready = self._ready.pop(uid, None)
         if ready is None:
             ready = self._laid_out(self._read(path, uid))
-        ready.put(place)
-        self._with_head.discard(place)
+        ready.put(adapter_slot)
+        self._with_head.discard(adapter_slot)
         if ready.has_head:
-            self._with_head.add(place)
+            self._with_head.add(adapter_slot)
         return ready.num_bytes
 
     def _read(self, path: str, uid: str) -> Adapter:
@@ -129,15 +129,15 @@ class AdapterTable:
         put = self._ops.prepare(parts, tables)
         return ReadyAdapter(put, HEAD in adapter.pairs, adapter.info.num_bytes)
 
-    def unload(self, place: int) -> None:
-        """Forget the adapter in a place, if there is one."""
-        self._check(place)
-        self._ops.clear(place)
-        self._with_head.discard(place)
+    def unload(self, adapter_slot: int) -> None:
+        """Forget the adapter in a slot, if there is one."""
+        self._check(adapter_slot)
+        self._ops.clear(adapter_slot)
+        self._with_head.discard(adapter_slot)
 
     def begin(self, plan: Plan) -> None:
         """This step is computed next."""
-        adapters = plan.adapters_of_tokens(self._num_places)
+        adapters = plan.adapters_of_tokens(self._num_adapter_slots)
         sampled = None
         if plan.adapters is not None and self._reads_sampled(plan, plan.adapters):
             sampled = np.repeat(plan.adapters, plan.num_sampled)
@@ -150,8 +150,10 @@ class AdapterTable:
             return True
         return int(plan.num_sampled.sum()) < plan.num_tokens
 
-    def _check(self, place: int) -> None:
-        assert 0 <= place < self._num_places, f"place {place} of {self._num_places}"
+    def _check(self, adapter_slot: int) -> None:
+        assert 0 <= adapter_slot < self._num_adapter_slots, (
+            f"adapter_slot {adapter_slot} of {self._num_adapter_slots}"
+        )
 
 
 def _difference(weights: Tensor, matrix: Matrix, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

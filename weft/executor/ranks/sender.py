@@ -50,18 +50,18 @@ class PlanSender:
     def announce(self, plan: Plan) -> None:
         """A plan is being launched. Called on the launching thread. Raises RankLost."""
         with self._lock:
-            is_told = not self._num_untold and not needs_device(plan)
-            if is_told:
+            is_sent = not self._num_untold and not needs_device(plan)
+            if is_sent:
                 self._send(plan)
             else:
                 self._num_untold += 1
-            self._launched.append(is_told)
+            self._launched.append(is_sent)
 
     def begin(self, plan: Plan) -> None:
         """A plan begins to be computed. Called on the device's thread. Raises RankLost."""
         with self._lock:
-            is_told = bool(self._launched) and self._launched.popleft()
-            if is_told:
+            is_sent = bool(self._launched) and self._launched.popleft()
+            if is_sent:
                 return
             self._send(plan)
             self._num_untold = max(self._num_untold - 1, 0)

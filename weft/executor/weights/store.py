@@ -391,11 +391,11 @@ class WeightStore:
         return self._reply(num_bytes=num_bytes)
 
     def _load_adapter(self, request: LoadAdapter) -> DeviceReply:
-        num_bytes = self._adapter_table.load(request.place, request.path, request.uid)
+        num_bytes = self._adapter_table.load(request.adapter_slot, request.path, request.uid)
         return self._reply(num_bytes=num_bytes)
 
     def _unload_adapter(self, request: UnloadAdapter) -> DeviceReply:
-        self._adapter_table.unload(request.place)
+        self._adapter_table.unload(request.adapter_slot)
         return self._reply()
 
     @property

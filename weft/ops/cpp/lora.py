@@ -161,7 +161,7 @@ class CppAdapters:
         self._fused: list[abi.FusedStep] = []
         self._adapters: IntArray | None = None  # of the step's tokens
         # Kept alive, because the structures of steps point to them.
-        self._told: TokenAdapters | None = None
+        self._of_tokens: TokenAdapters | None = None
         self._sampled: TokenAdapters | None = None
         self._of_head: TokenAdapters | None = None
 
@@ -279,10 +279,10 @@ class CppAdapters:
         if adapters is None and self._adapters is None:
             return
         self._adapters = adapters
-        self._told = TokenAdapters.of(adapters)
+        self._of_tokens = TokenAdapters.of(adapters)
         self._sampled = TokenAdapters.of(sampled)
         for step in self._steps:
-            _set_adapters(step, self._told)
+            _set_adapters(step, self._of_tokens)
         for step in self._fused:
             _set_adapters(step, self._sampled, "head_")
 
@@ -343,16 +343,18 @@ class TokenAdapters(NamedTuple):
         return cls(adapters, *row_blocks(adapters, abi.LORA_ROWS))
 
 
-def _set_adapters(step: ctypes.Structure, told: TokenAdapters | None, prefix: str = "") -> None:
+def _set_adapters(
+    step: ctypes.Structure, of_tokens: TokenAdapters | None, prefix: str = ""
+) -> None:
     """Set the fields of a step that are named by `prefix` and `ADAPTER_FIELDS`."""
     values: tuple[int | None, ...] = (None, 0, None, None)
-    if told is not None:
-        blocks = told.blocks
+    if of_tokens is not None:
+        blocks = of_tokens.blocks
         values = (
-            told.adapters.ctypes.data,
+            of_tokens.adapters.ctypes.data,
             len(blocks),
             blocks.ctypes.data,
-            told.rows.ctypes.data,
+            of_tokens.rows.ctypes.data,
         )
     for (name, _), value in zip(abi.ADAPTER_FIELDS, values, strict=True):
         setattr(step, f"{prefix}{name}", value)

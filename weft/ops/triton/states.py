@@ -304,7 +304,7 @@ def conv_kernel(
     if num > 0:
         tap = tl.arange(0, TAPS_PAD)
         block = column // LANES * ((TAPS - 1) * LANES) + column % LANES
-        place = tap[:, None] * LANES + block[None, :]
+        offset = tap[:, None] * LANES + block[None, :]
         is_kept = (tap < TAPS - 1)[:, None] & is_column[None, :]
         for i in range(tl.load(kept_indptr_ptr + request), tl.load(kept_indptr_ptr + request + 1)):
             length = tl.load(kept_lens_ptr + i)
@@ -322,7 +322,7 @@ def conv_kernel(
                 LANES,
                 GATED,
             )
-            tl.store(states_ptr + slot * state_stride + place, kept, mask=is_kept)
+            tl.store(states_ptr + slot * state_stride + offset, kept, mask=is_kept)
         write = tl.load(writes_ptr + request).to(tl.int64)
         last = conv_inputs(
             x_ptr,
@@ -339,21 +339,21 @@ def conv_kernel(
         )
         # The slot may be that of the old state, of which other threads still want values.
         tl.debug_barrier()
-        tl.store(states_ptr + write * state_stride + place, last, mask=is_kept)
+        tl.store(states_ptr + write * state_stride + offset, last, mask=is_kept)
 
 
 @triton.jit
-def read_matrix(states_ptr, slot, place, is_place, state_stride):
-    """The values at `place` of the state in a slot; zeros if the slot is negative."""
+def read_matrix(states_ptr, slot, offset, is_inside, state_stride):
+    """The values at `offset` of the state in a slot; zeros if the slot is negative."""
     state_ptr = states_ptr + tl.maximum(slot, 0).to(tl.int64) * state_stride
-    return tl.where(slot >= 0, tl.load(state_ptr + place, mask=is_place, other=0.0), 0.0)
+    return tl.where(slot >= 0, tl.load(state_ptr + offset, mask=is_inside, other=0.0), 0.0)
 
 
 @triton.jit
-def write_matrix(states_ptr, slots_ptr, index, matrix, place, is_place, state_stride):
-    """Write the values at `place` of the state in the slot `index` of an array."""
+def write_matrix(states_ptr, slots_ptr, index, matrix, offset, is_inside, state_stride):
+    """Write the values at `offset` of the state in the slot `index` of an array."""
     slot = tl.load(slots_ptr + index).to(tl.int64)
-    tl.store(states_ptr + slot * state_stride + place, matrix, mask=is_place)
+    tl.store(states_ptr + slot * state_stride + offset, matrix, mask=is_inside)
 
 
 @triton.jit(do_not_specialize=["qkv_stride", "rates_stride"])
@@ -390,10 +390,10 @@ def delta_kernel(
     dim = tl.arange(0, K_PAD)
     is_dim = dim < K
     lane = tl.arange(0, LANES)
-    place = (head * BLOCKS + block) * (K * LANES) + dim[:, None] * LANES + lane[None, :]
-    is_place = (dim < K)[:, None] & (lane < LANES)[None, :]
+    offset = (head * BLOCKS + block) * (K * LANES) + dim[:, None] * LANES + lane[None, :]
+    is_inside = (dim < K)[:, None] & (lane < LANES)[None, :]
     read = tl.load(reads_ptr + request)
-    state = read_matrix(states_ptr, read, place, is_place, state_stride)
+    state = read_matrix(states_ptr, read, offset, is_inside, state_stride)
     decay_rate = tl.exp(tl.load(decay_log_ptr + head))
     decay_bias = tl.load(decay_bias_ptr + head)
     kept = tl.load(kept_indptr_ptr + request)
@@ -418,14 +418,14 @@ def delta_kernel(
         state += key[:, None] * change[None, :]
         tl.store(out_ptr + lane, tl.sum(state * q[:, None], 0))
         if token + 1 == next_kept:
-            write_matrix(states_ptr, kept_slots_ptr, kept, state, place, is_place, state_stride)
+            write_matrix(states_ptr, kept_slots_ptr, kept, state, offset, is_inside, state_stride)
             kept += 1
             next_kept = tl.load(kept_lens_ptr + kept, mask=kept < kept_end, other=-1)
         qkv_ptr += qkv_stride
         rates_ptr += rates_stride
         out_ptr += HEADS * BLOCKS * LANES
     if num > 0:
-        write_matrix(states_ptr, writes_ptr, request, state, place, is_place, state_stride)
+        write_matrix(states_ptr, writes_ptr, request, state, offset, is_inside, state_stride)
 
 
 @triton.jit(do_not_specialize=["x_stride", "steps_stride"])
@@ -462,10 +462,10 @@ def scan_kernel(
     dim = tl.arange(0, N_PAD)
     is_dim = dim < N
     lane = tl.arange(0, LANES)
-    place = (head * BLOCKS + block) * (N * LANES) + dim[:, None] * LANES + lane[None, :]
-    is_place = (dim < N)[:, None] & (lane < LANES)[None, :]
+    offset = (head * BLOCKS + block) * (N * LANES) + dim[:, None] * LANES + lane[None, :]
+    is_inside = (dim < N)[:, None] & (lane < LANES)[None, :]
     read = tl.load(reads_ptr + request)
-    state = read_matrix(states_ptr, read, place, is_place, state_stride)
+    state = read_matrix(states_ptr, read, offset, is_inside, state_stride)
     decay_rate = tl.exp(tl.load(decay_log_ptr + head))
     step_bias = tl.load(step_bias_ptr + head)
     skip = tl.load(skip_ptr + head)
@@ -484,14 +484,14 @@ def scan_kernel(
         state = state * tl.exp(-decay_rate * step) + into[:, None] * (step * value)[None, :]
         tl.store(out_ptr + lane, tl.sum(state * out_of[:, None], 0) + skip * value)
         if token + 1 == next_kept:
-            write_matrix(states_ptr, kept_slots_ptr, kept, state, place, is_place, state_stride)
+            write_matrix(states_ptr, kept_slots_ptr, kept, state, offset, is_inside, state_stride)
             kept += 1
             next_kept = tl.load(kept_lens_ptr + kept, mask=kept < kept_end, other=-1)
         x_ptr += x_stride
         steps_ptr += steps_stride
         out_ptr += HEADS * BLOCKS * LANES
     if num > 0:
-        write_matrix(states_ptr, writes_ptr, request, state, place, is_place, state_stride)
+        write_matrix(states_ptr, writes_ptr, request, state, offset, is_inside, state_stride)
 
 
 @triton.jit(do_not_specialize=["gate_stride"])

@@ -1,5 +1,5 @@
 """Adapters (LoRA): which requests may run together, so that no step needs more adapters than there
-are slots. This is the only place with that rule.
+are slots. This is the only adapter_slot with that rule.
 
     running | picked | pinned | kept for one that waits  ≤  max_loras_per_batch
 
@@ -13,7 +13,7 @@ the oldest overdue request gets a slot when the longest request of one adapter h
 request with k older ones in the queue after k + 1 such times, whatever arrives later. From then on
 it waits no longer than without adapters (`queue.py`).
 
-`engine/adapters.py` says which adapters are loaded, and in which places; this module reads no
+`engine/adapters.py` says which adapters are loaded, and in which slots; this module reads no
 files.
 """
 
@@ -39,11 +39,11 @@ NO_ADAPTER = ""  # uid of the model without an adapter
 class LoadedAdapter:
     """An adapter in the memory of the device."""
 
-    __slots__ = ("is_leaving", "is_pinned", "name", "num_open", "place", "uid")
+    __slots__ = ("adapter_slot", "is_leaving", "is_pinned", "name", "num_open", "uid")
 
-    def __init__(self, uid: str, place: int, name: str, *, is_pinned: bool = False) -> None:
+    def __init__(self, uid: str, adapter_slot: int, name: str, *, is_pinned: bool = False) -> None:
         self.uid = uid
-        self.place = place
+        self.adapter_slot = adapter_slot
         self.name = name  # the name given at loading, for texts
         self.is_pinned = is_pinned  # it has a slot as long as it is loaded
         self.is_leaving = False  # it takes no more requests
@@ -56,14 +56,14 @@ class AdaptersFeature(Feature):
     request_fields = ("adapter",)
     changes_layers = True
 
-    def __init__(self, max_together: int, num_places: int, num_rows: int) -> None:
-        """`num_places`: number of adapters that may be loaded; 0: none."""
+    def __init__(self, max_together: int, num_adapter_slots: int, num_rows: int) -> None:
+        """`num_adapter_slots`: number of adapters that may be loaded; 0: none."""
         self.max_together = max_together
-        self.num_places = num_places
+        self.num_adapter_slots = num_adapter_slots
         # By uid, least recently used first.
         self.loaded: dict[str, LoadedAdapter] = {}
         self._by_id: dict[int, str] = {}  # uid of the adapter of an open request
-        self._place_of_row: IntArray = np.full(num_rows, BASE, dtype=np.int32)
+        self._slot_of_row: IntArray = np.full(num_rows, BASE, dtype=np.int32)
         self.num_rows: dict[str, int] = {}  # requests with a row, by uid of their adapter
         # The request that reserves a slot until it has its row, and the adapter that closes for it.
         self._claim: Request | None = None
@@ -84,13 +84,20 @@ class AdaptersFeature(Feature):
         assert not self.loaded[uid].num_open, "an adapter in use was unloaded"
         del self.loaded[uid]
 
-    def free_place(self, reserved: set[int]) -> int | None:
-        """A place without an adapter that is not reserved; None if there is none."""
-        taken = reserved.union(adapter.place for adapter in self.loaded.values())
-        return next((place for place in range(self.num_places) if place not in taken), None)
+    def free_slot(self, reserved: set[int]) -> int | None:
+        """A slot without an adapter that is not reserved; None if there is none."""
+        taken = reserved.union(adapter.adapter_slot for adapter in self.loaded.values())
+        return next(
+            (
+                adapter_slot
+                for adapter_slot in range(self.num_adapter_slots)
+                if adapter_slot not in taken
+            ),
+            None,
+        )
 
     def least_used(self) -> LoadedAdapter | None:
-        """The adapter to unload when another one needs its place: the least recently used adapter
+        """The adapter to unload when another one needs its slot: the least recently used adapter
         that no request uses and that is not pinned; None if there is none."""
         for adapter in self.loaded.values():
             if not (adapter.num_open or adapter.is_pinned or adapter.is_leaving):
@@ -104,7 +111,7 @@ class AdaptersFeature(Feature):
     # Moments of a request
 
     def refusal(self, message: GenerateRequest) -> Refusal | None:
-        if not self.num_places:
+        if not self.num_adapter_slots:
             return Refusal("this server takes no adapters; start it with --enable-lora", 400)
         adapter = self.loaded.get(message.adapter)
         if adapter is None:
@@ -119,7 +126,7 @@ class AdaptersFeature(Feature):
         adapter.num_open += 1
         self._by_id[message.id] = message.adapter
 
-    def joins(self, request: Request, walk: QueueWalk) -> str:
+    def why_not_batched(self, request: Request, walk: QueueWalk) -> str:
         self._follow(walk)
         claim = self._live_claim()
         adapter = request.message.adapter
@@ -141,18 +148,18 @@ class AdaptersFeature(Feature):
 
     def enter_row(self, request: Request) -> None:
         uid = request.message.adapter
-        self._place_of_row[request.row] = self.loaded[uid].place
+        self._slot_of_row[request.row] = self.loaded[uid].adapter_slot
         self.num_rows[uid] = self.num_rows.get(uid, 0) + 1
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
-        adapters: IntArray = self._place_of_row[batch.rows]
+        adapters: IntArray = self._slot_of_row[batch.rows]
         if (adapters != BASE).any():
             step.adapters = adapters
 
     def release(self, request: Request) -> None:
-        if self._place_of_row[request.row] == BASE:
+        if self._slot_of_row[request.row] == BASE:
             return
-        self._place_of_row[request.row] = BASE
+        self._slot_of_row[request.row] = BASE
         uid = request.message.adapter
         self.num_rows[uid] -= 1
         if not self.num_rows[uid]:

@@ -61,8 +61,8 @@ class LendFeature(Feature):
         if not why:
             replaced = self.lent.pop(room, None)
             if replaced is not None:
-                told = "its KV is not lent any more: another request has its room"
-                self.notes.append(Note(replaced, told))
+                message = "its KV is not lent any more: another request has its room"
+                self.notes.append(Note(replaced, message))
             lease = kv.leases.begin(room, key, now + self._settings.lease_s)
             why = "nothing of it is cached"
         if lease is None:

@@ -17,7 +17,7 @@ from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.policies.lanes.lane import Lane
-from weft.scheduler.policies.lanes.lanes import KeptOrder, LastingKey, requests_of
+from weft.scheduler.policies.lanes.lanes import KeptOrder, StableKey, requests_of
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.waiting_table import EVERYBODY, DoubleArray, WaitingTable
@@ -103,7 +103,7 @@ class Policy:
     # Whether the policy does it by itself, within groups that one turn for all requests would mix.
     ages_within = False
     # Whether `order_waiting` yields only requests of which the follower was notified.
-    names_its_own = False
+    yields_followed_only = False
     reads_cache = False  # whether `WaitingTable.cached_len` and `prefix_index` are kept up to date
 
     def __init__(self, context: PolicyContext) -> None:
@@ -130,14 +130,14 @@ class Policy:
         """Requests have come, left or changed, and no order is needed now. A policy that stores an
         order updates it here, so that the next order takes less time."""
 
-    def lasting_keys(self) -> tuple[LastingKey, ...] | None:
+    def stable_keys(self) -> tuple[StableKey, ...] | None:
         """The keys of the order, most important first, if they last; None: the order has no keys,
         or one that depends on time."""
         return None
 
-    def lane_keys(self) -> tuple[LastingKey, ...] | None:
+    def lane_keys(self) -> tuple[StableKey, ...] | None:
         """The keys of the lanes that `order_lane` reads; None: it reads no lanes."""
-        return self.lasting_keys()
+        return self.stable_keys()
 
     def order_lane(
         self,
@@ -192,5 +192,5 @@ class KeyPolicy(Policy):
         if self._kept is not None:
             self._kept.look(table)
 
-    def lasting_keys(self) -> tuple[LastingKey, ...] | None:
+    def stable_keys(self) -> tuple[StableKey, ...] | None:
         return (self,) if self.lasts else None

@@ -243,7 +243,7 @@ class Guesser:
         if not count:
             self._rest()
             return None
-        if self._is_told(trust, row, length, chances):
+        if self._another_knows(trust, row, length, chances):
             return None
         return self._piece(row, length, count, room)
 
@@ -251,7 +251,7 @@ class Guesser:
         """Guesses do not pay: make none for some steps."""
         self._next_look = self._num_without + self._rest_len
 
-    def _is_told(self, trust: RowTrust, row: int, length: int, chances: list[float]) -> bool:
+    def _another_knows(self, trust: RowTrust, row: int, length: int, chances: list[float]) -> bool:
         """Whether another source that is right as often has a draft for the next token."""
         known = Known(trust.request, self._kv.columns.packed(row, length))
         for source, chance in zip(self._speculator.sources, chances, strict=True):

@@ -72,11 +72,11 @@ class ExpectedText:
         near = max(len(output) - 64 * TOKEN_BYTES, 0)
         for size in range(longest, SHORTEST_MATCH - 1, -1):
             pattern = output[-size * TOKEN_BYTES :]
-            place = _find(expected, pattern, near)
-            if place < 0:
-                place = _find(expected, pattern, 0)
-            if place >= 0:
-                return _behind(expected, place + len(pattern), num_tokens)
+            at = _find(expected, pattern, near)
+            if at < 0:
+                at = _find(expected, pattern, 0)
+            if at >= 0:
+                return _behind(expected, at + len(pattern), num_tokens)
         return b""
 
     def forget(self, request: Request) -> None:
@@ -133,9 +133,9 @@ class Repetition:
             tokens = known.output  # the ids of its prompt mean nothing
         for size in range(self._longest, self._shortest - 1, -1):
             pattern = tokens[-size * TOKEN_BYTES :]
-            place = _find_last(tokens, pattern)
-            if place >= 0:
-                found = _behind(tokens, place + len(pattern), num_tokens)
+            at = _find_last(tokens, pattern)
+            if at >= 0:
+                found = _behind(tokens, at + len(pattern), num_tokens)
                 return _again_and_again(found, num_tokens)
         return b""
 
@@ -213,8 +213,8 @@ def _up_to_media(tokens: bytes) -> bytes:
     return tokens[: first * TOKEN_BYTES]
 
 
-def _behind(tokens: bytes, place: int, num_tokens: int) -> bytes:
-    return tokens[place : place + num_tokens * TOKEN_BYTES]
+def _behind(tokens: bytes, at: int, num_tokens: int) -> bytes:
+    return tokens[at : at + num_tokens * TOKEN_BYTES]
 
 
 def _again_and_again(found: bytes, num_tokens: int) -> bytes:
@@ -230,16 +230,16 @@ def _again_and_again(found: bytes, num_tokens: int) -> bytes:
 
 def _find(tokens: bytes, pattern: bytes, start: int) -> int:
     """The first position of a pattern at the beginning of a token; -1 if there is none."""
-    place = tokens.find(pattern, start)
-    while place % TOKEN_BYTES and place >= 0:
-        place = tokens.find(pattern, place + 1)
-    return place
+    at = tokens.find(pattern, start)
+    while at % TOKEN_BYTES and at >= 0:
+        at = tokens.find(pattern, at + 1)
+    return at
 
 
 def _find_last(tokens: bytes, pattern: bytes) -> int:
     """The last position of a pattern before the one at the end; -1 if there is none."""
     end = len(tokens) - 1
-    place = tokens.rfind(pattern, 0, end)
-    while place % TOKEN_BYTES and place >= 0:
-        place = tokens.rfind(pattern, 0, place + len(pattern) - 1)
-    return place
+    at = tokens.rfind(pattern, 0, end)
+    while at % TOKEN_BYTES and at >= 0:
+        at = tokens.rfind(pattern, 0, at + len(pattern) - 1)
+    return at

@@ -86,12 +86,12 @@ class UsageCount:
         prompt_lens: list[int],
         n: int,
         media: Sequence[MediaItem] = (),
-        told: Sequence[Completion] = (),
+        detailed: Sequence[Completion] = (),
     ) -> None:
-        """`media`: media of all prompts. `told`: all completions, if the usage reports their cache
-        use; else empty."""
+        """`media`: media of all prompts. `detailed`: all completions, if the usage reports their
+        cache use; else empty."""
         self._n = n
-        self._told = told
+        self._detailed = detailed
         self._media = media
         self._prompt_lens = prompt_lens
         self._cached_tokens = 0  # known when a completion has ended
@@ -114,8 +114,8 @@ class UsageCount:
         details = PromptTokensDetails(self._cached_tokens)
         if self._media:
             add_media(details, self._media)
-        if self._told:
-            add_cache_use(details, self._told[:: self._n])
+        if self._detailed:
+            add_cache_use(details, self._detailed[:: self._n])
         return Usage(
             prompt_tokens,
             completion_tokens,

@@ -16,13 +16,13 @@ HEADER = "X-data-parallel-rank"
 FIELD = "routed_dp_rank"
 
 
-def want_engine(rank: int, num_engines: int, told: str = FIELD) -> None:
+def want_engine(rank: int, num_engines: int, shown_name: str = FIELD) -> None:
     """Send the current request to engine `rank`. Raises `ApiError` if there is no such engine.
-    `told`: the name of the field or header, for the message."""
+    `shown_name`: the name of the field or header, for the message."""
     if rank >= num_engines:
-        message = f"{told} is {rank}; 0 to {num_engines - 1} are allowed, one for each engine"
+        message = f"{shown_name} is {rank}; 0 to {num_engines - 1} are allowed, one for each engine"
         if num_engines == 1:
-            message = f"{told} is {rank}; only 0 is allowed, because this server has one engine"
+            message = f"{shown_name} is {rank}; only 0 is allowed: this server has one engine"
         raise ApiError(400, message, param=FIELD)
     wanted_rank.set(rank)
 

@@ -201,7 +201,7 @@ def _of_vllm(request: Request, params: Any, count: int, side: _Side) -> list[Han
         host = side.host
         if host in ANY_HOST:
             host = request.url.hostname or "127.0.0.1"
-        request.scope[SCOPE] = _told(room, host, side.port)
+        request.scope[SCOPE] = _as_json(room, host, side.port)
         place = HandoffParams(room)
     else:
         room = _checked_room(f"{name}.remote_request_id", params.get("remote_request_id"))
@@ -213,7 +213,7 @@ def _of_vllm(request: Request, params: Any, count: int, side: _Side) -> list[Han
     return [HandoffParams(f"{room}/{index}", place.host, place.port) for index in range(count)]
 
 
-def _told(room: str, host: str, port: int) -> JsonObject:
+def _as_json(room: str, host: str, port: int) -> JsonObject:
     """The parameters for the other server, under vLLM's names. The room identifies the pages."""
     return {
         "do_remote_prefill": True,

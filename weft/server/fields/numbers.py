@@ -27,7 +27,7 @@ class Field(NamedTuple):
     """A field of a body that contains numbers: one, lists of them, or values of an object."""
 
     name: str  # name of the attribute
-    told: str  # name in the request
+    shown_name: str  # name in the request
     number: Number
 
 
@@ -35,7 +35,7 @@ class NestedField(NamedTuple):
     """A field of a body that contains other structs."""
 
     name: str  # name of the attribute
-    told: str  # name in the request
+    shown_name: str  # name in the request
 
 
 def check_numbers(
@@ -58,16 +58,16 @@ def check_numbers(
         if is_plain and number.holds(value):
             continue  # the fast path for nearly all values
         if not _is_right(number, value):
-            param = where + field.told
+            param = where + field.shown_name
             _refuse(number, param, param, value)
-    for name, told in nested_fields(type(body)):
+    for name, shown_name in nested_fields(type(body)):
         value = getattr(body, name)
         if isinstance(value, msgspec.Struct):
-            check_numbers(value, vocab_size, f"{where}{told}.")
+            check_numbers(value, vocab_size, f"{where}{shown_name}.")
         elif isinstance(value, list):
             for index, one in enumerate(value):
                 if isinstance(one, msgspec.Struct):
-                    check_numbers(one, vocab_size, f"{where}{told}[{index}].")
+                    check_numbers(one, vocab_size, f"{where}{shown_name}[{index}].")
 
 
 def query_number(request: Request, name: str, default: float) -> float:
@@ -88,12 +88,12 @@ def query_number(request: Request, name: str, default: float) -> float:
     return number.kind(value)
 
 
-def header_number(text: str, name: str, told: str) -> int:
+def header_number(text: str, name: str, shown_name: str) -> int:
     """The whole number in a header that corresponds to the field `name`. Raises `ApiError`."""
     value: Any = text
     if _WHOLE.fullmatch(text):
         value = int(text)
-    wrong = NUMBERS[name].wrong(told, value)
+    wrong = NUMBERS[name].wrong(shown_name, value)
     if wrong:
         raise ApiError(400, wrong, param=name)
     return int(value)
@@ -108,8 +108,8 @@ def numeric_fields(body: type[msgspec.Struct]) -> tuple[Field, ...]:
     found: list[Field] = []
     for field in _fields(body):
         if _has_leaf(field, inspected.IntType | inspected.FloatType):
-            told = field.encode_name
-            found.append(Field(field.name, told, NUMBERS[told]))
+            shown_name = field.encode_name
+            found.append(Field(field.name, shown_name, NUMBERS[shown_name]))
     return tuple(found)
 
 
@@ -176,7 +176,7 @@ def _is_right(number: Number, value: Any) -> bool:
 def _refuse(
     number: Number,
     param: str,
-    told: str,
+    shown_name: str,
     value: Any,
 ) -> None:
     """Raise `ApiError` for the first number in a value that is out of range."""
@@ -187,6 +187,6 @@ def _refuse(
         entries = enumerate(value)
     for key, one in entries:
         if not _is_right(number, one):
-            _refuse(number, param, f"{told}[{str(key)[:32]}]", one)
-    wrong = number.wrong(told, value)
+            _refuse(number, param, f"{shown_name}[{str(key)[:32]}]", one)
+    wrong = number.wrong(shown_name, value)
     raise ApiError(400, wrong, param=param)

@@ -84,10 +84,10 @@ class ChatReply:
         self._header = answer_header(context, "chatcmpl-", rid, body.model, body.lora_path)
         self._conversation = conversation
         prompt = conversation.prompt
-        told: Sequence[Completion] = ()
+        detailed: Sequence[Completion] = ()
         if prompt.tells_cache or prompt.pins:
-            told = conversation.generation.completions
-        self._count = UsageCount([len(ids)], conversation.params.n, prompt.media, told)
+            detailed = conversation.generation.completions
+        self._count = UsageCount([len(ids)], conversation.params.n, prompt.media, detailed)
         options = body.stream_options or StreamOptions()
         self._tells_usage = bool(options.include_usage)
         self._tells_each_usage = self._tells_usage and bool(options.continuous_usage_stats)

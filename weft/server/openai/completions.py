@@ -224,8 +224,8 @@ class CompletionReply:
                 params.logprob_token_ids,
                 params.skip_special_tokens,
             )
-        told = generation.completions if body.return_cached_tokens_details else ()
-        self._count = UsageCount(list(map(len, prompt_ids)), params.n, told=told)
+        detailed = generation.completions if body.return_cached_tokens_details else ()
+        self._count = UsageCount(list(map(len, prompt_ids)), params.n, detailed=detailed)
         self._opened: set[int] = set()  # choices whose first chunk was sent
         self._offsets: dict[int, TextOffsets] = {}  # by choice, if log probabilities are requested
         self._prefix = b""  # start of a chunk of plain text; empty if chunks have more

@@ -131,12 +131,12 @@ class _Stream:
         state = self._context.client.state
         greeted = state.ready
         yield event("hello", _facts(self._context))
-        async for told in viewer:
+        async for picture in viewer:
             if state.ready is not greeted:
                 # More facts are known once the engine is ready.
                 greeted = state.ready
                 yield event("hello", _facts(self._context))
-            yield told
+            yield picture
 
 
 ROUTES = (

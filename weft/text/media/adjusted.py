@@ -41,10 +41,10 @@ def adjusted_within(processor: MediaProcessor, given: JsonMapping) -> MediaProce
             continue
         most = have.get(UP_TO.get(name, name), of_server)
         if value > most:
-            told = f"at most {most}"
+            allowed = f"at most {most}"
             if isinstance(of_server, bool):
-                told = "this server has it off"
-            raise MediaError(f"{PARAM}: {name} is {json.dumps(value)}; {told} is allowed")
+                allowed = "this server has it off"
+            raise MediaError(f"{PARAM}: {name} is {json.dumps(value)}; {allowed} is allowed")
     return processor.adjusted(changes)
 
 

@@ -70,14 +70,14 @@ def num_scans(data: bytes, most: int) -> int:
 
     Source: ITU-T T.81, annex B.
     """
-    place = 2
+    offset = 2
     scans = 0
     for _ in range(MAX_PARTS):
-        found = _MARKER.search(data, place)
+        found = _MARKER.search(data, offset)
         if found is None:
             return scans
         marker = found[1][0]
-        place = found.end()
+        offset = found.end()
         if marker == _EOI:
             return scans
         if marker in (_TEM, _SOI):
@@ -85,7 +85,7 @@ def num_scans(data: bytes, most: int) -> int:
         scans += marker == _SOS
         if scans > most:
             return scans
-        place += int.from_bytes(data[place : place + 2], "big")
+        offset += int.from_bytes(data[offset : offset + 2], "big")
     raise MediaError(f"it has more than the {MAX_PARTS:,} segments that are allowed")
 
 
@@ -94,31 +94,31 @@ def gif_frames(data: bytes) -> int:
 
     Source: the GIF89a specification, sections 17 to 26.
     """
-    place = 13
+    offset = 13
     if len(data) > 10:
-        place += _palette_len(data[10])
+        offset += _palette_len(data[10])
     frames = 0
     blocks = 0
-    while place < len(data):
-        kind = data[place : place + 1]
-        if kind == b",":  # an image: its place and size, a palette, the size of a code
+    while offset < len(data):
+        kind = data[offset : offset + 1]
+        if kind == b",":  # an image: its position and size, a palette, the size of a code
             frames += 1
-            flags = data[place + 9] if place + 9 < len(data) else 0
-            place += 10 + _palette_len(flags) + 1
+            flags = data[offset + 9] if offset + 9 < len(data) else 0
+            offset += 10 + _palette_len(flags) + 1
         elif kind == b"!":
-            place += 2
+            offset += 2
         elif kind == b";":
             break
         else:
-            place += 1  # decoders skip what they do not know
+            offset += 1  # decoders skip what they do not know
             blocks += 1
             continue
         while True:
             blocks += 1
             if blocks > MAX_PARTS * 10:
                 raise MediaError(f"it has more than the {MAX_PARTS * 10:,} blocks that are allowed")
-            size = data[place] if place < len(data) else 0
-            place += 1 + size
+            size = data[offset] if offset < len(data) else 0
+            offset += 1 + size
             if not size:
                 break
     return frames
@@ -130,14 +130,14 @@ def _palette_len(flags: int) -> int:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    place = 2
+    offset = 2
     for _ in range(FEW_PARTS):
-        found = _MARKER.match(data, place)
+        found = _MARKER.match(data, offset)
         if found is None or found[1][0] in (_EOI, _SOS):
             return None
-        place = found.end()
+        offset = found.end()
         if found[1][0] in _FRAMES:
-            height, width = struct.unpack_from(">HH", data, place + 3)
+            height, width = struct.unpack_from(">HH", data, offset + 3)
             return width, height
-        place += int.from_bytes(data[place : place + 2], "big")
+        offset += int.from_bytes(data[offset : offset + 2], "big")
     return None

@@ -203,18 +203,18 @@ def _check_size(size: tuple[int, int], max_pixels: int, where: str = "") -> None
     """Raise `MediaError` for a picture that is too large. `where`: what has this limit of pixels,
     if not every picture."""
     width, height = size
-    told = f"it is {width:,} x {height:,} pixels large"
+    found = f"it is {width:,} x {height:,} pixels large"
     if width < 1 or height < 1:
-        raise MediaError(told)
+        raise MediaError(found)
     if width * height > max_pixels:
         allowed = f"{max_pixels:,} are allowed"
         if where:
             allowed += f" {where}"
-        raise MediaTooLarge(LIMIT, f"{told}, which are {width * height:,}; {allowed}")
+        raise MediaTooLarge(LIMIT, f"{found}, which are {width * height:,}; {allowed}")
     if max(size) > MAX_SIDE:
-        raise MediaError(f"{told}; one side may have at most {MAX_SIDE:,}")
+        raise MediaError(f"{found}; one side may have at most {MAX_SIDE:,}")
     if max(size) > MAX_RATIO * min(size):
-        raise MediaError(f"{told}; one side may be at most {MAX_RATIO} times as long as the other")
+        raise MediaError(f"{found}; one side may be at most {MAX_RATIO} times as long as the other")
 
 
 def _check_scans(data: bytes) -> None:

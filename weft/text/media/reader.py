@@ -42,8 +42,8 @@ def read_media(
     if container:
         return processor.video(*decode_video(files[0], container, limits))
     animation = open_picture(files[0], limits.max_image_pixels, VIDEO_FORMATS)
-    frames, told = decode_frames(animation, limits)
-    return processor.video(frames, frames_per_s or told or FRAMES_PER_S)
+    frames, own_rate = decode_frames(animation, limits)
+    return processor.video(frames, frames_per_s or own_rate or FRAMES_PER_S)
 
 
 def _frames(

@@ -53,9 +53,9 @@ def messages(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[N
     A message with a recipient is emitted unchanged as text, with its marks. `inside`: the text
     begins inside a message of reasoning.
     """
-    told: set[type] = set()
+    emitted: set[type] = set()
     if inside:
-        told.add(ReasoningText)
+        emitted.add(ReasoningText)
         mark = yield from _content(stream, ReasoningText)
     elif (yield from _begins_with_recipient(stream)):
         mark = _RECIPIENT
@@ -83,9 +83,9 @@ def messages(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[N
         kind: type[AnswerText] | type[ReasoningText] = AnswerText
         if header.channel == "analysis":
             kind = ReasoningText
-        if kind in told:
+        if kind in emitted:
             stream.tell(kind("\n"))  # messages of one kind become lines of one text
-        told.add(kind)
+        emitted.add(kind)
         mark = yield from _content(stream, kind)
 
 

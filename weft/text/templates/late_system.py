@@ -43,12 +43,12 @@ def with_system_in_place(messages: Sequence[Message]) -> InPlace:
     for place, message in enumerate(messages):
         if message.get("role") not in SYSTEM_ROLES:
             in_front = False
-            turns.append(Turn(message, joins=False))
+            turns.append(Turn(message, merges=False))
         elif in_front:
             role = turns[0].message["role"] if turns else message["role"]
-            turns.append(Turn({**message, "role": role}, joins=True))
+            turns.append(Turn({**message, "role": role}, merges=True))
         else:
             content = put_together(f"{BEGIN}\n", message.get("content") or "", f"\n{END}")
-            turns.append(Turn({"role": "user", "content": content}, joins=True))
+            turns.append(Turn({"role": "user", "content": content}, merges=True))
             places.append(place)
     return InPlace(joined_turns(turns), places)

@@ -86,13 +86,13 @@ def _with_texts(messages: Sequence[Message], *, has_answers: bool) -> list[Messa
     """Each message as text; those with calls and results join neighbours of the same role."""
     turns: list[Turn] = []
     for message in messages:
-        joins = bool(message.get("tool_calls")) or message.get("role") in _RESULT_ROLES
+        merges = bool(message.get("tool_calls")) or message.get("role") in _RESULT_ROLES
         turn = _as_text(message, has_answers=has_answers)
         last = turns[-1] if turns else None
-        goes_on = last is not None and (joins or last.joins) and _is_answer(last.message, turn)
+        goes_on = last is not None and (merges or last.merges) and _is_answer(last.message, turn)
         if goes_on and isinstance(turn["content"], str):
             turn = {**turn, "content": turn["content"].removeprefix(ANSWER)}
-        turns.append(Turn(turn, joins))
+        turns.append(Turn(turn, merges))
     return joined_turns(turns)
 
 

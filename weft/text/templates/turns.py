@@ -18,22 +18,22 @@ Content = str | list[JsonObject]
 
 class Turn(NamedTuple):
     message: Message
-    joins: bool  # it becomes one with a neighbour of the same role
+    merges: bool  # it becomes one with a neighbour of the same role
 
 
 def joined_turns(turns: Iterable[Turn]) -> list[Message]:
-    """The messages, with neighbours of the same role as one if one of them joins: many templates
+    """The messages, with neighbours of the same role as one if one of them merges: many templates
     want turns of user and assistant."""
     found: list[Turn] = []
-    for message, joins in turns:
-        last = found[-1] if found else Turn({}, joins=False)
-        if last.message.get("role") != message.get("role") or not (joins or last.joins):
-            found.append(Turn(message, joins))
+    for message, merges in turns:
+        last = found[-1] if found else Turn({}, merges=False)
+        if last.message.get("role") != message.get("role") or not (merges or last.merges):
+            found.append(Turn(message, merges))
             continue
         between = "" if message["role"] == "assistant" else "\n"
         before = last.message.get("content") or ""
         content = put_together(before, between, message.get("content") or "")
-        found[-1] = Turn({**message, **last.message, "content": content}, joins=True)
+        found[-1] = Turn({**message, **last.message, "content": content}, merges=True)
     return [turn.message for turn in found]
 
 

@@ -37,19 +37,19 @@ SHAPE_TYPES = {"I64": torch.int64, "I32": torch.int32}
 
 
 def compressed_weight(
-    tensors: PackedTensors, shape: tuple[int, int], told: Quantization
+    tensors: PackedTensors, shape: tuple[int, int], config: Quantization
 ) -> PackedCodes:
     """Raises Misfit."""
     out_size, in_size = shape
     _require_shape(tensors, shape)
     words = tensors.any_type("weight_packed")[1]
     expected = {bits: (out_size, num_words(in_size, bits)) for bits in (4, 8)}
-    bits = bits_of(words, expected, told)
+    bits = bits_of(words, expected, config)
     codes = tensors.tensor("weight_packed", "I32", expected[bits])
     scales = tensors.any_type("weight_scale")
-    group = group_of(scales[1], _grid(scales[1].shape), shape, told)
+    group = group_of(scales[1], _grid(scales[1].shape), shape, config)
     zeros = None
-    if "weight_zero_point" in tensors or told.is_symmetric is False:
+    if "weight_zero_point" in tensors or config.is_symmetric is False:
         num_groups = -(-in_size // (group or in_size))
         packed_zeros = (num_words(out_size, bits), num_groups)
         zeros = tensors.any_type("weight_zero_point", packed_zeros, (out_size, num_groups))

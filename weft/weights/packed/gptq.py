@@ -42,22 +42,24 @@ WORD_BYTES = 4
 log = EventLog("engine")
 
 
-def gptq_weight(tensors: PackedTensors, shape: tuple[int, int], told: Quantization) -> PackedCodes:
+def gptq_weight(
+    tensors: PackedTensors, shape: tuple[int, int], config: Quantization
+) -> PackedCodes:
     """Raises Misfit."""
     out_size, in_size = shape
     words = tensors.any_type("qweight")[1]
     expected = {bits: (num_words(in_size, bits), out_size) for bits in (4, 8)}
-    bits = bits_of(words, expected, told)
+    bits = bits_of(words, expected, config)
     codes = tensors.tensor("qweight", "I32", expected[bits])
-    scales, group = _scales(tensors, shape, told)
+    scales, group = _scales(tensors, shape, config)
     zeros = None
-    if "qzeros" in tensors or not told.is_symmetric:
+    if "qzeros" in tensors or not config.is_symmetric:
         groups = scales[1].shape[0]
         zeros = tensors.tensor("qzeros", "I32", (groups, num_words(out_size, bits)))
     index = None
     if "g_idx" in tensors:
         index = tensors.tensor("g_idx", "I32", (in_size,))
-    layout = GptqLayout(codes, scales, zeros, index, bits, group, told)
+    layout = GptqLayout(codes, scales, zeros, index, bits, group, config)
     return PackedCodes(
         shape=shape,
         tensors=tensors.found("qweight", "qzeros", "scales", "g_idx"),
@@ -66,13 +68,13 @@ def gptq_weight(tensors: PackedTensors, shape: tuple[int, int], told: Quantizati
     )
 
 
-def awq_weight(tensors: PackedTensors, shape: tuple[int, int], told: Quantization) -> PackedCodes:
+def awq_weight(tensors: PackedTensors, shape: tuple[int, int], config: Quantization) -> PackedCodes:
     """Raises Misfit."""
     out_size, in_size = shape
     if out_size % 8:
         raise Misfit(f"{tensors.module} has {out_size} outputs, which AWQ cannot pack")
     codes = tensors.tensor("qweight", "I32", (in_size, out_size // 8))
-    scales, group = _scales(tensors, shape, told)
+    scales, group = _scales(tensors, shape, config)
     zeros = tensors.tensor("qzeros", "I32", (scales[1].shape[0], out_size // 8))
     return PackedCodes(
         shape=shape,
@@ -93,7 +95,7 @@ class GptqLayout:
         index: StoredTensor | None,
         bits: int,
         group: int,
-        told: Quantization,
+        config: Quantization,
     ) -> None:
         self._codes = codes
         self._scales = scales
@@ -101,7 +103,7 @@ class GptqLayout:
         self._index = index
         self._bits = bits
         self._group = group
-        self._told = told
+        self._config = config
 
     def codes(self, start: int, stop: int, buffer: PieceBuffer) -> Tensor:
         content, entry = self._codes
@@ -121,19 +123,19 @@ class GptqLayout:
         stored = stored[:, : self._codes[1].shape[1]]
         is_one = bool((stored == stored[0, 0]).all())
         name = self._zeros[1].name
-        if self._told.is_symmetric and is_one:
+        if self._config.is_symmetric and is_one:
             return None
-        if self._told.is_symmetric and not self._told.varies:
+        if self._config.is_symmetric and not self._config.varies:
             raise BadCheckpoint(
                 f"{name} has different zero points, but config.json says that they are symmetric"
             )
         middle = 2 ** (self._bits - 1)
-        if is_one and self._told.zero_shift and int(stored[0, 0]) == middle:
+        if is_one and self._config.zero_shift and int(stored[0, 0]) == middle:
             log.warning(
                 f"all of {name} are {middle}, as in the format gptq_v2; they are read as "
                 f"{middle + 1}, for config.json says gptq"
             )
-        return stored.t().int() + self._told.zero_shift
+        return stored.t().int() + self._config.zero_shift
 
 
 def _awq_codes(codes: StoredTensor, start: int, stop: int, buffer: PieceBuffer) -> Tensor:
@@ -155,8 +157,8 @@ def _by_output(scales: StoredTensor) -> Tensor:
 
 
 def _scales(
-    tensors: PackedTensors, shape: tuple[int, int], told: Quantization
+    tensors: PackedTensors, shape: tuple[int, int], config: Quantization
 ) -> tuple[StoredTensor, int]:
     """The scales, and the number of inputs that share one; 0: all. Raises Misfit."""
     content, entry = tensors.any_type("scales")
-    return (content, entry), group_of(entry, entry.shape[::-1], shape, told)
+    return (content, entry), group_of(entry, entry.shape[::-1], shape, config)

@@ -171,11 +171,13 @@ def grouping_of(
     return Grouping(format, scales, mins, order)
 
 
-def bits_of(words: TensorEntry, expected: Mapping[int, tuple[int, ...]], told: Quantization) -> int:
+def bits_of(
+    words: TensorEntry, expected: Mapping[int, tuple[int, ...]], config: Quantization
+) -> int:
     """The bits of codes: from the config; if matrices differ, from the shape of the words
     (`expected`, by bits). Raises Misfit."""
-    if told.bits and not told.varies:
-        return told.bits
+    if config.bits and not config.varies:
+        return config.bits
     for bits, shape in expected.items():
         if words.shape == shape:
             return bits
@@ -183,19 +185,19 @@ def bits_of(words: TensorEntry, expected: Mapping[int, tuple[int, ...]], told: Q
 
 
 def group_of(
-    scales: TensorEntry, by_output: tuple[int, ...], shape: tuple[int, int], told: Quantization
+    scales: TensorEntry, by_output: tuple[int, ...], shape: tuple[int, int], config: Quantization
 ) -> int:
     """The number of inputs that share a scale; 0: all. `by_output`: the shape of the scales as
     [out, groups]. Raises Misfit."""
     out_size, in_size = shape
     if scales.dtype not in SCALE_TYPES:
         raise Misfit(f"{scales.name} {scales.dtype} instead of one of {', '.join(SCALE_TYPES)}")
-    expected = -(-in_size // (told.group or in_size))
+    expected = -(-in_size // (config.group or in_size))
     is_of_outputs = len(by_output) == 2 and by_output[0] in (out_size, 1)
-    if is_of_outputs and by_output[1] == expected and not (told.varies and expected == 1):
-        return told.group
+    if is_of_outputs and by_output[1] == expected and not (config.varies and expected == 1):
+        return config.group
     num_groups = by_output[-1] if is_of_outputs else 0
-    if not told.varies or not num_groups or in_size % num_groups:
+    if not config.varies or not num_groups or in_size % num_groups:
         wanted = [out_size, expected]
         if by_output != scales.shape:  # they are stored transposed
             wanted.reverse()

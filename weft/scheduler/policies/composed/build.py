@@ -7,7 +7,7 @@ from typing import NamedTuple
 from weft.scheduler.policies import UnknownPolicy, load_policy, make_policy
 from weft.scheduler.policies.composed.classes import Classes
 from weft.scheduler.policies.composed.language import CLASSES, TENANTS, PolicyText, parse
-from weft.scheduler.policies.composed.then import Then
+from weft.scheduler.policies.composed.lexicographic import LexicographicPolicy
 from weft.scheduler.policies.kinds.fair import Fair
 from weft.scheduler.policies.protocol import KeyPolicy, Policy, PolicyContext
 
@@ -68,7 +68,7 @@ def _refined(orders: tuple[str, ...], context: PolicyContext) -> Policy:
     _check_refinable(orders)
     first = make_policy(orders[0], context)
     assert isinstance(first, KeyPolicy), "it was checked"
-    return Then(context, first, _refined(orders[1:], context))
+    return LexicographicPolicy(context, first, _refined(orders[1:], context))
 
 
 def _check_refinable(orders: tuple[str, ...]) -> None:

@@ -30,7 +30,7 @@ from weft.scheduler.waiting_table import WaitingTable, chosen
 MAX_SCANS = 16  # classes that are found one by one, each by a scan of all requests
 
 
-class MakesPolicy(Protocol):
+class PolicyFactory(Protocol):
     def make(self, context: PolicyContext) -> Policy:
         """A new policy: one for each class."""
         ...
@@ -42,7 +42,7 @@ class Classes(Policy):
     def __init__(
         self,
         context: PolicyContext,
-        inside: MakesPolicy,
+        inside: PolicyFactory,
     ) -> None:
         super().__init__(context)
         self._inside = inside
@@ -151,7 +151,7 @@ class Classes(Policy):
     def look(self, table: WaitingTable) -> None:
         if self._lanes is not None:
             self._lanes.update(table)
-            if self._plain.lasting_keys() is None:
+            if self._plain.stable_keys() is None:
                 self._by_age.update(table)
         for policy in self._policies.values():
             policy.look(table)
@@ -185,7 +185,7 @@ class Classes(Policy):
         """The order of one class."""
         policy = self.policy_of(rank)
         self.lend_index(policy)
-        if policy.names_its_own:
+        if policy.yields_followed_only:
             return policy.order_waiting(table, end, now)
         indices = table.indices_before(end)
         ranks = self._priority.key(table, indices, now)

@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.arrays import LongArray
 from weft.scheduler.policies.lanes.lane import Lane
-from weft.scheduler.policies.lanes.lanes import ONLY_LANE, Lanes, LastingKey
+from weft.scheduler.policies.lanes.lanes import ONLY_LANE, Lanes, StableKey
 from weft.scheduler.policies.protocol import KeyPolicy, PolicyContext
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import DoubleArray, WaitingTable
@@ -58,7 +58,7 @@ class EarliestDeadline(KeyPolicy):
     def look(self, table: WaitingTable) -> None:
         self._lanes.update(table)
 
-    def lane_keys(self) -> tuple[LastingKey, ...]:
+    def lane_keys(self) -> tuple[StableKey, ...]:
         return (DueTime(),)
 
     def order_lane(

@@ -66,10 +66,10 @@ class Fair(Policy):
         # arrival orders of requests that have not run under this policy
         self._waiting: set[int] = set()
         # Whether the order within tenants needs more than that of a lane.
-        self._asks_within = within is not None and within.lasting_keys() is None
+        self._asks_within = within is not None and within.stable_keys() is None
         keys = (LongestPrefix(context),) if within is None else within.lane_keys()
         self._lanes = TenantLanes(keys, self._waiting)
-        self.names_its_own = keys is not None
+        self.yields_followed_only = keys is not None
         self._floor = 0.0  # the least counter of waiting tenants when it was last computed
         self._since_due = 0  # admissions since the last one of the least served tenant
         # The reason for which the last order named each request, by its arrival order.
@@ -197,7 +197,7 @@ class Fair(Policy):
         return self._walk(table, end, now, order_of)
 
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
-        if not self.names_its_own:
+        if not self.yields_followed_only:
             return super().order_waiting(table, end, now)
         within = self._within
         if within is None or not self._asks_within:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from weft.scheduler.policies.lanes.lanes import LastingKey
+from weft.scheduler.policies.lanes.lanes import StableKey
 from weft.scheduler.policies.protocol import Policy
 
 
 class Fcfs(Policy):
     ages = False
 
-    def lasting_keys(self) -> tuple[LastingKey, ...]:
+    def stable_keys(self) -> tuple[StableKey, ...]:
         return ()
 
 

@@ -21,7 +21,7 @@ NEVER = -1
 SHARE = 4  # if one in this many requests or more has changed, all are read again
 
 
-class LastingKey(Protocol):
+class StableKey(Protocol):
     def key(self, table: WaitingTable, indices: LongArray, now: float) -> DoubleArray | LongArray:
         """A number [n] for each of `indices` [n], independent of `now`: the lowest goes first."""
         ...
@@ -37,7 +37,7 @@ class Lanes:
 
     def __init__(
         self,
-        keys: Sequence[LastingKey],
+        keys: Sequence[StableKey],
         lane_of: Callable[[WaitingTable, LongArray], LongArray] | None = None,
         members: Set[int] | None = None,
     ) -> None:
@@ -154,7 +154,7 @@ def requests_of(table: WaitingTable, lane: Lane, end: int) -> Iterator[Request]:
 class KeptOrder:
     """All waiting requests, in the order of keys that last."""
 
-    def __init__(self, keys: Sequence[LastingKey]) -> None:
+    def __init__(self, keys: Sequence[StableKey]) -> None:
         self._lanes = Lanes(keys)
 
     def look(self, table: WaitingTable) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.arrays import LongArray
 from weft.scheduler.policies.lanes.lane import Entry
-from weft.scheduler.policies.lanes.lanes import Lanes, LastingKey
+from weft.scheduler.policies.lanes.lanes import Lanes, StableKey
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import EVERYBODY, DoubleArray, WaitingTable
 
@@ -21,7 +21,7 @@ class TenantLanes:
     """The waiting requests of each tenant: in order of arrival, and in the order within the tenant.
     Arrays are by tenant, with EVERYBODY for a tenant without requests."""
 
-    def __init__(self, keys: Sequence[LastingKey] | None, members: Set[int]) -> None:
+    def __init__(self, keys: Sequence[StableKey] | None, members: Set[int]) -> None:
         """`members` are the arrival orders of the requests that wait under the policy. Without
         keys, there are only lanes by arrival."""
         self.by_age = Lanes((), self._tenants, members)

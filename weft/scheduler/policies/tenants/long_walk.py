@@ -19,7 +19,7 @@ from weft.scheduler.policies.tenants.walk import QUANTUM, TenantTurn, Walk
 from weft.scheduler.waiting_table import EVERYBODY
 
 
-class TenantPlace:
+class Standing:
     """The remaining requests of a tenant, with the columns of `TenantsLeft` as fields."""
 
     __slots__ = ("best", "best_key", "by_age", "in_order", "oldest", "service", "since", "version")
@@ -55,7 +55,7 @@ class LongWalk:
         tenants = np.flatnonzero(left.oldest < EVERYBODY)
         service = walk.service[tenants].tolist()
         since = walk.since_oldest[tenants].tolist()
-        self._places: dict[int, TenantPlace] = {}
+        self._standings: dict[int, Standing] = {}
         # Service, oldest arrival order, tenant, version: the first is the least served.
         self._due: list[tuple[float, int, int, int]] = []
         self._offers: list[Offer] = []
@@ -63,86 +63,86 @@ class LongWalk:
         self._ahead: list[tuple[float, int, int]] = []
         self._most = 0.0  # service up to which tenants may make offers; it never falls
         for tenant, paid, admitted in zip(tenants.tolist(), service, since, strict=True):
-            place = TenantPlace(left, tenant, paid, admitted)
-            self._places[tenant] = place
-            self._enter(tenant, place)
+            standing = Standing(left, tenant, paid, admitted)
+            self._standings[tenant] = standing
+            self._enter(tenant, standing)
 
     def next(self, *, may_leave_due: bool) -> tuple[int, TenantTurn] | None:
-        places = self._places
+        standings = self._standings
         heap = self._due
-        while heap and heap[0][3] != places[heap[0][2]].version:
+        while heap and heap[0][3] != standings[heap[0][2]].version:
             heapq.heappop(heap)
         if not heap:
             return None
         least, _, due, _ = heap[0]
-        place = places[due]
-        is_oldest = self._wants_oldest(place)
+        standing = standings[due]
+        is_oldest = self._wants_oldest(standing)
         if is_oldest:
-            arrival = place.oldest
+            arrival = standing.oldest
             key = self._left.key_of(arrival)
         else:
-            arrival = self._left.next_of(due, place.best, place.oldest)
-            key = place.best_key
+            arrival = self._left.next_of(due, standing.best, standing.oldest)
+            key = standing.best_key
         if self._may_leave_due and may_leave_due:
             self._most = least + QUANTUM
             offer = self._longest_offer()
             if offer.key < key:
-                other = places[offer.tenant]
+                other = standings[offer.tenant]
                 arrival = other.oldest if offer.is_oldest else other.best
                 turn = TenantTurn(offer.tenant, offer.tenant == due, offer.is_oldest)
                 return arrival, turn
         return arrival, TenantTurn(due, True, is_oldest)
 
     def take(self, arrival: int, turn: TenantTurn, service: float | None) -> None:
-        place = self._places[turn.tenant]
+        standing = self._standings[turn.tenant]
         left = self._left
         left.taken.add(arrival)
         if service is not None:
-            place.service += service
-            place.since = 0 if turn.is_oldest else place.since + 1
-        place.version += 1
-        if place.oldest == arrival:
-            if place.by_age is None:
-                place.by_age = left.rest_by_age(turn.tenant)
-            place.oldest = next(place.by_age, NO_ENTRY)[-1]
-        if place.best == arrival:
-            if place.in_order is None:
-                place.in_order = left.rest_in_order(turn.tenant)
-            following = next(place.in_order, NO_ENTRY)
-            place.best_key = following[0]
-            place.best = following[-1]
-        if place.oldest < EVERYBODY:
-            self._enter(turn.tenant, place)
+            standing.service += service
+            standing.since = 0 if turn.is_oldest else standing.since + 1
+        standing.version += 1
+        if standing.oldest == arrival:
+            if standing.by_age is None:
+                standing.by_age = left.rest_by_age(turn.tenant)
+            standing.oldest = next(standing.by_age, NO_ENTRY)[-1]
+        if standing.best == arrival:
+            if standing.in_order is None:
+                standing.in_order = left.rest_in_order(turn.tenant)
+            following = next(standing.in_order, NO_ENTRY)
+            standing.best_key = following[0]
+            standing.best = following[-1]
+        if standing.oldest < EVERYBODY:
+            self._enter(turn.tenant, standing)
 
-    def _enter(self, tenant: int, place: TenantPlace) -> None:
-        heapq.heappush(self._due, (place.service, place.oldest, tenant, place.version))
+    def _enter(self, tenant: int, standing: Standing) -> None:
+        heapq.heappush(self._due, (standing.service, standing.oldest, tenant, standing.version))
         if not self._may_leave_due:
             return
-        if place.service <= self._most:
-            self._offer(tenant, place)
+        if standing.service <= self._most:
+            self._offer(tenant, standing)
         else:
-            heapq.heappush(self._ahead, (place.service, tenant, place.version))
+            heapq.heappush(self._ahead, (standing.service, tenant, standing.version))
 
-    def _offer(self, tenant: int, place: TenantPlace) -> None:
-        if self._wants_oldest(place):
-            key = self._left.key_of(place.oldest)
-            offer = Offer(key, True, tenant, tenant, place.version)
+    def _offer(self, tenant: int, standing: Standing) -> None:
+        if self._wants_oldest(standing):
+            key = self._left.key_of(standing.oldest)
+            offer = Offer(key, True, tenant, tenant, standing.version)
         else:
-            offer = Offer(place.best_key, False, place.best, tenant, place.version)
+            offer = Offer(standing.best_key, False, standing.best, tenant, standing.version)
         heapq.heappush(self._offers, offer)
 
     def _longest_offer(self) -> Offer:
         """The best offer of the tenants that may go; one of them is the least served."""
-        places = self._places
+        standings = self._standings
         while self._ahead and self._ahead[0][0] <= self._most:
             _, tenant, version = heapq.heappop(self._ahead)
-            if version == places[tenant].version:
-                self._offer(tenant, places[tenant])
+            if version == standings[tenant].version:
+                self._offer(tenant, standings[tenant])
         offers = self._offers
-        while offers[0].version != places[offers[0].tenant].version:
+        while offers[0].version != standings[offers[0].tenant].version:
             heapq.heappop(offers)
         return offers[0]
 
-    def _wants_oldest(self, place: TenantPlace) -> bool:
+    def _wants_oldest(self, standing: Standing) -> bool:
         """Whether the next turn of a tenant is for its oldest request."""
-        return place.since >= TURNS - 1 and place.oldest < self._overdue_end
+        return standing.since >= TURNS - 1 and standing.oldest < self._overdue_end

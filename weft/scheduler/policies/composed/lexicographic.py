@@ -8,13 +8,13 @@ import numpy as np
 
 from weft.arrays import LongArray
 from weft.memory.index.subtree_counts import SubtreeCounts
-from weft.scheduler.policies.lanes.lanes import KeptOrder, LastingKey
+from weft.scheduler.policies.lanes.lanes import KeptOrder, StableKey
 from weft.scheduler.policies.protocol import KeyPolicy, Policy, PolicyContext
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import SAMPLE_SIZE, DoubleArray, WaitingTable, chosen, low_border
 
 
-class Then(Policy):
+class LexicographicPolicy(Policy):
     """Orders by the key of `first`; requests with equal keys go in the order of `second`."""
 
     def __init__(
@@ -27,12 +27,12 @@ class Then(Policy):
         self._first = first
         self._second = second
         self.reads_cache = first.reads_cache or second.reads_cache
-        keys = self.lasting_keys()
+        keys = self.stable_keys()
         self._kept = None if keys is None else KeptOrder(keys)
 
-    def lasting_keys(self) -> tuple[LastingKey, ...] | None:
-        first = self._first.lasting_keys()
-        second = self._second.lasting_keys()
+    def stable_keys(self) -> tuple[StableKey, ...] | None:
+        first = self._first.stable_keys()
+        second = self._second.stable_keys()
         if first is None or second is None:
             return None
         return first + second
