@@ -55,6 +55,8 @@ def _claude(to: Target) -> Setup:
             "CLAUDE_CODE_SUBAGENT_MODEL": to.model,
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(to.context_length),
             "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(to.context_length),
+            # The prompt and this must fit into the context; its default is 32,000.
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(_answer_len(to)),
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_TELEMETRY": "1",

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
+from weft.server.chat.models import ChatMessage
+
 # Tools that a provider runs on its own machines. A model here cannot call them: they are left out,
 # and a warning names them. Some names end with a date ("web_search_preview_2025_03_11").
 HOSTED_TOOLS = frozenset(
@@ -33,10 +37,6 @@ HOSTED_ITEMS = frozenset(
 PSEUDO_HEADER = "x-anthropic-"
 _PSEUDO_HEADERS = re.compile(rf"(?:{PSEUDO_HEADER}[a-z0-9-]+:[^\n]*(?:\n|$))+\n*")
 
-# Clients that read errors of a stream from its events only: there a prompt that is too long must be
-# an event, or they do not compact the conversation. By the beginning of the header `originator`.
-READS_ERRORS_IN_STREAMS = ("codex",)
-
 
 def is_hosted(kind: str) -> bool:
     """Whether a tool of this type runs at a provider."""
@@ -48,3 +48,19 @@ def without_pseudo_headers(text: str) -> str:
     if not text.startswith(PSEUDO_HEADER):
         return text
     return _PSEUDO_HEADERS.sub("", text, count=1)
+
+
+def without_headers(message: ChatMessage) -> ChatMessage:
+    """A system message without the headers at the beginning of its texts."""
+    content = message.content
+    if isinstance(content, str):
+        if not content.startswith(PSEUDO_HEADER):
+            return message
+        return msgspec.structs.replace(message, content=without_pseudo_headers(content))
+    if content is None or not any((part.text or "").startswith(PSEUDO_HEADER) for part in content):
+        return message
+    parts = [
+        msgspec.structs.replace(part, text=without_pseudo_headers(part.text)) if part.text else part
+        for part in content
+    ]
+    return msgspec.structs.replace(message, content=[one for one in parts if one.text != ""])

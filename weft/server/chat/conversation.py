@@ -20,6 +20,7 @@ from weft.json_types import JsonObject
 from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
+from weft.server.chat.agents import without_headers
 from weft.server.chat.content import without_media
 from weft.server.chat.custom_tools import (
     CustomCall,
@@ -42,6 +43,7 @@ from weft.text.parsers.events import Event
 from weft.text.parsers.formats import FORCED, ReasoningFormat, ToolFormat
 from weft.text.parsers.output import ParsedOutput
 from weft.text.templates.chat_template import MAX_SOURCE_LEN
+from weft.text.templates.turns import SYSTEM_ROLES
 from weft.text.tokenizer import ContextExceeded
 
 _TAIL_LEN = 32  # tokens at the end of a prompt where a template may open the reasoning
@@ -401,6 +403,8 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
             has_marks = has_marks or any(part.cache_control for part in message.content)
             message, of_message = without_media(message, message.content, f"messages[{index}]")
             sources += of_message
+        if message.role in SYSTEM_ROLES:
+            message = without_headers(message)
         if message.reasoning is not None:
             message = _with_one_reasoning(message)
         if message.tool_calls:
