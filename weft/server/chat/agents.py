@@ -7,9 +7,11 @@ client: a new quirk is a line here.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import msgspec
 
+from weft.json_types import JsonObject
 from weft.server.chat.models import ChatMessage
 
 # Tools that a provider runs on its own machines. A model here cannot call them: they are left out,
@@ -36,6 +38,68 @@ HOSTED_ITEMS = frozenset(
 # with each request (`cch=...`): left in, no prompt would begin like the one before it.
 PSEUDO_HEADER = "x-anthropic-"
 _PSEUDO_HEADERS = re.compile(rf"(?:{PSEUDO_HEADER}[a-z0-9-]+:[^\n]*(?:\n|$))+\n*")
+
+
+# What Codex demands of a model's description beside the facts below: without one of these fields it
+# refuses the whole list.
+_CODEX: JsonObject = {
+    "description": None,
+    "shell_type": "unified_exec",
+    "visibility": "list",
+    "supported_in_api": True,
+    "priority": 0,
+    "upgrade": None,
+    "support_verbosity": False,
+    "default_verbosity": None,
+    "apply_patch_tool_type": "freeform",
+    "truncation_policy": {"mode": "tokens", "limit": 10_000},
+    "experimental_supported_tools": [],
+    "base_instructions": (
+        "You are a coding agent that works in the user's terminal, in the current folder.\n"
+        "Look at the files before you change them, and change no more than the task needs.\n"
+        "Files named AGENTS.md tell how to work in their folder: follow them.\n"
+        "Run the tests or the program, if there are any, to see whether a change is right.\n"
+        "Go on until the task is done, then say in a few sentences what you did."
+    ),
+}
+_EFFORTS = {"low": "thinks little", "medium": "thinks as usual", "high": "thinks long"}
+
+
+class AgentFacts(NamedTuple):
+    """What agents want to know about a model."""
+
+    context_length: int
+    has_tools: bool
+    has_reasoning: bool
+    sees_images: bool
+
+
+def agent_model(name: str, facts: AgentFacts) -> JsonObject:
+    """An entry of `models` in `/v1/models`."""
+    given = {
+        "completion": True,
+        "tools": facts.has_tools,
+        "thinking": facts.has_reasoning,
+        "vision": facts.sees_images,
+    }
+    efforts = _EFFORTS if facts.has_reasoning else {}
+    return {
+        "slug": name,
+        "name": name,
+        "model": name,
+        "display_name": name,
+        "context_window": facts.context_length,
+        "context_length": facts.context_length,
+        "capabilities": [capability for capability, is_given in given.items() if is_given],
+        "input_modalities": ["text", "image"] if facts.sees_images else ["text"],
+        "supports_parallel_tool_calls": facts.has_tools,
+        "supports_reasoning_summaries": False,
+        "default_reasoning_level": "medium" if efforts else None,
+        "supported_reasoning_levels": [
+            {"effort": effort, "description": about} for effort, about in efforts.items()
+        ],
+        **_CODEX,
+    }
 
 
 def is_hosted(kind: str) -> bool:
