@@ -288,7 +288,7 @@ class ChatTemplate:
             used = templates["tool_use"]
         warnings: tuple[str, ...] = ()
         if is_late(messages) and not self._has_system(used, _LATE_SYSTEM):
-            messages, places = with_system_in_place(messages)
+            messages, places = with_system_in_place(messages, in_results=not tools_in_messages)
             warnings = tuple(map(_as_warning, places))
         if tools_in_messages:
             has_system = not tools or self._has_system(used, _SYSTEM)
@@ -380,7 +380,7 @@ def _ends_before_calls(message: Message) -> bool:
 def _as_warning(place: int) -> str:
     return (
         f"message {place + 1} of the prompt is a system message behind others, which the chat "
-        "template does not take there; it became text of the user, in its place"
+        "template does not take there; it became text of the user or of a result, in its place"
     )
 
 
