@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +79,10 @@ def launch(argv: Sequence[str]) -> int:
         return 0
     path = shutil.which(agent.command)
     if path is None:
-        print(f"weft: {agent.command} is not installed; this installs it:\n\n    {agent.install}\n")
+        print(
+            f"weft: {agent.command} is not installed; this installs it:\n\n    {agent.install}\n",
+            file=sys.stderr,
+        )
         return EXIT_NOT_FOUND
     with tempfile.TemporaryDirectory(prefix=f"weft-{options.agent}-") as folder:
         setup = agent.setup(target._replace(folder=folder))
@@ -105,7 +109,8 @@ def _target(options: LaunchOptions) -> Target:
     if chosen.context_length < SMALL_CONTEXT:
         print(
             f"weft: {chosen.name} has a context of {chosen.context_length:,} tokens; agents need "
-            f"{SMALL_CONTEXT:,} or more (weft serve --context-length)"
+            f"{SMALL_CONTEXT:,} or more (weft serve --context-length)",
+            file=sys.stderr,
         )
     return Target(
         server.url, chosen.name, small.name, chosen.context_length, "", options.api_key or NO_KEY
