@@ -141,6 +141,31 @@ def traces(answer: Any) -> Iterator[str]:
         )
         for line in one["text"]:
             yield f"  {line}"
+        yield from _cause(one.get("cache_cause"))
+
+
+def causes(answer: Any) -> Iterator[str]:
+    """Why not more of the prompts of requests came from the cache."""
+    for one in answer["requests"]:
+        cached = f"{one['cached_tokens']:,} of {counted(one['prompt_tokens'], 'prompt token')}"
+        yield f"{one['rid']} (request {one['id']}): {cached} were cached"
+        yield from _cause(one.get("cache_cause"))
+
+
+def _cause(cause: JsonObject | None) -> Iterator[str]:
+    if cause is None:
+        return
+    yield f"  cache: {cause['cause']}: {cause['words']}"
+    if cause["missed_tokens"]:
+        cost = counted(cause["missed_tokens"], "token")
+        if cause["missed_s"] is not None:
+            cost += f", {cause['missed_s']:.2f} s"
+        yield f"  cost: {cost}"
+    if cause["missed_tokens"] and cause.get("theirs_text"):
+        yield f"  here: {cause['ours_text']!r}"
+        yield f"  earlier: {cause['theirs_text']!r}"
+    if cause["advice"]:
+        yield f"  advice: {cause['advice']}"
 
 
 def experts(answer: Any) -> Iterator[str]:
@@ -482,6 +507,14 @@ COMMANDS = (
         "what happened to a request, and why",
         (dataclasses.replace(RID, place="path"),),
         show=traces,
+    ),
+    CtlCommand(
+        "why",
+        "GET",
+        "/requests/{rid}",
+        "why not more of a prompt came from the cache, and what that cost",
+        (dataclasses.replace(RID, place="path"),),
+        show=causes,
     ),
 )
 

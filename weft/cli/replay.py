@@ -277,6 +277,8 @@ def describe_request(one: Explanation) -> Iterator[str]:
             f"  retractions: {one.retractions}; after them {one.recomputed_tokens:,} tokens were "
             f"computed again, {one.refound_tokens:,} were still cached"
         )
+    if one.cache_cause is not None:
+        yield f"  cache: {one.cache_cause.cause}: {one.cache_cause.words}"
     yield f"  drafts: {one.drafts}"
     if one.shadow:
         yield f"  shadow: {one.shadow}"

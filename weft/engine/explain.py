@@ -15,6 +15,7 @@ import numpy as np
 
 from weft.config.numbers import counted
 from weft.engine import input_gate
+from weft.engine.causes import cause_of
 from weft.messages.control import Explanation, QueueStatus, RequestRow, StageTimes, TimelineEntry
 from weft.observe.log import EventLog
 from weft.scheduler.features.grammar import COMPILING
@@ -283,6 +284,7 @@ def _explain(
         why="",
         drafts=_drafts(scheduler, trace),
         shadow=shadow_words(scheduler, trace.id),
+        cache_cause=cause_of(scheduler, trace),
         timeline=_timeline(scheduler, trace),
     )
     request = scheduler.requests.get(trace.id)

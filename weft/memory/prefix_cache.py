@@ -95,6 +95,7 @@ class PrefixCache(Protocol):
     pinned_pages: int  # cached, pinned and not locked
     protected_pages: int  # cached and locked
     total_evicted_pages: int  # since the start
+    num_emptied: int  # number of times that everything was dropped
 
     def match(self, key: CacheKey) -> Match:
         """Find the longest cached prefix, and mark it as used now."""
@@ -213,6 +214,7 @@ class NoPrefixCache:
     pinned_pages = 0
     protected_pages = 0
     total_evicted_pages = 0
+    num_emptied = 0
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size

@@ -99,6 +99,7 @@ class RadixCache:
         self.pinned_pages = 0
         self.protected_pages = 0
         self.total_evicted_pages = 0
+        self.num_emptied = 0
         self._step = page_size * TOKEN_BYTES  # bytes of one page of a key
         self._clock = 0
         self._roots: dict[str, RootNode] = {}
@@ -364,6 +365,7 @@ class RadixCache:
         self._roots.clear()
         self._heap.clear()
         self._new_leaves.clear()
+        self.num_emptied += 1
         self.evictable_pages = 0
         self.pinned_pages = 0
         self.protected_pages = 0

@@ -159,6 +159,24 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
 
 
+class CacheCause(msgspec.Struct, frozen=True, kw_only=True):
+    """Why not more of a prompt came from the cache."""
+
+    cause: str  # one of the causes of docs/guides/cache.md
+    rid: str  # the remembered request that begins most like it; empty: none
+    same_tokens: int  # that both begin with
+    # Where they part, this request has so many tokens instead of so many others.
+    changed_tokens: int
+    replaced_tokens: int
+    missed_tokens: int  # would have been cached otherwise
+    missed_s: float | None  # of its prefill, by the time of a token of it; None: it is not over
+    # The first tokens from there on, of this prompt and of the other sequence.
+    ours: list[int]
+    theirs: list[int]
+    words: str
+    advice: str  # empty if there is none
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The recorded history of one request."""
 
@@ -181,6 +199,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     # of a pause.
     first_token_in_s: tuple[float, float, float] | None = None
     timeline: list[TimelineEntry]  # omitted entries are mentioned by an entry
+    cache_cause: CacheCause | None = None  # None before it is admitted
     row: int | None = None  # index of its row in the batch; None without one
     grammar: str = ""  # name of the grammar of an open request; equal grammars have equal names
     dp_rank: int = 0  # rank of the engine that has, or had, the request; the front sets it

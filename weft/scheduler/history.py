@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from weft.memory.prefix_cache import CacheKey
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # finished requests that are remembered
 MAX_PASSES = 2_048
+MAX_KEY_BYTES = 16 << 20  # of the sequences of finished requests
 NEVER = -1.0
 
 
@@ -238,6 +240,14 @@ class Wait(NamedTuple):
         return one.last_walk >= self.since_walk and one.first_walk < self.until_walk
 
 
+class Reuse(NamedTuple):
+    """What a request could have found in the cache at its first admission."""
+
+    reusable_len: int  # tokens of its prompt that may come from the cache
+    matched_len: int  # of these, cached, whether or not a request can resume behind them
+    num_emptied: int  # the cache had been emptied so often
+
+
 class RequestTrace:
     """All that is remembered of one request. Times are NEVER until they are known."""
 
@@ -251,6 +261,7 @@ class RequestTrace:
         "finished_s",
         "first_token_s",
         "id",
+        "key",
         "no_draft",
         "num_events_dropped",
         "num_retractions",
@@ -259,6 +270,7 @@ class RequestTrace:
         "prompt_tokens",
         "recomputed_tokens",
         "refound_tokens",
+        "reuse",
         "rid",
         "waits",
     )
@@ -281,6 +293,8 @@ class RequestTrace:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = 0  # known at its end
         self.cached_tokens = 0  # of the prompt, found at first admission
+        self.reuse: Reuse | None = None
+        self.key: CacheKey | None = None  # of the prompt and the output, once it has ended
         self.drafts: dict[str, DraftCount] = {}  # by source
         self.no_draft = ""  # why it had no draft in its last step
         self.arrived_s = now
@@ -339,6 +353,7 @@ class RequestHistory:
         self._open: dict[int, RequestTrace] = {}
         self._finished: OrderedDict[int, RequestTrace] = OrderedDict()
         self._passes: deque[SchedulingPass] = deque(maxlen=MAX_PASSES)
+        self._key_bytes = 0  # of the sequences of finished requests
         self.num_walks = 0  # walks that have begun
         self.forgotten_until = 0  # the last walk of the passes that were dropped
 
@@ -372,7 +387,7 @@ class RequestHistory:
 
     def admitted(
         self, id: int, found: int, fill_len: int, extend_end: int, now: float, step: int
-    ) -> None:
+    ) -> RequestTrace:
         """Of its `fill_len` tokens, `found` are cached; the step computes the next ones, up to
         `extend_end`."""
         trace = self._open[id]
@@ -391,6 +406,7 @@ class RequestHistory:
                 f"{fill_len - found:,} to compute"
             )
         trace.add(self._event(now, step, EventKind.ADMITTED, detail))
+        return trace
 
     def first_token(self, id: int, now: float, step: int) -> None:
         """The request has output tokens. Only the first call counts."""
@@ -418,8 +434,15 @@ class RequestHistory:
         trace.add(self._event(now, step, EventKind.RELEASED, detail))
 
     def finished(
-        self, id: int, detail: str, output_tokens: int, now: float, step: int
+        self,
+        id: int,
+        detail: str,
+        output_tokens: int,
+        now: float,
+        step: int,
+        key: CacheKey | None = None,
     ) -> RequestTrace:
+        """`key`: of its prompt and output; None if they are not cached."""
         trace = self._open.pop(id)
         trace.stops_waiting(now, self.num_walks + 1)
         trace.finished_s = now
@@ -428,8 +451,25 @@ class RequestHistory:
         self._finished[id] = trace
         self._finished.move_to_end(id)
         if len(self._finished) > MAX_FINISHED:
-            self._finished.popitem(last=False)
+            _, forgotten = self._finished.popitem(last=False)
+            self._forget_key(forgotten)
+        if key is not None:
+            trace.key = key
+            self._key_bytes += len(key.tokens)
+            if self._key_bytes > MAX_KEY_BYTES:
+                self._forget_oldest_keys()
         return trace
+
+    def _forget_oldest_keys(self) -> None:
+        for trace in self._finished.values():
+            self._forget_key(trace)
+            if self._key_bytes <= MAX_KEY_BYTES:
+                return
+
+    def _forget_key(self, trace: RequestTrace) -> None:
+        if trace.key is not None:
+            self._key_bytes -= len(trace.key.tokens)
+            trace.key = None
 
     def note_later(self, id: int, kind: EventKind, detail: str, now: float, step: int) -> None:
         """Record an event of a request that may have ended, if it is remembered."""

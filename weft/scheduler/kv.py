@@ -159,9 +159,13 @@ class KvMemory:
         self.cache.lock(handle)
         request.prefix = CachedPrefix(handle, length, pages, is_locked=True)
         if self.groups:
-            found_len = self._found_len if self._found_id == request.id else length
+            found_len = self.matched_len(request)
             for group in self.groups:
                 group.lock(request, found_len)
+
+    def matched_len(self, request: Request) -> int:
+        """How much of a picked request's prompt is cached, whether or not it can resume there."""
+        return self._found_len if self._found_id == request.id else request.prefix.length
 
     def unlock(self, request: Request) -> None:
         handle, length, pages, is_locked = request.prefix

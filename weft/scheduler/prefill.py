@@ -27,7 +27,7 @@ from weft.scheduler.admission import (
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks, QueueWalk
 from weft.scheduler.groups.protocol import GroupBudget, Lack, PassFacts, Shortage
-from weft.scheduler.history import Counters, EventKind, RequestHistory, Stop
+from weft.scheduler.history import Counters, EventKind, RequestHistory, Reuse, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
 from weft.scheduler.pace.pace import NOBODY_WAITS, Pace, Waiting
@@ -366,7 +366,7 @@ class PrefillScheduler:
 
     def _admit(self, request: Request, now: float) -> None:
         cached_len = request.prefix.length
-        self._history.admitted(
+        trace = self._history.admitted(
             request.id,
             cached_len,
             request.fill_len,
@@ -378,6 +378,10 @@ class PrefillScheduler:
             request.admitted_s = now
             self._limits.admitted(request, now)
             request.cached_tokens = cached_len
+            matched_len = cached_len
+            if self._kv.groups:
+                matched_len = self._kv.matched_len(request)
+            trace.reuse = Reuse(request.reusable_len, matched_len, self._kv.cache.num_emptied)
             self._counters.num_prompt_tokens += request.spec.prompt_len
             self._counters.num_cached_tokens += cached_len
         self._kv.take_row(request)

@@ -289,8 +289,11 @@ class Scheduler:
             detail = f"{finish.reason}, {num_output:,} tokens"
             if finish.message:
                 detail += f": {finish.message}"
+            key = None
+            if request.message.shares_kv:
+                key = request.cache_key(request.packed)
             trace = self.history.finished(
-                request.id, detail, num_output, self._now, self.planner.num_steps
+                request.id, detail, num_output, self._now, self.planner.num_steps, key
             )
             prefill_s = trace.prefill_s
             # Only requests that the queue refused or kept too long need a time for the next

@@ -1,0 +1,265 @@
+"""Why prompts missed the cache: planted causes, and random requests against a comparison of whole prompts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tests.scheduler.random_worlds import picture
+from tests.scheduler.recorded import RecordedWorld
+from tests.scheduler.test_groups import both
+from tests.scheduler.test_media import run as run_media
+from tests.scheduler.test_media import settings as media_settings
+from tests.scheduler.test_scheduler import settings
+from tests.scheduler.world import World
+from weft.engine import explain as insight
+from weft.engine.causes import ADVICE, Cause, common_len
+from weft.messages.control import CacheCause
+from weft.scheduler import history
+
+PAGE = 4
+HEAD = list(range(100, 140))
+TAIL = list(range(200, 280))
+QUESTION = list(range(300, 320))
+
+
+def world_of(**changes: object) -> World:
+    wide = {"num_pages": 400, "page_size": PAGE, "context_length": 600, "vocab_size": 1_000}
+    return World(settings(**(wide | changes)))
+
+
+def run(world: World, prompt: Sequence[int], **wishes: object) -> int:
+    id = world.send(list(prompt), **({"max_new_tokens": 2, "ignore_eos": True} | wishes))
+    world.run_dry()
+    return id
+
+
+def cause(world: World, id: int) -> CacheCause:
+    explained = insight.explain(world.scheduler, id, world.time)
+    assert explained is not None
+    assert explained.cache_cause is not None
+    return explained.cache_cause
+
+
+def found(world: World, prompt: Sequence[int], **wishes: object) -> CacheCause:
+    return cause(world, run(world, prompt, **wishes))
+
+
+def test_a_prompt_that_nobody_has_sent_is_seen_first() -> None:
+    world = world_of()
+    one = found(world, HEAD)
+    assert (one.cause, one.rid, one.missed_tokens) == (Cause.FIRST_SEEN, "", 0)
+    other = found(world, [*HEAD[:2], *TAIL])
+    assert (other.cause, other.missed_tokens) == (Cause.FIRST_SEEN, 0)
+
+
+def test_a_prompt_that_is_sent_again_is_found() -> None:
+    world = world_of()
+    run(world, HEAD)
+    one = found(world, HEAD)
+    assert (one.cause, one.missed_tokens, one.advice) == (Cause.FOUND, 0, "")
+
+
+def test_the_next_turn_continues_the_last_one() -> None:
+    world = world_of()
+    first = run(world, HEAD)
+    one = found(world, [*HEAD, *world.outputs[first], *QUESTION])
+    assert (one.cause, one.rid, one.missed_tokens) == (Cause.CONTINUED, "r0", 0)
+    assert one.same_tokens == len(HEAD) + 2
+
+
+def test_another_question_behind_the_same_head_has_missed_nothing() -> None:
+    world = world_of()
+    run(world, [*HEAD, *TAIL])
+    one = found(world, [*HEAD, *QUESTION])
+    assert (one.cause, one.same_tokens, one.missed_tokens) == (Cause.NEW_TEXT, len(HEAD), 0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "name"),
+    [
+        ([1, 2], [3, 4], Cause.CHANGED),
+        ([1, 2, 3], [4], Cause.CHANGED),
+        ([1, 2, 3], [], Cause.INSERTED),
+        ([], [1, 2], Cause.DROPPED),
+    ],
+)
+def test_a_change_in_the_middle_costs_all_that_follows(
+    ours: list[int], theirs: list[int], name: Cause
+) -> None:
+    world = world_of()
+    run(world, [*HEAD, *theirs, *TAIL])
+    one = found(world, [*HEAD, *ours, *TAIL, *QUESTION])
+    assert (one.cause, one.rid, one.same_tokens) == (name, "r0", len(HEAD))
+    assert (one.changed_tokens, one.replaced_tokens) == (len(ours), len(theirs))
+    assert one.missed_tokens == len(TAIL)
+    assert one.advice == ADVICE[name] != ""
+    assert one.missed_s is not None
+
+
+def test_a_change_in_the_first_page_is_no_first_sight() -> None:
+    world = world_of()
+    run(world, [1, 2, *HEAD, *TAIL])
+    one = found(world, [1, 3, *HEAD, *TAIL])
+    assert (one.cause, one.same_tokens) == (Cause.CHANGED, 1)
+    assert one.missed_tokens == (len(HEAD) + len(TAIL)) // PAGE * PAGE
+
+
+def test_tools_in_another_order_are_said_to_be_so() -> None:
+    world = world_of()
+    first, second, third = [list(range(start, start + 32)) for start in (400, 440, 480)]
+    run(world, [*HEAD, *first, *second, *third, *QUESTION])
+    one = found(world, [*HEAD, *third, *second, *first, *QUESTION])
+    assert (one.cause, one.same_tokens) == (Cause.REORDERED, len(HEAD))
+    assert one.missed_tokens == 3 * 32 + len(QUESTION) // 16 * 16
+
+
+def test_another_salt_hides_a_prompt() -> None:
+    world = world_of()
+    run(world, [*HEAD, *TAIL])
+    one = found(world, [*HEAD, *TAIL], salt="mine")
+    assert (one.cause, one.rid) == (Cause.OTHER_NAMESPACE, "r0")
+    assert one.missed_tokens == (len(HEAD) + len(TAIL) - 1) // PAGE * PAGE
+    again = found(world, [*HEAD, *TAIL], salt="mine")
+    assert again.cause == Cause.FOUND
+
+
+def test_what_was_evicted_is_named() -> None:
+    world = world_of(num_pages=50)
+    run(world, [*HEAD, *TAIL])
+    run(world, list(range(400, 560)))
+    one = found(world, [*HEAD, *TAIL])
+    assert (one.cause, one.rid) == (Cause.EVICTED, "r0")
+    assert one.missed_tokens > 0
+
+
+def test_an_emptied_cache_is_named() -> None:
+    world = world_of()
+    run(world, [*HEAD, *TAIL])
+    assert world.scheduler.flush_cache()
+    one = found(world, [*HEAD, *TAIL])
+    assert (one.cause, one.rid, one.missed_tokens) == (Cause.EMPTIED, "r0", 116)
+    assert found(world, [*HEAD, *TAIL]).cause == Cause.FOUND
+
+
+def test_what_another_request_is_still_writing_is_named() -> None:
+    world = world_of()
+    first = world.send(HEAD, max_new_tokens=60, ignore_eos=True)
+    while len(world.outputs[first]) < 30:
+        world.step()
+    prompt = [*HEAD, *world.outputs[first][:28], *QUESTION]
+    second = world.send(prompt, max_new_tokens=2, ignore_eos=True)
+    world.run_dry()
+    one = cause(world, second)
+    assert (one.cause, one.rid, one.same_tokens) == (Cause.COMPUTING, "r0", len(HEAD) + 28)
+    assert one.missed_tokens == len(HEAD) + 28 - world.finished[second].cached_tokens == 28
+
+
+def test_asked_for_log_probabilities_of_the_prompt_it_is_computed_again() -> None:
+    world = world_of()
+    run(world, [*HEAD, *TAIL])
+    one = found(world, [*HEAD, *TAIL], prompt_logprobs=0, prompt_logprobs_start=8)
+    assert (one.cause, one.missed_tokens) == (Cause.RECOMPUTED, 108)
+
+
+def test_without_a_cache_nothing_can_be_found() -> None:
+    world = world_of(prefix_cache=False)
+    run(world, HEAD)
+    one = found(world, HEAD)
+    assert one.cause == Cause.CACHE_OFF
+    assert "--prefix-cache off" in one.advice
+
+
+def test_another_picture_at_the_same_place_is_named() -> None:
+    world = RecordedWorld(media_settings())
+    text = range(20, 60)
+    run_media(world, *text, 1_001, *text)
+    run_media(world, *text, 1_002, *text)
+    one = cause(world, 1)
+    assert (one.cause, one.rid, one.same_tokens) == (Cause.OTHER_MEDIA, "r0", len(text))
+    assert one.changed_tokens == picture(2, 0).length
+    assert one.replaced_tokens == picture(1, 0).length
+    assert one.missed_tokens == len(text)
+
+
+def test_a_cached_prompt_without_a_snapshot_is_named() -> None:
+    world = World(both())
+    prompt = list(range(10, 210))
+    run(world, prompt)
+    run(world, [*prompt[:150], *range(20, 60)])
+    one = cause(world, 1)
+    assert (one.cause, one.same_tokens) == (Cause.NO_RESUME_POINT, 150)
+    assert one.missed_tokens == 144 - world.finished[1].cached_tokens > 0
+
+
+def test_a_request_that_waits_has_no_cause_yet() -> None:
+    world = world_of(max_running_requests=1)
+    world.send(HEAD, max_new_tokens=20, ignore_eos=True)
+    waiting = world.send(TAIL, max_new_tokens=2)
+    world.step()
+    explained = insight.explain(world.scheduler, waiting, world.time)
+    assert explained is not None
+    assert explained.cache_cause is None
+
+
+def test_remembered_sequences_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MAX_KEY_BYTES", 2_000)
+    world = world_of()
+    for number in range(12):
+        run(world, [number * 60 + token for token in range(60)])
+    kept = [one.key for one in world.scheduler.history.traces() if one.key is not None]
+    assert 0 < sum(len(key.tokens) for key in kept) <= 2_000
+    assert cause(world, 11).cause == Cause.FIRST_SEEN
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_causes_agree_with_a_comparison_of_whole_prompts(seed: int) -> None:
+    rng = random.Random(seed)
+    world = world_of(num_pages=rng.choice([80, 400]), vocab_size=1_000)
+    heads = [[rng.randrange(10, 900) for _ in range(60)] for _ in range(3)]
+    sent: list[tuple[str, list[int]]] = []
+    for _ in range(25):
+        prompt = list(rng.choice(heads)[: rng.randrange(1, 60)])
+        prompt += [rng.randrange(10, 900) for _ in range(rng.randrange(1, 40))]
+        salt = rng.choice(["", "", "a"])
+        id = run(world, prompt, salt=salt)
+        one = cause(world, id)
+        earlier = [(name, tokens[: len(prompt)]) for name, tokens in sent]
+        shared = {
+            is_same: max(
+                (_same(prompt, tokens) for name, tokens in earlier if (name == salt) == is_same),
+                default=0,
+            )
+            for is_same in (True, False)
+        }
+        trace = world.scheduler.history.trace(id)
+        assert trace is not None
+        limit = (len(prompt) - 1) // PAGE * PAGE
+        lost = min(shared[True] // PAGE * PAGE, limit) - trace.cached_tokens
+        hidden = min(shared[False] // PAGE * PAGE, limit) - trace.cached_tokens
+        if one.cause == Cause.OTHER_NAMESPACE:
+            assert one.missed_tokens == hidden > max(lost, 0)
+        elif lost > 0:
+            assert (one.cause, one.missed_tokens) == (Cause.EVICTED, lost)
+        else:
+            assert one.cause not in (Cause.EVICTED, Cause.EMPTIED, Cause.COMPUTING)
+        sent.append((salt, [*prompt, *world.outputs[id]]))
+
+
+def _same(one: list[int], other: list[int]) -> int:
+    for count, (ours, theirs) in enumerate(zip(one, other, strict=False)):
+        if ours != theirs:
+            return count
+    return min(len(one), len(other))
+
+
+def test_common_tokens_are_counted_whole() -> None:
+    def packed(*ids: int) -> bytes:
+        return b"".join(id.to_bytes(4, "little") for id in ids)
+
+    assert common_len(packed(1, 2, 3), packed(1, 2, 3)) == 3
+    assert common_len(packed(1, 2, 3), packed(1, 2)) == 2
+    assert common_len(packed(1, 2, 3), packed(1, 258, 3)) == 1
+    assert common_len(packed(1), b"") == 0

@@ -1,0 +1,376 @@
+"""Why a prompt was not in the cache, as far as it was not: the remembered request whose sequence is
+most like it, the token at which they part, what is different there, and what that has cost.
+
+All comes from the history and is computed when it is asked for. Nothing is compared while requests
+run, so requests pay nothing for it.
+
+    earlier   ████████████ date 1 ████████████████████
+    this one  ████████████ date 2 ████████████████████ new question
+              └─ cached ──┘       └─ missed: the same, behind a change ─┘
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.arrays import IntArray
+from weft.config.numbers import counted
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.messages.control import CacheCause
+from weft.scheduler.history import NEVER, RequestTrace
+from weft.scheduler.request import NO_ROW, Request
+from weft.scheduler.scheduler import Scheduler
+
+RUN_LEN = 16  # tokens that are the same again, so that it is no accident
+NUM_SHOWN = 24  # tokens of both sequences, from the one on at which they part
+MAX_SPAN = 2_048  # tokens behind the first different one in which a change may end
+
+
+class Cause(StrEnum):
+    FOUND = "found"
+    CACHE_OFF = "cache off"
+    NOT_SHARED = "not shared"
+    RECOMPUTED = "recomputed"
+    FIRST_SEEN = "first seen"
+    CONTINUED = "continued"
+    NEW_TEXT = "new text"
+    OTHER_NAMESPACE = "other namespace"
+    OTHER_MEDIA = "other media"
+    CHANGED = "changed"
+    INSERTED = "inserted"
+    DROPPED = "dropped"
+    REORDERED = "reordered"
+    EMPTIED = "emptied"
+    COMPUTING = "being computed"
+    NO_RESUME_POINT = "no resume point"
+    EVICTED = "evicted"
+
+
+# Every cause, and what one can do about it; docs/guides/cache.md explains them.
+ADVICE = {
+    Cause.FOUND: "",
+    Cause.CACHE_OFF: "the prefix cache is off (--prefix-cache off)",
+    Cause.NOT_SHARED: "",
+    Cause.RECOMPUTED: "ask for log probabilities of the prompt only where they are needed",
+    Cause.FIRST_SEEN: "",
+    Cause.CONTINUED: "",
+    Cause.NEW_TEXT: "",
+    Cause.OTHER_NAMESPACE: "use the same cache_salt and adapter for prompts that may share",
+    Cause.OTHER_MEDIA: "put what is always the same before pictures, videos and sounds",
+    Cause.CHANGED: "move what changes, such as a date or a counter, behind what stays the same",
+    Cause.INSERTED: "put new text at the end of the prompt",
+    Cause.DROPPED: "keep earlier messages as they were; some templates drop earlier reasoning",
+    Cause.REORDERED: "send tools and messages always in the same order",
+    Cause.EMPTIED: "",
+    Cause.COMPUTING: "send such requests one after the other, or the first one a little earlier",
+    Cause.NO_RESUME_POINT: "with more memory, more snapshots of states or tails of windows stay",
+    Cause.EVICTED: "more KV memory, --cache-dir, or a pin would have kept it",
+}
+
+
+class Nearest(NamedTuple):
+    """An earlier request, and how many of the first tokens it has in common with this one."""
+
+    trace: RequestTrace
+    prompt: bytes  # of this request
+    tokens: bytes  # of the earlier one
+    num_same: int
+
+
+class Divergence(NamedTuple):
+    """Where two sequences part, `ours` tokens of this one stand instead of `theirs`; then
+    `num_same` tokens are the same again."""
+
+    cause: Cause
+    ours: int
+    theirs: int
+    num_same: int
+
+
+def cause_of(scheduler: Scheduler, trace: RequestTrace) -> CacheCause | None:
+    """Why not more of a request's prompt came from the cache; None if it was not admitted yet."""
+    reuse = trace.reuse
+    if reuse is None:
+        return None
+    kv = scheduler.kv
+    page_size = kv.page_size
+    cached = trace.cached_tokens
+    limit = reuse.reusable_len // page_size * page_size
+    if not kv.cache.shares:
+        return _found(trace, Cause.CACHE_OFF)
+    if limit - cached < page_size and reuse.reusable_len >= trace.prompt_tokens - 1:
+        return _found(trace, Cause.FOUND)
+    key = _key_of(scheduler, trace)
+    if not reuse.reusable_len or key is None:
+        return _found(trace, Cause.NOT_SHARED)
+    if limit <= cached:
+        missed = (trace.prompt_tokens - 1) // page_size * page_size - cached
+        return _found(trace, Cause.RECOMPUTED, missed=missed)
+    prompt = key.tokens[: trace.prompt_tokens * TOKEN_BYTES]
+    same, other = _nearest(scheduler, trace, key.namespace, prompt)
+    num_same = 0 if same is None else same.num_same
+    if other is not None and _usable(other, page_size, limit) > max(num_same, cached):
+        missed = _usable(other, page_size, limit) - cached
+        return _found(trace, Cause.OTHER_NAMESPACE, near=other, missed=missed)
+    if same is None:
+        return _found(trace, Cause.FIRST_SEEN)
+    usable = _usable(same, page_size, limit)
+    if usable > cached:
+        return _found(trace, _why_lost(trace, same.trace), near=same, missed=usable - cached)
+    change = _change(prompt, same)
+    if change.cause == Cause.NEW_TEXT and num_same < page_size:
+        return _found(trace, Cause.FIRST_SEEN)
+    missed = min(change.num_same, limit - cached) // page_size * page_size
+    return _found(trace, change.cause, near=same, missed=missed, change=change)
+
+
+def _usable(near: Nearest, page_size: int, limit: int) -> int:
+    return min(near.num_same, limit) // page_size * page_size
+
+
+def _found(
+    trace: RequestTrace,
+    cause: Cause,
+    *,
+    near: Nearest | None = None,
+    missed: int = 0,
+    change: Divergence | None = None,
+) -> CacheCause:
+    """`missed`: tokens that would have been cached otherwise."""
+    computed = trace.prompt_tokens - trace.cached_tokens
+    missed_s = None
+    if trace.first_token_s != NEVER and computed:
+        missed_s = trace.prefill_s * missed / computed
+    return CacheCause(
+        cause=cause,
+        rid="" if near is None else near.trace.rid,
+        same_tokens=0 if near is None else near.num_same,
+        changed_tokens=0 if change is None else change.ours,
+        replaced_tokens=0 if change is None else change.theirs,
+        missed_tokens=missed,
+        missed_s=missed_s,
+        ours=[] if near is None else _ids(near.prompt, near.num_same),
+        theirs=[] if near is None else _ids(near.tokens, near.num_same),
+        words=_words(trace, cause, near, missed, change),
+        advice=ADVICE[cause] if missed or cause == Cause.CACHE_OFF else "",
+    )
+
+
+def _words(
+    trace: RequestTrace,
+    cause: Cause,
+    near: Nearest | None,
+    missed: int,
+    change: Divergence | None,
+) -> str:
+    name = "" if near is None else f"request {near.trace.rid!r}"
+    num_same = 0 if near is None else near.num_same
+    same = f"its first {counted(num_same, 'token')} are those of {name}"
+    match cause:
+        case Cause.FOUND:
+            return "all that could come from the cache did"
+        case Cause.CACHE_OFF:
+            return "the prefix cache is off"
+        case Cause.NOT_SHARED:
+            return "K and V of its prompt do not follow from tokens alone, so they are not shared"
+        case Cause.RECOMPUTED:
+            return (
+                f"{counted(missed, 'token')} of its prompt were computed again, because their log "
+                "probabilities or vectors were asked for"
+            )
+        case Cause.FIRST_SEEN:
+            return "no remembered request begins like it"
+        case Cause.OTHER_NAMESPACE:
+            return f"{same}, which has another cache salt or adapter"
+        case Cause.EMPTIED:
+            return f"{same}; the cache was emptied after that"
+        case Cause.COMPUTING:
+            return f"{same}, which was being computed when this one was admitted"
+        case Cause.NO_RESUME_POINT:
+            return f"{same}; they are cached, but no state or window is kept at their end"
+        case Cause.EVICTED:
+            return f"{same}; they were evicted since then"
+        case Cause.CONTINUED:
+            return f"it continues {name}, whose {counted(num_same, 'token')} it has"
+        case Cause.NEW_TEXT:
+            return f"{same}; then it has other text"
+    assert change is not None
+    return f"{same}; then {_shown(change)}"
+
+
+def _shown(change: Divergence) -> str:
+    ours = counted(change.ours, "token")
+    theirs = counted(change.theirs, "token")
+    again = f"and {counted(change.num_same, 'token')} after that are the same again"
+    match change.cause:
+        case Cause.OTHER_MEDIA:
+            return f"it has another picture, video or sound, {again}"
+        case Cause.INSERTED:
+            return f"{ours} are new, {again}"
+        case Cause.DROPPED:
+            return f"{theirs} are left out, {again}"
+        case Cause.REORDERED:
+            return f"{counted(change.num_same, 'token')} are the same in another order"
+    return f"{ours} stand instead of {theirs}, {again}"
+
+
+# ---- the remembered requests
+
+
+def _key_of(scheduler: Scheduler, trace: RequestTrace) -> CacheKey | None:
+    """The sequence of a request as the cache compares it; None if it is not remembered."""
+    request = scheduler.requests.get(trace.id)
+    if request is None or request.spec.arrival_order != trace.arrival_order:
+        return trace.key
+    if not request.message.shares_kv:
+        return None
+    return request.cache_key(_known(scheduler, request))
+
+
+def _known(scheduler: Scheduler, request: Request) -> bytes:
+    if request.row == NO_ROW:
+        return request.packed
+    columns = scheduler.kv.columns
+    return columns.packed(request.row, int(columns.known_len[request.row]))
+
+
+def _earlier(scheduler: Scheduler, trace: RequestTrace) -> Iterator[RequestTrace]:
+    """Remembered requests that were admitted before this one."""
+    for other in scheduler.history.traces():
+        was_admitted = other.admitted_s > NEVER
+        if was_admitted and _order(other) < _order(trace):
+            yield other
+
+
+def _order(trace: RequestTrace) -> tuple[float, int]:
+    return trace.admitted_s, trace.arrival_order
+
+
+def _nearest(
+    scheduler: Scheduler, trace: RequestTrace, namespace: str, prompt: bytes
+) -> tuple[Nearest | None, Nearest | None]:
+    """The request with most of the same first tokens in the same namespace, and in others. Of
+    equal ones the one that ended first, because its tokens were there for the longest time."""
+    found: dict[bool, Nearest] = {}
+    for other in _earlier(scheduler, trace):
+        key = _key_of(scheduler, other)
+        if key is None:
+            continue
+        is_same = key.namespace == namespace
+        best = found.get(is_same, Nearest(other, prompt, b"", 0))
+        end = best.num_same * TOKEN_BYTES
+        if prompt[:end] != key.tokens[:end]:
+            continue  # it has fewer tokens in common
+        num_same = common_len(prompt, key.tokens)
+        if num_same and (num_same, _age(other)) >= (best.num_same, _age(best.trace)):
+            found[is_same] = Nearest(other, prompt, key.tokens, num_same)
+    return found.get(True), found.get(False)
+
+
+def _age(trace: RequestTrace) -> float:
+    """Larger for a request that ended earlier; an open one is the youngest."""
+    return -math.inf if trace.finished_s == NEVER else -trace.finished_s
+
+
+def common_len(one: bytes, other: bytes) -> int:
+    """How many of the first tokens of two packed sequences are the same."""
+    length = min(len(one), len(other)) // TOKEN_BYTES
+    ours = np.frombuffer(one, dtype=np.int32, count=length)
+    theirs = np.frombuffer(other, dtype=np.int32, count=length)
+    differs = ours != theirs
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length
+
+
+def _ids(tokens: bytes, begin: int) -> list[int]:
+    """The first ids from `begin` on, without those that stand for media."""
+    ids = np.frombuffer(tokens, dtype=np.int32)[begin : begin + NUM_SHOWN]
+    return [id for id in ids.tolist() if id >= 0]
+
+
+def _why_lost(trace: RequestTrace, other: RequestTrace) -> Cause:
+    """Why tokens of an earlier request were not found."""
+    assert trace.reuse is not None
+    if other.reuse is not None and other.reuse.num_emptied != trace.reuse.num_emptied:
+        return Cause.EMPTIED
+    if other.finished_s == NEVER or other.finished_s > trace.admitted_s:
+        return Cause.COMPUTING
+    if trace.reuse.matched_len > trace.cached_tokens:
+        return Cause.NO_RESUME_POINT
+    return Cause.EVICTED
+
+
+# ---- what is different
+
+
+def _change(prompt: bytes, near: Nearest) -> Divergence:
+    """What is different behind the tokens that two sequences have in common."""
+    start = near.num_same * TOKEN_BYTES
+    ours = prompt[start:]
+    theirs = near.tokens[start:]
+    if not theirs:
+        return Divergence(Cause.CONTINUED, 0, 0, 0)
+    num_moved = _num_moved(ours, theirs)
+    num_ours, num_theirs = _span(ours, theirs)
+    num_again = common_len(ours[num_ours * TOKEN_BYTES :], theirs[num_theirs * TOKEN_BYTES :])
+    if num_again < RUN_LEN and not num_moved:
+        return Divergence(Cause.NEW_TEXT, 0, 0, 0)
+    if num_again * 2 < num_moved:
+        return Divergence(Cause.REORDERED, 0, 0, num_moved)
+    cause = Cause.CHANGED
+    if _is_media(ours) and _is_media(theirs):
+        cause = Cause.OTHER_MEDIA
+    elif not num_theirs:
+        cause = Cause.INSERTED
+    elif not num_ours:
+        cause = Cause.DROPPED
+    return Divergence(cause, num_ours, num_theirs, num_again)
+
+
+def _is_media(tokens: bytes) -> bool:
+    """Whether the first token stands for a part of a picture, a video or a sound."""
+    first = int(np.frombuffer(tokens, dtype=np.int32, count=1)[0])
+    return first < 0  # the cache compares digests instead of ids there
+
+
+def _span(ours: bytes, theirs: bytes) -> tuple[int, int]:
+    """The fewest tokens of both sequences after which `RUN_LEN` tokens are the same; all of them if
+    there are none near."""
+    run = RUN_LEN * TOKEN_BYTES
+    best = len(ours) // TOKEN_BYTES, len(theirs) // TOKEN_BYTES
+    last = min(len(ours) - run, MAX_SPAN * TOKEN_BYTES)
+    for start in range(0, last + 1, TOKEN_BYTES):
+        if start >= sum(best) * TOKEN_BYTES:
+            break
+        at = _find(theirs, ours[start : start + run], MAX_SPAN * TOKEN_BYTES + run)
+        if at >= 0:
+            best = min(best, (start // TOKEN_BYTES, at // TOKEN_BYTES), key=sum)
+    return best
+
+
+def _find(tokens: bytes, pattern: bytes, end: int) -> int:
+    """Where a pattern of whole tokens begins; -1: nowhere."""
+    at = tokens.find(pattern, 0, end)
+    while at >= 0 and at % TOKEN_BYTES:
+        at = tokens.find(pattern, at + 1, end)
+    return at
+
+
+def _num_moved(ours: bytes, theirs: bytes) -> int:
+    """How many tokens of `ours` stand in `theirs` in runs of `RUN_LEN`, wherever they are."""
+    known = {run.tobytes() for run in _runs(theirs)}
+    own = _runs(ours)[::RUN_LEN]
+    return sum(RUN_LEN for run in own if run.tobytes() in known)
+
+
+def _runs(tokens: bytes) -> IntArray:
+    """[n, RUN_LEN]: all runs of tokens, one from each position."""
+    values = np.frombuffer(tokens, dtype=np.int32)
+    if len(values) < RUN_LEN:
+        return np.empty((0, RUN_LEN), dtype=np.int32)
+    return np.lib.stride_tricks.sliding_window_view(values, RUN_LEN)
