@@ -15,7 +15,7 @@ import pytest
 
 from tests.agents.model import scripted_model
 from weft.cli.agents.launch import EXIT_NOT_FOUND, launch
-from weft.cli.agents.table import AGENTS, NO_KEY, Target
+from weft.cli.agents.table import AGENTS, NO_KEY, AgentTarget
 from weft.config.options import SettingsError
 
 CONTEXT = 100_000
@@ -29,7 +29,7 @@ seen = [sys.argv[1:], dict(os.environ), files, str(folders[0]) if folders else "
 pathlib.Path(os.environ["SEEN"]).write_text(json.dumps(seen))
 sys.exit(7)
 """
-TARGET = Target("http://host:1", "org/model", "org/small", CONTEXT, "/folder", "secret")
+TARGET = AgentTarget("http://host:1", "org/model", "org/small", CONTEXT, "/folder", "secret")
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def pieces(pattern: str, *, dot_takes_all: bool = False) -> list[Piece]:
 
     Raises InvalidGrammar for what no automaton can have, and for flags inside the pattern.
     """
-    return _Pieces(pattern, dot_takes_all=dot_takes_all).all()
+    return _PieceReader(pattern, dot_takes_all=dot_takes_all).all()
 
 
 class _Reader:
@@ -186,7 +186,7 @@ class _Reader:
         return code
 
 
-class _Pieces(_Reader):
+class _PieceReader(_Reader):
     def __init__(self, pattern: str, *, dot_takes_all: bool) -> None:
         super().__init__(pattern)
         self._dot = Class(r"[^\n]", [ord("\n")], True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.cli.agents.table import AGENTS, NO_KEY, Agent, Setup, Target
+from weft.cli.agents.table import AGENTS, NO_KEY, Agent, Setup, AgentTarget
 from weft.cli.remote import RemoteServer, ServedModel, served_models
 from weft.config.options import Command, SettingsError, asked_help, did_you_mean, option
 
@@ -100,7 +100,7 @@ def _agent(name: str) -> Agent:
     raise SettingsError(f"{name!r} is not one of the agents {', '.join(AGENTS)}{hint}")
 
 
-def _target(options: LaunchOptions) -> Target:
+def _target(options: LaunchOptions) -> AgentTarget:
     """The server and its model. Raises SettingsError if the server has not the wanted model."""
     server = RemoteServer(options.url, options.api_key)
     models = {model.name: model for model in served_models(server)}
@@ -112,7 +112,7 @@ def _target(options: LaunchOptions) -> Target:
             f"{SMALL_CONTEXT:,} or more (weft serve --context-length)",
             file=sys.stderr,
         )
-    return Target(
+    return AgentTarget(
         server.url, chosen.name, small.name, chosen.context_length, "", options.api_key or NO_KEY
     )
 
@@ -125,7 +125,7 @@ def _chosen(models: dict[str, ServedModel], name: str, flag: str) -> ServedModel
     return models[name]
 
 
-def _shown_key(target: Target) -> str:
+def _shown_key(target: AgentTarget) -> str:
     """The key as it may be shown: never the user's own."""
     return target.key if target.key == NO_KEY else "YOUR_KEY"
 

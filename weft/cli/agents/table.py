@@ -14,7 +14,7 @@ from typing import NamedTuple
 from weft.json_types import JsonObject
 
 
-class Target(NamedTuple):
+class AgentTarget(NamedTuple):
     """What an agent talks to."""
 
     url: str  # of the server, without /v1
@@ -28,13 +28,13 @@ class Target(NamedTuple):
 class Setup(NamedTuple):
     arguments: tuple[str, ...] = ()  # before those of the user
     variables: Mapping[str, str] = {}
-    files: Mapping[str, str] = {}  # contents by name, in `Target.folder`
+    files: Mapping[str, str] = {}  # contents by name, in `AgentTarget.folder`
 
 
 class Agent(NamedTuple):
     command: str
     install: str  # the one command that installs it
-    setup: Callable[[Target], Setup]
+    setup: Callable[[AgentTarget], Setup]
 
 
 NO_KEY = "none"  # for clients that insist on a key, if the server wants none
@@ -42,7 +42,7 @@ MAX_ANSWER = 32_000  # tokens of one answer that is asked for
 _LITELLM = "OPENAI_API_BASE"  # how LiteLLM, below several agents, calls the address
 
 
-def _claude(to: Target) -> Setup:
+def _claude(to: AgentTarget) -> Setup:
     tiers = {f"ANTHROPIC_DEFAULT_{tier}_MODEL": to.model for tier in ("OPUS", "SONNET", "FABLE")}
     return Setup(
         variables={
@@ -66,7 +66,7 @@ def _claude(to: Target) -> Setup:
     )
 
 
-def _codex(to: Target) -> Setup:
+def _codex(to: AgentTarget) -> Setup:
     provider: JsonObject = {
         "name": "weft",
         "base_url": f"{to.url}/v1",
@@ -91,7 +91,7 @@ def _codex(to: Target) -> Setup:
     return Setup(arguments, {"WEFT_API_KEY": to.key})
 
 
-def _opencode(to: Target) -> Setup:
+def _opencode(to: AgentTarget) -> Setup:
     limit = {"context": to.context_length, "output": _answer_len(to)}
     config: JsonObject = {
         "$schema": "https://opencode.ai/config.json",
@@ -123,7 +123,7 @@ def _opencode(to: Target) -> Setup:
     )
 
 
-def _qwen(to: Target) -> Setup:
+def _qwen(to: AgentTarget) -> Setup:
     return Setup(
         ("--auth-type", "openai", "--model", to.model),
         {
@@ -136,7 +136,7 @@ def _qwen(to: Target) -> Setup:
     )
 
 
-def _crush(to: Target) -> Setup:
+def _crush(to: AgentTarget) -> Setup:
     model = {
         "id": to.model,
         "name": to.model,
@@ -168,7 +168,7 @@ def _crush(to: Target) -> Setup:
     )
 
 
-def _continue(to: Target) -> Setup:
+def _continue(to: AgentTarget) -> Setup:
     model = {
         "name": to.model,
         "provider": "openai",
@@ -191,7 +191,7 @@ def _continue(to: Target) -> Setup:
     )
 
 
-def _aider(to: Target) -> Setup:
+def _aider(to: AgentTarget) -> Setup:
     name = f"openai/{to.model}"
     facts = {
         name: {
@@ -219,7 +219,7 @@ def _aider(to: Target) -> Setup:
     )
 
 
-def _goose(to: Target) -> Setup:
+def _goose(to: AgentTarget) -> Setup:
     return Setup(
         variables={
             "GOOSE_PROVIDER": "openai",
@@ -233,7 +233,7 @@ def _goose(to: Target) -> Setup:
     )
 
 
-def _mini(to: Target) -> Setup:
+def _mini(to: AgentTarget) -> Setup:
     return Setup(
         ("--model", f"openai/{to.model}"),
         {
@@ -246,7 +246,7 @@ def _mini(to: Target) -> Setup:
     )
 
 
-def _openhands(to: Target) -> Setup:
+def _openhands(to: AgentTarget) -> Setup:
     return Setup(
         ("--override-with-envs",),
         {
@@ -258,7 +258,7 @@ def _openhands(to: Target) -> Setup:
     )
 
 
-def _answer_len(to: Target) -> int:
+def _answer_len(to: AgentTarget) -> int:
     """Tokens of an answer: a quarter of the context, so that the prompt has room."""
     return min(MAX_ANSWER, max(to.context_length // 4, 1))
 
