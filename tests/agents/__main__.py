@@ -1,4 +1,4 @@
-"""Runs released coding agents against weft's front: `unshare -rn python -m tests.agents [--clients FOLDER] [NAME ...]`.
+"""Runs released coding agents against weft's front: `scripts/agents [NAME ...]`.
 
 Each is started by `weft launch`, with a home folder of its own, and has to solve its task against a scripted model.
 Without a network but loopback nothing can leave the machine. `--install` fetches the clients, and needs one.
@@ -22,7 +22,7 @@ from tests.agents.model import RESULT, scripted_model
 
 REPOSITORY = Path(__file__).parents[2]
 TIME_LIMIT_S = 180
-SHARE = 0.98  # of the tokens of the turn before that the next prompt begins with
+SHARE = 0.98  # of the prompt of the turn before that the next one begins with
 
 
 def main() -> int:
@@ -112,13 +112,13 @@ def _run(options: argparse.Namespace, folder: Path, client: Client) -> bool:
             check=False,
         )
     seconds = time.monotonic() - begun
-    shares = _shares(prompts, written, client)
+    shares = _shares(prompts, written)
     is_edited = (work / "hello.txt").read_text() == "goodbye\n"
-    is_right = process.returncode == 0 and is_edited and all(share >= SHARE for share in shares)
-    least = f"{min(shares):.4f}" if shares else "-"
+    is_right = process.returncode == 0 and is_edited and all(share >= SHARE for share, _ in shares)
+    least = " and ".join(f"{min(one):.4f}" for one in zip(*shares, strict=True)) or "-"
     print(
         f"{client.agent:10} {'ok' if is_right else 'FAILED':7} status {process.returncode}, edited {is_edited}, "
-        f"{len(prompts)} requests, least share of the turn before {least}, {seconds:.0f} s",
+        f"{len(prompts)} requests, least shares of the turn before {least}, {seconds:.0f} s",
         flush=True,
     )
     if options.keep:
@@ -158,12 +158,15 @@ def _answer(client: Client, number: int) -> str:
     return f"<think>\nStep {number}.\n</think>\n\nNow step {number}.\n<tool_call>\n{call}\n</tool_call>"
 
 
-def _shares(prompts: list[str], written: list[str], client: Client) -> list[float]:
-    """For each turn of the task, the share of the turn before (prompt and answer) that its prompt begins with."""
-    turns = [(one + said, one) for one, said in zip(prompts, written, strict=True) if said]
-    return [
-        _num_alike(before, prompt) / len(before) for (before, _), (_, prompt) in pairwise(turns)
-    ]
+def _shares(prompts: list[str], written: list[str]) -> list[tuple[float, float]]:
+    """For each turn of the task, the share of the prompt before that its prompt begins with, and the share of that
+    prompt together with its answer: some clients send no reasoning back."""
+    turns = [(prompt, said) for prompt, said in zip(prompts, written, strict=True) if said]
+    found = []
+    for (before, said), (prompt, _) in pairwise(turns):
+        alike = _num_alike(before + said, prompt)
+        found.append((min(alike / len(before), 1.0), alike / len(before + said)))
+    return found
 
 
 def _num_alike(one: str, other: str) -> int:

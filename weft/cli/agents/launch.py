@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.cli.agents.table import AGENTS, NO_KEY, Agent, Setup, AgentTarget
+from weft.cli.agents.table import AGENTS, NO_KEY, Agent, AgentTarget, Setup
 from weft.cli.remote import RemoteServer, ServedModel, served_models
 from weft.config.options import Command, SettingsError, asked_help, did_you_mean, option
 
