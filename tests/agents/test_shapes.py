@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import httpx
@@ -168,3 +169,65 @@ def test_thinking_that_a_client_keeps_only_as_a_signature_is_in_the_next_prompt(
     prompts.clear()
     httpx.post(server.url + shape.path, json=whole, timeout=HANG_S)
     assert "Step 0.\n</think>" in prompts[0]
+
+
+def test_hosted_tools_and_blocks_of_another_server_are_left_out_of_messages(
+    model: tuple[RunningServer, list[str], Script],
+) -> None:
+    server, prompts, script = model
+    script.tool = ""
+    said = [
+        {"type": "redacted_thinking", "data": "x"},
+        {
+            "type": "server_tool_use",
+            "id": "s1",
+            "name": "web_search",
+            "input": {"query": "a secret"},
+        },
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
+        {"type": "text", "text": "It rains."},
+    ]
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": "So?"},
+    ]
+    hosted = {"type": "bash_20250124", "name": "bash"}
+    body = {"max_tokens": 9, "messages": turns, "tools": [hosted]}
+    prompts.clear()
+    answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=HANG_S)
+    assert answer.status_code == 200, answer.text
+    warnings = answer.headers["x-weft-warnings"]
+    for words in (
+        "bash_20250124",
+        "1 x redacted_thinking",
+        "1 x server_tool_use",
+        "1 x web_search_tool_result",
+    ):
+        assert words in warnings
+    assert "It rains." in prompts[0]
+    assert "secret" not in prompts[0]
+    demanded = {**body, "tool_choice": {"type": "tool", "name": "bash"}}
+    refused = httpx.post(f"{server.url}/v1/messages", json=demanded, timeout=HANG_S)
+    assert refused.status_code == 400
+    assert "bash" in refused.json()["error"]["message"]
+    unknown = httpx.post(
+        f"{server.url}/v1/messages",
+        json={**body, "tools": [{"type": "telepathy", "name": "t"}]},
+        timeout=HANG_S,
+    )
+    assert "tools[0]" in unknown.json()["error"]["message"]
+
+
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_claude_code_reads() -> None:
+    with scripted_model(lambda prompt: "Hello.", context=1_000) as (server, _):
+        for size, most, message in [
+            (2_000, 9, r"prompt is too long: (\d+) tokens > 1000 maximum"),
+            (500, 800, r"input length and `max_tokens` exceed context limit: (\d+) \+ 800 > 1000"),
+        ]:
+            body = {"max_tokens": most, "messages": [{"role": "user", "content": "a" * size}]}
+            answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=HANG_S)
+            assert answer.status_code == 400
+            found = re.search(message, answer.json()["error"]["message"])
+            assert found is not None, answer.text
+            assert int(found[1]) > size
