@@ -62,7 +62,7 @@ def test_an_agent_gets_the_servers_address_and_its_model(
     told = "\n".join([*words, *variables.values(), *files.values()])
     assert url in told
     assert "byte-model" in told
-    assert str(CONTEXT) in told or name in ("mini", "openhands", "qwen")
+    assert str(CONTEXT) in told or name in ("mini", "openhands")
     assert not folder or not Path(folder).exists()
 
 

@@ -124,6 +124,11 @@ def _opencode(to: AgentTarget) -> Setup:
 
 
 def _qwen(to: AgentTarget) -> Setup:
+    settings = {
+        "general": {"enableAutoUpdate": False},
+        "privacy": {"usageStatisticsEnabled": False},
+        "model": {"generationConfig": {"contextWindowSize": to.context_length}},
+    }
     return Setup(
         ("--auth-type", "openai", "--model", to.model),
         {
@@ -131,8 +136,9 @@ def _qwen(to: AgentTarget) -> Setup:
             "OPENAI_API_KEY": to.key,
             "OPENAI_MODEL": to.model,
             "QWEN_TELEMETRY_ENABLED": "false",
-            "QWEN_CODE_DISABLE_AUTO_UPDATE": "1",
+            "QWEN_CODE_SYSTEM_DEFAULTS_PATH": f"{to.folder}/defaults.json",
         },
+        {"defaults.json": json.dumps(settings, indent=2)},
     )
 
 
@@ -186,7 +192,7 @@ def _continue(to: AgentTarget) -> Setup:
     config = {"name": "weft", "version": "1.0.0", "schema": "v1", "models": [model]}
     return Setup(
         ("--config", f"{to.folder}/config.yaml"),
-        {"CONTINUE_TELEMETRY_ENABLED": "0", "CONTINUE_METRICS_ENABLED": "0"},
+        {"CONTINUE_METRICS_ENABLED": "0"},
         {"config.yaml": json.dumps(config, indent=2)},  # JSON is YAML
     )
 
