@@ -48,7 +48,7 @@ from weft.messages.codec import FromEngine
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.tiers.disk import DiskTiers
+from weft.tiers.disk.store import DiskTiers
 
 PAGE_SIZE = 16
 BLOCK_LEN = 64

@@ -4,7 +4,7 @@ first one has.
     python benchmarks/turns.py weft-nano --ours "--dp-size 2 --threads 1" --other "--threads 2"
     python benchmarks/turns.py FOLDER --ours "--tp-size 2 --threads 1" --other "--threads 2" --requests 1
 
-Each round has prompts of its own, so nothing of them is in a cache. `weft bench shape 0.6b` makes a FOLDER.
+Each round has prompts of its own, so nothing of them is in a cache. `python -m benchmarks.shape 0.6b` makes a FOLDER.
 """
 
 from __future__ import annotations

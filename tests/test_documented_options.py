@@ -1,4 +1,5 @@
-"""Every option that a page names is one of weft's, of a program of this repository, or of a listed foreign one."""
+"""Every option that a page names is one of weft's, of a program of this repository, or of a listed foreign one; and
+every option of weft is on a page, and is set by a test."""
 
 from __future__ import annotations
 
@@ -12,9 +13,23 @@ import pytest
 from weft.cli.bench import BENCHES
 from weft.cli.ctl import COMMANDS, arguments_of
 from weft.cli.main import VERBS, main
+from weft.config.engine import EngineConfig
+from weft.config.limits import Limits
+from weft.config.options import Option, options_of
+from weft.config.relay import RelayConfig
+from weft.config.server import ServerConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Pages that are made from the options say nothing of what they are good for.
+HAND_WRITTEN = [page for page in PAGES if page.name not in ("command-line.md", "limits.md")]
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+OPTIONS = {
+    option.name: option
+    for config in (EngineConfig, ServerConfig, RelayConfig)
+    for option in options_of(config)
+}
+LIMITS = {option.name for option in options_of(Limits)}  # limits.md has a table with their reasons
 PROGRAMS = ("benchmarks", "scripts", "tests", "training")
 FOREIGN = {  # programs of others that a page shows a command of
     "curl": {"--data", "--data-binary"},
@@ -49,6 +64,7 @@ FOREIGN = {  # programs of others that a page shows a command of
 }
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _DEFINED = re.compile(r'(?:add_argument|addoption)\(\s*"(--[a-z][a-z0-9-]*)"')
+_OF_CLASS = re.compile(r"^    ([a-z]\w*): \w+ = option\($", re.MULTILINE)
 _OF_SHELL = re.compile(r'"\$\{1:-\}" = (--[a-z][a-z0-9-]*) \]')  # the first argument of a script
 _SWITCH = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*) on\|off")
 
@@ -89,7 +105,11 @@ def _of_program(place: str) -> set[str]:
     ]
     texts = [path.read_text(encoding="utf-8") for path in files]
     forms = (_DEFINED, _OF_SHELL)
-    return {name for text in texts for form in forms for name in form.findall(text)}
+    fields = {name for text in texts for name in _OF_CLASS.findall(text)}
+    return {
+        *(name for text in texts for form in forms for name in form.findall(text)),
+        *(f"--{name.replace('_', '-')}" for name in fields),
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -101,3 +121,34 @@ def test_every_option_that_a_page_names_is_there(page: Path, known: set[str]) ->
 def test_an_option_that_nobody_has_is_noticed(known: set[str]) -> None:
     assert {"--no-such-option", "--kv-token"}.isdisjoint(known)
     assert {"--kv-tokens", "--no-cuda-graph", "--minutes", "--requests"} <= known
+
+
+def test_every_option_is_on_a_page_that_says_what_it_is_for() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in HAND_WRITTEN)
+    missing = [
+        name
+        for name, option in OPTIONS.items()
+        if name not in LIMITS and not is_named(option, text) and not re.search(rf"`{name}`", text)
+    ]
+    assert missing == []
+
+
+def test_every_option_is_set_by_a_test() -> None:
+    """What a test states of it cannot be checked here: the options that reach a part that has tests
+    of its own are in `launch/test_passed_options.py`."""
+    own = Path(__file__)
+    text = "\n".join(test.read_text(encoding="utf-8") for test in TESTS if test != own)
+    every = {**OPTIONS, **{option.name: option for option in options_of(Limits)}}
+    missing = [
+        name
+        for name, option in every.items()
+        if not is_named(option, text)
+        and not re.search(rf'(?<![\w.]){name}=[^=]|"{name}"[:,]', text)
+    ]
+    assert missing == []
+
+
+def is_named(option: Option, text: str) -> bool:
+    """Whether a text has the option as a word of a command line, or of the environment."""
+    flag = f"--(no-)?{option.name.replace('_', '-')}"
+    return re.search(rf"(?<![\w-])({flag}|{option.env})(?![\w-])", text) is not None

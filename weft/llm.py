@@ -50,7 +50,8 @@ from weft.client.given import (
 )
 from weft.client.given_params import PARAMS, with_tuples
 from weft.client.media import split_messages, split_prompt
-from weft.client.prompt import Prompt, pack_input_embeds, placeholder_ids, with_reasoning_marks
+from weft.client.prompt import pack_input_embeds, placeholder_ids, with_reasoning_marks
+from weft.client.requests import pack_ids
 from weft.config.adapters import LoraPath, parse_lora_paths
 from weft.config.engine import EngineConfig
 from weft.config.media_options import MOST_PER_PROMPT, PER_PROMPT
@@ -62,7 +63,7 @@ from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdap
 from weft.messages.codec import ToEngine
 from weft.messages.media import MediaItem
 from weft.messages.replies import FinishReason, PooledPiece, TokenLogprobs
-from weft.messages.requests import PoolingParams
+from weft.messages.requests import GenerateRequest, PoolingParams
 from weft.messages.sampling import InvalidParam, SamplingParams, check_number
 from weft.messages.status import EngineReady
 from weft.messages.wakeup import WakeupPipe
@@ -332,9 +333,9 @@ class LLM:
                 self._step()
                 yield from generation.take()
 
-    def prompt(self, text: Text, params: SamplingParams, *, adapter: str = "") -> Prompt:
-        """What `complete` takes. Raises InvalidParam for vectors that do not fit the model, and for
-        an adapter that is not loaded."""
+    def prompt(self, text: Text, params: SamplingParams, *, adapter: str = "") -> GenerateRequest:
+        """What `complete` takes. Raises InvalidParam for ids outside of the vocabulary, for vectors
+        that do not fit the model, and for an adapter that is not loaded."""
         vectors = b""
         media: tuple[MediaItem, ...] = ()
         given: Any = text
@@ -353,17 +354,17 @@ class LLM:
             ids = as_items("prompt", given, PROMPT)
         params = with_tuples(params)
         params = with_reasoning_marks(params, self._reasoning, self.tokenizer, ids)
-        return Prompt(
-            ids=ids,
-            params=params,
+        return GenerateRequest(
             rid=self._next_rid(),
+            input_ids=pack_ids(ids, self._client.engine.vocab_size),
+            sampling=params,
             vectors=vectors,
             media=media,
             adapter=self._uid_of(adapter),
         )
 
     def complete(
-        self, prompts: Iterable[Prompt | InvalidParam], *, strict: bool = True
+        self, prompts: Iterable[GenerateRequest | InvalidParam], *, strict: bool = True
     ) -> Iterator[tuple[int, list[Output]]]:
         """Keep the engine's queue filled from `prompts`; yield (position, outputs) of each as it
         ends.
@@ -402,10 +403,10 @@ class LLM:
             for generation in running.values():
                 generation.close()
 
-    def _submit(self, prompt: Prompt | InvalidParam) -> Generation:
+    def _submit(self, prompt: GenerateRequest | InvalidParam) -> Generation:
         if isinstance(prompt, InvalidParam):
             raise prompt
-        if not isinstance(prompt, Prompt):
+        if not isinstance(prompt, GenerateRequest):
             raise wrong_value("an entry of prompts", prompt, "what LLM.prompt returns")
         return self._client.submit([prompt], stream=False)
 
@@ -550,7 +551,7 @@ class LLM:
 
     def _pooled_prompt(
         self, one: Text | Pair, pooling: PoolingParams, max_len: int | None
-    ) -> Prompt:
+    ) -> GenerateRequest:
         """An input of `_pool`. Of a pair, the model may know which tokens are of which text."""
         types: list[int] = []
         media: tuple[MediaItem, ...] = ()
@@ -568,8 +569,13 @@ class LLM:
             ids = as_items("prompt", one, PROMPT)[:max_len]
         if self.model.num_token_types > 1 and any(types):
             pooling = msgspec.structs.replace(pooling, token_type_ids=bytes(types))
-        params = SamplingParams(max_new_tokens=0)
-        return Prompt(ids=ids, params=params, rid=self._next_rid(), pooling=pooling, media=media)
+        return GenerateRequest(
+            rid=self._next_rid(),
+            input_ids=pack_ids(ids, self._client.engine.vocab_size),
+            sampling=SamplingParams(max_new_tokens=0),
+            pooling=pooling,
+            media=media,
+        )
 
     # The engine
 
@@ -668,7 +674,7 @@ def _output(delta: Delta, completion: Completion) -> Output:
     end = delta.end
     assert end is not None
     hidden_states = None
-    if completion.spec.params.hidden_states is not None:
+    if completion.spec.request.sampling.hidden_states is not None:
         hidden_states = hidden_state_rows(
             completion.aux_outputs, end.prompt_tokens, end.completion_tokens
         )

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from weft.bench import offline
-from weft.bench.batching import (
+from benchmarks.batching import (
     CONTINUOUS,
     MIXES,
     STATIC,
@@ -16,7 +15,8 @@ from weft.bench.batching import (
     compare,
     workloads,
 )
-from weft.bench.static_batches import StaticBatches
+from benchmarks.static_batches import StaticBatches
+from weft.bench import offline
 from weft.engine.engine import Engine
 from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import batching, grammar, shape
 from weft.bench import prediction, scheduler, workloads
 from weft.cli.bench import bench
 from weft.cli.sim import sim
@@ -113,10 +114,10 @@ def test_bench_scheduler_writes_figures_and_machine(
     assert document["machine"]["cpus"] >= 1
 
 
-def test_bench_batching_shows_that_static_batching_leaves_rows_idle(tmp_path: Path) -> None:
+def test_batching_shows_that_static_batching_leaves_rows_idle(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     words = ["--simulate", "--scale", "0.1", "--cost", "0.01,0,0", "--mixed-chunk"]
-    assert bench(["batching", *words, "--json", str(path)]) == 0
+    assert batching.main([*words, "--json", str(path)]) == 0
     uniform, mixed, high = load(path)["results"]
     assert uniform["ratio"] == pytest.approx(1.0, abs=0.02)
     for scene in (mixed, high):
@@ -137,10 +138,10 @@ def test_bench_offline_measures_the_bundled_model_and_its_steps(tmp_path: Path) 
     assert sim(["--fit", str(steps)]) == 0
 
 
-def test_bench_grammar_compares_free_masked_and_jumping_runs(tmp_path: Path) -> None:
+def test_grammar_compares_free_masked_and_jumping_runs(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     words = ["--streams", "2", "--input-len", "8", "--output-len", "24", "--repeats", "1"]
-    assert bench(["grammar", *SMALL_ENGINE, *words, "--json", str(path)]) == 0
+    assert grammar.main([*SMALL_ENGINE, *words, "--json", str(path)]) == 0
     free, masks, jumps = load(path)["results"]
     assert [one["kind"] for one in (free, masks, jumps)] == ["free", "masks", "masks, jumps"]
     assert free["steps"] == masks["steps"] == 24 > jumps["steps"]
@@ -173,14 +174,14 @@ def test_bench_offline_says_when_requests_do_not_fit() -> None:
 
 
 def test_bench_offline_runs_workloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a model of random weights that `bench shape` wrote; the prefix that all share is found in the cache."""
+    """On a model of random weights that `benchmarks/shape.py` wrote; the prefix that all share is found in the cache."""
     monkeypatch.setitem(
         workloads.SHAPES, "tiny", {**workloads.SHAPES["tiny"], "num_hidden_layers": 1}
     )
     small = workloads.Workload("", [workloads.RequestShape(64, 8, 3)] * 4)
     monkeypatch.setitem(workloads.WORKLOADS, "w3", small)
     folder, path = tmp_path / "model", tmp_path / "out.json"
-    assert bench(["shape", "tiny", "--folder", str(folder)]) == 0
+    assert shape.main(["tiny", "--folder", str(folder)]) == 0
     words = [
         "offline",
         str(folder),

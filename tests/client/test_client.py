@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.client.completions import make_request
 from tests.text.tokens import EOS, byte_tokenizer
 from weft.client.aux_outputs import prompt_logprobs
 from weft.client.client import EngineClient
 from weft.client.engine_state import EngineUnavailable
 from weft.client.front_delay import REFRESH
 from weft.client.generation import Delta, Generation
-from weft.client.prompt import Prompt
 from weft.messages.codec import ToEngine
 from weft.messages.control import (
     FlushCache,
@@ -61,7 +61,7 @@ class World:
     def submit(
         self, text: str = "hi", *, stream: bool = True, rid: str = "r", **params: Any
     ) -> Generation:
-        prompt = Prompt(ids=list(text.encode()), params=SamplingParams(**params), rid=rid)
+        prompt = make_request(list(text.encode()), SamplingParams(**params), rid=rid)
         return self.client.submit([prompt], stream=stream)
 
     @property
@@ -230,9 +230,9 @@ def test_invalid_prompt_is_refused_before_anything_is_sent(
     ids: list[int], params: dict[str, Any], match: str
 ) -> None:
     world = World()
-    good = Prompt(ids=[1], params=SamplingParams(), rid="good")
+    good = make_request([1], SamplingParams(), rid="good")
     with pytest.raises(InvalidParam, match=match):
-        world.client.submit([good, Prompt(ids=ids, params=SamplingParams(**params), rid="bad")])
+        world.client.submit([good, make_request(ids, SamplingParams(**params), rid="bad")])
     assert world.sent == []
     assert world.client.num_open == 0
 
@@ -383,8 +383,7 @@ def test_abort_by_name_is_exact() -> None:
 def test_abort_by_the_name_of_a_batch_ends_all_its_members() -> None:
     world = World()
     prompts = [
-        Prompt(ids=[1], params=SamplingParams(n=2), rid=f"batch-{i}", group="batch")
-        for i in range(2)
+        make_request([1], SamplingParams(n=2), rid=f"batch-{i}", group="batch") for i in range(2)
     ]
     world.client.submit(prompts)
     world.submit(rid="batch-10")
@@ -526,7 +525,7 @@ def test_a_wait_is_told_with_the_fronts_part_and_other_warnings_as_they_are() ->
         for _ in range(REFRESH):
             world.client._recorder.delay.learn(0.002)
         (completion,) = world.submit().completions
-        id = completion.spec.id
+        id = completion.spec.request.id
         warnings = [
             RequestWarning(id=id, text="5-9", header=WAIT_HEADER),
             RequestWarning(id=id, text="5-9"),
@@ -544,7 +543,7 @@ def test_nothing_is_sent_before_the_engine_is_ready() -> None:
         waiter = asyncio.create_task(client.state.wait_ready())
         await asyncio.sleep(0)
         with pytest.raises(EngineUnavailable, match="not ready"):
-            client.submit([Prompt(ids=[1], params=SamplingParams(), rid="r")])
+            client.submit([make_request([1], SamplingParams(), rid="r")])
         assert not client.state.is_alive
         client.deliver(READY)
         assert await waiter == READY
@@ -699,5 +698,5 @@ def test_engine_that_answers_inside_send_is_served() -> None:
 
     client = EngineClient(byte_tokenizer(), send)
     client.deliver(READY)
-    generation = client.submit([Prompt(ids=[1], params=SamplingParams(n=2), rid="r")], stream=False)
+    generation = client.submit([make_request([1], SamplingParams(n=2), rid="r")], stream=False)
     assert len(generation.take()) == 2

@@ -11,6 +11,7 @@ from weft.client.completion_metrics import CompletionRecorder
 from weft.client.front_delay import FrontDelay
 from weft.client.generation import Completion, CompletionSpec, Generation
 from weft.messages.replies import WAIT_HEADER, Finish
+from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.observe.metrics import Metrics
 from weft.observe.savings import MAX_TENANTS
@@ -30,13 +31,10 @@ def record(
     """Record a completion of four tokens, or of none, that arrives and ends at the times above.
     Returns what that has taught of the front's part."""
     spec = CompletionSpec(
-        id=1,
+        request=GenerateRequest(id=1, rid="r", sampling=SamplingParams(), tenant=tenant),
         choice=0,
-        rid="r",
         prompt_len=30,
-        params=SamplingParams(),
         latency=metrics.completions.latencies[0],
-        tenant=tenant,
         started_s=ARRIVED_S + 0.25,
         arrived_s=ARRIVED_S,
     )

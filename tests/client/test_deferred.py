@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.client.completions import make_request
 from tests.client.test_client import READY, World
 from weft.client.engine_state import DeferredRequests, ShareLimits
 from weft.client.generation import Generation
-from weft.client.prompt import Prompt
 from weft.messages.codec import Unreadable
 from weft.messages.replies import Finish
 from weft.messages.requests import GenerateRequest
@@ -24,7 +24,7 @@ def world() -> World:
 
 
 def ids_of(generation: Generation) -> list[int]:
-    return [completion.spec.id for completion in generation.completions]
+    return [completion.spec.request.id for completion in generation.completions]
 
 
 def end(world: World, *ids: int) -> None:
@@ -197,19 +197,17 @@ class FirstCome:
 def test_who_comes_beside_a_large_request_begins_in_the_next_step(
     paced: World, n: int, num_steps_before: int
 ) -> None:
-    prompts = [
-        Prompt(ids=[*b"prompt ", i], params=SamplingParams(n=n), rid="large") for i in range(64)
-    ]
+    prompts = [make_request([*b"prompt ", i], SamplingParams(n=n), rid="large") for i in range(64)]
     paced.client.submit(prompts, stream=False)
     engine = FirstCome(paced, output_len=40)
     for _ in range(num_steps_before):
         engine.step()
     small = paced.submit("somebody else", stream=False)
-    assert small.completions[0].spec.id in engine.step()
+    assert small.completions[0].spec.request.id in engine.step()
 
 
 def test_a_large_request_still_fills_its_share_of_the_rows(paced: World) -> None:
-    prompt = Prompt(ids=list(b"prompt"), params=SamplingParams(n=50), rid="large")
+    prompt = make_request(list(b"prompt"), SamplingParams(n=50), rid="large")
     generation = paced.client.submit([prompt] * 4, stream=False)
     engine = FirstCome(paced, output_len=40)
     while not generation.ended:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import weft
 from weft import LLM, SamplingParams
-from weft.client.prompt import Prompt
+from weft.messages.requests import GenerateRequest
 from weft.scheduler.request import RequestState
 
 FOLDER = Path(weft.__file__).parent / "bundled" / "weft-nano"
@@ -106,7 +106,9 @@ def test_vectors_that_are_not_finite_end_their_own_request(llm: LLM, value: floa
         pytest.skip("in float32 torch's norm makes a row of zeros of it")
     [expected] = llm.generate([TEXTS[2]], greedy(12))
     vectors = np.full((9, llm._client.engine.hidden_size), value, dtype=np.float32).tobytes()
-    poisoned = Prompt(ids=[0] * 9, params=greedy(12), rid="poisoned", vectors=vectors)
+    poisoned = GenerateRequest(
+        rid="poisoned", input_ids=bytes(4 * 9), sampling=greedy(12), vectors=vectors
+    )
     outputs = dict(llm.complete([poisoned, llm.prompt(TEXTS[2], greedy(12)), poisoned]))
     assert [outputs[i][0].finish_reason for i in range(3)] == ["error", "length", "error"]
     assert "not finite" in outputs[0][0].error

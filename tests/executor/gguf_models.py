@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.executor.gguf_files import Stored, paired, plain
 from weft.assemble.model_folder import model_folder
 from weft.config.engine import EngineConfig
-from weft.config.gguf_architectures import ARCHITECTURES
+from weft.config.families.table import GGUF_FILES
 from weft.config.model import ModelConfig
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
@@ -71,7 +71,7 @@ CONFIG: dict[str, Any] = {
 ADDED_ONE = ("gemma", "nemotron", "qwen3next", "qwen35")  # to the weights of norms
 EXPERT = re.compile(r"(.*\.experts\.)[0-9]+\.(.*)")
 WHOLE = {"gptneox": {"attn_qkv": "attention.query_key_value"}}
-CLASSES = {name: architecture.name for name, architecture in ARCHITECTURES.items()}
+CLASSES = {name: files.model for name, files in GGUF_FILES.items()}
 _FACTORS = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.3,
@@ -438,7 +438,7 @@ def tensors_of(weights: Mapping[str, Tensor], architecture: str = "llama") -> di
     """The tensors of a file, under its names: those of all experts as one."""
     found: dict[str, Tensor] = {}
     of_experts: dict[str, list[Tensor]] = {}
-    has_pairs = ARCHITECTURES[architecture].has_pairs
+    has_pairs = GGUF_FILES[architecture].architecture.has_pairs
     for name, tensor in weights.items():
         if has_pairs and ".q_proj." in name:
             tensor = paired(tensor, 4)
@@ -465,7 +465,7 @@ def tensors_of(weights: Mapping[str, Tensor], architecture: str = "llama") -> di
         match = EXPERT.fullmatch(name)
         if match is None:
             theirs = gguf_name(name, architecture)
-            has_row = theirs.split(".", 2)[-1] in ARCHITECTURES[architecture].rows
+            has_row = theirs.split(".", 2)[-1] in GGUF_FILES[architecture].architecture.rows
             found[theirs] = tensor[0] if has_row else tensor
             continue
         before, rest = match.groups()
@@ -505,7 +505,7 @@ def _gates_and_ups(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
 
 def gguf_name(name: str, architecture: str = "llama") -> str:
     """The name in a file of a tensor of weft's."""
-    of = ARCHITECTURES[architecture]
+    of = GGUF_FILES[architecture].architecture
     base, _, kind = name.rpartition(".")
     for theirs, ours in {**names._OUTSIDE, **of.outside}.items():
         if base == ours:

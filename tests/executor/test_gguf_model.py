@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from tests.executor.gguf_models import (
     write_folder,
 )
 from weft.assemble.checkpoint import check_files, read_headers
-from weft.assemble.model_folder import model_folder, model_name
+from weft.assemble.model_folder import SOURCES, WEFT, model_folder, model_name
 from weft.assemble.prepare import load_tokenizer, prepare
 from weft.config import gguf
 from weft.config.engine import EngineConfig
@@ -373,6 +374,23 @@ def test_the_folder_is_made_once_for_each_state_of_a_file(tmp_path: Path) -> Non
     assert ModelConfig.from_folder(described(file)).max_position == 128
 
 
+def test_a_family_that_changes_makes_a_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for source in SOURCES:
+        for file in WEFT.glob(source):
+            copy = tmp_path / "weft" / file.relative_to(WEFT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
+    monkeypatch.setattr("weft.assemble.model_folder.WEFT", tmp_path / "weft")
+    file = write_gguf(tmp_path / "a.gguf", metadata(), stored(hf_weights()))
+    folder = described(file)
+    assert described(file) == folder
+    with (tmp_path / "weft" / "config" / "families" / "meta.py").open("a") as family:
+        family.write("# changed")
+    assert described(file) != folder
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -578,5 +596,5 @@ def test_a_window_of_mistral_is_obeyed(tmp_path: Path) -> None:
 
 def test_an_encoder_is_refused(tmp_path: Path) -> None:
     values = metadata() | {"general.architecture": "bert"}
-    with pytest.raises(UnsupportedModel, match="supported are llama, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModel, match="supported are arcee, chatglm, cohere2"):
         described(write_gguf(tmp_path / "a.gguf", values, {}))

@@ -15,7 +15,7 @@ import pytest
 from tests.handoff.pair import FACTS, Pair, Proxy, key_part
 from tests.handoff.peer import Peer, RogueLender
 from tests.tiers.pool import HANG_S, PAGE_SIZE, BytesPool, key_of, pages
-from weft.handoff import greeting, prefill
+from weft.handoff import greeting, reception
 from weft.handoff.wire import (
     LENGTH,
     MAX_WHY_LEN,
@@ -501,7 +501,7 @@ def test_a_name_that_cannot_be_looked_up_is_unreachable(pair: Pair) -> None:
 def test_rubbish_before_the_secret_is_one_line(
     sealed: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill, "log", EventLog("handoff"))  # that has written nothing yet
+    monkeypatch.setattr(reception, "log", EventLog("handoff"))  # that has written nothing yet
     told: list[object] = []
     loop = sealed.prefill._thread.loop
     loop.call_soon_threadsafe(
@@ -606,7 +606,7 @@ def test_only_pages_of_tokens_that_were_shown_are_sent(secret: str) -> None:
 def test_connections_that_do_not_greet_are_bounded(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(reception, "MAX_STRANGERS", 4)
     pair.lend()
     strangers = [Peer.asking(pair.port) for _ in range(4)]
     for stranger in strangers:
@@ -615,13 +615,13 @@ def test_connections_that_do_not_greet_are_bounded(
         assert late.is_over()
     for stranger in strangers:
         stranger.sock.close()
-    pair.wait_until(lambda: not pair.prefill._num_strangers)
+    pair.wait_until(lambda: not pair.prefill._reception.num_strangers)
     pair.ask()
     pair.wait_for("found")
 
 
 def test_whoever_has_greeted_is_no_stranger(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill, "MAX_STRANGERS", 1)
+    monkeypatch.setattr(reception, "MAX_STRANGERS", 1)
     peers = []
     for _ in range(5):
         peer = Peer.asking(pair.port)

@@ -14,8 +14,9 @@ import pytest
 
 from tests.handoff.pair import FACTS, Pair, Proxy, key_part
 from tests.tiers.pool import HANG_S, PAGE_SIZE, BytesPool, key_of, pages
-from weft.handoff.decode import Delivery, Talk
-from weft.handoff.gate import PageGate
+from weft.handoff.conversation import Talk
+from weft.handoff.delivery import Delivery
+from weft.handoff.pages import PageGate
 from weft.handoff.wire import LENGTH, MAX_SMALL_BYTES, Beat, Connection, Spoken
 from weft.memory.handoff.protocol import FoundKv, Missed
 from weft.memory.prefix_cache import NO_PAGES
@@ -286,7 +287,7 @@ def test_whoever_waits_when_the_weights_change_gets_nothing_and_hears_why(
 ) -> None:
     pair.prefill.expect("r")
     pair.ask()
-    pair.wait_until(lambda: any(room.num_askers for room in pair.prefill._rooms.values()))
+    pair.wait_until(lambda: any(room.num_askers for room in pair.prefill._rooms.by_name.values()))
     getattr(pair, side).renew("the weights were changed")
     missed = pair.wait_for("missed")
     where = "there" if side == "prefill" else "here"
@@ -299,8 +300,8 @@ def test_what_is_asked_when_the_weights_change_is_answered_though_nothing_has_be
     pair: Pair,
 ) -> None:
     def ask_and_renew() -> None:
-        pair.decode._begin(Talk(0, pair.place(), key_of(24), 0))
-        pair.decode._leave_all("the weights were changed here")
+        pair.decode._talks.begin(Talk(0, pair.place(), key_of(24), 0))
+        pair.decode._talks.leave_all("the weights were changed here")
 
     pair.lend()
     pair.decode._thread.soon(ask_and_renew)
@@ -323,10 +324,10 @@ def test_every_fetch_lands_at_whatever_moment_its_conversation_ends(pair: Pair, 
 
     async def order_and_end() -> None:
         delivery = Delivery(7, 0, 24, pages(40, 6), NO_PAGES, 0.0)
-        pair.decode._order(0, delivery)
+        pair.decode._talks.order(0, delivery)
         for _ in range(turns):
             await asyncio.sleep(0)
-        pair.decode._leave_all("the weights were changed here")
+        pair.decode._talks.leave_all("the weights were changed here")
 
     pair.lend()
     pair.ask()
@@ -370,7 +371,9 @@ def test_a_sign_of_life_is_sent_when_something_has_happened_or_a_beat_is_over(
     monkeypatch.setattr(Connection, "send", note)
     with Pair(beat_s=2 * HANG_S) as pair:
         pair.ask()
-        pair.wait_until(lambda: any(room.num_askers for room in pair.prefill._rooms.values()))
+        pair.wait_until(
+            lambda: any(room.num_askers for room in pair.prefill._rooms.by_name.values())
+        )
         pair.prefill.expect("r")
         pair.lend()
         pair.wait_for("found")

@@ -231,7 +231,7 @@ def test_a_queue_that_grows_too_long_becomes_one_batch(tmp_path: Path) -> None:
     publisher.start()
     follower = follower_of(events.address, events.replay_endpoint)
     assert follower.blocks == blocks_of(tree)
-    assert len(publisher._kept) == 1
+    assert len(publisher._stream._kept) == 1
     follower.close()
     publisher.stop()
 

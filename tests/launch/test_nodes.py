@@ -109,7 +109,7 @@ def test_a_node_with_another_model_or_version_is_told_so(name: str) -> None:
 def test_nodes_that_do_not_come_are_named() -> None:
     prepared = prepare(settings_of(free_port()))
     nodes = OtherNodes(prepared.config, {}, Loss())
-    object.__setattr__(nodes._config, "dist_timeout", 0.2)
+    object.__setattr__(nodes._terms.config, "dist_timeout", 0.2)
     with pytest.raises(NodeMissing, match=r"node 1 did not join node 0 at 127.* within 0.2 s"):
         nodes.await_all(lambda reason: None)
     nodes.take_leave()

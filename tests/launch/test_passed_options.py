@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from tests.launch.tiny_model import write_tiny_model
 from tests.models.pictures import make_with_pictures
 from tests.text.media_fakes import SEEING
 from tests.text.tokens import infill_tokenizer
-from weft.assemble import build
+from weft.assemble import build, handoff
 from weft.assemble.build import Built, build_engine
+from weft.assemble.handoff import handoff_settings
 from weft.assemble.model_config import choose_model
 from weft.assemble.prepare import prepare
 from weft.config.engine import EngineConfig
@@ -26,9 +28,13 @@ from weft.config.server import ServerConfig
 from weft.grammar.pool import GrammarPool
 from weft.journal.file import JournalReader
 from weft.journal.records import BEGINNING
+from weft.launch.route import route
 from weft.messages.requests import Abort
+from weft.relay.app import Relay
+from weft.scheduler.settings import HandoffSettings
 from weft.server import media
 from weft.server.media import serve_media
+from weft.text.media.fetch import MediaAccess
 from weft.text.media.loader import MediaLoader
 
 MACHINE = Machine(
@@ -72,6 +78,15 @@ def test_a_server_has_the_name_and_the_metrics_that_options_give_it(model: Path)
     assert 'model_name="loom"' in metrics
 
 
+def test_a_server_writes_its_log_in_the_form_of_the_option(model: Path) -> None:
+    with ServerProcess(model, "--log-format", "json") as server:
+        assert server.get("/health") == 200
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0
+    assert server.lines
+    assert all("event" in json.loads(line) for line in server.lines)
+
+
 def test_an_address_for_traces_that_is_none_ends_the_start_with_its_name(model: Path) -> None:
     with ServerProcess(model, "--otlp-endpoint", "127.0.0.1:4317") as server:
         assert server.end() == 2
@@ -90,25 +105,96 @@ def test_keys_of_administrators_are_read_from_their_file(tmp_path: Path) -> None
 
 
 def test_limits_of_sessions_and_stages_reach_the_scheduler(model: Path) -> None:
-    built = built_with(model, max_session_tokens=77, pp_max_micro_batch_size=3)
+    built = built_with(
+        model, max_session_tokens=77, session_timeout_s=9.0, pp_max_micro_batch_size=3
+    )
     built.runner.close()
     settings = built.engine.scheduler.settings
     assert settings.sessions.max_tokens == 77
+    assert settings.sessions.timeout_s == 9.0
     assert settings.max_stage_rows == 3
 
 
-def test_memory_for_grammars_is_that_of_the_option(
+def test_the_model_is_taken_from_the_revision_of_the_option(
     model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def local_path(name: str, revision: str) -> Path:
+        asked.append((name, revision))
+        return model
+
+    monkeypatch.setattr("weft.assemble.model_folder.local_path", local_path)
+    assert prepare(EngineConfig(model="org/model", revision="v2"), MACHINE).folder == model
+    assert asked == [("org/model", "v2")]
+
+
+def test_a_handoff_has_the_times_and_the_fallback_of_the_options() -> None:
+    config = EngineConfig(
+        disaggregation_mode="decode",
+        handoff_lease_s=4.0,
+        handoff_wait_s=5.0,
+        handoff_fallback="fail",
+    )
+    found = handoff_settings(config)
+    assert found == HandoffSettings(mode="decode", lease_s=4.0, wait_s=5.0, fallback="fail")
+
+
+def test_a_prefill_server_lends_on_the_address_of_the_option() -> None:
+    config = EngineConfig(handoff_host="0.0.0.0", disaggregation_bootstrap_port=0)
+    with handoff.listen(config) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+
+
+def test_the_cache_on_disk_has_the_size_of_the_option(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
-    def pool(*parts: Any, max_bytes: int, **others: Any) -> GrammarPool:
+    class Asked(Exception):
+        pass
+
+    def tiers(*parts: Any, max_bytes: int, **others: Any) -> None:
         asked.append(max_bytes)
-        return GrammarPool(*parts, max_bytes=max_bytes, **others)
+        raise Asked
+
+    monkeypatch.setattr("weft.assemble.cache.DiskTiers", tiers)
+    with pytest.raises(Asked):
+        built_with(model, cache_dir=str(tmp_path), cache_disk_gb=0.25)
+    assert asked == [250_000_000]
+
+
+def test_a_front_of_servers_probes_them_as_often_as_the_option_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+
+    class Asked(Exception):
+        pass
+
+    async def watch(relay: Relay, probe_s: float) -> None:
+        asked.append(probe_s)
+        raise Asked
+
+    monkeypatch.setattr(Relay, "watch", watch)
+    with pytest.raises(Asked):
+        route(("--worker", "http://127.0.0.1:9", "--port", "0", "--probe-s", "0.75"))
+    assert asked == [0.75]
+
+
+def test_memory_and_time_for_grammars_are_those_of_the_options(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, float]] = []
+
+    def pool(*parts: Any, max_bytes: int, make_sandbox: Any, **others: Any) -> GrammarPool:
+        *_, timeout_s = make_sandbox.args
+        asked.append((max_bytes, timeout_s))
+        return GrammarPool(*parts, max_bytes=max_bytes, make_sandbox=make_sandbox, **others)
 
     monkeypatch.setattr(build, "GrammarPool", pool)
-    built_with(model, grammar_cache_mb=3).runner.close()
-    assert asked == [3_000_000]
+    built_with(model, grammar_cache_mb=3, grammar_timeout_s=2.5).runner.close()
+    assert asked == [(3_000_000, 2.5)]
 
 
 def num_states(path: Path) -> int:
@@ -137,17 +223,24 @@ def test_a_model_that_also_takes_pictures_takes_text_alone_if_told_so(tmp_path: 
     assert choose_model(config, folder).vision is None
 
 
-def test_memory_for_prepared_pictures_is_that_of_the_option(
+def test_memory_and_time_for_pictures_are_those_of_the_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[int] = []
+    times: list[float] = []
 
     def loader(*parts: Any) -> MediaLoader:
         asked.append(parts[-1])
         return MediaLoader(*parts)
 
+    def access(*parts: Any, timeout_s: float) -> MediaAccess:
+        times.append(timeout_s)
+        return MediaAccess(*parts, timeout_s=timeout_s)
+
     monkeypatch.setattr(media, "MediaLoader", loader)
-    config = ServerConfig(media_cache_mb=1.5)
+    monkeypatch.setattr(media, "MediaAccess", access)
+    config = ServerConfig(media_cache_mb=1.5, media_timeout_s=3.5)
     served = serve_media(SEEING, infill_tokenizer("<pad>"), config, Limits())
     served.close()
     assert asked == [1_500_000]
+    assert times == [3.5]

@@ -28,7 +28,7 @@ WINDOWS = {"kv_tokens": 2_048, "swa_full_tokens_ratio": 0.5, "chunked_prefill_si
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody knows how long prompts take to compute, so every request waits for what is stored, however slow that is."""
-    monkeypatch.setattr("weft.engine.tier_service.LEAST_MEASURED", 1_000_000)
+    monkeypatch.setattr("weft.engine.tiers.reads.LEAST_MEASURED", 1_000_000)
 
 
 S = TypeVar("S", bound=Served)
@@ -230,8 +230,8 @@ def settle(served: Served) -> None:
         served.step()
         service = served.engine.services.tiers
         assert service is not None
-        service._next_look_s = -1.0
-        if not (service.feature.worthy or service._transfers):  # type: ignore[attr-defined]
+        service._writes.next_look_s = -1.0
+        if not (service.feature.worthy or service._transfers.table):  # type: ignore[attr-defined]
             return
         assert time.monotonic() < deadline
         time.sleep(0.001)

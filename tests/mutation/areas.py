@@ -43,7 +43,7 @@ AREAS = {
             "weft/memory/tiers",
             "weft/scheduler/tiers",
             "weft/scheduler/features/tiers.py",
-            "weft/engine/tier_service.py",
+            "weft/engine/tiers",
         ),
         ("tests/tiers", "tests/scheduler/test_tiers.py"),
     ),

@@ -10,12 +10,13 @@ from torch import Tensor
 from tests.ops.codes import PACKED
 from tests.ops.experts import Lonely, Program, Shape, mixed, random
 from weft.ops.cpp.abi import StepArgs, WeightFormat
+from weft.ops.cpp.joint import CppJoint, by_calls
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
-from weft.ops.cpp.sharded import ShardedCppOps, by_calls
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Router
 from weft.ops.routing import Choice, Scores, choose
+from weft.ops.sharding import RankPlace, Sharded
 
 CPU = torch.device("cpu")
 CHOICES = (
@@ -173,8 +174,13 @@ def test_the_terms_of_all_ranks_are_the_output_of_the_experts(
     expected = Program(kernels, whole, shape, len(x))(x)
     total = x.clone()
     for rank in range(num_ranks):
-        link = by_calls(Lonely(rank, num_ranks), timeout_s=1.0)
-        ops = ShardedCppOps(link, kernels, WeightFormat.F32, keeps_codes=True)
+        ops = CppOps(
+            kernels,
+            WeightFormat.F32,
+            keeps_codes=True,
+            placement=Sharded(RankPlace(rank, num_ranks)),
+            joint=CppJoint(by_calls(Lonely(rank, num_ranks), timeout_s=1.0)),
+        )
         total += Program(kernels, ops, shape, len(x))(x) - x
     tolerance = 1e-4 * max(expected.abs().max().item(), 1.0)
     torch.testing.assert_close(total, expected, rtol=1e-4, atol=tolerance)

@@ -14,21 +14,21 @@ from tests.ops.codes import FORMATS as CODES
 from tests.ops.experts import Lonely, Program, Shape, Specified, Twin, rounded_for, specified
 from tests.ops.experts import random as values
 from weft.ops.cpp.abi import WeightFormat
-from weft.ops.cpp.expert_parallel import CppExperts, ExpertParallelCppOps
+from weft.ops.cpp.joint import CppExperts, CppJoint, by_calls, fuses
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
-from weft.ops.cpp.sharded import ShardedCppOps, by_calls
 from weft.ops.expert_parallel import (
     ComputeExperts,
-    ExpertParallelPlainOps,
+    ExpertsApart,
     PeerPlace,
-    PlainExperts,
     experts_of,
 )
-from weft.ops.plain import PlainOps
+from weft.ops.joint import TorchJoint
+from weft.ops.plain import PlainExperts, PlainOps
 from weft.ops.protocol import Experts, Ops
 from weft.ops.quantize import INT8
 from weft.ops.routing import Choice, Routed, Scores
+from weft.ops.sharding import RankPlace, Sharded
 
 CPU = torch.device("cpu")
 # The name of the twin's format, and the tolerance; the twin of bfloat16 keeps float32.
@@ -124,7 +124,12 @@ def test_experts_that_ranks_divide(kernels: Library, format: WeightFormat, seed:
     whole = Program(kernels, CppOps(kernels, format), shape, capacity=40)
     # The operations own the link of a program, so they are kept.
     ops = [
-        ShardedCppOps(by_calls(Lonely(rank, num_ranks), timeout_s=1.0), kernels, format)
+        CppOps(
+            kernels,
+            format,
+            placement=Sharded(RankPlace(rank, num_ranks)),
+            joint=CppJoint(by_calls(Lonely(rank, num_ranks), timeout_s=1.0)),
+        )
         for rank in range(num_ranks)
     ]
     ranks = [Program(kernels, each, shape, capacity=40) for each in ops]
@@ -206,10 +211,11 @@ def test_tokens_get_the_same_bits_from_peers(
     together = Together(shape.choice.num_experts, num_peers, draw)
     programs = []
     for rank in range(num_peers):
-        place = PeerPlace(rank, num_peers)
-        ops = ExpertParallelCppOps(place, together, kernels, format)
+        apart = ExpertsApart(PeerPlace(rank, num_peers))
+        joint = CppJoint(peers=together, fuses=fuses(kernels))
+        ops = CppOps(kernels, format, placement=apart, joint=joint)
         programs.append(Program(kernels, ops, shape, capacity=40))
-        together.peers.append(CppExperts(ops, ops.layers.local([shape.activation])))
+        together.peers.append(CppExperts(ops, apart.local([shape.activation])))
     alone = Program(kernels, CppOps(kernels, format), shape, capacity=40)
     for num in random_lens(draw):
         x = values(num, shape.hidden, seed=num)
@@ -223,13 +229,12 @@ def test_the_plain_peers_compute_what_one_process_computes(seed: int) -> None:
     shape = random_shape(draw)
     num_peers = draw.randint(1, min(3, shape.choice.num_experts))
     together = Together(shape.choice.num_experts, num_peers, draw)
-    peers = [
-        ExpertParallelPlainOps(PeerPlace(rank, num_peers), together, torch.float32, CPU)
-        for rank in range(num_peers)
-    ]
+    placements = [ExpertsApart(PeerPlace(rank, num_peers)) for rank in range(num_peers)]
+    joint = TorchJoint(peers=together)
+    peers = [PlainOps(torch.float32, CPU, placement=apart, joint=joint) for apart in placements]
     layers = [shape.experts(ops) for ops in peers]
     together.peers += [
-        PlainExperts(ops.layers.local([shape.activation]), torch.float32) for ops in peers
+        PlainExperts(apart.local([shape.activation]), torch.float32) for apart in placements
     ]
     alone = PlainOps(torch.float32, CPU)
     for num in random_lens(draw):

@@ -17,7 +17,8 @@ from weft.arrays import IntArray, LongArray
 from weft.memory.allocator import slots_of
 from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.memory.tiers.protocol import TierNews
-from weft.tiers.host import HostJob, HostTiers
+from weft.tiers.host.copier import HostJob
+from weft.tiers.host.store import HostTiers
 
 
 class CopyFailed(Exception):
@@ -102,7 +103,7 @@ class OracleHost(HostTiers):
 
     def take(self) -> TierNews:
         self._look_at_jobs()
-        while self._work.qsize() and self._rng.random() < self._pace:
+        while self._copier.waiting.qsize() and self._rng.random() < self._pace:
             self._copy_next()
         return super().take()
 
@@ -112,7 +113,7 @@ class OracleHost(HostTiers):
         while self._jobs:
             for ticket in list(self._jobs):
                 self.cancel(ticket)
-            while self._work.qsize():
+            while self._copier.waiting.qsize():
                 self._copy_next()
             super().take()
         super().settle()
@@ -129,7 +130,7 @@ class OracleHost(HostTiers):
 
     @property
     def num_faults(self) -> int:
-        return self._faults + (self._store.num_faults if self._store else 0)
+        return self._copier.num_faults + (self._store.num_faults if self._store else 0)
 
     @property
     def num_silent(self) -> int:
@@ -142,11 +143,11 @@ class OracleHost(HostTiers):
 
     def check_places(self) -> None:
         """Each place is free, or a block's, or on its way, once."""
-        owned = [*self._free, *(block.places for block in self._blocks.values())]
+        owned = [*self._blocks.unused, *(block.places for block in self._blocks.by_key.values())]
         dropped = {
             id(block): block.places
             for blocks in [job.held for job in self._jobs.values()]
-            + [below.blocks for below in self._writes_below.values()]
+            + [below.blocks for below in self._below.writes.values()]
             for block in blocks
             if block.is_dropped
         }
@@ -155,14 +156,18 @@ class OracleHost(HostTiers):
             if job.is_read or not self._is_added(job):
                 owned += job.new
         places = np.concatenate(owned)
-        assert len(places) == len(np.unique(places)) == self._num_blocks * self._block_pages
+        assert (
+            len(places)
+            == len(np.unique(places))
+            == self._blocks.num_blocks * self._blocks.block_pages
+        )
 
     def _is_added(self, job: HostJob) -> bool:
         """Whether what a job writes is in the index already, and on its way to the store below."""
-        return any(below.job is job for below in self._writes_below.values())
+        return any(below.job is job for below in self._below.writes.values())
 
     def _copy_next(self) -> None:
-        self._work_on(self._work.get())
+        self._copier.work_on(self._copier.waiting.get())
 
     def _look_at_jobs(self) -> None:
         """A copy may be made at any time."""
@@ -174,4 +179,4 @@ class OracleHost(HostTiers):
                 self.runner.state[slots] = RUBBISH
 
     def _is_copied(self, job: HostJob) -> bool:
-        return any(copied.job is job for copied in self._done)
+        return any(copied.job is job for copied in self._copier.done)

@@ -554,6 +554,16 @@ def test_repetition_takes_the_longest_and_latest_match() -> None:
     assert source.drafts(odd, 3) == b""
 
 
+@pytest.mark.parametrize(("ngram_max", "guess"), [(4, 9), (3, 7), (1, 6)])
+def test_pieces_of_the_text_are_searched_up_to_the_longest_length(
+    ngram_max: int, guess: int
+) -> None:
+    seen = known([0, 1, 2, 3, 9, 4, 1, 2, 3, 7, 5, 3, 6], [0, 1, 2, 3])
+    sources = make_sources(("ngram",), RadixCache(1), ngram_max, 1)
+    first, *_ = filter(None, (source.drafts(seen, 1) for source in sources))
+    assert unpacked(first) == [guess]
+
+
 def test_a_text_that_goes_in_a_circle_is_guessed_as_far_as_is_asked_for() -> None:
     source = Repetition(0.5, 4, 2)
     assert unpacked(source.drafts(known([9, 5], [5, 5]), 4)) == [5, 5, 5, 5]

@@ -239,7 +239,7 @@ def test_those_that_left_before_the_table_was_packed_again_are_out_of_their_lane
         table.discard(request)
     crowd.come()
     crowd.come()
-    assert table.num_repacks == 1
+    assert table.changes.num_forgotten == 1
     lanes.update(table)
     waiting = [one.spec.arrival_order for one in table]
     assert [arrival for (arrival,) in lanes.lane(ONLY_LANE)] == waiting

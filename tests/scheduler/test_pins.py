@@ -148,6 +148,12 @@ def test_a_tenant_displaces_its_own_pins_and_nobody_elses() -> None:
     assert it.engine._engine.services.stats().total_pins_refused == 2
 
 
+@pytest.mark.parametrize(("max_pinned", "pinned"), [(0.0, 0), (0.1, 20), (0.5, 60)])
+def test_pins_take_no_more_than_their_part_of_the_memory(max_pinned: float, pinned: int) -> None:
+    it = world(max_pinned=max_pinned)
+    assert run(it, PROMPT, mark(20), mark(60)).pinned_tokens == pinned
+
+
 def test_of_several_marks_the_longest_that_has_room_is_pinned() -> None:
     it = world()
     piece = run(it, [*PROMPT, *PROMPT[:50]], mark(60), mark(120))

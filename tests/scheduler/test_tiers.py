@@ -25,7 +25,8 @@ from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.tier_oracle import Blocks, OracleTiers
 from tests.scheduler.world import EOS, VOCAB
 from tests.seeds import slow
-from weft.engine.tier_service import HUNG_S, WRITE_BYTES
+from weft.engine.tiers.store import HUNG_S
+from weft.engine.tiers.writes import WRITE_BYTES
 from weft.memory.tiers.protocol import Sought
 from weft.messages.cache import (
     ClearCache,
@@ -87,7 +88,7 @@ class TieredWorld(RecordedWorld):
         if isinstance(self.tiers, OracleHost):
             self.tiers.check_places()
         assert self.transfers.num_owned <= self.scheduler.kv.allocator.num_pages // LARGEST_PART
-        reading = [one for one in self.transfers.values() if one.is_reading]
+        reading = [one for one in self.transfers.table.values() if one.is_reading]
         assert sum(len(one.pages) for one in reading) == self.transfers.num_owned
 
     def run_dry(self, check: bool = True) -> None:
@@ -128,10 +129,10 @@ class TieredWorld(RecordedWorld):
         """Let all transfers end, or be given up."""
         self.tiers.let_all_end()
         for _ in range(5_000):
-            if not self.transfers and not self.service.feature.worthy:
+            if not self.transfers.table and not self.service.feature.worthy:
                 return
             self.step()
-        raise AssertionError(f"still under way: {list(self.transfers)}")
+        raise AssertionError(f"still under way: {list(self.transfers.table)}")
 
 
 def with_host(
@@ -224,7 +225,7 @@ def schedule(seed: int) -> Counter[str]:
     for world in run_tiered(seed):
         world.replay(check=seed % 3 == 0)
         reached["read"] += world.tiers.num_read
-        reached["landed"] += world.service.num_landed
+        reached["landed"] += world.service._reads.num_landed
         reached["written"] += world.tiers.num_written
         reached["faults"] += world.tiers.num_faults
         reached["silent"] += world.tiers.num_silent
@@ -423,7 +424,7 @@ def test_so_many_bytes_are_written_at_a_time() -> None:
     world.step()
     world.tiers.mood = "silent"
     run(world, PROMPT)
-    (transfer,) = world.transfers.values()
+    (transfer,) = world.transfers.table.values()
     assert (transfer.start, transfer.end) == (0, 12)
     world.tiers.let_all_end()
     world.check_idle()
@@ -452,7 +453,7 @@ def test_a_request_waits_no_longer_than_it_may_and_says_for_what() -> None:
     for _ in range(2):
         world.time += HUNG_S
         world.step()
-    assert not world.transfers
+    assert not world.transfers.table
     assert len(world.scheduler.kv.allocator.quarantined) == 20
     assert world.tiers.is_stopped
     assert run(world, PROMPT) == 40  # of memory
@@ -478,7 +479,7 @@ def test_two_namespaces_do_not_wait_for_one_read() -> None:
     world.tiers.mood = "silent"
     for salt in ("", "mine"):
         world.send(PROMPT, max_new_tokens=2, ignore_eos=True, salt=salt)
-    assert len(world.transfers) == 2
+    assert len(world.transfers.table) == 2
     world.tiers.let_all_end()
     world.run_dry()
     assert [one.cached_tokens for one in world.finished.values()] == [40, 40]
@@ -488,7 +489,7 @@ def test_a_transfer_begins_when_all_steps_that_were_planned_before_have_ended() 
     world = small_world(stored(PROMPT))
     world.step()
     world.send(PROMPT, max_new_tokens=2, ignore_eos=True)
-    (transfer,) = world.transfers.values()
+    (transfer,) = world.transfers.table.values()
     world.transfers.begin(transfer.behind)
     assert not transfer.is_started
     world.transfers.begin(transfer.behind + 1)
@@ -513,7 +514,7 @@ def test_nobody_waits_for_a_read_that_was_given_up() -> None:
     world.tiers.mood = "silent"
     world.send(PROMPT, max_new_tokens=2, ignore_eos=True)
     world.step()
-    (given_up,) = world.transfers
+    (given_up,) = world.transfers.table
     world.transfers.cancel(given_up, world.time)
     other = world.send([*PROMPT, 7], max_new_tokens=2, ignore_eos=True)
     assert world.service.feature.waiting[other].ticket != given_up
@@ -529,7 +530,7 @@ def test_what_takes_longer_to_read_than_to_compute_is_computed(
 ) -> None:
     world = small_world(stored(PROMPT))
     world.step()
-    world.service._token_s = 0.001
+    world.service._reads._speed.token_s = 0.001
     monkeypatch.setattr(world.tiers, "seek", lambda *asked: Sought(40, read_s))
     assert run(world, PROMPT) == found
 
@@ -546,7 +547,7 @@ def test_nothing_is_written_while_a_request_waits_for_the_disk() -> None:
             world.step()
     assert world.service.feature.waiting
     assert world.service.feature.worthy
-    assert world.transfers.writing is None
+    assert world.transfers.table.writing is None
     assert world.tiers.num_written == 0
 
 
@@ -554,7 +555,7 @@ def test_two_requests_wait_for_one_read() -> None:
     world = small_world(stored(PROMPT))
     world.step()
     ids = [world.send([*PROMPT, last], max_new_tokens=2, ignore_eos=True) for last in range(3)]
-    assert len(world.transfers) == 1
+    assert len(world.transfers.table) == 1
     world.run_dry()
     assert [world.finished[id].cached_tokens for id in ids] == [40, 40, 40]
     assert world.tiers.num_read == 40
@@ -568,7 +569,7 @@ def test_all_reads_together_take_a_quarter_of_the_pool() -> None:
     for prompt in (PROMPT, other):
         world.send(prompt, max_new_tokens=2, ignore_eos=True)
     # 20 pages of the first prompt, and of the other one the whole blocks for which there is room.
-    assert [len(one.pages) for one in world.transfers.values()] == [20, 4]
+    assert [len(one.pages) for one in world.transfers.table.values()] == [20, 4]
     world.tiers.let_all_end()
     world.run_dry()
     world.check_idle()
@@ -586,12 +587,12 @@ def test_a_read_goes_on_as_long_as_somebody_waits_for_it() -> None:
     world.time += 1.5
     world.step()
     assert [*world.service.feature.waiting] == [second]
-    (ticket,) = world.transfers
-    assert not world.transfers[ticket].is_cancelled
+    (ticket,) = world.transfers.table
+    assert not world.transfers.table[ticket].is_cancelled
     assert world.service.wake_at() == world.service.feature.waiting[second].until_s
     world.time += 2.0
     world.step()
-    transfer = world.transfers[ticket]
+    transfer = world.transfers.table[ticket]
     assert transfer.is_cancelled
     assert transfer.since_s > 5.0  # it has as long to end as if it had just begun
     assert world.service.wake_at() == transfer.since_s + HUNG_S
@@ -671,7 +672,7 @@ def test_all_that_is_cached_is_written_when_it_is_asked_for() -> None:
     run(world, PROMPT)
     assert not world.tiers.blocks
     world.tell(SaveCache(call=3, timeout_s=60.0))
-    assert world.service.wake_at() == world.service.saves[0].until_s
+    assert world.service.wake_at() == world.service._writes.saves[0].until_s
     told = [reply for _ in range(20) for reply in world.engine.step()]
     (reply,) = [one for one in told if isinstance(one, SaveCacheReply)]
     assert reply.success

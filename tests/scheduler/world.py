@@ -273,7 +273,7 @@ class World:
         ends = [pin.handle for pin in kv.pins.firm] + [lease.handle for lease in kv.leases]
         transfers = find_transfers(kv)
         if transfers is not None:
-            ends += [transfer.handle for transfer in transfers.values()]
+            ends += [transfer.handle for transfer in transfers.table.values()]
         for node in ends:
             while node is not None and node.key:
                 locked.add(id(node))

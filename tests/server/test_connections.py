@@ -114,6 +114,20 @@ def test_the_refusal_of_endless_trailers_names_what_is_too_large(server: Running
     assert "trailers" in json.loads(reply.body)["error"]["message"]
 
 
+@pytest.mark.parametrize(("size", "status"), [(500, 200), (3_000, 400)])
+def test_the_limit_of_what_comes_around_a_body_is_that_of_the_option(
+    size: int, status: int
+) -> None:
+    with (
+        running(limits=Limits(max_framing_bytes=1_024)) as server,
+        connected(server) as connection,
+    ):
+        connection.sendall(head(f"POST {TEXT}", CHUNKED) + chunk(PROMPT))
+        assert eventually(lambda: any(one._body_len == len(PROMPT) for one in server.connections))
+        connection.sendall(b"0\r\nx-long: " + b"a" * size + b"\r\n\r\n")
+        assert read_reply(connection).status == status
+
+
 @pytest.mark.parametrize("size", [1, 2, 100])
 def test_a_body_in_small_chunks_with_modest_extensions_is_taken(
     server: RunningServer, size: int

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import ast
 import io
+import shutil
+import subprocess
 import sys
+import tempfile
 import tokenize
 from collections import defaultdict
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 WEFT = ROOT / "weft"
 MAX_COLUMNS = 100
+MAX_ATTRIBUTES = 15
+MAX_METHODS = 25
 
 NO_CODE = {
     tokenize.NL,
@@ -27,6 +33,8 @@ NO_CODE = {
     tokenize.ENDMARKER,
     tokenize.COMMENT,
 }
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+VALUES = {"NamedTuple", "Struct"}
 COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
 
 
@@ -156,6 +164,62 @@ def _attributes(node: ast.ClassDef) -> set[str]:
     return found
 
 
+class Size(NamedTuple):
+    """What a class consists of."""
+
+    attributes: int
+    methods: int
+
+
+def sizes(folder: Path = WEFT) -> dict[str, Size]:
+    """The sizes of all classes of a folder that are more than values. A value is a message
+    (msgspec's `Struct`), a frozen dataclass or a `NamedTuple`: many fields, and nobody changes them."""
+    bases: dict[str, set[str]] = {}
+    found: dict[str, Size] = {}
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = {ast.unparse(base).split(".")[-1] for base in node.bases}
+                if not _is_frozen(node):
+                    methods = sum(isinstance(part, FUNCTIONS) for part in node.body)
+                    found[node.name] = Size(len(_attributes(node)), methods)
+    return {name: size for name, size in found.items() if not _above(name, bases) & VALUES}
+
+
+def _is_frozen(node: ast.ClassDef) -> bool:
+    """Whether it is a frozen dataclass."""
+    return any("frozen=True" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def _above(name: str, bases: dict[str, set[str]]) -> set[str]:
+    """All names of classes that a class inherits from."""
+    found: set[str] = set()
+    rest = {name}
+    while rest:
+        above = bases.get(rest.pop(), set()) - found
+        found |= above
+        rest |= above
+    return found
+
+
+def density_without_magic_commas(folder: Path = WEFT) -> Density:
+    """The density after formatting a copy of the folder, in which no trailing comma keeps a line
+    apart. So commas cannot make lines emptier."""
+    with tempfile.TemporaryDirectory() as copies:
+        copy = Path(copies, folder.name)
+        shutil.copytree(folder, copy, ignore=_other_files)
+        command = [sys.executable, "-m", "ruff", "format", "--quiet", "--no-cache"]
+        command += ["--config", str(ROOT / "pyproject.toml")]
+        command += ["--config", "format.skip-magic-trailing-comma=true", str(copy)]
+        subprocess.run(command, check=True)
+        return density_of_folder(copy)
+
+
+def _other_files(folder: str, names: list[str]) -> list[str]:
+    """The files of a folder that are no Python."""
+    return [name for name in names if Path(folder, name).is_file() and not name.endswith(".py")]
+
+
 def files_at_the_top(*packages: str) -> int:
     """How many modules stand directly in these packages of weft, `__init__` apart."""
     return sum(
@@ -177,6 +241,11 @@ def main() -> None:
     if folder == WEFT:
         top = files_at_the_top("scheduler", "memory", "executor")
         print(f"files at the top of the core     {top}")
+        bare = density_without_magic_commas().tokens_per_line
+        print(f"tokens a line without commas     {bare:.2f}")
+        for name, size in sorted(sizes().items()):
+            if size.attributes > MAX_ATTRIBUTES or size.methods > MAX_METHODS:
+                print(f"large class {name:20} {size.attributes} attributes, {size.methods} methods")
         for name in ("Engine", "Scheduler", "Request", "Completion"):
             print(f"state of {name:24}{len(state(name))}")
 

@@ -113,7 +113,7 @@ def leaving_not_told(every: Every) -> None:
 
     def left(self: EngineClient, generation: Generation) -> None:
         is_open = any(
-            completion.spec.id in self._open.by_id for completion in generation.completions
+            completion.spec.request.id in self._open.by_id for completion in generation.completions
         )
         if not is_open or not every():
             close(self, generation)

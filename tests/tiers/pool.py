@@ -12,7 +12,7 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.tiers.protocol import Landed, Written
-from weft.tiers.disk import DiskTiers
+from weft.tiers.disk.store import DiskTiers
 
 PAGE_SIZE = 4  # tokens
 BLOCK_LEN = 8

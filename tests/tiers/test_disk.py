@@ -23,9 +23,9 @@ from tests.tiers.pool import (
     pages,
 )
 from weft.memory.prefix_cache import CacheKey
-from weft.tiers.disk import FLOOR_BYTES, WRITTEN_SHARE, rest_s
-from weft.tiers.files import ALIGNMENT
-from weft.tiers.index import BlockIndex
+from weft.tiers.disk.files import ALIGNMENT
+from weft.tiers.disk.index import BlockIndex
+from weft.tiers.disk.writer import FLOOR_BYTES, WRITTEN_SHARE, rest_s
 from weft.tiers.keys import digest_of_files
 
 BLOCK_BYTES = ALIGNMENT + 2 * BytesPool.page_bytes
@@ -303,7 +303,7 @@ def test_how_long_a_read_takes_is_learnt_from_those_before(
     tiers = WaitedTiers(tmp_path).opened()
     tiers.write(key_of(16), pages(0, 4))
     clock = FrozenClock()
-    monkeypatch.setattr("weft.tiers.disk.time", clock)
+    monkeypatch.setattr("weft.tiers.disk.reader.time", clock)
     at_first = tiers.seek(0, key_of(16), 0, 0).read_s
     tiers.read(key_of(16), pages(10, 4))  # in no time
     fast = tiers.seek(0, key_of(16), 0, 0).read_s
@@ -338,7 +338,7 @@ def test_the_store_of_a_server_leaves_a_gigabyte_of_its_file_system_free(
         f_frsize = 1
 
     tiers = WaitedTiers(tmp_path, floor_bytes=None).opened()
-    monkeypatch.setattr("weft.tiers.disk.os.statvfs", lambda folder: Status)
+    monkeypatch.setattr("weft.tiers.disk.writer.os.statvfs", lambda folder: Status)
     written = tiers.write(key_of(8), pages(0, 2)).num_bytes
     assert written == (BLOCK_BYTES if lacking <= 0 else 0)
     assert len(files(tmp_path)) == (lacking <= 0)
@@ -359,7 +359,7 @@ def test_a_write_that_fails_is_followed_by_a_rest(
     assert tiers.write(key_of(8, 1), pages(0, 2)).num_bytes == 0
     assert tiers.report().faults == 1
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    tiers._rests_until_s = 0.0
+    tiers._writer.rests_until_s = 0.0
     assert tiers.write(key_of(8), pages(0, 2)).num_bytes == BLOCK_BYTES
 
 

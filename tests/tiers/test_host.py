@@ -17,8 +17,8 @@ from weft.executor.cpu.kv_io import KvPages
 from weft.executor.gpu.host_memory import HostMemory
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.tiers.protocol import Landed, TierNews, Written
-from weft.tiers.disk import DiskTiers
-from weft.tiers.host import HostTiers
+from weft.tiers.disk.store import DiskTiers
+from weft.tiers.host.store import HostTiers
 
 NUM_PLACES = 16  # pages: 8 blocks
 
@@ -189,13 +189,13 @@ def test_a_block_that_is_being_read_gives_its_place_to_nobody(
 def test_a_flush_empties_the_host_and_not_the_folder(tmp_path: Path) -> None:
     hosted = Hosted(tmp_path)
     hosted.write(key_of(16), pages(0, 4))
-    hosted.until(lambda: not hosted.tiers._writes_below)
+    hosted.until(lambda: not hosted.tiers._below.writes)
     hosted.tiers.keep(90, key_of(16, 2), 0, pages(4, 4))  # under way
     hosted.tiers.flush()
     hosted.news()
     hosted.until(lambda: not hosted.tiers._jobs)
     assert hosted.tiers.report().host_blocks == 0
-    assert len(hosted.tiers._free) == 8
+    assert len(hosted.tiers._blocks.unused) == 8
     assert hosted.read(key_of(16), pages(8, 4)).num_from_host == 0
     assert hosted.read(key_of(16), pages(8, 4)).num_from_host == 16
 
@@ -254,7 +254,7 @@ def test_a_copy_that_fails_is_counted_and_nothing_of_it_is_found(
     assert hosted.write(key_of(16), pages(0, 4)).num_bytes == 0
     assert hosted.found(key_of(16)) == 0
     assert hosted.tiers.report().faults == 1
-    assert len(hosted.tiers._free) == 8
+    assert len(hosted.tiers._blocks.unused) == 8
     monkeypatch.undo()
     content = hosted.fill(pages(0, 4), 1)
     hosted.write(key_of(16), pages(0, 4))
@@ -275,12 +275,12 @@ def test_other_weights_find_nothing_and_all_places_come_back() -> None:
     assert hosted.found(key_of(24)) == 0
     hosted.news()
     hosted.tiers.settle()
-    assert len(hosted.tiers._free) == 8
+    assert len(hosted.tiers._blocks.unused) == 8
     assert hosted.tiers.take().has_opened
     hosted.write(key_of(24), pages(0, 6))
     hosted.tiers.clear()
     assert hosted.found(key_of(24)) == 0
-    assert len(hosted.tiers._free) == 8
+    assert len(hosted.tiers._blocks.unused) == 8
     hosted.tiers.stop("for a test")
     assert hosted.write(key_of(24), pages(0, 6)).num_bytes == 0
 
@@ -291,7 +291,7 @@ def test_what_the_host_has_no_room_for_is_on_disk(tmp_path: Path) -> None:
     for seed in range(6):
         expected.append(hosted.fill(pages(0, 4), seed))
         hosted.write(key_of(16, seed), pages(0, 4))
-        hosted.until(lambda: not hosted.tiers._writes_below)
+        hosted.until(lambda: not hosted.tiers._below.writes)
     assert hosted.tiers.report().host_blocks == 8
     assert len(list(tmp_path.rglob("*.kv"))) == 12
     for seed in range(6):
@@ -314,14 +314,14 @@ def test_what_the_host_has_no_room_for_is_on_disk(tmp_path: Path) -> None:
     assert again.read(key_of(16, 3), pages(8, 4)).num_tokens == 0
     assert again.tiers.report().faults == 1
     assert again.read(key_of(16, 2), pages(8, 4)).num_tokens == 16
-    assert len(again.tiers._free) + again.tiers.report().host_blocks == 8
+    assert len(again.tiers._blocks.unused) + again.tiers.report().host_blocks == 8
 
 
 def test_a_disk_that_fails_takes_nothing_of_the_host_away(tmp_path: Path) -> None:
     hosted = Hosted(tmp_path)
     hosted.fill(pages(0, 4), 1)
     hosted.write(key_of(16), pages(0, 4))
-    hosted.until(lambda: not hosted.tiers._writes_below)
+    hosted.until(lambda: not hosted.tiers._below.writes)
     for path in tmp_path.rglob("*.kv"):
         path.unlink()
     assert hosted.read(key_of(16), pages(8, 4)).num_from_host == 16

@@ -25,8 +25,9 @@ from weft.executor.runner import TorchRunner
 from weft.executor.weights.store import WeightStore
 from weft.memory.tiers.protocol import Tiers
 from weft.scheduler.settings import TierSettings
-from weft.tiers.disk import FLOOR_BYTES, DiskTiers
-from weft.tiers.host import HostTiers
+from weft.tiers.disk.store import DiskTiers
+from weft.tiers.disk.writer import FLOOR_BYTES
+from weft.tiers.host.store import HostTiers
 from weft.tiers.keys import digest_of_files, fingerprint_of
 from weft.version import __version__
 from weft.weights.origin import WeightOrigin, files_of, origin_of

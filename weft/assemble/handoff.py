@@ -72,7 +72,7 @@ def make_handoff(
     side: PrefillSide | DecodeSide
     if config.disaggregation_mode == PREFILL:
         side = PrefillSide(
-            _listen(config),
+            listen(config),
             pages,
             page_size=config.page_size,
             secret=config.handoff_secret,
@@ -101,7 +101,8 @@ def make_handoff(
     return side
 
 
-def _listen(config: EngineConfig) -> socket.socket:
+def listen(config: EngineConfig) -> socket.socket:
+    """The socket on which a prefill server lends KV. Raises SettingsError."""
     host = config.handoff_host
     port = config.disaggregation_bootstrap_port
     try:

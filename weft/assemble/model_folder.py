@@ -41,7 +41,7 @@ log = EventLog("serve")
 WEFT = Path(__file__).parents[1]
 SOURCES = (
     "config/gguf.py",
-    "config/gguf_architectures.py",
+    "config/families/*.py",
     "text/gguf_tokenizer.py",
     "assemble/model_folder.py",
     "weights/known.py",
@@ -230,7 +230,8 @@ def _digest(paths: Sequence[Path]) -> str:
     """A digest of the names, sizes and times of files, and of the sources that read them."""
     digest = hashlib.sha256()
     for source in SOURCES:
-        digest.update((WEFT / source).read_bytes())
+        for file in sorted(WEFT.glob(source)):
+            digest.update(file.read_bytes())
     for path in paths:
         status = path.stat()
         digest.update(repr((str(path), status.st_size, status.st_mtime_ns)).encode())

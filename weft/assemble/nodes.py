@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 import msgspec
 import zmq
@@ -27,6 +27,7 @@ from weft.parallel.door import (
     BEAT_S,
     SILENT_S,
     SILENT_WHILE_LOADING_S,
+    CurveKeys,
     Door,
     DoorError,
     Farewell,
@@ -40,7 +41,6 @@ from weft.parallel.door import (
     Serving,
     Silence,
     ZmqContext,
-    ZmqSocket,
     bind,
     keys_of,
     listening,
@@ -58,6 +58,89 @@ class NodeMissing(ModelError):
     """A node did not come, or could not stay."""
 
 
+class NodeTerms:
+    """The settings and facts that all nodes must have in common."""
+
+    def __init__(self, config: EngineConfig, facts: dict[str, str]) -> None:
+        self.config = config
+        self._facts = facts
+
+    def refusal(self, greeting: Greeting, come: Container[int]) -> str:
+        """The reason to decline a node; "" if it is accepted. `come`:
+        the nodes that are here already."""
+        node = greeting.node
+        different = difference(self._facts, greeting.facts)
+        if different:
+            return different
+        try:
+            theirs = msgspec.json.decode(greeting.settings, type=EngineConfig)
+        except msgspec.DecodeError:
+            return "its settings cannot be read"
+        different = said_otherwise(theirs, self.config)
+        if different:
+            return different
+        if not 0 < node < self.config.nnodes:
+            return f"--node-rank is {node}; node 0 waits for 1 to {self.config.nnodes - 1}"
+        if node in come:
+            return f"--node-rank is {node}, and a node with this number has joined already"
+        return ""
+
+
+class NodePeers:
+    """The nodes that have come: where each is at the door, and how long it has been silent."""
+
+    def __init__(self) -> None:
+        self.by_node: dict[int, bytes] = {}
+        self._silences: dict[int, Silence] = {}
+        self._next_beat_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self.by_node)
+
+    def add(self, node: int, peer: bytes) -> None:
+        self.by_node[node] = peer
+        self._silences[node] = Silence(time.monotonic())
+
+    def heard(self, peer: bytes) -> bool:
+        """Note a sign of life. Returns whether it is from a node that has come."""
+        for node, known in self.by_node.items():
+            if peer == known:
+                self._silences[node].heard()
+                return True
+        return False
+
+    def beat_is_due(self, now_s: float) -> bool:
+        """Whether it is time for the next beat, which is sent then."""
+        if now_s < self._next_beat_s:
+            return False
+        self._next_beat_s = now_s + BEAT_S
+        return True
+
+    def silent(self, now_s: float, limit_s: float) -> list[int]:
+        """The nodes that have sent nothing for too long."""
+        return [node for node, one in self._silences.items() if one.tick(now_s, limit_s)]
+
+
+class RankSockets:
+    """The links to the ranks of other nodes, each on a socket and a port of its own."""
+
+    def __init__(self, loss: Loss) -> None:
+        self._loss = loss
+        self._context: ZmqContext = zmq.Context()
+        self.links: dict[int, NodeLink] = {}  # in the order of ranks
+        self.ports: dict[int, int] = {}
+
+    def open(self, rank: int, host: str, keys: CurveKeys) -> None:
+        """Raises DoorError."""
+        socket = listening(self._context, zmq.DEALER, keys)
+        self.ports[rank] = bind(socket, host)
+        self.links[rank] = NodeLink(socket, self._loss)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+        self.links.clear()
+
+
 class OtherNodes:
     """All nodes but node 0."""
 
@@ -65,16 +148,11 @@ class OtherNodes:
         """Listen for the other nodes. `config` is resolved; the reason of a lost node is reported
         to `loss`. Raises SettingsError if this node does not have the address in the settings."""
         host, port = address_of(config)
-        self._config = config
-        self._facts = facts
+        self._terms = NodeTerms(config, facts)
         self._loss = loss
-        self._context: ZmqContext = zmq.Context()
         self._at_door: ZmqContext = zmq.Context()  # its `term` waits until all messages are sent
-        self._peers: dict[int, bytes] = {}  # node → its peer at the door, for nodes that have come
-        self._silences: dict[int, Silence] = {}
-        self._next_beat_s = 0.0
-        self._links: dict[int, NodeLink] = {}
-        self._ports: dict[int, int] = {}
+        self._peers = NodePeers()
+        self._sockets = RankSockets(loss)
         self._serves = False
         self._ends = threading.Event()
         self._reason = ""  # reason of the end
@@ -87,27 +165,28 @@ class OtherNodes:
             self._door = Door(self._at_door, keys, self.host, port)
             for node in range(1, config.nnodes):
                 for rank in ranks_of(config, node):
-                    self._open(rank, listening(self._context, zmq.DEALER, keys))
+                    self._sockets.open(rank, self.host, keys)
             self.store, self.store_port = listening_store(
                 self.host, config.tp_size, config.dist_timeout
             )
         except (DoorError, OSError) as exc:
-            for context in (self._at_door, self._context):
-                context.destroy(linger=0)
+            self._at_door.destroy(linger=0)
+            self._sockets.close()
             raise SettingsError(f"--dist-init-addr: {exc}") from exc
         log.info("waits_for_nodes", number=config.nnodes - 1, address=f"{self.host}:{port}")
 
     @property
     def links(self) -> Mapping[int, NodeLink]:
         """The links to the ranks of other nodes, in the order of ranks."""
-        return self._links
+        return self._sockets.links
 
     def await_all(self, on_lost: Callable[[str], None]) -> None:
         """Wait until every node has come, then watch the nodes: when one is lost, another thread
         calls `on_lost` with the reason. Raises NodeMissing."""
         self._on_lost = on_lost
-        until_s = time.monotonic() + self._config.dist_timeout
-        while len(self._peers) + 1 < self._config.nnodes:
+        config = self._terms.config
+        until_s = time.monotonic() + config.dist_timeout
+        while len(self._peers) + 1 < config.nnodes:
             if time.monotonic() > until_s:
                 raise NodeMissing(self._missing())
             self._turn()
@@ -133,59 +212,34 @@ class OtherNodes:
 
     def close(self) -> None:
         """Close the links of ranks. Called by the thread that uses them, after the farewell."""
-        self._context.destroy(linger=0)
-        self._links.clear()
-
-    def _open(self, rank: int, socket: ZmqSocket) -> None:
-        self._ports[rank] = bind(socket, self.host)
-        self._links[rank] = NodeLink(socket, self._loss)
+        self._sockets.close()
 
     def _take(self, heard: Heard) -> None:
         peer, word = heard
-        for node, known in self._peers.items():
-            if peer == known:
-                self._silences[node].heard()
-                if isinstance(word, LostRank):
-                    self._lose(word.reason)
+        is_known = self._peers.heard(peer)
+        if is_known and isinstance(word, LostRank):
+            self._lose(word.reason)
         if not isinstance(word, Greeting):
             return
-        reason = self._refusal(word)
+        reason = self._terms.refusal(word, self._peers.by_node)
         if reason:
             log.warning("node_declined", node=word.node, reason=reason)
             self._door.say(peer, NodeDeclined(reason))
             return
-        self._peers[word.node] = peer
-        self._silences[word.node] = Silence(time.monotonic())
-        ports = [self._ports[rank] for rank in ranks_of(self._config, word.node)]
-        settings = msgspec.json.encode(self._config)
+        self._peers.add(word.node, peer)
+        config = self._terms.config
+        ports = [self._sockets.ports[rank] for rank in ranks_of(config, word.node)]
+        settings = msgspec.json.encode(config)
         self._door.say(peer, NodeWelcome(settings, ports, self.store_port))
         log.info("node_came", node=word.node)
 
-    def _refusal(self, greeting: Greeting) -> str:
-        """The reason to decline a node; "" if it is accepted."""
-        node = greeting.node
-        different = difference(self._facts, greeting.facts)
-        if different:
-            return different
-        try:
-            theirs = msgspec.json.decode(greeting.settings, type=EngineConfig)
-        except msgspec.DecodeError:
-            return "its settings cannot be read"
-        different = said_otherwise(theirs, self._config)
-        if different:
-            return different
-        if not 0 < node < self._config.nnodes:
-            return f"--node-rank is {node}; node 0 waits for 1 to {self._config.nnodes - 1}"
-        if node in self._peers:
-            return f"--node-rank is {node}, and a node with this number has joined already"
-        return ""
-
     def _missing(self) -> str:
-        missing = [node for node in range(1, self._config.nnodes) if node not in self._peers]
+        config = self._terms.config
+        missing = [node for node in range(1, config.nnodes) if node not in self._peers.by_node]
         names = ", ".join(map(str, missing))
         text = (
-            f"node {names} did not join node 0 at {self._config.dist_init_addr} within "
-            f"{self._config.dist_timeout:g} s (--dist-timeout)"
+            f"node {names} did not join node 0 at {config.dist_init_addr} within "
+            f"{config.dist_timeout:g} s (--dist-timeout)"
         )
         if self._door.num_strangers:
             text += "; a process with another secret tried to join (WEFT_DIST_SECRET)"
@@ -202,16 +256,14 @@ class OtherNodes:
         if heard is not None:
             self._take(heard)
         now_s = time.monotonic()
-        if now_s < self._next_beat_s or self._ends.is_set():
+        if self._ends.is_set() or not self._peers.beat_is_due(now_s):
             return
-        self._next_beat_s = now_s + BEAT_S
         word = Serving() if self._serves else NodeBeat()
-        for peer in self._peers.values():
+        for peer in self._peers.by_node.values():
             self._door.say(peer, word)
         limit_s = SILENT_S if self._serves else SILENT_WHILE_LOADING_S
-        for node, silence in self._silences.items():
-            if silence.tick(now_s, limit_s):
-                self._lose(f"node {node} has sent nothing for {limit_s:g} s")
+        for node in self._peers.silent(now_s, limit_s):
+            self._lose(f"node {node} has sent nothing for {limit_s:g} s")
 
     def _lose(self, reason: str) -> None:
         if not self._loss.reason and not self._ends.is_set():
@@ -223,7 +275,7 @@ class OtherNodes:
         if self._has_parted:
             return
         self._has_parted = True
-        missed = set(self._peers.values())
+        missed = set(self._peers.by_node.values())
         for peer in missed:
             self._door.say(peer, Farewell(self._reason))
         until_s = time.monotonic() + FAREWELL_S

@@ -33,7 +33,7 @@ from weft.executor.wire.followers import READY, Followers, Ranks
 from weft.executor.wire.shared_pool import SharedPool
 from weft.observe.log import EventLog, get_format, get_level
 from weft.ops.cpp.abi import RANKS_LOST_AT
-from weft.ops.cpp.sharded import shared_bytes
+from weft.ops.cpp.joint import shared_bytes
 from weft.ops.sharding import Collective, RankLost, RankPlace
 from weft.ops.stages import StagePlace
 from weft.parallel.comm import TorchComm, address_towards, calling_store, file_store

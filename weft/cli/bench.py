@@ -6,15 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from weft.bench.batching import BatchingOptions, bench_batching
 from weft.bench.freeze import FreezeOptions, bench_freeze
-from weft.bench.grammar import GrammarOptions, bench_grammar
 from weft.bench.offline import OfflineOptions, bench_offline
 from weft.bench.prediction import PredictionOptions, bench_prediction
 from weft.bench.quality import QualityOptions, bench_quality
 from weft.bench.scheduler import SchedulerBenchOptions, bench_scheduler
 from weft.bench.serving import ServingOptions, bench_serving
-from weft.bench.shape import ShapeOptions, bench_shape
 from weft.bench.workloads import WORKLOADS
 from weft.config.engine import EngineConfig
 from weft.config.options import Command, Config, Settings, SettingsError, asked_help, did_you_mean
@@ -46,22 +43,10 @@ BENCHES = {
         (ServingOptions,),
         positional="url",
     ),
-    "batching": Benchmark(
-        bench_batching,
-        "Static against continuous batching.",
-        (BatchingOptions, EngineConfig),
-        positional="model",
-    ),
     "freeze": Benchmark(
         bench_freeze,
         "How long streams stand still while prompts are computed.",
         (FreezeOptions, EngineConfig),
-        positional="model",
-    ),
-    "grammar": Benchmark(
-        bench_grammar,
-        "What structured output costs: free, under masks, with jumps.",
-        (GrammarOptions, EngineConfig),
         positional="model",
     ),
     "quality": Benchmark(
@@ -69,12 +54,6 @@ BENCHES = {
         "What fewer bits cost: perplexity, divergence, same likeliest tokens.",
         (QualityOptions, EngineConfig),
         positional="model",
-    ),
-    "shape": Benchmark(
-        bench_shape,
-        "Write a model of random weights to compare engines on.",
-        (ShapeOptions,),
-        positional="shape",
     ),
     "prediction": Benchmark(
         bench_prediction,

@@ -41,8 +41,8 @@ from weft.config.options import (
 from weft.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from weft.client.prompt import Prompt
     from weft.llm import LLM, Output
+    from weft.messages.requests import GenerateRequest
     from weft.messages.sampling import InvalidParam, SamplingParams
 
 ABOUT = "Complete one prompt (--prompt) or a file of them (--input), without a server."
@@ -231,7 +231,7 @@ def _complete_lines(llm: LLM, source: IO[str], target: IO[str], params: Sampling
 
 def _prompts(
     llm: LLM, source: IO[str], defaults: SamplingParams, ids: list[Any]
-) -> Iterator[Prompt | InvalidParam]:
+) -> Iterator[GenerateRequest | InvalidParam]:
     """The lines of `source` as prompts, or their errors. Appends the id of each line to `ids`."""
     from weft.messages.sampling import InvalidParam
 
@@ -249,7 +249,7 @@ def _prompts(
             yield InvalidParam("line", f"this line cannot be read: {exc}")
 
 
-def _prompt(llm: LLM, line: JsonObject, defaults: SamplingParams) -> Prompt:
+def _prompt(llm: LLM, line: JsonObject, defaults: SamplingParams) -> GenerateRequest:
     import msgspec
 
     from weft.messages.sampling import SamplingParams

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.client.prompt import Prompt
 from weft.messages.replies import AuxPiece, CacheUsePiece, HiddenStatesPiece, PromptLogprobsPiece
+from weft.messages.requests import GenerateRequest
 
 # ---- hidden states
 
@@ -44,17 +44,17 @@ def last_state(outputs: Sequence[AuxPiece]) -> list[float]:
     return values
 
 
-def num_hidden_states(prompt: Prompt, context_length: int) -> int:
+def num_hidden_states(request: GenerateRequest, context_length: int) -> int:
     """The largest number of states of a prompt, in all its completions."""
-    params = prompt.params
+    params = request.sampling
     if params.hidden_states is None:
         return 0
     if params.hidden_states == "last":
         return params.n
     max_new_tokens = params.max_new_tokens
     if max_new_tokens is None:
-        max_new_tokens = context_length - len(prompt.ids)
-    return params.n * (len(prompt.ids) + max_new_tokens)
+        max_new_tokens = context_length - request.prompt_len
+    return params.n * (request.prompt_len + max_new_tokens)
 
 
 def _rows(outputs: Sequence[AuxPiece]) -> NDArray[np.float32]:
@@ -103,12 +103,12 @@ def prompt_logprobs(outputs: Sequence[AuxPiece]) -> list[PromptToken]:
     return tokens
 
 
-def num_prompt_logprobs(prompt: Prompt) -> int:
+def num_prompt_logprobs(request: GenerateRequest) -> int:
     """The number of values of a prompt, in all its completions."""
-    params = prompt.params
+    params = request.sampling
     if params.prompt_logprobs is None:
         return 0
-    num_tokens = max(len(prompt.ids) - params.prompt_logprobs_start, 0)
+    num_tokens = max(request.prompt_len - params.prompt_logprobs_start, 0)
     values_per_token = 1 + params.prompt_logprobs + len(params.logprob_token_ids)
     return num_tokens * values_per_token * params.n
 

@@ -1,9 +1,9 @@
-"""The front's side of the engine: prompts in, completions out, and calls that control the engine.
+"""The front's side of the engine: requests in, completions out, and calls that control the engine.
 
 One `EngineClient` per engine. A request's way through it:
 
-    submit ─▶ make_requests ─▶ send ─▶ (engine) ─▶ deliver ─▶ Completion.push ─▶ Generation
-     checks    numbers them                         one StepOutput for all        wakes its consumer
+    submit ─▶ checked ─▶ numbered ─▶ send ─▶ (engine) ─▶ deliver ─▶ Completion.push ─▶ Generation
+                                                  one StepOutput for all        wakes its consumer
 
 It belongs to one event loop and is not thread-safe. It opens no socket: `send` takes messages for
 the engine, `deliver` gets messages from it, so an in-process engine only needs `send=inbox.append`.
@@ -31,8 +31,15 @@ from weft.client.engine_state import (
     OpenCompletions,
     ShareLimits,
 )
-from weft.client.generation import Completion, CompletionSpec, Generation
-from weft.client.prompt import Prompt, batch_requests, make_requests, media_bytes
+from weft.client.generation import Completion, CompletionSpec, Generation, TextDelivery
+from weft.client.requests import (
+    batch_requests,
+    checked,
+    media_bytes,
+    numbered,
+    unpack_ids,
+    without_prompt,
+)
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine, Unreadable
 from weft.messages.control import GetState
@@ -109,83 +116,82 @@ class EngineClient:
         pictures, videos and sounds count once for all completions of a prompt."""
         return sum(one.spec.num_embed_bytes for one in self._open.by_id.values())
 
-    # ---- from prompts to requests
+    # ---- requests
 
-    def submit(self, prompts: Sequence[Prompt], *, stream: bool = True) -> Generation:
-        """Start generating. Nothing is sent unless all prompts are valid.
+    def submit(
+        self,
+        requests: Sequence[GenerateRequest],
+        deliveries: Sequence[TextDelivery] = (),
+        *,
+        stream: bool = True,
+    ) -> Generation:
+        """Start generating. Nothing is sent unless all requests are valid.
 
+        `deliveries`: one for each request; without, each token is delivered at once.
         Raises `InvalidParam` for mistakes of the user, `EngineUnavailable` without an engine.
         """
         engine = self.state.require_ready()
-        made: list[tuple[Prompt, list[GenerateRequest]]] = []
+        clamps = self._limits.clamps_max_tokens
         has_stops = False
-        for prompt in prompts:
-            of_prompt = make_requests(
-                prompt,
-                engine,
-                self._tokenizer,
-                self._numbers,
-                clamps=self._limits.clamps_max_tokens,
-            )
-            made.append((prompt, of_prompt))
-            if prompt.params.stop or prompt.params.stop_regex:
+        to_send: list[GenerateRequest] = []
+        for request in requests:
+            to_send.append(checked(request, engine, self._tokenizer, clamps=clamps))
+            if request.sampling.stop or request.sampling.stop_regex:
                 has_stops = True
         stops: StopSets | None = None
         if has_stops:
-            stops = StopSets(prompt.params for prompt in prompts)
+            stops = StopSets(request.sampling for request in requests)
         generation = Generation(stream=stream, on_close=self._close)
-        requests: list[GenerateRequest] = []
+        sent: list[GenerateRequest] = []
         metrics = self.metrics.completions
-        for prompt, of_prompt in made:
-            max_tokens = of_prompt[0].sampling.max_new_tokens or 0
-            metrics.params_n.observe_one(prompt.params.n)
-            metrics.params_max_tokens.observe_one(max_tokens)
-            for request in of_prompt:
-                completion = self._completion(request, prompt, generation, stops)
+        for index, request in enumerate(requests):
+            metrics.params_n.observe_one(request.sampling.n)
+            metrics.params_max_tokens.observe_one(to_send[index].sampling.max_new_tokens or 0)
+            delivery = deliveries[index] if deliveries else TextDelivery()
+            of_request = numbered(to_send[index], self._numbers)
+            for one in of_request:
+                completion = self._completion(one.id, request, generation, delivery, stops)
                 # Entered before anything is sent, because an in-process engine may answer at once.
                 self._open.add(completion)
-            requests += of_prompt
-        if self._limits.max_request_share and len(requests) > 1:
-            requests = self._defer(requests, generation, engine)
-        self._send_requests(requests)
+            sent += of_request
+        if self._limits.max_request_share and len(sent) > 1:
+            sent = self._defer(sent, generation, engine)
+        self._send_requests(sent)
         return generation
 
     def _completion(
         self,
+        id: int,
         request: GenerateRequest,
-        prompt: Prompt,
         generation: Generation,
+        delivery: TextDelivery,
         stops: StopSets | None,
     ) -> Completion:
         started_s = time.perf_counter()
         http = current.get()
-        num_embed_bytes = len(prompt.vectors)
-        if prompt.media:  # shared by its completions
-            num_embed_bytes = media_bytes(prompt) // prompt.params.n
+        sampling = request.sampling
+        ids = unpack_ids(request.input_ids)
+        num_embed_bytes = len(request.vectors)
+        if request.media:  # shared by its completions
+            num_embed_bytes = media_bytes(request) // sampling.n
         spec = CompletionSpec(
-            id=request.id,
+            request=without_prompt(request, id),
             choice=len(generation.completions),
-            rid=prompt.rid,
-            group=prompt.group,
-            prompt_len=len(prompt.ids),
-            params=prompt.params,
-            latency=self.metrics.completions.latencies[prompt.priority],
-            tenant=prompt.tenant,
-            pins=prompt.pins,
-            tells_cache=prompt.tells_cache,
-            num_embed_bytes=num_embed_bytes,
-            stream_interval=min(prompt.stream_interval, self._limits.max_pending_tokens),
+            prompt_len=len(ids),
+            latency=self.metrics.completions.latencies[request.priority],
             started_s=started_s,
             arrived_s=started_s if http is None else http.arrived_s,
+            num_embed_bytes=num_embed_bytes,
+            stream_interval=min(delivery.stream_interval, self._limits.max_pending_tokens),
             traceparent="" if http is None else http.traceparent,
         )
         detokenizer = self._tokenizer.detokenizer(
-            skip_special_tokens=prompt.params.skip_special_tokens,
-            prompt=() if prompt.vectors else prompt.ids,  # with vectors the ids mean nothing
+            skip_special_tokens=sampling.skip_special_tokens,
+            prompt=() if request.vectors else ids,  # with vectors the ids mean nothing
         )
-        matcher = None if stops is None else stops.matcher(prompt.params)
-        if matcher is not None and prompt.reasoning is not None:
-            matcher = AnswerMatcher(matcher, prompt.reasoning())
+        matcher = None if stops is None else stops.matcher(sampling)
+        if matcher is not None and delivery.reasoning is not None:
+            matcher = AnswerMatcher(matcher, delivery.reasoning())
         return Completion(spec, generation, detokenizer, matcher)
 
     def _defer(
@@ -321,7 +327,7 @@ class EngineClient:
         now = time.perf_counter()
         find = self._open.by_id.get
         max_pending_tokens = self._limits.max_pending_tokens
-        stop_tokens: dict[int, int] = {}
+        stop_tokens: dict[int, int | str] = {}
         for finish in step.finished:
             if finish.matched is not None:
                 stop_tokens[finish.id] = finish.matched
@@ -342,7 +348,7 @@ class EngineClient:
                 completion.first_token_at = now
                 if self._open.deferred:
                     self._open.note_first_token(completion)
-                spec.latency.first_token.observe_one(now - spec.arrived_s, spec.rid)
+                spec.latency.first_token.observe_one(now - spec.arrived_s, spec.request.rid)
             completion.last_token_at = now
             try:
                 if stop_tokens and stop_tokens.get(id) == token:
@@ -366,7 +372,7 @@ class EngineClient:
         lens: list[int] = []
         for completion in stopped:
             if completion.end is None:
-                ids.append(completion.spec.id)
+                ids.append(completion.spec.request.id)
                 lens.append(completion.num_tokens)
         if ids:
             message = "a stop string was found"
@@ -382,7 +388,7 @@ class EngineClient:
         named = self._open.named(name)
         in_engine = [one for one in named if not self._abort_deferred(one)]
         if in_engine:
-            ids = [one.spec.id for one in in_engine]
+            ids = [one.spec.request.id for one in in_engine]
             self._send(Abort(ids=tuple(ids)))
         return len(named)
 
@@ -410,7 +416,7 @@ class EngineClient:
         if open_now and self.state.lost is None:
             self._send(Abort(ids=tuple(self._open.by_id), message=message))
         for completion in open_now:
-            id = completion.spec.id
+            id = completion.spec.request.id
             finish = Finish(id=id, reason="error", message=message, status=status)
             self._end(completion, finish)
             completion.generation.wake()
@@ -420,7 +426,7 @@ class EngineClient:
         if not self._open.drop_deferred(completion):
             return False
         message = "the request was aborted"
-        finish = Finish(id=completion.spec.id, reason="abort", message=message)
+        finish = Finish(id=completion.spec.request.id, reason="abort", message=message)
         self._end(completion, finish)
         completion.generation.wake()
         return True
@@ -429,7 +435,7 @@ class EngineClient:
         """Give up a completion whose client does not read, so that it costs no memory and no
         steps."""
         message = "the client does not read its answer"
-        id = completion.spec.id
+        id = completion.spec.request.id
         self.metrics.refused("max_pending_tokens")
         self._send(Abort(ids=(id,), message=message))
         finish = Finish(id=id, reason="abort", message=message)
@@ -449,12 +455,12 @@ class EngineClient:
         if not is_survivable(exc):
             raise exc
         name = type(exc).__name__
-        log.exception("output_failed", exc, rid=completion.spec.rid, error=name)
+        log.exception("output_failed", exc, rid=completion.spec.request.rid, error=name)
         self._fail(completion, f"the output could not be decoded ({name})")
 
     def _fail(self, completion: Completion, message: str) -> None:
         """End an open completion with an error, here and in the engine."""
-        id = completion.spec.id
+        id = completion.spec.request.id
         finish = Finish(id=id, reason="error", message=message, status=500)
         self._send(Abort(ids=(id,), message=message))
         end = completion.break_off(finish, self.state.weight_version)
@@ -470,7 +476,7 @@ class EngineClient:
         for completion in generation.completions:
             if completion.end is not None:
                 continue
-            id = completion.spec.id
+            id = completion.spec.request.id
             left.append(id)
             # A stream has delivered the tokens that were taken; a whole answer has delivered none.
             lost = len(completion.pending_ids) if generation.stream else completion.num_tokens

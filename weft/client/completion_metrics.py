@@ -13,7 +13,7 @@ from collections.abc import Callable
 from logging import DEBUG
 
 from weft.client.front_delay import FrontDelay
-from weft.client.generation import Completion, CompletionEnd
+from weft.client.generation import Completion
 from weft.messages.replies import WAIT_HEADER, Finish
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
@@ -32,7 +32,7 @@ class CompletionRecorder:
     def record(
         self,
         completion: Completion,
-        end: CompletionEnd,
+        end: Finish,
         finish: Finish | None,
         *,
         is_logged: bool,
@@ -56,13 +56,14 @@ class CompletionRecorder:
     def _count(
         self,
         completion: Completion,
-        end: CompletionEnd,
+        end: Finish,
         stages: dict[str, float],
         now: float,
     ) -> None:
         metrics = self._metrics.completions
         model_name = self._metrics.model_name
         spec = completion.spec
+        rid = spec.request.rid
         metrics.ended.labels(model_name, end.reason).inc()
         if end.reason == "abort":
             metrics.aborted.labels(model_name).inc()
@@ -71,33 +72,34 @@ class CompletionRecorder:
         metrics.prompt_tokens.observe_one(end.prompt_tokens)
         metrics.uncached_tokens.observe_one(end.prompt_tokens - end.cached_tokens)
         metrics.generation_tokens.observe_one(end.completion_tokens)
-        spec.latency.e2e.observe_one(now - spec.arrived_s, spec.rid)
+        spec.latency.e2e.observe_one(now - spec.arrived_s, rid)
         if "queue" in stages:
-            spec.latency.queue.observe_one(stages["queue"], spec.rid)
+            spec.latency.queue.observe_one(stages["queue"], rid)
         if "decode" not in stages:
             return  # the completion has no token
         for stage, histogram in metrics.stages.items():
-            histogram.observe_one(stages[stage], spec.rid)
+            histogram.observe_one(stages[stage], rid)
         decode_s = stages["decode"]
-        metrics.inference.observe_one(stages["prefill"] + decode_s, spec.rid)
+        metrics.inference.observe_one(stages["prefill"] + decode_s, rid)
         if end.completion_tokens > 1:
-            metrics.time_per_token.observe_one(decode_s / (end.completion_tokens - 1), spec.rid)
+            metrics.time_per_token.observe_one(decode_s / (end.completion_tokens - 1), rid)
         if end.cached_tokens:
             num_computed = end.prompt_tokens - end.cached_tokens
-            metrics.savings.add(spec.tenant, end.cached_tokens, num_computed, stages["prefill"])
+            tenant = spec.request.tenant
+            metrics.savings.add(tenant, end.cached_tokens, num_computed, stages["prefill"])
 
     def _log(
         self,
         write: Callable[..., None],
         completion: Completion,
-        end: CompletionEnd,
+        end: Finish,
         stages: dict[str, float],
         now: float,
     ) -> None:
         stage_fields = {f"{stage}_s": seconds for stage, seconds in stages.items()}
         write(
             "finished",
-            rid=completion.spec.rid,
+            rid=completion.spec.request.rid,
             reason=end.reason,
             prompt_tokens=end.prompt_tokens,
             cached_tokens=end.cached_tokens,
@@ -110,7 +112,7 @@ class CompletionRecorder:
     def _trace(
         self,
         completion: Completion,
-        end: CompletionEnd,
+        end: Finish,
         stages: dict[str, float],
         now: float,
     ) -> CompletionTrace:
@@ -118,7 +120,7 @@ class CompletionRecorder:
         attributes = _attributes(completion, end, stages, now - spec.arrived_s)
         attributes["gen_ai.response.model"] = self._metrics.model_name
         return CompletionTrace(
-            rid=spec.rid,
+            rid=spec.request.rid,
             traceparent=spec.traceparent,
             began_s=spec.arrived_s,
             ended_s=now,
@@ -148,13 +150,13 @@ def stage_times(completion: Completion, finish: Finish | None, now: float) -> di
 
 def _attributes(
     completion: Completion,
-    end: CompletionEnd,
+    end: Finish,
     stages: dict[str, float],
     total_s: float,
 ) -> dict[str, str | int | float | list[str]]:
     """The trace attributes, under OpenTelemetry's names for generative models."""
     spec = completion.spec
-    params = spec.params
+    params = spec.request.sampling
     attributes: dict[str, str | int | float | list[str]] = {
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,

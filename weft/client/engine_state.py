@@ -19,7 +19,6 @@ import msgspec
 from msgspec.structs import replace
 
 from weft.client.generation import Completion, Generation
-from weft.messages.media import ID_BYTES
 from weft.messages.requests import GenerateRequest
 from weft.messages.status import EngineReady, Heartbeat, Stats
 from weft.messages.weights import FIRST_VERSION, WeightsReply
@@ -237,18 +236,18 @@ class OpenCompletions:
         self.deferred: dict[Generation, DeferredRequests] = {}
 
     def add(self, completion: Completion) -> None:
-        spec = completion.spec
-        self.by_id[spec.id] = completion
-        for name in {spec.rid, spec.group} - {""}:
-            self._by_name.setdefault(name, set()).add(spec.id)
+        request = completion.spec.request
+        self.by_id[request.id] = completion
+        for name in {request.rid, request.group} - {""}:
+            self._by_name.setdefault(name, set()).add(request.id)
 
     def remove(self, completion: Completion) -> None:
         """A completion has ended. The last one of a generation also drops its waiting requests."""
-        spec = completion.spec
-        del self.by_id[spec.id]
-        for name in {spec.rid, spec.group} - {""}:
+        request = completion.spec.request
+        del self.by_id[request.id]
+        for name in {request.rid, request.group} - {""}:
             ids = self._by_name[name]
-            ids.discard(spec.id)
+            ids.discard(request.id)
             if not ids:
                 del self._by_name[name]
         if self.deferred:
@@ -259,7 +258,7 @@ class OpenCompletions:
         deferred = self.deferred.get(generation)
         if deferred is None:
             return
-        deferred.ended(completion.spec.id)
+        deferred.ended(completion.spec.request.id)
         if generation.ended:
             self.forget_deferred(generation)
 
@@ -288,7 +287,7 @@ class OpenCompletions:
     def drop_deferred(self, completion: Completion) -> bool:
         """Drop the waiting request of `completion`. Returns whether it was still here."""
         deferred = self.deferred.get(completion.generation)
-        return deferred is not None and deferred.drop(completion.spec.id)
+        return deferred is not None and deferred.drop(completion.spec.request.id)
 
     def forget_deferred(self, generation: Generation | None = None) -> None:
         """Drop the waiting requests of one generation, or of all."""
@@ -301,7 +300,7 @@ class OpenCompletions:
         """The engine has computed the prompt of `completion`."""
         deferred = self.deferred.get(completion.generation)
         if deferred is not None:
-            deferred.began(completion.spec.id)
+            deferred.began(completion.spec.request.id)
 
     def take_deferred(self) -> list[GenerateRequest]:
         """The requests that may now be sent, because earlier ones have begun or ended."""
@@ -391,7 +390,7 @@ class DeferredRequests:
         page_size = self._limits.page_size
         if request.shares_kv and self._last_prompt == _prompt_key(request):
             return page_size
-        prompt_len = len(request.input_ids) // ID_BYTES
+        prompt_len = request.prompt_len
         num_pages = -(-prompt_len // page_size)
         return max(num_pages, 1) * page_size
 

@@ -10,39 +10,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weft.messages.pins import PinMark
-from weft.messages.replies import AuxPiece, Finish, FinishReason, HiddenStatesPiece, TokenLogprobs
-from weft.messages.sampling import SamplingParams
+from msgspec.structs import replace
+
+from weft.messages.replies import AuxPiece, Finish, HiddenStatesPiece, TokenLogprobs
+from weft.messages.requests import GenerateRequest
 from weft.messages.weights import FIRST_VERSION
 from weft.observe.metrics import Latency
 from weft.text.detokenizer import Detokenizer
+from weft.text.parsers.output import Parser
 from weft.text.stop.stopping import StopMatcher
-
-
-class CompletionEnd(NamedTuple):
-    """How a completion ended. A `status` from 400 up means that it failed; `message` says why."""
-
-    reason: FinishReason
-    matched: str | int | None  # the stop string or stop token
-    message: str
-    status: int
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    queue_s: float
-    e2e_s: float
-    weight_version: str = FIRST_VERSION  # of the weights that computed its last token
-    retry_after_s: int = 0  # when there may be room again; 0: unknown
-    # Tokens of the client's prediction that were accepted and rejected as drafts.
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-
-    @property
-    def failed(self) -> bool:
-        return self.status >= 400
 
 
 class Delta(NamedTuple):
@@ -57,27 +35,29 @@ class Delta(NamedTuple):
     token_ids: list[int]
     logprobs: list[TokenLogprobs]  # one for each of `token_ids`, if the request asked for them
     num_tokens: int  # generated so far, including these
-    end: CompletionEnd | None  # set in the last delta
+    end: Finish | None  # in the last delta
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompletionSpec:
+class TextDelivery(NamedTuple):
+    """How the text of a request's completions reaches its reader. The engine knows nothing of
+    it."""
+
+    stream_interval: int = 1  # tokens in one delta, except the first
+    # A new parser of the reasoning before the answer, if stop strings end only the answer.
+    reasoning: Callable[[], Parser] | None = None
+
+
+class CompletionSpec(NamedTuple):
     """What is known of a completion before its first token. Times are from `time.perf_counter`."""
 
-    id: int  # of its request to the engine
+    request: GenerateRequest  # as it was made, with its number and without its prompt
     choice: int
-    rid: str
-    group: str = ""
     prompt_len: int
-    params: SamplingParams  # as the user gave them
     latency: Latency  # where its times are recorded
-    tenant: str = ""  # the tenant whose savings include it
-    pins: tuple[PinMark, ...] = ()  # prefixes of the prompt that stay cached
-    tells_cache: bool = False  # the end tells where the cached tokens were
+    started_s: float
+    arrived_s: float  # when the HTTP request came
     num_embed_bytes: int = 0  # of input embeddings that the engine keeps for it
     stream_interval: int = 1  # tokens in one delta, except the first
-    started_s: float = field(default_factory=time.perf_counter)
-    arrived_s: float = field(default_factory=time.perf_counter)  # when the HTTP request came
     traceparent: str = ""
 
 
@@ -127,7 +107,7 @@ class Completion:
         # The stop string that ended the completion here; the engine's final message is still to
         # come.
         self.stopped_by: str | None = None
-        self.end: CompletionEnd | None = None
+        self.end: Finish | None = None
         self._detokenizer = detokenizer
         self._matcher = matcher
         self._texts: list[str] = []
@@ -150,7 +130,7 @@ class Completion:
     def push_stop(self, token: int) -> None:
         """Take the stop token that ended it. Its id always counts; its text only with
         `include_stop`."""
-        if self.spec.params.include_stop:
+        if self.spec.request.sampling.include_stop:
             self.push(token)
         else:
             self.pending_ids.append(token)
@@ -161,7 +141,7 @@ class Completion:
         "last"."""
         if self.stopped_by is not None:
             return  # it belongs to tokens after the end
-        only_last = self.spec.params.hidden_states == "last"
+        only_last = self.spec.request.sampling.hidden_states == "last"
         if only_last and isinstance(output, HiddenStatesPiece):
             kept = [one for one in self.aux_outputs if not isinstance(one, HiddenStatesPiece)]
             self.aux_outputs[:] = kept
@@ -172,7 +152,7 @@ class Completion:
         if len(self._logprobs) < len(self.pending_ids):
             self._logprobs.append(logprobs)
 
-    def finish(self, finish: Finish, weight_version: str = FIRST_VERSION) -> CompletionEnd:
+    def finish(self, finish: Finish, weight_version: str = FIRST_VERSION) -> Finish:
         """Take the engine's final message. A stop string that was found here has priority."""
         if self.stopped_by is None:
             text = self._detokenizer.flush()
@@ -187,33 +167,22 @@ class Completion:
                 self._texts.append(text)
         return self.break_off(finish, weight_version)
 
-    def break_off(self, finish: Finish, weight_version: str = FIRST_VERSION) -> CompletionEnd:
+    def break_off(self, finish: Finish, weight_version: str = FIRST_VERSION) -> Finish:
         """End at once, as `finish` says, without the text that is still held back."""
-        reason = finish.reason
-        matched: str | int | None = finish.matched
-        message = finish.message
-        status = finish.status
-        if self.stopped_by is not None:
-            reason = "stop"
-            matched = self.stopped_by
-            message = ""
-            status = 200
-        self.end = CompletionEnd(
-            reason=reason,
-            matched=matched,
-            message=message,
-            status=status,
-            # The engine's count includes the history of a session.
-            prompt_tokens=finish.prompt_tokens or self.spec.prompt_len,
+        # The engine's count includes the history of a session.
+        prompt_tokens = finish.prompt_tokens or self.spec.prompt_len
+        e2e_s = time.perf_counter() - self.spec.started_s
+        self.end = replace(
+            finish,
+            prompt_tokens=prompt_tokens,
             completion_tokens=self.num_tokens,
-            cached_tokens=finish.cached_tokens,
-            queue_s=finish.queue_s,
-            e2e_s=time.perf_counter() - self.spec.started_s,
+            e2e_s=e2e_s,
             weight_version=weight_version,
-            retry_after_s=finish.retry_after_s,
-            accepted_prediction_tokens=finish.accepted_prediction_tokens,
-            rejected_prediction_tokens=finish.rejected_prediction_tokens,
         )
+        if self.stopped_by is not None:
+            self.end = replace(
+                self.end, reason="stop", matched=self.stopped_by, message="", status=200
+            )
         self.generation.num_open -= 1
         return self.end
 
@@ -243,7 +212,7 @@ class Completion:
         """Add text, cut at a stop string once `min_new_tokens` are exceeded."""
         matcher = self._matcher
         if matcher is not None:
-            if self.num_tokens > self.spec.params.min_new_tokens:
+            if self.num_tokens > self.spec.request.sampling.min_new_tokens:
                 text = matcher.push(text)
                 self.stopped_by = matcher.matched
             else:

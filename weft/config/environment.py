@@ -38,15 +38,12 @@ CONFIGS = (
 # Commands with many more settings, whose modules take long to import: their own variables are known
 # by the name of the setting.
 MODULES = (
-    "weft.bench.batching",
     "weft.bench.freeze",
-    "weft.bench.grammar",
     "weft.bench.offline",
     "weft.bench.prediction",
     "weft.bench.quality",
     "weft.bench.scheduler",
     "weft.bench.serving",
-    "weft.bench.shape",
     "weft.cli.replay",
     "weft.cli.sim",
     "weft.sim.synthetic",

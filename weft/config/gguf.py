@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft.config.families.family import FULL
-from weft.config.gguf_architectures import ARCHITECTURES, StateLayers
-from weft.config.gguf_readers import expert_size
+from weft.config.families.gguf import StateLayers, expert_size
+from weft.config.families.table import GGUF_FILES
 from weft.config.model import BadCheckpoint, UnsupportedModel
 from weft.json_types import JsonMapping, JsonObject
 
@@ -109,7 +109,7 @@ def hf_config(model: GgufModel) -> JsonObject:
             f"heads of {head_dim} need {head_dim // 2}"
         )
     found: JsonObject = {
-        "architectures": [architecture.name],
+        "architectures": [keys.files.model],
         "hidden_size": hidden_size,
         "intermediate_size": keys.number("feed_forward_length", int, keys.expert_size),
         "num_hidden_layers": keys.num_layers,
@@ -117,7 +117,7 @@ def hf_config(model: GgufModel) -> JsonObject:
         "num_key_value_heads": keys.number("attention.head_count_kv", int, num_heads),
         "head_dim": head_dim,
         "max_position_embeddings": keys.number("context_length", int),
-        architecture.norm_eps[1]: keys.number(architecture.norm_eps[0], float),
+        keys.files.family.norm_eps_key: keys.number(architecture.norm_eps, float),
         "rope_parameters": _rope(keys),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "attention_bias": _has_any(model, "blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
@@ -163,13 +163,14 @@ class _Keys:
         """Raises UnsupportedModel for an architecture that weft does not support."""
         self._model = model
         architecture = model.metadata.get("general.architecture")
-        if architecture not in ARCHITECTURES:
+        if architecture not in GGUF_FILES:
             raise UnsupportedModel(
                 f"{model.name}: GGUF of architecture {str(architecture)[:64]!r} is not supported; "
-                f"supported are {', '.join(ARCHITECTURES)}"
+                f"supported are {', '.join(GGUF_FILES)}"
             )
         self._prefix = str(architecture)
-        self.architecture = ARCHITECTURES[self._prefix]
+        self.files = GGUF_FILES[self._prefix]
+        self.architecture = self.files.architecture
 
     def full(self, key: str) -> str:
         return f"{self._prefix}.{key}"

@@ -14,7 +14,7 @@ import msgspec
 
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
-from weft.engine.tier_service import TierService
+from weft.engine.tiers.service import TierService
 from weft.messages.cache import GetCacheReply
 from weft.messages.pins import PinStatus
 from weft.messages.replies import StepOutput

@@ -29,7 +29,7 @@ from weft.engine.pin_service import PinService
 from weft.engine.prefill_log import PrefillLog
 from weft.engine.session_service import SessionService
 from weft.engine.surroundings import Profiler, Surroundings
-from weft.engine.tier_service import TierService
+from weft.engine.tiers.service import TierService
 from weft.engine.until_idle import CacheFlushes, EngineShutdown
 from weft.messages.status import Stats
 from weft.scheduler.features.handoff import LendFeature, PullFeature

@@ -7,7 +7,7 @@ import math
 
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
-from weft.engine.tier_service import TierService
+from weft.engine.tiers.service import TierService
 from weft.messages.control import FlushCacheReply
 from weft.messages.requests import Abort
 

@@ -29,9 +29,9 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from weft.handoff.gate import PageGate
+from weft.handoff.pages import PageGate
 from weft.seal import Mark, Open, Seals, is_same
-from weft.tiers.files import MAX_PIECES, behind
+from weft.tiers.pages import MAX_PIECES, behind
 
 VERSION = 4
 LENGTH = struct.Struct("<I")

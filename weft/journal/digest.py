@@ -32,6 +32,7 @@ from weft.plan.outputs import SampledLogprobsRequest
 from weft.plan.step import Plan, find
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
+_encode_in_order = msgspec.msgpack.Encoder().encode
 
 
 def digest(value: Any, crc: int = 0) -> int:
@@ -116,7 +117,10 @@ def answered(output: StepOutput) -> Answered:
     content = zlib.crc32(output.ids)
     content = zlib.crc32(output.tokens, content)
     if output.finished:
-        content = zlib.crc32(_encode(output.finished), content)
+        # As plain values, which are encoded alike however many fields a `Finish` has: a message of
+        # more than 15 fields has a longer head, also if most of them are omitted.
+        finished = msgspec.to_builtins(output.finished)
+        content = zlib.crc32(_encode_in_order(finished), content)
     num_tokens = len(output.tokens) // 4
     return Answered(num_tokens, len(output.finished), content)
 

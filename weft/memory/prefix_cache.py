@@ -33,6 +33,14 @@ class CacheKey(NamedTuple):
     namespace: str
     tokens: bytes  # TOKEN_BYTES for each token
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    def first(self, num_tokens: int) -> CacheKey:
+        """The key of the first tokens."""
+        return CacheKey(self.namespace, self.tokens[: num_tokens * TOKEN_BYTES])
+
 
 class Match(NamedTuple):
     """The longest cached prefix of a sequence, in whole pages."""

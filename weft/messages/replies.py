@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from weft.messages.weights import FIRST_VERSION
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 PIECE_BYTES = 64 << 20  # of hidden states in one message
 
@@ -24,11 +26,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The final message about a request. Tokens of the same step come before it."""
+    """The final message about a request. Tokens of the same step come before it.
+
+    The front completes it for the answer, with what only the front knows.
+    """
 
     id: int
     reason: FinishReason
-    matched: int | None = None  # the token id that stopped it, if one did
+    # The token id that stopped it, if one did; from the front: or the stop string.
+    matched: int | str | None = None
     message: str = ""  # the reason, for "abort" and "error"
     status: int = 200  # HTTP status; 400 and above is an error
     prompt_tokens: int = 0
@@ -41,6 +47,13 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Tokens of the client's prediction that were accepted and rejected as drafts.
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    # Set by the front:
+    e2e_s: float = 0.0  # from the making of the request to its end
+    weight_version: str = FIRST_VERSION  # of the weights that computed its last token
+
+    @property
+    def failed(self) -> bool:
+        return self.status >= 400
 
 
 WAIT_HEADER = "wait-ms"  # its text is LOW-HIGH, in milliseconds from the arrival in the engine

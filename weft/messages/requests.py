@@ -11,7 +11,7 @@ import msgspec
 
 from weft.config.numbers import MAX_LABEL_IDS
 from weft.messages.handoff import HandoffParams
-from weft.messages.media import MediaItem
+from weft.messages.media import ID_BYTES, MediaItem
 from weft.messages.pins import PinMark
 from weft.messages.replies import FinishReason
 from weft.messages.sampling import InvalidParam, SamplingParams, check_number, check_token_ids
@@ -51,12 +51,13 @@ class GenerateRequest(
     """Generate one completion of one prompt.
 
     `id` is the sender's own number for the request, unique among its open requests; every reply
-    carries it. `rid` is the name that the user gave or was given; several requests may have the
-    same. A completion with n > 1 is n requests that share the prompt through the prefix cache.
-    `group` is a second name, shared by the members of a batch.
+    carries it. The front makes a request once, without a number; `client/requests.py` checks and
+    numbers it. `rid` is the name that the user gave or was given; several requests may have the
+    same. A request for n > 1 completions is sent as n requests, which share the prompt through the
+    prefix cache. `group` is a second name, shared by the members of a batch.
     """
 
-    id: int
+    id: int = 0
     rid: str
     input_ids: bytes = b""  # int32 [prompt_len], packed
     sampling: SamplingParams
@@ -85,6 +86,10 @@ class GenerateRequest(
     tells_cache: bool = False
     # Another server computes the prompt, or continues this request; None: neither.
     handoff: HandoffParams | None = None
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.input_ids) // ID_BYTES
 
     @property
     def spans(self) -> list[tuple[int, int]]:

@@ -3,8 +3,6 @@ this class; the differences are in `config/families/`, the computations in `laye
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
@@ -28,7 +26,9 @@ from weft.models.layers.states import (
     make_state_mixer,
 )
 from weft.models.layers.weight import Weights, vector
+from weft.ops.plain import PlainOps
 from weft.ops.protocol import Ops
+from weft.ops.stages import Absent
 
 
 class Block:
@@ -182,51 +182,35 @@ def make_feed_forward(
     return make_mlp(config, spec, ops)
 
 
-class OpsOfParts(Protocol):
-    """The `Ops` with which each part of a decoder is made."""
-
-    embedding: Ops
-    head: Ops
-
-    def layer(self, layer: int) -> Ops: ...
-
-
-class AllOps:
-    """One `Ops` for all parts: for a decoder that one process computes."""
-
-    def __init__(self, ops: Ops) -> None:
-        self.embedding = ops
-        self.head = ops
-
-    def layer(self, layer: int) -> Ops:
-        return self.head
-
-
 class Decoder:
     def __init__(
         self,
         config: ModelConfig,
         ops: Ops,
         states: LayerStates | None = None,
-        parts: OpsOfParts | None = None,
     ) -> None:
-        """`states` holds the states of layers that keep one. `parts` gives each part its ops, if
-        another process computes some of them; None: all parts use `ops`."""
+        """`states` holds the states of layers that keep one."""
         spec = config.decoder
-        parts = parts or AllOps(ops)
+        here = ops.layer_range(config.num_layers)
+        # Of parts that other processes compute, only the names of the weights exist here.
+        elsewhere = PlainOps(torch.float32, torch.device("cpu"), placement=Absent())
+        has_table = here.is_first or (here.is_last and config.tie_embeddings)
+        ops_of_table: Ops = ops if has_table else elsewhere
         self._ops = ops
+        self._range = here
+        self._hidden_size = config.hidden_size
         self._names = spec.names
         self._deepstack = spec.deepstack
         self.embedding = Embedding(
             config.vocab_size,
             config.hidden_size,
-            parts.embedding,
+            ops_of_table,
             # Models are trained with this factor rounded to their dtype.
             scale=float(torch.tensor(spec.embedding_scale, dtype=getattr(torch, config.dtype))),
         )
         self.layer_inputs: LayerInputTable | None = None
         if spec.layer_inputs is not None:
-            self.layer_inputs = LayerInputTable(config, spec.layer_inputs, parts.embedding)
+            self.layer_inputs = LayerInputTable(config, spec.layer_inputs, ops_of_table)
         # Layers with equal rotations share one table of angles.
         ropes: dict[tuple[RopeConfig, int], Rope] = {}
         self.layers: list[DecoderLayer] = []
@@ -238,9 +222,10 @@ class Decoder:
                 _, head_dim = config.kv_shape(layer)
                 made = Rope(rotation, config, head_dim)
                 rope = ropes.setdefault((rotation, head_dim), made)
-            self.layers.append(DecoderLayer(config, layer, rope, parts.layer(layer), states))
+            ops_of_layer: Ops = ops if layer in here.layers else elsewhere
+            self.layers.append(DecoderLayer(config, layer, rope, ops_of_layer, states))
         self.norm = make_norm(config, config.hidden_size, ops)
-        self.head = make_head(config, self.embedding, parts.head)
+        self.head = make_head(config, self.embedding, ops if here.is_last else elsewhere)
 
     def forward(
         self,
@@ -261,13 +246,21 @@ class Decoder:
         attention: PagedAttention,
         vectors: Tensor | None = None,
     ) -> Tensor:
-        x = self.embedding(tokens, vectors) if carried is None else carried
+        """`LayeredModel.run_layers`. Layers that other processes compute leave x unchanged."""
+        here = self._range
+        if carried is not None:
+            x = carried
+        elif here.is_first:
+            x = self.embedding(tokens, vectors)
+        else:
+            x = self._ops.take(len(tokens), self._hidden_size)
         table = self.layer_inputs
         inputs = None
         if table is not None:
             assert carried is None, "a model with inputs for each layer runs in one piece"
             inputs = table(tokens, x)
-        for index in range(first, last):
+        end = min(last, here.layers.stop)
+        for index in range(max(first, here.layers.start), end):
             given = None
             if table is not None and inputs is not None:
                 given = table.of_layer(inputs, index)
@@ -276,7 +269,10 @@ class Decoder:
                 inputs = table.narrow(inputs, attention)
             if index < self._deepstack:
                 x = self._ops.add_vectors(x, tokens, vectors, index + 1)
-        return self._ops.computed(x)
+        x = self._ops.computed(x)
+        if first < end == here.layers.stop and not here.is_last:
+            x = self._ops.give(x)
+        return x
 
     def normed(self, hidden: Tensor) -> Tensor:
         return self._ops.computed(self.norm(hidden))

@@ -5,8 +5,7 @@ other weights of the model, and computes its own steps.
     tokens of peer 1 ─▶ routed ─┴─▶ experts of peer 1 ─┴─▶ weighted sum ─▶ tokens of peer 1
 
 A peer returns the unweighted outputs of its experts, and the peer that has the token adds them up.
-So the result of a token has the same bits as in a single process. This is the specification of
-`cpp/expert_parallel.py`.
+So the result of a token has the same bits as in a single process.
 
 Source: GShard, arXiv:2006.16668, section 3.
 """
@@ -20,9 +19,9 @@ import torch
 from torch import Tensor
 
 from weft.ops.codes import CodeFormat, Codes
-from weft.ops.plain import PlainOps, mixed
+from weft.ops.lora import LoraPart
+from weft.ops.placement import MakeExperts, PlacedMatrix, Placement
 from weft.ops.protocol import Experts, Matrix, Shard
-from weft.ops.routing import Routed
 
 
 class PeerPlace(NamedTuple):
@@ -67,11 +66,10 @@ class ExpertExchange(Protocol):
         ...
 
 
-class OwnedExperts:
-    """A `Matrix` of experts of which this process stores some, in `local`.
+class OwnedExperts(PlacedMatrix):
+    """The matrices of all experts; `local` has those of this peer."""
 
-    `get` returns NaN for the experts of other peers.
-    """
+    local: Matrix
 
     def __init__(
         self,
@@ -92,9 +90,11 @@ class OwnedExperts:
         self._first = owned.first * len(sizes)
         self._num_parts = owned.size * len(sizes)
 
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        return self.local.tensors
+    def adapted(self, parts: Sequence[LoraPart | None]) -> Sequence[LoraPart | None]:
+        return parts[self._first : self._first + self._num_parts]
+
+    def adapted_rows(self, part: LoraPart) -> LoraPart:
+        raise AssertionError("experts are no table")
 
     def put(self, part: int, rows: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
         if self._is_here(part):
@@ -128,19 +128,25 @@ class OwnedExperts:
         return self._first <= part < self._first + self._num_parts
 
 
-class ExpertLayers:
-    """The experts of this process, layer by layer. A layer makes two matrices: first gates and ups,
-    then downs."""
+class ExpertsApart(Placement):
+    """Some experts of each layer, and all of the other weights. A layer makes two matrices of
+    experts: first gates and ups, then downs."""
 
     def __init__(self, place: PeerPlace) -> None:
-        self.place = place
+        self._place = place
         self._matrices: list[OwnedExperts] = []
 
-    def own(
-        self, local: Matrix, num_experts: int, in_size: int, sizes: tuple[int, ...]
-    ) -> OwnedExperts:
-        """Register the next matrix; `local` has the experts of this process."""
-        owned = experts_of(num_experts, self.place)
+    def expert_matrix(
+        self,
+        make: MakeExperts,
+        num_experts: int,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        shard: Shard | None,
+    ) -> Matrix:
+        owned = experts_of(num_experts, self._place)
+        local = make(owned.size, in_size, sizes, bias)
         number = len(self._matrices)
         matrix = OwnedExperts(local, in_size, sizes, num_experts, owned, number=number)
         self._matrices.append(matrix)
@@ -163,55 +169,3 @@ def layer_of(experts: Experts) -> int | None:
     if not isinstance(experts.down, OwnedExperts):
         return None
     return experts.down.number // 2
-
-
-class ExpertParallelPlainOps(PlainOps):
-    """The `Ops` of one peer, in torch."""
-
-    def __init__(
-        self,
-        place: PeerPlace,
-        exchange: ExpertExchange,
-        dtype: torch.dtype,
-        device: torch.device,
-        format: str = "",
-    ) -> None:
-        super().__init__(dtype, device, format)
-        self.layers = ExpertLayers(place)
-        self._exchange = exchange
-
-    def expert_matrix(
-        self,
-        num_experts: int,
-        in_size: int,
-        sizes: tuple[int, ...],
-        *,
-        bias: bool = False,
-        gated: bool = False,
-        shard: Shard | None = None,
-    ) -> Matrix:
-        num_here = experts_of(num_experts, self.layers.place).size
-        local = super().expert_matrix(num_here, in_size, sizes, bias=bias, gated=gated)
-        return self.layers.own(local, num_experts, in_size, sizes)
-
-    def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
-        layer = layer_of(experts)
-        if layer is None:
-            return super().experts(x, routed, experts)
-        num_tokens, num_chosen = routed.experts.shape
-        out = torch.empty(num_tokens * num_chosen, experts.down.sizes[0])
-        self._exchange.exchange(layer, x.float(), routed.experts, out)
-        each = out.view(num_tokens, num_chosen, -1)
-        return (each * routed.weights[..., None]).sum(1).to(x.dtype)
-
-
-class PlainExperts:
-    """`ComputeExperts` in torch."""
-
-    def __init__(self, layers: Sequence[Experts], dtype: torch.dtype) -> None:
-        self._layers = layers
-        self._dtype = dtype
-
-    def __call__(self, layer: int, x: Tensor, rows: Tensor, experts: Tensor) -> Tensor:
-        alone = Routed(experts[:, None], torch.ones(len(experts), 1))
-        return mixed(x[rows].to(self._dtype), alone, self._layers[layer]).float()

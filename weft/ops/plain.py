@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -12,9 +13,12 @@ from torch import Tensor
 
 from weft.ops.codes import COARSE, CodeFormat, Codes, Scales, codes_of_int8
 from weft.ops.elementwise import ACTIVATIONS, gate_and_mul, rms_norm, scaled_logits
+from weft.ops.expert_parallel import layer_of
 from weft.ops.fusion import tensor_of
+from weft.ops.joint import ALONE, TorchJoint
 from weft.ops.lora import TorchAdapters
-from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router, Shard
+from weft.ops.placement import WHOLE, Placement, held, is_summed
+from weft.ops.protocol import Experts, LayerNorm, LayerRange, Matrix, Norm, Router, Shard
 from weft.ops.quantize import (
     CODE_FORMATS,
     FP8,
@@ -27,6 +31,7 @@ from weft.ops.quantize import (
     widened,
 )
 from weft.ops.routing import Routed, choose
+from weft.ops.sharding import ShardedMatrix
 
 QUANTIZE = {"int8": quantize_int8, "fp8": quantize_fp8}
 KEPT_IN = {"int8": torch.int8, "fp8": FP8}
@@ -303,10 +308,14 @@ class TorchWeights(ABC):
         dtype: torch.dtype,
         device: torch.device,
         format: str = "",
+        placement: Placement = WHOLE,
+        joint: TorchJoint = ALONE,
     ) -> None:
         self._dtype = dtype
         self._device = device
         self._format = format
+        self.placement = placement
+        self._joint = joint
         self._vectors: list[Tensor] = []
         self._matrices: list[PlainMatrix] = []
         self.chosen: dict[int, Tensor] = {}
@@ -335,14 +344,11 @@ class TorchWeights(ABC):
         shard: Shard | None = None,
     ) -> Matrix:
         format = "int8" if precise and self._format else self._format
-        matrix = self._matrix(in_size, sizes, bias, format)
-        self._matrices.append(matrix)
-        return matrix
+        make = partial(self._made, format)
+        return self.placement.matrix(make, in_size, sizes, bias, shard)
 
     def exact_matrix(self, in_size: int, size: int, *, bias: bool = False) -> Matrix:
-        matrix = PlainMatrix(in_size, (size,), bias, torch.float32, self._device)
-        self._matrices.append(matrix)
-        return matrix
+        return self.placement.matrix(self._made_exact, in_size, (size,), bias, None)
 
     def expert_matrix(
         self,
@@ -354,10 +360,86 @@ class TorchWeights(ABC):
         gated: bool = False,
         shard: Shard | None = None,
     ) -> Matrix:
-        return self.matrix(in_size, sizes * num_experts, bias=bias, gated=gated, shard=shard)
+        make = self._made_experts
+        return self.placement.expert_matrix(make, num_experts, in_size, sizes, bias, shard)
+
+    def _made(self, format: str, in_size: int, sizes: tuple[int, ...], bias: bool) -> Matrix:
+        matrix = self._matrix(in_size, sizes, bias, format)
+        self._matrices.append(matrix)
+        return matrix
+
+    def _made_exact(self, in_size: int, sizes: tuple[int, ...], bias: bool) -> Matrix:
+        matrix = PlainMatrix(in_size, sizes, bias, torch.float32, self._device)
+        self._matrices.append(matrix)
+        return matrix
+
+    def _made_experts(
+        self, num_experts: int, in_size: int, sizes: tuple[int, ...], bias: bool
+    ) -> Matrix:
+        return self._made(self._format, in_size, sizes * num_experts, bias)
 
     def of_heads(self, values: Tensor) -> Tensor:
-        return values
+        return self.placement.of_heads(values)
+
+    def layer_range(self, num_layers: int) -> LayerRange:
+        return self.placement.layer_range(num_layers)
+
+    def take(self, num_tokens: int, size: int) -> Tensor:
+        return self._joint.take(num_tokens, size, self._dtype)
+
+    def give(self, x: Tensor) -> Tensor:
+        x = tensor_of(x)
+        self._joint.give(x)
+        return x
+
+    def _divided_rows(
+        self,
+        tokens: Tensor,
+        table: ShardedMatrix,
+        vectors: Tensor | None,
+        scale: float,
+        unknown_token: int | None,
+    ) -> Tensor:
+        """`embed` with a table whose rows are divided between ranks."""
+        assert unknown_token is None, "only whole tables have a row for tokens that are none"
+        (here,) = table.rows
+        index = tokens - here.first
+        is_here = (index >= 0) & (index < here.size)
+        mine = tensor_of(self.embed(index.clamp(0, here.size - 1), table.local))
+        found = self._joint.sum(torch.where(is_here[:, None], mine.float(), 0))
+        return with_vectors(found.to(mine.dtype), tokens, vectors, scale)
+
+    def _mixed(
+        self, x: Tensor, routed: Routed, experts: Experts, adapters: TorchAdapters | None = None
+    ) -> Tensor:
+        """`Ops.experts`, with the experts or the parts of experts that other processes have."""
+        layer = layer_of(experts)
+        if layer is not None:
+            return self._joint.experts(layer, x, routed, experts.down.sizes[0])
+        y = mixed(x, routed, experts, adapters)
+        return self._joint.sum(y) if is_summed(experts.down) else y
+
+    def _scaled_logits(self, found: Tensor, weight: Matrix, scale: float, cap: float) -> Tensor:
+        """`Ops.logits` from the products of this process. Ranks other than 0 return the products
+        with their part of the vocabulary."""
+        if isinstance(weight, ShardedMatrix):
+            (size,) = weight.sizes
+            whole = self._joint.gather(found.contiguous(), size)
+            if whole is None:
+                return found
+            found = whole
+        return scaled_logits(found, scale, cap)
+
+    @abstractmethod
+    def embed(
+        self,
+        tokens: Tensor,
+        table: Matrix,
+        vectors: Tensor | None = None,
+        scale: float = 1.0,
+        unknown_token: int | None = None,
+    ) -> Tensor:
+        """`Ops.embed`."""
 
     @abstractmethod
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
@@ -389,13 +471,25 @@ def routed(x: Tensor, router: Router) -> Routed:
     return choose(logits, router.choice, router.choice_bias, router.expert_scale)
 
 
+class PlainExperts:
+    """`ComputeExperts` in torch."""
+
+    def __init__(self, layers: Sequence[Experts], dtype: torch.dtype) -> None:
+        self._layers = layers
+        self._dtype = dtype
+
+    def __call__(self, layer: int, x: Tensor, rows: Tensor, experts: Tensor) -> Tensor:
+        alone = Routed(experts[:, None], torch.ones(len(experts), 1))
+        return mixed(x[rows].to(self._dtype), alone, self._layers[layer]).float()
+
+
 def mixed(
     x: Tensor, routed: Routed, experts: Experts, adapters: TorchAdapters | None = None
 ) -> Tensor:
-    """`Ops.experts` in torch, with `PlainMatrix`es, one expert after the other. `adapters`: of the
-    step whose tokens x has."""
-    gate_up = _plain(experts.gate_up)
-    down = _plain(experts.down)
+    """`Ops.experts` in torch, with what this process has of each expert, one expert after the
+    other. `adapters`: of the step whose tokens x has."""
+    gate_up = _plain(held(experts.gate_up))
+    down = _plain(held(experts.down))
     num_tokens, num_chosen = routed.experts.shape
     each = x.new_empty(num_tokens, num_chosen, down.sizes[0])
     exact = x
@@ -424,6 +518,11 @@ def embedded(
     """`Ops.embed` in torch, with a `PlainMatrix`."""
     # A token below 0 looks up row 0, which its vector then replaces.
     rows = table.rows(tokens if vectors is None else tokens.clamp(min=0))
+    return with_vectors(rows, tokens, vectors, scale)
+
+
+def with_vectors(rows: Tensor, tokens: Tensor, vectors: Tensor | None, scale: float) -> Tensor:
+    """The rows of the tokens, times `scale`, or their vectors."""
     if scale != 1:
         rows = rows * scale
     if vectors is None:
@@ -465,6 +564,8 @@ class PlainOps(TorchWeights):
         scale: float = 1.0,
         unknown_token: int | None = None,
     ) -> Tensor:
+        if isinstance(table, ShardedMatrix):
+            return self._divided_rows(tokens, table, vectors, scale, unknown_token)
         tokens = known(tokens, unknown_token)
         rows = embedded(_plain(table), tokens, vectors, scale)
         if self.adapters is not None:
@@ -487,7 +588,8 @@ class PlainOps(TorchWeights):
         return F.layer_norm(x, (x.shape[-1],), *norm)
 
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
-        return self._product(x, weight)
+        y = self._product(x, held(weight))
+        return self._joint.sum(y) if is_summed(weight) else y
 
     def gated(self, x: Tensor, weight: Matrix, activation: str = "silu") -> Tensor:
         return gate_and_mul(self.linear(x, weight), activation)
@@ -506,7 +608,7 @@ class PlainOps(TorchWeights):
         return found
 
     def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
-        return mixed(x, routed, experts, self.adapters)
+        return self._mixed(x, routed, experts, self.adapters)
 
     def gate_rows(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
         y.mul_((x.float() @ weight).sigmoid()[:, None])
@@ -519,7 +621,8 @@ class PlainOps(TorchWeights):
         cap: float = 0.0,
         places: Tensor | None = None,
     ) -> Tensor:
-        return scaled_logits(self._product(x, weight, places).float(), scale, cap)
+        found = self._product(x, held(weight), places).float()
+        return self._scaled_logits(found, weight, scale, cap)
 
     def computed(self, x: Tensor) -> Tensor:
         return x

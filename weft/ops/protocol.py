@@ -59,10 +59,18 @@ class Divided(Enum):
 
 
 class Shard(NamedTuple):
-    """How a matrix is divided if several processes hold a model (`sharding.py`)."""
+    """How a matrix is divided if several processes hold parts of it (`sharding.py`)."""
 
     divided: Divided
     unit: int = 1  # consecutive outputs that are not divided: those of a head
+
+
+class LayerRange(NamedTuple):
+    """The consecutive layers of a decoder that one process computes."""
+
+    layers: range
+    is_first: bool  # whether the embedding comes before them
+    is_last: bool  # whether the head follows them
 
 
 class Matrix(Protocol):
@@ -180,6 +188,21 @@ class Ops(Protocol):
     def of_heads(self, values: Tensor) -> Tensor:
         """The values of the heads that this process computes, from a vector with one value per
         head. A view of `values`, shorter if several processes hold the model."""
+        ...
+
+    def layer_range(self, num_layers: int) -> LayerRange:
+        """The layers that this process computes: all, unless processes compute the layers one
+        after the other (`stages.py`)."""
+        ...
+
+    def take(self, num_tokens: int, size: int) -> Tensor:
+        """The output of the layer before these, from the process that computes it:
+        [num_tokens, size]."""
+        ...
+
+    def give(self, x: Tensor) -> Tensor:
+        """Hand x [T, size], the output of the last of these, to the process that computes the next
+        layer. Returns x."""
         ...
 
     def embed(

@@ -15,12 +15,15 @@ Source: Megatron-LM, arXiv:1909.08053, section 3.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from weft.ops.codes import COARSE, CodeFormat, Codes, Scales
+from weft.ops.lora import LoraPart
+from weft.ops.placement import MakeExperts, MakeMatrix, PlacedMatrix, Placement
 from weft.ops.protocol import Divided, Matrix, Shard
 
 
@@ -85,12 +88,66 @@ def part_of(size: int, rank: int, num_ranks: int, unit: int = 1) -> Part:
     return Part(rank * per_rank, per_rank)
 
 
-class ShardedMatrix:
-    """A `Matrix` of which this process stores a part: `local` has the rows or columns of its rank.
+class Sharded(Placement):
+    """A part of each divided weight, and all of the others."""
 
-    `put` takes rows of the whole matrix. `get` returns such rows, with NaN for the values of other
-    ranks.
-    """
+    def __init__(self, place: RankPlace) -> None:
+        self._place = place
+
+    def matrix(
+        self,
+        make: MakeMatrix,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        shard: Shard | None,
+    ) -> Matrix:
+        if shard is None:
+            return make(in_size, sizes, bias)
+        return self._divided(make, in_size, sizes, bias, shard)
+
+    def expert_matrix(
+        self,
+        make: MakeExperts,
+        num_experts: int,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        shard: Shard | None,
+    ) -> Matrix:
+        """Each rank has a part of every expert."""
+        if shard is None:
+            return make(num_experts, in_size, sizes, bias)
+        make_part = partial(make, num_experts)
+        return self._divided(make_part, in_size, sizes, bias, shard, num_experts)
+
+    def of_heads(self, values: Tensor) -> Tensor:
+        part = part_of(len(values), *self._place)
+        return values[part.first : part.end]
+
+    def _divided(
+        self,
+        make: MakeMatrix,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        shard: Shard,
+        num_experts: int = 1,
+    ) -> ShardedMatrix:
+        rank, num_ranks = self._place
+        if shard.divided is Divided.INPUTS:
+            local = make(part_of(in_size, rank, num_ranks).size, sizes, bias)
+        else:
+            parts = [part_of(size, rank, num_ranks, shard.unit) for size in sizes]
+            local = make(in_size, tuple(part.size for part in parts), bias)
+        whole = sizes * num_experts
+        return ShardedMatrix(local, in_size, whole, shard, rank=rank, num_ranks=num_ranks)
+
+
+class ShardedMatrix(PlacedMatrix):
+    """`local` has the rows or columns of this rank."""
+
+    local: Matrix
 
     def __init__(
         self,
@@ -104,12 +161,12 @@ class ShardedMatrix:
     ) -> None:
         self.local = local
         self.sizes = sizes
-        self.shard = shard
+        self.is_summed = shard.divided is Divided.INPUTS
         self._in_size = in_size
         self._rank = rank
         self._rows = [Part(0, size) for size in sizes]
         self._columns = Part(0, in_size)
-        if shard.divided is Divided.INPUTS:
+        if self.is_summed:
             self._columns = part_of(in_size, rank, num_ranks)
         else:
             self._rows = [part_of(size, rank, num_ranks, shard.unit) for size in sizes]
@@ -119,18 +176,22 @@ class ShardedMatrix:
         """The rows of this rank, for each part of the matrix."""
         return self._rows
 
-    @property
-    def columns(self) -> Part:
-        return self._columns
+    def adapted(self, parts: Sequence[LoraPart | None]) -> Sequence[LoraPart | None]:
+        """The outputs of B and the inputs of A that this rank has of the matrix."""
+        columns = self._columns
+        found: list[LoraPart | None] = []
+        for part, rows in zip(parts, self._rows, strict=True):
+            if part is None:
+                found.append(None)
+                continue
+            a = part.a[:, columns.first : columns.end].contiguous()
+            b = part.b[rows.first : rows.end].contiguous()
+            found.append(LoraPart(a, b, part.scale))
+        return found
 
-    @property
-    def is_summed(self) -> bool:
-        """Whether products with this matrix are terms of a sum over all ranks."""
-        return self.shard.divided is Divided.INPUTS
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        return self.local.tensors
+    def adapted_rows(self, part: LoraPart) -> LoraPart:
+        (rows,) = self._rows
+        return part._replace(a=part.a[:, rows.first : rows.end].contiguous())
 
     def put(
         self,

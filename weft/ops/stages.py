@@ -1,5 +1,5 @@
 """Pipeline parallelism (`--pp-size`): processes, called stages, compute the layers one after the
-other. This module has the places of stages, and the handover of activations between them.
+other.
 
     stage 0   embedding, layers 0 .. 7  ─ activations of the tokens ─▶
     stage 1                                layers 8 .. 15, head, sampling
@@ -10,18 +10,16 @@ code that reads or changes weights finds the same names on each stage as in a si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from weft.arrays import IntArray
 from weft.ops.codes import CodeFormat, Codes
-from weft.ops.fusion import tensor_of
-from weft.ops.lora import NO_TABLES, AdapterOps, LoraParts, LoraTables, PutAdapter
-from weft.ops.plain import PlainOps
-from weft.ops.protocol import Matrix, Ops, Shard
+from weft.ops.lora import LoraPart
+from weft.ops.placement import MakeExperts, MakeMatrix, PlacedMatrix, Placement
+from weft.ops.protocol import LayerRange, Matrix, Shard
 
 
 class StagePlace(NamedTuple):
@@ -58,45 +56,56 @@ class Pipe(Protocol):
         ...
 
 
-class Handover(Protocol):
-    """The first and the last operation of a stage, for one kind of `Ops`."""
+class Staged(Placement):
+    """The layers of one stage."""
 
-    def take(self, num_tokens: int, size: int) -> Tensor:
-        """The activations of the step's tokens from the stage before: [num_tokens, size]."""
-        ...
+    def __init__(self, place: StagePlace) -> None:
+        self._place = place
 
-    def give(self, x: Tensor) -> Tensor:
-        """Send x [T, size] to the next stage. Returns x."""
-        ...
-
-
-class PlainHandover:
-    """`Handover` in torch, with activations of `dtype`: the specification of `cpp/staged.py`."""
-
-    def __init__(self, ops: Ops, pipe: Pipe, dtype: torch.dtype) -> None:
-        self._ops = ops
-        self._pipe = pipe
-        self._dtype = dtype
-
-    def take(self, num_tokens: int, size: int) -> Tensor:
-        x = torch.empty(num_tokens, size)
-        self._pipe.take(x)
-        return x.to(self._dtype)
-
-    def give(self, x: Tensor) -> Tensor:
-        x = self._ops.computed(x)
-        self._pipe.give(tensor_of(x).float().contiguous())
-        return x
+    def layer_range(self, num_layers: int) -> LayerRange:
+        place = self._place
+        return LayerRange(place.layers(num_layers), place.is_first, place.is_last)
 
 
-class AbsentMatrix:
-    """A `Matrix` of another stage: accepts content and discards it."""
+class Absent(Placement):
+    """Nothing but vectors, which are small: for the layers of other stages."""
 
-    tensors: Sequence[Tensor] = ()
+    def matrix(
+        self,
+        make: MakeMatrix,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        shard: Shard | None,
+    ) -> Matrix:
+        return AbsentMatrix(in_size, sizes)
+
+    def expert_matrix(
+        self,
+        make: MakeExperts,
+        num_experts: int,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        shard: Shard | None,
+    ) -> Matrix:
+        return AbsentMatrix(in_size, sizes * num_experts)
+
+
+class AbsentMatrix(PlacedMatrix):
+    """A matrix of another stage: accepts content and discards it."""
+
+    local = None
 
     def __init__(self, in_size: int, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
         self._in_size = in_size
+
+    def adapted(self, parts: Sequence[LoraPart | None]) -> Sequence[LoraPart | None]:
+        return ()
+
+    def adapted_rows(self, part: LoraPart) -> LoraPart:
+        raise AssertionError("another stage has the table")
 
     def put(
         self,
@@ -123,64 +132,3 @@ class AbsentMatrix:
 
     def get_bias(self, part: int) -> Tensor:
         return torch.full((self.sizes[part],), torch.nan)
-
-
-class AbsentOps(PlainOps):
-    """Makes the weights of layers that another stage computes. Vectors are small, so they are
-    stored here as well."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.float32, torch.device("cpu"))
-
-    def matrix(
-        self,
-        in_size: int,
-        sizes: tuple[int, ...],
-        *,
-        bias: bool = False,
-        gated: bool = False,
-        precise: bool = False,
-        shard: Shard | None = None,
-    ) -> Matrix:
-        return AbsentMatrix(in_size, sizes)
-
-    def exact_matrix(self, in_size: int, size: int, *, bias: bool = False) -> Matrix:
-        return AbsentMatrix(in_size, (size,))
-
-    def expert_matrix(
-        self,
-        num_experts: int,
-        in_size: int,
-        sizes: tuple[int, ...],
-        *,
-        bias: bool = False,
-        gated: bool = False,
-        shard: Shard | None = None,
-    ) -> Matrix:
-        return AbsentMatrix(in_size, sizes * num_experts)
-
-
-class PresentAdapters:
-    """The `AdapterOps` of one stage: adapters of the matrices that the stage has."""
-
-    def __init__(self, adapters: AdapterOps) -> None:
-        self.dtype = adapters.dtype
-        self._adapters = adapters
-
-    def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
-        self._adapters.watch(_present(matrices), _present(tables))
-
-    def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
-        of_matrices = {matrix: parts[matrix] for matrix in _present(parts)}
-        of_tables = {table: tables[table] for table in _present(tables)}
-        return self._adapters.prepare(of_matrices, of_tables)
-
-    def clear(self, place: int) -> None:
-        self._adapters.clear(place)
-
-    def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
-        self._adapters.begin(adapters, sampled)
-
-
-def _present(matrices: Iterable[Matrix]) -> list[Matrix]:
-    return [matrix for matrix in matrices if not isinstance(matrix, AbsentMatrix)]

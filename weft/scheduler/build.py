@@ -164,5 +164,5 @@ def _planner(shared: Shared) -> Planner:
     if settings.draft is None or MODEL not in settings.draft_sources:
         return SpeculativePlanner(shared.kv, shared.hooks, speculator, longest)
     guesser = Guesser(shared.kv, settings, settings.draft, speculator)
-    shared.kv.on_landing(guesser.landed)
+    shared.kv.on_landing(guesser.seen.landed)
     return DraftingPlanner(shared.kv, shared.hooks, speculator, guesser, longest)

@@ -37,10 +37,6 @@ class DraftCount:
     num_right: int = 0
     num_runs: int = 0  # number of times that a request had drafts in a step
 
-    @property
-    def num_wrong(self) -> int:
-        return self.num_drafts - self.num_right
-
     def add(self, num_drafts: int, num_right: int) -> None:
         self.num_drafts += num_drafts
         self.num_right += num_right

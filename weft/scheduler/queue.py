@@ -46,6 +46,8 @@ class WaitingQueue:
         self._turns = AgingTurns() if aging_s else None
         self._gate: ArrivalGate | None = None  # exists while the input is blocked
         self.num_tokens = 0  # of the prompts of all requests that never ran
+        # The cached lengths of the waiting requests, if the policy reads a cache that shares.
+        self._prefix_index: PrefixIndex | None = None
         self.policy = policy
         self._start_policy()
 
@@ -72,6 +74,7 @@ class WaitingQueue:
     def use(self, policy: Policy) -> None:
         """Order by this policy from now on. If it raises, the previous policy stays."""
         before = self.policy
+        index_before = self._prefix_index
         columns = self._waiting.policy_columns()
         self.stop_index()
         self.policy = policy
@@ -80,8 +83,9 @@ class WaitingQueue:
         except BaseException:
             self.stop_index()
             self.policy = before
-            if before.prefix_index is not None:
-                self._cache.listeners.append(before.prefix_index)
+            self._prefix_index = index_before
+            if index_before is not None:
+                self._cache.listeners.append(index_before)
             self._waiting.restore(columns)
             raise
         if self._turns is not None:
@@ -123,8 +127,8 @@ class WaitingQueue:
         self.num_tokens += request.fill_len
         try:
             self._waiting.append(request)
-            if self.policy.prefix_index is not None:
-                self._index(self.policy.prefix_index, request)
+            if self._prefix_index is not None:
+                self._index(self._prefix_index, request)
             if self.policy.follower is not None:
                 self._introduce(self.policy.follower, request)
         except BaseException:
@@ -237,7 +241,7 @@ class WaitingQueue:
         waiting = self._waiting
         if not len(waiting):
             return None
-        first = waiting.request_at(int(waiting.is_used.argmax()))
+        first = waiting.request_at(int(waiting.used.flags.argmax()))
         if self._gate is None or self._gate.lets_pass(first):
             return first
         return None
@@ -247,8 +251,8 @@ class WaitingQueue:
     def order(self, now: float) -> Iterator[Request]:
         """The waiting requests, best first. Lazy: the caller may stop at any request."""
         policy = self.policy
-        if policy.prefix_index is not None:
-            policy.prefix_index.move_on()
+        if self._prefix_index is not None:
+            self._prefix_index.move_on()
         end = EVERYBODY if self._gate is None else self._gate.blocked_from
         fresh = policy.order_waiting(self._waiting, end, now)
         if policy.classes is not None:
@@ -301,18 +305,20 @@ class WaitingQueue:
         """Keep the cached lengths of all waiting requests up to date, if the policy reads them."""
         policy = self.policy
         cache = self._cache
+        self._prefix_index = None
         if not policy.reads_cache or not cache.shares:
             return
-        policy.subtree_counts = policy.new_counts()
-        index = PrefixIndex(cache, self._waiting.set_cached_len, policy.subtree_counts)
-        policy.prefix_index = index
+        counts = policy.new_counts()
+        index = PrefixIndex(cache, self._waiting.set_cached_len, counts)
+        policy.use_index(index, counts)
+        self._prefix_index = index
         for request in self._waiting:
             self._index(index, request)
         cache.listeners.append(index)
 
     def stop_index(self) -> None:
-        """Stop notifying the policy's index of changes of the cache."""
-        index = self.policy.prefix_index
+        """Stop notifying the index of changes of the cache."""
+        index = self._prefix_index
         if index in self._cache.listeners:
             self._cache.listeners.remove(index)
 
@@ -342,6 +348,6 @@ class WaitingQueue:
             self.resumed.remove(request)
             return False
         self.num_tokens -= request.fill_len
-        if self.policy.prefix_index is not None:
-            self.policy.prefix_index.remove(request.spec.arrival_order)
+        if self._prefix_index is not None:
+            self._prefix_index.remove(request.spec.arrival_order)
         return True

@@ -303,7 +303,7 @@ class Scheduler:
                 retry_after_s = self.limits.retry_after_s(num_waiting, self._now)
             predicted = trace.drafts.get("prediction", NO_DRAFTS)
             accepted = predicted.num_right
-            rejected = predicted.num_wrong
+            rejected = predicted.num_drafts - predicted.num_right
         finally:
             last_word = msgspec.structs.replace(
                 finish,

@@ -8,7 +8,7 @@ the requests that the scheduler looks at.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,7 +26,6 @@ SOME = 4_096  # block of requests to read at once where a few may be enough
 MAX_SPLICED = 8  # up to this many departed requests are removed from the list one by one
 FIRST_SIZE = 64
 COLUMNS = (
-    "is_used",
     "arrival_order",
     "arrival_s",
     "fill_len",
@@ -47,15 +46,101 @@ class PolicyColumns(NamedTuple):
     tag: LongArray  # [n]
 
 
-class WaitingTable:
-    """The index of a request that has left stays empty until the table is packed.
+class UsedIndices:
+    """Which indices of a table are in use.
 
-    is_used        1 0 1 1 0 1 | . .       arrival_order and arrival_s rise
-    arrival_order  3 . 5 6 . 9 | . .       _end = 6
+    flags   1 0 1 1 0 1 | . .       end = 6
     """
 
     def __init__(self) -> None:
-        self.is_used: BoolArray = np.zeros(FIRST_SIZE, dtype=np.bool_)
+        self.flags: BoolArray = np.zeros(FIRST_SIZE, dtype=np.bool_)
+        self.end = 0  # indices from here on are unused
+        # The last result of `listed`: the indices that were in use below `_listed_end`. Those that
+        # have become unused since then are in `_gone`.
+        self._listed: LongArray = np.zeros(0, dtype=np.int64)
+        self._listed_end = 0
+        self._gone: list[int] = []
+
+    def discard(self, index: int) -> None:
+        self.flags[index] = False
+        if index < self._listed_end:
+            self._gone.append(index)
+
+    def listed(self) -> LongArray:
+        """The indices in use [n], in order. The caller must not write to the array.
+
+        They have numpy's own index type, which numpy need not convert for each column. Few requests
+        come and go between two steps, so the list is updated instead of searched again (of 100,000:
+        25 us instead of 110).
+        """
+        if len(self._gone) > MAX_SPLICED:
+            self._listed = np.flatnonzero(self.flags[: self.end])
+        else:
+            for index in self._gone:
+                at = int(np.searchsorted(self._listed, index))
+                self._listed = np.concatenate((self._listed[:at], self._listed[at + 1 :]))
+            if self._listed_end < self.end:
+                new = np.flatnonzero(self.flags[self._listed_end : self.end])
+                self._listed = np.concatenate((self._listed, new + self._listed_end))
+        self._gone = []
+        self._listed_end = self.end
+        return self._listed
+
+    def marks(self, indices: LongArray) -> BoolArray:
+        """Whether each index of the table is one of `indices` [n]."""
+        is_one: BoolArray = np.zeros(len(self.flags), dtype=np.bool_)
+        is_one[indices] = True
+        return is_one
+
+    def pack(self, num_used: int, size: int) -> None:
+        """The table has been packed: its first `num_used` indices are in use, of `size`."""
+        self.flags = np.zeros(size, dtype=np.bool_)
+        self.flags[:num_used] = True
+        self.end = num_used
+        self._listed = np.arange(num_used)
+        self._listed_end = num_used
+        self._gone = []
+
+
+class WaitingChanges:
+    """Which requests came, left, or got another number in a column, by arrival order."""
+
+    def __init__(self) -> None:
+        # Number of the last change of each request; the latest change is last.
+        self._numbers: dict[int, int] = {}
+        self.num = 0
+        # how often changes of departed requests were forgotten
+        self.num_forgotten = 0
+
+    def note(self, arrival_order: int) -> None:
+        # Removed first, so that it becomes the last entry.
+        self._numbers.pop(arrival_order, None)
+        self._numbers[arrival_order] = self.num
+        self.num += 1
+
+    def since(self, number: int) -> list[int]:
+        """The arrival orders of the requests that changed after change `number`, latest first.
+        Requests that left may be missing after `num_forgotten` has risen."""
+        found = []
+        for arrival_order in reversed(self._numbers):
+            if self._numbers[arrival_order] < number:
+                break
+            found.append(arrival_order)
+        return found
+
+    def forget(self, waiting: Container[int]) -> None:
+        """Forget the requests that do not wait any more."""
+        self._numbers = {one: self._numbers[one] for one in self._numbers if one in waiting}
+        self.num_forgotten += 1
+
+
+class WaitingTable:
+    """The index of a request that has left stays empty until the table is packed.
+
+    arrival_order  3 . 5 6 . 9 | . .       arrival_order and arrival_s rise
+    """
+
+    def __init__(self) -> None:
         self.arrival_order: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
         self.arrival_s: DoubleArray = np.zeros(FIRST_SIZE, dtype=np.float64)
         self.fill_len: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)  # tokens of the prompt
@@ -72,23 +157,14 @@ class WaitingTable:
         self.tag: LongArray = np.zeros(FIRST_SIZE, dtype=np.int64)
         self._requests: list[Request | None] = [None] * FIRST_SIZE
         self._index: dict[int, int] = {}  # by arrival order
-        self._end = 0  # indices from here on are unused
-        # The last result of `indices`: the indices that were in use below `_listed_end`. Those of
-        # requests that have left since then are in `_gone`.
-        self._listed: LongArray = np.zeros(0, dtype=np.int64)
-        self._listed_end = 0
-        self._gone: list[int] = []
-        # Number of the last change of each request, by arrival order; the latest change is last.
-        self._changes: dict[int, int] = {}
-        self.num_changes = 0
-        # how often the table was packed, which forgets changes of departed requests
-        self.num_repacks = 0
+        self.used = UsedIndices()
+        self.changes = WaitingChanges()
 
     def __len__(self) -> int:
         return len(self._index)
 
     def __iter__(self) -> Iterator[Request]:
-        for request in self._requests[: self._end]:
+        for request in self._requests[: self.used.end]:
             if request is not None:
                 yield request
 
@@ -96,9 +172,9 @@ class WaitingTable:
         return request.spec.arrival_order in self._index
 
     def append(self, request: Request) -> None:
-        if self._end == len(self.is_used):
+        if self.used.end == len(self.used.flags):
             self._make_room()
-        index = self._end
+        index = self.used.end
         arrival_order = request.spec.arrival_order
         # The index becomes valid only after every number is stored, so a number that does not fit
         # its column leaves no trace.
@@ -116,9 +192,9 @@ class WaitingTable:
             self.due_s[index] = request.spec.arrival_s + allowed_ms / 1_000
         self._requests[index] = request
         self._index[arrival_order] = index
-        self.is_used[index] = True
-        self._end += 1
-        self._note_change(arrival_order)
+        self.used.flags[index] = True
+        self.used.end = index + 1
+        self.changes.note(arrival_order)
 
     def discard(self, request: Request) -> bool:
         """Remove a request. Returns whether it was in the table."""
@@ -127,15 +203,13 @@ class WaitingTable:
         if index is None:
             return False
         self._requests[index] = None
-        self.is_used[index] = False
-        if index < self._listed_end:
-            self._gone.append(index)
-        self._note_change(arrival_order)
+        self.used.discard(index)
+        self.changes.note(arrival_order)
         return True
 
     def set_cached_len(self, arrival_order: int, length: int) -> None:
         self.cached_len[self._index[arrival_order]] = length
-        self._note_change(arrival_order)
+        self.changes.note(arrival_order)
 
     def set_tag(self, arrival_order: int, tag: int) -> None:
         self.tag[self._index[arrival_order]] = tag
@@ -156,31 +230,15 @@ class WaitingTable:
         self.tag[:] = columns.tag
 
     def indices(self) -> LongArray:
-        """The indices in use [n], in order of arrival. The caller must not write to the array.
-
-        They have numpy's own index type, which numpy need not convert for each column. Few requests
-        come and go between two steps, so the list is updated instead of searched again (of 100,000:
-        25 us instead of 110).
-        """
-        if len(self._gone) > MAX_SPLICED:
-            self._listed = np.flatnonzero(self.is_used[: self._end])
-        else:
-            for index in self._gone:
-                place = int(np.searchsorted(self._listed, index))
-                self._listed = np.concatenate((self._listed[:place], self._listed[place + 1 :]))
-            if self._listed_end < self._end:
-                new = np.flatnonzero(self.is_used[self._listed_end : self._end])
-                self._listed = np.concatenate((self._listed, new + self._listed_end))
-        self._gone = []
-        self._listed_end = self._end
-        return self._listed
+        """The indices in use [n], in order of arrival. The caller must not write to the array."""
+        return self.used.listed()
 
     def indices_before(self, end: int) -> LongArray:
         """The indices of the requests whose arrival order is below `end`."""
         indices = self.indices()
         if end == EVERYBODY:
             return indices
-        border = np.searchsorted(self.arrival_order[: self._end], end)
+        border = np.searchsorted(self.arrival_order[: self.used.end], end)
         return indices[: int(np.searchsorted(indices, border))]
 
     def came_by(self, time_s: float, end: int = EVERYBODY) -> Iterator[Request]:
@@ -188,11 +246,11 @@ class WaitingTable:
 
         In order of arrival. Lazy: the caller may stop at any request, and later ones are not read.
         """
-        last = int(np.searchsorted(self.arrival_s[: self._end], time_s, side="right"))
+        last = int(np.searchsorted(self.arrival_s[: self.used.end], time_s, side="right"))
         if end != EVERYBODY:
-            last = min(last, int(np.searchsorted(self.arrival_order[: self._end], end)))
+            last = min(last, int(np.searchsorted(self.arrival_order[: self.used.end], end)))
         for first in range(0, last, SOME):
-            is_used = self.is_used[first : min(first + SOME, last)]
+            is_used = self.used.flags[first : min(first + SOME, last)]
             for place in np.flatnonzero(is_used).tolist():
                 request = self._requests[first + place]
                 if request is not None:
@@ -200,26 +258,16 @@ class WaitingTable:
 
     def end_by(self, time_s: float) -> int:
         """An arrival order above those of all requests that arrived at `time_s` or earlier."""
-        border = int(np.searchsorted(self.arrival_s[: self._end], time_s, side="right"))
-        if border == self._end:
+        border = int(np.searchsorted(self.arrival_s[: self.used.end], time_s, side="right"))
+        if border == self.used.end:
             return EVERYBODY
         return int(self.arrival_order[border])
-
-    def changed_since(self, number: int) -> list[int]:
-        """The arrival orders of the requests that came, left, or got another number in a column
-        after change `number`, latest first. Requests that left may be missing after a repack."""
-        found = []
-        for arrival_order in reversed(self._changes):
-            if self._changes[arrival_order] < number:
-                break
-            found.append(arrival_order)
-        return found
 
     def first(self) -> Request | None:
         """The oldest request; None if there is none."""
         if not self._index:
             return None
-        return self.request_at(int(np.argmax(self.is_used)))
+        return self.request_at(int(np.argmax(self.used.flags)))
 
     def request_at(self, index: int) -> Request:
         request = self._requests[index]
@@ -245,12 +293,6 @@ class WaitingTable:
         """The index of a request that must be waiting."""
         return self._index[request.spec.arrival_order]
 
-    def marks(self, indices: LongArray) -> BoolArray:
-        """Whether each index of the table is one of `indices` [n]."""
-        is_one: BoolArray = np.zeros(len(self.is_used), dtype=np.bool_)
-        is_one[indices] = True
-        return is_one
-
     def lowest_first(self, indices: LongArray, key: DoubleArray | LongArray) -> Iterator[Request]:
         """The requests at `indices` [n], ordered by `key` [n], and by arrival where keys are equal.
 
@@ -275,17 +317,11 @@ class WaitingTable:
         for index in indices[order].tolist():
             yield self.request_at(index)
 
-    def _note_change(self, arrival_order: int) -> None:
-        # Removed first, so that it becomes the last entry.
-        self._changes.pop(arrival_order, None)
-        self._changes[arrival_order] = self.num_changes
-        self.num_changes += 1
-
     def _make_room(self) -> None:
         """Remove empty indices; double the table if more than half of it is used."""
-        indices = self.indices()
+        indices = self.used.listed()
         num_used = len(indices)
-        size = len(self.is_used)
+        size = len(self.used.flags)
         new_size = size
         if num_used > size // 2:
             new_size = 2 * size
@@ -301,16 +337,12 @@ class WaitingTable:
         requests = [self._requests[index] for index in indices.tolist()]
         empty = [None] * (new_size - num_used)
         self._requests = requests + empty
-        self._listed = np.arange(num_used)
-        self._listed_end = num_used
-        self._gone = []
+        self.used.pack(num_used, new_size)
         self._index = {}
         orders = self.arrival_order[:num_used].tolist()
         for index, arrival_order in enumerate(orders):
             self._index[arrival_order] = index
-        self._end = num_used
-        self._changes = {one: self._changes[one] for one in self._changes if one in self._index}
-        self.num_repacks += 1
+        self.changes.forget(self._index)
 
 
 def low_border(key: DoubleArray | LongArray) -> np.float64 | np.int64:

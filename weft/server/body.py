@@ -31,7 +31,7 @@ from weft.server.fields.numbers import check_numbers
 from weft.server.fields.sampling import ExtraSamplingFields
 from weft.server.fields.whole_numbers import with_whole_numbers
 from weft.server.limits import check_body, require_room
-from weft.server.offered_adapters import load_named
+from weft.server.model_names import use_named
 from weft.text.surrogates import readable_json
 
 log = EventLog("server")
@@ -47,7 +47,10 @@ _making_a_decoder = threading.Lock()
 
 
 async def read_json(context: ServerContext, request: Request, type: type[T]) -> T:
-    """The body of `request`, decoded as `type`. Raises `ApiError`, or `Busy`."""
+    """The body of `request`, decoded as `type`; if it names a model, that is served.
+
+    Raises `ApiError`, or `Busy`.
+    """
     _require_json(request)
     limits = context.limits
     ready = context.client.state.ready
@@ -71,8 +74,9 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
         context.client.metrics.unknown_fields(len(others))
         names = [name[:MAX_NAME_LEN] for name in islice(others, MAX_NAMES)]
         log.debug("unknown_fields", names=",".join(names))
-    if context.adapters.offers:
-        await load_named(context, decoded)
+    model = getattr(decoded, "model", None)
+    if context.adapters.offers or (model and model != context.info.model_name):
+        await use_named(context, decoded)
     media_kwargs = getattr(decoded, "mm_processor_kwargs", None)
     if media_kwargs:
         _check_media_kwargs(context, media_kwargs)

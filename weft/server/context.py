@@ -1,6 +1,6 @@
 """The objects that handlers use: client, tokenizer, limits, and fixed facts about the server.
 
-A record without rules: `submit.py` has the rules for the use of these objects.
+A record without rules: `requests.py` has the rules for the use of these objects.
 """
 
 from __future__ import annotations

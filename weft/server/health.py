@@ -12,9 +12,8 @@ from weft.messages.control import HealthCheck
 from weft.server.body import json_response
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
-from weft.server.limits import HEALTH_TIMEOUT_S
+from weft.server.limits import HEALTH_TIMEOUT_S, require_accepting
 from weft.server.operation import get
-from weft.server.submit import require_accepting
 
 
 async def health(context: ServerContext, request: Request) -> ASGIApp:

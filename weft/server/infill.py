@@ -10,23 +10,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from weft.client.generation import Completion, CompletionEnd, Delta
+from weft.client.generation import Completion, Delta, TextDelivery
 from weft.json_types import JsonObject
+from weft.messages.replies import Finish
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
+from weft.server.model_names import answering_name
 from weft.server.operation import post
+from weft.server.prompt_ids import encode_texts
+from weft.server.requests import SampledRequest, make_requests, sampling_of, submit
 from weft.server.stream import SSE, Answer, Wire, sse_error
-from weft.server.submit import (
-    SampledRequest,
-    answering_name,
-    encode_texts,
-    prompts,
-    require_model,
-    sampling_of,
-    submit,
-)
 from weft.text.infill import Infill
 
 LLAMA_EVENTS = Wire(SSE, sse_error, b"")
@@ -49,7 +44,6 @@ class InfillRequest(SampledRequest, kw_only=True):
 
 async def infill(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, InfillRequest)
-    require_model(context, body.model)
     tokens = infill_tokens(context, "input_suffix")
     files = body.input_extra or []
     if len(files) > context.limits.max_prompts:
@@ -58,7 +52,6 @@ async def infill(context: ServerContext, request: Request) -> ASGIApp:
         )
         raise over("max_prompts", message, param="input_extra")
     params = with_stops(context, tokens, _params(context, body))
-    params.check(context.client.engine.vocab_size)
     ids = await infill_prompt(
         context,
         tokens,
@@ -68,11 +61,9 @@ async def infill(context: ServerContext, request: Request) -> ASGIApp:
         files=files,
     )
     body.rid = body.rid or body.request_id
-    generation = submit(
-        context,
-        prompts(context, request, body, [ids], params),
-        stream=bool(body.stream),
-    )
+    requests = make_requests(context, request, body, [ids], params)
+    delivery = TextDelivery(body.stream_interval or context.config.stream_interval)
+    generation = submit(context, requests, [delivery], stream=bool(body.stream))
     name = answering_name(context, body.model, body.lora_path)
     reply = InfillReply(name, generation.completions[0])
     return Answer(generation, reply, LLAMA_EVENTS)
@@ -184,7 +175,7 @@ class InfillReply:
             answer |= self._numbers(delta.end)
         return answer
 
-    def _numbers(self, end: CompletionEnd) -> JsonObject:
+    def _numbers(self, end: Finish) -> JsonObject:
         total_ms = 1e3 * (time.perf_counter() - self._began)
         prompt_ms = 0.0
         if self._completion.first_token_at:

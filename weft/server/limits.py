@@ -14,6 +14,7 @@ import math
 import os
 import resource
 from collections.abc import Callable, Sequence
+from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +22,10 @@ import msgspec
 from starlette.types import Scope
 
 from weft.client.aux_outputs import num_hidden_states, num_prompt_logprobs
-from weft.client.prompt import Prompt, media_bytes
+from weft.client.requests import media_bytes
 from weft.config.limits import Limits
 from weft.config.numbers import INT64, shown
+from weft.messages.requests import GenerateRequest
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
 
@@ -190,24 +192,25 @@ class Total(NamedTuple):
     limit: str  # field of `Limits`
     param: str  # field of the body that the error names
     what: str  # the unit, for the message
-    size: Callable[[ServerContext, Sequence[Prompt]], int]  # of the prompts that use it
-    # Fields of `SamplingParams` or `Prompt`; a prompt that sets one of them uses the feature.
+    size: Callable[[ServerContext, Sequence[GenerateRequest]], int]  # of the prompts that use it
+    # Fields of `SamplingParams`, or "vectors"; a request that sets one of them uses the feature.
     asked_by: tuple[str, ...]
 
 
-def _stop_len(context: ServerContext, prompts: Sequence[Prompt]) -> int:
+def _stop_len(context: ServerContext, requests: Sequence[GenerateRequest]) -> int:
     """Characters of all different sets: each set is compiled once."""
     sets: set[tuple[str, ...]] = set()
-    for prompt in prompts:
-        sets.update((prompt.params.stop, prompt.params.stop_regex, prompt.params.bad_words))
+    for request in requests:
+        sampling = request.sampling
+        sets.update((sampling.stop, sampling.stop_regex, sampling.bad_words))
     return sum(len(text) for texts in sets for text in texts)
 
 
-def _num_entries(context: ServerContext, prompts: Sequence[Prompt]) -> int:
+def _num_entries(context: ServerContext, requests: Sequence[GenerateRequest]) -> int:
     """Entries and bytes that every completion carries."""
     total = 0
-    for prompt in prompts:
-        params = prompt.params
+    for request in requests:
+        params = request.sampling
         num = len(params.logit_bias) + len(params.allowed_token_ids) + len(params.bad_words)
         for processor in params.processors:
             num += processor.num_bytes
@@ -215,26 +218,26 @@ def _num_entries(context: ServerContext, prompts: Sequence[Prompt]) -> int:
     return total
 
 
-def _grammar_len(context: ServerContext, prompts: Sequence[Prompt]) -> int:
+def _grammar_len(context: ServerContext, requests: Sequence[GenerateRequest]) -> int:
     total = 0
-    for prompt in prompts:
-        grammar = prompt.params.grammar
+    for request in requests:
+        grammar = request.sampling.grammar
         if grammar is not None:
-            total += len(grammar.text) * prompt.params.n
+            total += len(grammar.text) * request.sampling.n
     return total
 
 
-def _num_prompt_logprobs(context: ServerContext, prompts: Sequence[Prompt]) -> int:
-    return sum(map(num_prompt_logprobs, prompts))
+def _num_prompt_logprobs(context: ServerContext, requests: Sequence[GenerateRequest]) -> int:
+    return sum(map(num_prompt_logprobs, requests))
 
 
-def _num_hidden_values(context: ServerContext, prompts: Sequence[Prompt]) -> int:
-    num = sum(num_hidden_states(prompt, context.info.context_length) for prompt in prompts)
+def _num_hidden_values(context: ServerContext, requests: Sequence[GenerateRequest]) -> int:
+    num = sum(num_hidden_states(request, context.info.context_length) for request in requests)
     return num * context.client.engine.hidden_size if num else 0
 
 
-def _num_embed_values(context: ServerContext, prompts: Sequence[Prompt]) -> int:
-    return sum(len(prompt.vectors) for prompt in prompts) // 4  # bytes of a float32
+def _num_embed_values(context: ServerContext, requests: Sequence[GenerateRequest]) -> int:
+    return sum(len(request.vectors) for request in requests) // 4  # bytes of a float32
 
 
 TOTALS = (
@@ -278,25 +281,30 @@ TOTALS = (
 _NOTHING: tuple[Any, ...] = (None, (), {}, b"")
 
 
-def check_totals(context: ServerContext, prompts: Sequence[Prompt]) -> None:
-    """Raise `ApiError` for the first limit on a whole request that `prompts` exceed."""
-    num_completions = 0
-    num_tokens = 0
-    for prompt in prompts:
-        num_completions += prompt.params.n
-        num_tokens += prompt.params.n * len(prompt.ids)
+def check_size(context: ServerContext, lens: Sequence[int], num_each: Sequence[int]) -> None:
+    """Raise `ApiError` for too many completions or prompt tokens in all.
+
+    `lens`: tokens of each prompt; `num_each`: completions of each.
+    """
     limits = context.limits
+    num_completions = sum(num_each)
+    num_tokens = sum(map(mul, lens, num_each))
     if num_completions > limits.max_completions:
         raise _exceeded(limits, "max_completions", "n", num_completions, "completions")
     if num_tokens > limits.max_request_tokens:
         raise _exceeded(limits, "max_request_tokens", "prompt", num_tokens, "prompt tokens")
+
+
+def check_totals(context: ServerContext, requests: Sequence[GenerateRequest]) -> None:
+    """Raise `ApiError` for the first limit on a whole request that `requests` exceed."""
+    limits = context.limits
     for total in TOTALS:
-        asking: list[Prompt] = []
-        for prompt in prompts:
+        asking: list[GenerateRequest] = []
+        for request in requests:
             for name in total.asked_by:
-                holder = prompt if name == "vectors" else prompt.params
+                holder = request if name == "vectors" else request.sampling
                 if getattr(holder, name) not in _NOTHING:
-                    asking.append(prompt)
+                    asking.append(request)
                     break
         if not asking:
             continue
@@ -311,12 +319,12 @@ def _exceeded(limits: Limits, limit: str, param: str, size: int, what: str) -> A
     return over(limit, message, param=param)
 
 
-def require_embeds_room(context: ServerContext, prompts: Sequence[Prompt]) -> None:
+def require_embeds_room(context: ServerContext, requests: Sequence[GenerateRequest]) -> None:
     """Raise `ApiError` 503 if the engine would hold more input embeddings and values of images,
     videos and sounds than `max_open_embeds_mb`."""
     num_bytes = 0
-    for prompt in prompts:
-        num_bytes += len(prompt.vectors) * prompt.params.n + media_bytes(prompt)
+    for request in requests:
+        num_bytes += len(request.vectors) * request.sampling.n + media_bytes(request)
     limit = int(context.limits.max_open_embeds_mb * 1_000_000)
     open_bytes = context.client.num_embed_bytes if num_bytes else 0
     if open_bytes + num_bytes > limit:
@@ -325,6 +333,16 @@ def require_embeds_room(context: ServerContext, prompts: Sequence[Prompt]) -> No
             f"images, this one {num_bytes / 1e6:,.1f} MB; {limit / 1e6:g} MB are allowed"
         )
         raise over("max_open_embeds_mb", message, status=503)
+
+
+# ---- the server
+
+
+def require_accepting(context: ServerContext) -> None:
+    """Raise `ApiError` 503 if the server accepts no new work."""
+    if not context.readiness.accepting:
+        what = "shutting down" if context.readiness.draining else "not ready yet"
+        raise ApiError(503, f"the server is {what}", headers={"retry-after": "1"})
 
 
 # ---- the head of a request

@@ -270,6 +270,6 @@ async def _close_when_gone(receive: Receive, generation: Generation) -> None:
 def _failure(deltas: Sequence[Delta]) -> ApiError | None:
     """The first failure among the completions that have ended."""
     for delta in deltas:
-        if delta.end is not None and delta.end.failed:
+        if delta.end is not None and delta.end.status >= 400:
             return failed(delta.end.status, delta.end.message, delta.end.retry_after_s)
     return None

@@ -19,7 +19,7 @@ from weft.server.chat.models import ChatMessage, ChatRequest
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.operation import get, post
-from weft.server.submit import encode_texts, require_model
+from weft.server.prompt_ids import encode_texts
 from weft.text.tokenizer import Tokenizer
 
 INLINE_TOKENS = 4_096  # up to which names are made on the event loop
@@ -59,7 +59,6 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 async def tokenize(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, TokenizeRequest)
-    require_model(context, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
     if body.messages is not None:
@@ -76,14 +75,12 @@ async def tokenize(context: ServerContext, request: Request) -> ASGIApp:
 async def apply_template(context: ServerContext, request: Request) -> ASGIApp:
     """The prompt of a chat, as text."""
     body = await read_json(context, request, TemplateRequest)
-    require_model(context, body.model)
     found = await chat_text(context, _as_chat(body, body.messages))
     return json_response({"prompt": found.text})
 
 
 async def detokenize(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, DetokenizeRequest)
-    require_model(context, body.model)
     kinds = set(map(type, body.tokens))
     if len(kinds) > 1:
         raise ApiError(400, "tokens mixes ids with lists", param="tokens")

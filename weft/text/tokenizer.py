@@ -232,6 +232,32 @@ class Tokenizer:
             found += await self._workers.run(partial(work, part), is_long=length > SLICE_LEN)
         return found
 
+    async def encode_prompts(
+        self,
+        prompts: Sequence[str | list[int]],
+        *,
+        add_special_tokens: bool = True,
+        context_len: int | None = None,
+    ) -> list[list[int]]:
+        """`encode_async` for prompts, some of which are already ids."""
+        found: list[list[int]] = []
+        texts: list[str] = []
+        indices: list[int] = []  # of the texts
+        for index, prompt in enumerate(prompts):
+            if isinstance(prompt, str):
+                indices.append(index)
+                texts.append(prompt)
+                found.append([])
+            else:
+                found.append(prompt)
+        if texts:
+            encoded = await self.encode_async(
+                texts, add_special_tokens=add_special_tokens, context_len=context_len
+            )
+            for index, ids in zip(indices, encoded, strict=True):
+                found[index] = ids
+        return found
+
     async def encode_inputs(
         self,
         inputs: Sequence[str | tuple[str, str]],

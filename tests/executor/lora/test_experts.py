@@ -20,7 +20,8 @@ from tests.executor.lora.adapters import (
 from weft.assemble.adapters import AdapterFolder
 from weft.config.engine import EngineConfig
 from weft.config.projections import adapter_bytes
-from weft.executor.lora.read import AdapterError, inspect_adapter
+from weft.executor.lora.kinds.kind import AdapterError
+from weft.executor.lora.read import inspect_adapter
 
 TOKENS = [(7 * number + 3) % 120 + 5 for number in range(23)]
 LAYER = "model.layers.{}.mlp"

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from tests.executor.lora.adapters import ALL, ENDS, QV, Base, load, make_adapter, write_adapter
 from weft.config.projections import adapter_bytes
+from weft.executor.lora.kinds.kind import AdapterError
 from weft.executor.lora.pairs import read_adapter
-from weft.executor.lora.read import AdapterError, inspect_adapter
+from weft.executor.lora.read import inspect_adapter
 
 PREFIX = "base_model.model.model.layers.0.self_attn.q_proj"
 TABLE = "base_model.model.model.embed_tokens"

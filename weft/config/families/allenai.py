@@ -17,6 +17,7 @@ from weft.config.decoder import (
     QkNorm,
     RopeConfig,
 )
+from weft.config.families import gguf
 from weft.config.families.experts import softmax_experts
 from weft.config.families.family import (
     SLIDING,
@@ -28,9 +29,11 @@ from weft.config.families.family import (
     layer_types,
     window,
 )
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.meta import read_llama
 from weft.config.families.rope import read_rope, rope_by_type, rope_of
 from weft.config.model_errors import UnsupportedModel
+from weft.json_types import JsonObject
 
 OLMO3_THETA = 500_000.0
 
@@ -90,9 +93,47 @@ def _olmoe(config: Config) -> DecoderSpec:
     return DecoderSpec(layers=(replace(layer, mlp=experts, norms=NormPlace.PRE),))
 
 
+# GGUF files
+
+
+def _gguf_olmo2(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """OLMo 2, or OLMo 3, which has the same name, and windows; its layers with a window rotate
+    without scaling."""
+    window = keys.number("attention.sliding_window", int, 0)
+    if not window:
+        return {}
+    rope = found["rope_parameters"]
+    near = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        "rope_parameters": {"full_attention": rope, "sliding_attention": near},
+    }
+
+
+_gguf_olmoe = gguf.experts(
+    gguf.SOFTMAX,
+    {
+        **gguf.COUNTS,
+        "intermediate_size": gguf.SIZE,
+        "norm_topk_prob": gguf.GgufKey(gguf.NORMED, bool, False),
+    },
+)
+
+
 FAMILIES = {
-    "Olmo": Family(read=_olmo, defaults={"rms_norm_eps": 1e-5}),
-    "Olmo2": Family(read=_olmo2),
-    "Olmoe": Family(read=_olmoe, defaults={"num_experts": 64, "num_experts_per_tok": 8}),
+    "Olmo": Family(
+        read=_olmo,
+        defaults={"rms_norm_eps": 1e-5},
+        gguf={"olmo": gguf.Architecture(norm_eps=gguf.LAYER_NORM_EPS, has_pairs=True)},
+    ),
+    "Olmo2": Family(
+        read=_olmo2, gguf={"olmo2": gguf.Architecture(more=_gguf_olmo2, parts=gguf.NORMS_BEHIND)}
+    ),
+    "Olmoe": Family(
+        read=_olmoe,
+        defaults={"num_experts": 64, "num_experts_per_tok": 8},
+        gguf={"olmoe": gguf.Architecture(more=_gguf_olmoe, reads=gguf.EXPERTS)},
+    ),
     "Olmo3": Family(read=_olmo3, defaults={"sliding_window": 4_096}),
 }

@@ -14,6 +14,7 @@ from weft.config.decoder import (
     NormKind,
     NormPlace,
 )
+from weft.config.families import gguf
 from weft.config.families.family import (
     FULL,
     Config,
@@ -25,7 +26,9 @@ from weft.config.families.family import (
     scale,
     window,
 )
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope
+from weft.json_types import JsonObject
 
 
 def _cohere(config: Config) -> DecoderSpec:
@@ -57,12 +60,38 @@ def _cohere2(config: Config) -> DecoderSpec:
     return replace(spec, layers=tuple(layers))
 
 
+# GGUF files
+
+
+def _gguf_cohere(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    return {"logit_scale": gguf.factor("logit_scale", keys)}
+
+
+def _gguf_cohere2(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    window = keys.number("attention.sliding_window", int, 4_096)
+    return {**_gguf_cohere(keys, found), "sliding_window": window}
+
+
 _TIED = {"tie_word_embeddings": True}
 FAMILIES = {
-    "Cohere": Family(read=_cohere, defaults=_TIED, norm_eps_key="layer_norm_eps"),
+    "Cohere": Family(
+        read=_cohere,
+        defaults=_TIED,
+        norm_eps_key="layer_norm_eps",
+        gguf={
+            "command-r": gguf.Architecture(
+                more=_gguf_cohere, reads=("logit_scale",), norm_eps=gguf.LAYER_NORM_EPS
+            )
+        },
+    ),
     "Cohere2": Family(
         read=_cohere2,
         defaults={"sliding_window": 4_096, **_TIED},
         norm_eps_key="layer_norm_eps",
+        gguf={
+            "cohere2": gguf.Architecture(
+                more=_gguf_cohere2, reads=("logit_scale",), norm_eps=gguf.LAYER_NORM_EPS
+            )
+        },
     ),
 }

@@ -15,8 +15,11 @@ from weft.config.decoder import (
     NormPlace,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.family import Config, Family, activation, flag
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope
+from weft.json_types import JsonObject
 
 QKV = ("query", "key", "value")
 NAMES = TensorNames(
@@ -59,4 +62,45 @@ def _gpt_neox(config: Config) -> DecoderSpec:
     return DecoderSpec(layers=(layer,), norm=NormKind.LAYER_BIAS, names=names)
 
 
-FAMILIES = {"GPTNeoX": Family(read=_gpt_neox, norm_eps_key="layer_norm_eps")}
+# GGUF files
+
+
+def _gguf_gpt_neox(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """GPT-NeoX. Converters have put the queries of all heads first, then their keys, then their
+    values."""
+    return {
+        "heads_are_apart": True,
+        "hidden_act": "gelu",
+        "use_parallel_residual": keys.number("use_parallel_residual", bool, True),
+    }
+
+
+FAMILIES = {
+    "GPTNeoX": Family(
+        read=_gpt_neox,
+        norm_eps_key="layer_norm_eps",
+        gguf={
+            "gptneox": gguf.Architecture(
+                more=_gguf_gpt_neox,
+                reads=("use_parallel_residual",),
+                norm_eps=gguf.LAYER_NORM_EPS,
+                has_gate=False,
+                is_partial=True,
+                splits_qkv=True,
+                parts={
+                    "attn_q": "attention.query",
+                    "attn_k": "attention.key",
+                    "attn_v": "attention.value",
+                    "attn_output": "attention.dense",
+                    "ffn_up": "mlp.dense_h_to_4h",
+                    "ffn_down": "mlp.dense_4h_to_h",
+                },
+                outside={
+                    "token_embd": "gpt_neox.embed_in",
+                    "output_norm": "gpt_neox.final_layer_norm",
+                },
+                layers="gpt_neox.layers",
+            )
+        },
+    ),
+}

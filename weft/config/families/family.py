@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from weft.config.config_json import get, number, size
 from weft.config.decoder import DecoderSpec
+from weft.config.families.gguf import Architecture
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.spec import TowerSpec
 from weft.json_types import JsonMapping
@@ -34,6 +35,8 @@ class Family:
     # Reads the tower of pictures, videos or sounds, from a whole `config.json` and the decoder's
     # hidden size; None: weft computes none.
     tower: Callable[[Config, int], TowerSpec | None] | None = None
+    # The architectures of GGUF files with models of this family, by their names in files.
+    gguf: Mapping[str, Architecture] = field(default_factory=dict)
 
     @property
     def is_encoder(self) -> bool:

@@ -9,6 +9,7 @@ implemented: the text part of such a model is served.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.config.config_json import get, number, require, size
@@ -26,6 +27,7 @@ from weft.config.decoder import (
     RouterSpec,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.experts import checked
 from weft.config.families.family import (
     FULL,
@@ -37,9 +39,10 @@ from weft.config.families.family import (
     layer_types,
     window,
 )
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import proportional, rope_of
 from weft.config.model_errors import UnsupportedModel
-from weft.json_types import JsonMapping
+from weft.json_types import JsonMapping, JsonObject
 
 GELU = "gelu_pytorch_tanh"
 FULL_THETA = 1e6
@@ -88,7 +91,7 @@ def _layer(config: Config, index: int, kind: str, owner: int | None) -> LayerSpe
         attention=attention,
         mlp=_feed_forward(config, owner),
         norms=NormPlace.BOTH,
-        # This key is only in weft's own config.json (`config/gguf_readers.py`).
+        # This key is only in weft's own config.json (GGUF files, below).
         has_factor=flag(config, "layers_have_scalars", True),
     )
 
@@ -205,6 +208,108 @@ def _layer_inputs(config: Config) -> LayerInputSpec | None:
     )
 
 
+# GGUF files
+
+
+def _gguf_gemma4(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """Gemma 4. The sizes of a head that all architectures have are those of layers that see all
+    tokens."""
+    has_scalars = keys.has("layer_output_scale.weight")
+    head_dim = keys.number("attention.key_length_swa", int, found["head_dim"])
+    for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        other = keys.number(key, int, head_dim)
+        if other != head_dim:
+            raise UnsupportedModel(
+                f"{keys.full(key)} is {other}, but heads with windows have {head_dim} values; "
+                "other values and partly rotated heads are not supported"
+            )
+    kinds = ["sliding_attention"] * found["num_hidden_layers"]
+    for layer, has_window in enumerate(keys.flags("attention.sliding_window_pattern")):
+        if not has_window:
+            kinds[layer] = "full_attention"
+    return {
+        **_gguf_heads(keys, found, head_dim, kinds),
+        **_gguf_feed_forward(keys, found),
+        "layer_types": kinds,
+        "sliding_window": keys.number(gguf.WINDOW, int, 512),
+        "num_kv_shared_layers": keys.number("attention.shared_kv_layers", int, 0),
+        "hidden_size_per_layer_input": keys.number("embedding_length_per_layer_input", int, 0),
+        "layers_have_scalars": has_scalars,
+        "final_logit_softcapping": keys.number("final_logit_softcapping", float, 0.0),
+        "rope_parameters": {
+            "full_attention": found["rope_parameters"],
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": keys.number("rope.freq_base_swa", float, 10_000.0),
+            },
+        },
+    }
+
+
+def _gguf_heads(
+    keys: ArchitectureKeys, found: Found, head_dim: int, kinds: Sequence[str]
+) -> JsonObject:
+    kv_heads = keys.numbers("attention.head_count_kv")
+    by_layer = {}
+    for layer, kind in enumerate(kinds):
+        size = head_dim if kind == "sliding_attention" else found["head_dim"]
+        by_layer[str(layer)] = {"head_dim": size, "num_key_value_heads": kv_heads[layer]}
+    # In layers that see all tokens, a file without values has them in the keys.
+    has_values = keys.layers_with("attn_v.weight")
+    is_full = [kind == "full_attention" for kind in kinds]
+    values_are_keys = any(is_full) and not has_values[is_full.index(True)]
+    return {
+        "head_dim": head_dim,
+        "num_key_value_heads": kv_heads[0],
+        "per_layer_config": by_layer,
+        "attention_k_eq_v": values_are_keys,
+    }
+
+
+def _gguf_feed_forward(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    sizes = keys.numbers("feed_forward_length")
+    num_shared = keys.number("attention.shared_kv_layers", int, 0)
+    # Layers that read the K and V of others may have twice the size.
+    is_double = num_shared > 0 and sizes[-1] == 2 * sizes[0]
+    num_own = len(sizes) - num_shared
+    expected = [sizes[0]] * num_own + [sizes[-1]] * num_shared
+    if sizes != expected or (sizes[-1] != sizes[0] and not is_double):
+        raise UnsupportedModel(
+            f"{keys.full('feed_forward_length')} is {sizes}; supported is one size, or twice the "
+            f"size in the last {num_shared} layers"
+        )
+    values: JsonObject = {"intermediate_size": sizes[0], "use_double_wide_mlp": is_double}
+    if not keys.number("expert_count", int, 0):
+        return values
+    wanted = {
+        "num_experts": gguf.GgufKey("expert_count", int),
+        "top_k_experts": gguf.GgufKey("expert_used_count", int),
+        "moe_intermediate_size": gguf.SIZE,
+    }
+    return {**values, **gguf.said(keys, found, wanted), "enable_moe_block": True}
+
+
+_GGUF_NAMES = {
+    **gguf.NORMS_BEHIND,
+    "ffn_norm": "pre_feedforward_layernorm",
+    "layer_output_scale.weight": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    # Experts
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_gate_exps": "experts.gate_proj",
+    "ffn_up_exps": "experts.up_proj",
+    "ffn_down_exps": "experts.down_proj",
+}
+
+
 _GEMMA4 = Family(
     read=_gemma4,
     defaults={
@@ -232,7 +337,22 @@ _UNIFIED = replace(
     },
 )
 ARCHITECTURES = {
-    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4ForCausalLM": replace(
+        _GEMMA4,
+        gguf={
+            "gemma4": gguf.Architecture(
+                more=_gguf_gemma4,
+                reads=("final_logit_softcapping", *gguf.EXPERTS),
+                parts=_GGUF_NAMES,
+                outside={
+                    "per_layer_token_embd": "model.embed_tokens_per_layer",
+                    "per_layer_model_proj": "model.per_layer_model_projection",
+                    "per_layer_proj_norm": "model.per_layer_projection_norm",
+                },
+                by_layer=("attention.head_count_kv", "feed_forward_length"),
+            )
+        },
+    ),
     "Gemma4ForConditionalGeneration": _GEMMA4,
     "Gemma4TextModel": replace(_GEMMA4, task="embed"),
     "Gemma4UnifiedForCausalLM": _UNIFIED,

@@ -22,6 +22,7 @@ from weft.config.decoder import (
     RopeConfig,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.family import (
     SLIDING,
     Config,
@@ -32,14 +33,16 @@ from weft.config.families.family import (
     layer_types,
     window,
 )
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope, rope_by_type, rope_of
 from weft.config.vision import pictures
+from weft.json_types import JsonObject
 
 GELU = "gelu_pytorch_tanh"
 
 
 def _norm(config: Config) -> NormKind:
-    # This key is only in weft's own config.json (`config/gguf_architectures.py`).
+    # This key is only in weft's own config.json (GGUF files, below).
     if flag(config, "norm_weights_are_whole"):
         return NormKind.RMS_EXACT
     return NormKind.RMS_PLUS_ONE
@@ -137,6 +140,53 @@ def _gemma3_rope(config: Config, kind: str) -> RopeConfig:
     return rope_of(config, scaling, theta=number(config, "rope_theta", 1e6, above=0.0))
 
 
+# GGUF files
+
+
+def _gguf_gemma(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    # Converters have added 1 to the weights of norms.
+    return {"norm_weights_are_whole": True}
+
+
+def _gguf_gemma2(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    return {
+        **_gguf_gemma(keys, found),
+        "query_pre_attn_scalar": _query_scalar(found, largest=46),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", float, 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", float, 30.0),
+        "sliding_window": keys.number("attention.sliding_window", int, 4_096),
+    }
+
+
+def _gguf_gemma3(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    rope = dict(found["rope_parameters"])
+    rope["rope_theta"] = keys.number("rope.freq_base", float, 1_000_000.0)
+    near = {
+        "rope_type": "default",
+        "rope_theta": keys.number("rope.freq_base_swa", float, 10_000.0),
+    }
+    return {
+        **_gguf_gemma(keys, found),
+        "query_pre_attn_scalar": _query_scalar(found, largest=62),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", float, 0.0),
+        "sliding_window": keys.number("attention.sliding_window", int, 1_024),
+        "sliding_window_pattern": keys.number("attention.sliding_window_pattern", int, 6),
+        "rope_parameters": {"full_attention": rope, "sliding_attention": near},
+    }
+
+
+def _query_scalar(found: Found, largest: int) -> int:
+    """The scale of queries, which files do not contain. The largest model of a release (27B), with
+    `largest` layers, scales scores by hidden size / number of heads; the other models by the size
+    of a head."""
+    if found["num_hidden_layers"] == largest:
+        return int(found["hidden_size"] // found["num_attention_heads"])
+    return int(found["head_dim"])
+
+
+_GGUF_NORMS = {**gguf.NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
+
+
 _GEMMA3 = Family(
     read=_gemma3,
     defaults={
@@ -154,12 +204,33 @@ _GEMMA3 = Family(
 )
 _GEMMA2_DEFAULTS = {"head_dim": 256, "sliding_window": 4_096, "tie_word_embeddings": True}
 FAMILIES = {
-    "Gemma": Family(read=_gemma, defaults={"head_dim": 256, "tie_word_embeddings": True}),
-    "Gemma2": Family(read=_gemma2, defaults=_GEMMA2_DEFAULTS),
+    "Gemma": Family(
+        read=_gemma,
+        defaults={"head_dim": 256, "tie_word_embeddings": True},
+        gguf={"gemma": gguf.Architecture(more=_gguf_gemma)},
+    ),
+    "Gemma2": Family(
+        read=_gemma2,
+        defaults=_GEMMA2_DEFAULTS,
+        gguf={
+            "gemma2": gguf.Architecture(
+                more=_gguf_gemma2,
+                reads=("attn_logit_softcapping", "final_logit_softcapping"),
+                parts=_GGUF_NORMS,
+            )
+        },
+    ),
     "VaultGemma": Family(read=_vaultgemma, defaults=_GEMMA2_DEFAULTS),
 }
 ARCHITECTURES = {
-    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForCausalLM": replace(
+        _GEMMA3,
+        gguf={
+            "gemma3": gguf.Architecture(
+                more=_gguf_gemma3, reads=("final_logit_softcapping",), parts=_GGUF_NORMS
+            )
+        },
+    ),
     "Gemma3ForConditionalGeneration": replace(_GEMMA3, tower=pictures.gemma3),
     "Gemma3TextModel": replace(_GEMMA3, task="embed"),
 }

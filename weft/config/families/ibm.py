@@ -19,10 +19,14 @@ from weft.config.decoder import (
     StateNames,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.experts import softmax_experts
 from weft.config.families.family import FULL, Config, Family, activation, flag, layer_types, scale
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope
 from weft.config.families.states import LINEAR, read_mamba, with_states
+from weft.config.model_errors import UnsupportedModel
+from weft.json_types import JsonObject
 
 _KINDS = {"attention": FULL, "mamba": LINEAR}  # names in older files
 
@@ -169,12 +173,114 @@ def _hyperclovax(config: Config) -> DecoderSpec:
     )
 
 
+# GGUF files
+
+
+def _gguf_granite(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    if not _has_positions(keys):
+        raise UnsupportedModel(
+            f"{keys.full('rope.scaling.finetuned')} is false: without positions, Granite is not "
+            "supported as a GGUF file"
+        )
+    return _gguf_factors(keys, found)
+
+
+def _has_positions(keys: ArchitectureKeys) -> bool:
+    """Whether queries and keys have positions, by the key of Granite's files."""
+    return keys.number("rope.scaling.finetuned", bool, True)
+
+
+def _gguf_factors(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    scale = keys.number("attention.scale", float, 0.0)
+    return {
+        "embedding_multiplier": gguf.factor("embedding_scale", keys),
+        "residual_multiplier": gguf.factor("residual_scale", keys),
+        "attention_multiplier": scale or found["head_dim"] ** -0.5,
+        "logits_scaling": gguf.factor("logit_scale", keys),
+    }
+
+
+def _gguf_experts(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """Granite with experts; with a shared part it is another class."""
+    size = keys.number("expert_shared_feed_forward_length", int, 0)
+    values: JsonObject = {"gates_and_ups_are_apart": True}
+    if size:
+        values["architectures"] = ["GraniteMoeSharedForCausalLM"]
+        values["shared_intermediate_size"] = size
+    return values
+
+
+# Softmax of all with weights that sum to 1 is the same as softmax of the chosen.
+_gguf_granite_moe = gguf.experts(
+    gguf.SOFTMAX, {**gguf.COUNTS, "intermediate_size": gguf.SIZE}, _gguf_experts, _gguf_granite
+)
+
+
+def _gguf_mamba(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """Mamba 2. Converters have written the decay -exp(A_log) instead of A_log."""
+    wanted = {
+        "mamba_n_heads": gguf.GgufKey("ssm.time_step_rank", int),
+        "mamba_n_groups": gguf.GgufKey("ssm.group_count", int),
+        "mamba_d_state": gguf.GgufKey("ssm.state_size", int),
+        "mamba_d_conv": gguf.GgufKey("ssm.conv_kernel", int),
+    }
+    inner_size = keys.number("ssm.inner_size", int)
+    if inner_size % found["hidden_size"]:
+        raise UnsupportedModel(
+            f"{keys.full('ssm.inner_size')} is {inner_size}; it must be a multiple of "
+            f"{keys.full('embedding_length')}, which is {found['hidden_size']}"
+        )
+    return {
+        **gguf.said(keys, found, wanted),
+        "mamba_expand": inner_size // found["hidden_size"],
+        "mamba_conv_bias": keys.has("ssm_conv1d.bias"),
+        "mamba_proj_bias": keys.has("ssm_in.bias"),
+        "decays_are_whole": True,
+    }
+
+
+def _gguf_granite_hybrid(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """Granite 4. The result has the size of the shared part, even if there are no experts."""
+    wanted = {
+        "num_local_experts": gguf.GgufKey("expert_count", int, 0),
+        "num_experts_per_tok": gguf.GgufKey("expert_used_count", int, 0),
+        "shared_intermediate_size": gguf.GgufKey(
+            "expert_shared_feed_forward_length", int, like="intermediate_size"
+        ),
+    }
+    values = gguf.said(keys, found, wanted)
+    if not values["num_local_experts"]:
+        values["intermediate_size"] = values["shared_intermediate_size"]
+    return {
+        **values,
+        **_gguf_factors(keys, found),
+        **_gguf_mamba(keys, found),
+        "position_embedding_type": "rope" if _has_positions(keys) else "nope",
+        "gates_and_ups_are_apart": True,
+    }
+
+
+_GGUF_STATES = gguf.StateLayers(tensor="ssm_conv1d.weight", kind="linear_attention")
+
+
 FAMILIES = {
-    "Granite": Family(read=_granite),
+    "Granite": Family(
+        read=_granite,
+        gguf={
+            "granite": gguf.Architecture(more=_gguf_granite, reads=gguf.FACTORS, has_pairs=True),
+            # The file has the factors that follow from the sizes, as factors of Granite.
+            "minicpm": gguf.Architecture(more=_gguf_granite, reads=gguf.FACTORS, has_pairs=True),
+        },
+    ),
     "HyperCLOVAX": Family(read=_hyperclovax),
     "GraniteMoe": Family(
         read=_granite_moe,
         defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+        gguf={
+            "granitemoe": gguf.Architecture(
+                more=_gguf_granite_moe, reads=(*gguf.FACTORS, *gguf.EXPERTS), has_pairs=True
+            )
+        },
     ),
     "Bamba": Family(read=_bamba),
     "GraniteMoeShared": Family(
@@ -184,5 +290,24 @@ FAMILIES = {
     "GraniteMoeHybrid": Family(
         read=_granite4,
         defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+        gguf={
+            "granitehybrid": gguf.Architecture(
+                more=_gguf_granite_hybrid,
+                reads=(*gguf.FACTORS, *gguf.EXPERTS),
+                has_pairs=True,
+                parts={
+                    "ssm_in": "mamba.in_proj",
+                    "ssm_conv1d": "mamba.conv1d",
+                    "ssm_dt.bias": "mamba.dt_bias",
+                    "ssm_a": "mamba.A_log",
+                    "ssm_d": "mamba.D",
+                    "ssm_norm": "mamba.norm",
+                    "ssm_out": "mamba.out_proj",
+                },
+                flat=("ssm_a", "ssm_d", "ssm_norm.weight"),
+                convs=gguf.STATE_CONVS,
+                states=_GGUF_STATES,
+            )
+        },
     ),
 }

@@ -16,6 +16,7 @@ from weft.config.decoder import (
     QkNorm,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.experts import sigmoid_experts, sparse_layers, with_experts
 from weft.config.families.family import (
     FULL,
@@ -26,7 +27,9 @@ from weft.config.families.family import (
     layer_types,
     window,
 )
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope
+from weft.json_types import JsonObject
 
 
 def _exaone3(config: Config) -> DecoderSpec:
@@ -84,13 +87,31 @@ def _exaone_moe(config: Config) -> DecoderSpec:
     )
 
 
+# GGUF files
+
+
+def _gguf_exaone4(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """EXAONE 4. Files of the first release's model with 64 layers do not contain its windows."""
+    of_32b = found["num_hidden_layers"] == 64
+    window = keys.number("attention.sliding_window", int, 4_096 if of_32b else 0)
+    more: JsonObject = {"sliding_window": window}
+    has_window = keys.flags("attention.sliding_window_pattern")
+    if window and has_window:
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        more["layer_types"] = [kinds[each] for each in has_window]
+    return more
+
+
 FAMILIES = {
     "Exaone": Family(
         read=_exaone3,
         aliases={"num_hidden_layers": "num_layers"},
         norm_eps_key="layer_norm_epsilon",
     ),
-    "Exaone4": Family(read=_exaone4),
+    "Exaone4": Family(
+        read=_exaone4,
+        gguf={"exaone4": gguf.Architecture(more=_gguf_exaone4, parts=gguf.NORMS_BEHIND)},
+    ),
     "ExaoneMoe": Family(
         read=_exaone_moe,
         defaults={

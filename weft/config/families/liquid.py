@@ -17,10 +17,13 @@ from weft.config.decoder import (
     StateNames,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.experts import checked, with_experts
 from weft.config.families.family import FULL, Config, Family, flag, scale
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope
 from weft.config.families.states import CONV, read_short_conv, with_states
+from weft.json_types import JsonObject
 
 _NAMES = TensorNames(
     out="out_proj",
@@ -89,6 +92,53 @@ def _lfm2_moe(config: Config) -> DecoderSpec:
     return with_experts(config, spec, experts, lambda layer: layer >= num_plain)
 
 
+# GGUF files
+
+
+def _gguf_lfm2(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    # Files have the final size of the feed-forward part.
+    wanted = {"conv_L_cache": gguf.GgufKey("shortconv.l_cache", int)}
+    return {**gguf.said(keys, found, wanted), "block_auto_adjust_ff_dim": False}
+
+
+def _choice_bias(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    return {"use_expert_bias": keys.has("exp_probs_b.bias")}
+
+
+_gguf_lfm2_moe = gguf.experts(
+    gguf.SIGMOID,
+    {
+        **gguf.COUNTS,
+        "moe_intermediate_size": gguf.SIZE,
+        "num_dense_layers": gguf.GgufKey("leading_dense_block_count", int, 0),
+        "norm_topk_prob": gguf.GgufKey(gguf.NORMED, bool, True),
+    },
+    _gguf_lfm2,
+    _choice_bias,
+    gguf.scaled,
+)
+
+_GGUF_NAMES = {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+
+_GGUF_OUTSIDE = {"token_embd_norm": "model.embedding_norm", "output_norm": "model.embedding_norm"}
+
+_GGUF_CONVS = ("shortconv.conv.weight",)
+
+_GGUF_STATES = gguf.StateLayers(tensor="shortconv.conv.weight", kind="conv")
+
+
 _FAMILY = Family(
     read=_lfm2,
     defaults={"tie_word_embeddings": True},
@@ -96,6 +146,37 @@ _FAMILY = Family(
     norm_eps_key="norm_eps",
 )
 FAMILIES = {
-    "Lfm2": _FAMILY,
-    "Lfm2Moe": replace(_FAMILY, read=_lfm2_moe),
+    "Lfm2": replace(
+        _FAMILY,
+        gguf={
+            "lfm2": gguf.Architecture(
+                more=_gguf_lfm2,
+                parts=_GGUF_NAMES,
+                outside=_GGUF_OUTSIDE,
+                convs=_GGUF_CONVS,
+                states=_GGUF_STATES,
+            )
+        },
+    ),
+    "Lfm2Moe": replace(
+        _FAMILY,
+        read=_lfm2_moe,
+        gguf={
+            "lfm2moe": gguf.Architecture(
+                more=_gguf_lfm2_moe,
+                reads=gguf.EXPERTS,
+                parts={
+                    **_GGUF_NAMES,
+                    "ffn_gate_inp": "feed_forward.gate",
+                    "ffn_gate_exps": "feed_forward.experts.w1",
+                    "ffn_up_exps": "feed_forward.experts.w3",
+                    "ffn_down_exps": "feed_forward.experts.w2",
+                    "exp_probs_b.bias": "feed_forward.expert_bias",
+                },
+                outside=_GGUF_OUTSIDE,
+                convs=_GGUF_CONVS,
+                states=_GGUF_STATES,
+            )
+        },
+    ),
 }

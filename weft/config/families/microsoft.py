@@ -15,8 +15,11 @@ from weft.config.decoder import (
     RopeConfig,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.family import Config, Family, activation, window
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import longrope, read_rope
+from weft.json_types import JsonObject
 
 
 def _phi(config: Config) -> DecoderSpec:
@@ -66,11 +69,56 @@ def _phi3_rope(config: Config) -> RopeConfig:
     return read_rope(config, is_partial=True)
 
 
+# GGUF files
+
+
+def _gguf_phi3(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """Phi-3. A file has two lists of factors if the context of the model was extended."""
+    more: JsonObject = {"sliding_window": keys.number("attention.sliding_window", int, 0)}
+    short, long = keys.short_and_long_factors()
+    if not long:
+        return more
+    original = keys.number("rope.scaling.original_context_length", int)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": keys.number("rope.freq_base", float, 10_000.0),
+        "short_factor": list(short),
+        "long_factor": list(long),
+        "original_max_position_embeddings": original,
+        "attention_factor": keys.number("rope.scaling.attn_factor", float, 1.0),
+    }
+    return {**more, "rope_parameters": rope, "original_max_position_embeddings": original}
+
+
 FAMILIES = {
     "Phi": Family(
         read=_phi,
         defaults={"partial_rotary_factor": 0.5},
         norm_eps_key="layer_norm_eps",
+        gguf={
+            "phi2": gguf.Architecture(
+                norm_eps=gguf.LAYER_NORM_EPS,
+                has_gate=False,
+                is_partial=True,
+                splits_qkv=True,
+                parts={
+                    "attn_output": "self_attn.dense",
+                    "ffn_up": "mlp.fc1",
+                    "ffn_down": "mlp.fc2",
+                },
+                outside={"output_norm": "model.final_layernorm"},
+            )
+        },
     ),
-    "Phi3": Family(read=_phi3),
+    "Phi3": Family(
+        read=_phi3,
+        gguf={
+            "phi3": gguf.Architecture(
+                more=_gguf_phi3,
+                is_partial=True,
+                has_gate_in_up=True,
+                parts={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+            )
+        },
+    ),
 }

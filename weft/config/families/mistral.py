@@ -15,6 +15,7 @@ from weft.config.decoder import (
     MlpSpec,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.deepseek import read_mistral4
 from weft.config.families.experts import softmax_experts
 from weft.config.families.family import (
@@ -26,8 +27,11 @@ from weft.config.families.family import (
     layer_types,
     window,
 )
+from weft.config.families.gguf import ArchitectureKeys, Found
+from weft.config.families.meta import gguf_llama
 from weft.config.families.rope import read_rope
 from weft.config.vision.pixtral import mistral3
+from weft.json_types import JsonObject
 
 
 def _mistral(config: Config) -> DecoderSpec:
@@ -80,9 +84,31 @@ def _mixtral(config: Config) -> DecoderSpec:
     return DecoderSpec(layers=(replace(layer, mlp=experts),), names=names)
 
 
+# GGUF files
+
+
+def _gguf_mistral3(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """Ministral 3, if queries grow with their position; else Mistral."""
+    growth = keys.number("attention.temperature_scale", float, 0.0)
+    if not growth:
+        return gguf_llama(keys, found)
+    rope = {**found["rope_parameters"], "llama_4_scaling_beta": growth}
+    mscale = keys.number("rope.scaling.yarn_log_multiplier", float, 0.0)
+    if mscale:
+        rope |= {"mscale": mscale, "mscale_all_dim": mscale}
+    return {"architectures": ["Ministral3ForCausalLM"], "rope_parameters": rope}
+
+
 _MISTRAL3 = Family(read=_mistral3, defaults={"head_dim": 128}, tower=mistral3)
 FAMILIES = {
-    "Mistral": Family(read=_mistral),
+    "Mistral": Family(
+        read=_mistral,
+        gguf={
+            "mistral3": gguf.Architecture(
+                more=_gguf_mistral3, reads=gguf.EXPERTS, has_pairs=True, parts=gguf.MIXTRAL_NAMES
+            )
+        },
+    ),
     "Ministral": Family(read=_ministral),
     "Ministral3": Family(read=_ministral3, defaults={"head_dim": 128}),
     "Mixtral": Family(read=_mixtral, defaults={"num_local_experts": 8, "num_experts_per_tok": 2}),

@@ -7,9 +7,12 @@ from dataclasses import replace
 
 from weft.config.config_json import require
 from weft.config.decoder import AttentionSpec, DecoderSpec, ExpertNames, LayerSpec, TensorNames
+from weft.config.families import gguf
 from weft.config.families.experts import softmax_experts
 from weft.config.families.family import Config, Family, every, flag, layer_types, window
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope
+from weft.json_types import JsonObject
 
 
 def _gpt_oss(config: Config) -> DecoderSpec:
@@ -39,6 +42,25 @@ def _gpt_oss(config: Config) -> DecoderSpec:
     return DecoderSpec(layers=tuple(layers), names=TensorNames(experts=names))
 
 
+# GGUF files
+
+
+def _gguf_of_gpt_oss(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    rope = {**found["rope_parameters"], "truncate": False}
+    return {"gates_and_ups_are_apart": True, "rope_parameters": rope}
+
+
+_gguf_gpt_oss = gguf.experts(
+    gguf.SOFTMAX_OF_CHOSEN,
+    {
+        **gguf.COUNTS,
+        "intermediate_size": gguf.SIZE,
+        "sliding_window": gguf.GgufKey(gguf.WINDOW, int, 128),
+    },
+    _gguf_of_gpt_oss,
+)
+
+
 FAMILIES = {
     "GptOss": Family(
         read=_gpt_oss,
@@ -47,6 +69,17 @@ FAMILIES = {
             "sliding_window": 128,
             "num_local_experts": 128,
             "num_experts_per_tok": 4,
+        },
+        gguf={
+            "gpt-oss": gguf.Architecture(
+                more=_gguf_gpt_oss,
+                reads=gguf.EXPERTS,
+                parts={
+                    **gguf.MLP_NORM,
+                    "attn_sinks.weight": "self_attn.sinks",
+                    "ffn_gate_inp": "mlp.router",
+                },
+            )
         },
     ),
 }

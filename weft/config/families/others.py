@@ -22,6 +22,7 @@ from weft.config.decoder import (
     RouterSpec,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.experts import (
     checked,
     sigmoid_experts,
@@ -40,8 +41,10 @@ from weft.config.families.family import (
     scale,
     window,
 )
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.meta import read_llama
 from weft.config.families.rope import read_rope, rope_by_type
+from weft.json_types import JsonObject
 
 
 def _smollm3(config: Config) -> DecoderSpec:
@@ -358,18 +361,90 @@ def _hunyuan(config: Config) -> DecoderSpec:
     return DecoderSpec(layers=(layer,), names=names)
 
 
+# GGUF files
+
+
+def _gguf_starcoder2(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    window = keys.number("attention.sliding_window", int, 0)
+    return {**gguf.biases(keys, found), "sliding_window": window}
+
+
+def _gguf_stablelm(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    is_parallel = keys.number("use_parallel_residual", bool, False)
+    return {**gguf.biases(keys, found), "use_parallel_residual": is_parallel}
+
+
+def _gguf_nemotron(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    # Converters have added 1 to the weights of norms.
+    return {"norm_weights_are_whole": True, "hidden_act": "relu2"}
+
+
+_gguf_minimax_m2 = gguf.experts(
+    gguf.SIGMOID,
+    {
+        **gguf.CHOSEN,
+        "num_local_experts": gguf.GgufKey("expert_count", int),
+        "intermediate_size": gguf.SIZE,
+    },
+)
+
+_gguf_ernie_moe = gguf.experts(
+    gguf.SOFTMAX,
+    {
+        "moe_num_experts": gguf.GgufKey("expert_count", int),
+        "moe_k": gguf.GgufKey("expert_used_count", int),
+        "moe_intermediate_size": gguf.SIZE,
+        "moe_num_shared_experts": gguf.GgufKey("expert_shared_count", int, 0),
+        "moe_layer_start_index": gguf.GgufKey("leading_dense_block_count", int, 0),
+        "moe_layer_interval": gguf.GgufKey("interleave_moe_layer_step", int, 1),
+    },
+    gguf.biases,
+)
+
+
 FAMILIES = {
-    "HunYuanDenseV1": Family(read=_hunyuan),
+    "HunYuanDenseV1": Family(
+        read=_hunyuan,
+        gguf={
+            # Files have the base of the rotation after "alpha" is applied.
+            "hunyuan-dense": gguf.Architecture(
+                parts={
+                    "attn_q_norm": "self_attn.query_layernorm",
+                    "attn_k_norm": "self_attn.key_layernorm",
+                }
+            )
+        },
+    ),
     "InternLM3": Family(read=_internlm3),
     "MiniCPM": Family(read=_minicpm),
-    "SmolLM3": Family(read=_smollm3, defaults={"tie_word_embeddings": True}),
+    "SmolLM3": Family(
+        read=_smollm3,
+        defaults={"tie_word_embeddings": True},
+        gguf={"smollm3": gguf.Architecture(has_pairs=True)},
+    ),
     "Starcoder2": Family(
         read=_starcoder2,
         defaults={"tie_word_embeddings": True},
         norm_eps_key="norm_epsilon",
+        gguf={
+            "starcoder2": gguf.Architecture(
+                more=_gguf_starcoder2,
+                norm_eps=gguf.LAYER_NORM_EPS,
+                has_gate=False,
+                parts={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+            )
+        },
     ),
-    "SeedOss": Family(read=_seed_oss, defaults={"head_dim": 128}),
-    "Ernie4_5": Family(read=_ernie, defaults={"head_dim": 128, "tie_word_embeddings": True}),
+    "SeedOss": Family(
+        read=_seed_oss,
+        defaults={"head_dim": 128},
+        gguf={"seed_oss": gguf.Architecture(parts=gguf.MLP_NORM)},
+    ),
+    "Ernie4_5": Family(
+        read=_ernie,
+        defaults={"head_dim": 128, "tie_word_embeddings": True},
+        gguf={"ernie4_5": gguf.Architecture(more=gguf.biases)},
+    ),
     "Ernie4_5_Moe": Family(
         read=_ernie_moe,
         defaults={
@@ -378,9 +453,34 @@ FAMILIES = {
             "moe_k": 6,
             "moe_num_shared_experts": 2,
         },
+        gguf={
+            "ernie4_5-moe": gguf.Architecture(
+                more=_gguf_ernie_moe,
+                reads=gguf.EXPERTS,
+                parts={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+                rows=("exp_probs_b.bias",),
+            )
+        },
     ),
-    "Dots1": Family(read=_dots1),
-    "MiniMaxM2": Family(read=_minimax_m2, defaults={"head_dim": 128}),
+    "Dots1": Family(
+        read=_dots1,
+        gguf={"dots1": gguf.Architecture(more=gguf.sigmoid_experts, reads=gguf.EXPERTS)},
+    ),
+    "MiniMaxM2": Family(
+        read=_minimax_m2,
+        defaults={"head_dim": 128},
+        gguf={
+            "minimax-m2": gguf.Architecture(
+                more=_gguf_minimax_m2,
+                reads=gguf.EXPERTS,
+                is_partial=True,
+                parts={
+                    **gguf.MIXTRAL_NAMES,
+                    "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+                },
+            )
+        },
+    ),
     "Mellum": Family(
         read=_mellum,
         defaults={
@@ -402,15 +502,28 @@ FAMILIES = {
         },
     ),
     "Helium": Family(read=_helium, defaults={"head_dim": 128}),
-    "Arcee": Family(read=_arcee),
+    "Arcee": Family(read=_arcee, gguf={"arcee": gguf.Architecture(has_pairs=True, has_gate=False)}),
     "Nemotron": Family(
         read=_nemotron,
         defaults={"partial_rotary_factor": 0.5},
         norm_eps_key="norm_eps",
+        gguf={
+            "nemotron": gguf.Architecture(
+                more=_gguf_nemotron, norm_eps=gguf.LAYER_NORM_EPS, has_gate=False, is_partial=True
+            )
+        },
     ),
     "StableLm": Family(
         read=_stablelm,
         defaults={"partial_rotary_factor": 0.25},
         norm_eps_key="layer_norm_eps",
+        gguf={
+            "stablelm": gguf.Architecture(
+                more=_gguf_stablelm,
+                reads=("use_parallel_residual",),
+                norm_eps=gguf.LAYER_NORM_EPS,
+                is_partial=True,
+            )
+        },
     ),
 }

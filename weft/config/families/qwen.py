@@ -18,8 +18,10 @@ from weft.config.decoder import (
     QkNorm,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.experts import softmax_experts, with_experts
 from weft.config.families.family import FULL, Config, Family, activation, flag, window
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import NUM_AXES, axes_of_sections, interleaved_axes, read_rope
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision import qwen as towers
@@ -161,13 +163,61 @@ def _axes(
     return axes_of_sections(sections)
 
 
+# GGUF files
+
+
+def _qkv_bias(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    return {"qkv_bias": found["attention_bias"]}
+
+
+_gguf_qwen2_moe = gguf.experts(
+    gguf.SOFTMAX,
+    {
+        **gguf.COUNTS,
+        "moe_intermediate_size": gguf.SIZE,
+        "shared_expert_intermediate_size": gguf.GgufKey(
+            "expert_shared_feed_forward_length", int, like="intermediate_size"
+        ),
+        "norm_topk_prob": gguf.GgufKey(gguf.NORMED, bool, False),
+    },
+    _qkv_bias,
+)
+
+_gguf_qwen3_moe = gguf.experts(
+    gguf.SOFTMAX,
+    {
+        **gguf.COUNTS,
+        "moe_intermediate_size": gguf.SIZE,
+        "norm_topk_prob": gguf.GgufKey(gguf.NORMED, bool, True),
+    },
+)
+
+GGUF_SHARED = {
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+
+GGUF_ROWS = ("ffn_gate_inp_shexp.weight",)
+
+
 FAMILIES = {
-    "Qwen2": Family(read=_qwen2),
+    "Qwen2": Family(read=_qwen2, gguf={"qwen2": gguf.Architecture()}),
     # Xiaomi's model: Qwen 2, with further layers that predict tokens ahead, which are not read.
     "MiMo": Family(read=_qwen2),
-    "Qwen3": Family(read=_qwen3, defaults={"head_dim": 128}),
-    "Qwen2Moe": Family(read=_qwen2_moe),
-    "Qwen3Moe": Family(read=_qwen3_moe),
+    "Qwen3": Family(read=_qwen3, defaults={"head_dim": 128}, gguf={"qwen3": gguf.Architecture()}),
+    "Qwen2Moe": Family(
+        read=_qwen2_moe,
+        gguf={
+            "qwen2moe": gguf.Architecture(
+                more=_gguf_qwen2_moe, reads=gguf.EXPERTS, parts=GGUF_SHARED, rows=GGUF_ROWS
+            )
+        },
+    ),
+    "Qwen3Moe": Family(
+        read=_qwen3_moe,
+        gguf={"qwen3moe": gguf.Architecture(more=_gguf_qwen3_moe, reads=gguf.EXPERTS)},
+    ),
 }
 _QWEN2_VL = Family(read=seeing(_qwen2, (16, 24, 24)), tower=towers.qwen2_vl, ties_by_text=True)
 _QWEN3_VL_SECTIONS = (24, 20, 20)

@@ -15,6 +15,7 @@ from weft.config.decoder import (
     QkNorm,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.experts import sigmoid_experts, with_experts
 from weft.config.families.family import Config, Family, activation, flag
 from weft.config.families.rope import read_rope
@@ -67,8 +68,34 @@ _DEFAULTS = {
     "partial_rotary_factor": 0.5,
 }
 FAMILIES = {
-    "Glm": Family(read=_glm, defaults=_DEFAULTS),
-    "Glm4": Family(read=_glm4, defaults=_DEFAULTS),
+    "Glm": Family(
+        read=_glm,
+        defaults=_DEFAULTS,
+        gguf={
+            "chatglm": gguf.Architecture(
+                is_partial=True,
+                has_gate_in_up=True,
+                splits_qkv=True,
+                parts={"ffn_up": "mlp.gate_up_proj"},
+            )
+        },
+    ),
+    "Glm4": Family(
+        read=_glm4,
+        defaults=_DEFAULTS,
+        gguf={
+            "glm4": gguf.Architecture(
+                is_partial=True,
+                has_gate_in_up=True,
+                splits_qkv=True,
+                parts={
+                    "ffn_up": "mlp.gate_up_proj",
+                    "post_attention_norm": "post_self_attn_layernorm",
+                    "post_ffw_norm": "post_mlp_layernorm",
+                },
+            )
+        },
+    ),
     "Glm4Moe": Family(
         read=_glm4_moe,
         defaults={
@@ -78,6 +105,15 @@ FAMILIES = {
             "num_experts_per_tok": 8,
             "n_shared_experts": 1,
             "norm_topk_prob": True,
+        },
+        gguf={
+            "glm4moe": gguf.Architecture(
+                more=gguf.sigmoid_experts,
+                reads=gguf.EXPERTS,
+                is_partial=True,
+                has_qk_norm=True,
+                parts=gguf.MLP_NORM,
+            )
         },
     ),
 }

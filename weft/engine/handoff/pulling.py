@@ -66,7 +66,7 @@ class PullService(Service):
 
     def wake_at(self) -> float:
         wake_at = min((one.until_s for one in self.feature.pulls.values()), default=math.inf)
-        for transfer in self._transfers.values():
+        for transfer in self._transfers.table.values():
             if transfer.is_cancelled:
                 wake_at = min(wake_at, transfer.since_s + HUNG_S)
         return wake_at
@@ -116,7 +116,7 @@ class PullService(Service):
         page_size = self._kv.page_size
         usable = request.reusable_len // page_size * page_size
         key = request.cache_key(request.packed[: usable * TOKEN_BYTES])
-        have = self._transfers.resumable(key)
+        have = self._transfers.memory.resumable(key)
         if have >= usable:
             detail = f"nothing is taken from {place}: {have:,} tokens are cached here"
             if not usable:
@@ -153,7 +153,7 @@ class PullService(Service):
         for number, pull in list(self.feature.pulls.items()):
             if pull.num_found and pull.ticket is None and not self._reserve(number, pull, now):
                 break  # later pulls must not overtake it
-        if self._transfers:
+        if self._transfers.table:
             first = self._core.loop.first_in_flight
             if first is None:
                 first = self._core.scheduler.planner.num_steps
@@ -164,9 +164,9 @@ class PullService(Service):
         whether that was possible."""
         kv = self._kv
         page_size = kv.page_size
-        end = min(pull.num_found, len(pull.key.tokens) // TOKEN_BYTES)
-        whole = CacheKey(pull.key.namespace, pull.key.tokens[: end * TOKEN_BYTES])
-        if self._transfers.resumable(whole) >= end:
+        end = min(pull.num_found, pull.key.num_tokens)
+        whole = pull.key.first(end)
+        if self._transfers.memory.resumable(whole) >= end:
             self._end(number, now)
             return True
         # If all tokens are cached, only the ending is missing.
@@ -189,7 +189,7 @@ class PullService(Service):
                 pull.lacks = f"no memory for the ending of {end:,} tokens"
                 return False
             ending = reserved
-        part = CacheKey(pull.key.namespace, pull.key.tokens[: (start + num_tokens) * TOKEN_BYTES])
+        part = pull.key.first(start + num_tokens)
         step = self._core.scheduler.planner.num_steps - 1
         ticket = self._transfers.read(part, start, step=step, now=now, ending=ending)
         if ticket is None:
@@ -219,7 +219,7 @@ class PullService(Service):
         if pull is None:
             return
         self._handoff.leave(number)
-        if pull.ticket is not None and pull.ticket in self._transfers:
+        if pull.ticket is not None and pull.ticket in self._transfers.table:
             self._transfers.cancel(pull.ticket, now)
         for id in pull.ids:
             del self.feature.waiting[id]
@@ -271,7 +271,7 @@ class PullService(Service):
 
     def _end_hung(self, now: float) -> None:
         """Give up the pages of cancelled transfers that do not land."""
-        for ticket, transfer in self._transfers.items():
+        for ticket, transfer in self._transfers.table.items():
             if not transfer.is_cancelled or now < transfer.since_s + HUNG_S:
                 continue
             log.error("pages_lost", pages=len(transfer.pages), after_s=HUNG_S)

@@ -35,10 +35,8 @@ from weft.executor.inputs import DeviceRowTable
 from weft.executor.plain import build as plain
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.ranks.build import (
-    adapters_of,
     announcing,
     computing,
-    cpp_model,
     cpp_ops,
     decoder_steps,
     in_lockstep,
@@ -47,7 +45,7 @@ from weft.executor.ranks.build import (
 )
 from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
 from weft.executor.split.steps import split
-from weft.models.registry import DecoderModel, make_encoder
+from weft.models.registry import DecoderModel, make_encoder, make_model
 from weft.models.transformers_backend.model import TransformersModel
 from weft.observe.log import EventLog
 from weft.ops.cpp.abi import WeightFormat
@@ -103,7 +101,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     states = None
     if state_pool is not None:
         states = CppStates(spec.model, state_pool, ops, attention.step)
-    decoder = cpp_model(spec, ops, states)
+    decoder = make_model(spec.model, ops, states)
     # A model with inputs for each layer runs in one piece.
     in_pieces = spec.model.decoder.layer_inputs is None
     model = ProgramModel(
@@ -121,7 +119,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
             spec.engine.max_loaded_loras, spec.engine.max_lora_rank, spec.adapter_dtype
         )
         ops.adapters = adapter_ops
-    adapters = make_adapter_table(spec, model, adapters_of(spec, adapter_ops))
+    adapters = make_adapter_table(spec, model, adapter_ops)
     whole = decoder_steps(
         spec,
         model=model,

@@ -82,7 +82,7 @@ class HeadCopy:
         (panels,) = self._copy.pieces
         quick = abi.LinearArgs.from_buffer_copy(exact)
         quick.weight = panels.address
-        args = abi.ScreenedArgs(
+        args = abi.ScreenedHeadArgs(
             exact=ctypes.addressof(exact),
             quick=ctypes.addressof(quick),
             argmax=ctypes.addressof(argmax),

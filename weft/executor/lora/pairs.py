@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from weft.config.model import ModelConfig
-from weft.config.projections import projections
-from weft.executor.lora.read import AdapterError, AdapterInfo, StoredPair, read_files
-from weft.weights.base import in_base
+from weft.executor.lora.kinds.kind import AdapterError, StoredPair
+from weft.executor.lora.read import AdapterInfo, read_files
 from weft.weights.pieces import is_finite, read_whole
 from weft.weights.safetensors import BytesContent, TensorEntry
 
@@ -45,22 +44,16 @@ def read_adapter(
     """Read and check the adapter in a folder; its values become `dtype`. Raises AdapterError."""
     files = read_files(folder, model, max_rank=max_rank)
     pairs = {}
-    model_rows = {in_base(name): one.out_size for name, one in projections(model).items()}
-    read: dict[str, Tensor] = {}
+    read: dict[tuple[str, torch.dtype], Tensor] = {}
     for module, stored in files.pairs.items():
-        if stored.b is None:
-            # The difference from the model's matrix is small; it is rounded later.
-            whole = _values(files.content, stored.a, torch.float32)
-            _require_range(stored, module, _sums(whole), dtype)
-            pairs[module] = LoraPair(whole, None, 1.0)
+        read_as = torch.float32 if stored.is_float32 else dtype
+        values = [_kept(read, files.content, entry, read_as) for entry in stored.entries]
+        a, b = stored.pair(values)
+        if b is None:
+            _require_range(stored, module, _sums(a), dtype)
+            pairs[module] = LoraPair(a, None, 1.0)
             continue
-        a, b = (_kept(read, files.content, entry, dtype) for entry in (stored.a, stored.b))
-        if stored.stack is not None:
-            place = stored.stack
-            num = place.num_experts
-            a = a.view(num, -1, a.shape[1])[place.expert]
-            rows = slice(place.first, place.first + model_rows[module])
-            b = b.view(len(b), -1, num)[rows, :, place.expert]
+        a, b = a.to(dtype), b.to(dtype)
         inner = _sums(a) * abs(stored.scale)
         _require_range(stored, module, torch.cat([inner, b.float().abs() @ inner]), dtype)
         pairs[module] = LoraPair(a, b, stored.scale)
@@ -86,12 +79,16 @@ def _require_range(stored: StoredPair, module: str, most: Tensor, dtype: torch.d
 
 
 def _kept(
-    read: dict[str, Tensor], content: BytesContent, entry: TensorEntry, dtype: torch.dtype
+    read: dict[tuple[str, torch.dtype], Tensor],
+    content: BytesContent,
+    entry: TensorEntry,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Values that are read once, even if several modules are parts of them."""
-    if entry.name not in read:
-        read[entry.name] = _values(content, entry, dtype)
-    return read[entry.name]
+    key = (entry.name, dtype)
+    if key not in read:
+        read[key] = _values(content, entry, dtype)
+    return read[key]
 
 
 def _values(content: BytesContent, entry: TensorEntry, dtype: torch.dtype) -> Tensor:

@@ -28,18 +28,16 @@ from weft.executor.plain.states import TorchStates
 from weft.executor.plain.step_check import require_same_steps
 from weft.executor.plain.tower import TorchTowerBackend
 from weft.executor.ranks.build import (
-    adapters_of,
     announcing,
     decoder_steps,
     in_lockstep,
-    plain_model,
     plain_ops,
     plan_sender,
     rank_passes,
 )
 from weft.executor.runner import EncoderSteps, TorchRunner
 from weft.executor.split.steps import split
-from weft.models.registry import make_encoder
+from weft.models.registry import make_encoder, make_model
 from weft.ops.encoder import PlainEncoderOps
 from weft.ops.lora import TorchAdapters
 from weft.ops.sampling import TorchSamplerOps
@@ -57,12 +55,12 @@ def build_decoder(
     attention = TorchPaged(spec.attended, pool)
     state_pool = make_state_pool(spec, on)
     states = None if state_pool is None else TorchStates(spec.model, state_pool)
-    model = plain_model(spec, ops, states)
+    model = make_model(spec.model, ops, states)
     tower = build_tower(spec, lambda: TorchTowerBackend(spec.dtype, on))
     fill_weights(spec, model, on, tower)
     if spec.engine.max_loaded_loras:
         ops.adapters = TorchAdapters(spec.dtype, on)
-    adapters = make_adapter_table(spec, model, adapters_of(spec, ops.adapters))
+    adapters = make_adapter_table(spec, model, ops.adapters)
     if spec.model.library_config:
         require_same_steps(spec, model, attention, rows)
     whole = decoder_steps(

@@ -3,9 +3,8 @@ ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -18,95 +17,65 @@ from weft.executor.ranks.follower import FollowerSteps, FollowerTables, StageSte
 from weft.executor.ranks.leader import LeaderDrafting, LeaderPass
 from weft.executor.ranks.sender import AnnouncingDevice, PlanSender
 from weft.executor.runner import DecoderSteps, DeviceStore, ModelSteps, Pass, TorchRunner
-from weft.executor.wire.followers import Ranks
-from weft.models.layers.states import LayerStates
-from weft.models.registry import DecoderModel, LayeredModel, make_model
-from weft.models.staged import StagedDecoder
 from weft.ops.cpp.abi import WeightFormat
-from weft.ops.cpp.expert_parallel import CppExperts, ExpertParallelCppOps
+from weft.ops.cpp.joint import CppExperts, CppJoint, by_calls, by_memory, by_pipe, fuses
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
-from weft.ops.cpp.sharded import RankLink, ShardedCppOps, by_calls, by_memory
-from weft.ops.cpp.staged import CppHandover
-from weft.ops.expert_parallel import ExpertParallelPlainOps, PlainExperts
-from weft.ops.lora import AdapterOps
-from weft.ops.plain import PlainOps
-from weft.ops.protocol import Ops
-from weft.ops.sharded import ShardedAdapters, ShardedPlainOps
-from weft.ops.stages import Handover, Pipe, PlainHandover, PresentAdapters
+from weft.ops.expert_parallel import ExpertsApart
+from weft.ops.joint import TorchJoint
+from weft.ops.placement import WHOLE, Placement
+from weft.ops.plain import PlainExperts, PlainOps
+from weft.ops.sharding import Sharded
+from weft.ops.stages import Staged
 from weft.parallel.lockstep import Lockstep
 
 
-def plain_ops(spec: RunnerSpec, on: torch.device) -> PlainOps:
+def placement_of(spec: RunnerSpec) -> Placement:
+    """What this process holds of the model."""
     if spec.experts is not None:
-        return ExpertParallelPlainOps(
-            spec.experts.place, spec.experts, spec.dtype, on, spec.model.quantize
-        )
-    if spec.ranks is None or spec.ranks.stage is not None:
-        return PlainOps(spec.dtype, on, spec.model.quantize)
-    collective = spec.ranks.collective
-    if collective is None:
-        raise UnsupportedModel(
-            "--dist-backend shm needs our CPU kernels, and torch computes here: take tcp"
-        )
-    return ShardedPlainOps(collective, spec.dtype, on, spec.model.quantize)
+        return ExpertsApart(spec.experts.place)
+    if spec.ranks is None:
+        return WHOLE
+    if spec.ranks.stage is not None:
+        return Staged(spec.ranks.stage)
+    return Sharded(spec.ranks.place)
+
+
+def plain_ops(spec: RunnerSpec, on: torch.device) -> PlainOps:
+    placement = placement_of(spec)
+    ranks = spec.ranks
+    joint = TorchJoint(peers=spec.experts)
+    if ranks is not None:
+        if isinstance(placement, Sharded) and ranks.collective is None:
+            raise UnsupportedModel(
+                "--dist-backend shm needs our CPU kernels, and torch computes here: take tcp"
+            )
+        joint = TorchJoint(ranks=ranks.collective, pipe=ranks.pipe)
+    return PlainOps(spec.dtype, on, spec.model.quantize, placement, joint)
 
 
 def cpp_ops(spec: RunnerSpec, library: Library, format: WeightFormat) -> CppOps:
-    keeps_codes = spec.model.keeps_codes
+    return CppOps(
+        library,
+        format,
+        keeps_codes=spec.model.keeps_codes,
+        placement=placement_of(spec),
+        joint=_cpp_joint(spec, library),
+    )
+
+
+def _cpp_joint(spec: RunnerSpec, library: Library) -> CppJoint | None:
+    ranks = spec.ranks
     if spec.experts is not None:
-        place = spec.experts.place
-        return ExpertParallelCppOps(place, spec.experts, library, format, keeps_codes=keeps_codes)
-    if spec.ranks is None or spec.ranks.stage is not None:
-        return CppOps(library, format, keeps_codes=keeps_codes)
-    link = _rank_link(spec.ranks)
-    return ShardedCppOps(link, library, format, keeps_codes=keeps_codes)
-
-
-def _rank_link(ranks: Ranks) -> RankLink:
+        return CppJoint(peers=spec.experts, fuses=fuses(library))
+    if ranks is None:
+        return None
+    if ranks.pipe is not None:
+        return CppJoint(stages=by_pipe(ranks.pipe, ranks.timeout_s))
     if ranks.memory is not None:
-        return by_memory(ranks.place, ranks.memory, ranks.timeout_s)
+        return CppJoint(ranks=by_memory(ranks.place, ranks.memory, ranks.timeout_s))
     assert ranks.collective is not None, "ranks that neither share memory nor are joined"
-    return by_calls(ranks.collective, ranks.timeout_s)
-
-
-def adapters_of(spec: RunnerSpec, adapters: AdapterOps | None) -> AdapterOps | None:
-    if spec.ranks is None or adapters is None:
-        return adapters
-    if spec.ranks.stage is not None:
-        return PresentAdapters(adapters)
-    return ShardedAdapters(adapters)
-
-
-def cpp_model(spec: RunnerSpec, ops: CppOps, states: LayerStates | None) -> LayeredModel:
-    """The model, or the layers of it that this stage has."""
-    if spec.ranks is None or spec.ranks.stage is None:
-        return cast(LayeredModel, make_model(spec.model, ops, states))
-    return _staged(spec.ranks, spec, ops, states, partial(CppHandover, ops))
-
-
-def plain_model(spec: RunnerSpec, ops: PlainOps, states: LayerStates | None) -> DecoderModel:
-    """The same with torch."""
-    if spec.ranks is None or spec.ranks.stage is None:
-        return make_model(spec.model, ops, states)
-
-    def handover(pipe: Pipe, timeout_s: float) -> Handover:
-        return PlainHandover(ops, pipe, spec.dtype)
-
-    return _staged(spec.ranks, spec, ops, states, handover)
-
-
-def _staged(
-    ranks: Ranks,
-    spec: RunnerSpec,
-    ops: Ops,
-    states: LayerStates | None,
-    handover: Callable[[Pipe, float], Handover],
-) -> StagedDecoder:
-    assert ranks.stage is not None
-    assert ranks.pipe is not None, "a stage without neighbours"
-    made = handover(ranks.pipe, ranks.timeout_s)
-    return StagedDecoder(spec.model, ops, states, place=ranks.stage, handover=made)
+    return CppJoint(ranks=by_calls(ranks.collective, ranks.timeout_s))
 
 
 def decoder_steps(spec: RunnerSpec, **parts: Any) -> DecoderSteps:
@@ -127,7 +96,7 @@ def computing(spec: RunnerSpec, fused: ModelSteps, whole: DecoderSteps) -> Model
 
 def in_lockstep(
     spec: RunnerSpec,
-    ops: Ops,
+    ops: PlainOps | CppOps,
     steps: ModelSteps,
     store: DeviceStore,
     device: StepDevice,
@@ -139,10 +108,12 @@ def in_lockstep(
     group = spec.experts
     if group is None:
         return TorchRunner(steps, store=store, device=device, passes=passes, kernels=kernels)
-    if isinstance(ops, ExpertParallelCppOps):
-        group.begin(CppExperts(ops, ops.layers.local(group.activations)))
-    elif isinstance(ops, ExpertParallelPlainOps):
-        group.begin(PlainExperts(ops.layers.local(group.activations), spec.dtype))
+    assert isinstance(ops.placement, ExpertsApart)
+    layers = ops.placement.local(group.activations)
+    if isinstance(ops, CppOps):
+        group.begin(CppExperts(ops, layers))
+    else:
+        group.begin(PlainExperts(layers, spec.dtype))
     lockstep = Lockstep(group.peers, group.idle)
     return TorchRunner(
         steps,

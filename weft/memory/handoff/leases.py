@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from weft.arrays import IntArray
 from weft.memory.accounting.holders import HeldEnding, Holder
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, Handle, PrefixCache
+from weft.memory.prefix_cache import CacheKey, Handle, PrefixCache
 from weft.memory.tiers.endings import Endings
 
 
@@ -128,7 +128,7 @@ class Leases(Holder):
         places = self._endings.places(self._cache, key, self._cache.page_size)
         if not places:
             return None
-        lent = CacheKey(key.namespace, key.tokens[: places[-1] * TOKEN_BYTES])
+        lent = key.first(places[-1])
         found = self._cache.match(lent)
         self._cache.lock(found.handle)
         ending = self._endings.hold(found.handle)

@@ -8,7 +8,7 @@
 
 No call waits for the store, and none raises: after a fault, fewer tokens land. A block is found by
 its key: all tokens up to its end, their namespace, and everything else on which K and V depend.
-Implementations: `weft/tiers/disk.py` (files in a folder), the journal's replay, `NoTiers`.
+Implementations: `weft/tiers/disk/` (files in a folder), the journal's replay, `NoTiers`.
 
 If some layers have windows in a pool of their own, or keep a state, a sequence can be resumed only
 where an *ending* is stored with a block: the pages of the window before its end, or the state after

@@ -1,11 +1,30 @@
-"""The C structures of `program.h` for ctypes, in the same order. A test compares the sizes of both
-sides."""
+"""The constants, enumerations and structures of `program.h` for Python.
+
+Written by `python -m weft.ops.cpp.generate_abi` from the header: edit that.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int64, c_uint8, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
+
+LORA_ROWS = 12
+NUM_OPS = 29
+FUSED_COLUMNS = 10
+PANEL = 32
+IN_STEP = 64
+SLAB = 64
+COARSE = 256
+SHORT_GROUP = 256
+LORA_TILE = 16
+MAX_EXPERTS = 1024
+STATE_LANES = 16
+DELTA_FACTORS = 8
+SCAN_FACTORS = 2
+MAX_RANKS = 64
+RANKS_HEAD_BYTES = 16384
+RANKS_LOST_AT = 8192
 
 
 class OpKind(IntEnum):
@@ -62,13 +81,6 @@ class ContentType(IntEnum):
     CODES = 2
 
 
-class KvFormat(IntEnum):
-    F32 = 0
-    BF16 = 1
-    I8 = 2
-    I16 = 3
-
-
 class Epilogue(IntEnum):
     STORE = 0
     ADD = 1
@@ -91,32 +103,24 @@ class ExpertScores(IntEnum):
     SIGMOID = 2
 
 
-PANEL = 32  # outputs of a panel
-IN_STEP = 64  # inputs are padded to a multiple of this
-COARSE = 256  # inputs that share a coarse factor
-SHORT_GROUP = 256  # inputs that share a scale of `WeightFormat.I16`
-LORA_ROWS = 12  # maximum rows of a block with one adapter
-LORA_TILE = 16  # ranks are padded to a multiple of this
-SLAB = 64  # ranks of the values A x of a token that are stored together
-DELTA_FACTORS = 8  # floats of scratch for a token and value head of the delta rule
-SCAN_FACTORS = 2  # floats of scratch for a token and head of Mamba 2
-FUSED_COLUMNS = 10  # numbers of 8 bytes of a token in `FusedStep.columns`
+class KvFormat(IntEnum):
+    F32 = 0
+    BF16 = 1
+    I8 = 2
+    I16 = 3
 
 
-# Fields of a step: the adapters of its tokens.
-ADAPTER_FIELDS = (
-    ("adapters", c_void_p),
-    ("num_lora_blocks", c_int64),
-    ("lora_blocks", c_void_p),
-    ("lora_rows", c_void_p),
-)
-# Fields of a fused step: the adapters of the tokens that its head reads.
-HEAD_ADAPTER_FIELDS = (
-    ("head_adapters", c_void_p),
-    ("head_num_lora_blocks", c_int64),
-    ("head_lora_blocks", c_void_p),
-    ("head_lora_rows", c_void_p),
-)
+class RankAction(IntEnum):
+    SUM = 0
+    GATHER = 1
+
+
+class LoraBlock(ctypes.Structure):
+    _fields_ = (
+        ("adapter", c_int32),
+        ("first", c_int32),
+        ("num_rows", c_int32),
+    )
 
 
 class StepArgs(ctypes.Structure):
@@ -140,7 +144,10 @@ class StepArgs(ctypes.Structure):
         ("kept_rows", c_void_p),
         ("kept_lens", c_void_p),
         ("kept_slots", c_void_p),
-        *ADAPTER_FIELDS,
+        ("adapters", c_void_p),
+        ("num_lora_blocks", c_int64),
+        ("lora_blocks", c_void_p),
+        ("lora_rows", c_void_p),
         ("rotation", c_void_p),
         ("vectors_stride", c_int64),
         ("sees_to", c_void_p),
@@ -150,7 +157,10 @@ class StepArgs(ctypes.Structure):
 
 
 class Op(ctypes.Structure):
-    _fields_ = (("kind", c_int64), ("args", c_void_p))
+    _fields_ = (
+        ("kind", c_int64),
+        ("args", c_void_p),
+    )
 
 
 class FusedStep(ctypes.Structure):
@@ -179,9 +189,15 @@ class FusedStep(ctypes.Structure):
         ("window_table", c_void_p),
         ("num_state_slots", c_int64),
         ("num_kept", c_int64),
-        *ADAPTER_FIELDS,
+        ("adapters", c_void_p),
+        ("num_lora_blocks", c_int64),
+        ("lora_blocks", c_void_p),
+        ("lora_rows", c_void_p),
         ("rotation", c_void_p),
-        *HEAD_ADAPTER_FIELDS,
+        ("head_adapters", c_void_p),
+        ("head_num_lora_blocks", c_int64),
+        ("head_lora_blocks", c_void_p),
+        ("head_lora_rows", c_void_p),
         ("computes_all", c_int64),
     )
 
@@ -240,6 +256,21 @@ class PackArgs(ctypes.Structure):
     )
 
 
+class LoraRows(ctypes.Structure):
+    _fields_ = (
+        ("rank", c_int64),
+        ("a", c_void_p),
+        ("b", c_void_p),
+    )
+
+
+class LoraTable(ctypes.Structure):
+    _fields_ = (
+        ("is_bf16", c_int64),
+        ("adapters", c_void_p),
+    )
+
+
 class EmbedArgs(ctypes.Structure):
     _fields_ = (
         ("weight", c_void_p),
@@ -274,6 +305,14 @@ class CopyArgs(ctypes.Structure):
     )
 
 
+class NarrowArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("size", c_int64),
+    )
+
+
 class MultiplyArgs(ctypes.Structure):
     _fields_ = (
         ("x", c_void_p),
@@ -281,14 +320,6 @@ class MultiplyArgs(ctypes.Structure):
         ("by", c_void_p),
         ("by_stride", c_int64),
         ("by_step", c_int64),
-        ("size", c_int64),
-    )
-
-
-class NarrowArgs(ctypes.Structure):
-    _fields_ = (
-        ("x", c_void_p),
-        ("x_stride", c_int64),
         ("size", c_int64),
     )
 
@@ -303,6 +334,33 @@ class NormArgs(ctypes.Structure):
         ("out_stride", c_int64),
         ("eps", c_float),
         ("add_scale", c_float),
+    )
+
+
+class PackedLoraPart(ctypes.Structure):
+    _fields_ = (
+        ("rank", c_int64),
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("scale", c_float),
+    )
+
+
+class LoraRange(ctypes.Structure):
+    _fields_ = (
+        ("first_panel", c_int64),
+        ("num_panels", c_int64),
+        ("step", c_int64),
+    )
+
+
+class Lora(ctypes.Structure):
+    _fields_ = (
+        ("num_parts", c_int64),
+        ("ranges", c_void_p),
+        ("parts", c_void_p),
+        ("is_bf16", c_int64),
+        ("max_rank", c_int64),
     )
 
 
@@ -321,32 +379,6 @@ class LinearArgs(ctypes.Structure):
         ("scale", c_float),
         ("lora", c_void_p),
         ("may_round", c_int64),
-    )
-
-
-class PackedLoraPart(ctypes.Structure):
-    _fields_ = (("rank", c_int64), ("a", c_void_p), ("b", c_void_p), ("scale", c_float))
-
-
-class LoraRows(ctypes.Structure):
-    _fields_ = (("rank", c_int64), ("a", c_void_p), ("b", c_void_p))
-
-
-class LoraTable(ctypes.Structure):
-    _fields_ = (("is_bf16", c_int64), ("adapters", c_void_p))
-
-
-class LoraRange(ctypes.Structure):
-    _fields_ = (("first_panel", c_int64), ("num_panels", c_int64), ("step", c_int64))
-
-
-class Lora(ctypes.Structure):
-    _fields_ = (
-        ("num_parts", c_int64),
-        ("ranges", c_void_p),
-        ("parts", c_void_p),
-        ("is_bf16", c_int64),
-        ("max_rank", c_int64),
     )
 
 
@@ -534,7 +566,11 @@ class ScanArgs(ctypes.Structure):
 
 
 class LayerNormWeights(ctypes.Structure):
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_float))
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("eps", c_float),
+    )
 
 
 class LayerNormArgs(ctypes.Structure):
@@ -562,6 +598,49 @@ class EmbedSumArgs(ctypes.Structure):
     )
 
 
+RankCall = ctypes.CFUNCTYPE(
+    c_int64,
+    c_int64,
+    c_void_p,
+    c_int64,
+    c_void_p,
+)
+
+
+class RanksArgs(ctypes.Structure):
+    _fields_ = (
+        ("rank", c_int64),
+        ("size", c_int64),
+        ("shared", c_void_p),
+        ("chunk", c_int64),
+        ("meetings", c_void_p),
+        ("timeout_ns", c_int64),
+        ("call", RankCall),
+    )
+
+
+class SumRanksArgs(ctypes.Structure):
+    _fields_ = (
+        ("ranks", c_void_p),
+        ("x", c_void_p),
+        ("columns", c_int64),
+        ("add", c_void_p),
+        ("add_stride", c_int64),
+        ("scale", c_float),
+    )
+
+
+class GatherRanksArgs(ctypes.Structure):
+    _fields_ = (
+        ("ranks", c_void_p),
+        ("x", c_void_p),
+        ("columns", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("out_columns", c_int64),
+    )
+
+
 class ScaleLogitsArgs(ctypes.Structure):
     _fields_ = (
         ("logits", c_void_p),
@@ -582,7 +661,7 @@ class ArgmaxArgs(ctypes.Structure):
     )
 
 
-class ScreenedArgs(ctypes.Structure):
+class ScreenedHeadArgs(ctypes.Structure):
     _fields_ = (
         ("exact", c_void_p),
         ("quick", c_void_p),
@@ -613,7 +692,7 @@ class MaskArgs(ctypes.Structure):
     )
 
 
-class PenaltiesArgs(ctypes.Structure):
+class PenaliseArgs(ctypes.Structure):
     _fields_ = (
         ("logits", c_void_p),
         ("vocab_size", c_int64),
@@ -661,68 +740,7 @@ class LogprobsArgs(ctypes.Structure):
     )
 
 
-RANKS_HEAD_BYTES = 16384  # before the buffers of ranks in shared memory
-RANKS_LOST_AT = 8192  # offset of a byte in it that is not 0 after a rank was lost
-CALL_SUM, CALL_GATHER = 0, 1
-RankCall = ctypes.CFUNCTYPE(c_int64, c_int64, c_void_p, c_int64, c_void_p)
-
-
-class RanksArgs(ctypes.Structure):
-    _fields_ = (
-        ("rank", c_int64),
-        ("size", c_int64),
-        ("shared", c_void_p),
-        ("chunk", c_int64),
-        ("meetings", c_void_p),
-        ("timeout_ns", c_int64),
-        ("call", RankCall),
-    )
-
-
-class SumRanksArgs(ctypes.Structure):
-    _fields_ = (
-        ("ranks", c_void_p),
-        ("x", c_void_p),
-        ("columns", c_int64),
-        ("add", c_void_p),
-        ("add_stride", c_int64),
-        ("scale", c_float),
-    )
-
-
-class GatherRanksArgs(ctypes.Structure):
-    _fields_ = (
-        ("ranks", c_void_p),
-        ("x", c_void_p),
-        ("columns", c_int64),
-        ("out", c_void_p),
-        ("out_stride", c_int64),
-        ("out_columns", c_int64),
-    )
-
-
-STRUCTURES: tuple[type[ctypes.Structure], ...] = (
-    *(StepArgs, Op, PackedWeight, PackArgs, EmbedArgs, NormArgs, LinearArgs),
-    *(
-        KvCache,
-        RotaryStoreArgs,
-        AttentionArgs,
-        ArgmaxArgs,
-        MaskArgs,
-        PenaltiesArgs,
-        DrawArgs,
-        LogprobsArgs,
-    ),
-    *(FusedStep, LayerNormArgs, EmbedSumArgs, ScaleLogitsArgs),
-    *(RouteArgs, ExpertsArgs, GateRowsArgs),
-    *(ConvArgs, DeltaArgs, ScanArgs),
-    *(PackedLoraPart, LoraRange, Lora, LoraRows, LoraTable),
-    AddVectorsArgs,
-    *(RanksArgs, SumRanksArgs, GatherRanksArgs, CopyArgs),
-    *(DrawColumns, Guesses),
-    *(MultiplyArgs, NarrowArgs, ScreenedArgs, CopyHeadArgs),
-)
-KIND_OF = {
+KIND_OF: dict[type[ctypes.Structure], OpKind] = {
     EmbedArgs: OpKind.EMBED,
     NormArgs: OpKind.NORM,
     LinearArgs: OpKind.LINEAR,
@@ -732,7 +750,7 @@ KIND_OF = {
     MaskArgs: OpKind.MASK,
     DrawArgs: OpKind.DRAW,
     LogprobsArgs: OpKind.LOGPROBS,
-    PenaltiesArgs: OpKind.PENALISE,
+    PenaliseArgs: OpKind.PENALISE,
     EmbedSumArgs: OpKind.EMBED_SUM,
     LayerNormArgs: OpKind.LAYER_NORM,
     ScaleLogitsArgs: OpKind.SCALE_LOGITS,
@@ -748,5 +766,6 @@ KIND_OF = {
     CopyArgs: OpKind.COPY,
     MultiplyArgs: OpKind.MULTIPLY,
     NarrowArgs: OpKind.NARROW,
-    ScreenedArgs: OpKind.SCREENED_HEAD,
+    ScreenedHeadArgs: OpKind.SCREENED_HEAD,
+    CopyHeadArgs: OpKind.COPY_HEAD,
 }

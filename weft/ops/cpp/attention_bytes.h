@@ -1,7 +1,9 @@
-// Products of a few queries with keys and values of bytes, for 8 lanes: both are taken as they lie, lanes = dims, because
-// whole numbers may be added in any order. So keys need not be turned round, and each line of the cache is read once.
+// Products of a few queries with keys and values of bytes, for 8 lanes: both are taken as they lie,
+// lanes = dims, because whole numbers may be added in any order. So keys need not be turned round,
+// and each line of the cache is read once.
 //
-// Of 32 neighbouring bytes, two are a short: the odd dim is its high half, the even one its low half.
+// Of 32 neighbouring bytes, two are a short: the odd dim is its high half, the even one its low
+// half.
 #pragma once
 
 namespace weft {
@@ -33,11 +35,13 @@ struct Direct<KvI8> {
 
   // As `direct_scores` has it.
   template <int R>
-  static __attribute__((noinline)) void scores(const int16_t* q, int64_t q_slab_stride, int64_t dims, Range range,
-                                               Rows k, Ahead& to_bring, char*, float* scores) {
+  static __attribute__((noinline)) void scores(const int16_t* q, int64_t q_slab_stride,
+                                               int64_t dims, Range range, Rows k, Ahead& to_bring,
+                                               char*, float* scores) {
     Ahead ahead = to_bring;
     constexpr int K = R <= 3 ? 4 : 2;  // keys at once
-    constexpr bool kKeeps = R <= 2;    // there are registers for a block's factors; else they are operands in memory
+    // There are registers for a block's factors; else they are operands in memory.
+    constexpr bool kKeeps = R <= 2;
     I32 first_of_two = _mm256_set1_epi16(1);
     hold(first_of_two);
     int32_t* const to = reinterpret_cast<int32_t*>(scores);
@@ -67,7 +71,8 @@ struct Direct<KvI8> {
               const int16_t* const p = factors + r * kSlab + kAt + odd * kBlock / 2;
               hold(sum = dot_shorts(sum, bytes, kKeeps ? kept[2 * r + odd] : factors_at(p)));
             });
-            if constexpr (!kKeeps) asm volatile("" ::: "memory");
+            if constexpr (!kKeeps)
+              asm volatile("" ::: "memory");
           });
         });
       };
@@ -76,7 +81,8 @@ struct Direct<KvI8> {
         add_block(d, Constant<0>());
         add_block(d, Constant<1>());
       }
-      if (d < dims) add_block(d, Constant<0>());
+      if (d < dims)
+        add_block(d, Constant<0>());
       repeat<R * K / 4>([&](auto i) WEFT_UNROLLED {
         const I32* four = sums + 4 * i;
         const __m128i found = sums_of_lanes(four[0], four[1], four[2], four[3]);
@@ -84,21 +90,25 @@ struct Direct<KvI8> {
           _mm_storeu_si128((__m128i*)(to + i * kSlab + key), found);
         } else {
           _mm_storel_epi64((__m128i*)(to + 2 * i * kSlab + key), found);
-          _mm_storel_epi64((__m128i*)(to + (2 * i + 1) * kSlab + key), _mm_unpackhi_epi64(found, found));
+          _mm_storel_epi64((__m128i*)(to + (2 * i + 1) * kSlab + key),
+                           _mm_unpackhi_epi64(found, found));
         }
       });
     }
     to_bring = ahead;
   }
 
-  // sums[r][dims] += weights[r * kSlab + key] * values of `key`, as `end_sums` finds them. Of each block:
+  // sums[r][dims] += weights[r * kSlab + key] * values of `key`, as `end_sums` finds them. Of each
+  // block:
   //
-  //   shorts of bytes (low half + 128), 0..3 8..11   4..7 12..15   high halves, 0..3 8..11   4..7 12..15
+  //   bytes (low half + 128): 0..3 8..11  4..7 12..15 | high halves: 0..3 8..11  4..7 12..15
   //
-  // So the low halves need not be taken out of each short: what the high ones add to them is known in the end.
+  // So the low halves need not be taken out of each short: what the high ones add to them is known
+  // in the end.
   template <int R>
-  static __attribute__((noinline)) void values(const int16_t* weights, Range range, int64_t dims, Rows v, Ahead& to_bring,
-                                               float* sums, int64_t sums_stride) {
+  static __attribute__((noinline)) void values(const int16_t* weights, Range range, int64_t dims,
+                                               Rows v, Ahead& to_bring, float* sums,
+                                               int64_t sums_stride) {
     if constexpr (R == 4) {  // there are not registers enough
       values<2>(weights, range, dims, v, to_bring, sums, sums_stride);
       values<2>(weights + 2 * kSlab, range, dims, v, to_bring, sums + 2 * sums_stride, sums_stride);
@@ -108,21 +118,24 @@ struct Direct<KvI8> {
       for (int64_t first = range.first; first < range.last; first += num_near) {
         const Range near = {first, least(first + num_near, range.last)};
         for (int64_t d = 0; d < dims; d += kBlock) {
-          add_block<R>(weights, near, v.base + d, v.offsets, ahead, reinterpret_cast<int32_t*>(sums + d), sums_stride);
+          add_block<R>(weights, near, v.base + d, v.offsets, ahead,
+                       reinterpret_cast<int32_t*>(sums + d), sums_stride);
         }
       }
       to_bring = ahead;
     }
   }
 
-  // What `values` made of a row's weights, of the slabs in `slabs`, becomes sums as other formats have them: of 2 kLanes
-  // dims first the even ones, then the odd ones.
-  static void end_sums(const int16_t* weights, int64_t slab_stride, Range slabs, int64_t dims, float* sums) {
+  // What `values` made of a row's weights, of the slabs in `slabs`, becomes sums as other formats
+  // have them: of 2 kLanes dims first the even ones, then the odd ones.
+  static void end_sums(const int16_t* weights, int64_t slab_stride, Range slabs, int64_t dims,
+                       float* sums) {
     I32 total = zero_i32();
     for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
       const int16_t* p = weights + slab / kSlab * slab_stride;
       for (int i = 0; i < kSlab; i += 2 * kLanes) {
-        total = dot_shorts(total, _mm256_loadu_si256((const __m256i*)(p + i)), _mm256_set1_epi16(1));
+        total =
+            dot_shorts(total, _mm256_loadu_si256((const __m256i*)(p + i)), _mm256_set1_epi16(1));
       }
     }
     const __m128i everywhere = sums_of_lanes(total, total, total, total);
@@ -143,28 +156,33 @@ struct Direct<KvI8> {
   }
 
  private:
-  WEFT_INLINE I32 factors_at(const int16_t* p) { return load_i32(reinterpret_cast<const int32_t*>(p)); }
+  WEFT_INLINE I32 factors_at(const int16_t* p) {
+    return load_i32(reinterpret_cast<const int32_t*>(p));
+  }
 
-  // Keys, so many bytes apart, whose lines stay in the first level cache from one block to the next: what is a large power
-  // of two apart shares few of its sets.
+  // Keys this many bytes apart, whose lines stay in the first level cache from one block to the
+  // next: what is a large power of two apart shares few of its sets.
   WEFT_INLINE int64_t near_keys(int64_t apart) {
     const int64_t power = apart & -apart;
     return power ? most(least((8 << 10) / power, kSlab), 16) : 16;
   }
 
   template <int R>
-  WEFT_INLINE void add_block(const int16_t* weights, Range range, const char* base, const int64_t* offsets, Ahead& ahead,
-                             int32_t* sums, int64_t sums_stride) {
+  WEFT_INLINE void add_block(const int16_t* weights, Range range, const char* base,
+                             const int64_t* offsets, Ahead& ahead, int32_t* sums,
+                             int64_t sums_stride) {
     I32 s[R][4];
     repeat<R>([&](auto r) WEFT_UNROLLED {
-      repeat<4>([&](auto i) WEFT_UNROLLED { s[r][i] = load_i32(sums + r * sums_stride + i * kLanes); });
+      repeat<4>([&](auto i)
+                    WEFT_UNROLLED { s[r][i] = load_i32(sums + r * sums_stride + i * kLanes); });
     });
     for (int64_t key = range.first; key < range.last; key += 2) {
       const int32_t* const row = reinterpret_cast<const int32_t*>(base + offsets[key]);
       const int32_t* const next = reinterpret_cast<const int32_t*>(base + offsets[key + 1]);
       ahead.bring_line();
       repeat<2>([&](auto half) WEFT_UNROLLED {
-        const I32 x = load_i32(row), y = load_i32(next);
+        const I32 x = load_i32(row);
+        const I32 y = load_i32(next);
         I32 shorts = half ? _mm256_unpackhi_epi16(x, y) : _mm256_unpacklo_epi16(x, y);
         const I32 high = _mm256_srai_epi16(shorts, 8);
         shorts = _mm256_xor_si256(shorts, _mm256_set1_epi16(0x80));
@@ -177,11 +195,14 @@ struct Direct<KvI8> {
             hold(s[r][2 + half]);
           }
         });
-        if constexpr (R > 2) asm volatile("" ::: "memory");  // load them again: there are not registers enough
+        // Load them again: there are not registers enough.
+        if constexpr (R > 2)
+          asm volatile("" ::: "memory");
       });
     }
     repeat<R>([&](auto r) WEFT_UNROLLED {
-      repeat<4>([&](auto i) WEFT_UNROLLED { store_i32(sums + r * sums_stride + i * kLanes, s[r][i]); });
+      repeat<4>([&](auto i)
+                    WEFT_UNROLLED { store_i32(sums + r * sums_stride + i * kLanes, s[r][i]); });
     });
   }
 };

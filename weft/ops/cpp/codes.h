@@ -1,4 +1,5 @@
-// Panels of codes: where their scales stand (program.h draws it), reading them one by one, and a piece of them at once.
+// Panels of codes: where their scales stand (program.h draws it), reading them one by one, and a
+// piece of them at once.
 #pragma once
 
 #include "program.h"
@@ -10,110 +11,134 @@ namespace WEFT_NAMESPACE {
 constexpr int kVectorsOfPanel = kPanel / kLanes;
 constexpr int kRowGroup = 32;  // inputs of a row that share a scale
 
-WEFT_INLINE bool has_codes(const Weight& w) { return w.format == kI8 || w.format == kI6 || w.format == kI4; }
+WEFT_INLINE bool has_codes(const PackedWeight& w) {
+  return w.format == kI8 || w.format == kI6 || w.format == kI4;
+}
 
 // Inputs that share both a scale of the weight and one of the rows.
-WEFT_INLINE int64_t block_of(const Weight& w) { return least(w.group, kRowGroup); }
+WEFT_INLINE int64_t block_of(const PackedWeight& w) { return least(w.group, kRowGroup); }
 
-// Inputs that tiles multiply by a scale of the weight at once: a block, or several where groups are larger. The last span
-// of a row may be shorter.
+// Inputs that tiles multiply by a scale of the weight at once: a block, or several where groups are
+// larger. The last span of a row may be shorter.
 constexpr int64_t kLongestSpan = 128;
-WEFT_INLINE int64_t span_of(const Weight& w) {
-  if (w.group == w.padded_in || w.group % kLongestSpan == 0) return kLongestSpan;
+WEFT_INLINE int64_t span_of(const PackedWeight& w) {
+  if (w.group == w.padded_in || w.group % kLongestSpan == 0)
+    return kLongestSpan;
   return w.group % kInStep ? block_of(w) : kInStep;
 }
 
 // Scales of one output.
-WEFT_INLINE int64_t groups_of(const Weight& w) { return ceil_div(w.padded_in, w.group); }
-WEFT_INLINE int64_t coarse_groups_of(const Weight& w) {
+WEFT_INLINE int64_t groups_of(const PackedWeight& w) { return ceil_div(w.padded_in, w.group); }
+WEFT_INLINE int64_t coarse_groups_of(const PackedWeight& w) {
   return w.scale_type == kScaleCoarse ? ceil_div(w.padded_in, kCoarse) : 0;
 }
-WEFT_INLINE int64_t bytes_of_scale(const Weight& w) {
+WEFT_INLINE int64_t bytes_of_scale(const PackedWeight& w) {
   return w.scale_type == kScaleF32 ? 4 : w.scale_type == kScaleCoarse ? 1 : 2;
 }
 
 // Where scale (or min) `group` of the first output of a panel stands.
-WEFT_INLINE char* place_of_scale(const Weight& w, char* panel, int64_t group, bool is_min) {
+WEFT_INLINE char* address_of_scale(const PackedWeight& w, char* panel, int64_t group, bool is_min) {
   const int64_t kinds = w.has_mins ? 2 : 1;
   char* fine = panel + coarse_groups_of(w) * kinds * kPanel * 2;
   return fine + (group * kinds + is_min) * kPanel * bytes_of_scale(w);
 }
 
-WEFT_INLINE char* place_of_coarse(const Weight& w, char* panel, int64_t group, bool is_min) {
+WEFT_INLINE char* address_of_coarse(const PackedWeight& w, char* panel, int64_t group,
+                                    bool is_min) {
   return panel + (group * (w.has_mins ? 2 : 1) + is_min) * kPanel * 2;
 }
 
 // Groups of inputs with one scale, of shorts.
-WEFT_INLINE int64_t short_groups_of(const Weight& w) { return ceil_div(w.padded_in, kShortGroup); }
+WEFT_INLINE int64_t short_groups_of(const PackedWeight& w) {
+  return ceil_div(w.padded_in, kShortGroup);
+}
 
-WEFT_INLINE int64_t bytes_of_head(const Weight& w) {
-  if (w.format == kI16) return short_groups_of(w) * kPanel * 4;
-  if (!has_codes(w)) return 0;
-  const int64_t end = place_of_scale(w, nullptr, groups_of(w), false) - static_cast<char*>(nullptr);
+WEFT_INLINE int64_t bytes_of_head(const PackedWeight& w) {
+  if (w.format == kI16)
+    return short_groups_of(w) * kPanel * 4;
+  if (!has_codes(w))
+    return 0;
+  const int64_t end =
+      address_of_scale(w, nullptr, groups_of(w), false) - static_cast<char*>(nullptr);
   return ceil_div(end, 64) * 64;
 }
 
 // The scale (or min) of an output for input k.
-static float scale_of(const Weight& w, char* panel, int64_t column, int64_t k, bool is_min) {
-  const char* place = place_of_scale(w, panel, k / w.group, is_min);
+static float scale_of(const PackedWeight& w, char* panel, int64_t column, int64_t k, bool is_min) {
+  const char* scale = address_of_scale(w, panel, k / w.group, is_min);
   switch (w.scale_type) {
-    case kScaleF32: return ((const float*)place)[column];
-    case kScaleF16: return half_to_float(((const uint16_t*)place)[column]);
-    case kScaleBf16: return to_float(((const bf16*)place)[column]);
+    case kScaleF32:
+      return ((const float*)scale)[column];
+    case kScaleF16:
+      return half_to_float(((const uint16_t*)scale)[column]);
+    case kScaleBf16:
+      return to_float(((const bf16*)scale)[column]);
   }
-  const char* coarse = place_of_coarse(w, panel, k / kCoarse, is_min);
-  return ((const int8_t*)place)[column] * half_to_float(((const uint16_t*)coarse)[column]);
+  const char* coarse = address_of_coarse(w, panel, k / kCoarse, is_min);
+  return ((const int8_t*)scale)[column] * half_to_float(((const uint16_t*)coarse)[column]);
 }
 
 // kLanes scales from a column on.
 template <int64_t kType>
-WEFT_INLINE F32 scales_at(const char* place, const char* coarse, int column) {
-  if constexpr (kType == kScaleF32) return load((const float*)place + column);
-  if constexpr (kType == kScaleF16) return load_f16((const uint16_t*)place + column);
-  if constexpr (kType == kScaleBf16) return load_bf16((const bf16*)place + column);
+WEFT_INLINE F32 scales_at(const char* scale, const char* coarse, int column) {
+  if constexpr (kType == kScaleF32)
+    return load((const float*)scale + column);
+  if constexpr (kType == kScaleF16)
+    return load_f16((const uint16_t*)scale + column);
+  if constexpr (kType == kScaleBf16)
+    return load_bf16((const bf16*)scale + column);
   if constexpr (kType == kScaleCoarse) {
-    return mul(load_i8((const int8_t*)place + column), load_f16((const uint16_t*)coarse + column));
+    return mul(load_i8((const int8_t*)scale + column), load_f16((const uint16_t*)coarse + column));
   }
 }
 
 // Without a division for each span: with one row they would be seen.
 template <int64_t kType>
-static void spread_scales_of(const Weight& w, char* panel, int64_t k, int64_t num, bool is_min, float* out) {
+static void spread_scales_of(const PackedWeight& w, char* panel, int64_t k, int64_t num,
+                             bool is_min, float* out) {
   const int64_t span = span_of(w);
   const int64_t stride = (w.has_mins ? 2 : 1) * kPanel * bytes_of_scale(w);
   int64_t group = k / w.group;
   int64_t group_end = (group + 1) * w.group;
-  const char* place = place_of_scale(w, panel, group, is_min);
+  const char* scale = address_of_scale(w, panel, group, is_min);
   for (int64_t i = k; i < k + num; i += span, out += kPanel) {
     if (i >= group_end) {
       group_end += w.group;
-      place += stride;
+      scale += stride;
     }
-    const char* coarse = kType == kScaleCoarse ? place_of_coarse(w, panel, i / kCoarse, is_min) : nullptr;
+    const char* coarse =
+        kType == kScaleCoarse ? address_of_coarse(w, panel, i / kCoarse, is_min) : nullptr;
 #pragma GCC unroll 8
     for (int v = 0; v < kVectorsOfPanel; v++) {
-      store(out + v * kLanes, scales_at<kType>(place, coarse, v * kLanes));
+      store(out + v * kLanes, scales_at<kType>(scale, coarse, v * kLanes));
     }
   }
 }
 
 // Those of inputs k .. k + num as floats, one row for each span: out[num / span][kPanel].
-static void spread_scales(const Weight& w, char* panel, int64_t k, int64_t num, bool is_min, float* out) {
+static void spread_scales(const PackedWeight& w, char* panel, int64_t k, int64_t num, bool is_min,
+                          float* out) {
   switch (w.scale_type) {
-    case kScaleF32: return spread_scales_of<kScaleF32>(w, panel, k, num, is_min, out);
-    case kScaleF16: return spread_scales_of<kScaleF16>(w, panel, k, num, is_min, out);
-    case kScaleBf16: return spread_scales_of<kScaleBf16>(w, panel, k, num, is_min, out);
-    default: return spread_scales_of<kScaleCoarse>(w, panel, k, num, is_min, out);
+    case kScaleF32:
+      return spread_scales_of<kScaleF32>(w, panel, k, num, is_min, out);
+    case kScaleF16:
+      return spread_scales_of<kScaleF16>(w, panel, k, num, is_min, out);
+    case kScaleBf16:
+      return spread_scales_of<kScaleBf16>(w, panel, k, num, is_min, out);
+    default:
+      return spread_scales_of<kScaleCoarse>(w, panel, k, num, is_min, out);
   }
 }
 
 // [k / 8][kPanel][4] nibbles -> [k / 4][kPanel][4] bytes: what they stand for, if there is a table.
-static void make_bytes_of_nibbles(const Weight& w, const char* nibbles, int64_t k, char* bytes) {
+static void make_bytes_of_nibbles(const PackedWeight& w, const char* nibbles, int64_t k,
+                                  char* bytes) {
   for (int64_t i = 0; i < k; i += 8, nibbles += 4 * kPanel, bytes += 8 * kPanel) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectorsOfPanel; v++) {
       const I32 both = load_i32((const int32_t*)nibbles + v * kLanes);
-      I32 low = low_nibbles(both), high = high_nibbles(both);
+      I32 low = low_nibbles(both);
+      I32 high = high_nibbles(both);
       if (w.has_table) {
         low = look_up(w.table, low);
         high = look_up(w.table, high);
@@ -131,7 +156,9 @@ static void make_bytes_of_sixes(const char* sixes, int64_t k, char* bytes) {
     for (int v = 0; v < kVectorsOfPanel; v++) {
       const int32_t* from = (const int32_t*)sixes + v * kLanes;
       int32_t* to = (int32_t*)bytes + v * kLanes;
-      const I32 first = load_i32(from), second = load_i32(from + kPanel), twos = load_i32(from + 2 * kPanel);
+      const I32 first = load_i32(from);
+      const I32 second = load_i32(from + kPanel);
+      const I32 twos = load_i32(from + 2 * kPanel);
       store_i32(to, six_bits<0>(first, twos));
       store_i32(to + kPanel, six_bits<1>(first, twos));
       store_i32(to + 2 * kPanel, six_bits<2>(second, twos));
@@ -141,9 +168,10 @@ static void make_bytes_of_sixes(const char* sixes, int64_t k, char* bytes) {
 }
 
 // Whether no code is above 128.
-WEFT_INLINE bool has_low_codes(const Weight& w) {
+WEFT_INLINE bool has_low_codes(const PackedWeight& w) {
   bool is_low = w.format == kI4 || w.format == kI6;
-  for (int i = 0; i < 16 && w.has_table; i++) is_low &= w.table[i] <= 128;
+  for (int i = 0; i < 16 && w.has_table; i++)
+    is_low &= w.table[i] <= 128;
   return is_low;
 }
 

@@ -1,12 +1,15 @@
-// Drawing tokens: temperature, top-k, top-p, min-p, then the largest of logit + Gumbel noise (ops/sampling.py says what
-// each means). Nothing is sorted: the three filters are one threshold, and noise is computed only where it can win.
+// Drawing tokens: temperature, top-k, top-p, min-p, then the largest of logit + Gumbel noise
+// (ops/sampling.py says what each means). Nothing is sorted: the three filters are one threshold,
+// and noise is computed only where it can win.
 //
-// A row is worked on by one thread, or, if there are too few rows, by all; the result is the same, for sums are exact:
+// A row is worked on by one thread, or, if there are too few rows, by all; the result is the same,
+// for sums are exact:
 //
-//   logits ─▶ survey ─▶ floor ─▶ candidates above it, with a histogram ─▶ threshold ─▶ best of each piece ─▶ token
-//             (pieces)           (pieces)                                              (pieces)
+//   logits ─▶ survey ─▶ floor ─▶ candidates, histogram ─▶ threshold ─▶ best of each piece ─▶ token
+//             (pieces)           (pieces)                              (pieces)
 //
-// The *floor* is a cheap bound of the threshold, mostly close enough to leave some hundred candidates.
+// The *floor* is a cheap bound of the threshold, mostly close enough to leave some hundred
+// candidates.
 #pragma once
 
 #include "select.h"
@@ -14,15 +17,17 @@
 namespace weft {
 namespace WEFT_NAMESPACE {
 
-constexpr float kLeastNoise = -2.9f;  // all noise is above; so is the winner's score, for the largest logit takes part
-constexpr float kMostNoise = 22.2f;   // all noise is below
-constexpr float kRounding = 1e-3f;    // more than the errors of quick bounds
-constexpr float kSmallest = 1.17549435e-38f;  // temperature: what is below may count as 0
+// All noise is above; so is the winner's score, for the largest logit takes part.
+constexpr float kLeastNoise = -2.9f;
+constexpr float kMostNoise = 22.2f;                // all noise is below
+constexpr float kRounding = 1e-3f;                 // more than the errors of quick bounds
+constexpr float kSmallest = 1.17549435e-38f;       // temperature: what is below may count as 0
 constexpr int32_t kGolden = int32_t(0x9E3779B9u);  // the multipliers of ops/noise.py
-constexpr int32_t kMixOne = int32_t(0x21F0AAADu), kMixTwo = int32_t(0xD35A2D97u);
+constexpr int32_t kMixOne = int32_t(0x21F0AAADu);
+constexpr int32_t kMixTwo = int32_t(0xD35A2D97u);
 
-// Those who work on a row: the thread alone (team null), or the whole team.
-struct Crew {
+// The threads that work on a row: this one alone (team null), or the whole team.
+struct Workers {
   Team* team;
   int64_t next = 0;
 
@@ -31,7 +36,8 @@ struct Crew {
   int index() const { return team ? team->index : 0; }
   int size() const { return team ? team->present() : 1; }
   void wait() {
-    if (team) team->barrier();
+    if (team)
+      team->barrier();
     next = 0;
   }
 };
@@ -44,7 +50,8 @@ struct Row {
   int64_t top_k;  // 0: off
   double top_p;   // 1: off
   float min_x;    // by min-p
-  uint32_t key, other_key;
+  uint32_t key;
+  uint32_t other_key;
 
   int64_t num_pieces() const { return ceil_div(vocab_size, kPiece); }
   int64_t end_of(int64_t piece) const { return least((piece + 1) * kPiece, vocab_size); }
@@ -57,18 +64,18 @@ struct Best {
 
 // Memory for one row.
 struct Scratch {
-  float* maxima;     // [blocks] largest x of each block
-  double* weights;   // [pieces] of all tokens
-  int64_t* num;      // [pieces] candidates
-  Best* best;        // [pieces]
-  float* bounds;     // the floor, the threshold
-  float* found;      // [pieces * kPiece + kLanes] candidates, those of a piece at its beginning
-  float* rest;       // the same size
-  Histogram* of;     // [crew] of the candidates that each one found
+  float* maxima;    // [blocks] largest x of each block
+  double* weights;  // [pieces] of all tokens
+  int64_t* num;     // [pieces] candidates
+  Best* best;       // [pieces]
+  float* bounds;    // the floor, the threshold
+  float* found;     // [pieces * kPiece + kLanes] candidates, those of a piece at its beginning
+  float* rest;      // the same size
+  Histogram* of;    // [workers] of the candidates that each one found
   Histogram* fine;
 
   // Divides `memory`; returns the bytes needed.
-  int64_t lay_out(char* memory, int64_t vocab_size, int crew_size) {
+  int64_t lay_out(char* memory, int64_t vocab_size, int num_workers) {
     const int64_t pieces = ceil_div(vocab_size, kPiece);
     int64_t used = 0;
     auto take = [&](int64_t bytes) {
@@ -81,7 +88,7 @@ struct Scratch {
     num = (int64_t*)take(pieces * 8);
     best = (Best*)take(pieces * int64_t(sizeof(Best)));
     bounds = (float*)take(2 * 4);
-    of = (Histogram*)take(crew_size * int64_t(sizeof(Histogram)));
+    of = (Histogram*)take(num_workers * int64_t(sizeof(Histogram)));
     fine = (Histogram*)take(sizeof(Histogram));
     found = (float*)take((pieces * kPiece + kLanes) * 4);
     rest = (float*)take((pieces * kPiece + kLanes) * 4);
@@ -94,8 +101,8 @@ static float below_peak(const Row& row, float bound) { return bound * row.temper
 
 // ---------------------------------------------------------------- the threshold of top-k and top-p
 
-static void find_maxima(const Row& row, const Scratch& scratch, Crew& crew) {
-  for (int64_t piece; (piece = crew.take()) < row.num_pieces();) {
+static void find_maxima(const Row& row, const Scratch& scratch, Workers& workers) {
+  for (int64_t piece; (piece = workers.take()) < row.num_pieces();) {
     for (int64_t begin = piece * kPiece; begin < row.end_of(piece); begin += kBlock) {
       const float most = peak_of(row.logits, begin, least(begin + kBlock, row.vocab_size));
       scratch.maxima[begin / kBlock] = (most - row.peak) / row.temperature;
@@ -103,9 +110,10 @@ static void find_maxima(const Row& row, const Scratch& scratch, Crew& crew) {
   }
 }
 
-static void sum_weights(const Row& row, const Scratch& scratch, Crew& crew) {
-  const F32 peak = all(row.peak), temperature = all(row.temperature);
-  for (int64_t piece; (piece = crew.take()) < row.num_pieces();) {
+static void sum_weights(const Row& row, const Scratch& scratch, Workers& workers) {
+  const F32 peak = all(row.peak);
+  const F32 temperature = all(row.temperature);
+  for (int64_t piece; (piece = workers.take()) < row.num_pieces();) {
     Sum sum;
     for (int64_t t = piece * kPiece, end = row.end_of(piece); t < end; t += kLanes) {
       add_to(sum, weight_of(div(sub(logits_at(row.logits, t, end), peak), temperature)));
@@ -116,33 +124,39 @@ static void sum_weights(const Row& row, const Scratch& scratch, Crew& crew) {
 
 static double sum_over(const double* values, int64_t n) {
   double sum = 0;
-  for (int64_t i = 0; i < n; i++) sum += values[i];
+  for (int64_t i = 0; i < n; i++)
+    sum += values[i];
   return sum;
 }
 
-// Top-k: at least k blocks have a token that is not below the floor. Top-p: the tokens below e^x = (1 - p) total / V have
-// less than 1 - p of the weight, even if nearly all V are.
+// Top-k: at least k blocks have a token that is not below the floor. Top-p: the tokens below e^x =
+// (1 - p) total / V have less than 1 - p of the weight, even if nearly all V are.
 static float floor_of(const Row& row, const Scratch& scratch) {
-  if (row.top_k) return reached_by(scratch.maxima, ceil_div(row.vocab_size, kBlock), row.top_k, *scratch.fine);
+  if (row.top_k)
+    return reached_by(scratch.maxima, ceil_div(row.vocab_size, kBlock), row.top_k, *scratch.fine);
   const double total = sum_over(scratch.weights, row.num_pieces());
   const double left = (1 - row.top_p) * total / double(row.vocab_size) - kUnit;
   return left > 0 ? float(__builtin_log(left)) - kRounding : -kInfinity;
 }
 
-static void find_candidates(const Row& row, const Scratch& scratch, Crew& crew) {
+static void find_candidates(const Row& row, const Scratch& scratch, Workers& workers) {
   const float floor = scratch.bounds[0];
-  const F32 peak = all(row.peak), temperature = all(row.temperature), near = all(below_peak(row, floor));
-  Histogram& histogram = scratch.of[crew.index()];
+  const F32 peak = all(row.peak);
+  const F32 temperature = all(row.temperature);
+  const F32 near = all(below_peak(row, floor));
+  Histogram& histogram = scratch.of[workers.index()];
   memset(&histogram, 0, sizeof histogram);
-  for (int64_t piece; (piece = crew.take()) < row.num_pieces();) {
+  for (int64_t piece; (piece = workers.take()) < row.num_pieces();) {
     float* found = scratch.found + piece * kPiece;
     int64_t num = 0;
     for (int64_t t = piece * kPiece, end = row.end_of(piece); t < end; t += kLanes) {
       const F32 below = sub(logits_at(row.logits, t, end), peak);
-      if (!at_least(below, near)) continue;
+      if (!at_least(below, near))
+        continue;
       const F32 x = div(below, temperature);
       Lanes above = at_least(x, all(floor));
-      if (t + kLanes > end) above &= kAllLanes >> (kLanes - (end - t));
+      if (t + kLanes > end)
+        above &= kAllLanes >> (kLanes - (end - t));
       num += store_where(found + num, x, above);
     }
     scratch.num[piece] = num;
@@ -150,9 +164,9 @@ static void find_candidates(const Row& row, const Scratch& scratch, Crew& crew) 
   }
 }
 
-static float threshold_of(const Row& row, const Scratch& scratch, int crew_size) {
+static float threshold_of(const Row& row, const Scratch& scratch, int num_workers) {
   Histogram& coarse = scratch.of[0];
-  for (int i = 1; i < crew_size; i++) {
+  for (int i = 1; i < num_workers; i++) {
     for (int bin = 0; bin < kBins; bin++) {
       coarse.weight[bin] += scratch.of[i].weight[bin];
       coarse.count[bin] += scratch.of[i].count[bin];
@@ -165,25 +179,29 @@ static float threshold_of(const Row& row, const Scratch& scratch, int crew_size)
   } else {
     kept.weight = sum_over(scratch.weights, row.num_pieces());
   }
-  if (row.top_p >= 1) return kept.x;
+  if (row.top_p >= 1)
+    return kept.x;
   const double target = row.top_p * kept.weight;
-  return select(candidates, coarse, target > 0 ? target : kUnit, true, *scratch.fine, scratch.rest).x;
+  return select(candidates, coarse, target > 0 ? target : kUnit, true, *scratch.fine, scratch.rest)
+      .x;
 }
 
 // The smallest x that top-k and top-p keep.
-static float top_threshold(const Row& row, const Scratch& scratch, Crew& crew) {
+static float top_threshold(const Row& row, const Scratch& scratch, Workers& workers) {
   if (row.top_k) {
-    find_maxima(row, scratch, crew);
+    find_maxima(row, scratch, workers);
   } else {
-    sum_weights(row, scratch, crew);
+    sum_weights(row, scratch, workers);
   }
-  crew.wait();
-  if (crew.leads()) scratch.bounds[0] = floor_of(row, scratch);
-  crew.wait();
-  find_candidates(row, scratch, crew);
-  crew.wait();
-  if (crew.leads()) scratch.bounds[1] = threshold_of(row, scratch, crew.size());
-  crew.wait();
+  workers.wait();
+  if (workers.leads())
+    scratch.bounds[0] = floor_of(row, scratch);
+  workers.wait();
+  find_candidates(row, scratch, workers);
+  workers.wait();
+  if (workers.leads())
+    scratch.bounds[1] = threshold_of(row, scratch, workers.size());
+  workers.wait();
   return scratch.bounds[1];
 }
 
@@ -210,15 +228,20 @@ static float gumbel(float u) {
 //
 //   noise = -log(-log(1 - u)) <= -log(u) <= ln 2 * (127 - bits(u) / 2^23)
 //
-// since the bits of a float, taken as a number, are its logarithm with straight lines between powers of two.
+// since the bits of a float, taken as a number, are its logarithm with straight lines between
+// powers of two.
 static Best best_of(const Row& row, float threshold, int64_t piece, I32 steps) {
   const float ln2 = 0.693147181f;
-  const F32 peak = all(row.peak), slope = all(-ln2 / (1 << 23)), inverse = all(1 / row.temperature);
+  const F32 peak = all(row.peak);
+  const F32 slope = all(-ln2 / (1 << 23));
+  const F32 inverse = all(1 / row.temperature);
   Best best = {kLeastNoise, -1};
   float lowest = threshold;  // x below cannot win
-  F32 bar, near;
+  F32 bar;
+  F32 near;
   auto raise = [&] {
-    if (best.score - kMostNoise > lowest) lowest = best.score - kMostNoise;
+    if (best.score - kMostNoise > lowest)
+      lowest = best.score - kMostNoise;
     near = all(below_peak(row, lowest));
     bar = all(best.score - kRounding - 127 * ln2);
   };
@@ -226,18 +249,22 @@ static Best best_of(const Row& row, float threshold, int64_t piece, I32 steps) {
   for (int64_t t = piece * kPiece, end = row.end_of(piece); t < end; t += kLanes) {
     const F32 below = sub(logits_at(row.logits, t, end), peak);
     Lanes near_enough = at_least(below, near);
-    if (!near_enough) continue;
+    if (!near_enough)
+      continue;
     const F32 u = uniform(row, t, steps);
     const F32 bound = muladd(to_f32(as_i32(u)), slope, mul(below, inverse));
     Lanes likely = at_least(bound, bar) & near_enough;
-    if (!likely) continue;
+    if (!likely)
+      continue;
     float uniforms[kLanes];
     store(uniforms, u);
     for (; likely; likely &= likely - 1) {
       const int lane = __builtin_ctz(likely);
-      if (t + lane >= end) break;
+      if (t + lane >= end)
+        break;
       const float x = (row.logits[t + lane] - row.peak) / row.temperature;
-      if (!(x >= threshold)) continue;
+      if (!(x >= threshold))
+        continue;
       const float score = x + gumbel(uniforms[lane]);
       if (score > best.score) {
         best = {score, int32_t(t + lane)};
@@ -258,7 +285,8 @@ static uint64_t splitmix(uint64_t x) {
 }
 
 static Row row_of(const DrawArgs& args, int64_t i) {
-  const uint64_t key = splitmix(splitmix(uint64_t(args.seeds[i])) ^ uint64_t(int64_t(args.positions[i])));
+  const uint64_t key =
+      splitmix(splitmix(uint64_t(args.seeds[i])) ^ uint64_t(int64_t(args.positions[i])));
   const int64_t top_k = args.top_k[i] < args.vocab_size ? args.top_k[i] : 0;
   const float temperature = args.temperature[i];
   Row row;
@@ -278,51 +306,59 @@ static bool draws(const DrawArgs& args, int64_t i) {
   return args.temperature[i] > 0 && __builtin_fabsf(args.max_logits[i]) < kInfinity;
 }
 
-// The token, to the leader of the crew.
-static int64_t draw_row(const Row& row, const Scratch& scratch, Crew& crew) {
-  float threshold = row.top_k || row.top_p < 1 ? top_threshold(row, scratch, crew) : -kInfinity;
-  if (row.min_x > threshold) threshold = row.min_x;
+// The token, to the leader of the workers.
+static int64_t draw_row(const Row& row, const Scratch& scratch, Workers& workers) {
+  float threshold = row.top_k || row.top_p < 1 ? top_threshold(row, scratch, workers) : -kInfinity;
+  if (row.min_x > threshold)
+    threshold = row.min_x;
   int32_t lanes[kLanes];
-  for (int lane = 0; lane < kLanes; lane++) lanes[lane] = int32_t(uint32_t(lane) * uint32_t(kGolden));
+  for (int lane = 0; lane < kLanes; lane++)
+    lanes[lane] = int32_t(uint32_t(lane) * uint32_t(kGolden));
   const I32 steps = load_i32(lanes);
-  for (int64_t piece; (piece = crew.take()) < row.num_pieces();) {
+  for (int64_t piece; (piece = workers.take()) < row.num_pieces();) {
     scratch.best[piece] = best_of(row, threshold, piece, steps);
   }
-  crew.wait();
+  workers.wait();
   Best best = {-kInfinity, 0};
-  for (int64_t piece = 0; piece < row.num_pieces() && crew.leads(); piece++) {
-    if (scratch.best[piece].score > best.score && scratch.best[piece].token >= 0) best = scratch.best[piece];
+  for (int64_t piece = 0; piece < row.num_pieces() && workers.leads(); piece++) {
+    if (scratch.best[piece].score > best.score && scratch.best[piece].token >= 0)
+      best = scratch.best[piece];
   }
   return best.token;
 }
 
-static void draw(const DrawArgs& args, const Step& step, Team& team) {
+static void draw(const DrawArgs& args, const StepArgs& step, Team& team) {
   const int64_t num_rows = step.num_tokens;
   const bool few_rows = num_rows == 1 || 2 * num_rows <= team.size;
   Scratch scratch;
   if (team.size > 1 && few_rows && args.vocab_size > kPiece) {
     char* memory = memory_for_all(team, scratch.lay_out(nullptr, args.vocab_size, team.size));
-    if (!memory) return;
+    if (!memory)
+      return;
     scratch.lay_out(memory, args.vocab_size, team.size);
-    Crew crew = {&team};
+    Workers workers = {&team};
     for (int64_t i = 0; i < num_rows; i++) {
-      if (!draws(args, i)) continue;
-      const int64_t token = draw_row(row_of(args, i), scratch, crew);
-      if (crew.leads()) args.tokens[i] = token;
-      crew.wait();
+      if (!draws(args, i))
+        continue;
+      const int64_t token = draw_row(row_of(args, i), scratch, workers);
+      if (workers.leads())
+        args.tokens[i] = token;
+      workers.wait();
     }
     return;
   }
   char* memory = nullptr;
   for (int64_t i; (i = team.take()) < num_rows;) {
-    if (!draws(args, i)) continue;
+    if (!draws(args, i))
+      continue;
     if (!memory) {
       memory = static_cast<char*>(own_memory(scratch.lay_out(nullptr, args.vocab_size, 1)));
-      if (!memory) return;
+      if (!memory)
+        return;
       scratch.lay_out(memory, args.vocab_size, 1);
     }
-    Crew crew = {nullptr};
-    args.tokens[i] = draw_row(row_of(args, i), scratch, crew);
+    Workers workers = {nullptr};
+    args.tokens[i] = draw_row(row_of(args, i), scratch, workers);
   }
 }
 

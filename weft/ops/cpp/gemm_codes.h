@@ -1,14 +1,18 @@
 // Products of rows of signed bytes with panels of codes, where each block of inputs has scales.
 //
-//   C[r][c] += x_scale[r] * scale[c] * (sum of a * code - offset * sum of a)  +  x_scale[r] * (sum of a) * min[c]
-//              `--------------------'   `----------------------------------'     `---------------------'
-//                of block and row               integers, exact                   `x_factors`; 0 without mins
+//   C[r][c] += x_scale[r] * scale[c]  *  (sum of a * code - offset * sum of a)
+//              `-------------------'     `-----------------------------------'
+//                of block and row                 integers, exact
+//            + x_scale[r] * (sum of a)  *  min[c]
+//              `---------------------'
+//                `x_factors`; 0 without mins
 //
-// A block is the 32 inputs that share a scale of the rows, or 16 where groups of weights are so small. Where groups are of
-// 64 inputs and more, 2 or 4 blocks are a span: their sums are added times x_scale, and multiplied by the weight's scale
-// once. The sums begin with what the offset takes away (`x_starts`). Every element of C is one sum over blocks in rising order, whatever the
-// number of rows: C stays in registers while a tile goes through a piece of k, and cutting k into pieces with `add` does
-// not change it.
+// A block is the 32 inputs that share a scale of the rows, or 16 where groups of weights are so
+// small. Where groups are of 64 inputs and more, 2 or 4 blocks are a span: their sums are added
+// times x_scale, and multiplied by the weight's scale once. The sums begin with what the offset
+// takes away (`x_starts`). Every element of C is one sum over blocks in rising order, whatever the
+// number of rows: C stays in registers while a tile goes through a piece of k, and cutting k into
+// pieces with `add` does not change it.
 #pragma once
 
 #include "codes.h"
@@ -23,13 +27,14 @@ constexpr int kCodeRows = 6;  // 6 x 2 sums and as many of C, 4 registers of B, 
 constexpr int kCodeRows = 3;
 #endif
 
-// Of what is wanted next every other line is asked for. The processor brings those beside by itself; asking for all of
-// them leaves too few of its buffers to the loads, and one thread read at 18 GB/s instead of 23.
+// Of what is wanted next every other line is prefetched. The processor brings those beside by
+// itself; prefetching all of them leaves too few of its buffers to the loads, and one thread read
+// at 18 GB/s instead of 23.
 constexpr int64_t kAskEvery = 128;
 
-// Where several passes go through a panel, the first would wait for the second-level cache: codes are asked for so many
-// bytes before their use. Codes of few bits are worth that with a single pass, too, of more than one row. All others wait
-// for memory, and longer if they ask.
+// Where several passes go through a panel, the first would wait for the second-level cache: codes
+// are requested this many bytes before their use. Codes of few bits are worth that with a single
+// pass, too, of more than one row. All others wait for memory, and longer if they ask.
 constexpr int64_t kAskedBytes = 1024;
 
 struct CodesProduct {
@@ -39,9 +44,9 @@ struct CodesProduct {
   int64_t block;
   int64_t span;
   const char* b;
-  const float* scales;      // [k / span][kPanel]
-  const float* mins;        // the same, or null
-  const float* x_scales;    // [k / block][x_stride], as the next two
+  const float* scales;    // [k / span][kPanel]
+  const float* mins;      // the same, or null
+  const float* x_scales;  // [k / block][x_stride], as the next two
   const int32_t* x_starts;
   const float* x_factors;
   int64_t x_stride;
@@ -53,7 +58,7 @@ struct CodesProduct {
   int64_t ahead_step;
 };
 
-// ---------------------------------------------------------------- one step of k, for each kind of codes
+// ---------------------------------------------------------------- one step of k, by kind of codes
 
 // B [k / 8][kPanel][4] of two codes each.
 struct NibbleCodes {
@@ -65,17 +70,20 @@ struct NibbleCodes {
   WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b) {
     I32 w[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) hold(w[v] = load_i32((const int32_t*)(b + 4 * v * kLanes)));
+    for (int v = 0; v < V; v++)
+      hold(w[v] = load_i32((const int32_t*)(b + 4 * v * kLanes)));
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
       I32 codes[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) codes[v] = half ? high_nibbles(w[v]) : low_nibbles(w[v]);
+      for (int v = 0; v < V; v++)
+        codes[v] = half ? high_nibbles(w[v]) : low_nibbles(w[v]);
 #pragma GCC unroll 6
       for (int r = 0; r < R; r++) {
         const I32 x = four_bytes(a + r * kSlab + 4 * half);
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) sums[r][v] = dot4_low(sums[r][v], x, codes[v]);
+        for (int v = 0; v < V; v++)
+          sums[r][v] = dot4_low(sums[r][v], x, codes[v]);
       }
     }
   }
@@ -102,13 +110,15 @@ struct SixCodes {
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) {
       const int32_t* from = (const int32_t*)b + v * kLanes;
-      hold(codes[v] = six_bits<kPart>(load_i32(from + kPart / 2 * kPanel), load_i32(from + 2 * kPanel)));
+      hold(codes[v] =
+               six_bits<kPart>(load_i32(from + kPart / 2 * kPanel), load_i32(from + 2 * kPanel)));
     }
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
       const I32 x = four_bytes(a + r * kSlab + 4 * kPart);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) sums[r][v] = dot4_low(sums[r][v], x, codes[v]);
+      for (int v = 0; v < V; v++)
+        sums[r][v] = dot4_low(sums[r][v], x, codes[v]);
     }
   }
 };
@@ -124,7 +134,8 @@ struct ByteCodes {
   WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b) {
     I32 w[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) hold(w[v] = load_i32((const int32_t*)(b + 4 * v * kLanes)));
+    for (int v = 0; v < V; v++)
+      hold(w[v] = load_i32((const int32_t*)(b + 4 * v * kLanes)));
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
       const I32 x = four_bytes(a + r * kSlab);
@@ -140,13 +151,15 @@ struct ByteCodes {
 
 // The sums of integers of one block.
 template <class Kind, int kBlock, int R, int V>
-WEFT_INLINE void sum_block(const CodesProduct& p, int64_t k, int64_t index, const char*& b, I32 (&sums)[R][V]) {
+WEFT_INLINE void sum_block(const CodesProduct& p, int64_t k, int64_t index, const char*& b,
+                           I32 (&sums)[R][V]) {
   const int8_t* a = p.a + k / kSlab * p.slab_stride + k % kSlab;
   const int32_t* x_starts = p.x_starts + index * p.x_stride;
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) sums[r][v] = all_i32(x_starts[r]);
+    for (int v = 0; v < V; v++)
+      sums[r][v] = all_i32(x_starts[r]);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kBlock; i += Kind::kInputs) {
@@ -157,52 +170,61 @@ WEFT_INLINE void sum_block(const CodesProduct& p, int64_t k, int64_t index, cons
 
 // What a block's sums of integers add to C.
 template <int R, int V>
-WEFT_INLINE void add_block(const CodesProduct& p, int64_t index, I32 (&sums)[R][V], F32 (&c)[R][V]) {
+WEFT_INLINE void add_block(const CodesProduct& p, int64_t index, I32 (&sums)[R][V],
+                           F32 (&c)[R][V]) {
   const float* x_scales = p.x_scales + index * p.x_stride;
   const float* scales = p.scales + index * kPanel;
   F32 w[V];
 #pragma GCC unroll 4
-  for (int v = 0; v < V; v++) w[v] = load(scales + v * kLanes);
+  for (int v = 0; v < V; v++)
+    w[v] = load(scales + v * kLanes);
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++) {
     const F32 x = all(x_scales[r]);
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) {
-      hold(sums[r][v]);  // else GCC copies all sums to registers of another type, and back, at every step of k
+      // Else GCC copies all sums to registers of another type, and back, at every step of k.
+      hold(sums[r][v]);
       c[r][v] = muladd(to_f32(sums[r][v]), mul(x, w[v]), c[r][v]);
     }
   }
-  if (!p.mins) return;
+  if (!p.mins)
+    return;
   const float* x_factors = p.x_factors + index * p.x_stride;
   const float* mins = p.mins + index * kPanel;
 #pragma GCC unroll 4
-  for (int v = 0; v < V; v++) w[v] = load(mins + v * kLanes);
+  for (int v = 0; v < V; v++)
+    w[v] = load(mins + v * kLanes);
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++) {
     const F32 x = all(x_factors[r]);
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) c[r][v] = muladd(x, w[v], c[r][v]);
+    for (int v = 0; v < V; v++)
+      c[r][v] = muladd(x, w[v], c[r][v]);
   }
 }
 
-// R rows and V vectors of columns, in blocks of kBlock inputs. What a block does has no loop at run time: one that ends
-// after so few steps would be mispredicted too often.
+// R rows and V vectors of columns, in blocks of kBlock inputs. What a block does has no loop at run
+// time: one that ends after few steps would be mispredicted too often.
 template <class Kind, int kBlock, int R, int V>
 static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
   F32 c[R][V];
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) c[r][v] = p.add ? load(p.c + r * p.c_stride + v * kLanes) : zero();
+    for (int v = 0; v < V; v++)
+      c[r][v] = p.add ? load(p.c + r * p.c_stride + v * kLanes) : zero();
   }
   const char* b = p.b;
   const char* ahead = p.ahead;
   for (int64_t k = 0, index = 0; k < p.k; k += kBlock, index++) {
-    for (const char* end = ahead + p.ahead_step; ahead < end; ahead += kAskEvery) __builtin_prefetch(ahead, 0, 2);
+    for (const char* end = ahead + p.ahead_step; ahead < end; ahead += kAskEvery)
+      __builtin_prefetch(ahead, 0, 2);
     if (R > 1 && p.asks) {
       const char* soon = b + kAskedBytes;
 #pragma GCC unroll 16
-      for (int i = 0; i < kBlock / Kind::kInputs * Kind::kBytes; i += 64) __builtin_prefetch(soon + i, 0, 3);
+      for (int i = 0; i < kBlock / Kind::kInputs * Kind::kBytes; i += 64)
+        __builtin_prefetch(soon + i, 0, 3);
     }
     I32 sums[R][V];
     sum_block<Kind, kBlock, R, V>(p, k, index, b, sums);
@@ -211,11 +233,13 @@ static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) store(p.c + r * p.c_stride + v * kLanes, c[r][v]);
+    for (int v = 0; v < V; v++)
+      store(p.c + r * p.c_stride + v * kLanes, c[r][v]);
   }
 }
 
-// The same in spans of several blocks. C is in memory: registers hold what the blocks of a span give.
+// The same in spans of several blocks. C is in memory: registers hold what the blocks of a span
+// give.
 template <class Kind, int R, int V>
 static __attribute__((noinline)) void tile_spans(const CodesProduct& p) {
   const char* b = p.b;
@@ -229,10 +253,12 @@ static __attribute__((noinline)) void tile_spans(const CodesProduct& p) {
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) total[r][v] = zero();
+      for (int v = 0; v < V; v++)
+        total[r][v] = zero();
     }
     for (const int64_t end = least(k + p.span, p.k); k < end; k += kRowGroup) {
-      for (const char* last = ahead + p.ahead_step; ahead < last; ahead += kAskEvery) __builtin_prefetch(ahead, 0, 2);
+      for (const char* last = ahead + p.ahead_step; ahead < last; ahead += kAskEvery)
+        __builtin_prefetch(ahead, 0, 2);
       const int64_t index = k / kRowGroup;
       I32 sums[R][V];
       sum_block<Kind, kRowGroup, R, V>(p, k, index, b, sums);
@@ -246,8 +272,10 @@ static __attribute__((noinline)) void tile_spans(const CodesProduct& p) {
           total[r][v] = muladd(to_f32(sums[r][v]), x, total[r][v]);
         }
       }
-      if (!mins) continue;
-      for (int r = 0; r < R; r++) factors[r] += p.x_factors[index * p.x_stride + r];
+      if (!mins)
+        continue;
+      for (int r = 0; r < R; r++)
+        factors[r] += p.x_factors[index * p.x_stride + r];
     }
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) {
@@ -260,7 +288,8 @@ static __attribute__((noinline)) void tile_spans(const CodesProduct& p) {
         store(c, mins ? muladd(all(factors[r]), least_weight, value) : value);
       }
     }
-    if (mins) mins += kPanel;
+    if (mins)
+      mins += kPanel;
   }
 }
 
@@ -282,13 +311,15 @@ static void tile_codes_of(int64_t rows, const CodesProduct& p) {
 // Rows are cut into passes as `pass_start` cuts them, of up to kCodeRows.
 WEFT_INLINE int64_t code_passes_of(int64_t rows) { return ceil_div(rows, kCodeRows); }
 
-// Bytes to ask for with each block, a multiple of kAskEvery, so that all `bytes` are there after all passes.
+// Bytes to prefetch with each block, a multiple of kAskEvery, so that all `bytes` are there after
+// all passes.
 WEFT_INLINE int64_t ahead_step_of_codes(int64_t bytes, int64_t num_blocks, int64_t rows) {
   const int64_t times = num_blocks * code_passes_of(rows) * (kVectorsOfPanel / kTileVectors);
   return ceil_div(bytes, times * kAskEvery) * kAskEvery;
 }
 
-// The product with one panel, for any number of rows. `p.ahead` are `bytes_ahead` that are wanted next.
+// The product with one panel, for any number of rows. `p.ahead` are `bytes_ahead` that are wanted
+// next.
 template <class Kind>
 static void multiply_codes(CodesProduct p, int64_t rows, int64_t bytes_ahead) {
   const CodesProduct whole = p;
@@ -300,7 +331,8 @@ static void multiply_codes(CodesProduct p, int64_t rows, int64_t bytes_ahead) {
   for (int v = 0; v < kVectorsOfPanel; v += kTileVectors) {
     p.b = whole.b + 4 * v * kLanes;
     p.scales = whole.scales + v * kLanes;
-    if (whole.mins) p.mins = whole.mins + v * kLanes;
+    if (whole.mins)
+      p.mins = whole.mins + v * kLanes;
     for (int64_t pass = 0; pass < passes; pass++) {
       const int64_t row = rows * pass / passes;
       p.a = whole.a + row * kSlab;
@@ -310,7 +342,8 @@ static void multiply_codes(CodesProduct p, int64_t rows, int64_t bytes_ahead) {
       p.c = whole.c + row * p.c_stride + v * kLanes;
       tile_codes_of<Kind, kCodeRows>(rows * (pass + 1) / passes - row, p);
       p.ahead += p.ahead_step * num_blocks;
-      if (p.ahead >= end) p.ahead_step = 0;
+      if (p.ahead >= end)
+        p.ahead_step = 0;
     }
   }
 }

@@ -1,7 +1,9 @@
-// All kernels of one instruction set. Compiled once for each, with WEFT_NAMESPACE as its name and the macros of simd.h.
+// All kernels of one instruction set. Compiled once for each, with WEFT_NAMESPACE as its name and
+// the macros of simd.h.
 //
-// Nothing here may be a template or inline function of the standard library: the linker keeps one copy of such a
-// function for all instruction sets, and that copy may use instructions that the processor at hand lacks.
+// Nothing here may be a template or inline function of the standard library: the linker keeps one
+// copy of such a function for all instruction sets, and that copy may use instructions that the
+// processor at hand lacks.
 
 #include <cmath>
 
@@ -30,10 +32,10 @@
 
 namespace weft {
 
-using Kernel = void (*)(const void* args, const Step& step, Team& team);
+using Kernel = void (*)(const void* args, const StepArgs& step, Team& team);
 
-template <class Args, void (*function)(const Args&, const Step&, Team&)>
-static void call(const void* args, const Step& step, Team& team) {
+template <class Args, void (*function)(const Args&, const StepArgs&, Team&)>
+static void call(const void* args, const StepArgs& step, Team& team) {
   function(*static_cast<const Args*>(args), step, team);
 }
 
@@ -41,16 +43,35 @@ static void call(const void* args, const Step& step, Team& team) {
 
 extern const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps];
 const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
-    KERNEL(pack_weight, PackArgs),   KERNEL(unpack_weight, PackArgs),       KERNEL(embed, EmbedArgs),
-    KERNEL(norm, NormArgs),          KERNEL(linear, LinearArgs),            KERNEL(rotary_store, RotaryStoreArgs),
-    KERNEL(attention, AttentionArgs), KERNEL(argmax, ArgmaxArgs),           KERNEL(mask, MaskArgs),
-    KERNEL(draw, DrawArgs),          KERNEL(logprobs, LogprobsArgs),         KERNEL(penalise, PenaltiesArgs),
-    KERNEL(embed_sum, EmbedSumArgs), KERNEL(layer_norm, LayerNormArgs),      KERNEL(scale_logits, ScaleLogitsArgs),
-    KERNEL(route, RouteArgs),        KERNEL(experts, ExpertsArgs),          KERNEL(gate_rows, GateRowsArgs),
-    KERNEL(conv, ConvArgs),          KERNEL(delta, DeltaArgs),              KERNEL(scan, ScanArgs),
-    KERNEL(add_vectors, AddVectorsArgs), KERNEL(sum_ranks, SumRanksArgs), KERNEL(gather_ranks, GatherRanksArgs),
-    KERNEL(copy, CopyArgs),          KERNEL(multiply, MultiplyArgs),           KERNEL(narrow, NarrowArgs),
-    KERNEL(screened_head, ScreenedArgs), KERNEL(copy_head, CopyHeadArgs),
+    KERNEL(pack_weight, PackArgs),
+    KERNEL(unpack_weight, PackArgs),
+    KERNEL(embed, EmbedArgs),
+    KERNEL(norm, NormArgs),
+    KERNEL(linear, LinearArgs),
+    KERNEL(rotary_store, RotaryStoreArgs),
+    KERNEL(attention, AttentionArgs),
+    KERNEL(argmax, ArgmaxArgs),
+    KERNEL(mask, MaskArgs),
+    KERNEL(draw, DrawArgs),
+    KERNEL(logprobs, LogprobsArgs),
+    KERNEL(penalise, PenaliseArgs),
+    KERNEL(embed_sum, EmbedSumArgs),
+    KERNEL(layer_norm, LayerNormArgs),
+    KERNEL(scale_logits, ScaleLogitsArgs),
+    KERNEL(route, RouteArgs),
+    KERNEL(experts, ExpertsArgs),
+    KERNEL(gate_rows, GateRowsArgs),
+    KERNEL(conv, ConvArgs),
+    KERNEL(delta, DeltaArgs),
+    KERNEL(scan, ScanArgs),
+    KERNEL(add_vectors, AddVectorsArgs),
+    KERNEL(sum_ranks, SumRanksArgs),
+    KERNEL(gather_ranks, GatherRanksArgs),
+    KERNEL(copy, CopyArgs),
+    KERNEL(multiply, MultiplyArgs),
+    KERNEL(narrow, NarrowArgs),
+    KERNEL(screened_head, ScreenedHeadArgs),
+    KERNEL(copy_head, CopyHeadArgs),
 };
 
 }  // namespace weft

@@ -1,4 +1,5 @@
-// What sampling needs of an instruction set besides simd.h: lanes as bits and as integers, sums in double.
+// What sampling needs of an instruction set besides simd.h: lanes as bits and as integers, sums in
+// double.
 #pragma once
 
 namespace weft {
@@ -19,7 +20,8 @@ WEFT_INLINE float float_of(uint32_t bits) {
 
 #if defined(WEFT_ISA_AVX512)
 
-WEFT_INLINE Lanes at_least(F32 a, F32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }  // lanes with a >= b
+// Lanes with a >= b.
+WEFT_INLINE Lanes at_least(F32 a, F32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 WEFT_INLINE bool any_nan(F32 a, F32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
 
 WEFT_INLINE I32 add_i32(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
@@ -31,7 +33,8 @@ WEFT_INLINE I32 xor_shifted(I32 a) {  // a ^ (a >> n), unsigned
 }
 WEFT_INLINE I32 as_i32(F32 a) { return _mm512_castps_si512(a); }
 
-// The lanes of `a` whose bit is set, side by side; all kLanes floats of `p` may be written. Returns how many there are.
+// The lanes of `a` whose bit is set, side by side; all kLanes floats of `p` may be written. Returns
+// how many there are.
 WEFT_INLINE int store_where(float* p, F32 a, Lanes where) {
   _mm512_storeu_ps(p, _mm512_maskz_compress_ps(__mmask16(where), a));
   return __builtin_popcount(where);
@@ -42,7 +45,8 @@ WEFT_INLINE void forbid(float* p, Lanes allowed) {
 }
 
 struct Sum {
-  __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
+  __m512d low = _mm512_setzero_pd();
+  __m512d high = _mm512_setzero_pd();
 };
 WEFT_INLINE void add_to(Sum& sum, F32 a) {
   sum.low = _mm512_add_pd(sum.low, _mm512_cvtps_pd(_mm512_castps512_ps256(a)));
@@ -52,8 +56,12 @@ WEFT_INLINE double total(Sum sum) { return _mm512_reduce_add_pd(_mm512_add_pd(su
 
 #elif defined(WEFT_ISA_AVX2)
 
-WEFT_INLINE Lanes at_least(F32 a, F32 b) { return Lanes(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ))); }
-WEFT_INLINE bool any_nan(F32 a, F32 b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0; }
+WEFT_INLINE Lanes at_least(F32 a, F32 b) {
+  return Lanes(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
+}
+WEFT_INLINE bool any_nan(F32 a, F32 b) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0;
+}
 
 WEFT_INLINE I32 add_i32(I32 a, I32 b) { return _mm256_add_epi32(a, b); }
 WEFT_INLINE I32 mul_i32(I32 a, I32 b) { return _mm256_mullo_epi32(a, b); }
@@ -72,7 +80,8 @@ WEFT_INLINE int store_where(float* p, F32 a, Lanes where) {
   float values[8];
   store(values, a);
   int n = 0;
-  for (; where; where &= where - 1) p[n++] = values[__builtin_ctz(where)];
+  for (; where; where &= where - 1)
+    p[n++] = values[__builtin_ctz(where)];
   return n;
 }
 WEFT_INLINE void forbid(float* p, Lanes allowed) {
@@ -83,7 +92,8 @@ WEFT_INLINE void forbid(float* p, Lanes allowed) {
 }
 
 struct Sum {
-  __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
+  __m256d low = _mm256_setzero_pd();
+  __m256d high = _mm256_setzero_pd();
 };
 WEFT_INLINE void add_to(Sum& sum, F32 a) {
   sum.low = _mm256_add_pd(sum.low, _mm256_cvtps_pd(_mm256_castps256_ps128(a)));
@@ -98,7 +108,8 @@ WEFT_INLINE double total(Sum sum) {
 #else
 
 WEFT_INLINE Lanes lanes_of(I32 comparison) {
-  return Lanes((comparison[0] & 1) | (comparison[1] & 2) | (comparison[2] & 4) | (comparison[3] & 8));
+  return Lanes((comparison[0] & 1) | (comparison[1] & 2) | (comparison[2] & 4) |
+               (comparison[3] & 8));
 }
 WEFT_INLINE Lanes at_least(F32 a, F32 b) { return lanes_of(a >= b); }
 WEFT_INLINE bool any_nan(F32 a, F32 b) { return lanes_of((a != a) | (b != b)) != 0; }
@@ -114,7 +125,8 @@ WEFT_INLINE I32 as_i32(F32 a) { return (I32)a; }
 
 WEFT_INLINE int store_where(float* p, F32 a, Lanes where) {
   int n = 0;
-  for (; where; where &= where - 1) p[n++] = a[__builtin_ctz(where)];
+  for (; where; where &= where - 1)
+    p[n++] = a[__builtin_ctz(where)];
   return n;
 }
 WEFT_INLINE void forbid(float* p, Lanes allowed) {
@@ -127,9 +139,12 @@ struct Sum {
   double lanes[4] = {};
 };
 WEFT_INLINE void add_to(Sum& sum, F32 a) {
-  for (int i = 0; i < 4; i++) sum.lanes[i] += double(a[i]);
+  for (int i = 0; i < 4; i++)
+    sum.lanes[i] += double(a[i]);
 }
-WEFT_INLINE double total(Sum sum) { return (sum.lanes[0] + sum.lanes[1]) + (sum.lanes[2] + sum.lanes[3]); }
+WEFT_INLINE double total(Sum sum) {
+  return (sum.lanes[0] + sum.lanes[1]) + (sum.lanes[2] + sum.lanes[3]);
+}
 
 #endif
 

@@ -57,8 +57,6 @@ class Library:
         except OSError as exc:
             raise Unavailable(f"{path} cannot be loaded: {exc}") from exc
         self._library.weft_name.restype = ctypes.c_char_p
-        self._library.weft_sizeof.restype = ctypes.c_int64
-        self._library.weft_sizeof.argtypes = [ctypes.c_int64]
         self._run = self._library.weft_run
         self._run.argtypes = [
             ctypes.c_int,  # instruction set
@@ -92,10 +90,6 @@ class Library:
     @property
     def instruction_set(self) -> str:
         return str(self._library.weft_name(self._set).decode())
-
-    def size_of(self, index: int) -> int:
-        """Bytes of the structure with this number in program.h."""
-        return int(self._library.weft_sizeof(index))
 
     def run(
         self,

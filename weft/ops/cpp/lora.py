@@ -156,7 +156,7 @@ class CppAdapters:
         self._experts: dict[Panels, PartsOfAdapters] = {}  # of the matrices of all experts
         self._memory: dict[int, PlaceMemory] = {}  # by place, of its adapter
         self._spare: list[PlaceMemory] = []  # of removed adapters
-        # Structures of steps, with ADAPTER_FIELDS; fused steps also have HEAD_ADAPTER_FIELDS.
+        # Structures of steps; fused steps also have the fields of adapters for their heads.
         self._steps: list[ctypes.Structure] = []
         self._fused: list[abi.FusedStep] = []
         self._adapters: IntArray | None = None  # of the step's tokens
@@ -346,18 +346,21 @@ class TokenAdapters(NamedTuple):
 def _set_adapters(
     step: ctypes.Structure, of_tokens: TokenAdapters | None, prefix: str = ""
 ) -> None:
-    """Set the fields of a step that are named by `prefix` and `ADAPTER_FIELDS`."""
-    values: tuple[int | None, ...] = (None, 0, None, None)
+    """Set the four fields of a step that hold the adapters of its tokens. Their names begin with
+    `prefix`."""
+    adapters = None
+    num_blocks = 0
+    blocks = None
+    rows = None
     if of_tokens is not None:
-        blocks = of_tokens.blocks
-        values = (
-            of_tokens.adapters.ctypes.data,
-            len(blocks),
-            blocks.ctypes.data,
-            of_tokens.rows.ctypes.data,
-        )
-    for (name, _), value in zip(abi.ADAPTER_FIELDS, values, strict=True):
-        setattr(step, f"{prefix}{name}", value)
+        adapters = of_tokens.adapters.ctypes.data
+        num_blocks = len(of_tokens.blocks)
+        blocks = of_tokens.blocks.ctypes.data
+        rows = of_tokens.rows.ctypes.data
+    setattr(step, f"{prefix}adapters", adapters)
+    setattr(step, f"{prefix}num_lora_blocks", num_blocks)
+    setattr(step, f"{prefix}lora_blocks", blocks)
+    setattr(step, f"{prefix}lora_rows", rows)
 
 
 def _filled_up(values: Tensor, padding: tuple[int, int, int, int]) -> Tensor:

@@ -4,9 +4,11 @@
 namespace weft {
 namespace WEFT_NAMESPACE {
 
-// 1 / sqrt(mean + eps) of a mean of squares. Where that is beyond the range of floats it is no number: 1 / inf would make
-// a row of zeros, which looks sound, of one that is not.
-WEFT_INLINE float inverse_root(float mean, float eps) { return (1 + (mean - mean)) / sqrtf(mean + eps); }
+// 1 / sqrt(mean + eps) of a mean of squares. Where that is beyond the range of floats it is no
+// number: 1 / inf would make a row of zeros, which looks sound, of one that is not.
+WEFT_INLINE float inverse_root(float mean, float eps) {
+  return (1 + (mean - mean)) / sqrtf(mean + eps);
+}
 
 // 1 / sqrt(mean(x x) + eps), summed in an order that depends on the size alone.
 static float inverse_rms(const float* x, int64_t size, float eps) {
@@ -26,7 +28,7 @@ static float inverse_rms(const float* x, int64_t size, float eps) {
   return inverse_root(sum(add(add(sums[0], sums[1]), add(sums[2], sums[3]))) / float(size), eps);
 }
 
-static void norm(const NormArgs& args, const Step& step, Team& team) {
+static void norm(const NormArgs& args, const StepArgs& step, Team& team) {
   const bool adds = args.add_scale != 0;
   const F32 scale = all(args.add_scale);
   for (int64_t t; (t = team.take()) < step.num_tokens;) {

@@ -20,6 +20,7 @@ from weft.ops.cpp.program import Program, ProgramRecorder
 from weft.ops.cpp.routes import Routes, make_routes, route_args
 from weft.ops.cpp.weight_memory import WeightMemory
 from weft.ops.elementwise import CLAMPED
+from weft.ops.expert_parallel import layer_of
 from weft.ops.fusion import (
     Normed,
     Product,
@@ -29,9 +30,11 @@ from weft.ops.fusion import (
     tensor_of,
 )
 from weft.ops.fusion import activation as activation_of
-from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router, Shard
+from weft.ops.placement import WHOLE, Placement, held, is_summed
+from weft.ops.protocol import Experts, LayerNorm, LayerRange, Matrix, Norm, Router, Shard
 from weft.ops.quantize import INT4, INT8, INT8_BY_OUTPUT, quantize_as, widened
 from weft.ops.routing import Routed
+from weft.ops.sharding import ShardedMatrix
 
 FLOAT_BYTES = {WeightFormat.F32: 4, WeightFormat.BF16: 2}
 SCALE_TYPES = {
@@ -427,6 +430,47 @@ class RecordedAdapters(Protocol):
         ...
 
 
+class RecordedJoint(Protocol):
+    """What several processes compute together, as operations of programs (`joint.py`)."""
+
+    def sum(
+        self,
+        recorder: ProgramRecorder,
+        x: Tensor,
+        add: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """Replace x by its sum over all ranks; or add `scale` times the sum to `add`. Returns the
+        tensor that has the result."""
+        ...
+
+    def gather(self, recorder: ProgramRecorder, x: Tensor, size: int) -> Tensor:
+        """On rank 0, the columns x [T, part] of all ranks, [T, size]; x on other ranks."""
+        ...
+
+    def experts(
+        self,
+        recorder: ProgramRecorder,
+        layer: int,
+        x: Tensor,
+        routes: Routes,
+        y: Tensor,
+        *,
+        adds: bool,
+        scale: float,
+    ) -> None:
+        """Write to y, or add to it, `scale` times the output of experts of all peers for x."""
+        ...
+
+    def take(self, recorder: ProgramRecorder, x: Tensor) -> None:
+        """Fill x with the output of the stage before."""
+        ...
+
+    def give(self, recorder: ProgramRecorder, x: Tensor) -> None:
+        """Send x to the next stage."""
+        ...
+
+
 class CppOps:
     """`Ops` that record into `recorder`. `begin` begins a program, `finish` ends it."""
 
@@ -436,10 +480,15 @@ class CppOps:
         format: WeightFormat,
         *,
         keeps_codes: bool = False,
+        placement: Placement = WHOLE,
+        joint: RecordedJoint | None = None,
     ) -> None:
         """`format` of the weights; precise ones get at least eight bits. `keeps_codes`: weights
-        that are stored as codes stay codes, although `format` is one of floats."""
+        that are stored as codes stay codes, although `format` is one of floats. `joint`: for a
+        placement that shares the model with other processes."""
         self.library = library
+        self.placement = placement
+        self._own_joint = joint
         self._keeps_codes = keeps_codes
         self._vectors: list[Tensor] = []
         self._matrices: list[Matrix] = []
@@ -486,25 +535,23 @@ class CppOps:
         precise: bool = False,
         shard: Shard | None = None,
     ) -> Matrix:
-        format = WeightFormat.I8 if precise and self._format == WeightFormat.I4 else self._format
-        packed = PackedMatrix(
-            self.library,
-            in_size,
-            sizes,
-            bias,
-            gated,
-            format,
-            self._keeps_codes,
-            # `embed` reads rows without an order, and all experts would have to share one.
-            takes_order=not precise,
-        )
-        self._matrices.append(packed)
-        return packed
+        def make(in_size: int, sizes: tuple[int, ...], bias: bool) -> Matrix:
+            is_coarse = self._format == WeightFormat.I4
+            return self._packed(
+                in_size,
+                sizes,
+                bias,
+                gated,
+                WeightFormat.I8 if precise and is_coarse else self._format,
+                self._keeps_codes,
+                # `embed` reads rows without an order, and all experts would have to share one.
+                takes_order=not precise,
+            )
+
+        return self.placement.matrix(make, in_size, sizes, bias, shard)
 
     def exact_matrix(self, in_size: int, size: int, *, bias: bool = False) -> Matrix:
-        packed = PackedMatrix(self.library, in_size, (size,), bias, False, WeightFormat.F32)
-        self._matrices.append(packed)
-        return packed
+        return self._packed(in_size, (size,), bias, False, WeightFormat.F32)
 
     def expert_matrix(
         self,
@@ -516,21 +563,61 @@ class CppOps:
         gated: bool = False,
         shard: Shard | None = None,
     ) -> Matrix:
+        def make(num_experts: int, in_size: int, sizes: tuple[int, ...], bias: bool) -> Matrix:
+            return self._packed(
+                in_size, sizes, bias, gated, self._format, self._keeps_codes, num_experts
+            )
+
+        return self.placement.expert_matrix(make, num_experts, in_size, sizes, bias, shard)
+
+    def _packed(
+        self,
+        in_size: int,
+        sizes: tuple[int, ...],
+        bias: bool,
+        gated: bool,
+        format: WeightFormat,
+        keeps_codes: bool = False,
+        num_experts: int = 1,
+        *,
+        takes_order: bool = False,
+    ) -> PackedMatrix:
         packed = PackedMatrix(
             self.library,
             in_size,
             sizes,
             bias,
             gated,
-            self._format,
-            self._keeps_codes,
+            format,
+            keeps_codes,
             num_experts,
+            takes_order=takes_order,
         )
         self._matrices.append(packed)
         return packed
 
+    @property
+    def _joint(self) -> RecordedJoint:
+        assert self._own_joint is not None, "this process has the model alone"
+        return self._own_joint
+
     def of_heads(self, values: Tensor) -> Tensor:
-        return values
+        return self.placement.of_heads(values)
+
+    def layer_range(self, num_layers: int) -> LayerRange:
+        return self.placement.layer_range(num_layers)
+
+    def take(self, num_tokens: int, size: int) -> Tensor:
+        """`Ops.take`, recorded once for steps of any size: each step has its own number of
+        tokens."""
+        x = self.recorder.buffer(size)
+        self._joint.take(self.recorder, x)
+        return activation_of(Value(x))
+
+    def give(self, x: Tensor) -> Tensor:
+        x = self.computed(x)
+        self._joint.give(self.recorder, x)
+        return x
 
     def embed(
         self,
@@ -542,7 +629,7 @@ class CppOps:
     ) -> Tensor:
         """`Ops.embed`, recorded once for steps with and without vectors: each step brings its own
         vectors."""
-        packed = cast(PackedMatrix, table)
+        packed = _packed(table)
         (panels,) = packed.pieces
         out = self.recorder.buffer(packed.in_size)
         args = abi.EmbedArgs(weight=panels.address, out=out.data_ptr())
@@ -550,7 +637,14 @@ class CppOps:
             args.scale = scale
         if unknown_token is not None:
             args.unknown_token = unknown_token + 1
+        if isinstance(table, ShardedMatrix):
+            assert unknown_token is None, "only whole tables have a row for tokens that are none"
+            (rows,) = table.rows
+            args.first = rows.first
+            args.num_rows = rows.size
         self.record_embed(args, panels)
+        if isinstance(table, ShardedMatrix):
+            self._joint.sum(self.recorder, out)
         return activation_of(Value(out))
 
     def multiply(self, x: Tensor, by: Tensor) -> Tensor:
@@ -582,14 +676,14 @@ class CppOps:
         self._norm_into(x, norm, x)
 
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
-        record = partial(self._record_product, cast(PackedMatrix, weight))
-        return activation_of(Product(x, record))
+        record = self._record_term if is_summed(weight) else self._record_product
+        return activation_of(Product(x, partial(record, _packed(weight))))
 
     def space(self, x: Tensor, size: int) -> Tensor:
         return self.recorder.buffer(size)
 
     def linear_into(self, x: Tensor, weight: Matrix, out: Tensor) -> None:
-        self.record_linear(source_of(x), cast(PackedMatrix, weight), out, Epilogue.STORE)
+        self.record_linear(source_of(x), _packed(weight), out, Epilogue.STORE)
 
     def copy(self, x: Tensor, out: Tensor) -> None:
         assert x.shape == out.shape
@@ -622,7 +716,7 @@ class CppOps:
         return activation_of(Value(out))
 
     def gated(self, x: Tensor, weight: Matrix, activation: str = "silu") -> Tensor:
-        packed = cast(PackedMatrix, weight)
+        packed = _packed(weight)
         y = self.recorder.buffer(packed.sizes[0])
         self.record_linear(
             source_of(x),
@@ -638,7 +732,7 @@ class CppOps:
         weight: Matrix,
         activation: str,
     ) -> Tensor:
-        packed = cast(PackedMatrix, weight)
+        packed = _packed(weight)
         y = self.recorder.buffer(packed.out_size)
         self.record_linear(
             source_of(x),
@@ -650,7 +744,7 @@ class CppOps:
 
     def route(self, x: Tensor, router: Router) -> Routed:
         choice = router.choice
-        packed = cast(PackedMatrix, router.weight)
+        packed = _packed(router.weight)
         logits = self.recorder.buffer(choice.num_experts)
         self.record_linear(source_of(x), packed, logits, Epilogue.STORE)
         routes = make_routes(self.recorder, choice)
@@ -693,6 +787,9 @@ class CppOps:
                 cap=cap,
             )
             self.recorder.add(args)
+        if isinstance(weight, ShardedMatrix):
+            (size,) = weight.sizes
+            return self._joint.gather(self.recorder, logits, size)
         return logits
 
     def computed(self, x: Tensor) -> Tensor:
@@ -768,6 +865,19 @@ class CppOps:
         )
         return y
 
+    def _record_term(
+        self,
+        packed: PackedMatrix,
+        x: Tensor,
+        norm: Norm | None,
+        add: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        """Record this rank's term of a product, and the sum over ranks."""
+        assert norm is None, "a norm needs whole rows, and a rank has a part of each"
+        y = self._record_product(packed, x, None, None, 1.0)
+        return self._joint.sum(self.recorder, y, add, scale)
+
     def record_experts(
         self,
         routes: Routes,
@@ -777,9 +887,30 @@ class CppOps:
         add: Tensor | None,
         scale: float,
     ) -> Tensor:
+        """Record the experts, with those or the parts of those that other processes have."""
         assert norm is None, "the router has read the normed activation, so it is computed"
-        gate_up = cast(PackedMatrix, experts.gate_up)
-        down = cast(PackedMatrix, experts.down)
+        layer = layer_of(experts)
+        if layer is not None:
+            y = self.recorder.buffer(experts.down.sizes[0]) if add is None else add
+            adds = add is not None
+            self._joint.experts(self.recorder, layer, x, routes, y, adds=adds, scale=scale)
+            return y
+        if is_summed(experts.down):
+            y = self._record_own_experts(routes, experts, x, None, 1.0)
+            return self._joint.sum(self.recorder, y, add, scale)
+        return self._record_own_experts(routes, experts, x, add, scale)
+
+    def _record_own_experts(
+        self,
+        routes: Routes,
+        experts: Experts,
+        x: Tensor,
+        add: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        """Record what this process has of the experts."""
+        gate_up = _packed(experts.gate_up)
+        down = _packed(experts.down)
         (gate_up_panels,) = gate_up.pieces
         (down_panels,) = down.pieces
         num_chosen = routes.experts.shape[1]
@@ -850,6 +981,11 @@ class CppOps:
             add_scale=add_scale,
         )
         self.recorder.add(args)
+
+
+def _packed(matrix: Matrix) -> PackedMatrix:
+    """What this process has of a matrix."""
+    return cast(PackedMatrix, held(matrix))
 
 
 def layer_norm_weights(norm: LayerNorm) -> abi.LayerNormWeights:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +44,29 @@ class Program:
         return Program([*self.args, *args], [self])
 
 
+class HostCall(NamedTuple):
+    """A call on the host between two operations of a program; `do` gets the number of tokens."""
+
+    next_op: int  # index of the operation that follows
+    do: Callable[[int], None]
+
+
+class InterruptedProgram(Program):
+    """A program with calls of the host between its operations."""
+
+    def __init__(self, whole: Program, calls: Sequence[HostCall]) -> None:
+        super().__init__(whole.args, [whole])
+        self._calls = calls
+
+    def run(self, library: Library, step: StepArgs) -> None:
+        begin = 0
+        for call in self._calls:
+            self.run_part(library, step, begin, call.next_op)
+            call.do(step.num_tokens)
+            begin = call.next_op
+        self.run_part(library, step, begin, len(self.args))
+
+
 class ProgramRecorder:
     """Collects operations and allocates buffers. A buffer is reused when no Python object refers to
     its tensor any more: operations run in the order of recording, and all operations that read it
@@ -51,6 +75,7 @@ class ProgramRecorder:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._args: list[ctypes.Structure] = []
+        self._calls: list[HostCall] = []
         self._buffers: list[Tensor] = []
         # Free buffers, by number of columns and type.
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
@@ -64,6 +89,11 @@ class ProgramRecorder:
 
     def add(self, args: ctypes.Structure) -> None:
         self._args.append(args)
+
+    def call(self, do: Callable[[int], None]) -> None:
+        """Call a function of the host between two operations, with the number of tokens. Views of
+        buffers that it needs must not be the tensors of `buffer`, which would not be reused."""
+        self._calls.append(HostCall(len(self._args), do))
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Keep the tensor alive as long as the program. Returns it."""
@@ -88,6 +118,7 @@ class ProgramRecorder:
 
     def part(self) -> Program:
         """The operations since the last part, as a program. It may be run after `finish`."""
+        assert not self._calls, "only a program in one piece calls the host"
         part = Program(self._args, [self._buffers])
         self._args = []
         return part
@@ -96,4 +127,5 @@ class ProgramRecorder:
         """The operations since the last part, or all. Ends the recording."""
         for args in self._scratch_users:
             args.scratch = -(-self._scratch.data_ptr() // 64) * 64
-        return Program(self._args, [self._buffers, self._scratch])
+        program = Program(self._args, [self._buffers, self._scratch])
+        return InterruptedProgram(program, self._calls) if self._calls else program

@@ -1,4 +1,5 @@
-// Ranks of one machine meet in memory that they share. A rank that waits looks out for a while, then it sleeps.
+// RanksArgs of one machine meet in memory that they share. A rank that waits looks out for a while,
+// then it sleeps.
 
 #include "ranks.h"
 
@@ -18,10 +19,8 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kLookoutNs = 100'000;    // before a rank sleeps
+constexpr int64_t kSpinNs = 100'000;      // before a rank sleeps
 constexpr int64_t kSleepNs = 20'000'000;  // until it looks whether the others are still there
-constexpr int64_t kMostRanks = 64;
-constexpr int64_t kHeadBytes = 16384;
 
 // Of one rank; each has lines of its own.
 struct alignas(128) Seat {
@@ -30,19 +29,20 @@ struct alignas(128) Seat {
 };
 
 struct Head {
-  Seat seats[kMostRanks];
+  Seat seats[kMaxRanks];
   alignas(128) std::atomic<uint32_t> is_lost;  // a rank has given up
 };
-static_assert(sizeof(Head) <= kHeadBytes, "the buffers begin behind the head");
-static_assert(offsetof(Head, is_lost) == 8192, "abi.py has this number, too");
+static_assert(sizeof(Head) <= kRanksHeadBytes, "the buffers begin after the head");
+static_assert(offsetof(Head, is_lost) == kRanksLostAt, "Python reads it there");
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "processes share it");
 
 std::atomic<int> lost{0};
 
-Head& head_of(const Ranks& ranks) { return *static_cast<Head*>(ranks.shared); }
+Head& head_of(const RanksArgs& ranks) { return *static_cast<Head*>(ranks.shared); }
 
-float* buffer(const Ranks& ranks, int64_t meeting, int64_t rank) {
-  float* const buffers = reinterpret_cast<float*>(static_cast<char*>(ranks.shared) + kHeadBytes);
+float* buffer(const RanksArgs& ranks, int64_t meeting, int64_t rank) {
+  float* const buffers =
+      reinterpret_cast<float*>(static_cast<char*>(ranks.shared) + kRanksHeadBytes);
   return buffers + ((meeting & 1) * ranks.size + rank) * ranks.chunk;
 }
 
@@ -53,7 +53,8 @@ bool has_come(const Seat& seat, uint32_t meeting) {
 void wake(Seat& seat) {
 #if defined(__linux__)
   if (seat.sleepers.load(std::memory_order_seq_cst)) {
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&seat.meetings), FUTEX_WAKE, 1 << 30, nullptr, nullptr, 0);
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&seat.meetings), FUTEX_WAKE, 1 << 30, nullptr,
+            nullptr, 0);
   }
 #else
   (void)seat;
@@ -66,7 +67,8 @@ void sleep_at(Seat& seat, uint32_t meeting) {
   seat.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t seen = seat.meetings.load(std::memory_order_seq_cst);
   if (int32_t(seen - meeting) < 0) {
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&seat.meetings), FUTEX_WAIT, seen, &until, nullptr, 0);
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&seat.meetings), FUTEX_WAIT, seen, &until,
+            nullptr, 0);
   }
   seat.sleepers.fetch_sub(1, std::memory_order_seq_cst);
 #else
@@ -76,19 +78,22 @@ void sleep_at(Seat& seat, uint32_t meeting) {
 #endif
 }
 
-bool give_up(const Ranks& ranks) {
+bool give_up(const RanksArgs& ranks) {
   lost.store(1);
-  if (ranks.shared) head_of(ranks).is_lost.store(1);
+  if (ranks.shared)
+    head_of(ranks).is_lost.store(1);
   return false;
 }
 
 }  // namespace
 
-float* shown_next(const Ranks& ranks) { return buffer(ranks, *ranks.meetings + 1, ranks.rank); }
+float* shown_next(const RanksArgs& ranks) { return buffer(ranks, *ranks.meetings + 1, ranks.rank); }
 
-const float* shown_by(const Ranks& ranks, int64_t rank) { return buffer(ranks, *ranks.meetings, rank); }
+const float* shown_by(const RanksArgs& ranks, int64_t rank) {
+  return buffer(ranks, *ranks.meetings, rank);
+}
 
-bool meet(const Ranks& ranks) {
+bool meet(const RanksArgs& ranks) {
   Head& head = head_of(ranks);
   const uint32_t meeting = uint32_t(++*ranks.meetings);
   Seat& mine = head.seats[ranks.rank];
@@ -98,23 +103,27 @@ bool meet(const Ranks& ranks) {
   for (int64_t rank = 0; rank < ranks.size; rank++) {
     Seat& seat = head.seats[rank];
     while (!has_come(seat, meeting)) {
-      if (head.is_lost.load(std::memory_order_relaxed)) return give_up(ranks);
+      if (head.is_lost.load(std::memory_order_relaxed))
+        return give_up(ranks);
       const int64_t waited = now_ns() - began;
-      if (waited > ranks.timeout_ns) return give_up(ranks);
-      if (waited > kLookoutNs) {
+      if (waited > ranks.timeout_ns)
+        return give_up(ranks);
+      if (waited > kSpinNs) {
         sleep_at(seat, meeting);
         continue;
       }
 #if defined(__x86_64__)
-      for (int i = 0; i < 20; i++) __builtin_ia32_pause();
+      for (int i = 0; i < 20; i++)
+        __builtin_ia32_pause();
 #endif
     }
   }
   return true;
 }
 
-bool call(const Ranks& ranks, RankCall what, const float* data, int64_t num, float* out) {
-  if (ranks.call(what, data, num, out) == 0) return true;
+bool call(const RanksArgs& ranks, RankAction what, const float* data, int64_t num, float* out) {
+  if (ranks.call(what, data, num, out) == 0)
+    return true;
   return give_up(ranks);
 }
 

@@ -15,7 +15,7 @@ from weft.ops.cpp.abi import (
     DrawArgs,
     LogprobsArgs,
     MaskArgs,
-    PenaltiesArgs,
+    PenaliseArgs,
     StepArgs,
 )
 from weft.ops.cpp.library import Library
@@ -125,7 +125,7 @@ def penalise(
         _plain(seen.lacks_last, np.bool_),
     )
     assert len(last_tokens) == len(logits)
-    args = PenaltiesArgs(
+    args = PenaliseArgs(
         *_rows(logits), *map(_address_of, columns), _address(last_tokens, torch.int64)
     )
     library.run_one(args, StepArgs(len(seen.index)))

@@ -1,13 +1,15 @@
-// The largest logit of each row without computing all of them: a copy of the head in 8 bits says which can be it.
+// The largest logit of each row without computing all of them: a copy of the head in 8 bits says
+// which can be it.
 //
-// w = u + e, where u is a row of the copy; x = y + d, where y is what its product makes of an input x in 8 bits. Then, by
-// Cauchy and Schwarz,
+// w = u + e, where u is a row of the copy; x = y + d, where y is what its product makes of an input
+// x in 8 bits. Then, by Cauchy and Schwarz,
 //
 //   |w x - u y| = |e x + u d| <= |e| |x| + |u| |d|
 //
-// and to this comes what floats lose. So each quick logit has a margin, and where quick + margin is below the largest
-// quick - margin of its row, the exact logit is not the largest one. Those that are left have their exact logits
-// computed, with the bits that they have among all others. The largest of these is the largest of all.
+// and to this comes what floats lose. So each quick logit has a margin, and where quick + margin is
+// below the largest quick - margin of its row, the exact logit is not the largest one. Those that
+// are left have their exact logits computed, with the bits that they have among all others. The
+// largest of these is the largest of all.
 #pragma once
 
 #include "linear.h"
@@ -17,19 +19,23 @@ namespace weft {
 namespace WEFT_NAMESPACE {
 
 constexpr int64_t kScreenPanels = 32;  // taken at a time
-constexpr float kRoundedUp = 1.001f;   // lengths are sums of floats, which may be too small by a part
-// With more rows, products of bytes take as long as those of floats, unless there are instructions for them; and then, many
-// rows have candidates in nearly all panels.
+// Lengths are sums of floats, which may be too small by a part.
+constexpr float kRoundedUp = 1.001f;
+// With more rows, products of bytes take as long as those of floats, unless there are instructions
+// for them; and then, many rows have candidates in nearly all panels.
 #if defined(WEFT_VNNI)
-constexpr int64_t kScreenedRows = 64, kScreenedFloatRows = 64;
+constexpr int64_t kScreenedRows = 64;
+constexpr int64_t kScreenedFloatRows = 64;
 #else
-constexpr int64_t kScreenedRows = 2, kScreenedFloatRows = 4;
+constexpr int64_t kScreenedRows = 2;
+constexpr int64_t kScreenedFloatRows = 4;
 #endif
 
 // ---------------------------------------------------------------- the copy
 
 constexpr float kMostCode = 127;
-constexpr float kToWhole = 12582912.0f;  // 1.5 * 2^23: a float that this is added to is a whole number of its last bits
+// 1.5 * 2^23: a float that this is added to is a whole number of its last bits.
+constexpr float kToWhole = 12582912.0f;
 constexpr int32_t kBitsOfWhole = 0x4b400000;
 
 // What is known of the outputs of a panel.
@@ -40,15 +46,19 @@ struct PanelLengths {
 };
 
 // Inputs k .. k + num, a group of the copy, from floats [num][kPanel].
-static void copy_group(const Weight& copy, int64_t panel, int64_t k, int64_t num, const float* floats, PanelLengths& lengths) {
-  float peaks[kPanel] = {}, scales[kPanel], inverses[kPanel];
+static void copy_group(const PackedWeight& copy, int64_t panel, int64_t k, int64_t num,
+                       const float* floats, PanelLengths& lengths) {
+  float peaks[kPanel] = {};
+  float scales[kPanel];
+  float inverses[kPanel];
   for (int64_t i = 0; i < num; i++) {
     for (int c = 0; c < kPanel; c++) {
       const float size = __builtin_fabsf(floats[i * kPanel + c]);
       peaks[c] = size > peaks[c] ? size : peaks[c];
     }
   }
-  bf16* const to_scales = reinterpret_cast<bf16*>(place_of_scale(copy, panel_of(copy, panel), k / copy.group, 0));
+  bf16* const to_scales =
+      reinterpret_cast<bf16*>(address_of_scale(copy, panel_of(copy, panel), k / copy.group, 0));
   for (int c = 0; c < kPanel; c++) {
     to_scales[c] = to_bf16(peaks[c] / kMostCode);
     scales[c] = to_float(to_scales[c]);
@@ -64,25 +74,30 @@ static void copy_group(const Weight& copy, int64_t panel, int64_t k, int64_t num
       whole[c] -= kBitsOfWhole;
     }
     for (int c = 0; c < kPanel; c++) {
-      const float copied = float(whole[c]) * scales[c], error = x[c] - copied;
+      const float copied = float(whole[c]) * scales[c];
+      const float error = x[c] - copied;
       lengths.exact[c] += x[c] * x[c];
       lengths.copied[c] += copied * copied;
       lengths.errors[c] += error * error;
     }
     char* const to = codes + i / 4 * 4 * kPanel + i % 4;
-    for (int c = 0; c < kPanel; c++) to[4 * c] = char(whole[c] + int32_t(copy.offset));
+    for (int c = 0; c < kPanel; c++)
+      to[4 * c] = char(whole[c] + int32_t(copy.offset));
   }
 }
 
-static void copy_head(const CopyHeadArgs& args, const Step&, Team& team) {
-  const Weight &exact = *args.exact, &copy = *args.copy;
+static void copy_head(const CopyHeadArgs& args, const StepArgs&, Team& team) {
+  const PackedWeight& exact = *args.exact;
+  const PackedWeight& copy = *args.copy;
   float* const floats = static_cast<float*>(own_memory(copy.group * kPanel * 4));
-  if (!floats) return;
-  for (int64_t panel; (panel = team.take()) < ceil_div(exact.out, kPanel);) {
+  if (!floats)
+    return;
+  for (int64_t panel; (panel = team.take()) < ceil_div(exact.out_size, kPanel);) {
     PanelLengths lengths;
     for (int64_t k = 0; k < exact.padded_in; k += copy.group) {
       const int64_t num = least(copy.group, exact.padded_in - k);
-      const char* const from = static_cast<const char*>(exact.panels) + panel * bytes_of_panel(exact);
+      const char* const from =
+          static_cast<const char*>(exact.panels) + panel * bytes_of_panel(exact);
       if (exact.format == kBf16) {
         make_floats_of_bf16(reinterpret_cast<const bf16*>(from) + k * kPanel, num, floats);
       } else {
@@ -91,7 +106,8 @@ static void copy_head(const CopyHeadArgs& args, const Step&, Team& team) {
       copy_group(copy, panel, k, num, floats, lengths);
     }
     for (int c = 0; c < kPanel; c++) {
-      const float longer = lengths.exact[c] > lengths.copied[c] ? lengths.exact[c] : lengths.copied[c];
+      const float longer =
+          lengths.exact[c] > lengths.copied[c] ? lengths.exact[c] : lengths.copied[c];
       args.sizes[panel * kPanel + c] = sqrtf(longer) * kRoundedUp;
       args.errors[panel * kPanel + c] = sqrtf(lengths.errors[c]) * kRoundedUp;
     }
@@ -101,26 +117,29 @@ static void copy_head(const CopyHeadArgs& args, const Step&, Team& team) {
 // ---------------------------------------------------------------- the margins
 
 // A part of |x| that the exact product may lose: by sums, and by making x bf16.
-static float lost_by_products(const Weight& exact) {
+static float lost_by_products(const PackedWeight& exact) {
   const float by_sums = float(exact.padded_in) / float(1 << 22);
   return by_sums + (activation_type(exact) == kPairs ? 1.01f / float(1 << 9) : 0);
 }
 
-// The margin of a row's logits is error |x| + size rest, for an output whose row of the head has this error and size.
+// The margin of a row's logits is error |x| + size rest, for an output whose row of the head has
+// this error and size.
 struct Margin {
   float length;  // |x|
   float rest;
 };
 
 static Margin margin_of(const LinearArgs& exact, int64_t row) {
-  const Weight& w = *exact.weight;
+  const PackedWeight& w = *exact.weight;
   const float* const x = exact.x + row * exact.x_stride;
-  const F32 factor = exact.norm_weight ? all(inverse_rms(x, w.in, exact.eps)) : all(1);
-  const InputRow input{x, exact.norm_weight, factor, w.in, nullptr};
-  float squares = 0, rounded = 0;
-  for (int64_t k = 0; k < w.in; k += kRowGroup) {
-    F32 most = zero(), of_group = zero();
-    for (int64_t i = k; i < least(k + kRowGroup, w.in); i += kLanes) {
+  const F32 factor = exact.norm_weight ? all(inverse_rms(x, w.in_size, exact.eps)) : all(1);
+  const InputRow input{x, exact.norm_weight, factor, w.in_size, nullptr};
+  float squares = 0;
+  float rounded = 0;
+  for (int64_t k = 0; k < w.in_size; k += kRowGroup) {
+    F32 most = zero();
+    F32 of_group = zero();
+    for (int64_t i = k; i < least(k + kRowGroup, w.in_size); i += kLanes) {
       const F32 value = InputRow::at(input, i);
       most = larger(most, mul(value, value));
       of_group = muladd(value, value, of_group);
@@ -160,12 +179,16 @@ struct Screen {
   }
 };
 
-static void find_bounds(const ScreenedArgs& args, int64_t num_rows, int64_t panel, const Screen& screen, float* lows) {
+static void find_bounds(const ScreenedHeadArgs& args, int64_t num_rows, int64_t panel,
+                        const Screen& screen, float* lows) {
   const LinearArgs& quick = *args.quick;
-  const int64_t first = panel * kPanel, end = quick.weight->out;
+  const int64_t first = panel * kPanel;
+  const int64_t end = quick.weight->out_size;
   for (int64_t row = 0; row < num_rows; row++) {
-    const F32 length = all(screen.margins[row].length), rest = all(screen.margins[row].rest);
-    F32 most = all(-kInfinity), low = all(-kInfinity);
+    const F32 length = all(screen.margins[row].length);
+    const F32 rest = all(screen.margins[row].rest);
+    F32 most = all(-kInfinity);
+    F32 low = all(-kInfinity);
     for (int64_t t = first; t < least(first + kPanel, end); t += kLanes) {
       const F32 logit = logits_at(quick.y + row * quick.y_stride, t, end);
       const F32 margin = muladd(load(args.errors + t), length, mul(load(args.sizes + t), rest));
@@ -177,17 +200,21 @@ static void find_bounds(const ScreenedArgs& args, int64_t num_rows, int64_t pane
   }
 }
 
-// The items of the panels in which a row's largest logit may be: of each, from the first such row to the last.
+// The items of the panels in which a row's largest logit may be: of each, from the first such row
+// to the last.
 static int64_t list_items(const Screen& screen, int64_t num_rows, int64_t num_panels) {
   int64_t num = 0;
   for (int64_t panel = 0; panel < num_panels; panel++) {
-    int64_t first = num_rows, last = -1;
+    int64_t first = num_rows;
+    int64_t last = -1;
     for (int64_t row = 0; row < num_rows; row++) {
-      if (screen.most[panel * num_rows + row] < screen.floors[row]) continue;
+      if (screen.most[panel * num_rows + row] < screen.floors[row])
+        continue;
       first = least(first, row);
       last = row;
     }
-    if (last >= 0) screen.items[num++] = {panel, 1, first, last + 1 - first};
+    if (last >= 0)
+      screen.items[num++] = {panel, 1, first, last + 1 - first};
   }
   return num;
 }
@@ -200,7 +227,8 @@ static void find_floors(const Screen& screen, int64_t num_rows, int64_t num_pane
       const float low = screen.least_most[piece * num_rows + row];
       floor = low > floor ? low : floor;
     }
-    // Where the input is not finite, or so small that squares vanish, every logit may be the largest.
+    // Where the input is not finite, or so small that squares vanish, every logit may be the
+    // largest.
     const float length = screen.margins[row].length;
     const bool is_sound = length - length == 0 && length > 1e-15f;
     screen.floors[row] = is_sound ? floor : -kInfinity;
@@ -208,19 +236,24 @@ static void find_floors(const Screen& screen, int64_t num_rows, int64_t num_pane
 }
 
 // As `argmax` has it, of the exact logits alone.
-static void best_of_items(const ScreenedArgs& args, const Screen& screen, int64_t num_rows, int64_t row) {
+static void best_of_items(const ScreenedHeadArgs& args, const Screen& screen, int64_t num_rows,
+                          int64_t row) {
   const ArgmaxArgs& to = *args.argmax;
   const float* const logits = to.logits + row * to.stride;
   int64_t token = -1;
   for (int64_t i = 0; i < *screen.num_items; i++) {
     const int64_t panel = screen.items[i].panel;
-    if (screen.most[panel * num_rows + row] < screen.floors[row]) continue;
+    if (screen.most[panel * num_rows + row] < screen.floors[row])
+      continue;
     for (int64_t t = panel * kPanel; t < least((panel + 1) * kPanel, to.vocab_size); t++) {
-      if (token >= 0 && logits[t] <= logits[token]) continue;
+      if (token >= 0 && logits[t] <= logits[token])
+        continue;
       token = t;
-      if (logits[t] != logits[t]) break;  // a NaN is larger than all
+      if (logits[t] != logits[t])
+        break;  // a NaN is larger than all
     }
-    if (logits[token] != logits[token]) break;
+    if (logits[token] != logits[token])
+      break;
   }
   to.tokens[row] = token;
   to.max_logits[row] = logits[token] == logits[token] ? logits[token] : __builtin_nanf("");
@@ -228,9 +261,10 @@ static void best_of_items(const ScreenedArgs& args, const Screen& screen, int64_
 
 // ---------------------------------------------------------------- the head
 
-static void screened_head(const ScreenedArgs& args, const Step& step, Team& team) {
+static void screened_head(const ScreenedHeadArgs& args, const StepArgs& step, Team& team) {
   const LinearArgs& exact = *args.exact;
-  const int64_t num_rows = step.num_tokens, num_panels = ceil_div(exact.weight->out, kPanel);
+  const int64_t num_rows = step.num_tokens;
+  const int64_t num_panels = ceil_div(exact.weight->out_size, kPanel);
   if (num_rows > (exact.weight->format == kF32 ? kScreenedFloatRows : kScreenedRows)) {
     linear(exact, step, team);
     team.barrier();
@@ -240,15 +274,19 @@ static void screened_head(const ScreenedArgs& args, const Step& step, Team& team
   linear(*args.quick, step, team);
   Screen screen;
   char* const memory = memory_for_all(team, screen.lay_out(nullptr, num_rows, num_panels));
-  if (!memory) return;
+  if (!memory)
+    return;
   screen.lay_out(memory, num_rows, num_panels);
-  for (int64_t row; (row = team.take()) < num_rows;) screen.margins[row] = margin_of(exact, row);
+  for (int64_t row; (row = team.take()) < num_rows;)
+    screen.margins[row] = margin_of(exact, row);
   team.barrier();
   for (int64_t piece; (piece = team.take()) < ceil_div(num_panels, kScreenPanels);) {
     float* const lows = screen.least_most + piece * num_rows;
-    for (int64_t row = 0; row < num_rows; row++) lows[row] = -kInfinity;
+    for (int64_t row = 0; row < num_rows; row++)
+      lows[row] = -kInfinity;
     const int64_t first = piece * kScreenPanels;
-    for (int64_t p = first; p < least(first + kScreenPanels, num_panels); p++) find_bounds(args, num_rows, p, screen, lows);
+    for (int64_t p = first; p < least(first + kScreenPanels, num_panels); p++)
+      find_bounds(args, num_rows, p, screen, lows);
   }
   team.barrier();
   if (team.index == 0) {
@@ -258,7 +296,8 @@ static void screened_head(const ScreenedArgs& args, const Step& step, Team& team
   team.barrier();
   linear_of_items(exact, num_rows, screen.items, *screen.num_items, team);
   team.barrier();
-  for (int64_t row; (row = team.take()) < num_rows;) best_of_items(args, screen, num_rows, row);
+  for (int64_t row; (row = team.take()) < num_rows;)
+    best_of_items(args, screen, num_rows, row);
 }
 
 }  // namespace WEFT_NAMESPACE

@@ -1,15 +1,16 @@
-// Layers that keep a state of fixed size for each request in place of K and V: short convolutions, the gated delta rule,
-// and Mamba 2.
+// Layers that keep a state of fixed size for each request in place of K and V: short convolutions,
+// the gated delta rule, and Mamba 2.
 //
-// The state of a layer is made of blocks of kStateLanes neighbours: channels, or values of a head. No block needs another
-// one, so a work item is one block of all requests:
+// The state of a layer is made of blocks of kStateLanes neighbours: channels, or values of a head.
+// No block needs another one, so a work item is one block of all requests:
 //
 //   slot   | block 0 | block 1 | ..                 of a convolution  [taps - 1][kStateLanes]
-//                                                   of the delta rule [key_dim][kStateLanes]: 8 KB, which stay in the L1
-//                                                   cache while all tokens of a chunk pass over them
+//                                                   of the delta rule [key_dim][kStateLanes], 8 KB:
+//                                                   they stay in the L1 cache for a chunk of tokens
 //                                                   of Mamba 2        [state_dim][kStateLanes]
 //
-// Token follows token with the same arithmetic in prompts and in single steps: how a prompt is cut changes no bit.
+// Token follows token with the same arithmetic in prompts and in single steps: how a prompt is cut
+// changes no bit.
 #pragma once
 
 #include <cmath>
@@ -32,26 +33,29 @@ struct StateBlock {
   float* at(int64_t slot) const { return first + slot * stride; }
 };
 
-// After how many of its tokens, more than `done`, a copy of a request's state is wanted; or all of its tokens.
-static int64_t next_kept(const Step& step, int64_t r, int64_t done) {
+// After how many of its tokens, more than `done`, a copy of a request's state is wanted; or all of
+// its tokens.
+static int64_t next_kept(const StepArgs& step, int64_t r, int64_t done) {
   int64_t next = step.lens[r];
   for (int64_t i = 0; i < step.num_kept; i++) {
-    if (step.kept_rows[i] == r && step.kept_lens[i] > done) next = least(next, step.kept_lens[i]);
+    if (step.kept_rows[i] == r && step.kept_lens[i] > done)
+      next = least(next, step.kept_lens[i]);
   }
   return next;
 }
 
-static void keep(const Step& step, const StateBlock& block, int64_t r, int64_t done) {
+static void keep(const StepArgs& step, const StateBlock& block, int64_t r, int64_t done) {
   for (int64_t i = 0; i < step.num_kept; i++) {
-    if (step.kept_rows[i] != r || step.kept_lens[i] != done) continue;
+    if (step.kept_rows[i] != r || step.kept_lens[i] != done)
+      continue;
     memcpy(block.at(step.kept_slots[i]), block.at(step.state_writes[r]), size_t(block.size) * 4);
   }
 }
 
-// Take the block of each request from the slot that it reads to the one that it writes. advance(state, t, num) takes a
-// state over `num` tokens, the first of which is t of the step.
+// Take the block of each request from the slot that it reads to the one that it writes.
+// advance(state, t, num) takes a state over `num` tokens, the first of which is t of the step.
 template <class Advance>
-static void advance_all(const Step& step, const StateBlock& block, const Advance& advance) {
+static void advance_all(const StepArgs& step, const StateBlock& block, const Advance& advance) {
   int64_t t = 0;
   for (int64_t r = 0; r < step.num_requests; r++) {
     float* const state = block.at(step.state_writes[r]);
@@ -75,32 +79,45 @@ static void advance_all(const Step& step, const StateBlock& block, const Advance
 
 // One block of channels: the state is the last taps - 1 inputs, the oldest first.
 template <int taps>
-static void advance_conv(const ConvArgs& args, int64_t channel, float* state, int64_t t, int64_t num) {
+static void advance_conv(const ConvArgs& args, int64_t channel, float* state, int64_t t,
+                         int64_t num) {
   for (int64_t c = 0; c < kStateLanes; c += kLanes) {
-    F32 past[taps - 1], weight[taps];
-    for (int j = 0; j < taps; j++) weight[j] = load(args.weight + j * args.channels + channel + c);
-    for (int j = 0; j < taps - 1; j++) past[j] = load(state + j * kStateLanes + c);
+    F32 past[taps - 1];
+    F32 weight[taps];
+    for (int j = 0; j < taps; j++)
+      weight[j] = load(args.weight + j * args.channels + channel + c);
+    for (int j = 0; j < taps - 1; j++)
+      past[j] = load(state + j * kStateLanes + c);
     const F32 bias = args.bias ? load(args.bias + channel + c) : zero();
     for (int64_t i = t; i < t + num; i++) {
       const int64_t at = i * args.x_stride + channel + c;
       F32 x = load(args.x + at);
-      if (args.in_gate) x = mul(x, load(args.in_gate + at));
+      if (args.in_gate)
+        x = mul(x, load(args.in_gate + at));
       F32 y = bias;
-      for (int j = 0; j < taps - 1; j++) y = muladd(past[j], weight[j], y);
+      for (int j = 0; j < taps - 1; j++)
+        y = muladd(past[j], weight[j], y);
       y = muladd(x, weight[taps - 1], y);
-      if (args.has_silu) y = silu(y);
-      if (args.out_gate) y = mul(y, load(args.out_gate + at));
+      if (args.has_silu)
+        y = silu(y);
+      if (args.out_gate)
+        y = mul(y, load(args.out_gate + at));
       store(args.y + i * args.y_stride + channel + c, y);
-      for (int j = 0; j + 1 < taps - 1; j++) past[j] = past[j + 1];
+      for (int j = 0; j + 1 < taps - 1; j++)
+        past[j] = past[j + 1];
       past[taps - 2] = x;
     }
-    for (int j = 0; j < taps - 1; j++) store(state + j * kStateLanes + c, past[j]);
+    for (int j = 0; j < taps - 1; j++)
+      store(state + j * kStateLanes + c, past[j]);
   }
 }
 
-static void conv(const ConvArgs& args, const Step& step, Team& team) {
-  const auto advance = args.taps == 2 ? advance_conv<2> : args.taps == 3 ? advance_conv<3> : advance_conv<4>;
-  const int64_t size = (args.taps - 1) * kStateLanes, num_blocks = args.channels / kStateLanes;
+static void conv(const ConvArgs& args, const StepArgs& step, Team& team) {
+  const auto advance = args.taps == 2   ? advance_conv<2>
+                       : args.taps == 3 ? advance_conv<3>
+                                        : advance_conv<4>;
+  const int64_t size = (args.taps - 1) * kStateLanes;
+  const int64_t num_blocks = args.channels / kStateLanes;
   // Neighbours together: the rows of a few tokens lie on one page each.
   constexpr int64_t kTogether = 4;
   for (int64_t first; (first = team.take(kTogether)) < num_blocks;) {
@@ -126,7 +143,8 @@ struct DeltaFactors {
 static_assert(sizeof(DeltaFactors) <= kDeltaFactors * 4, "the factors of a head have room");
 
 WEFT_INLINE DeltaFactors& factors_of(const DeltaArgs& args, int64_t t, int64_t head) {
-  return *reinterpret_cast<DeltaFactors*>(args.factors + (t * args.value_heads + head) * kDeltaFactors);
+  return *reinterpret_cast<DeltaFactors*>(args.factors +
+                                          (t * args.value_heads + head) * kDeltaFactors);
 }
 
 WEFT_INLINE float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
@@ -139,9 +157,12 @@ WEFT_INLINE int64_t key_head_of(const DeltaArgs& args, int64_t head) {
 static void find_factors(const DeltaArgs& args, int64_t t, int64_t key_head) {
   const float* q = args.qkv + t * args.qkv_stride + key_head * args.key_dim;
   const float* k = q + args.key_heads * args.key_dim;
-  F32 qq = zero(), kk = zero(), qk = zero();
+  F32 qq = zero();
+  F32 kk = zero();
+  F32 qk = zero();
   for (int64_t i = 0; i < args.key_dim; i += kLanes) {
-    const F32 query = load(q + i), key = load(k + i);
+    const F32 query = load(q + i);
+    const F32 key = load(k + i);
     qq = muladd(query, query, qq);
     kk = muladd(key, key, kk);
     qk = muladd(query, key, qk);
@@ -152,18 +173,22 @@ static void find_factors(const DeltaArgs& args, int64_t t, int64_t key_head) {
   found.product = sum(qk);
   const float* const rates = args.rates + t * args.rates_stride;
   const int64_t shared = args.value_heads / args.key_heads;
-  const int64_t first = args.is_tiled ? key_head : key_head * shared, step = args.is_tiled ? args.key_heads : 1;
+  const int64_t first = args.is_tiled ? key_head : key_head * shared;
+  const int64_t step = args.is_tiled ? args.key_heads : 1;
   for (int64_t i = 0; i < shared; i++) {
     const int64_t h = first + i * step;
     found.rate = 1 / (1 + expf(-rates[h]));
-    found.decay = expf(-expf(args.decay_log[h]) * softplus(rates[args.value_heads + h] + args.decay_bias[h]));
+    found.decay =
+        expf(-expf(args.decay_log[h]) * softplus(rates[args.value_heads + h] + args.decay_bias[h]));
     factors_of(args, t, h) = found;
   }
 }
 
-// kStateLanes values of a head over `num` tokens, maybe asking for the block behind this one: S <- decay S + k d, d = rate (v - decay S k), out = S q.
+// kStateLanes values of a head over `num` tokens, maybe prefetching the block after this one: S <-
+// decay S + k d, d = rate (v - decay S k), out = S q.
 template <bool asks_ahead>
-static void advance_delta(const DeltaArgs& args, int64_t head, int64_t value, float* state, int64_t t, int64_t num) {
+static void advance_delta(const DeltaArgs& args, int64_t head, int64_t value, float* state,
+                          int64_t t, int64_t num) {
   const int64_t key_size = args.key_heads * args.key_dim;
   const int64_t key_at = key_head_of(args, head) * args.key_dim;
   const int64_t value_at = head * args.value_dim + value;
@@ -173,11 +198,13 @@ static void advance_delta(const DeltaArgs& args, int64_t head, int64_t value, fl
       const float* const q = args.qkv + i * args.qkv_stride + key_at;
       const float* const k = q + key_size;
       const DeltaFactors by = factors_of(args, i, head);
-      F32 of_key[4] = {zero(), zero(), zero(), zero()}, of_query[4] = {zero(), zero(), zero(), zero()};
+      F32 of_key[4] = {zero(), zero(), zero(), zero()};
+      F32 of_query[4] = {zero(), zero(), zero(), zero()};
       for (int64_t j = 0; j < args.key_dim; j += 4) {
 #pragma GCC unroll 4
         for (int u = 0; u < 4; u++) {
-          if (asks_ahead) __builtin_prefetch(s + (args.key_dim + j + u) * kStateLanes, 1);
+          if (asks_ahead)
+            __builtin_prefetch(s + (args.key_dim + j + u) * kStateLanes, 1);
           const F32 row = load(s + (j + u) * kStateLanes);
           of_key[u] = muladd(all(k[j + u]), row, of_key[u]);
           of_query[u] = muladd(all(q[j + u]), row, of_query[u]);
@@ -185,7 +212,8 @@ static void advance_delta(const DeltaArgs& args, int64_t head, int64_t value, fl
       }
       const F32 seen = add(add(of_key[0], of_key[1]), add(of_key[2], of_key[3]));
       const F32 asked = add(add(of_query[0], of_query[1]), add(of_query[2], of_query[3]));
-      const F32 decay = all(by.decay), key_scale = all(by.key_scale);
+      const F32 decay = all(by.decay);
+      const F32 key_scale = all(by.key_scale);
       const F32 v = load(args.qkv + i * args.qkv_stride + 2 * key_size + value_at + c);
       const F32 known = mul(mul(decay, key_scale), seen);
       // The key's scale belongs to what is written, too.
@@ -214,11 +242,14 @@ static void norm_and_gate(const DeltaArgs& args, int64_t t, int64_t head) {
   }
 }
 
-static void delta(const DeltaArgs& args, const Step& step, Team& team) {
-  const int64_t num_keys = step.num_tokens * args.key_heads, num_values = step.num_tokens * args.value_heads;
-  for (int64_t i; (i = team.take()) < num_keys;) find_factors(args, i / args.key_heads, i % args.key_heads);
+static void delta(const DeltaArgs& args, const StepArgs& step, Team& team) {
+  const int64_t num_keys = step.num_tokens * args.key_heads;
+  const int64_t num_values = step.num_tokens * args.value_heads;
+  for (int64_t i; (i = team.take()) < num_keys;)
+    find_factors(args, i / args.key_heads, i % args.key_heads);
   team.barrier();
-  const int64_t size = args.key_dim * kStateLanes, in_head = args.value_dim / kStateLanes;
+  const int64_t size = args.key_dim * kStateLanes;
+  const int64_t in_head = args.value_dim / kStateLanes;
   // Blocks of a head lie together: where there are heads enough for all threads, an item is a head.
   const int64_t together = args.value_heads >= 4 * team.size ? in_head : 1;
   for (int64_t b; (b = team.take(together)) < args.value_heads * in_head;) {
@@ -235,7 +266,8 @@ static void delta(const DeltaArgs& args, const Step& step, Team& team) {
     });
   }
   team.barrier();
-  for (int64_t i; (i = team.take()) < num_values;) norm_and_gate(args, i / args.value_heads, i % args.value_heads);
+  for (int64_t i; (i = team.take()) < num_values;)
+    norm_and_gate(args, i / args.value_heads, i % args.value_heads);
 }
 
 // ---------------------------------------------------------------- Mamba 2
@@ -252,8 +284,10 @@ WEFT_INLINE ScanFactors& scan_factors_of(const ScanArgs& args, int64_t t, int64_
 }
 
 // kStateLanes values of a head over `num` tokens: S <- decay S + b (step x), out = S c + skip x.
-static void advance_scan(const ScanArgs& args, int64_t head, int64_t value, float* state, int64_t t, int64_t num) {
-  const int64_t inner = args.heads * args.head_dim, value_at = head * args.head_dim + value;
+static void advance_scan(const ScanArgs& args, int64_t head, int64_t value, float* state, int64_t t,
+                         int64_t num) {
+  const int64_t inner = args.heads * args.head_dim;
+  const int64_t value_at = head * args.head_dim + value;
   const int64_t group = head / (args.heads / args.groups);
   const F32 skip = all(args.skip[head]);
   for (int64_t c = 0; c < kStateLanes; c += kLanes) {
@@ -263,7 +297,9 @@ static void advance_scan(const ScanArgs& args, int64_t head, int64_t value, floa
       const float* const into = row_of_x + inner + group * args.state_dim;
       const float* const out_of = into + args.groups * args.state_dim;
       const ScanFactors by = scan_factors_of(args, i, head);
-      const F32 x = load(row_of_x + value_at + c), stepped = mul(all(by.step), x), decay = all(by.decay);
+      const F32 x = load(row_of_x + value_at + c);
+      const F32 stepped = mul(all(by.step), x);
+      const F32 decay = all(by.decay);
       F32 sums[4] = {zero(), zero(), zero(), zero()};
       for (int64_t j = 0; j < args.state_dim; j += 4) {
 #pragma GCC unroll 4
@@ -282,26 +318,32 @@ static void advance_scan(const ScanArgs& args, int64_t head, int64_t value, floa
 
 // out = norm(out silu(gate)) weight, over the values of a group's heads.
 static void gate_and_norm(const ScanArgs& args, int64_t t, int64_t group) {
-  const int64_t inner = args.heads * args.head_dim, size = inner / args.groups, first = group * size;
+  const int64_t inner = args.heads * args.head_dim;
+  const int64_t size = inner / args.groups;
+  const int64_t first = group * size;
   float* const out = args.out + t * inner + first;
   const float* const gate = args.gate + t * args.gate_stride + first;
-  for (int64_t i = 0; i < size; i += kLanes) store(out + i, mul(load(out + i), silu(load(gate + i))));
+  for (int64_t i = 0; i < size; i += kLanes)
+    store(out + i, mul(load(out + i), silu(load(gate + i))));
   const F32 factor = all(inverse_rms(out, size, args.eps));
   for (int64_t i = 0; i < size; i += kLanes) {
     store(out + i, mul(mul(load(out + i), factor), load(args.norm_weight + first + i)));
   }
 }
 
-static void scan(const ScanArgs& args, const Step& step, Team& team) {
-  const int64_t num_heads = step.num_tokens * args.heads, num_groups = step.num_tokens * args.groups;
+static void scan(const ScanArgs& args, const StepArgs& step, Team& team) {
+  const int64_t num_heads = step.num_tokens * args.heads;
+  const int64_t num_groups = step.num_tokens * args.groups;
   for (int64_t i; (i = team.take()) < num_heads;) {
-    const int64_t t = i / args.heads, h = i % args.heads;
+    const int64_t t = i / args.heads;
+    const int64_t h = i % args.heads;
     ScanFactors& found = scan_factors_of(args, t, h);
     found.step = softplus(args.steps[t * args.steps_stride + h] + args.step_bias[h]);
     found.decay = expf(-expf(args.decay_log[h]) * found.step);
   }
   team.barrier();
-  const int64_t size = args.state_dim * kStateLanes, in_head = args.head_dim / kStateLanes;
+  const int64_t size = args.state_dim * kStateLanes;
+  const int64_t in_head = args.head_dim / kStateLanes;
   const int64_t together = args.heads >= 4 * team.size ? in_head : 1;
   for (int64_t b; (b = team.take(together)) < args.heads * in_head;) {
     const StateBlock block = {args.states + b * size, args.state_stride, together * size};
@@ -312,7 +354,8 @@ static void scan(const ScanArgs& args, const Step& step, Team& team) {
     });
   }
   team.barrier();
-  for (int64_t i; (i = team.take()) < num_groups;) gate_and_norm(args, i / args.groups, i % args.groups);
+  for (int64_t i; (i = team.take()) < num_groups;)
+    gate_and_norm(args, i / args.groups, i % args.groups);
 }
 
 }  // namespace WEFT_NAMESPACE

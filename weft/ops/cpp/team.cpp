@@ -1,4 +1,5 @@
-// The threads of the library: they sleep between runs, look out for work for a while after one, and join what is open.
+// The threads of the library: they sleep between runs, look out for work for a while after one, and
+// join what is open.
 
 #include "team.h"
 
@@ -12,8 +13,10 @@ namespace weft {
 namespace {
 
 constexpr int kMostThreads = 120;
-constexpr int64_t kLookoutNs = 200'000;  // how long a thread looks out for the next run before it sleeps
-constexpr uint64_t kOperation = uint64_t(1) << 16, kClosed = uint64_t(1) << 15, kCame = uint64_t(1) << 8;
+// How long a thread looks out for the next run before it sleeps.
+constexpr int64_t kSpinNs = 200'000;
+constexpr uint64_t kOperation = uint64_t(1) << 16, kClosed = uint64_t(1) << 15,
+                   kCame = uint64_t(1) << 8;
 
 uint64_t run_of(uint64_t state) { return state >> 36; }
 int64_t operation_of(uint64_t state) { return int64_t(state >> 16 & 0xfffff); }
@@ -26,7 +29,8 @@ inline void pause() {
 #endif
 }
 
-// While it lives, this thread takes numbers too small for a normal float for 0: they would cost a hundred cycles each.
+// While it lives, this thread takes numbers too small for a normal float for 0: they would cost a
+// hundred cycles each.
 class TinyIsZero {
  public:
 #if defined(__x86_64__)
@@ -40,7 +44,8 @@ class TinyIsZero {
 
 Meeting meeting;
 
-// What is run. Read by threads that may be late: what they read counts only if they can then join the operation.
+// What is run. Read by threads that may be late: what they read counts only if they can then join
+// the operation.
 struct {
   std::atomic<Work*> work{nullptr};
   std::atomic<int64_t> num_operations{0};
@@ -54,7 +59,7 @@ std::atomic<int> num_sleeping{0};
 std::atomic<int> num_workers{0};
 
 // Looking at memory until something changes: short at first, then letting others have the core.
-class Lookout {
+class SpinWait {
  public:
   void again() {
     if (++looks_ < 2'000) {
@@ -70,32 +75,39 @@ class Lookout {
 
 // Take part in run `run` until it is over. `thread` is 0 for the one that began it.
 void take_part(uint64_t run, int thread) {
-  Lookout lookout;
+  SpinWait spin;
   for (;;) {
     uint64_t state = meeting.state.load(std::memory_order_acquire);
-    if (run_of(state) != run) return;
-    const int64_t operation = operation_of(state), num_operations = current.num_operations.load(std::memory_order_relaxed);
+    if (run_of(state) != run)
+      return;
+    const int64_t operation = operation_of(state);
+    const int64_t num_operations = current.num_operations.load(std::memory_order_relaxed);
     const int size = current.num_threads.load(std::memory_order_relaxed);
     Work* const work = current.work.load(std::memory_order_relaxed);
     if (state & kClosed) {
-      if (operation >= num_operations && !there(state)) return;
-      lookout.again();
+      if (operation >= num_operations && !there(state))
+        return;
+      spin.again();
       continue;
     }
-    if (thread >= size) return;
-    if (!meeting.state.compare_exchange_weak(state, state + kCame + 1, std::memory_order_acq_rel)) continue;
-    // Nobody can begin another run before we leave: what was read above is right.
+    if (thread >= size)
+      return;
+    if (!meeting.state.compare_exchange_weak(state, state + kCame + 1, std::memory_order_acq_rel))
+      continue;
+    // No other run can begin before this thread leaves: what was read above is right.
     Team team(meeting, came(state), size);
     work->run(operation, team);
     state = meeting.state.load(std::memory_order_relaxed);
-    while (!meeting.state.compare_exchange_weak(state, (state | kClosed) - 1, std::memory_order_acq_rel)) {
+    while (!meeting.state.compare_exchange_weak(state, (state | kClosed) - 1,
+                                                std::memory_order_acq_rel)) {
     }
     if (there(state) == 1) {  // the last to leave opens the next
       meeting.next.store(0, std::memory_order_relaxed);
       const uint64_t next = (state & ~(kOperation - 1)) + kOperation;
-      meeting.state.store(next | (operation + 1 < num_operations ? 0 : kClosed), std::memory_order_release);
+      meeting.state.store(next | (operation + 1 < num_operations ? 0 : kClosed),
+                          std::memory_order_release);
     }
-    lookout = Lookout();
+    spin = SpinWait();
   }
 }
 
@@ -104,13 +116,16 @@ void* worker(void* number) {
   const TinyIsZero tiny_is_zero;
   uint64_t seen = run_of(meeting.state.load(std::memory_order_acquire)) - 1;
   for (;;) {
-    const int64_t until = now_ns() + kLookoutNs;
+    const int64_t until = now_ns() + kSpinNs;
     while (run_of(meeting.state.load(std::memory_order_acquire)) == seen) {
-      for (int i = 0; i < 50; i++) pause();
-      if (now_ns() < until) continue;
+      for (int i = 0; i < 50; i++)
+        pause();
+      if (now_ns() < until)
+        continue;
       pthread_mutex_lock(&sleeping);
       num_sleeping.fetch_add(1, std::memory_order_seq_cst);
-      while (run_of(meeting.state.load(std::memory_order_seq_cst)) == seen) pthread_cond_wait(&wake, &sleeping);
+      while (run_of(meeting.state.load(std::memory_order_seq_cst)) == seen)
+        pthread_cond_wait(&wake, &sleeping);
       num_sleeping.fetch_sub(1, std::memory_order_relaxed);
       pthread_mutex_unlock(&sleeping);
     }
@@ -122,14 +137,17 @@ void* worker(void* number) {
 
 // Have `wanted` threads besides the caller's; with fewer the work is done as well.
 void start_workers(int wanted) {
-  for (int n = num_workers.load(std::memory_order_relaxed); n < wanted && n < kMostThreads - 1; n++) {
+  for (int n = num_workers.load(std::memory_order_relaxed); n < wanted && n < kMostThreads - 1;
+       n++) {
     pthread_t thread;
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    const int failed = pthread_create(&thread, &attributes, worker, reinterpret_cast<void*>(intptr_t(n + 1)));
+    const int failed =
+        pthread_create(&thread, &attributes, worker, reinterpret_cast<void*>(intptr_t(n + 1)));
     pthread_attr_destroy(&attributes);
-    if (failed) return;
+    if (failed)
+      return;
     num_workers.store(n + 1, std::memory_order_relaxed);
   }
 }
@@ -152,7 +170,8 @@ int64_t now_ns() {
 }
 
 void run_together(Work& work, int64_t num_operations, int num_threads) {
-  if (num_operations <= 0) return;
+  if (num_operations <= 0)
+    return;
   static const int registered = pthread_atfork(nullptr, nullptr, forget_workers);
   (void)registered;
   num_threads = num_threads < 1 ? 1 : num_threads > kMostThreads ? kMostThreads : num_threads;
@@ -188,8 +207,9 @@ void Team::barrier() {
     meeting_.round.store(round + 1, std::memory_order_release);
     return;
   }
-  Lookout lookout;
-  while (meeting_.round.load(std::memory_order_acquire) == round) lookout.again();
+  SpinWait spin;
+  while (meeting_.round.load(std::memory_order_acquire) == round)
+    spin.again();
 }
 
 }  // namespace weft

@@ -16,9 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.ops.elementwise import ACTIVATIONS, gate_and_mul, scaled_logits
+from weft.ops.elementwise import ACTIVATIONS, gate_and_mul
 from weft.ops.fusion import Normed, Product, Source, Value, source_of, tensor_of
 from weft.ops.fusion import activation as activation_of
+from weft.ops.joint import ALONE, TorchJoint
+from weft.ops.placement import WHOLE, Placement, held, is_summed
 from weft.ops.plain import (
     CodedMatrix,
     PlainMatrix,
@@ -26,13 +28,13 @@ from weft.ops.plain import (
     TorchWeights,
     embedded,
     known,
-    mixed,
     routed,
     vectors_added,
 )
 from weft.ops.protocol import Experts, LayerNorm, Matrix, Norm, Router
 from weft.ops.quantize import FP8
 from weft.ops.routing import Routed
+from weft.ops.sharding import ShardedMatrix
 from weft.ops.triton.elementwise import quantize_rows, rms_norm, scaled, silu_and_mul
 from weft.ops.triton.lora import TritonAdapters
 
@@ -53,13 +55,15 @@ class TritonOps(TorchWeights):
         dtype: torch.dtype,
         device: torch.device,
         format: str = "",
+        placement: Placement = WHOLE,
+        joint: TorchJoint = ALONE,
     ) -> None:
         """Raises ValueError for an unknown format."""
         if format not in FORMATS:
             raise ValueError(
                 f"weights cannot be kept in {format}; they can in {', '.join(FORMATS[1:])}"
             )
-        super().__init__(dtype, device, format)
+        super().__init__(dtype, device, format, placement, joint)
         self.adapters: TritonAdapters | None = None
         self._one = torch.ones(1, 1, device=device)  # the scale of unscaled products
         self._scales_rows = _scales_rows(device)
@@ -72,6 +76,9 @@ class TritonOps(TorchWeights):
         scale: float = 1.0,
         unknown_token: int | None = None,
     ) -> Tensor:
+        if isinstance(table, ShardedMatrix):
+            rows = self._divided_rows(tokens, table, vectors, scale, unknown_token)
+            return activation_of(Value(rows))
         tokens = known(tokens, unknown_token)
         rows = embedded(_ours(table), tokens, vectors, scale)
         if self.adapters is not None:
@@ -95,7 +102,8 @@ class TritonOps(TorchWeights):
         return activation_of(Value(F.layer_norm(source, (source.shape[-1],), *norm)))
 
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
-        return activation_of(Product(x, partial(self._product, _ours(weight))))
+        compute = self._summed if is_summed(weight) else self._product
+        return activation_of(Product(x, partial(compute, _ours(weight))))
 
     def gated(self, x: Tensor, weight: Matrix, activation: str = "silu") -> Tensor:
         source = source_of(x)
@@ -118,7 +126,7 @@ class TritonOps(TorchWeights):
         return found
 
     def experts(self, x: Tensor, routed: Routed, experts: Experts) -> Tensor:
-        return activation_of(Product(x, partial(self._mixed, routed, experts)))
+        return activation_of(Product(x, partial(self._add_experts, routed, experts)))
 
     def gate_rows(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
         y.mul_((x.float() @ weight).sigmoid()[:, None])
@@ -133,7 +141,7 @@ class TritonOps(TorchWeights):
     ) -> Tensor:
         source = source_of(x)
         found = self._product(_ours(weight), source.x, source.norm, None, 1.0, places)
-        return scaled_logits(found.float(), scale, cap)
+        return self._scaled_logits(found.float(), weight, scale, cap)
 
     def computed(self, x: Tensor) -> Tensor:
         return tensor_of(x)
@@ -151,6 +159,18 @@ class TritonOps(TorchWeights):
         if format and is_aligned:
             return QuantizedMatrix(in_size, sizes, bias, self._dtype, self._device, format)
         return PlainMatrix(in_size, sizes, bias, self._dtype, self._device)
+
+    def _summed(
+        self,
+        matrix: PlainMatrix,
+        x: Tensor,
+        norm: Norm | None,
+        add: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        """A product that is a term of a sum over all ranks."""
+        total = self._joint.sum(self._product(matrix, x, norm, None, 1.0))
+        return total if add is None else add.add_(total, alpha=scale)
 
     def _product(
         self,
@@ -185,7 +205,7 @@ class TritonOps(TorchWeights):
             add += matrix.bias
         return add.addmm_(x, matrix.weight.t())
 
-    def _mixed(
+    def _add_experts(
         self,
         routed: Routed,
         experts: Experts,
@@ -195,7 +215,7 @@ class TritonOps(TorchWeights):
         scale: float,
     ) -> Tensor:
         assert norm is None, "the router has read the normed activation, so it is computed"
-        y = mixed(x, routed, experts)
+        y = self._mixed(x, routed, experts)
         if add is None:
             return y
         return add.add_(y, alpha=scale)
@@ -246,4 +266,4 @@ def _scales_rows(device: torch.device) -> bool:
 
 
 def _ours(matrix: Matrix) -> PlainMatrix:
-    return cast(PlainMatrix, matrix)
+    return cast(PlainMatrix, held(matrix))

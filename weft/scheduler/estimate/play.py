@@ -50,6 +50,51 @@ class PlayedPrompt:
         self.latest_s = latest_s
 
 
+class PlayedRunning:
+    """The running requests, and the rows and the memory that are free beside them."""
+
+    def __init__(self, kv: KvMemory) -> None:
+        self.num_steps = 0.0  # decode steps since the beginning
+        self.free_rows = kv.rows.num_free
+        self.free_tokens = float(kv.available)
+        self.context = 0  # tokens to which they attend
+        # Of each request: the step with which it ends, its tokens, and the memory that it frees.
+        self._ends: list[tuple[float, int, float]] = []
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def add(self, num_tokens: int, num_steps: float, memory: float) -> None:
+        """A request of `num_tokens` tokens decodes for `num_steps` steps."""
+        heapq.heappush(self._ends, (self.num_steps + num_steps, num_tokens, memory))
+        self.context += num_tokens
+
+    def have_room(self, memory: float) -> bool:
+        """Whether a row and this many tokens of memory are free. A prompt may use all memory if
+        nothing runs."""
+        return self.free_rows > 0 and (self.free_tokens >= memory or not self._ends)
+
+    def take(self, memory: float) -> None:
+        self.free_rows -= 1
+        self.free_tokens -= memory
+
+    def give_back(self, memory: float) -> None:
+        self.free_rows += 1
+        self.free_tokens += memory
+
+    @property
+    def steps_to_end(self) -> float:
+        """Decode steps until the first of them ends."""
+        return max(self._ends[0][0] - self.num_steps, 1.0)
+
+    def end_due(self) -> None:
+        """Free what the requests had that have ended by now."""
+        while self._ends and self._ends[0][0] <= self.num_steps:
+            _, num_tokens, memory = heapq.heappop(self._ends)
+            self.give_back(memory)
+            self.context -= num_tokens
+
+
 class Play:
     """The simulated state: time, rows and memory. `now_s` is 0 at the beginning."""
 
@@ -70,13 +115,7 @@ class Play:
         self._slowdown = settings.max_slowdown
         self._longest_s = settings.max_step_s or math.inf
         self._min_tokens = max(MIN_TOKENS, settings.page_size)
-        self._num_steps = 0.0  # decode steps of running requests since the beginning
-        self._free_rows = kv.rows.num_free
-        self._free_tokens = float(kv.available)
-        self._context = 0  # tokens to which running requests attend
-        # Of each running request: the step with which it ends, its tokens, and the memory that it
-        # frees.
-        self._ends: list[tuple[float, int, float]] = []
+        self._running = PlayedRunning(kv)
         self._num_waiting = 0
         # Of each request that runs at the beginning: requests that had arrived when it began to
         # decode.
@@ -105,8 +144,8 @@ class Play:
             strict=True,
         ):
             left = self._outputs.left(generated, limit, stops=stops)
-            self._free_tokens -= left
-            self._decode(length, left, length + left)
+            self._running.free_tokens -= left
+            self._running.add(length, left, length + left)
         self._arrived = sorted(columns.num_arrived[rows].tolist())
         self._num_waiting = num_waiting
 
@@ -145,7 +184,7 @@ class Play:
             if num_tokens:
                 at_s = self._end_turn(work_s)
                 times.update(dict.fromkeys(ready, at_s))
-            elif self._ends and prompt is not None:
+            elif self._running and prompt is not None:
                 self._wait_for_end()
             else:
                 # The prompt will never fit, as far as known here; the check is made at arrival.
@@ -169,12 +208,12 @@ class Play:
         """Number of prompt tokens that fit into the next step."""
         if not self._mixes:
             return self._step_tokens
-        return max(self._step_tokens - len(self._ends), self._min_tokens)
+        return max(self._step_tokens - len(self._running), self._min_tokens)
 
     def _budget(self, first: Request) -> StepBudget:
         """The time of the next step for prompts, of which `first` is the first."""
         rates = (self._cost.token_s, self._cost.pair_s)
-        if not self._ends:
+        if not self._running:
             return StepBudget(math.inf, (0.0, 0.0), self._step_tokens, self._step_tokens)
         decode_s = self._decode_s()
         bound_s = max(self._slowdown_beside(first) * decode_s, LEAST_BOUND_S)
@@ -191,7 +230,7 @@ class Play:
         if self._slowdown <= 0:
             return math.inf
         came_before = bisect_right(self._arrived, first.spec.arrival_order)
-        num_before = min(came_before, len(self._ends))
+        num_before = min(came_before, len(self._running))
         if not num_before:
             return math.inf
         return 1 + (self._slowdown - 1) * max(self._num_waiting / num_before, 1.0)
@@ -199,18 +238,18 @@ class Play:
     def _end_turn(self, work_s: float) -> float:
         """End a step with prompts, and the decode step beside it or after it. Returns the time at
         which the prompts have their first tokens."""
-        if self._mixes and self._ends:
+        if self._mixes and self._running:
             self.now_s += work_s + self._decode_s()
-            self._num_steps += 1
+            self._running.num_steps += 1
             at_s = self.now_s
         else:
             self.now_s += work_s + self._cost.step_s
             at_s = self.now_s
             is_bound = self._slowdown > 0 or self._longest_s < math.inf
-            if self._ends and is_bound:
+            if self._running and is_bound:
                 self.now_s += self._decode_s()
-                self._num_steps += 1
-        self._end_due()
+                self._running.num_steps += 1
+        self._running.end_due()
         return at_s
 
     def _work_s(
@@ -230,12 +269,10 @@ class Play:
         if not prompt.expected:
             prompt.expected = self._expected(prompt.request)
         needed = prompt.left + prompt.expected
-        # A prompt may use all memory if nothing runs.
-        if self._free_rows < 1 or (self._free_tokens < needed and self._ends):
+        if not self._running.have_room(needed):
             return False
         prompt.has_row = True
-        self._free_rows -= 1
-        self._free_tokens -= needed
+        self._running.take(needed)
         self._num_waiting -= 1
         self.num_admitted += 1
         return True
@@ -245,10 +282,9 @@ class Play:
         request = prompt.request
         expected = prompt.expected or self._expected(request)
         if request.wants_tokens:
-            self._decode(request.fill_len, expected, request.fill_len + expected)
+            self._running.add(request.fill_len, expected, request.fill_len + expected)
         else:
-            self._free_rows += 1
-            self._free_tokens += request.fill_len
+            self._running.give_back(request.fill_len)
 
     def _expected(self, request: Request) -> float:
         """Tokens that the request is expected to generate."""
@@ -259,30 +295,14 @@ class Play:
         stops = not request.message.sampling.ignore_eos
         return self._outputs.left(num_generated, limit, stops=stops)
 
-    def _decode(
-        self,
-        num_tokens: int,
-        num_steps: float,
-        memory: float,
-    ) -> None:
-        heapq.heappush(self._ends, (self._num_steps + num_steps, num_tokens, memory))
-        self._context += num_tokens
-
     def _wait_for_end(self) -> None:
         """Let the running requests decode until the first of them ends."""
-        steps = max(self._ends[0][0] - self._num_steps, 1.0)
+        steps = self._running.steps_to_end
         self.now_s += steps * self._decode_s()
-        self._num_steps += steps
-        self._end_due()
-
-    def _end_due(self) -> None:
-        while self._ends and self._ends[0][0] <= self._num_steps:
-            _, num_tokens, memory = heapq.heappop(self._ends)
-            self._free_rows += 1
-            self._free_tokens += memory
-            self._context -= num_tokens
+        self._running.num_steps += steps
+        self._running.end_due()
 
     def _decode_s(self) -> float:
         """Seconds of a decode step of the running requests."""
-        load = StepLoad(tokens=len(self._ends), pairs=self._context)
+        load = StepLoad(tokens=len(self._running), pairs=self._running.context)
         return self._cost.seconds(load)

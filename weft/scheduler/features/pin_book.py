@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.arrays import BoolArray, IntArray
 from weft.memory.pins import Pin
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import CacheKey
 from weft.scheduler.kv import KvMemory
 
 
@@ -51,7 +51,7 @@ class PinEntry:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.key.tokens) // TOKEN_BYTES
+        return self.key.num_tokens
 
     @property
     def is_there(self) -> bool:

@@ -1,7 +1,7 @@
 """Requests whose KV is stored outside of the pool: they wait for a bounded time while it is being
 read. The feature also collects sequences that should be stored.
 
-Every request uses this feature if there is a store. `engine/tier_service.py` decides what is read
+Every request uses this feature if there is a store. `engine/tiers/` decides what is read
 and written, and when.
 """
 
@@ -93,7 +93,7 @@ class TiersFeature(Feature):
 
     def is_worthy_now(self, key: CacheKey) -> None:
         """Write this sequence before all others."""
-        num_tokens = len(key.tokens) // TOKEN_BYTES
+        num_tokens = key.num_tokens
         worthy = self._is_worthy(key, num_tokens)
         if worthy is not None:
             self.worthy.move_to_end(worthy, last=False)
@@ -104,7 +104,7 @@ class TiersFeature(Feature):
         num_tokens -= num_tokens % self._settings.block_len
         if not num_tokens:
             return None
-        worthy = CacheKey(key.namespace, key.tokens[: num_tokens * TOKEN_BYTES])
+        worthy = key.first(num_tokens)
         self.worthy[worthy] = None
         self.worthy.move_to_end(worthy)
         if len(self.worthy) > MAX_WORTHY:

@@ -112,7 +112,7 @@ class Policy:
         self.classes: RequestClasses | None = None
         self.displacement: Displacement | None = None
         self.follower: RequestFollower | None = None
-        # Set by the queue, if the policy reads a cache that shares.
+        # From `use_index`.
         self.prefix_index: PrefixIndex | None = None
         self.subtree_counts: SubtreeCounts | None = None
 
@@ -123,7 +123,7 @@ class Policy:
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
         """The requests whose arrival order is below `end`, best first: the order of `order`,
         perhaps without reading each request."""
-        indices = table.indices() if end == EVERYBODY else table.indices_before(end)
+        indices = table.used.listed() if end == EVERYBODY else table.indices_before(end)
         return self.order(table, indices, now)
 
     def look(self, table: WaitingTable) -> None:
@@ -155,11 +155,15 @@ class Policy:
         """A counter of the sequences below each node of the prefix tree, if the policy reads it."""
         return None
 
-    def lend_index(self, inner: Policy) -> None:
-        """Give a policy inside this one the index and counts that the queue has set here. Called
-        before each order."""
-        inner.prefix_index = self.prefix_index
-        inner.subtree_counts = self.subtree_counts
+    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+        """Read the cached prefixes of the waiting requests here from now on. `counts` are those of
+        `new_counts`.
+
+        The queue calls it before any request is introduced, if the policy reads the cache and the
+        cache shares. A policy with others inside passes both on.
+        """
+        self.prefix_index = index
+        self.subtree_counts = counts
 
 
 class KeyPolicy(Policy):

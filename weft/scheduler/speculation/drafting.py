@@ -67,7 +67,7 @@ class DraftingPlanner(SpeculativePlanner):
         was_guessed = self._has_guessed
         self._has_guessed = False
         batch = super().make_batch(prefills, decode_rows)
-        self._guesser.written(batch.plan.slots)
+        self._guesser.seen.written(batch.plan.slots)
         if was_guessed and not prefills:
             self._guesser.note_used({draft.row for draft in self._drafts})
         return batch
@@ -101,7 +101,7 @@ class DraftingPlanner(SpeculativePlanner):
         for guess in guesses:
             row, start, length, count = guess
             end = start + length
-            of_tokens, of_drafts = self._guesser.slots(guess)
+            of_tokens, of_drafts = self._guesser.seen.take(guess)
             slots.append(of_tokens)
             own_slots.append(of_drafts)
             tokens.append(columns.tokens[row, start:end])

@@ -82,8 +82,84 @@ class DraftShare:
         return best
 
 
+class Trials:
+    """When guesses are considered: in every step while they pay; else after a rest, and now and
+    then one is made for a trial."""
+
+    def __init__(self) -> None:
+        self._num_without = 0  # steps since the last guess
+        self._next_look = 0  # value of `_num_without` before which drafts are not considered
+        self._next_trial = TRY_AGAIN_STEPS  # value of `_num_without` after which a trial is made
+        self._num_vain = 0  # consecutive trials
+
+    def is_due(self) -> bool:
+        """Count a step. Returns whether guesses are considered before it."""
+        self._num_without += 1
+        return self._num_without >= self._next_look
+
+    @property
+    def is_trial(self) -> bool:
+        return self._num_without > self._next_trial
+
+    def guessed(self) -> None:
+        """There are guesses before this step."""
+        is_trial = self.is_trial
+        self._num_without = 0
+        self._next_look = 0
+        self._next_trial = TRY_AGAIN_STEPS
+        if is_trial:
+            self._num_vain += 1
+            self._next_trial = min(TRY_AGAIN_STEPS << self._num_vain, RAREST_TRIAL_STEPS)
+        else:
+            self._num_vain = 0
+
+    def rest(self, num_steps: int) -> None:
+        """Guesses do not pay: make none for some steps."""
+        self._next_look = self._num_without + num_steps
+
+
+class SeenSlots:
+    """The slots whose tokens the draft model has computed, and slots of its own for each row."""
+
+    def __init__(self, kv: KvMemory, settings: SchedulerSettings) -> None:
+        self._kv = kv
+        # Where the slots of drafts begin, and the number of such slots per row.
+        self._num_slots = settings.num_pages * settings.page_size
+        self._num_own = settings.max_draft
+        # [num_slots] whether the draft model has computed the token in a slot.
+        self._has_seen: BoolArray = np.zeros(self._num_slots, dtype=np.bool_)
+
+    def written(self, slots: IntArray) -> None:
+        """The model writes other tokens into these slots."""
+        self._has_seen[slots] = False
+
+    def landed(self, pages: IntArray) -> None:
+        """Pages were read from a store, which has no KV of the draft model."""
+        self._has_seen[slots_of(pages, self._kv.page_size)] = False
+
+    def first_missing(self, row: int, end: int) -> int:
+        """The first token of a row that the draft model has not computed; `end` if there is none
+        before it."""
+        has_seen = self._has_seen[self._kv.rows.slots_of(row, 0, end)]
+        if has_seen.all():
+            return end
+        return int(has_seen.argmin())
+
+    def take(self, guess: Guess) -> tuple[IntArray, IntArray]:
+        """The slots of the tokens that the draft model computes for a row [length], and of its
+        guesses except the last [count - 1]. Marks these tokens as seen."""
+        row, start, length, count = guess
+        end = min(start + length, int(self._kv.columns.kv_len[row]))
+        known = self._kv.rows.slots_of(row, start, end)
+        self._has_seen[known] = True
+        own = self._num_slots + row * self._num_own
+        of_tokens = np.full(length, own, dtype=np.int32)
+        of_tokens[: end - start] = known
+        return of_tokens, np.arange(own + 1, own + max(count, 1), dtype=np.int32)
+
+
 class Guesser:
-    """Decides on the work of the draft model, and tracks the slots that it has computed."""
+    """Decides on the work of the draft model."""
 
     def __init__(
         self,
@@ -98,25 +174,11 @@ class Guesser:
         self._speculator = speculator
         self._source, self._drafts = _model_drafts(speculator)
         self._longest_piece = settings.chunk_len or LONGEST_PIECE
-        # Where the slots of drafts begin, and the number of such slots per row.
-        self._num_slots = settings.num_pages * settings.page_size
-        self._num_own = settings.max_draft
-        # [num_slots] whether the draft model has computed the token in a slot.
-        self._has_seen: BoolArray = np.zeros(self._num_slots, dtype=np.bool_)
-        self._num_without = 0  # steps since the last guess
-        self._next_look = 0  # value of `_num_without` before which drafts are not considered
+        self._max_draft = settings.max_draft
+        self.seen = SeenSlots(kv, settings)
+        self._trials = Trials()
         self._rest_len = LOOK_AGAIN_STEPS  # steps without drafts after they did not pay
-        self._next_trial = TRY_AGAIN_STEPS  # value of `_num_without` after which a trial is made
-        self._num_vain = 0  # consecutive trials
         self._kept_rows: set[int] = set()  # rows that have drafts of the last guess
-
-    def written(self, slots: IntArray) -> None:
-        """The model writes other tokens into these slots."""
-        self._has_seen[slots] = False
-
-    def landed(self, pages: IntArray) -> None:
-        """Pages were read from a store, which has no KV of the draft model."""
-        self._has_seen[slots_of(pages, self._kv.page_size)] = False
 
     def keep(self, guess: Guess, tokens: IntArray) -> None:
         """Keep the drafts that the draft model has made."""
@@ -140,33 +202,12 @@ class Guesser:
     def guesses(self, rows: IntArray) -> list[Guess]:
         """The work of the draft model before the next step of `rows`; empty where it does not
         pay."""
-        self._num_without += 1
-        if self._num_without < self._next_look:
+        if not self._trials.is_due():
             return []
-        is_trial = self._num_without > self._next_trial
-        found = self._worthwhile(rows, is_trial)
+        found = self._worthwhile(rows, self._trials.is_trial)
         if found:
-            self._num_without = 0
-            self._next_look = 0
-            self._next_trial = TRY_AGAIN_STEPS
-            if is_trial:
-                self._num_vain += 1
-                self._next_trial = min(TRY_AGAIN_STEPS << self._num_vain, RAREST_TRIAL_STEPS)
-            else:
-                self._num_vain = 0
+            self._trials.guessed()
         return found
-
-    def slots(self, guess: Guess) -> tuple[IntArray, IntArray]:
-        """The slots of the tokens that the draft model computes for a row [length], and of its
-        guesses except the last [count - 1]. Marks these tokens as seen."""
-        row, start, length, count = guess
-        end = min(start + length, int(self._kv.columns.kv_len[row]))
-        known = self._kv.rows.slots_of(row, start, end)
-        self._has_seen[known] = True
-        own = self._num_slots + row * self._num_own
-        of_tokens = np.full(length, own, dtype=np.int32)
-        of_tokens[: end - start] = known
-        return of_tokens, np.arange(own + 1, own + max(count, 1), dtype=np.int32)
 
     # Inside
 
@@ -190,11 +231,11 @@ class Guesser:
             # A new row has only the expected rate of all rows; older rows have their own.
             expected = speculator.priors()[self._source]
             share = self._share(model, load, len(rows), int(ready[0]))
-            if not self._count(share, expected, self._num_own):
-                self._rest()
+            if not self._count(share, expected, self._max_draft):
+                self._trials.rest(self._rest_len)
                 return []
         found: list[Guess] = []
-        room = int(min(self._longest_piece, speculator.pace.drafting_room(self._num_own)))
+        room = int(min(self._longest_piece, speculator.pace.drafting_room(self._max_draft)))
         if room < 1:
             return []
         for row in ready.tolist():
@@ -241,15 +282,11 @@ class Guesser:
         if is_trial:
             count = max(count, 1)
         if not count:
-            self._rest()
+            self._trials.rest(self._rest_len)
             return None
         if self._another_knows(trust, row, length, chances):
             return None
         return self._piece(row, length, count, room)
-
-    def _rest(self) -> None:
-        """Guesses do not pay: make none for some steps."""
-        self._next_look = self._num_without + self._rest_len
 
     def _another_knows(self, trust: RowTrust, row: int, length: int, chances: list[float]) -> bool:
         """Whether another source that is right as often has a draft for the next token."""
@@ -264,10 +301,7 @@ class Guesser:
     def _piece(self, row: int, length: int, count: int, room: int) -> Guess | None:
         """None: the draft model does not know one of the tokens."""
         columns = self._kv.columns
-        start = length - 1
-        has_seen = self._has_seen[self._kv.rows.slots_of(row, 0, start)]
-        if not has_seen.all():
-            start = int(has_seen.argmin())
+        start = self.seen.first_missing(row, length - 1)
         end = min(length, start + room)
         if int(columns.tokens[row, start:end].max()) >= self._draft.vocab_size:
             return None

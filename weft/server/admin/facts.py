@@ -25,8 +25,9 @@ from weft.server.body import json_response
 from weft.server.chat.agents import AgentFacts, agent_model
 from weft.server.chat.models import ModelCard, ModelList
 from weft.server.context import ServerContext
+from weft.server.limits import require_accepting
+from weft.server.model_names import adapter_named, require_model
 from weft.server.operation import get
-from weft.server.submit import adapter_named, require_accepting, require_model
 
 METRICS_TYPE = "text/plain; version=0.0.4"
 OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0"

@@ -8,17 +8,19 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.aux_outputs import cache_use
-from weft.client.prompt import Prompt
+from weft.client.requests import pack_ids
 from weft.messages.by_name import plain
 from weft.messages.pins import PinMark, Unpin
+from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.observe.log import EventLog
 from weft.server.admin.prefixes import Prefix, PrefixBody, prefix_of
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
+from weft.server.limits import check_size
 from weft.server.operation import delete, post
-from weft.server.submit import submit
+from weft.server.requests import submit
 
 log = EventLog("admin")
 DEFAULT_TTL_S = 3_600.0
@@ -55,17 +57,19 @@ async def pin(context: ServerContext, request: Request) -> ASGIApp:
         message = "a prompt is pinned up to its first picture, video or sound: give it as messages"
         raise ApiError(400, message, param="node")
     mark = PinMark(length=len(found.ids), ttl_s=body.ttl_s, name=name)
-    prompt = Prompt(
-        ids=found.ids,
+    sampling = SamplingParams(max_new_tokens=0)
+    check_size(context, [len(found.ids)], [1])
+    pinning = GenerateRequest(
+        input_ids=pack_ids(found.ids, context.client.engine.vocab_size),
         media=found.media,
-        params=SamplingParams(max_new_tokens=0),
+        sampling=sampling,
         rid=str(request.scope["weft.rid"]),
         tenant=found.tenant if body.tenant is None else body.tenant,
         cache_salt=found.cache_salt,
         adapter=found.adapter,
         pins=(mark,),
     )
-    with submit(context, [prompt], stream=False) as generation:
+    with submit(context, [pinning], stream=False) as generation:
         async for _ in generation:
             pass
         [completion] = generation.completions

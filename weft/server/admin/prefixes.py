@@ -27,8 +27,10 @@ from weft.server.chat.models import ChatMessage, ChatRequest
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
+from weft.server.model_names import adapter_of
 from weft.server.operation import get, post
-from weft.server.submit import adapter_of, encode_texts, require_model, sharing_of
+from weft.server.prompt_ids import encode_texts
+from weft.server.requests import sharing_of
 
 log = EventLog("admin")
 MAX_SHOWN = 4_096  # tokens of a node that are shown as text
@@ -112,7 +114,6 @@ async def prefix_of(context: ServerContext, request: Request, body: PrefixBody) 
     if sum(one is not None for one in given) != 1:
         message = "one of messages, prompt, input_ids and node is needed"
         raise ApiError(400, message, param="messages")
-    require_model(context, body.model)
     sharing = sharing_of(context, request, salt=body.cache_salt, extra_key=body.extra_key)
     if body.node is not None:
         found = await _node(context, body.node)

@@ -21,8 +21,8 @@ from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.session import checked_session_id
+from weft.server.limits import require_accepting
 from weft.server.operation import post
-from weft.server.submit import require_accepting
 
 log = EventLog("sessions")
 

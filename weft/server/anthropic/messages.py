@@ -17,7 +17,6 @@ from weft.server.chat.conversation import chat_prompt, start_chat
 from weft.server.context import ServerContext
 from weft.server.operation import post
 from weft.server.stream import Answer
-from weft.server.submit import require_model
 
 
 async def messages(context: ServerContext, request: Request) -> ASGIApp:
@@ -25,14 +24,13 @@ async def messages(context: ServerContext, request: Request) -> ASGIApp:
     marks = messages_marks(body)
     conversation = await start_chat(context, request, sampled_request(body), marks=marks)
     conversation.generation.warn(warnings_of(body))
-    header = answer_header(context, "msg_", conversation.prompt.rid, body.model)
+    header = answer_header(context, "msg_", conversation.request.rid, body.model)
     reply = MessagesReply(header, conversation)
     return Answer(conversation.generation, reply, ANTHROPIC_EVENTS)
 
 
 async def count_tokens(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, CountRequest)
-    require_model(context, body.model)
     prompt = await chat_prompt(context, chat_request(body))
     return json_response(TokenCount(len(prompt.ids)))
 

@@ -9,7 +9,7 @@ import msgspec
 from weft.json_types import JsonObject
 from weft.server.chat.models import CHAT_FIELDS, CachedTokensDetails
 from weft.server.fields.cache_control import CacheControl
-from weft.server.submit import GenerationFields
+from weft.server.requests import GenerationFields
 
 
 class ImageSource(msgspec.Struct, kw_only=True):

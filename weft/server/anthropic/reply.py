@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from weft.client.aux_outputs import cache_use
-from weft.client.generation import Completion, CompletionEnd, Delta
+from weft.client.generation import Completion, Delta
 from weft.json_types import JsonObject
+from weft.messages.replies import Finish
 from weft.server.anthropic.models import AnthropicUsage, CacheCreation, MessageAnswer
 from weft.server.chat.answers import AnswerHeader, cached_details, pinned_by_ttl
 from weft.server.chat.conversation import Conversation
@@ -176,7 +177,7 @@ class MessagesReply:
         [completion] = self._conversation.generation.completions
         return completion
 
-    def _message(self, end: CompletionEnd | None) -> MessageAnswer:
+    def _message(self, end: Finish | None) -> MessageAnswer:
         return MessageAnswer(
             id=self._header.id,
             model=self._header.model,
@@ -239,7 +240,7 @@ def _tool_use(name: str) -> JsonObject:
     }
 
 
-def _usage(completion: Completion, end: CompletionEnd | None) -> AnthropicUsage:
+def _usage(completion: Completion, end: Finish | None) -> AnthropicUsage:
     """The usage. The number of cached tokens is unknown before the end."""
     spec = completion.spec
     if end is None:
@@ -247,7 +248,7 @@ def _usage(completion: Completion, end: CompletionEnd | None) -> AnthropicUsage:
             input_tokens=spec.prompt_len, cache_read_input_tokens=0, output_tokens=0
         )
     use = cache_use(completion.aux_outputs)
-    created = pinned_by_ttl(spec.pins, use, end.cached_tokens)
+    created = pinned_by_ttl(spec.request.pins, use, end.cached_tokens)
     num_created = sum(created.values())
     usage = AnthropicUsage(
         input_tokens=end.prompt_tokens - end.cached_tokens - num_created,
@@ -259,6 +260,6 @@ def _usage(completion: Completion, end: CompletionEnd | None) -> AnthropicUsage:
             ephemeral_1h_input_tokens=created.get(TTL_S["1h"], 0),
         ),
     )
-    if spec.tells_cache:
+    if spec.request.tells_cache:
         usage.cached_tokens_details = cached_details(use, end.cached_tokens)
     return usage

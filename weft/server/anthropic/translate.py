@@ -23,10 +23,15 @@ from weft.server.chat.sealed import opened
 from weft.server.errors import ApiError
 from weft.server.fields.arguments import arguments_text
 from weft.server.fields.sampling import ThinkingSwitch, copy_sampling, require_one_answer
-from weft.server.submit import copy_generation
+from weft.server.requests import copy_generation
 
 # What other servers' models and tools have left in the history.
-_LEFT_OUT = ("redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_result")
+_LEFT_OUT = (
+    "redacted_thinking",
+    "server_tool_use",
+    "mcp_tool_use",
+    "mcp_tool_result",
+)
 
 
 def chat_request(body: CountRequest) -> ChatRequest:

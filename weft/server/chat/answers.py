@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from weft.client.aux_outputs import PromptToken, cache_use
-from weft.client.generation import Completion, CompletionEnd, Delta
+from weft.client.generation import Completion, Delta
 from weft.json_types import JsonObject
 from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
-from weft.messages.replies import CacheUsePiece, TokenLogprobs
+from weft.messages.replies import CacheUsePiece, Finish, TokenLogprobs
 from weft.server.body import json_bytes
 from weft.server.chat.models import (
     CachedTokensDetails,
@@ -33,7 +33,7 @@ from weft.server.chat.models import (
     Usage,
 )
 from weft.server.context import ServerContext
-from weft.server.submit import answering_name
+from weft.server.model_names import answering_name
 from weft.text.detokenizer import Detokenizer
 from weft.text.parsers.output import ParsedOutput
 from weft.text.tokenizer import Tokenizer
@@ -143,10 +143,10 @@ def add_cache_use(details: PromptTokensDetails, completions: Sequence[Completion
         spec = completion.spec
         use = cache_use(completion.aux_outputs)
         cached = completion.end.cached_tokens
-        if spec.pins:
-            created = sum(pinned_by_ttl(spec.pins, use, cached).values())
+        if spec.request.pins:
+            created = sum(pinned_by_ttl(spec.request.pins, use, cached).values())
             details.cache_write_tokens = (details.cache_write_tokens or 0) + created
-        if spec.tells_cache:
+        if spec.request.tells_cache:
             more = cached_details(use, cached)
             before = details.cached_tokens_details or CachedTokensDetails(0, 0, 0)
             details.cached_tokens_details = CachedTokensDetails(
@@ -201,7 +201,7 @@ def meta_info(
     end = delta.end
     if end is None:
         return {
-            "id": completion.spec.rid,
+            "id": completion.spec.request.rid,
             "finish_reason": None,
             "prompt_tokens": completion.spec.prompt_len,
             "completion_tokens": delta.num_tokens,
@@ -209,7 +209,7 @@ def meta_info(
             "weight_version": weight_version,
         }
     return {
-        "id": completion.spec.rid,
+        "id": completion.spec.request.rid,
         "finish_reason": _meta_finish_reason(end),
         "prompt_tokens": end.prompt_tokens,
         "completion_tokens": delta.num_tokens,
@@ -227,7 +227,7 @@ def meta_cached_details(completion: Completion) -> JsonObject:
     return {"cached_tokens_details": msgspec.to_builtins(details)}
 
 
-def _meta_finish_reason(end: CompletionEnd) -> JsonObject:
+def _meta_finish_reason(end: Finish) -> JsonObject:
     match end.reason:
         case "stop":
             return {"type": "stop", "matched": end.matched}

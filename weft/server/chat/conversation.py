@@ -7,18 +7,20 @@ module handles templates, tools and reasoning; each API writes its own answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 
-from weft.client.generation import Delta, Generation
-from weft.client.prompt import Prompt, check_task
+from weft.client.generation import Delta, Generation, TextDelivery
+from weft.client.requests import check_task, pack_ids, unpack_ids
 from weft.json_types import JsonObject
 from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
+from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
 from weft.server.chat.agents import without_headers
 from weft.server.chat.content import without_media
@@ -37,7 +39,8 @@ from weft.server.fields.cache_control import TTL_S, CacheMark, new_stamp, num_al
 from weft.server.fields.sampling import soft_budget, thinking_budget, thinking_switch
 from weft.server.leaving import while_client_waits
 from weft.server.media import require_media, require_uncut
-from weft.server.submit import encode_texts, prompts, require_model, sampling_of, submit, truncation
+from weft.server.prompt_ids import encode_texts, truncation
+from weft.server.requests import make_requests, sampling_of, submit
 from weft.text.media.sources import MediaSource
 from weft.text.parsers.events import Event
 from weft.text.parsers.formats import FORCED, ReasoningFormat, ToolFormat
@@ -54,7 +57,7 @@ class Conversation:
     """A running chat request."""
 
     generation: Generation
-    prompt: Prompt
+    request: GenerateRequest
     outputs: list[ParsedOutput]  # by choice
     is_plain: bool  # the text needs no parsing: `outputs` may be bypassed
     has_reasoning: bool
@@ -63,7 +66,7 @@ class Conversation:
 
     @property
     def params(self) -> SamplingParams:
-        return self.prompt.params
+        return self.request.sampling
 
     def events(self, delta: Delta) -> list[Event]:
         """The new events of one completion."""
@@ -102,7 +105,6 @@ async def start_chat(
 
     Raises `ApiError` or `InvalidParam`.
     """
-    require_model(context, body.model)
     use = NO_TOOLS
     if body.tools is not None or body.tool_choice is not None:
         use = tool_use(body.tools, body.tool_choice, parallel=_is_parallel(context, body))
@@ -112,20 +114,19 @@ async def start_chat(
     has_reasoning = _looks_for_reasoning(context, body, params)
     if tool_format is not None or has_reasoning:  # their marks may be special tokens
         params = msgspec.structs.replace(params, skip_special_tokens=False)
-    params.check(context.client.engine.vocab_size)  # before the work of rendering
     try:
         ids, media, is_marked, warnings = await _prompt_ids(context, body, params)
         if params.grammar is not None:
             params = _behind_reasoning(context, params, params.grammar, ids)
-        [prompt] = prompts(context, request, body, [ids], params)
-        prompt = _with_stops(context, body, prompt)
+        [made] = make_requests(context, request, body, [ids], params)
         if media:
-            prompt = replace(prompt, media=media)
+            made = replace(made, media=media)
         if body.prediction is not None:
-            prompt = replace(prompt, prediction=await _predicted(context, body.prediction))
+            made = replace(made, prediction=await _predicted(context, body.prediction))
         if is_marked or body.cache_control is not None or marks:
-            prompt = replace(prompt, pins=await _pins(context, body, ids, marks))
-        generation = submit(context, [prompt], stream=bool(body.stream))
+            made = replace(made, pins=await _pins(context, body, ids, marks))
+        delivery = _delivery(context, body, made)
+        generation = submit(context, [made], [delivery], stream=bool(body.stream))
         generation.warn((*warnings, *unheld))
     except InvalidParam as exc:
         if exc.param == "prompt":  # the name in `text` and `client`
@@ -140,8 +141,8 @@ async def start_chat(
     own_tools = context.formats.tools
     return Conversation(
         generation=generation,
-        prompt=prompt,
-        outputs=[_output(context, body, prompt, parsing) for _ in range(params.n)],
+        request=made,
+        outputs=[_output(context, body, made, parsing) for _ in range(params.n)],
         is_plain=tool_format is None and not has_reasoning,
         has_reasoning=has_reasoning,
         custom_calls=[CustomCalls(use.custom) for _ in range(params.n)] if use.custom else [],
@@ -224,29 +225,31 @@ def _behind_reasoning(
 # ---- the prompt
 
 
-async def _predicted(context: ServerContext, prediction: PredictedContent) -> list[int]:
+async def _predicted(context: ServerContext, prediction: PredictedContent) -> bytes:
     """The ids of the text that the client expects. A text longer than any answer is truncated: this
     is no error, and has no effect."""
     content = prediction.content
     if not isinstance(content, str):
         content = "".join(part.text or "" for part in content)
     if not content:
-        return []
+        return b""
     [ids] = await encode_texts(context, [content], add_special_tokens=False, truncates=True)
-    return ids
+    return pack_ids(ids[: context.info.context_length], context.client.engine.vocab_size)
 
 
-def _with_stops(context: ServerContext, body: ChatRequest, prompt: Prompt) -> Prompt:
-    """The prompt; its stop strings and patterns end only the answer, not the reasoning before it,
-    unless the request wants them to."""
-    params = prompt.params
+def _delivery(context: ServerContext, body: ChatRequest, made: GenerateRequest) -> TextDelivery:
+    """Stop strings and patterns end only the answer, not the reasoning before it, unless the
+    request wants them to."""
+    params = made.sampling
+    delivery = TextDelivery(body.stream_interval or context.config.stream_interval)
     format = context.formats.reasoning
     if format is None or body.stop_in_reasoning or not (params.stop or params.stop_regex):
-        return prompt
+        return delivery
     if params.grammar is not None and context.config.grammar_in_reasoning:
-        return prompt
-    prompt_end = context.tokenizer.decode(prompt.ids[-_TAIL_LEN:], skip_special_tokens=False)
-    return replace(prompt, reasoning=partial(format.parser, prompt_end, eager=True))
+        return delivery
+    tail = unpack_ids(made.input_ids)[-_TAIL_LEN:].tolist()
+    prompt_end = context.tokenizer.decode(tail, skip_special_tokens=False)
+    return delivery._replace(reasoning=partial(format.parser, prompt_end, eager=True))
 
 
 class ChatPrompt(NamedTuple):
@@ -531,11 +534,11 @@ class _Parsing:
 
 
 def _output(
-    context: ServerContext, body: ChatRequest, prompt: Prompt, parsing: _Parsing
+    context: ServerContext, body: ChatRequest, made: GenerateRequest, parsing: _Parsing
 ) -> ParsedOutput:
     reasoning = None
     if parsing.reasoning is not None:
-        tail = prompt.ids[-_TAIL_LEN:]
+        tail = unpack_ids(made.input_ids)[-_TAIL_LEN:].tolist()
         prompt_end = context.tokenizer.decode(tail, skip_special_tokens=False)
         reasoning = parsing.reasoning.parser(prompt_end, eager=not parsing.whole_calls)
     tools = None

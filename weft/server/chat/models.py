@@ -13,7 +13,7 @@ import msgspec
 from weft.json_types import JsonObject
 from weft.server.fields.cache_control import CacheControl
 from weft.server.fields.sampling import ThinkingSwitch
-from weft.server.submit import SampledRequest
+from weft.server.requests import SampledRequest
 
 Detail = Literal["auto", "low", "high", "original"]
 

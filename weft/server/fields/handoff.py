@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 
-from weft.client.prompt import Prompt
 from weft.config.handoff import PREFILL
 from weft.config.lenders import NamedLender, canonical_host, parse_lenders
 from weft.json_types import JsonObject
 from weft.messages.handoff import HandoffParams
+from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
@@ -79,9 +78,12 @@ class NamedValue(NamedTuple):
 
 
 def with_handoff(
-    context: ServerContext, request: Request, body: HandoffFields, prompts: Sequence[Prompt]
-) -> list[Prompt]:
-    """The prompts with their handoff parameters. Raises `ApiError`."""
+    context: ServerContext,
+    request: Request,
+    body: HandoffFields,
+    requests: Sequence[GenerateRequest],
+) -> list[GenerateRequest]:
+    """The requests with their handoff parameters. Raises `ApiError`."""
     side = _side(context)
     param = "kv_transfer_params"
     if body.bootstrap_room is not None:
@@ -89,22 +91,22 @@ def with_handoff(
     if side is None:
         message = f"{param}: this server was started without --disaggregation-mode"
         raise ApiError(400, message, param=param, code="unsupported_parameter")
-    if any(prompt.session is not None for prompt in prompts):
+    if any(one.session is not None for one in requests):
         message = f"session_params and {param} exclude each other: a session is on one server"
         raise ApiError(400, message, param=param)
     if body.bootstrap_room is not None:
-        asked = _of_sglang(body, len(prompts), side)
+        asked = _of_sglang(body, len(requests), side)
     else:
-        asked = _of_vllm(request, body.kv_transfer_params, len(prompts), side)
-    found: list[Prompt] = []
-    for prompt, params in zip(prompts, asked, strict=True):
-        one = prompt
-        if params is not None:
-            one = replace(prompt, handoff=params)
+        asked = _of_vllm(request, body.kv_transfer_params, len(requests), side)
+    found: list[GenerateRequest] = []
+    for made, place in zip(requests, asked, strict=True):
+        one = made
+        if place is not None:
+            one = replace(one, handoff=place)
             if side.lends:
                 one = _without_answer(one)
             elif not side.trusts:
-                one = _set_apart(one, params)
+                one = _set_apart(one, place)
         found.append(one)
     return found
 
@@ -124,21 +126,21 @@ def _side(context: ServerContext) -> _Side | None:
     )
 
 
-def _set_apart(prompt: Prompt, place: HandoffParams) -> Prompt:
-    """The same prompt, in a part of the cache that only requests with this place use: whoever
+def _set_apart(request: GenerateRequest, place: HandoffParams) -> GenerateRequest:
+    """The same request, in a part of the cache that only requests with this place use: whoever
     listens there may send anything as KV."""
     return replace(
-        prompt,
-        cache_salt=f"\0lent by {place.host}:{place.port}\0{prompt.cache_salt}",
-        handoff=msgspec.structs.replace(place, lent_salt=prompt.cache_salt),
+        request,
+        cache_salt=f"\0lent by {place.host}:{place.port}\0{request.cache_salt}",
+        handoff=replace(place, lent_salt=request.cache_salt),
     )
 
 
-def _without_answer(prompt: Prompt) -> Prompt:
-    """The same prompt, without generated tokens: the server that continues it samples the first
+def _without_answer(request: GenerateRequest) -> GenerateRequest:
+    """The same request, without generated tokens: the server that continues it samples the first
     token, too."""
     nothing = SamplingParams(max_new_tokens=0, temperature=0.0)
-    return replace(prompt, params=nothing, prediction=())
+    return replace(request, sampling=nothing, prediction=b"")
 
 
 # SGLang

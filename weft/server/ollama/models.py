@@ -28,10 +28,19 @@ class Options(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
 
 
-class OllamaRequest(msgspec.Struct, kw_only=True):
-    """The common fields of both generating routes."""
+class TaggedModel(msgspec.Struct, kw_only=True):
+    """A body that names a model, perhaps with the tag `:latest`: there is no other version."""
 
     model: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.model:
+            self.model = self.model.removesuffix(":latest")
+
+
+class OllamaRequest(TaggedModel, kw_only=True):
+    """The common fields of both generating routes."""
+
     stream: bool | None = None  # default: true
     format: str | JsonObject | None = None
     options: Options | None = None
@@ -74,6 +83,9 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     context: list[int] | None = None
 
 
-class OllamaShowRequest(msgspec.Struct, kw_only=True):
-    model: str | None = None
-    name: str | None = None  # the name in older clients
+class OllamaShowRequest(TaggedModel, kw_only=True):
+    name: str | None = None  # of the model, in older clients
+
+    def __post_init__(self) -> None:
+        self.model = self.model or self.name
+        TaggedModel.__post_init__(self)

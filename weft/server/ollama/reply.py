@@ -9,8 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from weft.client.generation import CompletionEnd, Delta
+from weft.client.generation import Delta
 from weft.json_types import JsonObject
+from weft.messages.replies import Finish
 from weft.server.chat.answers import chat_logprobs
 from weft.server.chat.conversation import Conversation
 from weft.server.context import ServerContext
@@ -115,7 +116,7 @@ class OllamaReply:
             return {}
         return {"logprobs": chat_logprobs(self._tokenizer, delta).content}
 
-    def _end(self, end: CompletionEnd) -> JsonObject:
+    def _end(self, end: Finish) -> JsonObject:
         """The counts and times of the last object. Times are in nanoseconds."""
         total_s = time.perf_counter() - self._began
         first_at = self._conversation.generation.completions[0].first_token_at

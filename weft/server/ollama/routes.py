@@ -13,6 +13,7 @@ from weft.server.body import json_bytes, json_response, read_json
 from weft.server.chat.conversation import start_chat
 from weft.server.context import ServerContext
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
+from weft.server.model_names import answering_name
 from weft.server.ollama.models import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -23,19 +24,16 @@ from weft.server.ollama.reply import OLLAMA_LINES, OllamaReply
 from weft.server.ollama.translate import (
     chat_request,
     generate_request,
-    require_tagged_model,
-    untagged,
 )
 from weft.server.operation import get, post
+from weft.server.prompt_ids import encode_texts
 from weft.server.stream import Answer
-from weft.server.submit import answering_name, encode_texts, require_model
 
 OLLAMA_VERSION = "0.12.0"
 
 
 async def chat(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaChatRequest)
-    require_tagged_model(context, body.model)
     if not body.messages:
         return _loaded(context, body, {"message": {"role": "assistant", "content": ""}})
     conversation = await start_chat(context, request, chat_request(body), whole_calls=True)
@@ -45,7 +43,6 @@ async def chat(context: ServerContext, request: Request) -> ASGIApp:
 
 async def generate(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaGenerateRequest)
-    require_tagged_model(context, body.model)
     if not body.prompt and not body.suffix and not body.images:
         return _loaded(context, body, {"response": ""})
     ids: list[int] | None = None
@@ -74,8 +71,6 @@ async def ps(context: ServerContext, request: Request) -> ASGIApp:
 
 async def show(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaShowRequest)
-    name = untagged(body.model or body.name)
-    require_model(context, name)
     ready = context.client.state.ready
     makes_vectors = ready is not None and ready.pools is not None
     capabilities = ["embedding" if makes_vectors else "completion"]
@@ -88,7 +83,7 @@ async def show(context: ServerContext, request: Request) -> ASGIApp:
     return json_response(
         {
             "details": _details(context),
-            "model_info": _model_info(context, answering_name(context, name)),
+            "model_info": _model_info(context, answering_name(context, body.model)),
             "template": "\n".join(context.tokenizer.chat_templates.values()),
             "parameters": "",
             "modelfile": "",
@@ -128,7 +123,7 @@ def _loaded(
 
 
 def _asked_for(context: ServerContext, body: OllamaRequest) -> str:
-    return answering_name(context, untagged(body.model))
+    return answering_name(context, body.model)
 
 
 def _models(context: ServerContext) -> list[JsonObject]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from weft.json_types import JsonObject
 from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
-from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.fields.arguments import arguments_text
 from weft.server.fields.sampling import copy_sampling
@@ -17,18 +16,6 @@ from weft.server.ollama.models import (
     OllamaMessage,
     OllamaRequest,
 )
-from weft.server.submit import require_model
-
-
-def require_tagged_model(context: ServerContext, name: str | None) -> None:
-    """Raise `ApiError` 404 unless `name`, without its tag, is served: a model has only one version
-    here."""
-    require_model(context, untagged(name))
-
-
-def untagged(name: str | None) -> str | None:
-    """A name without the tag `:latest`, the only version."""
-    return name.removesuffix(":latest") if name else name
 
 
 def chat_request(body: OllamaChatRequest) -> ChatRequest:
@@ -96,7 +83,7 @@ def _call(function: OllamaFunctionCall) -> JsonObject:
 
 def _sampled(request: ChatRequest, body: OllamaRequest) -> ChatRequest:
     """`request` with the fields of `body` for sampling, reasoning and the form of the answer."""
-    request.model = untagged(body.model)
+    request.model = body.model
     request.stream = body.stream is not False
     request.logprobs = body.logprobs
     request.top_logprobs = body.top_logprobs

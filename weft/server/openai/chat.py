@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from weft.client.aux_outputs import last_state, prompt_logprobs
 from weft.client.generation import Completion, Delta
+from weft.client.requests import unpack_ids
 from weft.json_types import JsonObject
 from weft.server.body import json_bytes, json_response, read_json, written
 from weft.server.chat.answers import (
@@ -47,8 +48,8 @@ from weft.server.chat.models import (
 from weft.server.chat.tools import call_id
 from weft.server.context import ServerContext
 from weft.server.operation import post
+from weft.server.requests import StreamOptions
 from weft.server.stream import Answer
-from weft.server.submit import StreamOptions, require_model
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 
 
@@ -61,7 +62,6 @@ async def chat_completions(context: ServerContext, request: Request) -> ASGIApp:
 async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     """The number of tokens of a chat's prompt."""
     body = await read_json(context, request, ChatRequest)
-    require_model(context, body.model)
     ids = body.input_ids
     if ids is None:
         ids = (await chat_prompt(context, body)).ids
@@ -77,17 +77,17 @@ class ChatReply:
     def __init__(
         self, context: ServerContext, body: ChatRequest, conversation: Conversation
     ) -> None:
-        ids = conversation.prompt.ids
         self._client = context.client
         self._tokenizer = context.tokenizer
-        rid = conversation.prompt.rid
+        rid = conversation.request.rid
         self._header = answer_header(context, "chatcmpl-", rid, body.model, body.lora_path)
         self._conversation = conversation
-        prompt = conversation.prompt
+        request = conversation.request
+        ids = unpack_ids(request.input_ids).tolist()
         detailed: Sequence[Completion] = ()
-        if prompt.tells_cache or prompt.pins:
+        if request.tells_cache or request.pins:
             detailed = conversation.generation.completions
-        self._count = UsageCount([len(ids)], conversation.params.n, prompt.media, detailed)
+        self._count = UsageCount([len(ids)], conversation.params.n, request.media, detailed)
         options = body.stream_options or StreamOptions()
         self._tells_usage = bool(options.include_usage)
         self._tells_each_usage = self._tells_usage and bool(options.continuous_usage_stats)
@@ -98,7 +98,7 @@ class ChatReply:
         # Fields of the answer, or of the first chunk of each choice.
         self._prompt_fields: JsonObject = {}
         if body.return_token_ids or body.return_prompt_token_ids:
-            self._prompt_fields["prompt_token_ids"] = list(ids)
+            self._prompt_fields["prompt_token_ids"] = ids
         if body.return_prompt_text:  # the prompt of the model, after truncation
             text = context.tokenizer.decode(ids, skip_special_tokens=False)
             self._prompt_fields["prompt_text"] = text
@@ -278,10 +278,10 @@ class ChatReply:
         if conversation.has_reasoning:
             details = reasoning_details(self._tokenizer, conversation.outputs)
             usage.reasoning_tokens = details.reasoning_tokens
-        if conversation.prompt.prediction:
+        if conversation.request.prediction:
             details.accepted_prediction_tokens = count.accepted_prediction_tokens
             details.rejected_prediction_tokens = count.rejected_prediction_tokens
-        if conversation.has_reasoning or conversation.prompt.prediction:
+        if conversation.has_reasoning or conversation.request.prediction:
             usage.completion_tokens_details = details
         return usage
 

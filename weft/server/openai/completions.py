@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -11,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.aux_outputs import last_state, prompt_logprobs
-from weft.client.generation import Delta, Generation
+from weft.client.generation import Delta, Generation, TextDelivery
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json, written
 from weft.server.chat.answers import (
@@ -37,16 +36,9 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
 from weft.server.operation import post
+from weft.server.prompt_ids import truncation
+from weft.server.requests import StreamOptions, make_requests, sampling_of, submit
 from weft.server.stream import Answer
-from weft.server.submit import (
-    StreamOptions,
-    encode_mixed,
-    prompts,
-    require_model,
-    sampling_of,
-    submit,
-    truncation,
-)
 from weft.text.tokenizer import ContextExceeded, Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -54,31 +46,28 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 async def completions(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, CompletionRequest)
-    require_model(context, body.model)
     params = _sampling(context, body)
-    cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
-    longest = context.info.context_length if cut is None else sys.maxsize
-    texts = split_prompt(body.prompt, longest)
+    cut = None
+    if body.truncate_prompt_tokens is not None or context.config.auto_truncate:
+        cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
+    context_len = None if cut is not None else context.info.context_length
+    texts = split_prompt(body.prompt, context_len)
     if body.suffix:
         cut = None
         params, ids = await _infilled(context, body, texts, params)
     else:
         special = body.add_special_tokens is not False
-        ids = await encode_mixed(
-            context,
-            texts,
-            add_special_tokens=special,
-            truncates=cut is not None,
+        ids = await context.tokenizer.encode_prompts(
+            texts, add_special_tokens=special, context_len=context_len
         )
     if cut is not None:
         max_new = params.max_new_tokens
         ids = [cut.cut(own_ids, context.info.context_length, max_new) for own_ids in ids]
         texts = [*ids]
-    generation = submit(
-        context,
-        prompts(context, request, body, ids, params),
-        stream=bool(body.stream),
-    )
+    requests = make_requests(context, request, body, ids, params)
+    delivery = TextDelivery(body.stream_interval or context.config.stream_interval)
+    deliveries = [delivery] * len(requests)
+    generation = submit(context, requests, deliveries, stream=bool(body.stream))
     echo = await _echo(context, body, texts) if body.echo else None
     reply = CompletionReply(
         context,
@@ -114,17 +103,20 @@ def _sampling(context: ServerContext, body: CompletionRequest) -> SamplingParams
         raise ApiError(400, message, param="best_of")
     if body.echo and body.logprobs is not None and body.session_params is not None:
         raise not_supported("log probabilities of an echoed prompt after the history of a session")
-    params.check(context.client.engine.vocab_size)
     return params
 
 
 def split_prompt(
-    prompt: str | list[str | int | list[int]], context_len: int
+    prompt: str | list[str | int | list[int]], context_len: int | None
 ) -> list[str | list[int]]:
-    """A prompt field as a list of prompts. The field is a text, ids, or a list of either."""
+    """A prompt field as a list of prompts. The field is a text, ids, or a list of either.
+
+    `context_len`: ids that are more than this are refused; None: they will be cut.
+    """
     if isinstance(prompt, str):
         return [prompt]
-    if prompt and isinstance(prompt[0], int) and len(prompt) > context_len:
+    is_one = bool(prompt) and isinstance(prompt[0], int)
+    if is_one and context_len is not None and len(prompt) > context_len:
         message = (
             f"the prompt has {len(prompt):,} tokens, "
             f"more than the context of {context_len:,} tokens"
@@ -203,7 +195,7 @@ class CompletionReply:
         self._tokenizer: Tokenizer = context.tokenizer
         self._generation = generation
         self._header: AnswerHeader = answer_header(
-            context, "cmpl-", generation.completions[0].spec.rid, body.model, body.lora_path
+            context, "cmpl-", generation.completions[0].spec.request.rid, body.model, body.lora_path
         )
         self._n = params.n
         self._prompt_ids = prompt_ids
@@ -284,7 +276,7 @@ class CompletionReply:
             choice.matched_stop = delta.end.matched
             choice.stop_reason = delta.end.matched
             completion = self._generation.completions[delta.choice]
-            if completion.spec.params.hidden_states is not None:
+            if completion.spec.request.sampling.hidden_states is not None:
                 choice.hidden_states = last_state(completion.aux_outputs) or msgspec.UNSET
         return choice
 

@@ -18,6 +18,7 @@ from weft.messages.requests import PoolingParams
 from weft.server.body import read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
+from weft.server.model_names import answering_name
 from weft.server.operation import post
 from weft.server.pooling.embeddings import native, text_or_ids
 from weft.server.pooling.inputs import (
@@ -31,12 +32,10 @@ from weft.server.pooling.inputs import (
     usage,
 )
 from weft.server.pooling.models import ClassifyRequest
-from weft.server.submit import answering_name, require_model
 
 
 async def classify(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ClassifyRequest)
-    require_model(context, body.model)
     pools = require_pools(context, "classify", "labels need a model with a classification head")
     has_native = body.text is not None or body.input_ids is not None
     if body.input is not None and has_native:
@@ -56,7 +55,7 @@ async def classify(context: ServerContext, request: Request) -> ASGIApp:
         activates = body.activation
     pooling = PoolingParams(normalize=activates)
     generation = start(context, request, body, inputs, pooling)
-    rid = generation.completions[0].spec.rid
+    rid = generation.completions[0].spec.request.rid
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
         if body.input is None:

@@ -22,7 +22,7 @@ from weft.server.chat.models import PromptTokensDetails
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.media import require_uncut
-from weft.server.ollama.translate import require_tagged_model, untagged
+from weft.server.model_names import answering_name
 from weft.server.operation import post
 from weft.server.pooling.inputs import (
     Vector,
@@ -47,7 +47,6 @@ from weft.server.pooling.models import (
     Texts,
 )
 from weft.server.sglang.media import KINDS, NO_MEDIA, load_media
-from weft.server.submit import answering_name, require_model
 from weft.text.tokenizer import Encoded
 
 EMBED = "embeddings need a model that makes vectors"
@@ -55,7 +54,6 @@ EMBED = "embeddings need a model that makes vectors"
 
 async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, EmbeddingRequest)
-    require_model(context, body.model)
     pools = require_pools(context, "embed", EMBED)
     pooling = PoolingParams(
         normalize=body.normalize,
@@ -120,7 +118,6 @@ def _seen_usage(deltas: list[Delta], media: list[MediaItem]) -> JsonObject:
 async def encode(context: ServerContext, request: Request) -> ASGIApp:
     """One object for one input, a list for a list."""
     body = await read_json(context, request, EncodeRequest)
-    require_model(context, body.model)
     pools = require_pools(context, "embed", "/encode needs a model that makes vectors")
     texts = text_or_ids(body.text, body.input_ids)
     parts = split("text", texts)
@@ -156,7 +153,7 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
     generation = start(context, request, body, inputs, pooling, placed)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
-        rid = generation.completions[0].spec.rid
+        rid = generation.completions[0].spec.request.rid
         return native(vectors, deltas, texts, rid)
 
     return answer(generation, "text", make)
@@ -165,18 +162,17 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
 async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
     """An input that is too long is truncated, unless `truncate` is false."""
     body = await read_json(context, request, OllamaEmbedRequest)
-    require_tagged_model(context, body.model)
     pools = require_pools(context, "embed", EMBED)
     began = time.perf_counter()
     if isinstance(body.input, list):
         texts = body.input
     else:
         texts = [body.input or ""]
-    name = answering_name(context, untagged(body.model))
+    name = answering_name(context, body.model)
     # Clients send an empty input to make the server load a model.
     if body.input is None or not any(texts):
         return json_response({"model": name, "embeddings": []})
-    plain = PooledRequest(model=untagged(body.model), truncate_prompt_tokens=-1)
+    plain = PooledRequest(model=body.model, truncate_prompt_tokens=-1)
     if body.truncate is False:
         plain.truncate_prompt_tokens = None
     inputs = await encoded(context, texts, plain, param="input")
@@ -198,11 +194,10 @@ async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
 
 async def ollama_embeddings(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaEmbeddingsRequest)
-    require_tagged_model(context, body.model)
     require_pools(context, "embed", EMBED)
     if not body.prompt:
         return json_response({"embedding": []})
-    plain = PooledRequest(model=untagged(body.model), truncate_prompt_tokens=-1)
+    plain = PooledRequest(model=body.model, truncate_prompt_tokens=-1)
     inputs = await encoded(context, [body.prompt], plain, param="prompt")
     generation = start(context, request, plain, inputs, PoolingParams())
 

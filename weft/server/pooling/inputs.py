@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 
 from weft.client.generation import Completion, Delta, Generation
-from weft.client.prompt import Prompt
+from weft.client.requests import pack_ids
 from weft.messages.media import MediaItem
 from weft.messages.replies import PooledPiece
 from weft.messages.requests import PoolingParams
@@ -23,9 +23,16 @@ from weft.messages.sampling import SamplingParams
 from weft.messages.status import Pools
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
+from weft.server.limits import check_size
+from weft.server.model_names import adapter_of
 from weft.server.pooling.models import PooledRequest, Side, Texts
+from weft.server.requests import (
+    common_request,
+    request_name,
+    sharing_of,
+    submit,
+)
 from weft.server.stream import Answer
-from weft.server.submit import adapter_of, deadlines_of, request_name, sharing_of, submit
 from weft.text.tokenizer import ContextExceeded, Encoded
 
 NO_TOKENS = SamplingParams(max_new_tokens=0)
@@ -196,33 +203,34 @@ def start(
     if no input has any."""
     pools = context.client.engine.pools
     with_types = pools is not None and pools.num_token_types > 1
-    rid = request_name(request, body.rid, body.request_id)
     user = (body.user or "")[: context.limits.max_user_len]
-    sharing = sharing_of(context, request, user=user)
-    deadlines = deadlines_of(context, request, body.timeout_ms, body.ttft_ms, sharing.tenant)
     adapter = adapter_of(context, body.model, body.lora_path)
-    prompts = []
+    check_size(context, [len(tokens.ids) for tokens in inputs], [1] * len(inputs))
+    vocab_size = context.client.engine.vocab_size
+    common = common_request(
+        context,
+        request,
+        body,
+        NO_TOKENS,
+        rid=request_name(request, body.rid, body.request_id),
+        sharing=sharing_of(context, request, user=user),
+    )
+    requests = []
     for index, tokens in enumerate(inputs):
         own_pooling = pooling
         if with_types and any(tokens.types):
             types = bytes(tokens.types)
             own_pooling = msgspec.structs.replace(pooling, token_type_ids=types)
-        prompt = Prompt(
-            ids=tokens.ids,
-            params=NO_TOKENS,
-            rid=rid,
-            tenant=sharing.tenant,
+        one = msgspec.structs.replace(
+            common,
+            input_ids=pack_ids(tokens.ids, vocab_size),
             user=user,
-            cache_salt=sharing.cache_salt,
             adapter=adapter,
-            priority=body.priority or 0,
-            timeout_ms=deadlines.timeout_ms,
-            ttft_ms=deadlines.ttft_ms,
             pooling=own_pooling,
             media=media[index] if media else (),
         )
-        prompts.append(prompt)
-    return submit(context, prompts, stream=False)
+        requests.append(one)
+    return submit(context, requests, stream=False)
 
 
 def dimensions(pools: Pools, asked: int | None) -> int:
@@ -295,7 +303,8 @@ def vector_of(completion: Completion) -> Vector:
     for output in completion.aux_outputs:
         if isinstance(output, PooledPiece):
             return np.frombuffer(output.vector, dtype="<f4")
-    raise AssertionError(f"completion {completion.spec.id} has ended well, but has no vector")
+    id = completion.spec.request.id
+    raise AssertionError(f"completion {id} has ended well, but has no vector")
 
 
 def written(vector: Vector, encoding: str | None) -> list[float] | str:

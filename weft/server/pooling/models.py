@@ -12,6 +12,7 @@ import msgspec
 
 from weft.json_types import JsonObject
 from weft.server.chat.models import ChatMessage
+from weft.server.ollama.models import TaggedModel
 
 Side = Literal["left", "right"]
 Texts = str | list[str | int | list[int]]  # one text, its ids, or a list of either
@@ -109,8 +110,7 @@ class EncodeRequest(PooledRequest, kw_only=True):
     dimensions: int | None = None
 
 
-class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
-    model: str | None = None
+class OllamaEmbedRequest(TaggedModel, kw_only=True):
     input: str | list[str] | None = None
     truncate: bool | None = None  # default: true
     dimensions: int | None = None
@@ -118,10 +118,9 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
     keep_alive: Any = None
 
 
-class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
+class OllamaEmbeddingsRequest(TaggedModel, kw_only=True):
     """The body of the older route, for one text."""
 
-    model: str | None = None
     prompt: str | None = None
     options: JsonObject | None = None
     keep_alive: Any = None

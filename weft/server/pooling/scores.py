@@ -22,6 +22,7 @@ from weft.messages.status import Pools
 from weft.server.body import read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
+from weft.server.model_names import answering_name
 from weft.server.operation import post
 from weft.server.pooling.inputs import (
     Input,
@@ -33,13 +34,11 @@ from weft.server.pooling.inputs import (
     usage,
 )
 from weft.server.pooling.models import PooledRequest, RerankRequest, ScoreRequest
-from weft.server.submit import answering_name, require_model
 from weft.text.tokenizer import Encoded
 
 
 async def rerank(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, RerankRequest)
-    require_model(context, body.model)
     if not body.documents:
         message = "documents is empty; 1 text or more is needed"
         raise ApiError(400, message, param="documents")
@@ -65,7 +64,7 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
             results.append(result)
         total = usage(deltas)
         return {
-            "id": f"rerank-{generation.completions[0].spec.rid}",
+            "id": f"rerank-{generation.completions[0].spec.request.rid}",
             "model": answering_name(context, body.model, body.lora_path),
             "results": results,
             "usage": total,
@@ -80,7 +79,6 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
 
 async def score(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ScoreRequest)
-    require_model(context, body.model)
     if body.label_token_ids is not None:
         return await _score_label_tokens(context, request, body)
     left = _either(body, "text_1", "queries")
@@ -106,7 +104,7 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
                 }
             )
         return {
-            "id": f"score-{generation.completions[0].spec.rid}",
+            "id": f"score-{generation.completions[0].spec.request.rid}",
             "object": "list",
             "created": int(time.time()),
             "model": answering_name(context, body.model, body.lora_path),

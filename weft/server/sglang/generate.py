@@ -14,9 +14,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from weft.client.generation import Completion
-from weft.client.prompt import Prompt, with_reasoning_marks
+from weft.client.generation import Completion, TextDelivery
+from weft.client.prompt import with_reasoning_marks
+from weft.client.requests import pack_ids
 from weft.json_types import JsonObject
+from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.server.body import read_json
 from weft.server.context import ServerContext
@@ -26,24 +28,22 @@ from weft.server.fields.handoff import with_handoff
 from weft.server.fields.input_embeds import NOT_GIVEN, Embeds, embeds_of
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
 from weft.server.fields.session import SessionFields, session_params
+from weft.server.limits import check_size
 from weft.server.media import require_uncut
+from weft.server.model_names import adapter_of
 from weft.server.operation import Operation, post
+from weft.server.prompt_ids import Truncation, truncation
+from weft.server.requests import (
+    Side,
+    common_request,
+    request_name,
+    sharing_of,
+    submit,
+)
 from weft.server.sglang.logprobs import NativeLogprobs, logprob_params, require_start
 from weft.server.sglang.media import KINDS, NO_MEDIA, NativeMedia, load_media
 from weft.server.sglang.reply import NativeReply
 from weft.server.stream import Answer
-from weft.server.submit import (
-    Side,
-    Truncation,
-    adapter_of,
-    deadlines_of,
-    encode_mixed,
-    request_name,
-    require_model,
-    sharing_of,
-    submit,
-    truncation,
-)
 
 
 class NativeSampling(CommonSamplingFields, kw_only=True):
@@ -105,7 +105,6 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
 
 async def generate(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, SglangGenerateRequest)
-    require_model(context, body.model)
     embeds = await embeds_of(context, body.input_embeds)
     sources, is_batch = _sources(body, embeds)
     asked = _asked(context, body, len(sources))
@@ -125,7 +124,7 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
             kwargs=body.mm_processor_kwargs,
         )
         sources = media.sources
-    prompts = await _prompts(
+    requests = await _requests(
         context,
         request,
         body,
@@ -134,7 +133,8 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
         asked,
         media,
     )
-    generation = submit(context, prompts, stream=bool(body.stream))
+    deliveries = [own.delivery for own in asked]
+    generation = submit(context, requests, deliveries, stream=bool(body.stream))
     reply = NativeReply(
         completions=generation.completions,
         as_list=is_batch or len(generation.completions) > 1,
@@ -152,7 +152,7 @@ class _Asked:
     """The parameters of one prompt."""
 
     params: SamplingParams
-    stream_interval: int
+    delivery: TextDelivery
     session: SessionFields | None
 
 
@@ -182,17 +182,8 @@ def _asked(
         params = made[id(own)]
         if others:
             params = msgspec.structs.replace(params, **others)
-        params.check(context.client.engine.vocab_size)
-        interval = own.stream_interval
-        if interval is None:
-            interval = context.config.stream_interval
-        found.append(
-            _Asked(
-                params=params,
-                stream_interval=interval,
-                session=sessions[index],
-            )
-        )
+        delivery = TextDelivery(own.stream_interval or context.config.stream_interval)
+        found.append(_Asked(params=params, delivery=delivery, session=sessions[index]))
     return found
 
 
@@ -266,7 +257,7 @@ def _sources(
     return batch, True
 
 
-async def _prompts(
+async def _requests(
     context: ServerContext,
     request: Request,
     body: SglangGenerateRequest,
@@ -274,7 +265,7 @@ async def _prompts(
     vectors: Sequence[bytes],
     asked: Sequence[_Asked],
     media: NativeMedia,
-) -> list[Prompt]:
+) -> list[GenerateRequest]:
     """`vectors`: input embeddings of each prompt, empty if it has none. Raises `ApiError`."""
     if body.routed_dp_rank is not None or body.data_parallel_rank is not None:
         ranks = (body.routed_dp_rank, body.data_parallel_rank)
@@ -292,12 +283,20 @@ async def _prompts(
     ids = await _encoded(context, sources, asked, cut)
     for own_ids, own in zip(ids, asked, strict=True):
         require_start(own.params, own_ids, behind_history=body.session_params is not None)
-    sharing = sharing_of(context, request, salt=body.cache_salt, extra_key=body.extra_key)
-    deadlines = deadlines_of(context, request, body.timeout_ms, body.ttft_ms, sharing.tenant)
     adapters = [""] * len(asked)
     if body.lora_path is not None or context.adapters.by_name:
         paths = _spread("lora_path", body.lora_path, len(asked))
         adapters = [adapter_of(context, body.model, path) for path in paths]
+    check_size(context, list(map(len, ids)), [own.params.n for own in asked])
+    vocab_size = context.client.engine.vocab_size
+    common = common_request(
+        context,
+        request,
+        body,
+        asked[0].params,
+        rid=rids[0],
+        sharing=sharing_of(context, request, salt=body.cache_salt, extra_key=body.extra_key),
+    )
     found = []
     for index, own in enumerate(asked):
         params = own.params
@@ -305,24 +304,19 @@ async def _prompts(
             params = with_reasoning_marks(
                 params, context.formats.reasoning, context.tokenizer, ids[index]
             )
-        prompt = Prompt(
-            ids=ids[index],
-            params=params,
+        one = msgspec.structs.replace(
+            common,
+            input_ids=pack_ids(ids[index], vocab_size),
+            sampling=params,
             rid=rids[index],
             group=body.rid if isinstance(body.rid, str) else "",
-            tenant=sharing.tenant,
-            priority=body.priority or 0,
-            cache_salt=sharing.cache_salt,
             adapter=adapters[index],
-            timeout_ms=deadlines.timeout_ms,
-            ttft_ms=deadlines.ttft_ms,
             session=sessions[index],
             vectors=vectors[index],
-            stream_interval=own.stream_interval,
             media=media.placed(index, ids[index]) if media.loaded else (),
             tells_cache=bool(body.return_cached_tokens_details),
         )
-        found.append(prompt)
+        found.append(one)
     if body.bootstrap_room is not None or body.kv_transfer_params:
         return with_handoff(context, request, body, found)
     return found
@@ -335,15 +329,12 @@ async def _encoded(
     cut: Truncation | None,
 ) -> list[list[int]]:
     """The ids of each prompt, truncated if requested."""
-    ids = await encode_mixed(
-        context,
-        sources,
-        add_special_tokens=True,
-        truncates=cut is not None,
+    context_len = context.info.context_length
+    ids = await context.tokenizer.encode_prompts(
+        sources, context_len=context_len if cut is None else None
     )
     if cut is None:
         return ids
-    context_len = context.info.context_length
     kept = []
     for own_ids, own in zip(ids, asked, strict=True):
         kept.append(cut.cut(own_ids, context_len, own.params.max_new_tokens))
@@ -362,11 +353,11 @@ def _rids(request: Request, rid: str | list[str] | None, count: int) -> list[str
 def _logprobs(
     context: ServerContext, body: SglangGenerateRequest, completion: Completion
 ) -> NativeLogprobs | None:
-    if completion.spec.params.logprobs is None:
+    if completion.spec.request.sampling.logprobs is None:
         return None
     return NativeLogprobs(
         context.tokenizer,
-        completion.spec.params,
+        completion.spec.request.sampling,
         completion.aux_outputs,
         with_text=bool(body.return_text_in_logprobs),
     )

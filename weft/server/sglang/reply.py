@@ -108,11 +108,11 @@ class NativeReply:
         completion = self._completions[delta.choice]
         growing = self._growing[delta.choice]
         meta = meta_info(completion, delta, self._version())
-        if delta.end is not None and completion.spec.params.hidden_states:
+        if delta.end is not None and completion.spec.request.sampling.hidden_states:
             meta["hidden_states"] = hidden_states(
                 completion.aux_outputs, delta.end.prompt_tokens, delta.num_tokens
             )
-        if delta.end is not None and completion.spec.tells_cache:
+        if delta.end is not None and completion.spec.request.tells_cache:
             meta |= meta_cached_details(completion)
         logprobs = growing.logprobs
         if logprobs is not None:

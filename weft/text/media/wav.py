@@ -1,6 +1,8 @@
 """Reads WAV files: the header, and the samples in mono.
 
-Files are not trusted: the header is checked against the content.
+WAV needs no package: soundfile, which reads the other formats, is an optional one, brings decoders
+written in C, and is not installed on most servers. Files are not trusted: the header is checked
+against the content.
 """
 
 from __future__ import annotations

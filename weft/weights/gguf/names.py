@@ -1,8 +1,8 @@
 """Translates the names of tensors in a GGUF file to weft's names, and marks tensors whose rows have
 another order.
 
-Most architectures use Llama's names. `config/gguf_architectures.py` has the names that differ, and
-the architectures that rotate pairs of consecutive rows, [heads, D / 2, 2], where transformers
+Most architectures use Llama's names. The families (`config/families/`) have the names that differ,
+and say which architectures rotate pairs of consecutive rows, [heads, D / 2, 2], where transformers
 rotates the halves of a head, [heads, 2, D / 2].
 """
 
@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.config.gguf_architectures import ARCHITECTURES, Architecture
+from weft.config.families.gguf import Architecture
+from weft.config.families.table import GGUF_FILES
 from weft.json_types import JsonMapping
 from weft.weights.safetensors import TensorEntry
 
@@ -101,7 +102,7 @@ def _architecture(metadata: JsonMapping) -> Architecture:
     """The architecture of the file. Unknown ones count as Llama here, and are refused when the
     configuration is read."""
     name = metadata.get("general.architecture")
-    return ARCHITECTURES.get(str(name), ARCHITECTURES["llama"])
+    return GGUF_FILES.get(str(name), GGUF_FILES["llama"]).architecture
 
 
 def _num_layers(metadata: JsonMapping) -> int | None:

@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from weft.arrays import LongArray
+from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.policies.aging import AgingTurns
 from weft.scheduler.policies.kinds.priority import Priority
@@ -64,6 +65,11 @@ class Classes(Policy):
         keys = self._plain.lane_keys()
         if keys is not None:
             self._lanes = Lanes(keys, self._rank_of)
+
+    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+        super().use_index(index, counts)
+        for policy in (self._plain, *self._policies.values()):
+            policy.use_index(index, counts)
 
     def new_counts(self) -> SubtreeCounts | None:
         return self._plain.new_counts()
@@ -112,7 +118,10 @@ class Classes(Policy):
         if not self._keeps_account:
             return self._plain
         if rank not in self._policies:
-            self._policies[rank] = self._inside.make(self.context)
+            made = self._inside.make(self.context)
+            if self.prefix_index is not None:
+                made.use_index(self.prefix_index, self.subtree_counts)
+            self._policies[rank] = made
         return self._policies[rank]
 
     def displaced(
@@ -184,7 +193,6 @@ class Classes(Policy):
     def order_of(self, rank: int, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
         """The order of one class."""
         policy = self.policy_of(rank)
-        self.lend_index(policy)
         if policy.yields_followed_only:
             return policy.order_waiting(table, end, now)
         indices = table.indices_before(end)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.arrays import LongArray
+from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.policies.lanes.lanes import KeptOrder, StableKey
 from weft.scheduler.policies.protocol import KeyPolicy, Policy, PolicyContext
@@ -46,6 +47,10 @@ class LexicographicPolicy(Policy):
         if self._kept is not None:
             self._kept.look(table)
 
+    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+        super().use_index(index, counts)
+        self._second.use_index(index, counts)
+
     def new_counts(self) -> SubtreeCounts | None:
         return self._second.new_counts()
 
@@ -55,7 +60,6 @@ class LexicographicPolicy(Policy):
         indices: LongArray,
         now: float,
     ) -> Iterator[Request]:
-        self.lend_index(self._second)
         key = self._first.key(table, indices, now)
         while len(indices) > 2 * SAMPLE_SIZE:
             # Few keys are below the border, but all may be equal to it.

@@ -25,12 +25,12 @@ class DepthFirst(Policy):
     ) -> Iterator[Request]:
         if self.prefix_index is None or self.subtree_counts is None:
             return super().order(table, indices, now)
-        return self._walk(table, table.marks(indices))
+        return self._walk(table, table.used.marks(indices))
 
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
         if self.prefix_index is None or end != EVERYBODY:
             return super().order_waiting(table, end, now)
-        return self._walk(table, table.is_used)
+        return self._walk(table, table.used.flags)
 
     def _walk(self, table: WaitingTable, is_asked: BoolArray) -> Iterator[Request]:
         assert self.prefix_index is not None

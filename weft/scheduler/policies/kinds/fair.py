@@ -32,6 +32,7 @@ from itertools import count
 import numpy as np
 
 from weft.arrays import IntArray, LongArray
+from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.policies.kinds.lpm import LongestPrefix
 from weft.scheduler.policies.lanes.lanes import requests_of
@@ -188,7 +189,6 @@ class Fair(Policy):
         within = self._within
         if within is None:
             return self._walk(table, end, now, None)
-        self.lend_index(within)
         tenants: LongArray = table.tag.take(indices)
 
         def order_of(tenant: int) -> Iterator[Request]:
@@ -259,6 +259,11 @@ class Fair(Policy):
                 since_due = 0
             else:
                 since_due += 1
+
+    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+        super().use_index(index, counts)
+        if self._within is not None:
+            self._within.use_index(index, counts)
 
     def new_counts(self) -> SubtreeCounts | None:
         return None if self._within is None else self._within.new_counts()

@@ -54,13 +54,13 @@ class Lanes:
         """Update the lanes with the changes of the table. Returns the numbers of the changed
         lanes."""
         before = self._num_changes
-        self._num_changes = table.num_changes
+        self._num_changes = table.changes.num
         if before == NEVER:
-            self._num_repacks = table.num_repacks
+            self._num_repacks = table.changes.num_forgotten
             return self._begin_anew(table)
-        arrivals = table.changed_since(before)
-        if table.num_repacks != self._num_repacks:
-            self._num_repacks = table.num_repacks
+        arrivals = table.changes.since(before)
+        if table.changes.num_forgotten != self._num_repacks:
+            self._num_repacks = table.changes.num_forgotten
             arrivals += [one for one in self._places if not table.waits(one)]
         if len(arrivals) * SHARE > len(self._places):
             return self._begin_anew(table)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from weft.arrays import LongArray
+from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.history import Counters
 from weft.scheduler.policies.aging import AgingTurns
@@ -88,6 +89,11 @@ class Shadowed(Policy):
         self.follower = self
         if live.displacement is not None:
             self.displacement = self
+
+    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+        super().use_index(index, counts)
+        self.live.use_index(index, counts)
+        self._shadow.use_index(index, counts)
 
     def new_counts(self) -> SubtreeCounts | None:
         return self.live.new_counts() or self._shadow.new_counts()
@@ -179,7 +185,6 @@ class Shadowed(Policy):
     def order_waiting(self, table: WaitingTable, end: int, now: float) -> Iterator[Request]:
         self._compare()
         self._walked = Walked(now, self._head(table, end, now))
-        self.lend_index(self.live)
         yield from self.live.order_waiting(self._view_of_live(table), end, now)
 
     def _head(
@@ -190,7 +195,6 @@ class Shadowed(Policy):
     ) -> list[Request]:
         """The first requests that the shadow would look at."""
         shadow = self._shadow
-        self.lend_index(shadow)
         view = table
         if shadow.follower is not None:
             view = copy.copy(table)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray, LongArray
+from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.policies.protocol import KeyPolicy, Policy, PolicyContext
 from weft.scheduler.request import Request
@@ -74,11 +75,8 @@ class _Watch:
         fault.__cause__ = cause
         self._context.report(fault)
 
-    def lend(self, outer: Policy) -> Policy:
-        """The policy, with the index and counts that the queue has set at its wrapper."""
-        self.own.context = outer.context
-        outer.lend_index(self.own)
-        return self.own
+    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+        self.call(self.own.use_index, index, counts, otherwise=None)
 
 
 class GuardedKey(KeyPolicy):
@@ -96,6 +94,10 @@ class GuardedKey(KeyPolicy):
         self.reads_cache = bool(own.reads_cache)
         self.ages = bool(own.ages)
 
+    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+        super().use_index(index, counts)
+        self._watch.use_index(index, counts)
+
     def key(
         self,
         table: WaitingTable,
@@ -103,7 +105,7 @@ class GuardedKey(KeyPolicy):
         now: float,
     ) -> DoubleArray:
         watch = self._watch
-        own = watch.lend(self)
+        own = watch.own
         if watch.is_well and isinstance(own, KeyPolicy):
             key = watch.call(_as_numbers, own, table, indices, now, otherwise=None)
             if key is not None:
@@ -151,6 +153,10 @@ class GuardedPolicy(Policy):
         if own.follower is not None:
             self.follower = self
 
+    def use_index(self, index: PrefixIndex, counts: SubtreeCounts | None) -> None:
+        super().use_index(index, counts)
+        self._watch.use_index(index, counts)
+
     def new_counts(self) -> SubtreeCounts | None:
         counts = self._watch.call(self._watch.own.new_counts, otherwise=None)
         return counts if isinstance(counts, SubtreeCounts) else None
@@ -162,8 +168,8 @@ class GuardedPolicy(Policy):
         now: float,
     ) -> Iterator[Request]:
         watch = self._watch
-        is_left = table.marks(indices)
-        own = watch.lend(self)
+        is_left = table.used.marks(indices)
+        own = watch.own
         nobody: Iterator[Request] = iter(())
         order = watch.call(lambda: iter(own.order(table, indices, now)), otherwise=nobody)
         num_named = 0
@@ -224,7 +230,7 @@ class GuardedPolicy(Policy):
         displacement = self._watch.own.displacement
         assert displacement is not None
         watch = self._watch
-        is_left = table.marks(indices)
+        is_left = table.used.marks(indices)
         nobody: Iterator[Request] = iter(())
         order = watch.call(
             lambda: iter(displacement.displaced(table, indices, newcomer)), otherwise=nobody

@@ -8,7 +8,7 @@ import msgspec
 
 from weft.json_types import JsonObject
 from weft.server.chat.models import CHAT_FIELDS, AudioData, Detail, Role
-from weft.server.submit import GenerationFields
+from weft.server.requests import GenerationFields
 
 
 class ResponsePart(msgspec.Struct, kw_only=True):

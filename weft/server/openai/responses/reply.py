@@ -218,7 +218,7 @@ class ResponseReply:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         reasoning = reasoning_details(self._tokenizer, self._conversation.outputs)
         details = PromptTokensDetails(end.cached_tokens)
-        add_media(details, self._conversation.prompt.media)
+        add_media(details, self._conversation.request.media)
         add_cache_use(details, self._conversation.generation.completions)
         response["usage"] = {
             "input_tokens": end.prompt_tokens,

@@ -21,7 +21,7 @@ from weft.server.errors import ApiError
 from weft.server.fields.sampling import require_one_answer
 from weft.server.openai.responses.models import ResponseItem, ResponsePart, ResponsesRequest
 from weft.server.openai.responses.tools import OfferedTools, visible_name
-from weft.server.submit import copy_generation
+from weft.server.requests import copy_generation
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
 SEALED_REASONING = "reasoning.encrypted_content"  # in `include`

@@ -1,0 +1,1 @@
+"""Kinds of adapters, one file each (`kind.py` has their protocol)."""
