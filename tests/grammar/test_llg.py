@@ -183,7 +183,8 @@ def test_calls_of_strict_tools_fit_their_schemas_and_text_stays_free(
     hermes = TOOL_FORMATS["hermes"]
     assert hermes.around is not None
     city = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
-    tag = strict_tag({"weather": city, "news": {"type": "object"}}, hermes.mark, hermes.around)
+    use = ToolUse(arguments={"weather": city, "news": {"type": "object"}})
+    tag = strict_tag(use, hermes.mark, hermes.around)
 
     def call(name: str, arguments: str) -> str:
         return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'

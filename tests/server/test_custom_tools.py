@@ -173,7 +173,14 @@ def test_the_history_has_custom_calls_as_the_model_writes_them(
         ({}, "tools[0].function.name"),
         ({"name": ["a"]}, "tools[0].function.name"),
         ({"name": "run", "format": "text?"}, "tools[0].custom.format"),
-        ({"name": "run", "format": {"type": "grammar", "grammar": {}}}, "tools[0].custom.format"),
+        (
+            {"name": "run", "format": {"type": "grammar", "grammar": {}}},
+            "tools[0].custom.format.syntax",
+        ),
+        (
+            {"name": "run", "format": {"type": "grammar", "syntax": "lark", "definition": " "}},
+            "tools[0].custom.format.definition",
+        ),
     ],
 )
 @pytest.mark.parametrize("choice", ["auto", "none", "required"])

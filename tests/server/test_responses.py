@@ -150,8 +150,8 @@ def test_a_schema_is_handed_to_the_engine(
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"input": [{"type": "computer_call"}]}, "input[0]"),
+        ({"tools": [{"type": "telepathy"}]}, "tools[0]"),
+        ({"input": [{"type": "telepathy_call"}]}, "input[0]"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0]",

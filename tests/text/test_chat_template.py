@@ -304,3 +304,41 @@ def test_a_message_with_calls_cannot_be_continued() -> None:
     with pytest.raises(TemplateError, match="has tool_calls, which come after") as caught:
         render(CHAT_TEMPLATE, messages, continue_final_message=True)
     assert caught.value.param == "continue_final_message"
+
+
+CALL_TURNS = """{%- for m in messages -%}
+<{{ m.role }}>{{ TEXT }}{% for c in m.tool_calls or [] %}BETWEEN[{{ c.function.name }}]{% endfor %}
+{%- endfor -%}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "between", "content", "expected"),
+    [
+        ("m.content", "{{ '\\n' }}", "I look.\n", "I look.\n[f]"),
+        ("m.content", "{{ '\\n' }}", "I look.\n\n", "I look.\n\n[f]"),
+        ("m.content", "{{ '\\n\\n' }}", "I look.\n\n", "I look.\n\n[f]"),
+        ("m.content", "{{ '\\n' }}", "I look.", "I look.\n[f]"),
+        ("m.content", "", "I look.\n", "I look.\n[f]"),
+        ("m.content | trim", "{{ '\\n' }}", "I look.\n", "I look.\n[f]"),
+    ],
+)
+def test_line_breaks_between_a_text_and_its_calls_are_written_once(
+    text: str, between: str, content: str, expected: str
+) -> None:
+    source = CALL_TURNS.replace("TEXT", text).replace("BETWEEN", between)
+    template = ChatTemplate({"default": source}, {})
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+    found = template.render([{"role": "user", "content": "Hi"}, answer])
+    assert found.endswith(f"<assistant>{expected}")
+
+
+def test_a_template_that_takes_no_example_gets_the_text_as_it_is() -> None:
+    source = "{% if messages[0].content != 'Hi' %}{{ raise_exception('no') }}{% endif %}" + (
+        CALL_TURNS.replace("TEXT", "m.content").replace("BETWEEN", "{{ '\\n' }}")
+    )
+    template = ChatTemplate({"default": source}, {})
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answer = {"role": "assistant", "content": "I look.\n", "tool_calls": [call]}
+    found = template.render([{"role": "user", "content": "Hi"}, answer])
+    assert found.endswith("I look.\n\n[f]")

@@ -26,6 +26,10 @@ VERBS = {
         "a front that forwards each request to one of several servers",
     ),
     "chat": ("weft.cli.chat:chat", "chat in the terminal, with a model or with a running server"),
+    "launch": (
+        "weft.cli.agents.launch:launch",
+        "start a coding agent against a running server",
+    ),
     "generate": (
         "weft.cli.generate:generate",
         "complete prompts without a server, from a file or the command line",
@@ -64,7 +68,6 @@ ELSEWHERE = {
     "show": "weft doctor MODEL tells about a model",
     "rm": "models of the hub are in its own cache: hf cache rm",
     "start": "weft serve starts a server",
-    "launch": "weft serve starts a server",
     "server": "weft serve starts a server",
     "complete": "weft generate completes prompts",
     "run-batch": "weft generate --input FILE completes the prompts of a file",

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from weft.cli.chat_backend import ChatError
@@ -26,6 +26,11 @@ LOOK_AGAIN_S = 0.5
 EVENT = b"data: "
 
 
+class ServedModel(NamedTuple):
+    name: str
+    context_length: int  # 0: the server does not say
+
+
 class RemoteServer:
     """The address of a server, and the key for it."""
 
@@ -37,14 +42,19 @@ class RemoteServer:
             message = f"--url is {url!r}; something like http://127.0.0.1:30000 is expected"
             raise SettingsError(message)
         self.address = parts.netloc
+        self.scheme = parts.scheme
         self.path = parts.path.rstrip("/").removesuffix("/v1")  # prefix of all its routes
         self.headers = {"content-type": "application/json"}
         if key:
             self.headers["authorization"] = f"Bearer {key}"
-        self._is_encrypted = parts.scheme == "https"
+
+    @property
+    def url(self) -> str:
+        """The address in full, without `/v1`."""
+        return f"{self.scheme}://{self.address}{self.path}"
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        if self._is_encrypted:
+        if self.scheme == "https":
             return http.client.HTTPSConnection(self.address, timeout=timeout_s)
         return http.client.HTTPConnection(self.address, timeout=timeout_s)
 
@@ -63,7 +73,7 @@ class RemoteChatBackend:
         self._server = RemoteServer(url, api_key)
         self._path = self._server.path + "/v1"
         self._body = {"stream": True, **sampling}
-        self.name = self._model()
+        self.name = served_models(self._server)[0].name
 
     def answer(self, messages: list[JsonObject]) -> Generator[str, None, None]:
         """See `ChatBackend.answer`.
@@ -85,43 +95,49 @@ class RemoteChatBackend:
                 message = f"the connection to {self._server.address} broke: {exc}"
                 raise ChatError(message) from exc
 
-    def _model(self) -> str:
-        """The first model of the server, which is waited for while it loads. Raises
-        SettingsError."""
-        deadline_s = time.monotonic() + LOADING_TIMEOUT_S
-        has_warned = False
-        while True:
-            name = self._model_now()
-            if name:
-                return name
-            if time.monotonic() > deadline_s:
-                raise SettingsError(f"{self._server.address} is not ready yet")
-            if not has_warned:
-                print(f"{self._server.address} is not ready yet; waiting", file=sys.stderr)
-                has_warned = True
-            time.sleep(LOOK_AGAIN_S)
 
-    def _model_now(self) -> str:
-        """The first model of the server; "" while it loads. Raises SettingsError."""
-        address = self._server.address
-        path = f"{self._path}/models"
-        with closing(self._server.connect(CONNECT_TIMEOUT_S)) as connection:
-            try:
-                connection.request("GET", path, headers=self._server.headers)
-                response = connection.getresponse()
-                if response.status == 503:
-                    return ""
-                if response.status in (401, 403):
-                    raise SettingsError(f"{address} refuses access: {error_of(response)}")
-                if response.status != 200:
-                    raise SettingsError(f"{address} lists no model: {error_of(response)}")
-                return str(json.load(response)["data"][0]["id"])
-            except SettingsError:  # a ValueError, too
-                raise
-            except OSError as exc:
-                raise self._server.missing(exc) from exc
-            except (http.client.HTTPException, ValueError, LookupError, TypeError) as exc:
-                raise SettingsError(f"{address} does not speak the OpenAI API") from exc
+def served_models(server: RemoteServer) -> list[ServedModel]:
+    """The models of a server, at least one. Waits while it loads. Raises SettingsError."""
+    deadline_s = time.monotonic() + LOADING_TIMEOUT_S
+    has_warned = False
+    while True:
+        found = _models_now(server)
+        if found:
+            return found
+        if time.monotonic() > deadline_s:
+            raise SettingsError(f"{server.address} is not ready yet")
+        if not has_warned:
+            print(f"{server.address} is not ready yet; waiting", file=sys.stderr)
+            has_warned = True
+        time.sleep(LOOK_AGAIN_S)
+
+
+def _models_now(server: RemoteServer) -> list[ServedModel]:
+    """The models of a server; none while it loads. Raises SettingsError."""
+    address = server.address
+    with closing(server.connect(CONNECT_TIMEOUT_S)) as connection:
+        try:
+            connection.request("GET", f"{server.path}/v1/models", headers=server.headers)
+            response = connection.getresponse()
+            if response.status == 503:
+                return []
+            if response.status in (401, 403):
+                raise SettingsError(f"{address} refuses access: {error_of(response)}")
+            if response.status != 200:
+                raise SettingsError(f"{address} lists no model: {error_of(response)}")
+            models = json.load(response)["data"]
+            found = [
+                ServedModel(str(one["id"]), int(one.get("max_model_len", 0))) for one in models
+            ]
+            if not found:
+                raise SettingsError(f"{address} lists no model")
+            return found
+        except SettingsError:  # a ValueError, too
+            raise
+        except OSError as exc:
+            raise server.missing(exc) from exc
+        except (http.client.HTTPException, ValueError, LookupError, TypeError) as exc:
+            raise SettingsError(f"{address} does not speak the OpenAI API") from exc
 
 
 def _text(event: JsonObject) -> str:

@@ -32,6 +32,7 @@ CONFIGS = (
     "weft.config.relay:RelayConfig",
     "weft.cli.generate:GenerateOptions",
     "weft.cli.generate:SamplingOptions",
+    "weft.cli.agents.launch:LaunchOptions",
     "weft.cli.chat:ChatOptions",
 )
 # Commands with many more settings, whose modules take long to import: their own variables are known

@@ -8,6 +8,8 @@ This module knows nothing of schemas.
 from __future__ import annotations
 
 import re
+import unicodedata
+from typing import NamedTuple, TypeAlias
 
 from weft.grammar.protocol import InvalidGrammar
 
@@ -24,6 +26,19 @@ _SURROGATES = re.compile(
 _CODE = re.compile(r"\\(?:u\{([0-9a-fA-F]+)\}|u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))")
 _PROPERTY = re.compile(r"\\[pP]\{[^}]*\}")
 _LOOKAROUNDS = ("(?=", "(?!", "(?<=", "(?<!")
+_GROUP = re.compile(r"\((?:\?:|\?P?<(\w+)>)?")
+_REPEATED = re.compile(r"([*+?]|\{[0-9]+(?:,[0-9]*)?\})\??")
+
+
+class Class(NamedTuple):
+    """The characters of a class, of a set as `\\d`, or of a dot."""
+
+    text: str  # the class as the engine reads it
+    items: list[int | tuple[int, int] | str]  # characters, ranges, and sets by their text
+    is_negated: bool
+
+    def has(self, code: int) -> bool:
+        return any(_has(item, code) for item in self.items) != self.is_negated
 
 
 def from_ecma(pattern: str) -> str:
@@ -31,10 +46,23 @@ def from_ecma(pattern: str) -> str:
     return _Reader(pattern).read()
 
 
+# A character, a class, or an operator: ( ) | * + ? {m,n} ^ $, and `*?` without its question mark.
+Piece: TypeAlias = int | Class | str
+
+
+def pieces(pattern: str, *, dot_takes_all: bool = False) -> list[Piece]:
+    """The expression piece by piece, without names of groups.
+
+    Raises InvalidGrammar for what no automaton can have, and for flags inside the pattern.
+    """
+    return _PieceReader(pattern, dot_takes_all=dot_takes_all).all()
+
+
 class _Reader:
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._at = 0
+        self._found: list[int | tuple[int, int] | str] = []  # of the class being read
 
     def read(self) -> str:
         written: list[str] = []
@@ -79,6 +107,7 @@ class _Reader:
 
     def _class(self) -> str:
         self._at += 1
+        self._found = []
         opening = "["
         if self._pattern.startswith("^", self._at):
             self._at += 1
@@ -99,11 +128,14 @@ class _Reader:
         is_range = self._pattern.startswith("-", self._at)
         is_last = self._pattern.startswith("-]", self._at)
         if not is_range or is_last or isinstance(first, str):
+            self._found.append(first)
             return first if isinstance(first, str) else _literal(first)
         self._at += 1
         last = self._atom(in_class=True)
         if isinstance(last, str):
+            self._found += [first, ord("-"), last]
             return f"{_literal(first)}{_literal(ord('-'))}{last}"
+        self._found.append((first, last))
         return f"{_literal(first)}-{_literal(last)}"
 
     def _atom(self, *, in_class: bool = False) -> int | str:
@@ -152,6 +184,73 @@ class _Reader:
         if 0xD800 <= code <= 0xDFFF or code > 0x10FFFF:
             raise InvalidGrammar(f"U+{code:X} is not a character: {self._pattern!r}")
         return code
+
+
+class _PieceReader(_Reader):
+    def __init__(self, pattern: str, *, dot_takes_all: bool) -> None:
+        super().__init__(pattern)
+        self._dot = Class(r"[^\n]", [ord("\n")], True)
+        if dot_takes_all:
+            self._dot = Class("(?s:.)", [], True)
+
+    def all(self) -> list[Piece]:
+        found: list[Piece] = []
+        while self._at < len(self._pattern):
+            found.append(self._piece())
+        return found
+
+    def _piece(self) -> Piece:
+        first = self._pattern[self._at]
+        if first == "[":
+            text = self._class()
+            return Class(text, self._found, text.startswith(("[^", "(?s")))
+        if first == "\\":
+            return self._escaped()
+        quantifier = _REPEATED.match(self._pattern, self._at)
+        if quantifier:
+            self._at = quantifier.end()
+            return quantifier[1]
+        if first == "(":
+            return self._group()
+        self._at += 1
+        if first in "|)^$":
+            return first
+        return self._dot if first == "." else ord(first)
+
+    def _escaped(self) -> Piece:
+        before = self._at
+        text = self._escape()  # refuses what no automaton can have
+        if text in ("\\A", "\\z"):
+            return "^" if text == "\\A" else "$"
+        self._at = before
+        found = self._atom()
+        return found if isinstance(found, int) else Class(text, [found], False)
+
+    def _group(self) -> str:
+        if self._pattern.startswith(_LOOKAROUNDS, self._at):
+            raise InvalidGrammar(f"look-around is not supported: {self._pattern!r}")
+        group = _GROUP.match(self._pattern, self._at)
+        assert group is not None, "the text begins with a bracket"
+        self._at = group.end()
+        if group[0] == "(" and self._pattern.startswith("?", self._at):
+            raise InvalidGrammar(f"flags in a pattern are not supported here: {self._pattern!r}")
+        return "("
+
+
+def _has(item: int | tuple[int, int] | str, code: int) -> bool:
+    """Whether an item of a class has a character, which is ASCII."""
+    if isinstance(item, int):
+        return item == code
+    if isinstance(item, tuple):
+        return item[0] <= code <= item[1]
+    if item.startswith(("\\p", "\\P")):
+        name = item[3:-1]
+        is_category = len(name) <= 2 and unicodedata.category(chr(code)).startswith(name)
+        return is_category != item.startswith("\\P")
+    is_negated = item.startswith("[^")
+    text = item[2:-1] if is_negated else item
+    letter = next(letter for letter, members in _SETS.items() if members == text)
+    return (re.match(f"\\{letter}", chr(code), re.ASCII) is not None) != is_negated
 
 
 def _literal(code: int) -> str:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from weft.grammar.in_json import lark_in_json, regex_in_json
 from weft.grammar.protocol import InvalidGrammar
 from weft.json_types import JsonObject
 
@@ -96,6 +97,8 @@ class LarkWriter:
                 return self._rule(self._schema(format["json_schema"]))
             case "regex":
                 return self._rule(f"/{self._regex(format['pattern'])}/")
+            case "grammar":
+                return self._rule(self._grammar(format))
             case "any_text" if not format.get("excludes"):
                 return self._rule(TEXT)
             case "sequence":
@@ -112,6 +115,18 @@ class LarkWriter:
                 return self._triggered(format)
             case "tags_with_separator":
                 return self._separated(format)
+        raise InvalidGrammar(f"structural_tag: a format {_short(format)} is not supported")
+
+    def _grammar(self, format: Format) -> str:
+        """A grammar of its own inside this one, with `in_json` of a text in a JSON string."""
+        definition = format["definition"]
+        in_json = bool(format.get("in_json"))
+        match format["syntax"]:
+            case "lark":
+                own = lark_in_json(definition) if in_json else definition
+                return f"%lark {{\n{own}\n}}"
+            case "regex":
+                return regex_in_json(definition) if in_json else f"/{self._regex(definition)}/"
         raise InvalidGrammar(f"structural_tag: a format {_short(format)} is not supported")
 
     def _alternatives(self, formats: list[Format]) -> str:

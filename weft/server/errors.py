@@ -11,6 +11,7 @@ traceback.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -31,6 +32,13 @@ log = EventLog("server")
 MAX_ERROR_LEN = 1_000  # characters of a message
 # Clients search for these words, to shorten a conversation.
 TOO_LONG = "this model's maximum context length"
+
+# The sizes in the messages of ContextExceeded.
+_SIZES = {
+    "prompt": re.compile(r"the prompt has ([0-9,]+) tokens?\b"),
+    "wanted": re.compile(r"max_tokens is ([0-9,]+)"),
+    "context": re.compile(r"(?:context of|at most) ([0-9,]+)"),
+}
 
 _TYPES = {
     401: "authentication_error",
@@ -179,7 +187,7 @@ def anthropic_error(error: ApiError) -> bytes:
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
     if error.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # these clients search for other words
+        message = f"{_anthropic_excess(error.message)}: {message}"
     detail = {"type": kind, "message": message}
     fields = {
         "type": "error",
@@ -187,6 +195,25 @@ def anthropic_error(error: ApiError) -> bytes:
         "request_id": request_context.rid(),
     }
     return msgspec.json.encode(fields)
+
+
+def _anthropic_excess(message: str) -> str:
+    """Anthropic's words for a prompt that is too long, and its numbers.
+
+    Claude Code reads both: it asks again for fewer tokens, or compacts the conversation by as much
+    as is too long.
+    """
+    found = {
+        key: match[1].replace(",", "")
+        for key, one in _SIZES.items()
+        if (match := one.search(message))
+    }
+    if {"prompt", "wanted", "context"} <= found.keys():
+        sizes = f"{found['prompt']} + {found['wanted']} > {found['context']}"
+        return f"input length and `max_tokens` exceed context limit: {sizes}"
+    if {"prompt", "context"} <= found.keys():
+        return f"prompt is too long: {found['prompt']} tokens > {found['context']} maximum"
+    return "prompt is too long"
 
 
 def ollama_error(error: ApiError) -> bytes:

@@ -23,6 +23,7 @@ from weft.messages.control import ListRequests
 from weft.messages.status import EngineReady
 from weft.server.admin.loads import loads_of, refresh
 from weft.server.body import json_response
+from weft.server.chat.agents import AgentFacts, agent_model
 from weft.server.chat.models import ModelCard, ModelList
 from weft.server.context import ServerContext
 from weft.server.limits import require_accepting
@@ -59,7 +60,19 @@ async def models(context: ServerContext, request: Request) -> ASGIApp:
     _ = context.client.engine
     require_accepting(context)
     found = [_model(context), *map(partial(_adapter, context), context.adapters.by_name.values())]
-    return json_response(ModelList(data=found, first_id=found[0].id, last_id=found[-1].id))
+    facts = AgentFacts(
+        context_length=context.info.context_length,
+        has_tools=context.template is not None and context.formats.tools is not None,
+        has_reasoning=context.formats.reasoning is not None,
+        sees_images=context.media is not None and "image" in context.media.marks,
+    )
+    answer = ModelList(
+        data=found,
+        models=[agent_model(card.id, facts) for card in found if card.task == "generate"],
+        first_id=found[0].id,
+        last_id=found[-1].id,
+    )
+    return json_response(answer)
 
 
 async def model(context: ServerContext, request: Request) -> ASGIApp:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from weft.server.anthropic.marks import messages_marks
 from weft.server.anthropic.models import CountRequest, MessagesRequest, TokenCount
 from weft.server.anthropic.reply import ANTHROPIC_EVENTS, MessagesReply
-from weft.server.anthropic.translate import chat_request, sampled_request
+from weft.server.anthropic.translate import chat_request, sampled_request, warnings_of
 from weft.server.body import json_response, read_json
 from weft.server.chat.answers import answer_header
 from weft.server.chat.conversation import chat_prompt, start_chat
@@ -23,6 +23,7 @@ async def messages(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, MessagesRequest)
     marks = messages_marks(body)
     conversation = await start_chat(context, request, sampled_request(body), marks=marks)
+    conversation.generation.warn(warnings_of(body))
     header = answer_header(context, "msg_", conversation.request.rid, body.model)
     reply = MessagesReply(header, conversation)
     return Answer(conversation.generation, reply, ANTHROPIC_EVENTS)

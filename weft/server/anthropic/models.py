@@ -42,6 +42,7 @@ class AnthropicBlock(msgspec.Struct, kw_only=True):
     source: str | ImageSource | None = None  # image; address of a search_result
     title: str | None = None  # search_result
     thinking: str | None = None  # thinking
+    signature: str | None = None  # the same text, in the form of `chat/sealed.py`
     id: str | None = None  # tool_use
     name: str | None = None
     input: Any = None  # an object; anything else does not end the conversation

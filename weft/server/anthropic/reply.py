@@ -14,6 +14,7 @@ from weft.messages.replies import Finish
 from weft.server.anthropic.models import AnthropicUsage, CacheCreation, MessageAnswer
 from weft.server.chat.answers import AnswerHeader, cached_details, pinned_by_ttl
 from weft.server.chat.conversation import Conversation
+from weft.server.chat.sealed import sealed
 from weft.server.chat.tools import call_id
 from weft.server.errors import anthropic_error
 from weft.server.fields.cache_control import TTL_S
@@ -49,6 +50,7 @@ class MessagesReply:
         self._num_blocks = 0
         self._open = ""  # type of the open block; "": none
         self._begun = False
+        self._thoughts: list[str] = []  # texts of the open block of reasoning
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
         [delta] = deltas
@@ -106,6 +108,7 @@ class MessagesReply:
                 ]
             case ReasoningText():
                 parts = self._open_block("thinking", _text_block("thinking", ""))
+                self._thoughts.append(found.text)
                 return [
                     *parts,
                     self._block_delta({"type": "thinking_delta", "thinking": found.text}),
@@ -143,7 +146,9 @@ class MessagesReply:
             return []
         parts = []
         if self._open == "thinking":  # clients keep the block only with a signature
-            parts.append(self._block_delta({"type": "signature_delta", "signature": ""}))
+            signature = sealed("".join(self._thoughts))
+            parts.append(self._block_delta({"type": "signature_delta", "signature": signature}))
+            self._thoughts.clear()
         self._open = ""
         self._num_blocks += 1
         return [
@@ -213,6 +218,9 @@ def _blocks(events: Sequence[Event]) -> list[JsonObject]:
         else:
             blocks.append(_text_block(kind, found.text))
     end_call()
+    for block in blocks:
+        if block["type"] == "thinking":
+            block["signature"] = sealed(block["thinking"])
     return blocks
 
 

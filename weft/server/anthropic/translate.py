@@ -3,6 +3,9 @@ translated."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 from weft.json_types import JsonObject
 from weft.server.anthropic.models import (
     AnthropicBlock,
@@ -14,13 +17,21 @@ from weft.server.anthropic.models import (
     Tool,
     ToolChoice,
 )
+from weft.server.chat.agents import is_hosted, without_pseudo_headers
 from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
+from weft.server.chat.sealed import opened
 from weft.server.errors import ApiError
 from weft.server.fields.arguments import arguments_text
 from weft.server.fields.sampling import ThinkingSwitch, copy_sampling, require_one_answer
 from weft.server.requests import copy_generation
 
-_UNSIGNED = ("redacted_thinking",)  # hidden reasoning of another model in the history: ignored
+# What other servers' models and tools have left in the history.
+_LEFT_OUT = (
+    "redacted_thinking",
+    "server_tool_use",
+    "mcp_tool_use",
+    "mcp_tool_result",
+)
 
 
 def chat_request(body: CountRequest) -> ChatRequest:
@@ -34,7 +45,9 @@ def chat_request(body: CountRequest) -> ChatRequest:
     request.stop_in_reasoning = body.stop_in_reasoning
     request.mm_processor_kwargs = body.mm_processor_kwargs
     if body.tools is not None:
-        request.tools = [_tool(tool, index) for index, tool in enumerate(body.tools)]
+        request.tools = [
+            _tool(tool, index) for index, tool in enumerate(body.tools) if not _is_hosted(tool)
+        ]
     if body.thinking is not None:
         request.thinking = ThinkingSwitch(
             type=body.thinking.type, budget_tokens=body.thinking.budget_tokens
@@ -83,7 +96,10 @@ def _output_format(body: MessagesRequest) -> JsonObject | None:
 def _system(system: str | list[Inner] | None) -> list[ChatMessage]:
     if not system:
         return []
-    text = _joined(system, "system")
+    if isinstance(system, str):
+        text = without_pseudo_headers(system)
+    else:
+        text = _joined(system, "system", without_pseudo_headers)
     return [ChatMessage(role="system", content=text)] if text else []
 
 
@@ -106,7 +122,8 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
             case "search_result":
                 parts.append(_search_result(block, param))
             case "thinking":
-                reasoning.append(block.thinking or "")
+                # Some clients keep only the signature, which has the text as well.
+                reasoning.append(block.thinking or opened(block.signature or "") or "")
             case "tool_use":
                 calls.append(_call(block))
             case "tool_result":
@@ -118,7 +135,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
                         content=_result(block.content or "", f"{param}.content"),
                     )
                 )
-            case kind if kind not in _UNSIGNED:
+            case kind if not _is_left_out(block):
                 raise _wrong_block(kind, param)
     if results and not (parts or calls or reasoning):
         return results
@@ -128,6 +145,12 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
     own.tool_calls = calls or None
     own.reasoning_content = between.join(reasoning) or None
     return [*results, own]
+
+
+def _is_left_out(block: AnthropicBlock) -> bool:
+    return block.type in _LEFT_OUT or (
+        block.type.endswith("_tool_result") and block.type != "tool_result"
+    )
 
 
 def _content(parts: list[ContentPart], between: str = "\n") -> str | list[ContentPart]:
@@ -188,13 +211,21 @@ def _call(block: AnthropicBlock) -> JsonObject:
     }
 
 
-def _joined(content: str | list[Inner], where: str) -> str:
+def _joined(
+    content: str | list[Inner], where: str, change: Callable[[str], str] | None = None
+) -> str:
+    """Blocks as the lines of one text; with `change`, those that it leaves empty are left out."""
     if isinstance(content, str):
         return content
+    texts: list[str] = []
     for number, block in enumerate(content):
         if block.type != "text":
             raise _wrong_block(block.type, f"{where}[{number}]")
-    return "\n".join(block.text or "" for block in content)
+        text = block.text or ""
+        changed = text if change is None else change(text)
+        if changed or not text:
+            texts.append(changed)
+    return "\n".join(texts)
 
 
 def _wrong_block(kind: str, param: str) -> ApiError:
@@ -202,10 +233,34 @@ def _wrong_block(kind: str, param: str) -> ApiError:
     return ApiError(400, message, param=param)
 
 
+def warnings_of(body: CountRequest) -> tuple[str, ...]:
+    """Warnings about tools and blocks of the history that are left out."""
+    kinds = dict.fromkeys(tool.type for tool in body.tools or () if _is_hosted(tool) and tool.type)
+    found: list[str] = []
+    if kinds:
+        names = ", ".join(kind[:64] for kind in kinds)
+        found.append(f"tools of these types do not run here and were left out: {names}")
+    blocks = Counter(
+        block.type
+        for message in body.messages
+        if isinstance(message.content, list)
+        for block in message.content
+        if _is_left_out(block)
+    )
+    if blocks:
+        told = ", ".join(f"{number} x {kind}" for kind, number in blocks.items())
+        found.append(f"blocks that only their own server knows were left out: {told}")
+    return tuple(found)
+
+
+def _is_hosted(tool: Tool) -> bool:
+    return tool.type is not None and is_hosted(tool.type)
+
+
 def _tool(tool: Tool, index: int) -> JsonObject:
     if tool.type not in (None, "custom"):
-        message = f"tools[{index}] is of type {tool.type[:64]!r}; only custom tools run here"
-        raise ApiError(400, message, param="tools")
+        message = f"tools[{index}] is of type {tool.type[:64]!r}; the type custom is allowed"
+        raise ApiError(400, message, param=f"tools[{index}]")
     function = {
         "name": tool.name,
         "description": tool.description or "",

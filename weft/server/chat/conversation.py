@@ -22,6 +22,7 @@ from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
+from weft.server.chat.agents import without_headers
 from weft.server.chat.content import without_media
 from weft.server.chat.custom_tools import (
     CustomCall,
@@ -31,7 +32,7 @@ from weft.server.chat.custom_tools import (
 )
 from weft.server.chat.marks import chat_marks, has_marked_tool
 from weft.server.chat.models import ChatMessage, ChatRequest, PredictedContent
-from weft.server.chat.tools import NO_TOOLS, ToolUse, call_grammar, tool_use
+from weft.server.chat.tools import NO_TOOLS, ToolUse, call_grammar, tool_use, unenforced
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.cache_control import TTL_S, CacheMark, new_stamp, num_alike
@@ -45,6 +46,7 @@ from weft.text.parsers.events import Event
 from weft.text.parsers.formats import FORCED, ReasoningFormat, ToolFormat
 from weft.text.parsers.output import ParsedOutput
 from weft.text.templates.chat_template import MAX_SOURCE_LEN
+from weft.text.templates.turns import SYSTEM_ROLES
 from weft.text.tokenizer import ContextExceeded
 
 _TAIL_LEN = 32  # tokens at the end of a prompt where a template may open the reasoning
@@ -108,6 +110,7 @@ async def start_chat(
         use = tool_use(body.tools, body.tool_choice, parallel=_is_parallel(context, body))
     tool_format = _tool_format(context, body, use)
     params = _sampling(context, body, use, tool_format)
+    unheld = unenforced(use, tool_format, params.grammar) if use.grammars else ()
     has_reasoning = _looks_for_reasoning(context, body, params)
     if tool_format is not None or has_reasoning:  # their marks may be special tokens
         params = msgspec.structs.replace(params, skip_special_tokens=False)
@@ -124,7 +127,7 @@ async def start_chat(
             made = replace(made, pins=await _pins(context, body, ids, marks))
         delivery = _delivery(context, body, made)
         generation = submit(context, [made], [delivery], stream=bool(body.stream))
-        generation.warn(warnings)
+        generation.warn((*warnings, *unheld))
     except InvalidParam as exc:
         if exc.param == "prompt":  # the name in `text` and `client`
             exc.param = "messages" if body.input_ids is None else "input_ids"
@@ -403,6 +406,8 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
             has_marks = has_marks or any(part.cache_control for part in message.content)
             message, of_message = without_media(message, message.content, f"messages[{index}]")
             sources += of_message
+        if message.role in SYSTEM_ROLES:
+            message = without_headers(message)
         if message.reasoning is not None:
             message = _with_one_reasoning(message)
         if message.tool_calls:

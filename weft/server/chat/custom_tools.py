@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,22 @@ class CustomCall(NamedTuple):
     call: int
     name: str
     input: str
+
+
+class TextGrammar(NamedTuple):
+    """The texts that a custom tool takes."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+    def format(self, *, in_json: bool) -> JsonObject:
+        """The grammar as a part of a structural tag. `in_json`: of the text in a JSON string."""
+        return {
+            "type": "grammar",
+            "syntax": self.syntax,
+            "definition": self.definition,
+            "in_json": in_json,
+        }
 
 
 class CustomCalls:
@@ -109,20 +125,39 @@ def _function(tool: JsonObject, param: str) -> JsonObject:
     custom = tool.get("custom")
     if not isinstance(custom, dict):
         raise ApiError(400, f"{param} is of type 'custom', but has no object custom", param=param)
-    format = custom.get("format")
-    kind = format.get("type") if isinstance(format, dict) else format
-    if kind not in (None, "text"):
-        message = f"{param}.custom.format is of type {shown(kind)}; only text is supported"
-        raise ApiError(
-            400,
-            message,
-            param=f"{param}.custom.format",
-            code="unsupported_parameter",
-        )
+    grammar = text_grammar(custom.get("format"), f"{param}.custom.format")
     function = {"name": custom.get("name"), "parameters": INPUT_SCHEMA}
-    if custom.get("description") is not None:
-        function["description"] = custom["description"]
+    described = custom.get("description")
+    if grammar is not None:
+        told = f"The input follows this {grammar.syntax} grammar:\n{grammar.definition}"
+        described = f"{described}\n\n{told}" if described else told
+    if described is not None:
+        function["description"] = described
     return {"type": "function", "function": function}
+
+
+def text_grammar(format: Any, param: str) -> TextGrammar | None:
+    """The grammar of a custom tool's format; None for any text. Raises `ApiError`.
+
+    In chat requests the grammar is in its own object, in responses it is not.
+    """
+    kind = format.get("type") if isinstance(format, dict) else format
+    if kind in (None, "text"):
+        return None
+    if kind != "grammar":
+        message = f"{param} is of type {shown(kind)}; text and grammar are allowed"
+        raise ApiError(400, message, param=param, code="unsupported_parameter")
+    inner = format.get("grammar", format)
+    told = inner if isinstance(inner, dict) else {}
+    syntax = told.get("syntax")
+    if syntax not in ("lark", "regex"):
+        message = f"{param}.syntax is {shown(syntax)}; lark and regex are allowed"
+        raise ApiError(400, message, param=f"{param}.syntax")
+    definition = told.get("definition")
+    if not isinstance(definition, str) or not definition.strip():
+        message = f"{param}.definition is {shown(definition)}; a grammar is needed"
+        raise ApiError(400, message, param=f"{param}.definition")
+    return TextGrammar(syntax, definition)
 
 
 def with_function_calls(message: ChatMessage, where: str) -> ChatMessage:

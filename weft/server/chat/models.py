@@ -324,6 +324,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
 class ModelList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    models: list[JsonObject]  # the same, with what coding agents read (`agents.py`)
     first_id: str
     last_id: str
     has_more: bool = False

@@ -16,6 +16,25 @@ from weft.text.parsers.pythonic import LFM2_BEGIN, OLMO3_BEGIN, lfm2, olmo3, pyt
 from weft.text.parsers.stream import NO_SCHEMAS, Reading, Schema, Stream
 
 
+class RawText(NamedTuple):
+    """How calls are written in a format where an argument that is a text stands as it is."""
+
+    call_begin: str  # with NAME in place of the function's name
+    text_begin: str  # behind `call_begin`, with KEY in place of the argument's
+    text_end: str
+    call_end: str
+
+    @property
+    def trigger(self) -> str:
+        """The text with which each call begins."""
+        return self.call_begin.partition("NAME")[0]
+
+
+_QWEN_RAW = RawText(
+    f"{xml_calls.QWEN_FUNCTION}NAME>", "\n<parameter=KEY>\n", "\n</parameter>\n", "</function>"
+)
+
+
 class ToolFormat(NamedTuple):
     """The tool call format of a family of models."""
 
@@ -27,6 +46,7 @@ class ToolFormat(NamedTuple):
     id_len: int = 24
     # The texts before the arguments of a call (with NAME in place of its name), and after them.
     around: tuple[str, str] | None = None
+    raw: RawText | None = None
     # The text before an answer without calls, for models that learnt no format: prompts describe
     # this one (`text/templates/tools_in_messages.py`), and a grammar makes the model choose.
     answer: str = ""
@@ -103,9 +123,18 @@ class ReasoningFormat(NamedTuple):
 GENERIC = "generic"
 # In the order of detection: templates of one format may contain the mark of a later one.
 TOOL_FORMATS = {
-    "seed_oss": ToolFormat(xml_calls.seed_oss, mark=xml_calls.SEED_BEGIN),
-    "qwen3_coder": ToolFormat(xml_calls.qwen3_coder, mark=xml_calls.QWEN_FUNCTION),
-    "glm45": ToolFormat(xml_calls.glm45, mark=xml_calls.GLM_KEY),
+    "seed_oss": ToolFormat(xml_calls.seed_oss, mark=xml_calls.SEED_BEGIN, raw=_QWEN_RAW),
+    "qwen3_coder": ToolFormat(xml_calls.qwen3_coder, mark=xml_calls.QWEN_FUNCTION, raw=_QWEN_RAW),
+    "glm45": ToolFormat(
+        xml_calls.glm45,
+        mark=xml_calls.GLM_KEY,
+        raw=RawText(
+            "<tool_call>NAME",
+            f"\n{xml_calls.GLM_KEY}KEY</arg_key>\n<arg_value>",
+            "</arg_value>\n",
+            "</tool_call>",
+        ),
+    ),
     "hermes": ToolFormat(
         readers.hermes,
         mark="<tool_call>",
@@ -118,7 +147,13 @@ TOOL_FORMATS = {
     ),
     "mistral": ToolFormat(readers.mistral, mark=readers.MISTRAL_MARKER, id_len=9),
     "deepseek": ToolFormat(readers.deepseek, mark=readers.DEEPSEEK_CALL_BEGIN),
-    "minimax_m2": ToolFormat(xml_calls.minimax_m2, mark=xml_calls.MINIMAX_BEGIN),
+    "minimax_m2": ToolFormat(
+        xml_calls.minimax_m2,
+        mark=xml_calls.MINIMAX_BEGIN,
+        raw=RawText(
+            '<invoke name="NAME">', '\n<parameter name="KEY">', "</parameter>\n", "</invoke>"
+        ),
+    ),
     "deepseek_v32": ToolFormat(xml_calls.deepseek_v32, mark=xml_calls.DSML),
     "step3": ToolFormat(xml_calls.step3, mark=xml_calls.STEP3_CALLS_BEGIN),
     "lfm2": ToolFormat(lfm2, mark=LFM2_BEGIN, other_mark="<|tool_list_start|>"),

@@ -103,6 +103,16 @@ _LATE_SYSTEM: list[Message] = [
 ]
 
 
+# An answer whose text shows what a template writes between a text and its calls.
+_WORDS = "words before a call"
+_CALL: JsonObject = {
+    "id": "call00001",
+    "type": "function",
+    "function": {"name": "tool", "arguments": "{}"},
+}
+_RESULT: Message = {"role": "tool", "tool_call_id": "call00001", "content": "a result"}
+
+
 class TemplateError(InvalidParam):
     """The template refuses the messages, or cannot render them. The message is for the user."""
 
@@ -278,7 +288,7 @@ class ChatTemplate:
             used = templates["tool_use"]
         warnings: tuple[str, ...] = ()
         if is_late(messages) and not self._has_system(used, _LATE_SYSTEM):
-            messages, places = with_system_in_place(messages)
+            messages, places = with_system_in_place(messages, in_results=not tools_in_messages)
             warnings = tuple(map(_as_warning, places))
         if tools_in_messages:
             has_system = not tools or self._has_system(used, _SYSTEM)
@@ -288,6 +298,8 @@ class ChatTemplate:
             _normalised(used, message, position, marks or {})
             for position, message in enumerate(messages)
         ]
+        if any(map(_ends_before_calls, conversation)):
+            self._join_to_calls(used, conversation)
         if used.calls_by_id:
             _put_names_into_ids(conversation)
         cut = ""
@@ -311,27 +323,64 @@ class ChatTemplate:
             )
         return Rendered(text[:end], warnings)
 
-    def _has_system(self, used: _Compiled, example: Sequence[Message]) -> bool:
-        """Whether the template writes the system message of an example behind what precedes it."""
-        conversation = [_normalised(used, one, place, {}) for place, one in enumerate(example)]
+    def _join_to_calls(self, used: _Compiled, conversation: list[Message]) -> None:
+        """Take the line breaks that the template writes between a text and its calls from the end
+        of the text.
+
+        The text of an answer goes up to its calls, with the breaks that the model wrote. Twice
+        in the prompt, they would end the cached prefix.
+        """
+        num_breaks = self._num_breaks(used)
+        for message in conversation:
+            if num_breaks and _ends_before_calls(message):
+                text = message["content"]
+                num_own = len(text) - len(text.rstrip("\n"))
+                message["content"] = text[: len(text) - min(num_own, num_breaks)]
+
+    def _num_breaks(self, used: _Compiled) -> int:
+        """The number of line breaks that a template writes between a text and its calls; 0 if it
+        changes the end of the text, too."""
+        texts = []
+        for content in (_WORDS, f"{_WORDS}\n"):
+            answer = {"role": "assistant", "content": content, "tool_calls": [_CALL]}
+            try:
+                texts.append(self._example(used, [_SYSTEM[1], answer, _RESULT]))
+            except TemplateError:
+                return 0
+        plain, broken = (text.partition(_WORDS)[2] for text in texts)
+        num_breaks = len(plain) - len(plain.lstrip("\n"))
+        return num_breaks if broken == f"\n{plain}" else 0
+
+    def _example(self, used: _Compiled, messages: Sequence[Message]) -> str:
+        conversation = [_normalised(used, one, place, {}) for place, one in enumerate(messages)]
         values = {
             **self._special_tokens,
             "messages": conversation,
             "tools": None,
             "add_generation_prompt": True,
         }
+        return _render(used.template, values)
+
+    def _has_system(self, used: _Compiled, example: Sequence[Message]) -> bool:
+        """Whether the template writes the system message of an example behind what precedes it."""
         before = [one["content"] for one in example[: example.index(_SYSTEM[0])]]
         try:
-            text = _render(used.template, values)
+            text = self._example(used, example)
         except TemplateError:
             return False
         return text.find(_SYSTEM[0]["content"]) > max(map(text.rfind, before), default=-1)
 
 
+def _ends_before_calls(message: Message) -> bool:
+    """Whether a text that ends with a line break has calls behind it."""
+    content = message.get("content")
+    return bool(message.get("tool_calls")) and isinstance(content, str) and content.endswith("\n")
+
+
 def _as_warning(place: int) -> str:
     return (
         f"message {place + 1} of the prompt is a system message behind others, which the chat "
-        "template does not take there; it became text of the user, in its place"
+        "template does not take there; it became text of the user or of a result, in its place"
     )
 
 

@@ -9,7 +9,8 @@ place, as text of the user between tags:
                 The file has changed.
                 </system>
 
-Knows no template.
+Behind the result of a tool they become a part of it: a new turn of the user would make templates
+drop the reasoning about the task that still goes on. Knows no template.
 """
 
 from __future__ import annotations
@@ -17,14 +18,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from weft.text.templates.turns import SYSTEM_ROLES, Message, Turn, joined_turns, put_together
+from weft.text.templates.turns import (
+    RESULT_ROLES,
+    SYSTEM_ROLES,
+    Message,
+    Turn,
+    joined_turns,
+    put_together,
+)
 
 BEGIN, END = "<system>", "</system>"
 
 
 class InPlace(NamedTuple):
     messages: list[Message]
-    places: list[int]  # positions of the system messages that became text of the user
+    places: list[int]  # positions of the system messages that became text of another message
 
 
 def is_late(messages: Sequence[Message]) -> bool:
@@ -32,10 +40,11 @@ def is_late(messages: Sequence[Message]) -> bool:
     return any(message.get("role") in SYSTEM_ROLES for message in messages[1:])
 
 
-def with_system_in_place(messages: Sequence[Message]) -> InPlace:
+def with_system_in_place(messages: Sequence[Message], *, in_results: bool = True) -> InPlace:
     """The conversation with one system message at most, at the beginning.
 
-    Those that follow the first one directly join it; later ones become text of the user.
+    Those that follow the first one directly join it; later ones become text of the user or, with
+    `in_results`, of the result before them.
     """
     turns: list[Turn] = []
     places: list[int] = []
@@ -49,6 +58,11 @@ def with_system_in_place(messages: Sequence[Message]) -> InPlace:
             turns.append(Turn({**message, "role": role}, merges=True))
         else:
             content = put_together(f"{BEGIN}\n", message.get("content") or "", f"\n{END}")
-            turns.append(Turn({"role": "user", "content": content}, merges=True))
             places.append(place)
+            before = turns[-1].message
+            if in_results and before.get("role") in RESULT_ROLES:
+                joined = put_together(before.get("content") or "", "\n", content)
+                turns[-1] = Turn({**before, "content": joined}, merges=False)
+            else:
+                turns.append(Turn({"role": "user", "content": content}, merges=True))
     return InPlace(joined_turns(turns), places)

@@ -19,10 +19,16 @@ from typing import Any
 
 from weft.json_types import JsonObject
 from weft.text.parsers.generic import ANSWER, AROUND, CALL, CALL_END
-from weft.text.templates.turns import SYSTEM_ROLES, Message, Turn, joined_turns, put_together
+from weft.text.templates.turns import (
+    RESULT_ROLES,
+    SYSTEM_ROLES,
+    Message,
+    Turn,
+    joined_turns,
+    put_together,
+)
 
 RESULT, RESULT_END = "<tool_response>", "</tool_response>"
-_RESULT_ROLES = ("tool", "function")
 
 
 def with_tools_in_messages(
@@ -59,7 +65,7 @@ def _in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
     run: list[Message] = []  # results since the last message of another role
     calls: Sequence[JsonObject] = ()
     for message in messages:
-        if message.get("role") in _RESULT_ROLES:
+        if message.get("role") in RESULT_ROLES:
             run.append(message)
             continue
         ordered += sorted(run, key=partial(_place, calls))
@@ -86,7 +92,7 @@ def _with_texts(messages: Sequence[Message], *, has_answers: bool) -> list[Messa
     """Each message as text; those with calls and results join neighbours of the same role."""
     turns: list[Turn] = []
     for message in messages:
-        merges = bool(message.get("tool_calls")) or message.get("role") in _RESULT_ROLES
+        merges = bool(message.get("tool_calls")) or message.get("role") in RESULT_ROLES
         turn = _as_text(message, has_answers=has_answers)
         last = turns[-1] if turns else None
         goes_on = last is not None and (merges or last.merges) and _is_answer(last.message, turn)
@@ -105,7 +111,7 @@ def _as_text(message: Message, *, has_answers: bool) -> Message:
     """A message of the assistant or of a tool as text; others unchanged."""
     role = message.get("role")
     content = message.get("content")
-    if role in _RESULT_ROLES:
+    if role in RESULT_ROLES:
         result = put_together(f"{RESULT}\n", "", content or "", f"\n{RESULT_END}")
         return {"role": "user", "content": result}
     if role != "assistant":

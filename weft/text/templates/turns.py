@@ -11,6 +11,7 @@ from typing import NamedTuple
 from weft.json_types import JsonObject
 
 SYSTEM_ROLES = ("system", "developer")
+RESULT_ROLES = ("tool", "function")
 
 Message = JsonObject
 Content = str | list[JsonObject]

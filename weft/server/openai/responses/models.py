@@ -28,10 +28,13 @@ class ResponseItem(msgspec.Struct, kw_only=True):
     role: Role | None = None
     content: str | list[ResponsePart] | None = None
     name: str | None = None  # function_call
+    namespace: str | None = None  # of the called tool
     arguments: str | None = None
     call_id: str | None = None
     input: str | None = None  # custom_tool_call
-    output: str | list[ResponsePart] | None = None  # function_call_output, custom_tool_call_output
+    # Of function_call_output and custom_tool_call_output. Early clients sent {"content": text}.
+    output: str | list[ResponsePart] | JsonObject | None = None
+    encrypted_content: str | None = None  # reasoning, in the form of `chat/sealed.py`
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):

@@ -6,7 +6,7 @@ also written as an event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,9 +17,11 @@ from weft.server.chat.answers import add_cache_use, add_media, chat_logprobs, re
 from weft.server.chat.conversation import Conversation
 from weft.server.chat.custom_tools import CustomCall
 from weft.server.chat.models import PromptTokensDetails, TokenLogprob
+from weft.server.chat.sealed import sealed
 from weft.server.chat.tools import call_id
 from weft.server.errors import ApiError
 from weft.server.openai.responses.input_items import item_id
+from weft.server.openai.responses.tools import OwnName
 from weft.server.stream import SSE, Wire
 from weft.text.parsers.events import AnswerText, CallArguments, CallBegin, Event, ReasoningText
 from weft.text.tokenizer import Tokenizer
@@ -50,11 +52,20 @@ class ResponseReply:
         conversation: Conversation,
         tokenizer: Tokenizer,
         finished: Callable[[JsonObject], None],
+        *,
+        names: Mapping[str, OwnName],
+        seals_reasoning: bool,
     ) -> None:
+        """`names`: the tools of namespaces, by the names that the model uses.
+
+        `seals_reasoning`: the client asked for `encrypted_content`.
+        """
         self.response = response
         self._conversation = conversation
         self._tokenizer = tokenizer
         self._finished = finished
+        self._names = names
+        self._seals_reasoning = seals_reasoning
         self._told: list[bytes] = []
         self._number = 0  # number of the next event
         self._pieces: list[str] = []  # texts of the open item
@@ -115,15 +126,15 @@ class ResponseReply:
     def _open_call(self, kind: str, name: str, content: str) -> None:
         """`content`: the field with the text of such a call."""
         self._close_item()
-        id = call_id(self._conversation.call_id_len)
-        self._open_item(
-            kind,
-            {
-                "call_id": id,
-                "name": name,
-                content: "",
-            },
-        )
+        fields: JsonObject = {
+            "call_id": call_id(self._conversation.call_id_len),
+            "name": name,
+            content: "",
+        }
+        own = self._names.get(name)
+        if own is not None:
+            fields |= own._asdict()
+        self._open_item(kind, fields)
 
     def _add(self, text: str, event: str, **fields: Any) -> None:
         """Add a piece of text to the open item."""
@@ -177,6 +188,8 @@ class ResponseReply:
         else:
             part = _part(item["type"], text)
             item["content"] = [part]
+            if item["type"] == "reasoning" and self._seals_reasoning:
+                item["encrypted_content"] = sealed(text)
             if item["type"] == "message":
                 part["logprobs"] = self._logprobs
                 fields["logprobs"] = self._logprobs

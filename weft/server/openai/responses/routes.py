@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 
 import msgspec
 from starlette.requests import Request
@@ -22,11 +23,14 @@ from weft.server.model_names import answering_name
 from weft.server.openai.responses.input_items import input_items, page
 from weft.server.openai.responses.models import ResponsesRequest
 from weft.server.openai.responses.reply import RESPONSE_EVENTS, ResponseReply
+from weft.server.openai.responses.tools import offered_tools
 from weft.server.openai.responses.translate import (
+    SEALED_REASONING,
     chat_request,
     messages,
     output_items,
     told_as_input,
+    warning_of,
 )
 from weft.server.operation import Operation, get, post
 from weft.server.response_store import Stored
@@ -40,15 +44,20 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
     if body.background and (body.stream or body.store is False):
         message = "background needs a response that is stored and not streamed"
         raise ApiError(400, message, param="background")
-    history = messages(body.items, _previous(context, request, body.previous_response_id))
+    left_out: Counter[str] = Counter()
+    previous = _previous(context, request, body.previous_response_id)
+    history = messages(body.items, previous, left_out)
     if not history:
         raise ApiError(400, "input is empty; at least one item is needed", param="input")
+    offered = offered_tools(body.tools, body.tool_choice)
     items: list[JsonObject] = []
     if body.store is not False:
         items = input_items(body.items)
     id = f"resp_{secrets.token_hex(24)}"
     with told_as_input():
-        conversation = await start_chat(context, request, chat_request(body, history, id))
+        chat = chat_request(body, history, offered, id)
+        conversation = await start_chat(context, request, chat)
+    conversation.generation.warn((*offered.warnings, *warning_of(left_out)))
 
     if body.store is not False:
         conversation.generation.before_end = context.responses.settled
@@ -58,7 +67,14 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
             told = messages(output_items(response), history)
             context.responses.put(response, told, owner_of(request), items)
 
-    reply = ResponseReply(_new(context, body, id), conversation, context.tokenizer, finished)
+    reply = ResponseReply(
+        _new(context, body, id),
+        conversation,
+        context.tokenizer,
+        finished,
+        names=offered.names,
+        seals_reasoning=SEALED_REASONING in (body.include or ()),
+    )
     if not body.background:
         return Answer(conversation.generation, reply, RESPONSE_EVENTS)
     context.responses.put(reply.response, history, owner_of(request), items)
@@ -73,8 +89,9 @@ async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     """The number of tokens of a response's prompt."""
     body = await read_json(context, request, ResponsesRequest)
     history = messages(body.items, _previous(context, request, body.previous_response_id))
+    offered = offered_tools(body.tools, body.tool_choice)
     with told_as_input():
-        prompt = await chat_prompt(context, chat_request(body, history, ""))
+        prompt = await chat_prompt(context, chat_request(body, history, offered, ""))
     return json_response(InputTokens(len(prompt.ids)))
 
 

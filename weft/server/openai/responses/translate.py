@@ -5,6 +5,7 @@ Errors name a part that cannot be translated.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,16 +13,19 @@ import msgspec
 
 from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
+from weft.server.chat.agents import HOSTED_ITEMS
 from weft.server.chat.custom_tools import arguments_of
 from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
+from weft.server.chat.sealed import opened
 from weft.server.errors import ApiError
 from weft.server.fields.sampling import require_one_answer
 from weft.server.openai.responses.models import ResponseItem, ResponsePart, ResponsesRequest
+from weft.server.openai.responses.tools import OfferedTools, visible_name
 from weft.server.requests import copy_generation
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
+SEALED_REASONING = "reasoning.encrypted_content"  # in `include`
 _SAME = (  # further fields with the same meaning in both
-    "tool_choice",
     "parallel_tool_calls",
     "stop_in_reasoning",
     "chat_template",
@@ -33,9 +37,10 @@ _SAME = (  # further fields with the same meaning in both
 def chat_request(
     body: ResponsesRequest,
     history: Sequence[ChatMessage],
+    offered: OfferedTools,
     id: str,
 ) -> ChatRequest:
-    """`history`: the messages before the input of this request.
+    """`history`: the messages with the input of this request.
 
     `id` becomes the name of the request.
     """
@@ -49,8 +54,8 @@ def chat_request(
         setattr(request, name, getattr(body, name))
     request.rid = id
     request.max_tokens = body.max_output_tokens
-    if body.tools is not None:
-        request.tools = [_tool(tool, index) for index, tool in enumerate(body.tools)]
+    request.tools = offered.tools
+    request.tool_choice = offered.choice
     request.logprobs = wants_logprobs(body)
     request.top_logprobs = body.top_logprobs
     if body.reasoning is not None:
@@ -88,12 +93,16 @@ def output_items(response: JsonObject) -> list[ResponseItem]:
 
 
 def messages(
-    given: str | list[ResponseItem], history: Sequence[ChatMessage] = ()
+    given: str | list[ResponseItem],
+    history: Sequence[ChatMessage] = (),
+    left_out: Counter[str] | None = None,
 ) -> list[ChatMessage]:
     """The history, and the input as messages.
 
     The items of one answer (reasoning, text, calls) become one message, as templates expect.
+    Counts in `left_out` the items that no message has, by type.
     """
+    left_out = Counter() if left_out is None else left_out
     found = list(history)
     if isinstance(given, str):
         return [*found, ChatMessage(role="user", content=given)]
@@ -110,7 +119,7 @@ def messages(
             case "custom_tool_call":
                 _add_call(found, item, arguments_of(item.input or ""))
             case "function_call_output" | "custom_tool_call_output":
-                content = _content(item.output, f"{where}.output")
+                content = _content(_output(item), f"{where}.output")
                 id = item.call_id or ""
                 found.append(
                     ChatMessage(
@@ -120,10 +129,40 @@ def messages(
                     )
                 )
             case "reasoning":
-                _add_reasoning(found, _text(item.content, f"{where}.content"))
+                text = _reasoning(item, f"{where}.content")
+                if text is None:
+                    left_out["reasoning of another server"] += 1
+                else:
+                    _add_reasoning(found, text)
+            case kind if kind in HOSTED_ITEMS:
+                left_out[kind] += 1
             case _:
                 raise _unsupported(where, item.type)
     return found
+
+
+def warning_of(left_out: Counter[str]) -> tuple[str, ...]:
+    """A warning about the items that were left out, if there are any."""
+    if not left_out:
+        return ()
+    kinds = ", ".join(f"{number} x {kind}" for kind, number in left_out.items())
+    return (f"items of the input that only their own server knows were left out: {kinds}",)
+
+
+def _reasoning(item: ResponseItem, where: str) -> str | None:
+    """The text of reasoning, in the open or sealed; None if another server has sealed it."""
+    text = _text(item.content, where)
+    if text or not item.encrypted_content:
+        return text
+    return opened(item.encrypted_content)
+
+
+def _output(item: ResponseItem) -> str | list[ResponsePart] | None:
+    """The result of a call."""
+    if not isinstance(item.output, dict):
+        return item.output
+    content = item.output.get("content")
+    return content if isinstance(content, str) else msgspec.json.encode(item.output).decode()
 
 
 def _unsupported(where: str, kind: str) -> ApiError:
@@ -154,7 +193,7 @@ def _add_call(found: list[ChatMessage], item: ResponseItem, arguments: str) -> N
     call = {
         "id": item.call_id or "",
         "type": "function",
-        "function": {"name": item.name or "", "arguments": arguments},
+        "function": {"name": visible_name(item.namespace, item.name or ""), "arguments": arguments},
     }
     if not found or found[-1].role != "assistant":
         found.append(ChatMessage(role="assistant", content=""))
@@ -219,20 +258,6 @@ def _text(content: str | list[ResponsePart] | None, where: str) -> str:
         if part.type not in _TEXTS:
             raise _unsupported(f"{where}[{number}]", part.type)
     return "\n".join(part.text or "" for part in content)
-
-
-def _tool(tool: JsonObject, index: int) -> JsonObject:
-    """A tool in the form of chat requests: the fields beside its type go into an object."""
-    kind = tool.get("type")
-    if kind not in ("function", "custom"):
-        message = (
-            f"tools[{index}] is of type {str(kind)[:64]!r}; "
-            "functions and custom tools are supported"
-        )
-        raise ApiError(400, message, param="tools")
-    if kind in tool:
-        return tool
-    return {"type": kind, kind: _without_type(tool)}
 
 
 def _response_format(format: JsonObject) -> JsonObject:

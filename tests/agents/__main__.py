@@ -1,0 +1,178 @@
+"""Runs released coding agents against weft's front: `scripts/agents [NAME ...]`.
+
+Each is started by `weft launch`, with a home folder of its own, and has to solve its task against a scripted model.
+Without a network but loopback nothing can leave the machine. `--install` fetches the clients, and needs one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from tests.agents.clients import END, Client, clients
+from tests.agents.model import RESULT, scripted_model
+
+REPOSITORY = Path(__file__).parents[2]
+TIME_LIMIT_S = 180
+SHARE = 0.98  # of the prompt of the turn before that the next one begins with
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--clients", type=Path, default=Path(tempfile.gettempdir()) / "weft-agents")
+    parser.add_argument("--install", action="store_true", help="fetch the clients, and run none")
+    parser.add_argument("--keep", type=Path, help="folder for prompts and logs")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        known = clients(Path(folder) / "work")
+        names = options.names or list(known)
+        if options.install:
+            return max(_install(options.clients, known[name]) for name in names)
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=False, capture_output=True)
+        failed = [name for name in names if not _run(options, Path(folder), known[name])]
+    print(f"{len(names) - len(failed)} passed, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+def _install(folder: Path, client: Client) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    if client.installer == "npm":
+        words = [
+            "npm",
+            "install",
+            "--prefix",
+            str(folder),
+            "--ignore-scripts",
+            "--no-audit",
+            "--no-fund",
+        ]
+        status = subprocess.run([*words, *client.packages], check=False).returncode
+        for script in client.after_install:
+            path = folder / "node_modules" / script
+            status = (
+                status
+                or subprocess.run(["node", path.name], cwd=path.parent, check=False).returncode
+            )
+        return status
+    own = folder / client.agent
+    subprocess.run([sys.executable, "-m", "venv", str(own)], check=True)
+    return subprocess.run(
+        [own / "bin" / "pip", "install", "-q", *client.packages], check=False
+    ).returncode
+
+
+def _run(options: argparse.Namespace, folder: Path, client: Client) -> bool:
+    """Run one client in an empty home. Returns whether it did all that it should."""
+    work, home = folder / "work", folder / "home"
+    for one in (work, home):
+        shutil.rmtree(one, ignore_errors=True)
+        one.mkdir()
+    (work / "hello.txt").write_text("hello\n")
+    subprocess.run(["git", "init", "-q", "."], cwd=work, check=True)
+    written: list[str] = []
+
+    def say(prompt: str) -> str:
+        if client.tool_mark not in prompt:
+            written.append("")
+            return "A greeting"
+        number = prompt.count(RESULT) if client.calls else sum(map(bool, written))
+        written.append(_answer(client, number))
+        return written[-1]
+
+    begun = time.monotonic()
+    with scripted_model(say) as (server, prompts):
+        command = [
+            sys.executable,
+            "-m",
+            "weft",
+            "launch",
+            client.agent,
+            "--url",
+            server.url,
+            "--",
+            *client.arguments,
+        ]
+        process = subprocess.run(
+            command,
+            cwd=work,
+            env=_environment(options.clients, home, client),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            check=False,
+        )
+    seconds = time.monotonic() - begun
+    shares = _shares(prompts, written)
+    is_edited = (work / "hello.txt").read_text() == "goodbye\n"
+    is_right = process.returncode == 0 and is_edited and all(share >= SHARE for share, _ in shares)
+    least = " and ".join(f"{min(one):.4f}" for one in zip(*shares, strict=True)) or "-"
+    print(
+        f"{client.agent:10} {'ok' if is_right else 'FAILED':7} status {process.returncode}, edited {is_edited}, "
+        f"{len(prompts)} requests, least shares of the turn before {least}, {seconds:.0f} s",
+        flush=True,
+    )
+    if options.keep:
+        kept = options.keep / client.agent
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(parents=True)
+        for number, prompt in enumerate(prompts):
+            (kept / f"{number:02d}.txt").write_text(prompt)
+        (kept / "log").write_text(process.stdout + process.stderr)
+    if not is_right:
+        print((process.stdout + process.stderr)[-2_000:])
+    return is_right
+
+
+def _environment(folder: Path, home: Path, client: Client) -> dict[str, str]:
+    """Variables for a client in a home of its own, with no key of the user's."""
+    path = (
+        f"{folder / 'node_modules' / '.bin'}:{folder / client.agent / 'bin'}:{os.environ['PATH']}"
+    )
+    return {
+        "PATH": path,
+        "HOME": str(home),
+        "TERM": "dumb",
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": str(REPOSITORY),
+        **dict(client.variables),
+    }
+
+
+def _answer(client: Client, number: int) -> str:
+    if client.says:
+        return client.says[min(number, len(client.says) - 1)]
+    if number >= len(client.calls):
+        return f"<think>\nAll is done.\n</think>\n\n{END}"
+    name, arguments = client.calls[number]
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<think>\nStep {number}.\n</think>\n\nNow step {number}.\n<tool_call>\n{call}\n</tool_call>"
+
+
+def _shares(prompts: list[str], written: list[str]) -> list[tuple[float, float]]:
+    """For each turn of the task, the share of the prompt before that its prompt begins with, and the share of that
+    prompt together with its answer: some clients send no reasoning back."""
+    turns = [(prompt, said) for prompt, said in zip(prompts, written, strict=True) if said]
+    found = []
+    for (before, said), (prompt, _) in pairwise(turns):
+        alike = _num_alike(before + said, prompt)
+        found.append((min(alike / len(before), 1.0), alike / len(before + said)))
+    return found
+
+
+def _num_alike(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

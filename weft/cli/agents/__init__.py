@@ -1,0 +1,1 @@
+"""`weft launch`: starts coding agents against a weft server."""
