@@ -1,4 +1,5 @@
-"""What outlives the server over HTTP: a copy of its folder, made the moment an answer is there, is what a crash leaves."""
+"""What outlives the server over HTTP: a copy of its folder, made the moment an answer is there, is
+what a crash leaves."""
 
 from __future__ import annotations
 
