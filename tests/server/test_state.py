@@ -3,6 +3,7 @@ what a crash leaves."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sqlite3
@@ -19,7 +20,8 @@ from tests.server.fake import HANG_S, RunningServer, eventually, running
 from tests.server.oracle_engine import OracleEngine
 from weft.cli.main import main
 from weft.config.server import ServerConfig
-from weft.server import response_store
+from weft.server import response_store, stream
+from weft.server.openai.responses.reply import ResponseReply
 from weft.server.session_store import SessionStore
 from weft.state.store import FILE, StateError, StateStore
 
@@ -288,6 +290,72 @@ def test_the_event_loop_does_not_wait_for_the_disk(
         gate.set()
         stored.join(HANG_S)
         assert answers[0]["status"] == "incomplete"
+
+
+def test_a_long_response_is_stored_by_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread writes its body; the store belongs to the loop."""
+    monkeypatch.setattr(stream, "INLINE_VALUES", 0)
+    places: list[tuple[str, str]] = []
+
+    def note(cls: type[Any], name: str) -> None:
+        real = getattr(cls, name)
+
+        def call(self: Any, *arguments: Any) -> Any:
+            places.append((name, threading.current_thread().name))
+            return real(self, *arguments)
+
+        monkeypatch.setattr(cls, name, call)
+
+    note(ResponseReply, "full_body")
+    note(StateStore, "settled")
+    note(StateStore, "put")
+    with serving(tmp_path) as server, client(server) as http:
+        told = respond(http, "Hi")
+        assert http.get(f"/v1/responses/{told['id']}").json() == told
+    names = [name for name, _ in places]
+    assert names == ["full_body", "put", "settled", "settled"]
+    [writer, put, *settled] = [thread for _, thread in places]
+    assert writer != put
+    assert {put} == set(settled)
+
+
+def test_a_background_response_is_told_as_queued_though_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = StateStore.settled
+    with serving(tmp_path) as server, client(server) as http:
+
+        async def settled(self: StateStore) -> None:
+            while server.client.num_open:
+                await asyncio.sleep(0)
+            await real(self)
+
+        monkeypatch.setattr(StateStore, "settled", settled)
+        queued = respond(http, "Hi", background=True)
+        assert queued["status"] == "queued"
+        assert queued["output"] == []
+        assert queued["usage"] is None
+        found = http.get(f"/v1/responses/{queued['id']}").json()
+        assert found["status"] == "incomplete"
+
+
+def test_a_background_response_that_is_not_stored_is_not_generated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commit(self: StateStore, writes: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with serving(tmp_path) as server, client(server) as http:
+        server.engine.is_held = True  # type: ignore[attr-defined]
+        monkeypatch.setattr(StateStore, "_commit", commit)
+        body = {"input": "Hi", "background": True, "max_output_tokens": 400}
+        assert http.post("/v1/responses", json=body).status_code == 503
+        assert eventually(lambda: not server.engine.engine.has_work)  # type: ignore[attr-defined]
+        [request] = server.engine.seen
+        assert http.get(f"/v1/responses/{request.rid}").status_code == 404
+        server.engine.is_held = False  # type: ignore[attr-defined]
 
 
 # weft ctl state

@@ -221,6 +221,22 @@ def test_a_damaged_file_is_one_clear_line(tmp_path: Path) -> None:
         StateStore(tmp_path)
 
 
+def test_a_file_that_is_whole_but_cannot_be_used_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody moves a whole state away because another program looks into it."""
+    StateStore(tmp_path).close()
+    monkeypatch.setattr("weft.state.store.BUSY_S", 0.0)
+    other = sqlite3.connect(tmp_path / FILE)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StateError, match=r"cannot be used: .*locked") as refused:
+        StateStore(tmp_path)
+    assert "move it away" not in str(refused.value)
+    other.close()
+    StateStore(tmp_path).close()
+
+
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match="cannot be used"):

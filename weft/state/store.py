@@ -257,8 +257,9 @@ class StateStore:
         rows: list[tuple[Any, ...]],
     ) -> None:
         self._num_put += 1
+        number = self._num_put
         self._start()
-        self._queue.put(_Write(self._num_put, sql, rows))
+        self._queue.put(_Write(number, sql, rows))
 
     def _start(self) -> None:
         if self._thread is None:
@@ -457,6 +458,9 @@ def _connect(path: Path) -> sqlite3.Connection:
         raise StateError(f"{path} cannot be opened: {exc}") from exc
     try:
         _prepare(connection, path)
+    except sqlite3.OperationalError as exc:  # locked, read-only, a full disk: the file is whole
+        connection.close()
+        raise StateError(f"{path} cannot be used: {exc}") from exc
     except sqlite3.Error as exc:
         connection.close()
         raise StateError(

@@ -6,7 +6,7 @@ also written as an event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -44,14 +44,14 @@ RESPONSE_EVENTS = Wire(SSE, _error_event, b"")
 
 
 class ResponseReply:
-    """One response. `finished` is called with the response at its end."""
+    """One response. It only makes bytes, also in a thread of writers: who keeps `response` does so
+    in the event loop, before its end is told."""
 
     def __init__(
         self,
         response: JsonObject,
         conversation: Conversation,
         tokenizer: Tokenizer,
-        finished: Callable[[JsonObject], None],
         *,
         names: Mapping[str, OwnName],
         seals_reasoning: bool,
@@ -63,7 +63,6 @@ class ResponseReply:
         self.response = response
         self._conversation = conversation
         self._tokenizer = tokenizer
-        self._finished = finished
         self._names = names
         self._seals_reasoning = seals_reasoning
         self._told: list[bytes] = []
@@ -227,7 +226,6 @@ class ResponseReply:
             "output_tokens_details": {"reasoning_tokens": reasoning.reasoning_tokens},
             "total_tokens": end.prompt_tokens + end.completion_tokens,
         }
-        self._finished(response)
         self._tell(f"response.{status}", response=response)
 
     @property

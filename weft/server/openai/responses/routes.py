@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 from starlette.requests import Request
@@ -35,6 +36,7 @@ from weft.server.openai.responses.translate import (
 from weft.server.operation import Operation, get, post
 from weft.server.response_store import Stored
 from weft.server.stream import Answer
+from weft.state.store import StateError
 
 CANCEL_TIMEOUT_S = 5.0  # for the engine's last reply
 
@@ -59,30 +61,40 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
         conversation = await start_chat(context, request, chat)
     conversation.generation.warn((*offered.warnings, *warning_of(left_out)))
 
-    if body.store is not False:
-        conversation.generation.before_end = context.responses.settled
-
-    def finished(response: JsonObject) -> None:
-        if body.store is not False:
-            told = messages(output_items(response), history)
-            context.responses.put(response, told, owner_of(request), items)
-
     reply = ResponseReply(
         _new(context, body, id),
         conversation,
         context.tokenizer,
-        finished,
         names=offered.names,
         seals_reasoning=SEALED_REASONING in (body.include or ()),
     )
+
+    def store() -> None:
+        """Store the response with its end, in the event loop: the store belongs to it."""
+        told = messages(output_items(reply.response), history)
+        context.responses.put(reply.response, told, owner_of(request), items)
+
+    async def keep() -> None:
+        store()
+        await _settle(context)
+
+    if body.store is not False:
+        conversation.generation.before_end = keep
     if not body.background:
         return Answer(conversation.generation, reply, RESPONSE_EVENTS)
     context.responses.put(reply.response, history, owner_of(request), items)
-    task = asyncio.create_task(_generate(conversation, reply))
+    queued = json_response({**reply.response, "status": "queued"})  # before there is any output
+    task = asyncio.create_task(_generate(conversation, reply, store))
     context.responses.running[id] = task
     task.add_done_callback(lambda _: context.responses.running.pop(id, None))
-    await _settle(context)
-    return json_response({**reply.response, "status": "queued"})
+    try:
+        await _settle(context)
+    except StateError:  # the client does not learn the id
+        conversation.generation.close()
+        await asyncio.wait({task})
+        context.responses.drop(id)
+        raise
+    return queued
 
 
 async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
@@ -143,13 +155,20 @@ async def delete(context: ServerContext, request: Request) -> ASGIApp:
     )
 
 
-async def _generate(conversation: Conversation, reply: ResponseReply) -> None:
+async def _generate(
+    conversation: Conversation,
+    reply: ResponseReply,
+    store: Callable[[], None],
+) -> None:
     """Run a background response: no client waits, and the response is stored at its end."""
     found: list[Delta] = []
     with conversation.generation as generation:
         async for deltas in generation:
             found += deltas
+        if generation.closed:  # nobody can ask for it
+            return
         reply.full_body(found)
+        store()
 
 
 def _previous(
