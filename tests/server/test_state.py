@@ -325,14 +325,14 @@ def test_a_background_response_is_told_as_queued_though_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = StateStore.settled
+
+    async def settled(self: StateStore) -> None:
+        while self._num_put < 2:  # at the begin and at the end
+            await asyncio.sleep(0)
+        await real(self)
+
+    monkeypatch.setattr(StateStore, "settled", settled)
     with serving(tmp_path) as server, client(server) as http:
-
-        async def settled(self: StateStore) -> None:
-            while server.client.num_open:
-                await asyncio.sleep(0)
-            await real(self)
-
-        monkeypatch.setattr(StateStore, "settled", settled)
         queued = respond(http, "Hi", background=True)
         assert queued["status"] == "queued"
         assert queued["output"] == []
