@@ -202,6 +202,22 @@ def test_limits_and_times_hold_as_before() -> None:
     assert list(world.copy.turns) == [], "what has not changed is not told"
 
 
+def test_a_session_without_its_last_turn_does_not_go_on_with_less() -> None:
+    turn = KeptTurn(name="first", prompt_len=1, tokens=b"1234")
+    hole = KeptTurn(name="third", parent="second", prompt_len=1, tokens=b"1234")
+    holey = KeptSession(
+        id="s", capacity=10, timeout_s=0.0, num_turns=3, last="third", turns=[turn, hole]
+    )
+    empty = KeptSession(id="t", capacity=10, timeout_s=0.0, num_turns=1, last="lost")
+    whole = KeptSession(id="u", capacity=10, timeout_s=0.0)
+    world = KeptScene([holey, empty, whole])
+    assert list(world.sessions.by_name) == ["u"]
+    assert world.refused == [
+        "the turn 'third', the last one of the session 's', is missing",
+        "the turn 'lost', the last one of the session 't', is missing",
+    ]
+
+
 def test_without_a_copy_nothing_is_noted() -> None:
     world = Scene()
     world.open()

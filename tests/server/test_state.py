@@ -20,6 +20,7 @@ from tests.server.fake import HANG_S, RunningServer, eventually, running
 from tests.server.oracle_engine import OracleEngine
 from weft.cli.main import main
 from weft.config.server import ServerConfig
+from weft.messages.sessions import KeptSession, KeptTurn, SessionChange, SessionChanges
 from weft.server import response_store, stream
 from weft.server.openai.responses.reply import ResponseReply
 from weft.server.session_store import SessionStore
@@ -356,6 +357,81 @@ def test_a_background_response_that_is_not_stored_is_not_generated(
         [request] = server.engine.seen
         assert http.get(f"/v1/responses/{request.rid}").status_code == 404
         server.engine.is_held = False  # type: ignore[attr-defined]
+
+
+def test_nothing_begins_that_cannot_be_stored_when_too_much_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path) as server, client(server) as http:
+        state = server.client.session_keeper._state  # type: ignore[union-attr]
+        state._is_full = True
+        refused = http.post("/v1/responses", json={"input": "Hi"})
+        assert refused.status_code == 503
+        assert "could not be stored" in refused.text
+        assert http.post("/open_session", json={"session_id": "s"}).status_code == 503
+        assert not server.engine.seen
+        unstored = http.post("/v1/responses", json={"input": "Hi", "store": False})
+        assert unstored.status_code == 200
+        state._is_full = False
+        respond(http, "Hi")
+
+
+def test_a_stored_response_is_sent_without_its_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path) as server, client(server) as http:
+        told = respond(http, "Hi")
+
+        def decode(self: response_store.Stored) -> Any:
+            raise AssertionError("nobody asked for it")
+
+        for part in ("response", "history", "items"):
+            monkeypatch.setattr(response_store.Stored, part, property(decode))
+        url = f"/v1/responses/{told['id']}"
+        assert http.get(url).json() == told
+        assert http.post(f"{url}/cancel").status_code == 400
+        assert http.delete(url).status_code == 200
+
+
+def test_a_change_of_a_session_is_one_change_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash between two of them would leave a session without its turns."""
+    sent: list[Any] = []
+    monkeypatch.setattr(StateStore, "_send", lambda self, *of: sent.append(of))
+    state = StateStore(tmp_path)
+    store = SessionStore(state, "tokenizer")
+    turn = KeptTurn(name="new", prompt_len=1, tokens=b"1234")
+    session = KeptSession(id="s", capacity=10, timeout_s=0.0, last="new", turns=[turn])
+    for is_new in (True, False):
+        change = SessionChange(session=session, is_new=is_new, forgotten=["old"])
+        store.note(SessionChanges(changes=[change]))
+    assert len(sent) == 2
+    state.close()
+
+
+def test_what_expires_goes_from_an_idle_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_store, "EXPIRY_SLACK_S", 0.001)
+    now = [1_000.0]
+
+    async def idle(store: response_store.ResponseStore, state: StateStore) -> None:
+        del store
+        now[0] += response_store.STORED_S + 1
+        while await state.read_later("response"):
+            await asyncio.sleep(0)
+
+    async def stored() -> None:
+        monkeypatch.setattr(response_store, "STORED_S", 0.001)
+        state = StateStore(tmp_path, clock=lambda: now[0])
+        store = response_store.ResponseStore(lambda: now[0], state)
+        store.put({"id": "a"}, [])
+        await asyncio.wait_for(idle(store, state), 60)
+        assert store._timer is None, "nothing is stored, and nothing waits"
+        state.close()
+
+    asyncio.run(stored())
 
 
 # weft ctl state

@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.state import writer
-from weft.state.store import FILE, FORMAT, StateError, StateStore
+from weft.state.store import FILE, FORMAT, StateError, StateStore, _Unwritten, _Write
 
 KILLS = 50
 
@@ -46,7 +47,7 @@ def test_what_was_put_is_there_for_the_next_server(tmp_path: Path) -> None:
         ("", "b", "", 5.0, b"of nobody"),
     ]
     second.delete("response", "bob", "a")  # of somebody else
-    second.delete_parts("response", "alice", "a", ["history"])
+    second.put("response", "alice", "a", {}, without=["history"])
     second.close()
     third = StateStore(tmp_path)
     assert [(one.name, one.part) for one in third.read("response")] == [("a", ""), ("b", "")]
@@ -117,6 +118,123 @@ def test_a_record_that_could_not_be_written_is_an_error_and_is_written_later(
         ("a", "", b"new"),
         ("a", "history", b"h"),
     ]
+
+
+def _take_nothing(monkeypatch: pytest.MonkeyPatch, exc: Exception) -> list[bool]:
+    """While the first element of the result is true, no commit succeeds."""
+    real = StateStore._commit
+    full = [True]
+
+    def commit(self: StateStore, writes: Any) -> None:
+        if full[0]:
+            raise exc
+        real(self, writes)
+
+    monkeypatch.setattr(StateStore, "_commit", commit)
+    monkeypatch.setattr("weft.state.store.RETRY_S", 0.01)
+    return full
+
+
+@pytest.mark.parametrize(("num_bytes", "num"), [(10, 100), (1_000, 2)])
+def test_what_was_taken_is_kept_and_what_begins_is_refused_when_too_much_waits(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch, num_bytes: int, num: int
+) -> None:
+    async def fill() -> None:
+        store.put("response", "", "gone", {"": b"x"})
+        await store.settled()
+        full = _take_nothing(monkeypatch, sqlite3.OperationalError("database or disk is full"))
+        monkeypatch.setattr("weft.state.store.MAX_UNWRITTEN_BYTES", num_bytes)
+        monkeypatch.setattr("weft.state.store.MAX_UNWRITTEN", num)
+        store.require_room()
+        store.delete("response", "", "gone")
+        for name in "abc":
+            store.put("response", "", name, {"": b"12345"})
+        with pytest.raises(StateError, match="disk is full"):
+            await store.settled()
+        with pytest.raises(StateError, match="too much waits"):
+            store.require_room()
+        full[0] = False
+        await asyncio.wait_for(store.settled(), 60)
+        store.require_room()
+
+    asyncio.run(fill())
+    assert names(store) == ["a", "b", "c"], "what was deleted has not come back"
+
+
+def test_changes_of_a_record_that_wait_are_one_change(store: StateStore) -> None:
+    unwritten = _Unwritten()
+    record = ("session", "", "s")
+    for number in range(1_000):
+        unwritten.add(_Write(record, False, 1.0, {"": b"head", f"turn {number}": b"12345678"}))
+        unwritten.add(_Write(record, False, 1.0, {f"turn {number - 1}": None}))
+        unwritten.add(_Write(("response", "", str(number)), False, 1.0, {"": b"x"}))
+        unwritten.add(_Write(("response", "", str(number)), True, 0.0, {}))
+    assert unwritten._num_bytes == len(b"head12345678")
+    assert len(unwritten) == 1_001
+    unwritten.add(_Write(record, True, 2.0, {"": b"new"}))
+    assert [one.parts for one in unwritten if one.record == record] == [{"": b"new"}]
+    assert unwritten._num_bytes == len(b"new")
+
+
+def test_a_part_that_comes_back_while_it_waits_is_the_last_one(store: StateStore) -> None:
+    async def write() -> None:
+        first = _Write(("session", "", "s"), True, 1.0, {"": b"h", "a": b"1", "b": b"2"})
+        again = _Write(first.record, False, 1.0, {"a": None})
+        last = _Write(first.record, False, 1.0, {"b": b"3", "a": b"4"})
+        store._send(first.then(again).then(last))
+        await store.settled()
+
+    asyncio.run(write())
+    assert [(one.part, one.body) for one in store.read("session")] == [
+        ("", b"h"),
+        ("b", b"3"),
+        ("a", b"4"),
+    ]
+
+
+def test_a_disk_that_takes_nothing_is_tried_once_for_all_that_waits(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = [0]
+
+    def commit(self: StateStore, writes: Any) -> None:
+        tries[0] += 1
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(StateStore, "_commit", commit)
+
+    async def fail() -> None:
+        store.put("response", "", "a", {"": b"x"})
+        with pytest.raises(StateError):
+            await store.settled()
+        for number in range(1_000):
+            store.delete("response", "", str(number))
+        with pytest.raises(StateError):
+            await store.settled()
+
+    asyncio.run(fail())
+    assert tries[0] <= 4, "not one for each change"
+
+
+def test_any_error_is_told_to_all_that_wait(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = _take_nothing(monkeypatch, ValueError("of no database"))
+
+    def ask(connection: sqlite3.Connection) -> None:
+        raise LookupError("of no database")
+
+    async def fail() -> None:
+        store.put("response", "", "a", {"": b"x"})
+        with pytest.raises(StateError, match="of no database"):
+            await asyncio.wait_for(store.settled(), 60)
+        with pytest.raises(StateError, match="could not be read: of no database"):
+            await asyncio.wait_for(store.ask(ask), 60)
+        full[0] = False
+        await asyncio.wait_for(store.settled(), 60)
+
+    asyncio.run(fail())
+    assert names(store) == ["a"]
 
 
 def test_counts_tell_number_bytes_and_ages(tmp_path: Path) -> None:

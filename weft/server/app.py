@@ -146,6 +146,7 @@ def create_app(
         infill=tokenizer.infill,
         formats=find_formats(config.tool_call_parser, config.reasoning_parser, sources),
     )
+    readiness.at_end(context.responses.close)
     if context.media is not None:
         readiness.at_drain(context.media.close)
         readiness.at_end(context.media.close)

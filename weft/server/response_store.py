@@ -20,6 +20,7 @@ from weft.state.store import RecordPart, StateStore
 MAX_STORED = 1_000
 MAX_STORED_BYTES = 64_000_000
 STORED_S = 3_600.0  # seconds until a response is forgotten
+EXPIRY_SLACK_S = 1.0  # one timer drops all that expire within it
 KIND = "response"
 RESPONSE = ""  # the parts of its record
 HISTORY = "history"
@@ -28,33 +29,52 @@ RESTARTED = "the server was started again while this response was generated"
 
 
 class Stored(NamedTuple):
-    """`history`: the messages of the conversation up to and including this response, without its
-    instructions. `items`: the input of this response's request only."""
+    """A stored response as JSON, of which a part is decoded when it is asked for: most never are.
 
-    response: JsonObject
-    history: list[Any]  # as JSON has them
-    items: list[JsonObject]
+    `history`: the messages of the conversation up to and including this response, without its
+    instructions. `items`: the input of this response's request only.
+    """
 
-
-class _Kept(NamedTuple):
-    """A stored response as JSON: most are never asked for again."""
-
-    response: bytes
-    history: bytes
-    items: bytes
+    response_json: bytes
+    history_json: bytes
+    items_json: bytes
     at_s: float  # Unix time
     owner: str
 
     @property
     def size(self) -> int:
-        return len(self.response) + len(self.history) + len(self.items)
+        return len(self.response_json) + len(self.history_json) + len(self.items_json)
+
+    @property
+    def response(self) -> JsonObject:
+        decoded: JsonObject = msgspec.json.decode(self.response_json)
+        return decoded
+
+    @property
+    def history(self) -> list[Any]:  # as JSON has them
+        decoded: list[Any] = msgspec.json.decode(self.history_json)
+        return decoded
+
+    @property
+    def items(self) -> list[JsonObject]:
+        decoded: list[JsonObject] = msgspec.json.decode(self.items_json)
+        return decoded
+
+    @property
+    def is_background(self) -> bool:
+        return _head.decode(self.response_json).background
+
+    @property
+    def status(self) -> str:
+        return _head.decode(self.response_json).status
 
 
-class _Status(msgspec.Struct):
+class _Head(msgspec.Struct):
     status: str = ""
+    background: bool = False
 
 
-_status = msgspec.json.Decoder(_Status)
+_head = msgspec.json.Decoder(_Head)
 
 
 class ResponseStore:
@@ -69,8 +89,9 @@ class ResponseStore:
         """With a `state`, the store begins with what it has from earlier servers."""
         self.running: dict[str, asyncio.Task[None]] = {}
         self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None  # for the oldest, in a running loop
         self._state = state
-        self._stored: OrderedDict[str, _Kept] = OrderedDict()  # oldest first
+        self._stored: OrderedDict[str, Stored] = OrderedDict()  # oldest first
         self._size = 0
         self._sizes = Counter[str]()  # by owner
         self._counts = Counter[str]()  # by owner
@@ -81,6 +102,16 @@ class ResponseStore:
     def settled(self) -> Callable[[], Any] | None:
         """Waits until all that was put and dropped is on disk; None if nothing has to be."""
         return None if self._state is None else self._state.settled
+
+    def require_room(self) -> None:
+        """Before a response that is to be stored is generated. Raises StateError."""
+        if self._state is not None:
+            self._state.require_room()
+
+    def close(self) -> None:
+        """Nothing is dropped any more."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def put(
         self,
@@ -94,12 +125,16 @@ class ResponseStore:
         A response that is larger than the store is not kept.
         """
         encode = msgspec.json.encode
-        kept = _Kept(encode(response), encode(history), encode(items), self._clock(), owner)
+        kept = Stored(encode(response), encode(history), encode(items), self._clock(), owner)
         if kept.size > MAX_STORED_BYTES:
             self.drop(response["id"])
             return
         if self._state is not None:
-            parts = {RESPONSE: kept.response, HISTORY: kept.history, ITEMS: kept.items}
+            parts = {
+                RESPONSE: kept.response_json,
+                HISTORY: kept.history_json,
+                ITEMS: kept.items_json,
+            }
             self._state.put(KIND, owner, response["id"], parts)
         self._enter(response["id"], kept)
 
@@ -113,8 +148,7 @@ class ResponseStore:
         kept = self._stored.get(id)
         if kept is None or kept.owner != owner:
             return None
-        decode = msgspec.json.decode
-        return Stored(decode(kept.response), decode(kept.history), decode(kept.items))
+        return kept
 
     def drop(
         self,
@@ -146,7 +180,7 @@ class ResponseStore:
     def _enter(
         self,
         id: str,
-        kept: _Kept,
+        kept: Stored,
     ) -> None:
         self._leave(id)
         self._drop_expired()
@@ -158,11 +192,12 @@ class ResponseStore:
             self._drop_oldest_of(max(self._sizes, key=self._sizes.__getitem__))
         while len(self._stored) > MAX_STORED:
             self._drop_oldest_of(max(self._counts, key=self._counts.__getitem__))
+        self._wait_for_oldest()
 
     def _leave(
         self,
         id: str,
-    ) -> _Kept | None:
+    ) -> Stored | None:
         kept = self._stored.pop(id, None)
         if kept is not None:
             self._size -= kept.size
@@ -176,6 +211,22 @@ class ResponseStore:
         oldest_s = self._clock() - STORED_S
         while self._stored and next(iter(self._stored.values())).at_s < oldest_s:
             self.drop(next(iter(self._stored)))
+
+    def _wait_for_oldest(self) -> None:
+        """Drop what expires also while nobody asks: one timer waits while anything is stored."""
+        if self._timer is not None or not self._stored:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # a store without a server
+            return
+        left_s = next(iter(self._stored.values())).at_s + STORED_S - self._clock()
+        self._timer = loop.call_later(max(left_s, 0.0) + EXPIRY_SLACK_S, self._at_time)
+
+    def _at_time(self) -> None:
+        self._timer = None
+        self._drop_expired()
+        self._wait_for_oldest()
 
     def _drop_oldest_of(
         self,
@@ -199,9 +250,11 @@ class ResponseStore:
         in_order = sorted(found.items(), key=lambda item: item[1][RESPONSE].used_s)
         for id, of_id in in_order:
             head = of_id[RESPONSE]
-            kept = _Kept(head.body, of_id[HISTORY].body, of_id[ITEMS].body, head.used_s, head.owner)
+            kept = Stored(
+                head.body, of_id[HISTORY].body, of_id[ITEMS].body, head.used_s, head.owner
+            )
             self._enter(id, kept)
-            if _status.decode(kept.response).status in ("queued", "in_progress"):
+            if kept.status in ("queued", "in_progress"):
                 self._fail(id, head.owner)
 
     def _fail(

@@ -63,6 +63,10 @@ class SessionStore:
         for change in changes.changes:
             self._note(change)
 
+    def require_room(self) -> None:
+        """Before a session is opened. Raises StateError."""
+        self._state.require_room()
+
     async def settled(self) -> None:
         """Wait until all noted changes are on disk. Raises StateError."""
         await self._state.settled()
@@ -107,12 +111,9 @@ class SessionStore:
         session = change.session
         owner = session.owner
         id = session.id
-        if change.is_closed or change.is_new:
-            self._state.delete(KIND, owner, id)
         if change.is_closed:
+            self._state.delete(KIND, owner, id)
             return
-        forgotten = [TURN + name for name in change.forgotten]
-        self._state.delete_parts(KIND, owner, id, forgotten)
         head = SessionHead(
             tokenizer=self._tokenizer,
             capacity=session.capacity,
@@ -123,7 +124,8 @@ class SessionStore:
         parts = {"": msgspec.msgpack.encode(head)}
         for turn in session.turns:
             parts[TURN + turn.name] = msgspec.msgpack.encode(turn)
-        self._state.put(KIND, owner, id, parts)
+        forgotten = [TURN + name for name in change.forgotten]
+        self._state.put(KIND, owner, id, parts, without=forgotten, is_new=change.is_new)
 
     async def _sessions(self) -> list[KeptSession]:
         """The stored sessions that continue here, the last used one first. Those that have timed

@@ -23,7 +23,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -38,7 +38,9 @@ FORMAT = 1  # of the tables and of the bodies of all records
 APPLICATION = 0x77656674  # "weft", in the header of the file
 BUSY_S = 5.0  # for another program that looks into the file
 RETRY_S = 1.0  # after a write that failed
-MAX_UNWRITTEN_BYTES = 256_000_000  # kept for the next try while the disk takes nothing
+# Kept for the next try while the disk takes nothing; with more, clients are refused.
+MAX_UNWRITTEN_BYTES = 256_000_000
+MAX_UNWRITTEN = 100_000  # records
 
 TABLE = """
 CREATE TABLE records (
@@ -93,24 +95,76 @@ class KindCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Write(NamedTuple):
-    """Rows of one record; all of them are written, or none."""
+    """A change of one record; all of it is written, or none."""
 
-    number: int
-    sql: str
-    rows: list[tuple[Any, ...]]  # kind, owner, name and, with some statements, more
-
-    @property
-    def record(self) -> tuple[Any, ...]:
-        return self.rows[0][:3]
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Empty: the whole record."""
-        return tuple(row[3] for row in self.rows if len(row) > 3)
+    record: tuple[str, str, str]  # kind, owner, name
+    is_new: bool  # what was there before goes
+    used_s: float
+    parts: dict[str, bytes | None]  # in the order of their first writes; None: it goes
 
     @property
     def num_bytes(self) -> int:
-        return sum(len(value) for row in self.rows for value in row if isinstance(value, bytes))
+        return sum(len(body) for body in self.parts.values() if body is not None)
+
+    def then(self, later: _Write) -> _Write:
+        """Both as one change."""
+        if later.is_new:
+            return later
+        parts = dict(self.parts)
+        for part, body in later.parts.items():
+            if parts.get(part) is None:
+                parts.pop(part, None)  # it comes back as the last one
+            parts[part] = body
+        return later._replace(is_new=self.is_new, parts=parts)
+
+    def execute(self, connection: sqlite3.Connection) -> None:
+        if self.is_new:
+            connection.execute(DELETE, self.record)
+        gone = [part for part, body in self.parts.items() if body is None]
+        connection.executemany(DELETE_PART, [(*self.record, part) for part in gone])
+        rows = [
+            (*self.record, part, self.used_s, body)
+            for part, body in self.parts.items()
+            if body is not None
+        ]
+        connection.executemany(PUT, rows)
+
+
+class _Put(NamedTuple):
+    number: int  # the changes are numbered as they come
+    write: _Write
+
+
+class _Unwritten:
+    """What is not on disk yet, by record: each change costs what it has, however much waits."""
+
+    def __init__(self) -> None:
+        self._by_record: dict[tuple[str, str, str], _Write] = {}
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._by_record)
+
+    def __iter__(self) -> Iterator[_Write]:
+        return iter(self._by_record.values())
+
+    @property
+    def is_full(self) -> bool:
+        return self._num_bytes > MAX_UNWRITTEN_BYTES or len(self._by_record) > MAX_UNWRITTEN
+
+    def add(self, write: _Write) -> None:
+        before = self._by_record.get(write.record)
+        if before is not None:
+            self._num_bytes -= before.num_bytes
+            if write.is_new:
+                del self._by_record[write.record]  # it becomes the last one, as on the disk
+            write = before.then(write)
+        self._by_record[write.record] = write
+        self._num_bytes += write.num_bytes
+
+    def clear(self) -> None:
+        self._by_record.clear()
+        self._num_bytes = 0
 
 
 class _Question(NamedTuple):
@@ -137,13 +191,15 @@ class StateStore:
         except StateError:
             os.close(self._lock)
             raise
-        self._queue: queue.SimpleQueue[_Write | _Question | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Put | _Question | None] = queue.SimpleQueue()
         self._num_put = 0
         self._num_done = 0  # the thread writes it: all up to this number is on disk
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._unwritten: list[_Write] = []
+        self._unwritten = _Unwritten()  # of the thread
+        self._has_failed = False  # the last write, of the thread
+        self._is_full = False  # the thread writes it
         self.num_commits = 0
 
     def read(
@@ -157,18 +213,27 @@ class StateStore:
 
     # ---- what the event loop asks for
 
+    def require_room(self) -> None:
+        """Before something begins that has to be stored. Raises StateError while too much waits for
+        a disk that takes nothing; what has begun may still be put."""
+        if self._is_full:
+            raise StateError(f"too much waits to be written to {self.folder}")
+
     def put(
         self,
         kind: str,
         owner: str,
         name: str,
         parts: Mapping[str, bytes],
+        *,
+        without: Iterable[str] = (),
+        is_new: bool = False,
     ) -> None:
-        """Write parts of a record, in place of parts with the same names. They are written
-        together."""
-        now = self.clock()
-        rows = [(kind, owner, name, part, now, body) for part, body in parts.items()]
-        self._send(PUT, rows)
+        """Write parts of a record, in place of parts with the same names, and remove the parts
+        `without`; with `is_new`, remove all that was there before. This is done together."""
+        changes: dict[str, bytes | None] = dict.fromkeys(without)
+        changes.update(parts)
+        self._send(_Write((kind, owner, name), is_new, self.clock(), changes))
 
     def delete(
         self,
@@ -177,17 +242,7 @@ class StateStore:
         name: str,
     ) -> None:
         """Remove a record, if it is there."""
-        self._send(DELETE, [(kind, owner, name)])
-
-    def delete_parts(
-        self,
-        kind: str,
-        owner: str,
-        name: str,
-        parts: Sequence[str],
-    ) -> None:
-        if parts:
-            self._send(DELETE_PART, [(kind, owner, name, part) for part in parts])
+        self._send(_Write((kind, owner, name), True, 0.0, {}))
 
     async def settled(self) -> None:
         """Wait until all that was put and deleted is on disk. Raises StateError if it could not be
@@ -253,13 +308,12 @@ class StateStore:
 
     def _send(
         self,
-        sql: str,
-        rows: list[tuple[Any, ...]],
+        write: _Write,
     ) -> None:
         self._num_put += 1
         number = self._num_put
         self._start()
-        self._queue.put(_Write(number, sql, rows))
+        self._queue.put(_Put(number, write))
 
     def _start(self) -> None:
         if self._thread is None:
@@ -287,23 +341,33 @@ class StateStore:
     # ---- the thread
 
     def _run(self) -> None:
+        last = 0  # the number of the newest write
         is_open = True
         while is_open:
             batch = self._next_batch()
-            writes = [*self._unwritten, *(one for one in batch if isinstance(one, _Write))]
-            if writes:
-                self._write(writes)
+            for one in batch:
+                if isinstance(one, _Put):
+                    last = one.number
+                    self._unwritten.add(one.write)
+            if self._unwritten:
+                self._write(last)
             for one in batch:
                 if isinstance(one, _Question):
                     self._answer(one)
             is_open = None not in batch
 
-    def _next_batch(self) -> list[_Write | _Question | None]:
-        """All that waits, as soon as anything does. Empty if only a failed write waits."""
-        try:
-            batch = [self._queue.get(timeout=RETRY_S if self._unwritten else None)]
-        except queue.Empty:
-            return []
+    def _next_batch(self) -> list[_Put | _Question | None]:
+        """All that waits, as soon as anything does. After a write that failed: all that comes until
+        the next try, which costs as much as all that is unwritten."""
+        batch: list[_Put | _Question | None] = []
+        until = time.monotonic() + RETRY_S
+        while self._unwritten and None not in batch[-1:]:
+            try:
+                batch.append(self._queue.get(timeout=max(until - time.monotonic(), 0)))
+            except queue.Empty:
+                return batch
+        if not batch:
+            batch.append(self._queue.get())
         while True:
             try:
                 batch.append(self._queue.get_nowait())
@@ -312,23 +376,23 @@ class StateStore:
 
     def _write(
         self,
-        writes: list[_Write],
+        last: int,
     ) -> None:
-        last = writes[-1].number
+        """Write all that is unwritten: the changes up to the number `last`."""
         error = None
         try:
-            self._commit(writes)
-        except sqlite3.Error as exc:
+            self._commit(self._unwritten)
+        except Exception as exc:  # whatever it is: all that wait must be told
             error = StateError(f"the state could not be written to {self.folder}: {exc}")
             log.seldom("not_written", folder=self.folder, reason=exc)
-            self._unwritten = _latest(writes)
-            if sum(one.num_bytes for one in self._unwritten) > MAX_UNWRITTEN_BYTES:
-                log.error("given_up", writes=len(self._unwritten))
-                self._unwritten = []
+            self._has_failed = True
+            self._is_full = self._unwritten.is_full
         else:
-            if self._unwritten:
-                log.info("written_again", writes=len(writes))
-                self._unwritten = []
+            if self._has_failed:
+                log.info("written_again", writes=len(self._unwritten))
+                self._has_failed = False
+            self._unwritten.clear()
+            self._is_full = False
             self._num_done = last
         self._call(self._tell, last, error)
 
@@ -340,7 +404,7 @@ class StateStore:
         connection.execute("BEGIN IMMEDIATE")
         try:
             for one in writes:
-                connection.executemany(one.sql, one.rows)
+                one.execute(connection)
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -355,7 +419,7 @@ class StateStore:
         answer = question.answer
         try:
             found = question.ask(self._connection)
-        except sqlite3.Error as exc:
+        except Exception as exc:  # whatever it is: who asked must be told
             message = f"the state in {self.folder} could not be read: {exc}"
             self._call(_set_exception, answer, StateError(message))
         else:
@@ -386,19 +450,6 @@ def _set_exception(
 ) -> None:
     if not future.done():
         future.set_exception(exc)
-
-
-def _latest(writes: Iterable[_Write]) -> list[_Write]:
-    """The writes that count, in order: of the same parts, and of a record as a whole, the last."""
-    found: dict[tuple[Any, ...], _Write] = {}
-    for one in writes:
-        if one.sql == DELETE:
-            for key in [key for key in found if key[0] == one.record]:
-                del found[key]
-        key = (one.record, one.sql, one.parts)
-        found.pop(key, None)
-        found[key] = one
-    return list(found.values())
 
 
 def _read(

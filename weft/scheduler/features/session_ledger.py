@@ -134,8 +134,8 @@ def session_from(
     max_tokens: int,
     longest_s: float,
     now: float,
-) -> Session:
-    """The session of a copy, within the limits of now.
+) -> Session | None:
+    """The session of a copy, within the limits of now; None without the turn that ended last.
 
     A turn that does not fit its parent is left out, with all that continue it: a conversation is
     never continued with a hole in it.
@@ -155,7 +155,7 @@ def session_from(
         if has_parent and 0 <= one.start <= shared and 0 <= one.prompt_len - one.start <= num_own:
             _add(session, one, parent)
     session.last = session.turns.get(kept.last)
-    return session
+    return None if session.last is None and kept.last else session
 
 
 def _add(

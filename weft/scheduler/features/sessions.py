@@ -117,9 +117,13 @@ class Sessions(Feature):
         if session_name(kept.owner, kept.id) in self.by_name:
             return f"the session {kept.id!r} is open already"
         why_not = self._why_full(kept.owner)
-        if not why_not:
-            self._add(session_from(kept, limits.max_tokens, limits.timeout_s, now))
-        return why_not
+        if why_not:
+            return why_not
+        session = session_from(kept, limits.max_tokens, limits.timeout_s, now)
+        if session is None:
+            return f"the turn {kept.last!r}, the last one of the session {kept.id!r}, is missing"
+        self._add(session)
+        return ""
 
     def close(
         self,

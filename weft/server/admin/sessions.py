@@ -56,6 +56,8 @@ async def open_session(context: ServerContext, request: Request) -> ASGIApp:
     opening = OpenSession(
         id, owner=owner_of(request), capacity=capacity, timeout_s=body.timeout or 0.0
     )
+    if context.sessions is not None:
+        context.sessions.require_room()
     reply = await context.client.call(opening)
     log.info("open_session", session=id, success=reply.success)
     if not reply.success:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.client.generation import Delta
@@ -54,6 +55,7 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
     offered = offered_tools(body.tools, body.tool_choice)
     items: list[JsonObject] = []
     if body.store is not False:
+        context.responses.require_room()
         items = input_items(body.items)
     id = f"resp_{secrets.token_hex(24)}"
     with told_as_input():
@@ -112,7 +114,7 @@ async def retrieve(context: ServerContext, request: Request) -> ASGIApp:
         raise ApiError(400, "a stored response cannot be streamed", param="stream")
     stored = _stored(context, request, request.path_params["id"])
     await _settle(context)
-    return json_response(stored.response)
+    return _as_stored(stored)
 
 
 async def list_input_items(context: ServerContext, request: Request) -> ASGIApp:
@@ -124,17 +126,17 @@ async def list_input_items(context: ServerContext, request: Request) -> ASGIApp:
 async def cancel(context: ServerContext, request: Request) -> ASGIApp:
     """End a background response. Its output so far is stored."""
     id = request.path_params["id"]
-    response = _stored(context, request, id).response
+    stored = _stored(context, request, id)
     task = context.responses.running.get(id)
     if task is None:
-        if response["background"] is False:
+        if not stored.is_background:
             raise ApiError(400, "only a background response can be cancelled", param="response_id")
-        return json_response(response)
+        return _as_stored(stored)
     context.client.abort(id)
     await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
     stored = _stored(context, request, id)
     await _settle(context)
-    return json_response(stored.response)
+    return _as_stored(stored)
 
 
 async def delete(context: ServerContext, request: Request) -> ASGIApp:
@@ -192,6 +194,10 @@ def _stored(
         message = f"there is no response {id[:64]!r}; responses are kept for an hour"
         raise ApiError(404, message, param=param)
     return stored
+
+
+def _as_stored(stored: Stored) -> ASGIApp:
+    return Response(stored.response_json, media_type="application/json")
 
 
 async def _settle(context: ServerContext) -> None:
