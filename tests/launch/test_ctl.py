@@ -463,6 +463,7 @@ def test_commands_have_names_of_their_own() -> None:
         "experts show",
         "explain",
         "profile stop",
+        "why",
         "weights send",
         "weights version",
     }
