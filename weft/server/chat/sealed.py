@@ -34,7 +34,7 @@ def opened(sealed: str) -> str | None:
     try:
         inflating = zlib.decompressobj()
         data = inflating.decompress(base64.urlsafe_b64decode(packed), MAX_LEN)
-        is_whole = inflating.eof and f"{zlib.crc32(data):08x}" == mark
-        return data.decode() if is_whole else None
+        is_complete = inflating.eof and f"{zlib.crc32(data):08x}" == mark
+        return data.decode() if is_complete else None
     except (binascii.Error, zlib.error, ValueError):
         return None
