@@ -102,11 +102,11 @@ def test_the_totals_of_a_thread_are_those_of_the_kernel(
     (tmp_path / "stat").write_text(
         f"9 ({name}) {state} 1 2 3 4 5 6 7 8 9 10 {user} {system} {children} {others}\n"
     )
-    is_held_up = state in ("R", "D")
+    is_delayed = state in ("R", "D")
     ticks_s = os.sysconf("SC_CLK_TCK")
-    assert _times(tmp_path) == ((user + system) / ticks_s, 0.0, is_held_up)
+    assert _times(tmp_path) == ((user + system) / ticks_s, 0.0, is_delayed)
     (tmp_path / "schedstat").write_text("2000000000 500000000 77\n")
-    assert _times(tmp_path) == pytest.approx((2.0, 0.5, is_held_up))
+    assert _times(tmp_path) == pytest.approx((2.0, 0.5, is_delayed))
 
 
 @pytest.mark.parametrize(("used_s", "waited_s"), [(0.0, 0.25), (0.25, 0.0), (0.5, 0.75)])

@@ -35,7 +35,7 @@ def test_what_is_begun_is_done_whole_before_a_signal_stops() -> None:
     done = []
 
     def start(signals: StartSignals) -> None:
-        with signals.held():
+        with signals.deferred():
             raise_here(signal.SIGTERM)
             done.append("whole")
         done.append("more")

@@ -135,8 +135,8 @@ def merged(path: str, answers: Sequence[JsonObject]) -> JsonObject:
     for answer in answers:
         for card in answer.get(field) or []:
             cards.setdefault(str(card.get(id)), card)
-    whole = {**answers[0], field: list(cards.values())}
-    if "first_id" in whole and cards:
+    merged = {**answers[0], field: list(cards.values())}
+    if "first_id" in merged and cards:
         names = list(cards)
-        whole |= {"first_id": names[0], "last_id": names[-1]}
-    return whole
+        merged |= {"first_id": names[0], "last_id": names[-1]}
+    return merged
