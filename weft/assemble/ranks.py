@@ -103,7 +103,7 @@ class StartedRanks:
                 RankPlace(0, 1),
                 Followers(self._links, self._loss),
                 self._config.dist_timeout,
-                stage=stage_of(0, self._config),
+                stage=pp_stage_of(0, self._config),
                 pipe=self._pipe,
             )
         ranks = joined(
@@ -146,7 +146,7 @@ class StartedRanks:
 
     def on_lost(self, call: Callable[[str], None]) -> None:
         """When a rank has ended before `close`, another thread calls `call` with the reason. `call`
-        decides when the other nodes are told (`take_leave`)."""
+        decides when the other nodes are informed (`take_leave`)."""
         self._lost = call
 
     def take_leave(self, reason: str = "") -> None:
@@ -262,7 +262,7 @@ class StartedRanks:
             self._lost(why)
 
 
-def stage_of(rank: int, config: EngineConfig) -> StagePlace:
+def pp_stage_of(rank: int, config: EngineConfig) -> StagePlace:
     """The stage of a rank. Rank 0 samples, so it has the last layers; ranks 1, 2, ... have the
     others in order."""
     return StagePlace((rank - 1) % config.pp_size, config.pp_size)
@@ -305,8 +305,8 @@ def joined_as(args: FollowerArgs) -> Ranks:
         before = None if args.before < 0 else socket.socket(fileno=args.before)
         after = None if args.behind < 0 else socket.socket(fileno=args.behind)
         pipe = SocketPipe(before, after, config.dist_timeout)
-        place = stage_of(args.rank, config)
-        return Ranks(RankPlace(0, 1), None, config.dist_timeout, stage=place, pipe=pipe)
+        pp_stage = pp_stage_of(args.rank, config)
+        return Ranks(RankPlace(0, 1), None, config.dist_timeout, stage=pp_stage, pipe=pipe)
 
     def store() -> Any:
         if args.host:

@@ -38,7 +38,7 @@ class ModelNames:
 
     def __init__(self) -> None:
         # rank -> names, the server's own model first; empty: the server lists none, and may have
-        # any. A server that has not told them is not here.
+        # any. A server that has not sent them is not here.
         self._names: dict[int, tuple[str, ...]] = {}
         self._has_warned = False
 

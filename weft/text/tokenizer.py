@@ -554,7 +554,7 @@ def _content(token: Any) -> str:
 
 def _chat_templates(folder: Path, config: JsonObject) -> dict[str, str]:
     """Chat templates by name, from the files where older and newer models store them; the newest
-    place takes precedence."""
+    file takes precedence."""
     further: dict[str, str] = {}
     for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
         further[path.stem] = _read_template(path)

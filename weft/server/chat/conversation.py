@@ -194,7 +194,7 @@ def _with_calls(
             return params
         message = "a forced tool call and another constraint exclude each other"
         raise ApiError(400, message, param="tool_choice")
-    # A prompt of the client's, or an answer that goes on, has no place for the mark.
+    # A prompt of the client's, or an answer that goes on, has no position for the mark.
     has_mark = body.input_ids is None and not body.continue_final_message
     return _with_grammar(params, call_grammar(use, tool_format, has_mark=has_mark))
 

@@ -89,7 +89,7 @@ def query_number(request: Request, name: str, default: float) -> float:
 
 
 def header_number(text: str, name: str, shown_name: str) -> int:
-    """The whole number in a header that corresponds to the field `name`. Raises `ApiError`."""
+    """The integer in a header that corresponds to the field `name`. Raises `ApiError`."""
     value: Any = text
     if _INTEGER.fullmatch(text):
         value = int(text)

@@ -1,7 +1,7 @@
 """Places pictures, videos and sounds in a prompt: first in its text, then in its tokens.
 
     text     What is <image> and <image>?           a mark for each, as the template writes it
-    ready    What is [i][i][i] and [i][i]?          `PreparedMedia.text` in the place of each mark
+    ready    What is [i][i][i] and [i][i]?          `PreparedMedia.text` instead of each mark
     tokens   500 501  9 9 9  502  9 9  503          runs of placeholders: the positions of the parts
 
 If a text of the user also contains a mark or a placeholder, the counts differ, and the request is
@@ -32,7 +32,7 @@ NAMES: dict[MediaKind, tuple[str, str]] = {
 
 
 class ReadyMedia(NamedTuple):
-    """One picture, video or sound as the engine gets it, without its place in a prompt."""
+    """One picture, video or sound as the engine gets it, without its position in a prompt."""
 
     kind: MediaKind
     text: str  # replaces its mark

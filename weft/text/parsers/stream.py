@@ -111,7 +111,7 @@ class Stream:
         self._taken.clear()
 
     def give_up(self, keep: str = "") -> None:
-        """Emit the held-back text as answer text, except `keep` at its end, which stays held."""
+        """Emit the held-back text as answer text, except `keep` at its end, which stays pending."""
         taken = "".join(self._taken)
         self._tell(AnswerText, taken.removesuffix(keep))
         self._taken.clear()

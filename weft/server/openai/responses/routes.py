@@ -176,7 +176,7 @@ def _stored(
 
 
 async def _settle(context: ServerContext) -> None:
-    """Before a client is told about a stored response: what it is told must be on disk."""
+    """Before a client learns of a stored response: what it learns must be on disk."""
     if context.responses.settled is not None:
         await context.responses.settled()
 
