@@ -152,7 +152,7 @@ class Fleet:
         """Send `message` to the engines that it is for. If none can take it, answer it here."""
         match message:
             case GenerateRequest():
-                rank = self._place(message)
+                rank = self._booked_rank(message)
                 if rank is not None:
                     self.members[rank].send(message)
             case BatchGenerate():
@@ -166,11 +166,11 @@ class Fleet:
                     member.send(message)
 
     def _send_batch(self, batch: BatchGenerate) -> None:
-        ranks = [self._place(request) for request in batch.members()]
+        ranks = [self._booked_rank(request) for request in batch.members()]
         for rank, part in split_batch(batch, ranks).items():
             self.members[rank].send(part)
 
-    def _place(self, request: GenerateRequest) -> int | None:
+    def _booked_rank(self, request: GenerateRequest) -> int | None:
         """Choose and book the engine of a request. None if no engine takes it; the error is then
         already sent to the client."""
         prompt = with_digests(request.input_ids, request.media)
@@ -301,8 +301,8 @@ class Fleet:
     def _send_sessions(self, request: KeepSessions, ranks: Sequence[int]) -> None:
         """Give each engine its share of the sessions; all are to tell the changes of theirs."""
         num = len(ranks)
-        for place, rank in enumerate(ranks):
-            share = request.sessions[place::num]
+        for index, rank in enumerate(ranks):
+            share = request.sessions[index::num]
             for session in share:
                 self._bind_session(session.id, session.owner, rank)
             self.members[rank].send(replace(request, sessions=share))

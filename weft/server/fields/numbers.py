@@ -19,7 +19,7 @@ from weft.config.numbers import ANY_REAL, ANY_WHOLE, INT32, NUMBERS, QUERIES, Nu
 from weft.server.errors import ApiError
 
 UNKNOWN_VOCABULARY = INT32 + 1
-_WHOLE = re.compile(r"-?[0-9]{1,20}")
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
 _REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
 
 
@@ -78,7 +78,7 @@ def query_number(request: Request, name: str, default: float) -> float:
     number = QUERIES[name]
     form = _REAL
     if number.kind is int:
-        form = _WHOLE
+        form = _INTEGER
     value: Any = text  # not a number: the error repeats it
     if form.fullmatch(text):
         value = number.kind(text)
@@ -89,9 +89,9 @@ def query_number(request: Request, name: str, default: float) -> float:
 
 
 def header_number(text: str, name: str, shown_name: str) -> int:
-    """The whole number in a header that corresponds to the field `name`. Raises `ApiError`."""
+    """The integer in a header that corresponds to the field `name`. Raises `ApiError`."""
     value: Any = text
-    if _WHOLE.fullmatch(text):
+    if _INTEGER.fullmatch(text):
         value = int(text)
     wrong = NUMBERS[name].wrong(shown_name, value)
     if wrong:
