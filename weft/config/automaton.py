@@ -34,7 +34,7 @@ class BadPattern(ValueError):
 
 
 class PatternNode:
-    """A place in a pattern: a character to match (`accepts`), a condition (`holds`), or the end."""
+    """A node of a pattern: a character to match (`accepts`), a condition (`holds`), or the end."""
 
     __slots__ = ("_seen", "_test", "follow", "holds", "pattern")
 
@@ -45,7 +45,7 @@ class PatternNode:
         pattern: str = "",
     ) -> None:
         self.follow: tuple[PatternNode, ...] = ()  # the nodes that may come next
-        # A condition on the characters before and after this place; "" at the text's begin or end.
+        # A condition on the characters around this position; "" at the begin or end of the text.
         self.holds = holds
         self.pattern = pattern  # the pattern that ends here; "" if none does
         self._test = test

@@ -67,9 +67,9 @@ def _closing(template: str, special: frozenset[str]) -> set[str]:
     close a part of it, as `</think>`."""
     lens = sorted({len(text) for text in special if len(text) <= MAX_TOKEN_LEN}, reverse=True)
     found = set()
-    for place in _BEHIND_CONTENT.finditer(template):
+    for match in _BEHIND_CONTENT.finditer(template):
         for size in lens:
-            text = template[place.end() : place.end() + size]
+            text = template[match.end() : match.end() + size]
             if text in special and not text.startswith(("</", "[/")):
                 found.add(text)
                 break

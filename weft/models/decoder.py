@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.config.decoder import MoeSpec, NormPlace, RopeConfig
+from weft.config.decoder import MoeSpec, NormPosition, RopeConfig
 from weft.config.model import ModelConfig
 from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.embedding import Embedding
@@ -63,7 +63,7 @@ class Block:
 
 class DecoderLayer:
     """Attention, or a mixer with a state in its place, then the feed-forward part; or both in
-    parallel (`NormPlace.PARALLEL`)."""
+    parallel (`NormPosition.PARALLEL`)."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class DecoderLayer:
         self._names = config.decoder.names
         self._ops = ops
         self._is_parallel = spec.norms.is_parallel
-        pre_norms = spec.norms is not NormPlace.POST
-        feed_pre_norms = pre_norms and spec.norms is not NormPlace.PARALLEL
+        pre_norms = spec.norms is not NormPosition.POST
+        feed_pre_norms = pre_norms and spec.norms is not NormPosition.PARALLEL
         self.mlp = make_feed_forward(config, layer, ops)
         if isinstance(self.mlp, ExpertsBesideDense):
             feed_pre_norms = False  # both parts norm their input
-        post_norms = spec.norms in (NormPlace.POST, NormPlace.BOTH)
+        post_norms = spec.norms in (NormPosition.POST, NormPosition.BOTH)
 
         def norm(is_there: bool) -> RmsNorm | CenteredNorm | None:
             return make_norm(config, config.hidden_size, ops) if is_there else None

@@ -221,14 +221,14 @@ class TorchSamplerOps:
             0, inverse, weights
         )
         row = keys // vocab_size
-        place = (rows[row], keys % vocab_size)
-        score = logits[place].double()
+        index = (rows[row], keys % vocab_size)
+        score = logits[index].double()
         repetition = on(logits, seen.repetition)[row].double()
         score = torch.where(score > 0, score / repetition, score * repetition)
         frequency = on(logits, seen.frequency)[row].double()
         presence = on(logits, seen.presence)[row].double()
         lowered = score - counts * frequency - presence
-        logits[place] = torch.where(counts > 0, lowered, score).float()
+        logits[index] = torch.where(counts > 0, lowered, score).float()
 
     def logprobs(
         self, logits: Tensor, chosen: SampledTokens, rows: Tensor, num_top: int

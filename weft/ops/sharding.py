@@ -31,8 +31,8 @@ class CannotShard(ValueError):
     """Stored codes cannot be divided between ranks; the message gives the reason."""
 
 
-class RankPlace(NamedTuple):
-    """The place of this process among the ranks."""
+class GroupRank(NamedTuple):
+    """This process among the ranks."""
 
     rank: int  # 0..size-1
     size: int
@@ -43,7 +43,7 @@ class Collective(Protocol):
     with tensors of the same sizes. Each call raises `RankLost` if another rank does not take
     part."""
 
-    rank: int  # as in `RankPlace`
+    rank: int  # as in `GroupRank`
     size: int
 
     def all_reduce(self, x: Tensor) -> None:
@@ -91,8 +91,8 @@ def part_of(size: int, rank: int, num_ranks: int, unit: int = 1) -> Part:
 class Sharded(Placement):
     """A part of each divided weight, and all of the others."""
 
-    def __init__(self, place: RankPlace) -> None:
-        self._place = place
+    def __init__(self, group_rank: GroupRank) -> None:
+        self._group_rank = group_rank
 
     def matrix(
         self,
@@ -122,7 +122,7 @@ class Sharded(Placement):
         return self._divided(make_part, in_size, sizes, bias, shard, num_experts)
 
     def of_heads(self, values: Tensor) -> Tensor:
-        part = part_of(len(values), *self._place)
+        part = part_of(len(values), *self._group_rank)
         return values[part.first : part.end]
 
     def _divided(
@@ -134,7 +134,7 @@ class Sharded(Placement):
         shard: Shard,
         num_experts: int = 1,
     ) -> ShardedMatrix:
-        rank, num_ranks = self._place
+        rank, num_ranks = self._group_rank
         if shard.divided is Divided.INPUTS:
             local = make(part_of(in_size, rank, num_ranks).size, sizes, bias)
         else:

@@ -1,7 +1,7 @@
 """Reads the bytes of tensors piece by piece, through one buffer, so that no tensor is in memory
 twice.
 
-Knows the places of bytes and the sizes of pieces, not the meaning of bytes.
+Knows the offsets of bytes and the sizes of pieces, not the meaning of bytes.
 """
 
 from __future__ import annotations

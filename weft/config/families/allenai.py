@@ -13,7 +13,7 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     NormKind,
-    NormPlace,
+    NormPosition,
     QkNorm,
     RopeConfig,
 )
@@ -53,7 +53,7 @@ def _layer(config: Config, rope: RopeConfig) -> LayerSpec:
             out_bias=bias,
         ),
         mlp=MlpSpec(activation=activation(config)),
-        norms=NormPlace.POST,
+        norms=NormPosition.POST,
     )
 
 
@@ -90,7 +90,7 @@ def _olmoe(config: Config) -> DecoderSpec:
         is_normed=flag(config, "norm_topk_prob"),
     )
     layer = _layer(config, read_rope(config))
-    return DecoderSpec(layers=(replace(layer, mlp=experts, norms=NormPlace.PRE),))
+    return DecoderSpec(layers=(replace(layer, mlp=experts, norms=NormPosition.PRE),))
 
 
 # GGUF files

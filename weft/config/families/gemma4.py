@@ -21,7 +21,7 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     MoeSpec,
-    NormPlace,
+    NormPosition,
     QkNorm,
     RopeConfig,
     RouterSpec,
@@ -90,7 +90,7 @@ def _layer(config: Config, index: int, kind: str, owner: int | None) -> LayerSpe
     return LayerSpec(
         attention=attention,
         mlp=_feed_forward(config, owner),
-        norms=NormPlace.BOTH,
+        norms=NormPosition.BOTH,
         # This key is only in weft's own config.json (GGUF files, below).
         has_factor=flag(config, "layers_have_scalars", True),
     )

@@ -15,7 +15,7 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     MoeSpec,
-    NormPlace,
+    NormPosition,
     StateNames,
     TensorNames,
 )
@@ -164,7 +164,7 @@ def _hyperclovax(config: Config) -> DecoderSpec:
     if config.get("attention_multiplier") is None:
         layer = replace(layer, attention=replace(layer.attention, scale=0.0))
     if flag(config, "use_post_norm", True):
-        layer = replace(layer, norms=NormPlace.BOTH)
+        layer = replace(layer, norms=NormPosition.BOTH)
     return replace(
         spec,
         layers=(layer,),

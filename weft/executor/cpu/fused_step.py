@@ -373,7 +373,7 @@ def _with_faults(result: Result, mask: GrammarMask) -> Result:
         return result
     # `faults` is by mask, the result by row.
     of_masks = mask.bitmask.faults.items()
-    faults = tuple((int(mask.index[place]), fault) for place, fault in of_masks)
+    faults = tuple((int(mask.index[entry]), fault) for entry, fault in of_masks)
     invalid = result.invalid
     if invalid is None:
         invalid = np.zeros(len(result.tokens), np.bool_)

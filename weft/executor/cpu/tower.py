@@ -145,8 +145,8 @@ class CppTowerBackend:
         """`is_whole`: all operations up to a pause at once; else none of them is long."""
         num_rows = len(rows[0])
         program = self._program(part, num_rows, [one.shape[1] for one in rows])
-        for place, one in zip(program.inputs, rows, strict=True):
-            place[:num_rows].copy_(one)
+        for buffer, one in zip(program.inputs, rows, strict=True):
+            buffer[:num_rows].copy_(one)
         step = StepArgs() if self._attention is None else self._attention.step
         begin = 0
         for pause in (*program.pauses, None):

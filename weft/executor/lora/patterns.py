@@ -24,7 +24,7 @@ _ANY_SIGN = str.maketrans("._-", "...")
 class _Name(NamedTuple):
     """A key without an operator besides dots."""
 
-    place: int  # among the keys of the setting
+    position: int  # among the keys of the setting
     text: str
     is_whole: bool  # it began with ^
 
@@ -43,26 +43,26 @@ class ModulePatterns:
         """Raises BadPattern."""
         self._values = list(given.values())
         self._names: dict[str, list[_Name]] = {}
-        self._places: dict[str, int] = {}  # of keys that are no names, by their expression
+        self._positions: dict[str, int] = {}  # of keys that are no names, by their expression
         self._steps = 0
-        for place, key in enumerate(given):
+        for position, key in enumerate(given):
             if len(key) > MAX_KEY_LEN:
                 raise BadPattern(f"{key[:64]!r}: patterns have at most {MAX_KEY_LEN} characters")
             if _NAME.fullmatch(key):
-                name = _Name(place, key.removeprefix("^"), key.startswith("^"))
+                name = _Name(position, key.removeprefix("^"), key.startswith("^"))
                 self._names.setdefault(name.text.translate(_ANY_SIGN), []).append(name)
             else:
-                self._places.setdefault(rf"(?:.*\.)?(?:{key})", place)
-        self._automaton = Automaton(self._places, max_edges=MAX_EDGES)
+                self._positions.setdefault(rf"(?:.*\.)?(?:{key})", position)
+        self._automaton = Automaton(self._positions, max_edges=MAX_EDGES)
 
     def value(self, module: str, otherwise: Any) -> Any:
         """The value of the first key that matches. Raises BadPattern if that takes too long."""
-        places = [name.place for name in self._named(module) if name.matches(module)]
-        if self._places:
-            places += self._matched(module)
-        if not places:
+        positions = [name.position for name in self._named(module) if name.matches(module)]
+        if self._positions:
+            positions += self._matched(module)
+        if not positions:
             return otherwise
-        return self._values[min(places)]
+        return self._values[min(positions)]
 
     def _named(self, module: str) -> Iterator[_Name]:
         """Names that the module may end in."""
@@ -72,7 +72,7 @@ class ModulePatterns:
             end = end.partition(".")[2]
 
     def _matched(self, module: str) -> list[int]:
-        """Run the automaton over the whole name. Returns the places of the patterns that match."""
+        """Run the automaton over the name. Returns the positions of the patterns that match."""
         live = dict.fromkeys(self._automaton.first)
         for before, char in zip(("", *module), (*module, ""), strict=False):
             self._pass_conditions(live, before, char)
@@ -82,7 +82,7 @@ class ModulePatterns:
             live = dict.fromkeys(
                 following for node in live if node.accepts(char) for following in node.follow
             )
-        return [self._places[node.pattern] for node in live if node.pattern]
+        return [self._positions[node.pattern] for node in live if node.pattern]
 
     def _pass_conditions(self, live: dict[PatternNode, None], before: str, behind: str) -> None:
         """Add the nodes behind conditions that hold between two characters."""

@@ -74,8 +74,8 @@ class MediaStore:
             if error is not None:
                 self._taken_in_vain.append((digest, error))
         rows = op.row.copy()
-        for place, first in enumerate(first_rows):
-            rows[op.item == place] += first
+        for item, first in enumerate(first_rows):
+            rows[op.item == item] += first
         return concatenated(found).index_select(0, on(self._like, rows)).float()
 
     def take_errors(self) -> tuple[tuple[bytes, str], ...]:

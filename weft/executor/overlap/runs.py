@@ -90,8 +90,8 @@ class DeviceRuns:
         """The tokens [T] of a step, whose rows are `of_row` [T], with the placeholders in `given`
         replaced by the tokens that the last runs sampled after their first one."""
         width = self.behind.shape[1]
-        place = (LAST_SAMPLED - 1 - given).clamp(0, width - 1)
-        sampled = self.behind.view(-1).take(of_row * width + place)
+        position = (LAST_SAMPLED - 1 - given).clamp(0, width - 1)
+        sampled = self.behind.view(-1).take(of_row * width + position)
         return torch.where(given < LAST_SAMPLED, sampled, given)
 
     def begin(

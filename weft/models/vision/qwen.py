@@ -209,7 +209,7 @@ class DeepMerger:
 class PatchLayout(NamedTuple):
     """The order of the patches of a picture or video during encoding."""
 
-    order: LongArray  # [tokens] the token at each place
+    order: LongArray  # [tokens] the token at each position
     places: IntArray  # [3, P] row and column of each patch in its frame, and its row again
     num_patches: tuple[int, int]  # per column, and per row, of a frame
     lens_of_frames: list[int]  # patches of each frame

@@ -30,7 +30,7 @@ from weft.ops.cpp.routes import Routes
 from weft.ops.expert_parallel import ExpertExchange
 from weft.ops.muladd import fused_muladd, plain_muladd
 from weft.ops.protocol import Experts
-from weft.ops.sharding import Collective, RankLost, RankPlace
+from weft.ops.sharding import Collective, GroupRank, RankLost
 from weft.ops.stages import Pipe
 
 FIRST_CAPACITY = 64  # rows of the first program of experts
@@ -49,14 +49,14 @@ class RankLink:
     """The connection of this rank's programs to the other ranks."""
 
     def __init__(
-        self, place: RankPlace, timeout_s: float, memory: SharedMemory | None = None
+        self, group_rank: GroupRank, timeout_s: float, memory: SharedMemory | None = None
     ) -> None:
-        self.place = place
+        self.group_rank = group_rank
         self._memory = memory  # kept alive for the programs
         self._meetings = np.zeros(1, np.int64)
         self.struct = abi.RanksArgs(
-            rank=place.rank,
-            size=place.size,
+            rank=group_rank.rank,
+            size=group_rank.size,
             meetings=self._meetings.ctypes.data,
             timeout_ns=int(timeout_s * 1e9),
         )
@@ -66,11 +66,11 @@ class RankLink:
         return ctypes.addressof(self.struct)
 
 
-def by_memory(place: RankPlace, memory: SharedMemory, timeout_s: float) -> RankLink:
+def by_memory(group_rank: GroupRank, memory: SharedMemory, timeout_s: float) -> RankLink:
     """A link between ranks of one machine, through shared memory."""
-    link = RankLink(place, timeout_s, memory)
+    link = RankLink(group_rank, timeout_s, memory)
     link.struct.shared = memory.address
-    link.struct.chunk = (memory.num_bytes - abi.RANKS_HEAD_BYTES) // (2 * 4 * place.size)
+    link.struct.chunk = (memory.num_bytes - abi.RANKS_HEAD_BYTES) // (2 * 4 * group_rank.size)
     return link
 
 
@@ -91,7 +91,7 @@ def by_calls(collective: Collective, timeout_s: float) -> RankLink:
             floats_at(out, found.numel()).copy_(found.flatten())
         return 0
 
-    link = RankLink(RankPlace(collective.rank, collective.size), timeout_s)
+    link = RankLink(GroupRank(collective.rank, collective.size), timeout_s)
     link.struct.call = abi.RankCall(call)
     return link
 
@@ -153,7 +153,7 @@ class CppJoint:
             columns=x.shape[1],
         )
         recorder.add(args)
-        if self.ranks.place.rank:
+        if self.ranks.group_rank.rank:
             return x
         whole = recorder.buffer(size)
         args.out = whole.data_ptr()
@@ -230,7 +230,7 @@ def _call(recorder: ProgramRecorder, link: RankLink, x: Tensor) -> None:
 
 
 def _calling(do: Callable[[Tensor], None], timeout_s: float) -> RankLink:
-    link = RankLink(RankPlace(0, 1), timeout_s)
+    link = RankLink(GroupRank(0, 1), timeout_s)
     link.struct.call = abi.RankCall(partial(_called, do))
     return link
 

@@ -26,13 +26,15 @@ class HostBlock:
 
 
 class HostBlocks:
-    """`num_places`: pages of host memory; `page_bytes`: bytes of each."""
+    """`num_host_pages`: pages of host memory; `page_bytes`: bytes of each."""
 
-    def __init__(self, num_places: int, page_bytes: int, page_size: int, block_len: int) -> None:
+    def __init__(
+        self, num_host_pages: int, page_bytes: int, page_size: int, block_len: int
+    ) -> None:
         self.block_len = block_len
         self.block_pages = block_len // page_size
         self.block_bytes = self.block_pages * page_bytes
-        self.num_blocks = num_places // self.block_pages
+        self.num_blocks = num_host_pages // self.block_pages
         every = np.arange(self.num_blocks * self.block_pages, dtype=np.int32)
         self.unused = list(every.reshape(self.num_blocks, self.block_pages)[::-1])
         self.by_key: OrderedDict[bytes, HostBlock] = OrderedDict()  # least recently used first

@@ -21,9 +21,9 @@ log = EventLog("cache")
 
 
 class HostCopies(Protocol):
-    """Host memory of `num_places` pages, and copies between it and the pool."""
+    """Host memory of `num_host_pages` pages, and copies between it and the pool."""
 
-    num_places: int
+    num_host_pages: int
     page_bytes: int
 
     def save(self, pages: IntArray, places: IntArray) -> None:

@@ -48,7 +48,7 @@ class HostTiers:
         notify: Callable[[], None],
         below: Tiers | None = None,
     ) -> None:
-        self._blocks = HostBlocks(copies.num_places, copies.page_bytes, page_size, block_len)
+        self._blocks = HostBlocks(copies.num_host_pages, copies.page_bytes, page_size, block_len)
         self._copier = Copier(copies, notify)
         self._below = StoreBelow(below)
         self._notify = notify

@@ -67,9 +67,9 @@ class WidenedMatrix(NamedTuple):
             first = start * in_size
             num = (stop - start) * in_size
             packed = buffer.read(content, entry.start + first // 2, 1, num // 2).flatten()
-            places = torch.stack((packed >> 4, packed & 0xF), dim=1).flatten()
+            codes = torch.stack((packed >> 4, packed & 0xF), dim=1).flatten()
             blocks = torch.arange(first, first + num) // self.sizes.size
-            rows = values[places.int()] * scales[blocks]
+            rows = values[codes.int()] * scales[blocks]
             weight.put(rows.view(stop - start, in_size), start)
 
     def require_finite(self, buffer: PieceBuffer) -> None:
@@ -86,13 +86,13 @@ class WidenedMatrix(NamedTuple):
             raise BadCheckpoint(f"{content.label}: {entry.name} has scales that are not finite")
         return scales
 
-    def _nested(self, places: Tensor) -> Tensor:
+    def _nested(self, codes: Tensor) -> Tensor:
         found = self.found
         values = read_whole(*found.tensor("weight.nested_quant_map", "F32", (256,)), torch.float32)
         content, entry = found.any_type("weight.nested_absmax")
         whole = read_whole(content, entry, torch.float32).flatten()
-        blocks = torch.arange(len(places)) // self.sizes.nested_size
-        return values[places.int()] * whole[blocks] + self.sizes.offset
+        blocks = torch.arange(len(codes)) // self.sizes.nested_size
+        return values[codes.int()] * whole[blocks] + self.sizes.offset
 
 
 def bitsandbytes_weight(tensors: PackedTensors, shape: tuple[int, int]) -> WidenedMatrix:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from weft.config.projections import HEAD, LABELS, ExpertPlace, Projection
+from weft.config.projections import HEAD, LABELS, ExpertSlice, Projection
 from weft.executor.lora.kinds.kind import (
     PREFIX,
     TENSORS,
@@ -117,7 +117,7 @@ def read_lora(
     return found
 
 
-Stacks = dict[str, dict[tuple[int, int], dict[str, ExpertPlace]]]
+Stacks = dict[str, dict[tuple[int, int], dict[str, ExpertSlice]]]
 
 
 def _stacks(known: Mapping[str, Projection]) -> Stacks:
@@ -143,7 +143,7 @@ def _without_layers(module: str) -> str:
 def _stacked(
     written: str,
     entries: Mapping[str, TensorEntry],
-    stacks: Mapping[tuple[int, int], Mapping[str, ExpertPlace]],
+    stacks: Mapping[tuple[int, int], Mapping[str, ExpertSlice]],
     sizes_of: Mapping[str, Projection],
     scales: FactorScales,
     max_rank: int,
@@ -161,15 +161,15 @@ def _stacked(
             + " or ".join(f"{ins} and {outs}" for ins, outs in stacks)
         )
     parts = stacks[sizes]
-    any_place = next(iter(parts.values()))
-    rank = scales.rank(any_place.name)
+    any_slice = next(iter(parts.values()))
+    rank = scales.rank(any_slice.name)
     check_rank(written, rank, max_rank)
-    check_entry(a, (rank * any_place.num_experts, sizes[0]))
-    check_entry(b, (sizes[1], rank * any_place.num_experts))
-    scale = scales.scale(any_place.name, rank)
+    check_entry(a, (rank * any_slice.num_experts, sizes[0]))
+    check_entry(b, (sizes[1], rank * any_slice.num_experts))
+    scale = scales.scale(any_slice.name, rank)
     found = {}
-    for module, place in parts.items():
-        of_expert = partial(_of_expert, place, sizes_of[module].out_size)
+    for module, of_stack in parts.items():
+        of_expert = partial(_of_expert, of_stack, sizes_of[module].out_size)
         found[module] = StoredPair((a, b), rank, scale, of_expert)
     return found
 
@@ -180,14 +180,14 @@ def _both(values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _of_expert(
-    place: ExpertPlace, num_rows: int, values: Sequence[Tensor]
+    of_stack: ExpertSlice, num_rows: int, values: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """A and B of an expert, from those that are stacked for all."""
     a, b = values
-    num = place.num_experts
-    a = a.view(num, -1, a.shape[1])[place.expert]
-    rows = slice(place.first, place.first + num_rows)
-    return a, b.view(len(b), -1, num)[rows, :, place.expert]
+    num = of_stack.num_experts
+    a = a.view(num, -1, a.shape[1])[of_stack.expert]
+    rows = slice(of_stack.first, of_stack.first + num_rows)
+    return a, b.view(len(b), -1, num)[rows, :, of_stack.expert]
 
 
 def _whole(values: Sequence[Tensor]) -> tuple[Tensor, None]:
