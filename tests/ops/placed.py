@@ -18,7 +18,7 @@ from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MoeSpec, 
 from weft.models.decoder import Decoder
 from weft.models.layers.attention import Heads
 from weft.ops.expert_parallel import ComputeExperts, ExpertsApart, PeerRank, experts_of
-from weft.ops.placement import WHOLE, Placement
+from weft.ops.placement import UNSPLIT, Placement
 from weft.ops.protocol import Ops
 from weft.ops.sharding import Collective, GroupRank, Sharded
 from weft.ops.stages import Pipe, PpStage, Staged
@@ -163,7 +163,7 @@ class Process(NamedTuple):
 
 
 def whole() -> list[Process]:
-    return [Process(WHOLE, Connections())]
+    return [Process(UNSPLIT, Connections())]
 
 
 def sharded() -> list[Process]:

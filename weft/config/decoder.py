@@ -81,7 +81,7 @@ class NormPosition(Enum):
 class QkNorm(Enum):
     NONE = "none"
     HEAD = "each head by itself"
-    ROTATED_HEAD = "each head by itself, behind its rotation"
+    ROTATED_HEAD = "each head by itself, after its rotation"
     WHOLE = "all heads of the queries, and all of the keys, as one vector"
 
 

@@ -98,7 +98,7 @@ def _count(decoder: DecoderSpec, layer: LayerSpec, found: Counter[str]) -> None:
     elif norms.is_parallel:
         found["norms of parts side by side"] += num_before
     if norms in (NormPosition.POST, NormPosition.BOTH):
-        found["norms behind attention and feed-forward part"] += 2
+        found["norms after attention and feed-forward part"] += 2
     if isinstance(layer.mlp, MoeSpec) and layer.mlp.dense_size:
         found["norms of experts and of the part beside them"] += 3
     if layer.state is None and layer.attention.qk_norm is QkNorm.WHOLE:

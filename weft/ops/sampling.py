@@ -55,7 +55,7 @@ class SamplingTensors(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StagedSampling:
+class UploadedSampling:
     """`SamplingArrays` twice: on the host, to decide which kernels are launched, and on the device,
     for the kernels."""
 
@@ -75,7 +75,7 @@ def cuts_any(draws: SamplingArrays) -> bool:
 
 def sampling_tensors(device: torch.device, draws: SamplingArrays) -> SamplingTensors:
     """`draws` on the device. Copies them unless they are there already."""
-    if isinstance(draws, StagedSampling):
+    if isinstance(draws, UploadedSampling):
         return draws.device
     keys = row_keys(draws.seeds, draws.positions)
     columns = (draws.temperature, draws.top_k, draws.top_p, draws.min_p, keys)
@@ -193,9 +193,9 @@ class TorchSamplerOps:
         shifts = torch.arange(32, device=masks.device)
         bits = (masks[:, :, None] >> shifts) & 1
         forbidden = bits.flatten(1) == 0
-        behind = (0, logits.shape[1] - forbidden.shape[1])
+        after = (0, logits.shape[1] - forbidden.shape[1])
         # A negative padding removes columns.
-        forbidden = torch.nn.functional.pad(forbidden, behind, value=True)
+        forbidden = torch.nn.functional.pad(forbidden, after, value=True)
         logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
     def penalise(
@@ -261,7 +261,7 @@ def _draw(
     if cut is not None:
         x.masked_fill_(x < cut[:, None], -torch.inf)
     # Adding Gumbel noise and taking the maximum draws from the softmax of x.
-    if isinstance(draws, StagedSampling):
+    if isinstance(draws, UploadedSampling):
         # The positions on the device may be more recent than those on the host.
         keys = draws.device.keys[on(x, rows)]
     else:

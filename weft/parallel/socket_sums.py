@@ -201,7 +201,7 @@ def _join(
     until_s: float,
 ) -> None:
     """Fill `ends` with a connection to each other rank, and `seals`: this one calls those before
-    it, and those behind it call. Raises OSError and RuntimeError."""
+    it, and those after it call. Raises OSError and RuntimeError."""
     for other in range(greeter.rank):
         host, port = store.get(f"weft/{other}").decode().split()
         end = socket.create_connection((host, int(port)), _left_s(until_s))

@@ -128,7 +128,7 @@ FAMILIES = {
         gguf={"olmo": gguf.Architecture(norm_eps=gguf.LAYER_NORM_EPS, has_pairs=True)},
     ),
     "Olmo2": Family(
-        read=_olmo2, gguf={"olmo2": gguf.Architecture(more=_gguf_olmo2, parts=gguf.NORMS_BEHIND)}
+        read=_olmo2, gguf={"olmo2": gguf.Architecture(more=_gguf_olmo2, parts=gguf.NORMS_AFTER)}
     ),
     "Olmoe": Family(
         read=_olmoe,

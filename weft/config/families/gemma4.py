@@ -290,7 +290,7 @@ def _gguf_feed_forward(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 _GGUF_NAMES = {
-    **gguf.NORMS_BEHIND,
+    **gguf.NORMS_AFTER,
     "ffn_norm": "pre_feedforward_layernorm",
     "layer_output_scale.weight": "layer_scalar",
     "inp_gate": "per_layer_input_gate",

@@ -184,7 +184,7 @@ def _query_scalar(found: Found, largest: int) -> int:
     return int(found["head_dim"])
 
 
-_GGUF_NORMS = {**gguf.NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
+_GGUF_NORMS = {**gguf.NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
 
 
 _GEMMA3 = Family(

@@ -110,7 +110,7 @@ FAMILIES = {
     ),
     "Exaone4": Family(
         read=_exaone4,
-        gguf={"exaone4": gguf.Architecture(more=_gguf_exaone4, parts=gguf.NORMS_BEHIND)},
+        gguf={"exaone4": gguf.Architecture(more=_gguf_exaone4, parts=gguf.NORMS_AFTER)},
     ),
     "ExaoneMoe": Family(
         read=_exaone_moe,

@@ -26,7 +26,7 @@ from weft.executor.cpu.device import CpuDevice, InlineCpuDevice
 from weft.executor.cpu.encoder_attention import CppBidirectional
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
-from weft.executor.cpu.staged_model import StagedModel, WholeModel
+from weft.executor.cpu.segmented_model import SegmentedModel, UnsplitModel
 from weft.executor.cpu.states import CppStates
 from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.device import StepDevice
@@ -189,10 +189,12 @@ def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTa
     else:
         ops = products.ops
         attention = CppPaged(spec.model, pool, ops, spec.context_length)
-        staged = StagedModel(loaded, loaded.translation, ops, attention, spec.model.hidden_size)
-        model = staged
-        if staged.is_whole:
-            said = WholeModel(loaded, loaded.translation, ops)
+        segmented = SegmentedModel(
+            loaded, loaded.translation, ops, attention, spec.model.hidden_size
+        )
+        model = segmented
+        if segmented.is_unsplit:
+            said = UnsplitModel(loaded, loaded.translation, ops)
             whole = ProgramModel(said, ops, attention, spec.model.hidden_size)
             model = whole
     require_same_steps(spec, model, attention, rows)

@@ -309,7 +309,7 @@ class CpuFusedSteps:
         num_rows = len(self._rows.slots)
         num_numbers = 4 * num_rows + self._num_of_token * body.capacity
         if self.step.num_state_slots:
-            num_numbers += 2 * num_rows + 3 * body.capacity  # at most one copy behind each token
+            num_numbers += 2 * num_rows + 3 * body.capacity  # at most one copy after each token
         self._numbers = np.empty(num_numbers, np.int32)
         self._columns = np.empty(abi.FUSED_COLUMNS * body.capacity, np.int64)
         step = self.step

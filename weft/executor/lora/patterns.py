@@ -84,13 +84,13 @@ class ModulePatterns:
             )
         return [self._positions[node.pattern] for node in live if node.pattern]
 
-    def _pass_conditions(self, live: dict[PatternNode, None], before: str, behind: str) -> None:
-        """Add the nodes behind conditions that hold between two characters."""
+    def _pass_conditions(self, live: dict[PatternNode, None], before: str, after: str) -> None:
+        """Add the nodes after conditions that hold between two characters."""
         left = [node for node in live if node.holds is not None]
         while left:
             node = left.pop()
             assert node.holds is not None
-            if not node.holds(before, behind):
+            if not node.holds(before, after):
                 continue
             self._count(len(node.follow))
             for following in node.follow:

@@ -70,9 +70,9 @@ class TorchStates:
             self._turns.append(TokenTurn(*self._there(*arrays, slots.kept_slots[is_kept])))
 
     def gated_conv(self, x: Tensor, conv: ConvWeights, layer: int) -> Tensor:
-        before, behind, value = x.float().chunk(3, -1)
+        before, after, value = x.float().chunk(3, -1)
         mixed = self._convolve(before * value, conv, layer)
-        return (behind * mixed).to(x.dtype)
+        return (after * mixed).to(x.dtype)
 
     def silu_conv(self, x: Tensor, conv: ConvWeights, layer: int) -> Tensor:
         return F.silu(self._convolve(x.float(), conv, layer)).to(x.dtype)

@@ -13,7 +13,7 @@ from weft.executor.assembly import RunnerSpec
 from weft.executor.device import StepDevice
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.lockstep.steps import LockstepDevice, LockstepPass
-from weft.executor.ranks.follower import FollowerSteps, FollowerTables, StageSteps
+from weft.executor.ranks.follower import FollowerSteps, FollowerTables, PpStageSteps
 from weft.executor.ranks.leader import LeaderDrafting, LeaderPass
 from weft.executor.ranks.sender import AnnouncingDevice, PlanSender
 from weft.executor.runner import DecoderSteps, DeviceStore, ModelSteps, Pass, TorchRunner
@@ -23,7 +23,7 @@ from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
 from weft.ops.expert_parallel import ExpertsApart
 from weft.ops.joint import TorchJoint
-from weft.ops.placement import WHOLE, Placement
+from weft.ops.placement import UNSPLIT, Placement
 from weft.ops.plain import PlainExperts, PlainOps
 from weft.ops.sharding import Sharded
 from weft.ops.stages import Staged
@@ -35,7 +35,7 @@ def placement_of(spec: RunnerSpec) -> Placement:
     if spec.experts is not None:
         return ExpertsApart(spec.experts.peer_rank)
     if spec.ranks is None:
-        return WHOLE
+        return UNSPLIT
     if spec.ranks.pp_stage is not None:
         return Staged(spec.ranks.pp_stage)
     return Sharded(spec.ranks.group_rank)
@@ -71,7 +71,7 @@ def _cpp_joint(spec: RunnerSpec, library: Library) -> CppJoint | None:
     if ranks is None:
         return None
     if ranks.pipe is not None:
-        return CppJoint(stages=by_pipe(ranks.pipe, ranks.timeout_s))
+        return CppJoint(pipe_links=by_pipe(ranks.pipe, ranks.timeout_s))
     if ranks.memory is not None:
         return CppJoint(ranks=by_memory(ranks.group_rank, ranks.memory, ranks.timeout_s))
     assert ranks.collective is not None, "ranks that neither share memory nor are joined"
@@ -83,14 +83,14 @@ def decoder_steps(spec: RunnerSpec, **parts: Any) -> DecoderSteps:
     if spec.ranks is None or spec.ranks.followers is not None:
         return DecoderSteps(**parts)
     if spec.ranks.pp_stage is not None:
-        return StageSteps(**parts)
+        return PpStageSteps(**parts)
     return FollowerSteps(**parts)
 
 
 def computing(spec: RunnerSpec, fused: ModelSteps, whole: DecoderSteps) -> ModelSteps:
     """Steps that are one call of the kernels. A stage without a head has none, because it samples
     nothing, and neither have engines that compute experts for each other within a step."""
-    is_cut = isinstance(whole, StageSteps) or spec.experts is not None
+    is_cut = isinstance(whole, PpStageSteps) or spec.experts is not None
     return whole if is_cut else fused
 
 

@@ -103,15 +103,15 @@ def shared_bytes(num_ranks: int, widest: int) -> int:
 
 
 @dataclass(frozen=True)
-class StageLinks:
+class PpLinks:
     """The handovers from the stage before and to the next one."""
 
     take: RankLink
     give: RankLink
 
 
-def by_pipe(pipe: Pipe, timeout_s: float) -> StageLinks:
-    return StageLinks(_calling(pipe.take, timeout_s), _calling(pipe.give, timeout_s))
+def by_pipe(pipe: Pipe, timeout_s: float) -> PpLinks:
+    return PpLinks(_calling(pipe.take, timeout_s), _calling(pipe.give, timeout_s))
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class CppJoint:
 
     ranks: RankLink | None = None
     peers: ExpertExchange | None = None
-    stages: StageLinks | None = None
+    pipe_links: PpLinks | None = None
     # Without fused instructions, the kernels round after a product and after a sum.
     fuses: bool = True
 
@@ -178,12 +178,12 @@ class CppJoint:
         recorder.call(partial(self._swap, layer, x[:], kept, y[:], adds=adds, scale=scale))
 
     def take(self, recorder: ProgramRecorder, x: Tensor) -> None:
-        assert self.stages is not None
-        _call(recorder, self.stages.take, x)
+        assert self.pipe_links is not None
+        _call(recorder, self.pipe_links.take, x)
 
     def give(self, recorder: ProgramRecorder, x: Tensor) -> None:
-        assert self.stages is not None
-        _call(recorder, self.stages.give, x)
+        assert self.pipe_links is not None
+        _call(recorder, self.pipe_links.give, x)
 
     def _swap(
         self,
@@ -276,7 +276,7 @@ class CppExperts:
         order = np.argsort(chosen, kind="stable")
         routes.experts.numpy()[:num, 0] = chosen
         routes.tokens.numpy()[:num, 0] = rows.numpy()[order]
-        routes.places.numpy()[order, 0] = np.arange(num, dtype=np.int32)
+        routes.sorted_rows.numpy()[order, 0] = np.arange(num, dtype=np.int32)
         counts = np.bincount(chosen, minlength=len(routes.offsets) - 1)
         routes.offsets.numpy()[1:] = np.cumsum(counts)
         program, output = programs.layers[layer]
@@ -302,7 +302,7 @@ class CppExperts:
             weights=recorder.buffer(1).fill_(1.0),
             offsets=recorder.keep(torch.zeros(num_experts + 1, dtype=torch.int32)),
             tokens=recorder.buffer(1, torch.int32),
-            places=recorder.buffer(1, torch.int32),
+            sorted_rows=recorder.buffer(1, torch.int32),
         )
         layers = []
         for experts in self._layers:

@@ -30,7 +30,7 @@ from weft.ops.fusion import (
     tensor_of,
 )
 from weft.ops.fusion import activation as activation_of
-from weft.ops.placement import WHOLE, Placement, held, is_summed
+from weft.ops.placement import UNSPLIT, Placement, is_summed, local_matrix
 from weft.ops.protocol import Experts, LayerNorm, LayerRange, Matrix, Norm, Router, Shard
 from weft.ops.quantize import INT4, INT8, INT8_BY_OUTPUT, quantize_as, widened
 from weft.ops.routing import Routed
@@ -482,7 +482,7 @@ class CppOps:
         format: WeightFormat,
         *,
         keeps_codes: bool = False,
-        placement: Placement = WHOLE,
+        placement: Placement = UNSPLIT,
         joint: RecordedJoint | None = None,
     ) -> None:
         """`format` of the weights; precise ones get at least eight bits. `keeps_codes`: weights
@@ -987,7 +987,7 @@ class CppOps:
 
 def _packed(matrix: Matrix) -> PackedMatrix:
     """What this process has of a matrix."""
-    return cast(PackedMatrix, held(matrix))
+    return cast(PackedMatrix, local_matrix(matrix))
 
 
 def layer_norm_weights(norm: LayerNorm) -> abi.LayerNormWeights:

@@ -68,14 +68,14 @@ class HostBlocks:
     def hold(self, keys: Sequence[bytes]) -> list[HostBlock]:
         """The blocks with these keys, up to the first that is not here. A transfer reads them until
         it lets them go."""
-        held: list[HostBlock] = []
+        in_use: list[HostBlock] = []
         for key in keys:
             block = self.by_key.get(key)
             if block is None:
                 break
             block.users += 1
-            held.append(block)
-        return held
+            in_use.append(block)
+        return in_use
 
     def let_go(self, blocks: Sequence[HostBlock]) -> None:
         """A transfer no longer reads these blocks."""
