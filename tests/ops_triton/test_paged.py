@@ -52,7 +52,7 @@ BOTH = LayerSpec(
     norms=NormPosition.BOTH,
 )
 POST = LayerSpec(
-    attention=AttentionSpec(rope=None, qk_norm=QkNorm.WHOLE, window=4, score_cap=0.5),
+    attention=AttentionSpec(rope=None, qk_norm=QkNorm.ALL_HEADS, window=4, score_cap=0.5),
     norms=NormPosition.POST,
 )
 PARALLEL = LayerSpec(

@@ -82,7 +82,7 @@ class QkNorm(Enum):
     NONE = "none"
     HEAD = "each head by itself"
     ROTATED_HEAD = "each head by itself, after its rotation"
-    WHOLE = "all heads of the queries, and all of the keys, as one vector"
+    ALL_HEADS = "all heads of the queries, and all of the keys, as one vector"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +357,7 @@ class StateNames:
     out: str = "out_proj"
     norm: str = "norm"
     decay_log: str = "A_log"
-    decay_is_whole: bool = False  # the tensor is -exp(decay_log)
+    decay_is_final: bool = False  # the tensor is -exp(decay_log)
     decay_bias: str = "dt_bias"
     skip: str = "D"
 

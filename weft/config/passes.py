@@ -101,7 +101,7 @@ def _count(decoder: DecoderSpec, layer: LayerSpec, found: Counter[str]) -> None:
         found["norms after attention and feed-forward part"] += 2
     if isinstance(layer.mlp, MoeSpec) and layer.mlp.dense_size:
         found["norms of experts and of the part beside them"] += 3
-    if layer.state is None and layer.attention.qk_norm is QkNorm.WHOLE:
+    if layer.state is None and layer.attention.qk_norm is QkNorm.ALL_HEADS:
         found["norms of whole queries and keys"] += 2
     if layer.state is None and layer.attention.qk_norm is QkNorm.ROTATED_HEAD:
         found["rotations before norms of heads"] += 1

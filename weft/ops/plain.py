@@ -119,8 +119,8 @@ class PlainMatrix:
         assert self.bias is not None
         return self._part(self.bias, part).clone()
 
-    def _part(self, whole: Tensor, part: int) -> Tensor:
-        return whole.split_with_sizes(self.sizes)[part]
+    def _part(self, unsplit: Tensor, part: int) -> Tensor:
+        return unsplit.split_with_sizes(self.sizes)[part]
 
 
 class QuantizedMatrix(PlainMatrix):
@@ -424,10 +424,10 @@ class TorchWeights(ABC):
         with their part of the vocabulary."""
         if isinstance(weight, ShardedMatrix):
             (size,) = weight.sizes
-            whole = self._joint.gather(found.contiguous(), size)
-            if whole is None:
+            unsplit = self._joint.gather(found.contiguous(), size)
+            if unsplit is None:
                 return found
-            found = whole
+            found = unsplit
         return scaled_logits(found, scale, cap)
 
     @abstractmethod

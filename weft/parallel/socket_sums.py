@@ -97,10 +97,10 @@ class SocketComm:
         heard = self._peers.swap(messages)
         if self.rank:
             return None
-        whole = bytearray(content)
+        received = bytearray(content)
         for other in self._peers.others:
-            whole += heard[other]
-        return torch.frombuffer(whole, dtype=x.dtype).reshape(self.size, *x.shape)
+            received += heard[other]
+        return torch.frombuffer(received, dtype=x.dtype).reshape(self.size, *x.shape)
 
     def close(self) -> None:
         """Leave."""

@@ -76,7 +76,7 @@ class PieceBuffer:
         return self._bytes[:num_bytes]
 
 
-def read_whole(content: Content, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
+def read_all(content: Content, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
     """A small tensor, in its own memory."""
     values = torch.empty(entry.num_bytes, dtype=torch.uint8)
     content.read_into(entry.start, values.numpy().data)

@@ -48,7 +48,7 @@ def _layer(config: Config, rope: RopeConfig) -> LayerSpec:
     return LayerSpec(
         attention=AttentionSpec(
             rope=rope,
-            qk_norm=QkNorm.WHOLE,
+            qk_norm=QkNorm.ALL_HEADS,
             qkv_bias=bias,
             out_bias=bias,
         ),

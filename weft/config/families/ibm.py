@@ -114,7 +114,7 @@ def _granite4(config: Config) -> DecoderSpec:
     state_names = StateNames(
         mixer="mamba",
         inputs=("in_proj",),
-        decay_is_whole=flag(config, "decays_are_whole"),
+        decay_is_final=flag(config, "decays_are_whole"),
     )
     spec = replace(
         spec,

@@ -42,7 +42,7 @@ class H2DBuffer:
         self._gpu = gpu
         self._buffers = [gpu.pinned((FIRST_INTS,), torch.int32) for _ in range(RING)]
         self._copied: list[GpuEvent | None] = [None] * RING
-        self._turn = 0
+        self._slot = 0
 
     def send(self, arrays: Sequence[IntArray | LongArray], target: Tensor | None = None) -> Tensor:
         """Copy arrays whose values fit int32 to the device, each at its offset (`offsets`).
@@ -51,16 +51,16 @@ class H2DBuffer:
         may change afterwards.
         """
         begins, total = offsets([len(array) for array in arrays])
-        turn = self._turn
-        self._turn = (turn + 1) % RING
-        copied = self._copied[turn]
+        slot = self._slot
+        self._slot = (slot + 1) % RING
+        copied = self._copied[slot]
         # That copy is RING steps old, so this waits only if the host is far ahead of the device.
         if copied is not None:
             copied.synchronize()
         # A larger buffer may replace this one, because its last copy is complete.
-        if total > len(self._buffers[turn]):
-            self._buffers[turn] = self._gpu.pinned((2 * total,), torch.int32)
-        host = self._buffers[turn][:total]
+        if total > len(self._buffers[slot]):
+            self._buffers[slot] = self._gpu.pinned((2 * total,), torch.int32)
+        host = self._buffers[slot][:total]
         flat = host.numpy()
         for begin, array in zip(begins, arrays, strict=True):
             flat[begin : begin + len(array)] = array
@@ -71,7 +71,7 @@ class H2DBuffer:
                 device=self._gpu.device,
             )
         self._gpu.copy(target[:total], host)
-        self._copied[turn] = self._gpu.record()
+        self._copied[slot] = self._gpu.record()
         return target
 
 

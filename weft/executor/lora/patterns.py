@@ -26,11 +26,13 @@ class _Name(NamedTuple):
 
     position: int  # among the keys of the setting
     text: str
-    is_whole: bool  # it began with ^
+    is_anchored: bool  # it began with ^
 
     def matches(self, module: str) -> bool:
         """Whether it is the end of the name; a dot stands for any sign."""
-        if len(module) > len(self.text) and (self.is_whole or module[-len(self.text) - 1] != "."):
+        if len(module) > len(self.text) and (
+            self.is_anchored or module[-len(self.text) - 1] != "."
+        ):
             return False
         pairs = zip(self.text, module[-len(self.text) :], strict=True)
         return all(key in (".", char) for key, char in pairs)

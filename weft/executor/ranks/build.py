@@ -87,11 +87,11 @@ def decoder_steps(spec: RunnerSpec, **parts: Any) -> DecoderSteps:
     return FollowerSteps(**parts)
 
 
-def computing(spec: RunnerSpec, fused: ModelSteps, whole: DecoderSteps) -> ModelSteps:
+def computing(spec: RunnerSpec, fused: ModelSteps, unsplit: DecoderSteps) -> ModelSteps:
     """Steps that are one call of the kernels. A stage without a head has none, because it samples
     nothing, and neither have engines that compute experts for each other within a step."""
-    is_cut = isinstance(whole, PpStageSteps) or spec.experts is not None
-    return whole if is_cut else fused
+    is_cut = isinstance(unsplit, PpStageSteps) or spec.experts is not None
+    return unsplit if is_cut else fused
 
 
 def in_lockstep(

@@ -155,11 +155,11 @@ class CppJoint:
         recorder.add(args)
         if self.ranks.group_rank.rank:
             return x
-        whole = recorder.buffer(size)
-        args.out = whole.data_ptr()
-        args.out_stride = whole.stride(0)
+        gathered = recorder.buffer(size)
+        args.out = gathered.data_ptr()
+        args.out_stride = gathered.stride(0)
         args.out_columns = size
-        return whole
+        return gathered
 
     def experts(
         self,

@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.arrays import IntArray
 from weft.ops.cpp import abi
 from weft.ops.cpp.ops import PackedMatrix, Panels, PartSpan, RecordedParts
-from weft.ops.cpp.weight_memory import WeightMemory, whole_lines
+from weft.ops.cpp.weight_memory import WeightMemory, rounded_to_lines
 from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables, PutAdapter, row_blocks
 from weft.ops.protocol import Matrix
 
@@ -34,7 +34,7 @@ class PackedPart(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Bytes that the part takes in an `AdapterMemory`."""
-        return whole_lines(self.a.nbytes) + whole_lines(self.b.nbytes)
+        return rounded_to_lines(self.a.nbytes) + rounded_to_lines(self.b.nbytes)
 
     def kept(self, memory: AdapterMemory) -> PackedPart:
         """A contiguous copy in `memory`."""
@@ -61,7 +61,7 @@ class AdapterMemory:
     def copy(self, values: Tensor) -> Tensor:
         begin = self._num_used
         end = begin + values.nbytes
-        self._num_used = begin + whole_lines(values.nbytes)
+        self._num_used = begin + rounded_to_lines(values.nbytes)
         there = self._all[begin:end].view(values.dtype).view(values.shape)
         return there.copy_(values)
 
@@ -221,12 +221,12 @@ class CppAdapters:
     def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
         packed: list[tuple[PartsOfAdapters, list[PackedPart | None]]] = []
         for matrix, of_matrix in parts.items():
-            whole = cast(PackedMatrix, matrix)
-            in_size = whole.padded_in
-            if whole.num_experts > 1:
-                (panels,) = whole.pieces
+            packed_matrix = cast(PackedMatrix, matrix)
+            in_size = packed_matrix.padded_in
+            if packed_matrix.num_experts > 1:
+                (panels,) = packed_matrix.pieces
                 of_experts = []
-                for part, size in zip(of_matrix, whole.sizes, strict=True):
+                for part, size in zip(of_matrix, packed_matrix.sizes, strict=True):
                     num_panels = -(-size // abi.PANEL)
                     there = PartSpan(0, 0, 0, num_panels, 1)
                     of_experts.append(self._packed(part, there, in_size))

@@ -273,8 +273,8 @@ class PackedMatrix:
             return
         self._positions = []
         if is_one:
-            whole = self._panels(self.out_size, FORMAT_OF_BITS[format.bits], format, kept.order)
-            self._positions = self._positions_in(whole)
+            unsplit = self._panels(self.out_size, FORMAT_OF_BITS[format.bits], format, kept.order)
+            self._positions = self._positions_in(unsplit)
             return
         for same, parts in groupby(range(len(self.sizes)), self._stored.__getitem__):
             sizes = [self.sizes[each] for each in parts]
@@ -283,7 +283,7 @@ class PackedMatrix:
             for index in range(len(sizes)):
                 self._positions.append((panels, sum(sizes[:index])))
 
-    def _positions_in(self, whole: Panels) -> list[tuple[Panels, int]]:
+    def _positions_in(self, unsplit: Panels) -> list[tuple[Panels, int]]:
         """The positions of all parts, if one piece holds them."""
         positions = []
         for part in range(len(self.sizes)):
@@ -292,7 +292,7 @@ class PackedMatrix:
             if self._gated:
                 # Panels of the two parts alternate: panel 2 j is the gate's, 2 j + 1 the up's.
                 first = of_expert * abi.PANEL
-            positions.append((whole, expert * self._padded_out + first))
+            positions.append((unsplit, expert * self._padded_out + first))
         return positions
 
     def _takes(self, format: CodeFormat) -> bool:

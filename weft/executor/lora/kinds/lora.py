@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SIDES = (".lora_A.weight", ".lora_B.weight")
 TABLE_SIDES = (".lora_embedding_A", ".lora_embedding_B")
 CLASSIFIERS = (LABELS, "classifier")  # peft's names of every classifier
-WHOLE = ".weight"  # of a matrix that was trained as a whole
+FULL_WEIGHT = ".weight"  # of a matrix that was trained as a whole
 # Of the embedding and the head, besides A and B: peft also writes the model's own weights.
 BASE_LAYER = ".base_layer"
 OWN_WEIGHTS = f"{BASE_LAYER}.weight"
@@ -75,9 +75,9 @@ def read_lora(
     layers = named_layers(config)
     sizes = {in_base(name): size for name, size in known.items()}
     found: dict[str, StoredPair] = {}
-    whole = PREFIX + LABELS + WHOLE
+    full_weight = PREFIX + LABELS + FULL_WEIGHT
     stacks = _stacks(known)
-    for written in _modules(entries, whole):
+    for written in _modules(entries, full_weight):
         module = in_base(written)
         if _without_layers(module) in stacks:
             parts = stacks[_without_layers(module)]
@@ -104,8 +104,8 @@ def read_lora(
         check_entry(a, (rank, sizes[module].in_size))
         check_entry(b, (sizes[module].out_size, rank))
         found[module] = StoredPair((a, b), rank, scales.scale(written, rank), _both)
-    if whole in entries:
-        found |= _labels(entries[whole], sizes, found, max_rank)
+    if full_weight in entries:
+        found |= _labels(entries[full_weight], sizes, found, max_rank)
     if not found:
         raise AdapterError("the adapter has no tensors")
     ends = [in_base(name) for name, one in known.items() if one.is_table or name == HEAD]
@@ -190,7 +190,7 @@ def _of_expert(
     return a, b.view(len(b), -1, num)[rows, :, of_stack.expert]
 
 
-def _whole(values: Sequence[Tensor]) -> tuple[Tensor, None]:
+def _as_stored(values: Sequence[Tensor]) -> tuple[Tensor, None]:
     (matrix,) = values
     return matrix, None
 
@@ -239,15 +239,15 @@ def _labels(
             "(--max-lora-rank)"
         )
     # The difference from the model's matrix is small; it is rounded later.
-    return {LABELS: StoredPair((entry,), num_labels, 1.0, _whole, is_float32=True)}
+    return {LABELS: StoredPair((entry,), num_labels, 1.0, _as_stored, is_float32=True)}
 
 
-def _modules(entries: Mapping[str, TensorEntry], whole: str) -> Iterator[str]:
-    """The modules of the pairs of tensors, with their names in the file. `whole`: the only allowed
-    tensor that is not part of a pair. Raises AdapterError."""
+def _modules(entries: Mapping[str, TensorEntry], full_weight: str) -> Iterator[str]:
+    """The modules of the pairs of tensors, with their names in the file. `full_weight`: the
+    only allowed tensor that is not part of a pair. Raises AdapterError."""
     seen = set()
     for name in entries:
-        if name == whole or name.endswith(OWN_WEIGHTS):
+        if name == full_weight or name.endswith(OWN_WEIGHTS):
             continue
         for side in (*SIDES, *TABLE_SIDES):
             if name.startswith(PREFIX) and name.endswith(side):
