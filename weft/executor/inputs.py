@@ -141,12 +141,12 @@ class DeviceRowTable:
             there: Sequence[Tensor] = self._to_device(*columns)
         else:
             there, layout, draws = self._uploader.upload(columns, plan)
-        given, places, slots, where, of_row, last, rows_there = there[:NUM_COLUMNS]
+        planned, places, slots, where, of_row, last, rows_there = there[:NUM_COLUMNS]
         self._flat_slots.index_copy_(0, where, slots.int())
-        tokens = given
+        tokens = planned
         # A token of a step whose result has not been read yet is known only here.
         if plan.tokens.min(initial=0) <= LAST_SAMPLED:
-            tokens = self.with_sampled(given, of_row)
+            tokens = self.with_sampled(planned, of_row)
         runs, last, draws = self.begin_runs(there[NUM_COLUMNS:], last, draws)
         last_tokens = tokens.take(last)
         vectors = None
@@ -177,11 +177,11 @@ class DeviceRowTable:
             runs=runs,
         )
 
-    def with_sampled(self, given: Tensor, of_row: Tensor) -> Tensor:
+    def with_sampled(self, planned: Tensor, of_row: Tensor) -> Tensor:
         """The tokens [T] of a step of the rows `of_row` [T], with those that only the device may
         know."""
         sampled = self.last_tokens.take(of_row)
-        tokens = torch.where(given == LAST_SAMPLED, sampled, given)
+        tokens = torch.where(planned == LAST_SAMPLED, sampled, planned)
         return tokens if self.runs is None else self.runs.tokens(tokens, of_row)
 
     def begin_runs(

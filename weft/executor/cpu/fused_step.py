@@ -78,12 +78,13 @@ class GuessBuffers:
     def __init__(self, capacity: int, num_rows: int) -> None:
         self.capacity = capacity  # tokens that one chain can draw
         self.tokens = np.empty(capacity, np.int32)
-        self._given = np.empty(num_rows + capacity, np.int32)  # counts, and the slots of guesses
+        # Counts, and the slots of guesses.
+        self._guess_numbers = np.empty(num_rows + capacity, np.int32)
         self._numbers = np.empty(6 * num_rows, np.int32)
         self._draws = Sampling.greedy(capacity)
         self._draw_columns = draw_columns(self._draws)
         self.args = abi.Guesses(
-            counts=self._given.ctypes.data,
+            counts=self._guess_numbers.ctypes.data,
             numbers=self._numbers.ctypes.data,
             tokens=self.tokens.ctypes.data,
         )
@@ -91,11 +92,11 @@ class GuessBuffers:
     def give(self, counts: IntArray, slots: IntArray) -> None:
         """Set how many tokens are drawn for each request, greedily, and their slots."""
         num_requests = len(counts)
-        given = self._given
-        given[:num_requests] = counts
-        given[num_requests : num_requests + len(slots)] = slots
+        numbers = self._guess_numbers
+        numbers[:num_requests] = counts
+        numbers[num_requests : num_requests + len(slots)] = slots
         args = self.args
-        args.slots = args.counts + num_requests * given.itemsize
+        args.slots = args.counts + num_requests * numbers.itemsize
         args.all = None
         args.step = None
 

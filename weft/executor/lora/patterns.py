@@ -41,13 +41,13 @@ class _Name(NamedTuple):
 class ModulePatterns:
     """The values of a setting, by patterns of names."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any]) -> None:
         """Raises BadPattern."""
-        self._values = list(given.values())
+        self._values = list(values.values())
         self._names: dict[str, list[_Name]] = {}
         self._positions: dict[str, int] = {}  # of keys that are no names, by their expression
         self._steps = 0
-        for position, key in enumerate(given):
+        for position, key in enumerate(values):
             if len(key) > MAX_KEY_LEN:
                 raise BadPattern(f"{key[:64]!r}: patterns have at most {MAX_KEY_LEN} characters")
             if _NAME.fullmatch(key):

@@ -86,13 +86,13 @@ class DeviceRuns:
             device=device,
         )
 
-    def tokens(self, given: Tensor, of_row: Tensor) -> Tensor:
-        """The tokens [T] of a step, whose rows are `of_row` [T], with the placeholders in `given`
+    def tokens(self, planned: Tensor, of_row: Tensor) -> Tensor:
+        """The tokens [T] of a step, whose rows are `of_row` [T], with the placeholders in `planned`
         replaced by the tokens that the last runs sampled after their first one."""
         width = self.after_last.shape[1]
-        position = (LAST_SAMPLED - 1 - given).clamp(0, width - 1)
+        position = (LAST_SAMPLED - 1 - planned).clamp(0, width - 1)
         sampled = self.after_last.view(-1).take(of_row * width + position)
-        return torch.where(given < LAST_SAMPLED, sampled, given)
+        return torch.where(planned < LAST_SAMPLED, sampled, planned)
 
     def begin(
         self, runs: StepRuns, last: Tensor, draws: UploadedSampling | None
