@@ -466,5 +466,4 @@ def test_commands_have_names_of_their_own() -> None:
         "why",
         "weights send",
         "weights version",
-        "why",
     }

@@ -34,8 +34,8 @@ from weft.executor.wire.shared_pool import SharedPool
 from weft.observe.log import EventLog, get_format, get_level
 from weft.ops.cpp.abi import RANKS_LOST_AT
 from weft.ops.cpp.joint import shared_bytes
-from weft.ops.sharding import Collective, RankLost, RankPlace
-from weft.ops.stages import StagePlace
+from weft.ops.sharding import Collective, GroupRank, RankLost
+from weft.ops.stages import PpStage
 from weft.parallel.comm import TorchComm, address_towards, calling_store, file_store
 from weft.parallel.links import Link, Loss, socket_links
 from weft.parallel.shared_memory import SharedSegment, anonymous_file
@@ -100,15 +100,15 @@ class StartedRanks:
         self._await_all()
         if self._pipe is not None:
             return Ranks(
-                RankPlace(0, 1),
+                GroupRank(0, 1),
                 Followers(self._links, self._loss),
                 self._config.dist_timeout,
-                stage=pp_stage_of(0, self._config),
+                pp_stage=pp_stage_of(0, self._config),
                 pipe=self._pipe,
             )
         ranks = joined(
             self._config,
-            RankPlace(0, self._config.tp_size),
+            GroupRank(0, self._config.tp_size),
             Followers(self._links, self._loss),
             store=self._store,
             address="127.0.0.1" if self._nodes is None else self._nodes.host,
@@ -262,15 +262,15 @@ class StartedRanks:
             self._lost(why)
 
 
-def pp_stage_of(rank: int, config: EngineConfig) -> StagePlace:
+def pp_stage_of(rank: int, config: EngineConfig) -> PpStage:
     """The stage of a rank. Rank 0 samples, so it has the last layers; ranks 1, 2, ... have the
     others in order."""
-    return StagePlace((rank - 1) % config.pp_size, config.pp_size)
+    return PpStage((rank - 1) % config.pp_size, config.pp_size)
 
 
 def joined(
     config: EngineConfig,
-    place: RankPlace,
+    place: GroupRank,
     followers: Followers | None,
     *,
     store: Callable[[], Any],
@@ -306,7 +306,7 @@ def joined_as(args: FollowerArgs) -> Ranks:
         after = None if args.behind < 0 else socket.socket(fileno=args.behind)
         pipe = SocketPipe(before, after, config.dist_timeout)
         pp_stage = pp_stage_of(args.rank, config)
-        return Ranks(RankPlace(0, 1), None, config.dist_timeout, stage=pp_stage, pipe=pipe)
+        return Ranks(GroupRank(0, 1), None, config.dist_timeout, pp_stage=pp_stage, pipe=pipe)
 
     def store() -> Any:
         if args.host:
@@ -315,7 +315,7 @@ def joined_as(args: FollowerArgs) -> Ranks:
 
     ranks = joined(
         config,
-        RankPlace(args.rank, config.tp_size),
+        GroupRank(args.rank, config.tp_size),
         None,
         store=store,
         address=address_towards(args.host) if args.host else "127.0.0.1",

@@ -15,7 +15,7 @@ import msgspec
 import msgspec.inspect as inspected
 from starlette.requests import Request
 
-from weft.config.numbers import ANY_REAL, ANY_WHOLE, INT32, NUMBERS, QUERIES, Number
+from weft.config.numbers import ANY_INTEGER, ANY_REAL, INT32, NUMBERS, QUERIES, Number
 from weft.server.errors import ApiError
 
 UNKNOWN_VOCABULARY = INT32 + 1
@@ -111,7 +111,7 @@ def numeric_fields(body: type[msgspec.Struct]) -> tuple[Field, ...]:
             shown_name = field.encode_name
             if body.__module__.partition(".")[0] != "weft":  # it sets bounds of its own
                 is_real = _has_leaf(field, inspected.FloatType)
-                number = ANY_REAL if is_real else ANY_WHOLE
+                number = ANY_REAL if is_real else ANY_INTEGER
             else:
                 number = NUMBERS[shown_name]
             found.append(Field(field.name, shown_name, number))
