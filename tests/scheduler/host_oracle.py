@@ -148,7 +148,7 @@ class OracleHost(HostTiers):
         owned = [*self._blocks.unused, *(block.places for block in self._blocks.by_key.values())]
         dropped = {
             id(block): block.places
-            for blocks in [job.held for job in self._jobs.values()]
+            for blocks in [job.in_use for job in self._jobs.values()]
             + [below.blocks for below in self._below.writes.values()]
             for block in blocks
             if block.is_dropped
