@@ -117,6 +117,7 @@ REQUESTS = [
     ("continue", "POST", "/continue_generation", {}),
     ("block", "POST", "/block", {}),
     ("unblock", "POST", "/unblock", {}),
+    ("unblock --ramp-s 30", "POST", "/unblock?ramp_s=30.0", {}),
     ("set-policy lpm", "POST", "/set_policy", {"policy": "lpm"}),
     ("audit", "POST", "/audit", {}),
     ("experts start", "POST", "/start_expert_distribution_record", {}),
@@ -320,6 +321,8 @@ def test_what_the_server_refuses_ends_with_1_and_its_reason(
         ("set-policy", "POLICY"),
         ("flush-cache --timeout soon", "--timeout is 'soon'; expected is: seconds"),
         ("slow-down fast", "seconds is 'fast'; expected is: a number of seconds, or off"),
+        ("state prune nan", "older_than_s is 'nan'; expected is: seconds since their last use"),
+        ("state prune 1e400", "older_than_s is '1e400'; expected is: seconds since their last use"),
         ("logging --log-requests maybe", "--log-requests is 'maybe'"),
         ("audit now", "now"),
         ("audit --speed 3", "--speed"),
@@ -465,4 +468,5 @@ def test_commands_have_names_of_their_own() -> None:
         "profile stop",
         "weights send",
         "weights version",
+        "why",
     }
