@@ -1,7 +1,8 @@
 """Runs released coding agents against weft's front: `scripts/agents [NAME ...]`.
 
-Each is started by `weft launch`, with a home folder of its own, and has to solve its task against a scripted model.
-Without a network but loopback nothing can leave the machine. `--install` fetches the clients, and needs one.
+Each is started by `weft launch`, with a home folder of its own, and has to solve its task against a
+scripted model. Without a network but loopback nothing can leave the machine. `--install` fetches
+the clients, and needs one.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ def _run(options: argparse.Namespace, folder: Path, client: Client) -> bool:
     is_right = process.returncode == 0 and is_edited and all(share >= SHARE for share, _ in shares)
     least = " and ".join(f"{min(one):.4f}" for one in zip(*shares, strict=True)) or "-"
     print(
-        f"{client.agent:10} {'ok' if is_right else 'FAILED':7} status {process.returncode}, edited {is_edited}, "
+        f"{client.agent:10} {'ok' if is_right else 'FAILED':7} "
+        f"status {process.returncode}, edited {is_edited}, "
         f"{len(prompts)} requests, least shares of the turn before {least}, {seconds:.0f} s",
         flush=True,
     )
@@ -155,12 +157,13 @@ def _answer(client: Client, number: int) -> str:
         return f"<think>\nAll is done.\n</think>\n\n{END}"
     name, arguments = client.calls[number]
     call = json.dumps({"name": name, "arguments": arguments})
-    return f"<think>\nStep {number}.\n</think>\n\nNow step {number}.\n<tool_call>\n{call}\n</tool_call>"
+    thought = f"<think>\nStep {number}.\n</think>"
+    return f"{thought}\n\nNow step {number}.\n<tool_call>\n{call}\n</tool_call>"
 
 
 def _shares(prompts: list[str], written: list[str]) -> list[tuple[float, float]]:
-    """For each turn of the task, the share of the prompt before that its prompt begins with, and the share of that
-    prompt together with its answer: some clients send no reasoning back."""
+    """For each turn of the task, the share of the prompt before that its prompt begins with, and
+    the share of that prompt together with its answer: some clients send no reasoning back."""
     turns = [(prompt, said) for prompt, said in zip(prompts, written, strict=True) if said]
     found = []
     for (before, said), (prompt, _) in pairwise(turns):

@@ -1,4 +1,5 @@
-"""Released coding agents, each with a task that its scripted model solves: read a file, edit it, run a command, end.
+"""Released coding agents, each with a task that its scripted model solves: read a file, edit it,
+run a command, end.
 
 `packages` are pinned. The calls are in the words of each client's own tools.
 """

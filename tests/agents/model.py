@@ -1,12 +1,14 @@
 """A scripted model for coding agents: a front on a loopback port that says what a script says.
 
-The chat template is one of a family that thinks, has calls in JSON, and puts results of tools into the user's turn.
+The chat template is one of a family that thinks, has calls in JSON, and puts results of tools into
+the user's turn.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -94,7 +96,7 @@ def scripted_model(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fake, "CONTEXT", context)
         patch.setattr(fake, "READY", ready)
-        options = {"port": port} if port else {}
+        options: dict[str, Any] = {"port": port} if port else {}
         with running(config, tokenizer=tokenizer, **options) as server:
             server.engine.script = script
             yield server, prompts

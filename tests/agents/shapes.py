@@ -1,6 +1,7 @@
 """The shapes of coding agents' requests, as released clients send them, in words of our own.
 
-A shape makes the body of each turn, and takes the stream of an answer as its client does: it keeps what the client
+A shape makes the body of each turn, and takes the stream of an answer as its client does: it keeps
+what the client
 keeps, sends results of tools, and changes what the client changes (headers, dates, counters).
 """
 
@@ -147,7 +148,8 @@ def codex_tools() -> list[Body]:
 
 
 class ClaudeCode(Shape):
-    """Claude Code 2.1: a header that changes in the first system block, system messages behind the user's."""
+    """Claude Code 2.1: a header that changes in the first system block, system messages behind the
+    user's."""
 
     path = "/v1/messages?beta=true"
     tool = "Bash"
@@ -165,7 +167,9 @@ class ClaudeCode(Shape):
         ]
 
     def body(self) -> Body:
-        head = f"x-anthropic-billing-header: cc_version=2.1.{self.num_turns}; cc_entrypoint=cli; cch={self.num_turns * 7919 % 65_536:05x};"
+        version = f"cc_version=2.1.{self.num_turns}; cc_entrypoint=cli"
+        counter = f"cch={self.num_turns * 7919 % 65_536:05x};"
+        head = f"x-anthropic-billing-header: {version}; {counter}"
         mark = {"type": "ephemeral"}
         last = self.messages[-1]
         content = last["content"]

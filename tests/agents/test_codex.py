@@ -1,4 +1,5 @@
-"""Requests like those of Codex, one fact at a time: kinds of tools, items of the history, streams, and what is wrong with them."""
+"""Requests like those of Codex, one fact at a time: kinds of tools, items of the history, streams,
+and what is wrong with them."""
 
 from __future__ import annotations
 

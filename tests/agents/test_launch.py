@@ -1,4 +1,5 @@
-"""`weft launch`: how each agent is pointed at a server, and that nothing of the user's is changed."""
+"""`weft launch`: how each agent is pointed at a server, and that nothing of the user's is
+changed."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ CONTEXT = 100_000
 PROGRAM = """
 import json, os, pathlib, sys
 named = [pathlib.Path(word) for word in [*sys.argv[1:], *os.environ.values()] if "/weft-" in word]
-folders = [one for path in named for one in [path, *path.parents] if one.name.startswith("weft-") and one.is_dir()]
+around = [one for path in named for one in [path, *path.parents]]
+folders = [one for one in around if one.name.startswith("weft-") and one.is_dir()]
 files = {file.name: file.read_text() for file in folders[0].iterdir()} if folders else {}
 seen = [sys.argv[1:], dict(os.environ), files, str(folders[0]) if folders else ""]
 pathlib.Path(os.environ["SEEN"]).write_text(json.dumps(seen))
@@ -40,7 +42,8 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def fake_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder where each agent is a program that writes its arguments, variables and files as JSON."""
+    """A folder where each agent is a program that writes its arguments, variables and files as
+    JSON."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for agent in AGENTS.values():

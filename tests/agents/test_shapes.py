@@ -1,10 +1,12 @@
-"""Requests in the shapes of released coding agents are served, turn after turn, and each prompt begins with the one before it."""
+"""Requests in the shapes of released coding agents are served, turn after turn, and each prompt
+begins with the one before it."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +21,8 @@ NAMES = list(all_shapes())
 
 
 class Script:
-    """Says a call of the shape's tool in each turn: with and without reasoning, text, and other calls."""
+    """Says a call of the shape's tool in each turn: with and without reasoning, text, and other
+    calls."""
 
     def __init__(self) -> None:
         self.tool = ""
@@ -78,7 +81,8 @@ def test_twenty_turns_of_an_agent_find_the_turn_before_in_the_cache(
             len(before),
         )
         assert num_alike >= SHARE * len(before), (
-            f"{before[num_alike - 80 : num_alike + 80]!r} became {prompt[num_alike - 80 : num_alike + 80]!r}"
+            f"{before[num_alike - 80 : num_alike + 80]!r} became "
+            f"{prompt[num_alike - 80 : num_alike + 80]!r}"
         )
 
 
@@ -112,7 +116,7 @@ def test_headers_in_system_blocks_are_not_in_the_prompt(
         ],
     ):
         prompts.clear()
-        body = {
+        body: dict[str, Any] = {
             "model": "m",
             "max_tokens": 9,
             "system": system,

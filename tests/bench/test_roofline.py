@@ -1,4 +1,5 @@
-"""The roofline of a machine: what a step must do is counted, and set against what the machine can do."""
+"""The roofline of a machine: what a step must do is counted, and set against what the machine can
+do."""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@ gives the same bits."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.disk_cache import wait_for
 from tests.e2e.kill_cache import MODEL, end, run
 from tests.e2e.server import HANG_S, Server
 
@@ -21,17 +21,6 @@ def generate(server: Server) -> tuple[list[int], int]:
         sampling_params={"temperature": 0, "max_new_tokens": 12, "ignore_eos": True},
     )
     return told["output_ids"], told["meta_info"]["cached_tokens"]
-
-
-def wait_for(server: Server, state: str, num_blocks: int = 0) -> None:
-    """Wait until the cache on disk is in this state, and has so many blocks."""
-    begun = time.monotonic()
-    while time.monotonic() < begun + HANG_S:
-        told = server.get("/cache")
-        if told["disk"] == state and told["disk_blocks"] >= num_blocks:
-            return
-        time.sleep(0.02)
-    raise AssertionError(server.get("/cache"))
 
 
 def test_a_prompt_is_found_after_a_restart_and_after_a_kill(tmp_path: Path) -> None:

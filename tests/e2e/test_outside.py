@@ -1,4 +1,5 @@
-"""docs/contribute/outside.md, followed: its module lies in a folder outside of the tree, and a server uses all its parts."""
+"""docs/contribute/outside.md, followed: its module lies in a folder outside of the tree, and a
+server uses all its parts."""
 
 from __future__ import annotations
 

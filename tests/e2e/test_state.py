@@ -1,4 +1,5 @@
-"""A real server that is killed goes on where it was: its sessions, their KV, and its stored responses."""
+"""A real server that is killed goes on where it was: its sessions, their KV, and its stored
+responses."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.disk_cache import wait_for
 from tests.e2e.kill_cache import MODEL, end
 from tests.e2e.server import HANG_S, Server
-from tests.e2e.test_cache import wait_for
 
 PROMPT = [10 + number * 37 % 4_000 for number in range(1_000)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -31,8 +32,9 @@ def world_of(**changes: object) -> World:
     return World(settings(**(wide | changes)))
 
 
-def run(world: World, prompt: Sequence[int], **wishes: object) -> int:
-    id = world.send(list(prompt), **({"max_new_tokens": 2, "ignore_eos": True} | wishes))
+def run(world: World, prompt: Sequence[int], **wishes: Any) -> int:
+    asked: dict[str, Any] = {"max_new_tokens": 2, "ignore_eos": True, **wishes}
+    id = world.send(list(prompt), **asked)
     world.run_dry()
     return id
 

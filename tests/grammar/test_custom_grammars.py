@@ -1,4 +1,5 @@
-"""Grammars of custom tools inside calls: whatever a weak model writes, the tool's text is in its grammar."""
+"""Grammars of custom tools inside calls: whatever a weak model writes, the tool's text is in its
+grammar."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.grammar.test_llg import accepts
+from tests.grammar.formats import accepts
 from weft.grammar.in_json import lark_in_json, regex_in_json
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.protocol import Compiled, InvalidGrammar, Key
@@ -26,7 +27,8 @@ FOLDER = Path(weft.__file__).parent / "bundled" / "weft-nano"
 EOS = 0
 NUM_TEXTS = 200
 MAX_TOKENS = 600
-# Files are added, removed, moved and changed by lines with a sign in front, as coding agents' patches are.
+# Files are added, removed, moved and changed by lines with a sign in front, as coding agents'
+# patches are.
 PATCH = """
 start: head change+ tail
 head: "*** Begin Patch" LF

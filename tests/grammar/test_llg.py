@@ -38,7 +38,7 @@ from weft.grammar.backends import missing
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.protocol import InvalidGrammar, Key
 from weft.grammar.tags import as_format
-from weft.server.chat.tools import generic_tag, strict_tag
+from weft.server.chat.tools import ToolUse, generic_tag, strict_tag
 from weft.text.parsers.formats import TOOL_FORMATS
 from weft.text.tokenizer import Tokenizer
 

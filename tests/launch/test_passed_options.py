@@ -235,7 +235,7 @@ def test_memory_and_time_for_pictures_are_those_of_the_options(
 
     def access(*parts: Any, timeout_s: float) -> MediaAccess:
         times.append(timeout_s)
-        return MediaAccess(*parts, timeout_s=timeout_s)
+        return MediaAccess(parts[0], *parts[1:], timeout_s=timeout_s)  # type: ignore[misc]
 
     monkeypatch.setattr(media, "MediaLoader", loader)
     monkeypatch.setattr(media, "MediaAccess", access)

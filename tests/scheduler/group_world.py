@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.scheduler.world import EOS, VOCAB, World
@@ -32,7 +34,7 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(10, VOCAB, length).tolist()
 
 
-def serve_alone(world: World, tokens: list[int], max_new: int = 4, **wishes: object) -> int:
+def serve_alone(world: World, tokens: list[int], max_new: int = 4, **wishes: Any) -> int:
     """Serve a prompt alone. Returns the tokens of it that were found in the cache."""
     id = world.send(tokens, max_new_tokens=max_new, ignore_eos=True, **wishes)
     world.run_dry(check=False)

@@ -666,8 +666,9 @@ class FollowerCheck:
 
 
 class Completions:
-    """Which running requests will have ended when, told step by step: the memory of those whose end is known comes
-    back, one page of each is not counted on, and whoever may end or advance otherwise has all that it may need."""
+    """Which running requests will have ended when, told step by step: the memory of those whose end
+    is known comes back, one page of each is not counted on, and whoever may end or advance
+    otherwise has all that it may need."""
 
     def __init__(self, model: Model) -> None:
         self._kv = model.scheduler.kv

@@ -1,16 +1,16 @@
-"""Requests with a known length, without a prefix cache: they are admitted by a simulation of the completions of the
-running ones (`reserve/completions.py`)."""
+"""Requests with a known length, without a prefix cache: they are admitted by a simulation of the
+completions of the running ones (`reserve/completions.py`)."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.scheduler.test_scheduler import settings
+from tests.scheduler.scenes import settings
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import seeds
 from weft.engine.explain import explain
@@ -39,8 +39,8 @@ class Outcome(NamedTuple):
 
 
 def random_scene(rng: random.Random) -> Scene:
-    """Short prompts with outputs of any length, pages of 1 to 16 tokens, whole prompts and chunks, in steps of their
-    own or with decodes."""
+    """Short prompts with outputs of any length, pages of 1 to 16 tokens, whole prompts and chunks,
+    in steps of their own or with decodes."""
     page_size = rng.choice([1, 1, 2, 4, 16])
     chunk = rng.choice([-1, -1, 16, 32, 64])
     if chunk > 0:
@@ -94,7 +94,7 @@ def play(scene: Scene, *, simulates: bool = True) -> Outcome:
     return Outcome(num_running / max(num_steps, 1), world.scheduler.counters.num_retractions)
 
 
-def send(world: World, number: int, length: Length, **sampling: object) -> int:
+def send(world: World, number: int, length: Length, **sampling: Any) -> int:
     prompt = [4 + number % (VOCAB - 4)] * length.prompt
     return world.send(prompt, max_new_tokens=length.output, ignore_eos=True, **sampling)
 
@@ -117,8 +117,9 @@ def test_a_third_more_run_than_with_the_full_reserve_and_none_is_retracted(block
 
 
 def test_requests_join_as_soon_as_the_completions_leave_room_for_them() -> None:
-    """Of 100 tokens, a request of 10 + 20 holds 10, and one of 10 + 60 may grow beside it: before the first ends, each
-    has taken 20 more and may take one more; after its end, the other may take all."""
+    """Of 100 tokens, a request of 10 + 20 holds 10, and one of 10 + 60 may grow beside it: before
+    the first ends, each has taken 20 more and may take one more; after its end, the other may take
+    all."""
     world = world_of(uncached(num_pages=100, page_size=1))
     short = send(world, 0, Length(10, 20))
     long = send(world, 1, Length(10, 60))
@@ -151,7 +152,8 @@ def test_the_last_token_decides(num_pages: int, fits: bool) -> None:
 
 
 def test_a_request_joins_in_a_later_step_though_none_has_ended() -> None:
-    """The two running ones come nearer to their ends with every step, so that one need not wait for an end to join."""
+    """The two running ones come nearer to their ends with every step, so that one need not wait for
+    an end to join."""
     world = world_of(uncached(num_pages=100, page_size=1))
     send(world, 0, Length(10, 36))
     send(world, 1, Length(10, 36))
@@ -167,7 +169,8 @@ def test_a_request_joins_in_a_later_step_though_none_has_ended() -> None:
 
 
 def test_who_may_end_at_any_token_is_not_waited_for() -> None:
-    """A request that stops at EOS keeps its expected memory to its end, and promises none to others."""
+    """A request that stops at EOS keeps its expected memory to its end, and promises none to
+    others."""
     world = world_of(uncached(num_pages=100, page_size=1, schedule_conservativeness=2.0))
     world.send([7] * 10, max_new_tokens=40)  # all of its 40 tokens are kept: 50 of 100
     world.step()

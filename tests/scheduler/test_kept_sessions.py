@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.scheduler.test_sessions import Scene, prompt
+from tests.scheduler.session_scene import Scene, prompt
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.codec import decode_from_engine, encode
 from weft.messages.replies import StepOutput

@@ -1,4 +1,5 @@
-"""What outlives the server over HTTP: a copy of its folder, made the moment an answer is there, is what a crash leaves."""
+"""What outlives the server over HTTP: a copy of its folder, made the moment an answer is there, is
+what a crash leaves."""
 
 from __future__ import annotations
 
@@ -318,7 +319,8 @@ def test_the_state_is_shown_pruned_and_cleared(
         assert told("clear") == {"responses": 3, "sessions": 1}
         assert told("show")["kinds"] == []
         assert http.get(f"/v1/responses/{ids[0]}").status_code == 404
-        assert eventually(lambda: len(server.engine.engine.services.sessions.feature) == 0)  # type: ignore[attr-defined]
+        services = server.engine.engine.services  # type: ignore[attr-defined]
+        assert eventually(lambda: len(services.sessions.feature) == 0)
 
 
 def test_a_server_without_a_folder_stores_nothing_and_says_so(

@@ -28,7 +28,8 @@ SETTINGS = replace(
     max_step_ms=0.0,
     max_slowdown=-1.0,
 )
-# A step takes 50 ms, and 1 ms for each token. A prompt of 100 tokens in a step of its own takes 150 ms, so
+# A step takes 50 ms, and 1 ms for each token. A prompt of 100 tokens in a step of its own takes 150
+# ms, so
 # that 4 a second leave 8 decode steps.
 STEP = CostModel(0.050, 0.001, 0.0)
 PROMPT = 100
@@ -42,7 +43,8 @@ END_S = 280.0
 
 
 class Blocked:
-    """The engine of a run, whose input is blocked for 30 s. It notes the times between the tokens of the streams."""
+    """The engine of a run, whose input is blocked for 30 s. It notes the times between the tokens
+    of the streams."""
 
     def __init__(self, engine: Engine, clock: Clock, ramp_s: float) -> None:
         self._engine = engine

@@ -1,4 +1,5 @@
-"""The store of what outlives a server: what is told to be on disk is there, whole, and nobody else's."""
+"""The store of what outlives a server: what is told to be on disk is there, whole, and nobody
+else's."""
 
 from __future__ import annotations
 
