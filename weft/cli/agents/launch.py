@@ -39,7 +39,7 @@ class LaunchOptions:
     )
     agent_model: str = option(
         "",
-        "model or adapter of the server to use (default: its first)",
+        "model or adapter of the server to use, also --model (default: its first)",
         group="launch",
         everyday=True,
         aliases=("model",),
