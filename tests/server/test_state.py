@@ -260,6 +260,9 @@ def test_no_answer_says_that_it_is_stored_when_the_disk_is_full(
         unstored = http.post("/v1/responses", json={**body, "store": False})
         assert unstored.status_code == 200
         assert "could not be stored" not in unstored.text
+        cleared = http.post("/state/clear", json={})
+        assert cleared.status_code == 503
+        assert "still on the disk" in cleared.text
         full[0] = False
         assert respond(http, "Hi")["status"] == "incomplete"
 

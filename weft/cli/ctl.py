@@ -19,6 +19,7 @@ import argparse
 import dataclasses
 import http.client
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -163,7 +164,8 @@ def _cause(cause: JsonObject | None) -> Iterator[str]:
         if cause["missed_s"] is not None:
             cost += f", {cause['missed_s']:.2f} s"
         yield f"  cost: {cost}"
-    if cause["missed_tokens"] and cause.get("theirs_text"):
+    # Without a text here nothing parts: the whole prompt is there, under another name or no more.
+    if cause["missed_tokens"] and cause.get("ours_text") and cause.get("theirs_text"):
         yield f"  here: {cause['ours_text']!r}"
         yield f"  earlier: {cause['theirs_text']!r}"
     if cause["advice"]:
@@ -769,6 +771,8 @@ def _value(argument: Argument, written: Any) -> Any:
     texts = written if argument.many else [written]
     try:
         values = [argument.read(text) for text in texts]
+        if any(isinstance(value, float) and not math.isfinite(value) for value in values):
+            raise ValueError("JSON has no such number")
     except (ValueError, KeyError) as exc:
         text = " ".join(texts)
         raise SettingsError(f"{argument.name} is {text!r}; expected is: {argument.help}") from exc
