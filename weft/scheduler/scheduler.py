@@ -193,7 +193,7 @@ class Scheduler:
         if len(queue) <= max_requests and not max_tokens:
             return
         # The next pass will take as many requests from the queue as there are free rows.
-        if not self.prefills.is_full and not queue.blocks_arrivals:
+        if not self.prefills.is_full and queue.gate is None:
             max_requests += self.kv.rows.num_free
         for loser in queue.overflow(newcomer, max_requests, max_tokens):
             self.counters.num_queue_full += 1

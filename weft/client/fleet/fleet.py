@@ -290,22 +290,17 @@ class Fleet:
             )
             return
         self._calls[request.call] = JoinedCall(request, set(ranks))
-        if isinstance(request, KeepSessions):
-            self._send_sessions(request, ranks)
-            return
         if isinstance(request, BlockInput | UnblockInput) and len(ranks) > 1:
             request = _at_once(request, [self.members[rank].ready for rank in ranks])
-        for rank in ranks:
-            self.members[rank].send(_for_rank(request, rank))
-
-    def _send_sessions(self, request: KeepSessions, ranks: Sequence[int]) -> None:
-        """Give each engine its share of the sessions; all are to tell the changes of theirs."""
-        num = len(ranks)
         for place, rank in enumerate(ranks):
-            share = request.sessions[place::num]
-            for session in share:
-                self._bind_session(session.id, session.owner, rank)
-            self.members[rank].send(replace(request, sessions=share))
+            part = _for_rank(request, rank)
+            if isinstance(part, KeepSessions):
+                # Each engine gets its share of the sessions, and tells the changes of these.
+                share = part.sessions[place :: len(ranks)]
+                for session in share:
+                    self._bind_session(session.id, session.owner, rank)
+                part = replace(part, sessions=share)
+            self.members[rank].send(part)
 
     def _take_reply(
         self,
