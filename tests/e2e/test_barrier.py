@@ -47,8 +47,8 @@ def changes(records: list[Any]) -> list[Change]:
         match record:
             case Read():
                 now = record.now
-            case Submitted(message=BlockInput() | UnblockInput()):
-                message = record.message
+            case Submitted(message=BlockInput() | UnblockInput() as order):
+                message = order
             case Ended():
                 changed_s = now
             case Launched() if message is not None:
