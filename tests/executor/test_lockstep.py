@@ -29,7 +29,7 @@ from weft.launch.engine_group import socket_pairs
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.ops.expert_parallel import ExpertRange, OwnedExperts, PeerPlace, experts_of
+from weft.ops.expert_parallel import ExpertRange, OwnedExperts, PeerRank, experts_of
 from weft.ops.muladd import fused_muladd
 from weft.ops.plain import PlainMatrix
 from weft.ops.sharding import RankLost
@@ -242,7 +242,7 @@ def test_engines_that_would_have_different_weights_compute_nothing_more(
 
 
 def test_experts_are_divided_between_all_engines() -> None:
-    places = [PeerPlace(rank, 3) for rank in range(3)]
+    places = [PeerRank(rank, 3) for rank in range(3)]
     assert [experts_of(8, place) for place in places] == [
         ExpertRange(0, 2),
         ExpertRange(2, 3),

@@ -31,8 +31,16 @@ def sent(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[ToEngin
 
 
 def test_the_input_is_blocked_and_unblocked(http: httpx.Client) -> None:
-    assert http.post("/block").json() == {"state": "blocked", "held_requests": 0}
-    assert http.post("/unblock").json() == {"state": "unblocked", "held_requests": 0}
+    assert http.post("/block").json() == {
+        "state": "blocked",
+        "held_requests": 0,
+        "ramp_left_s": 0.0,
+    }
+    assert http.post("/unblock").json() == {
+        "state": "unblocked",
+        "held_requests": 0,
+        "ramp_left_s": 0.0,
+    }
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])

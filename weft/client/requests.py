@@ -57,9 +57,9 @@ def checked(
     `clamps` cuts a `max_new_tokens` beyond the context instead of refusing it. Raises
     `InvalidParam`.
     """
-    given = request.sampling
-    given.check(engine.vocab_size)
-    params = given
+    asked = request.sampling
+    asked.check(engine.vocab_size)
+    params = asked
     if params.top_p == 0:  # means the likeliest token: no other is within so little probability
         params = replace(params, top_p=SMALLEST_TOP_P)
     # A plain request sets none of these fields, and skips their checks.
@@ -79,7 +79,7 @@ def checked(
     if params.bad_words or params.thinking_budget is not None:
         params = to_token_params(params, tokenizer)
     changes: dict[str, Any] = {}
-    if params is not given:
+    if params is not asked:
         params.check(engine.vocab_size)  # checks min_new_tokens against the resolved length
         changes["sampling"] = params
     if params.prompt_logprobs is not None or params.hidden_states is not None:

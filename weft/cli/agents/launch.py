@@ -1,6 +1,6 @@
 """The verb `launch`: asks a server for its model, and starts a coding agent against it.
 
-Everything behind `--` belongs to the agent. It does not know how an agent is set up (`table.py`).
+Everything after `--` belongs to the agent. It does not know how an agent is set up (`table.py`).
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class Fleet:
         """Send `message` to the engines that it is for. If none can take it, answer it here."""
         match message:
             case GenerateRequest():
-                rank = self._place(message)
+                rank = self._booked_rank(message)
                 if rank is not None:
                     self.members[rank].send(message)
             case BatchGenerate():
@@ -167,11 +167,11 @@ class Fleet:
                     member.send(message)
 
     def _send_batch(self, batch: BatchGenerate) -> None:
-        ranks = [self._place(request) for request in batch.members()]
+        ranks = [self._booked_rank(request) for request in batch.members()]
         for rank, part in split_batch(batch, ranks).items():
             self.members[rank].send(part)
 
-    def _place(self, request: GenerateRequest) -> int | None:
+    def _booked_rank(self, request: GenerateRequest) -> int | None:
         """Choose and book the engine of a request. None if no engine takes it; the error is then
         already sent to the client."""
         prompt = with_digests(request.input_ids, request.media)
@@ -293,11 +293,11 @@ class Fleet:
         self._calls[request.call] = JoinedCall(request, set(ranks))
         if isinstance(request, BlockInput | UnblockInput) and len(ranks) > 1:
             request = _at_once(request, [self.members[rank].ready for rank in ranks])
-        for place, rank in enumerate(ranks):
+        for index, rank in enumerate(ranks):
             part = _for_rank(request, rank)
             if isinstance(part, KeepSessions):
                 # Each engine gets its share of the sessions, and tells the changes of these.
-                share = part.sessions[place :: len(ranks)]
+                share = part.sessions[index :: len(ranks)]
                 for session in share:
                     self._bind_session(session.id, session.owner, rank)
                 part = replace(part, sessions=share)
