@@ -469,7 +469,15 @@ def test_all_engines_change_their_inputs_at_one_moment_or_at_the_same_step(
     first, second = (world.got[rank][-1] for rank in range(2))
     assert first == second
     assert (first.ramp_s, first.together) == (3.0, bool(passes))
-    assert (first.at_s > time.monotonic()) == (not passes)
+    assert first.at_s > time.monotonic()
+    world.told()
+    world.fleet.hangs(1, "no sign of life")
+    (failed,) = [one for one in world.told() if isinstance(one, CallFailed)]
+    assert (failed.call, failed.status) == (1, 503)
+    then = "no input changes unless it is back within 8 s of the call"
+    if not passes:
+        then = "the others have changed; its input changes when it is back"
+    assert failed.message == f"engine 1 does not answer (no sign of life): {then}"
 
 
 def test_a_call_fails_if_one_engine_refuses() -> None:

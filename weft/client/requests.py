@@ -158,7 +158,8 @@ def _resolve_length(request: GenerateRequest, engine: EngineReady, *, clamps: bo
         raise ContextExceeded(
             "prompt",
             f"the prompt has {_described_len(request)}; "
-            f"at most {engine.max_prompt_tokens:,} fit the KV cache",
+            f"at most {engine.max_prompt_tokens:,} fit the KV cache; shorten it, "
+            "or raise --kv-tokens of the server",
         )
     if max_new_tokens is None:
         if request.session is not None:
@@ -171,7 +172,8 @@ def _resolve_length(request: GenerateRequest, engine: EngineReady, *, clamps: bo
     raise ContextExceeded(
         "max_tokens",
         f"the prompt has {_described_len(request)} and max_tokens is {max_new_tokens:,}; "
-        f"together they exceed the context of {context:,} tokens",
+        f"together they exceed the context of {context:,} tokens; "
+        f"lower max_tokens to {context - prompt_len:,} at most",
     )
 
 
