@@ -29,9 +29,9 @@ from weft.server.openai.responses.tools import offered_tools
 from weft.server.openai.responses.translate import (
     SEALED_REASONING,
     chat_request,
+    errors_name_input,
     messages,
     output_items,
-    told_as_input,
     warning_of,
 )
 from weft.server.operation import Operation, get, post
@@ -58,7 +58,7 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
         context.responses.require_room()
         items = input_items(body.items)
     id = f"resp_{secrets.token_hex(24)}"
-    with told_as_input():
+    with errors_name_input():
         chat = chat_request(body, history, offered, id)
         conversation = await start_chat(context, request, chat)
     conversation.generation.warn((*offered.warnings, *warning_of(left_out)))
@@ -73,11 +73,13 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
 
     def store() -> None:
         """Store the response with its end, in the event loop: the store belongs to it."""
-        told = messages(output_items(reply.response), history)
-        context.responses.put(reply.response, told, owner_of(request), items)
+        conversation_so_far = messages(output_items(reply.response), history)
+        context.responses.put(reply.response, conversation_so_far, owner_of(request), items)
 
     async def keep() -> None:
-        store()
+        # Its end may have come while the head of a stream was sent: then it is still to be read.
+        if reply.response["status"] != "in_progress":
+            store()
         await _settle(context)
 
     if body.store is not False:
@@ -104,7 +106,7 @@ async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, ResponsesRequest)
     history = messages(body.items, _previous(context, request, body.previous_response_id))
     offered = offered_tools(body.tools, body.tool_choice)
-    with told_as_input():
+    with errors_name_input():
         prompt = await chat_prompt(context, chat_request(body, history, offered, ""))
     return json_response(InputTokens(len(prompt.ids)))
 
@@ -201,7 +203,7 @@ def _as_stored(stored: Stored) -> ASGIApp:
 
 
 async def _settle(context: ServerContext) -> None:
-    """Before a client is told about a stored response: what it is told must be on disk."""
+    """Before a client learns of a stored response: what it learns must be on disk."""
     if context.responses.settled is not None:
         await context.responses.settled()
 

@@ -77,7 +77,7 @@ def wants_logprobs(body: ResponsesRequest) -> bool:
 
 
 @contextmanager
-def told_as_input() -> Iterator[None]:
+def errors_name_input() -> Iterator[None]:
     """Errors about the messages name the field that they come from."""
     try:
         yield
@@ -93,7 +93,7 @@ def output_items(response: JsonObject) -> list[ResponseItem]:
 
 
 def messages(
-    given: str | list[ResponseItem],
+    request_input: str | list[ResponseItem],
     history: Sequence[ChatMessage] = (),
     left_out: Counter[str] | None = None,
 ) -> list[ChatMessage]:
@@ -104,9 +104,9 @@ def messages(
     """
     left_out = Counter() if left_out is None else left_out
     found = list(history)
-    if isinstance(given, str):
-        return [*found, ChatMessage(role="user", content=given)]
-    for index, item in enumerate(given):
+    if isinstance(request_input, str):
+        return [*found, ChatMessage(role="user", content=request_input)]
+    for index, item in enumerate(request_input):
         where = f"input[{index}]"
         match item.type:
             case "message":
