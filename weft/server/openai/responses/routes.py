@@ -17,6 +17,7 @@ from weft.server.auth import owner_of
 from weft.server.body import json_response, read_json
 from weft.server.chat.conversation import Conversation, chat_prompt, start_chat
 from weft.server.chat.models import ChatMessage, InputTokens
+from weft.server.chat.sealed import Opener
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.model_names import answering_name
@@ -46,7 +47,8 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
         raise ApiError(400, message, param="background")
     left_out: Counter[str] = Counter()
     previous = _previous(context, request, body.previous_response_id)
-    history = messages(body.items, previous, left_out)
+    opener = Opener(context.limits)
+    history = messages(body.items, opener, previous, left_out)
     if not history:
         raise ApiError(400, "input is empty; at least one item is needed", param="input")
     offered = offered_tools(body.tools, body.tool_choice)
@@ -64,7 +66,7 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
 
     def finished(response: JsonObject) -> None:
         if body.store is not False:
-            told = messages(output_items(response), history)
+            told = messages(output_items(response), Opener(context.limits), history)
             context.responses.put(response, told, owner_of(request), items)
 
     reply = ResponseReply(
@@ -88,7 +90,8 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
 async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     """The number of tokens of a response's prompt."""
     body = await read_json(context, request, ResponsesRequest)
-    history = messages(body.items, _previous(context, request, body.previous_response_id))
+    previous = _previous(context, request, body.previous_response_id)
+    history = messages(body.items, Opener(context.limits), previous)
     offered = offered_tools(body.tools, body.tool_choice)
     with told_as_input():
         prompt = await chat_prompt(context, chat_request(body, history, offered, ""))
