@@ -23,7 +23,7 @@ import transformers
 from weft.bench.testbed import Testbed
 from weft.config.engine import EngineConfig
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.cpu.staged_model import StagedModel
+from weft.executor.cpu.segmented_model import SegmentedModel
 from weft.models.transformers_backend.model import TransformersModel
 from weft.sim.synthetic import at_once
 from weft.sim.table import table
@@ -71,7 +71,7 @@ def form(testbed: Testbed) -> str:
     steps = testbed._runner.steps  # type: ignore[attr-defined]
     if isinstance(steps, CpuFusedSteps):
         return "one program"
-    return "in part" if isinstance(steps._model, StagedModel) else "not"
+    return "in part" if isinstance(steps._model, SegmentedModel) else "not"
 
 
 def itl_s(testbed: Testbed, num_requests: int) -> float:

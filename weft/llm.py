@@ -35,9 +35,7 @@ from weft.assemble.prepare import (
 )
 from weft.client.adapters import AdapterNames, AdapterRefused
 from weft.client.aux_outputs import PromptToken, hidden_state_rows, prompt_logprobs
-from weft.client.client import EngineClient
-from weft.client.generation import Completion, Delta, Generation
-from weft.client.given import (
+from weft.client.checked_args import (
     PROMPT,
     as_conversations,
     as_items,
@@ -48,7 +46,9 @@ from weft.client.given import (
     require_text,
     wrong_value,
 )
-from weft.client.given_params import PARAMS, with_tuples
+from weft.client.checked_params import PARAMS, with_tuples
+from weft.client.client import EngineClient
+from weft.client.generation import Completion, Delta, Generation
 from weft.client.media import split_messages, split_prompt
 from weft.client.prompt import pack_input_embeds, placeholder_ids, with_reasoning_marks
 from weft.client.requests import pack_ids

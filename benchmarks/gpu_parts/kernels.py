@@ -27,7 +27,7 @@ from weft.ops.attention import paged_attention
 from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Norm
-from weft.ops.sampling import StagedSampling, TorchSamplerOps
+from weft.ops.sampling import TorchSamplerOps, UploadedSampling
 
 ROPE = RopeConfig(theta=1e6)
 NORMED = AttentionSpec(rope=ROPE, qk_norm=QkNorm.HEAD)
@@ -256,7 +256,7 @@ def choices(setting: Setting) -> Iterator[Row]:
             "top-p": (1.0, 0, 0.9, 0.0),
             "all": (0.6, 50, 0.95, 0.02),
         }.items():
-            draws = StagedSampling(
+            draws = UploadedSampling(
                 *(np.full(num, temperature, np.float32), np.full(num, top_k, np.int32)),
                 *(np.full(num, top_p, np.float32), np.full(num, min_p, np.float32)),
                 *(rows.astype(np.int64) * 7, rows.astype(np.int32) + 3),
@@ -285,6 +285,6 @@ def masked(setting: Setting, make: Callable[[], Tensor], sampler, spec) -> Itera
 class Plain:
     """Draws that no device has been told."""
 
-    def __init__(self, draws: StagedSampling) -> None:
+    def __init__(self, draws: UploadedSampling) -> None:
         for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions"):
             setattr(self, name, getattr(draws, name))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import stat
 import subprocess
 import sys
@@ -109,6 +110,34 @@ def test_a_missing_agent_is_told_of_with_the_command_that_installs_it(
     for name, agent in AGENTS.items():
         assert launch([name, "--url", url]) == EXIT_NOT_FOUND
         assert agent.install in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_launch_ends_the_agent_and_its_folder(
+    url: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    program = tmp_path / "qwen"
+    program.write_text(
+        f"#!{sys.executable}\nimport os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
+    )
+    program.chmod(0o755)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    with subprocess.Popen(
+        [sys.executable, "-m", "weft", "launch", "qwen", "--url", url],
+        env={**os.environ, "PATH": path, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launched:
+        assert launched.stdout is not None
+        pid = int(launched.stdout.readline())
+        assert len(list(temporary.iterdir())) == 1
+        launched.send_signal(number)
+        assert launched.wait() == 128 + number
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_wrong_words_are_refused(url: str) -> None:

@@ -39,7 +39,7 @@ class Engines:
         return AdapterReply(success=True)
 
 
-def test_what_only_some_engines_could_load_is_unloaded_unless_a_name_stands_for_it() -> None:
+def test_an_adapter_that_some_engines_could_not_load_is_unloaded_unless_a_name_uses_it() -> None:
     engines = Engines()
     loader = AdapterLoader(AdapterNames(Files()), cast(EngineClient, engines))
 

@@ -97,7 +97,7 @@ def test_stages_and_tokens_of_a_completion_are_counted() -> None:
     assert found["num_requests_total"] == 1
 
 
-def test_what_the_front_adds_is_learnt_from_requests_with_a_deadline_alone() -> None:
+def test_the_delay_of_the_front_is_measured_only_on_requests_with_a_deadline() -> None:
     finish = Finish(id=1, reason="stop", prompt_tokens=30)
     delay = record(Metrics("m"), finish, first_token_at=ARRIVED_S + 2.0)
     assert not delay._delays_s
@@ -140,7 +140,7 @@ def test_cached_tokens_count_for_their_tenant_as_tokens_and_as_the_time_of_compu
     assert saved(metrics, "seconds") == pytest.approx({"alice": 0.25, "(none)": 0.25})
 
 
-def test_what_every_prompt_takes_is_not_counted_as_saved() -> None:
+def test_the_fixed_time_of_a_prompt_is_not_counted_as_saved() -> None:
     metrics = Metrics("m")
 
     def end(num_computed: int, num_cached: int, prefill_s: float) -> None:

@@ -72,12 +72,12 @@ def test_at_no_time_has_the_engine_more_of_one_request_than_its_share(world: Wor
         end(world, there.pop())
 
 
-def test_who_comes_later_does_not_wait_for_what_is_held_back(world: World) -> None:
+def test_later_requests_do_not_wait_for_deferred_ones(world: World) -> None:
     large, small = world.submit(n=10), world.submit(n=2)
     assert [request.id for request in world.requests] == ids_of(large)[:4] + ids_of(small)
 
 
-def test_what_is_held_back_is_aborted_here_and_the_rest_by_the_engine(world: World) -> None:
+def test_deferred_requests_are_aborted_here_and_the_others_by_the_engine(world: World) -> None:
     generation = world.submit(n=10, stream=False, rid="mine")
     ids = ids_of(generation)
     assert world.client.abort("mine") == 10
@@ -100,7 +100,7 @@ def test_aborting_all_and_leaving_let_nobody_follow(world: World) -> None:
     assert world.client.num_open == 0
 
 
-def test_an_engine_that_is_lost_ends_what_is_held_back(world: World) -> None:
+def test_a_lost_engine_ends_deferred_requests(world: World) -> None:
     generation = world.submit(n=10, stream=False)
     world.client.engine_lost("gone")
     assert {one.end.status for one in generation.completions if one.end is not None} == {503}

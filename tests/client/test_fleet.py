@@ -430,7 +430,7 @@ def test_requests_are_only_on_engines_that_take_them_and_each_ends_once(method: 
 
 @pytest.mark.parametrize("of", control_requests().values())
 @pytest.mark.parametrize("refused", [False, True])
-def test_what_engines_have_cached_is_forgotten_only_when_they_have_emptied_it(
+def test_the_index_of_an_engine_is_cleared_only_when_its_cache_is_empty(
     of: type[ControlRequest[Any]], refused: bool
 ) -> None:
     world = World(2, "cache_aware")
@@ -469,7 +469,15 @@ def test_all_engines_change_their_inputs_at_one_moment_or_at_the_same_step(
     first, second = (world.got[rank][-1] for rank in range(2))
     assert first == second
     assert (first.ramp_s, first.together) == (3.0, bool(passes))
-    assert (first.at_s > time.monotonic()) == (not passes)
+    assert first.at_s > time.monotonic()
+    world.told()
+    world.fleet.hangs(1, "no sign of life")
+    (failed,) = [one for one in world.told() if isinstance(one, CallFailed)]
+    assert (failed.call, failed.status) == (1, 503)
+    then = "no input changes unless it is back within 8 s of the call"
+    if not passes:
+        then = "the others have changed; its input changes when it is back"
+    assert failed.message == f"engine 1 does not answer (no sign of life): {then}"
 
 
 def test_a_call_fails_if_one_engine_refuses() -> None:
@@ -497,7 +505,7 @@ def test_a_call_does_not_wait_for_an_engine_that_is_lost() -> None:
     assert any(isinstance(one, CallFailed) and one.call == 2 for one in world.told())
 
 
-def test_a_new_engine_gets_what_the_others_were_told() -> None:
+def test_a_new_engine_gets_the_settings_of_the_others() -> None:
     world = World()
     done = SetPolicyReply(call=1, success=True, before="fcfs")
     world.call(SetPolicy("lpm", call=1), done, done)
@@ -561,7 +569,7 @@ def test_each_engine_has_a_rank_of_its_own_in_a_group_that_sends_weights() -> No
     assert [world.got[rank][-1].rank_offset for rank in range(2)] == [1, 2]
 
 
-def test_who_looks_at_pictures_gets_each_engines_own_since_what_was_seen_of_it() -> None:
+def test_a_viewer_gets_the_steps_of_each_engine_since_its_last_picture() -> None:
     world = World(3)
     seen = {0: Seen(7, 1), 2: Seen(40, 3)}
     pictures = [drawn(rank) for rank in range(3)]
@@ -686,7 +694,7 @@ def test_texts_of_engines_stand_behind_their_ranks_also_if_others_are_lost(
 
 
 @pytest.mark.parametrize("says", [(), (0,), (1,), (0, 1), (2,)])
-def test_what_any_engine_says_of_files_and_stores_is_reported(says: tuple[int, ...]) -> None:
+def test_files_and_stores_of_all_engines_are_reported(says: tuple[int, ...]) -> None:
     ranks = range(3)
     experts = {
         rank: ExpertDistributionReply(success=True, file=f"/{rank}" if rank in says else "")
@@ -952,7 +960,7 @@ def test_a_new_engine_is_as_one_that_was_there_for_all_changes(seed: int) -> Non
             assert not any(isinstance(one, kinds) for one in asked)
 
 
-def test_what_one_engine_alone_says_is_said_for_all() -> None:
+def test_a_state_of_one_engine_is_reported_for_all() -> None:
     queue = ListRequestsReply(queue=_made(ListRequestsReply)["queue"], requests=[])
     for name, usual, other in (
         ("input_state", "unblocked", "blocked"),

@@ -63,7 +63,7 @@ def test_with_an_interval_tokens_wait_for_others_but_the_first_and_the_last_do_n
     assert [delta.text for delta in generation.take()] == ["h"]
 
 
-def test_what_takes_the_news_by_itself_is_called_where_they_come_until_it_says_no() -> None:
+def test_a_pushing_consumer_is_called_for_each_delta_until_it_declines() -> None:
     one = make_completion(SamplingParams())
     generation = one.generation
     found: list[str] = []

@@ -34,7 +34,7 @@ def test_silence_is_a_hang_within_five_seconds_and_ends_with_a_word() -> None:
         ({"passed_s": TICK_S + 0.26}, TICKS / LEAST_COUNTED),
     ],
 )
-def test_of_silence_counts_the_part_in_which_the_engine_got_a_processor(
+def test_silence_counts_only_while_the_engine_gets_a_processor(
     late: dict[str, float], num_ticks: float
 ) -> None:
     detector = HangDetector()
@@ -49,7 +49,7 @@ def test_of_silence_counts_the_part_in_which_the_engine_got_a_processor(
     assert not detector.is_silent
 
 
-def test_of_engines_that_wait_for_each_other_none_stands_still_while_one_computes() -> None:
+def test_engines_that_wait_for_a_computing_one_are_not_taken_for_hung() -> None:
     detectors = [HangDetector() for _ in range(3)]
     for one in detectors:
         one.accompany(detectors)

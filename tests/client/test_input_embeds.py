@@ -16,7 +16,7 @@ FLOAT32_MOST = float(np.finfo(np.float32).max)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_just_what_is_finite_in_the_models_numbers_is_taken(dtype: str) -> None:
+def test_only_numbers_that_are_finite_in_the_models_type_are_accepted(dtype: str) -> None:
     engine = msgspec.structs.replace(READY, dtype=dtype)
     border = np.float32(INFINITE_FROM.get(dtype, FLOAT32_MOST))
     with np.errstate(over="ignore"):  # what is more than the largest float32 is infinite

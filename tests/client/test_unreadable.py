@@ -106,7 +106,7 @@ def test_a_step_that_cannot_be_read_ends_its_requests_and_no_others(
     run(main())
 
 
-def test_what_is_no_message_at_all_is_for_nobody() -> None:
+def test_bytes_that_are_no_message_belong_to_no_request() -> None:
     for data in (
         b"",
         b"\xff" * 9,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.config.decoder import AttentionSpec, MoeSpec, NormPlace, RopeConfig
+from weft.config.decoder import AttentionSpec, MoeSpec, NormPosition, RopeConfig
 from weft.config.model import ModelConfig, UnsupportedModel
 
 SHAPE: dict[str, Any] = {
@@ -52,7 +52,7 @@ def test_the_first_files_of_gemma_3_say_little() -> None:
     assert [config.window(layer) for layer in range(7)] == [1024] * 5 + [0, 1024]
     assert rope(config, 0) == RopeConfig(theta=10_000.0)
     assert rope(config, 5) == RopeConfig(theta=1e6, scaling="linear", factor=8.0)
-    assert config.decoder.layer(0).norms is NormPlace.BOTH
+    assert config.decoder.layer(0).norms is NormPosition.BOTH
 
 
 def test_scaling_of_olmo_3_is_that_of_layers_that_see_everything() -> None:

@@ -73,7 +73,7 @@ def test_heads_of_keys_are_divided_or_repeated_evenly() -> None:
         (
             {
                 "decoder": DecoderSpec(
-                    layers=(LayerSpec(attention=AttentionSpec(qk_norm=QkNorm.WHOLE)),)
+                    layers=(LayerSpec(attention=AttentionSpec(qk_norm=QkNorm.ALL_HEADS)),)
                 )
             },
             {},

@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert faulty != text
     (folder / name).write_text(faulty)
+    (folder / "script.py").write_text("raise SystemExit(0)\n")
     shutil.copytree(BUNDLED, folder / "own-model")
     config = folder / "own-model" / "config.json"
     described = json.loads(config.read_text())
@@ -170,6 +171,7 @@ def test_a_setting_that_cannot_be_read_is_refused(plugins: str, why: str) -> Non
         ("control=no_such:ROWS", "there is no module 'no_such'"),
         ("control=own_parts:NONE", "own_parts has no 'NONE'"),
         ("control=rows", "no installed package has it as an entry point of the group weft.control"),
+        ("control=script:ROWS", "control=script:ROWS: it could not be loaded: SystemExit: 0"),
         ("control=own_parts:HELLO", "is no weft.messages.outside.OutsideControl"),
         ("routes=own_parts:ROWS", "is no weft.server.operation.Operation"),
         ("passes=own_parts:RowCounter", "is no subclass of weft.executor.runner.Pass"),

@@ -14,6 +14,7 @@ from tests.scheduler.world import World
 from weft.engine import explain as insight
 from weft.memory.allocator import OutOfPages
 from weft.messages.control import Explanation
+from weft.messages.sampling import Grammar
 from weft.scheduler import policies
 from weft.scheduler.history import (
     MAX_EVENTS,
@@ -357,3 +358,19 @@ def test_an_allocation_that_fails_says_which_step_needs_how_much() -> None:
     )
     with pytest.raises(OutOfPages, match=r"^decode out of memory: 11 tokens"):
         kv.alloc(11, 2, "decode")
+
+
+def test_an_explanation_names_row_and_grammar_and_gives_the_reason_of_the_list() -> None:
+    world = World(settings(max_running_requests=1))
+    grammar = Grammar("regex", "a*")
+    runs = world.send([1, 2], max_new_tokens=9, ignore_eos=True, grammar=grammar)
+    waits = world.send([3, 4], max_new_tokens=9, ignore_eos=True)
+    world.step()
+    world.step()
+    listed = {row.id: row for row in insight.list_requests(world.scheduler, world.time, limit=9)}
+    one, other = explain(world, runs), explain(world, waits)
+    assert (one.row, one.grammar) == (world.request(runs).row, grammar.name)
+    assert grammar.name.startswith("regex ")
+    assert (other.row, other.grammar) == (None, "")
+    assert [one.why, other.why] == [listed[runs].why, listed[waits].why]
+    assert other.why

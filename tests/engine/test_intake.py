@@ -325,11 +325,7 @@ def test_nobody_is_pushed_out_in_vain() -> None:
 
 
 def test_retracted_requests_are_never_refused() -> None:
-    world = EngineWorld(
-        settings(
-            num_pages=100, context_length=100, schedule_conservativeness=0.0, prefix_cache=False
-        )
-    )
+    world = EngineWorld(settings(num_pages=100, context_length=100, schedule_conservativeness=0.0))
     ids = [world.send([i] * 8, max_new_tokens=60, ignore_eos=True) for i in range(4)]
     world.step()
     world.scheduler.apply(replace(world.scheduler.settings, max_queued_requests=0))

@@ -27,8 +27,8 @@ from weft.ops.sampling import (
     SampledTokens,
     SamplerOps,
     SamplingArrays,
-    StagedSampling,
     TorchSamplerOps,
+    UploadedSampling,
 )
 
 POISON = 0x5A
@@ -227,7 +227,7 @@ class StagedSamplerOps(TorchSamplerOps):
     def tokens(self, logits: Tensor, draws: SamplingArrays) -> SampledTokens:
         if not draws.temperature.any():
             return super().tokens(logits, draws)
-        assert isinstance(draws, StagedSampling)
+        assert isinstance(draws, UploadedSampling)
         told = draws.device
         known = torch.from_numpy(_keys(draws))
         # The device alone knows where the first token behind drafts stands.
@@ -236,7 +236,7 @@ class StagedSamplerOps(TorchSamplerOps):
         temperature, top_k, top_p, min_p = columns
         return super().tokens(
             logits,
-            StagedSampling(temperature, top_k, top_p, min_p, draws.seeds, draws.positions, told),
+            UploadedSampling(temperature, top_k, top_p, min_p, draws.seeds, draws.positions, told),
         )
 
 

@@ -19,8 +19,8 @@ from weft.config.decoder import AttentionSpec, LayerSpec, MoeSpec, RouterSpec
 from weft.config.model import ModelConfig
 from weft.executor.ranks.follower import follow
 from weft.executor.wire.followers import Followers, Ranks
-from weft.ops.sharding import RankPlace
-from weft.ops.stages import StagePlace
+from weft.ops.sharding import GroupRank
+from weft.ops.stages import PpStage
 from weft.parallel.comm import TorchComm, file_store
 from weft.parallel.links import SocketLink, socket_links
 from weft.parallel.socket_sums import SocketComm
@@ -85,10 +85,10 @@ def running(
     with ThreadPoolExecutor(size) as threads:
         for rank, (_, end) in enumerate(pairs, start=1):
             link = SocketLink(end)
-            ranks = Ranks(RankPlace(rank, size), None, TIMEOUT_S, comms[rank])
+            ranks = Ranks(GroupRank(rank, size), None, TIMEOUT_S, comms[rank])
             followers.append(threads.submit(_follow, model, folder, ranks, link, settings))
         ranks = Ranks(
-            RankPlace(0, size), Followers([mine for mine, _ in pairs]), TIMEOUT_S, comms[0]
+            GroupRank(0, size), Followers([mine for mine, _ in pairs]), TIMEOUT_S, comms[0]
         )
         driver = make_driver(model, folder, ranks, **settings)
         try:
@@ -111,8 +111,8 @@ def staged(
 
     def ranks_of(stage: int, others: Followers | None) -> Ranks:
         pipe = SocketPipe(before[stage], behind[stage], TIMEOUT_S)
-        place = StagePlace(stage, size)
-        return Ranks(RankPlace(0, 1), others, TIMEOUT_S, stage=place, pipe=pipe)
+        place = PpStage(stage, size)
+        return Ranks(GroupRank(0, 1), others, TIMEOUT_S, pp_stage=place, pipe=pipe)
 
     with ThreadPoolExecutor(size) as threads:
         for stage, (_, end) in enumerate(links):
@@ -154,11 +154,11 @@ def _follow(
     link: SocketLink,
     settings: dict[str, Any],
 ) -> None:
-    threading.current_thread().name = f"rank {ranks.place.rank}"
+    threading.current_thread().name = f"rank {ranks.group_rank.rank}"
     driver = make_driver(model, folder, ranks, **settings)
     comm = ranks.collective
     try:
-        follow(driver.runner, link, ranks.place.rank)
+        follow(driver.runner, link, ranks.group_rank.rank)
     finally:
         link.close()
         driver.runner.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ from weft.launch.engine_group import socket_pairs
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.ops.expert_parallel import ExpertRange, OwnedExperts, PeerPlace, experts_of
+from weft.ops.expert_parallel import ExpertRange, OwnedExperts, PeerRank, experts_of
 from weft.ops.muladd import fused_muladd
 from weft.ops.plain import PlainMatrix
 from weft.ops.sharding import RankLost
@@ -209,6 +210,25 @@ def test_memory_is_released_and_inputs_change_when_all_engines_want_it_and_not_b
     assert (refused.ok, refused.status, len(stores[0].done)) == (False, 503, 2)
 
 
+def test_inputs_change_in_no_engine_if_one_of_them_comes_too_late(
+    sides: Callable[[int], list[Side]],
+) -> None:
+    both = sides(2)
+    stores = [FakeStore(), FakeStore()]
+    replies = []
+    for side, store, until_s in zip(both, stores, (math.inf, 0.0), strict=True):
+        whole = partial(side.locked.do, MeetOthers(until_s), then=store.do)
+        replies.append(side.device.submit(whole))
+    for reply in replies:
+        told = reply.result(WAIT_S)
+        assert (told.ok, told.status) == (False, 503)
+        assert "in time; nothing was changed" in told.message
+    assert [store.done for store in stores] == [[], []]
+    steps = [side.launch(ForwardMode.DECODE) for side in both]  # and go on together
+    for step in steps:
+        step.result(WAIT_S)
+
+
 def test_engines_that_would_have_different_weights_compute_nothing_more(
     sides: Callable[[int], list[Side]],
 ) -> None:
@@ -222,7 +242,7 @@ def test_engines_that_would_have_different_weights_compute_nothing_more(
 
 
 def test_experts_are_divided_between_all_engines() -> None:
-    places = [PeerPlace(rank, 3) for rank in range(3)]
+    places = [PeerRank(rank, 3) for rank in range(3)]
     assert [experts_of(8, place) for place in places] == [
         ExpertRange(0, 2),
         ExpertRange(2, 3),

@@ -15,7 +15,7 @@ from tests.seeds import seeds
 from weft.arrays import IntArray
 from weft.executor.overlap.runs import DeviceRuns, StepRuns, run_columns
 from weft.ops.noise import row_keys
-from weft.ops.sampling import StagedSampling, sampling_tensors
+from weft.ops.sampling import UploadedSampling, sampling_tensors
 from weft.plan.runs import HostRuns
 from weft.plan.step import ForwardMode, Plan, Sampling
 
@@ -46,7 +46,7 @@ class Device:
         for end, count in zip(ends.tolist(), counts.tolist(), strict=True):
             places += range(end - count, end)
         draws = plan.sampling
-        staged = StagedSampling(
+        staged = UploadedSampling(
             **{name: getattr(draws, name) for name in ("temperature", "top_k", "top_p", "min_p")},
             seeds=draws.seeds,
             positions=draws.positions,

@@ -13,7 +13,7 @@ from tests.executor.ranks import EXPERTS_WITH_BIAS, LLAMA, few_steps, same, stag
 from weft.config.decoder import DecoderSpec, LayerSpec
 from weft.executor.wire.followers import PLAN
 from weft.ops.sharding import RankLost
-from weft.ops.stages import StagePlace
+from weft.ops.stages import PpStage
 from weft.parallel.stage_pipe import SocketPipe
 from weft.plan.device import GetWeight, RecordExperts
 from weft.plan.outputs import PromptLogprobs, PromptLogprobsRequest
@@ -39,9 +39,9 @@ def test_stages_give_the_log_probabilities_of_one(name: str, size: int) -> None:
 
 
 def test_layers_are_divided_in_order_and_the_last_stage_has_no_more_than_others() -> None:
-    ranges = [StagePlace(stage, 3).layers(8) for stage in range(3)]
+    ranges = [PpStage(stage, 3).layers(8) for stage in range(3)]
     assert ranges == [range(3), range(3, 6), range(6, 8)]
-    assert [StagePlace(stage, 2).layers(2) for stage in (0, 1)] == [range(1), range(1, 2)]
+    assert [PpStage(stage, 2).layers(2) for stage in (0, 1)] == [range(1), range(1, 2)]
 
 
 def test_a_stage_keeps_kv_and_weights_of_its_own_layers_alone() -> None:

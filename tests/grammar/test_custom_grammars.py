@@ -272,6 +272,21 @@ def test_what_has_no_form_in_json_is_refused(definition: str) -> None:
         lark_in_json(definition)
 
 
+@pytest.mark.parametrize("wrong", ["start: (", "start: foo", 'foo: "a"', 'start: "\\q"'])
+def test_of_several_grammars_the_wrong_one_is_shown_without_the_rules_around_it(
+    compiler: LlgCompiler, wrong: str
+) -> None:
+    own = {"type": "grammar", "syntax": "lark", "definition": 'start: "right"', "in_json": True}
+    both = {"type": "or", "elements": [own, {**own, "definition": wrong}]}
+    with pytest.raises(InvalidGrammar) as raised:
+        compiler.compile(Key("structural_tag", json.dumps({"format": both})))
+    message = str(raised.value)
+    assert message.endswith(f"; the grammar is {wrong!r}")
+    assert "\n" not in message
+    assert "r1" not in message
+    assert "right" not in message
+
+
 def test_a_format_of_calls_without_fixed_texts_is_warned_of() -> None:
     use = tool_use([SHELL, PATCH_TOOL], None, parallel=True)
     [warning] = unenforced(
@@ -292,3 +307,19 @@ def test_a_grammar_of_a_tool_that_may_not_be_called_constrains_nothing() -> None
     for choice in ("none", only_shell):
         use = tool_use([SHELL, PATCH_TOOL], choice, parallel=True)
         assert call_grammar(use, TOOL_FORMATS["hermes"], has_mark=False) is None
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        {"type": "grammar", "syntax": "lark"},
+        {"type": "grammar", "syntax": "lark", "definition": 5},
+        {"type": "grammar", "syntax": ["lark"], "definition": {}},
+        {"type": "or", "elements": [{"type": "grammar"}, 7, None]},
+    ],
+)
+def test_a_grammar_in_a_tag_that_is_none_is_refused_as_before(
+    compiler: LlgCompiler, format: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidGrammar, match=r"structural_tag: a format|expecting rule"):
+        compiler.compile(Key("structural_tag", json.dumps({"format": format})))

@@ -117,6 +117,7 @@ REQUESTS = [
     ("continue", "POST", "/continue_generation", {}),
     ("block", "POST", "/block", {}),
     ("unblock", "POST", "/unblock", {}),
+    ("unblock --ramp-s 30", "POST", "/unblock?ramp_s=30.0", {}),
     ("set-policy lpm", "POST", "/set_policy", {"policy": "lpm"}),
     ("audit", "POST", "/audit", {}),
     ("experts start", "POST", "/start_expert_distribution_record", {}),
@@ -267,7 +268,7 @@ def test_a_file_is_sent_as_it_is(
     assert "a safetensors file here" in capsys.readouterr().err
 
 
-def test_of_the_model_only_the_version_of_its_weights_is_printed(
+def test_weights_version_prints_only_the_version(
     listener: Listener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listener.say({"weight_version": "v2", "vocab_size": 9})
@@ -297,7 +298,7 @@ def test_the_key_comes_from_the_option_or_the_environment(
     assert listener.keys == [None, "Bearer user", "Bearer admin", "Bearer given"]
 
 
-def test_what_the_server_refuses_ends_with_1_and_its_reason(
+def test_a_refusal_of_the_server_ends_with_1_and_its_reason(
     listener: Listener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listener.say({"error": {"message": "3 requests are running"}}, 400)
@@ -320,13 +321,15 @@ def test_what_the_server_refuses_ends_with_1_and_its_reason(
         ("set-policy", "POLICY"),
         ("flush-cache --timeout soon", "--timeout is 'soon'; expected is: seconds"),
         ("slow-down fast", "seconds is 'fast'; expected is: a number of seconds, or off"),
+        ("state prune nan", "older_than_s is 'nan'; expected is: seconds since their last use"),
+        ("state prune 1e400", "older_than_s is '1e400'; expected is: seconds since their last use"),
         ("logging --log-requests maybe", "--log-requests is 'maybe'"),
         ("audit now", "now"),
         ("audit --speed 3", "--speed"),
         ("rpc echo --params {", "--params is '{'"),
     ],
 )
-def test_what_cannot_be_sent_ends_with_2_and_is_not_sent(
+def test_invalid_arguments_end_with_2_and_are_not_sent(
     listener: Listener, capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
     assert listener.ctl(*line.split()) == 2
@@ -463,6 +466,7 @@ def test_commands_have_names_of_their_own() -> None:
         "experts show",
         "explain",
         "profile stop",
+        "why",
         "weights send",
         "weights version",
     }

@@ -90,7 +90,7 @@ def test_tensor_of_another_shape_is_named(capsys: pytest.CaptureFixture[str], mo
     assert wrong in found["weights"][1]
 
 
-def test_damaged_weights_and_tokenizer_are_both_told(
+def test_damaged_weights_and_tokenizer_are_both_reported(
     capsys: pytest.CaptureFixture[str], model: Path
 ) -> None:
     (model / "model.safetensors").write_bytes(b"\0" * 100)
@@ -177,7 +177,7 @@ def test_it_says_what_the_mechanisms_of_layers_cost(
         ("bert-pair", "scores of one label, of the first token"),
     ],
 )
-def test_of_a_model_that_gives_no_text_it_says_what_it_gives(
+def test_the_output_of_a_model_without_text_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, gives: str
 ) -> None:
     folder = make_pooled(name, tmp_path).folder

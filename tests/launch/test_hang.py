@@ -36,7 +36,7 @@ def reason(server: ServerProcess, path: str) -> str:
     return str(answer.json()["error"]["message"]) if answer.status_code == 503 else ""
 
 
-def test_stopped_engine_is_seen_told_and_survived(model: Path) -> None:
+def test_a_stopped_engine_is_noticed_reported_and_survived(model: Path) -> None:
     """Open and new requests are told at the same time, long before the server gives the engine
     up."""
     with ServerProcess(
@@ -102,15 +102,15 @@ def test_the_totals_of_a_thread_are_those_of_the_kernel(
     (tmp_path / "stat").write_text(
         f"9 ({name}) {state} 1 2 3 4 5 6 7 8 9 10 {user} {system} {children} {others}\n"
     )
-    is_held_up = state in ("R", "D")
+    is_delayed = state in ("R", "D")
     ticks_s = os.sysconf("SC_CLK_TCK")
-    assert _times(tmp_path) == ((user + system) / ticks_s, 0.0, is_held_up)
+    assert _times(tmp_path) == ((user + system) / ticks_s, 0.0, is_delayed)
     (tmp_path / "schedstat").write_text("2000000000 500000000 77\n")
-    assert _times(tmp_path) == pytest.approx((2.0, 0.5, is_held_up))
+    assert _times(tmp_path) == pytest.approx((2.0, 0.5, is_delayed))
 
 
 @pytest.mark.parametrize(("used_s", "waited_s"), [(0.0, 0.25), (0.25, 0.0), (0.5, 0.75)])
-def test_what_a_new_thread_has_used_and_waited_counts_from_its_beginning(
+def test_times_of_a_new_thread_count_from_its_beginning(
     tmp_path: Path, used_s: float, waited_s: float
 ) -> None:
     def write(thread: int, used_s: float, waited_s: float) -> None:
@@ -166,7 +166,7 @@ def test_a_step_that_waits_for_a_follower_makes_the_follower_s_progress(
 
 
 @pytest.mark.parametrize("state", ["D", "R"])
-def test_who_waits_for_a_disk_or_a_processor_has_more_time_but_not_for_ever(
+def test_an_engine_that_waits_for_a_disk_or_a_processor_has_more_but_limited_time(
     tmp_path: Path, state: str
 ) -> None:
     machine = Machine(tmp_path, 1)

@@ -153,7 +153,7 @@ def test_the_front_does_not_import_transformers() -> None:
 
 
 @pytest.mark.parametrize("name", by_library.REFUSED)
-def test_what_cannot_run_ends_with_one_line_and_status_2(
+def test_a_model_that_cannot_run_ends_with_one_line_and_status_2(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -85,7 +85,7 @@ def end_of_node(config: EngineConfig) -> NodeEnd:
         ({"dist_secret": "other"}, "it has another secret"),
     ],
 )
-def test_a_node_with_other_settings_is_told_which(changed: dict[str, Any], why: str) -> None:
+def test_a_node_with_other_settings_learns_which(changed: dict[str, Any], why: str) -> None:
     port = free_port()
     with node_0(port) as (_, waiting):
         end = end_of_node(settings_of(port, **{"node_rank": 1, **changed}))
@@ -95,7 +95,7 @@ def test_a_node_with_other_settings_is_told_which(changed: dict[str, Any], why: 
 
 
 @pytest.mark.parametrize("name", ["version of weft", "shape of the model", "weights"])
-def test_a_node_with_another_model_or_version_is_told_so(name: str) -> None:
+def test_a_node_with_another_model_or_version_is_refused(name: str) -> None:
     port = free_port()
     with node_0(port, lambda facts: facts.update({name: "another"})):
         end = end_of_node(settings_of(port, node_rank=1))

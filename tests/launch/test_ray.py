@@ -61,7 +61,7 @@ def test_impossible_values_are_refused_by_name(args: dict[str, str], why: str) -
         build(args)
 
 
-def test_the_number_of_replicas_is_told_or_left_to_ray() -> None:
+def test_the_number_of_replicas_is_set_or_left_to_ray() -> None:
     assert deployment_of(build({"num_replicas": "3"})).num_replicas == 3
     scaling = deployment_of(build({"max_replicas": "4"})).autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 4)

@@ -31,11 +31,11 @@ def test_a_signal_stops_where_it_comes_and_no_further_one_does(number: signal.Si
             raise_here(again)
 
 
-def test_what_is_begun_is_done_whole_before_a_signal_stops() -> None:
+def test_a_signal_waits_until_deferred_work_is_done() -> None:
     done = []
 
     def start(signals: StartSignals) -> None:
-        with signals.held():
+        with signals.deferred():
             raise_here(signal.SIGTERM)
             done.append("whole")
         done.append("more")

@@ -110,7 +110,7 @@ def test_drain_lets_open_streams_end_and_takes_nothing_new(model: Path) -> None:
         )
 
 
-def test_what_outlasts_the_drain_ends_with_an_error(model: Path) -> None:
+def test_requests_longer_than_the_drain_end_with_an_error(model: Path) -> None:
     with ServerProcess(model, "--drain-s", "0.5", behaviour="gated") as server:
         stream = server.wait_ready().stream(ENDLESS)
         next(stream)
@@ -147,7 +147,7 @@ def test_killed_engine_ends_every_stream_and_the_server(model: Path) -> None:
         assert server.lines[-1].startswith("weft: The engine process was killed (SIGKILL)")
 
 
-def test_who_comes_before_the_killed_engine_is_missed_is_answered_and_the_server_ends(
+def test_requests_before_the_loss_of_an_engine_is_noticed_are_answered_and_the_server_ends(
     model: Path,
 ) -> None:
     with ServerProcess(model, behaviour="gated") as server:

@@ -217,7 +217,7 @@ def test_reasoning_that_the_prompt_has_begun_ends_after_exactly_so_many_tokens(
             ] * len(END)
 
 
-def test_what_comes_before_the_budget_is_used_up_is_what_comes_without_one(make: Make) -> None:
+def test_a_thinking_budget_changes_no_token_before_it_is_used_up(make: Make) -> None:
     llm = make()
     with_budget = llm.generate("a" + BEGIN, sampled(thinking_budget=9))[0].token_ids
     assert with_budget[:9] == llm.generate("a" + BEGIN, sampled())[0].token_ids[:9]
@@ -313,7 +313,7 @@ def test_a_processor_that_breaks_ends_its_request_alone(make: Make, how: str, me
             )
 
 
-def test_what_a_request_names_wrongly_is_said_before_it_runs(make: Make) -> None:
+def test_invalid_processors_are_refused_before_the_request_runs(make: Make) -> None:
     llm = make()
     wrong = [
         (

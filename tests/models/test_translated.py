@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from tests.executor.driver import Driver, Turn, make_driver
 from tests.models import by_library, many
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.cpu.staged_model import StagedModel
+from weft.executor.cpu.segmented_model import SegmentedModel
 from weft.models.transformers_backend.describe import described
 from weft.models.transformers_backend.model import TransformersModel
 from weft.models.transformers_backend.translate.graph import (
@@ -66,7 +66,7 @@ def test_what_only_a_model_does_is_computed_by_torch_between_programs(
     name: str, folder: Path
 ) -> None:
     driver = driver_of(name, folder)
-    assert isinstance(driver.steps._model, StagedModel)
+    assert isinstance(driver.steps._model, SegmentedModel)
     driver.runner.close()
 
 

@@ -17,11 +17,11 @@ from tests.executor.driver import MODEL
 from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MoeSpec, RouterSpec
 from weft.models.decoder import Decoder
 from weft.models.layers.attention import Heads
-from weft.ops.expert_parallel import ComputeExperts, ExpertsApart, PeerPlace, experts_of
-from weft.ops.placement import WHOLE, Placement
+from weft.ops.expert_parallel import ComputeExperts, ExpertsApart, PeerRank, experts_of
+from weft.ops.placement import UNSPLIT, Placement
 from weft.ops.protocol import Ops
-from weft.ops.sharding import Collective, RankPlace, Sharded
-from weft.ops.stages import Pipe, Staged, StagePlace
+from weft.ops.sharding import Collective, GroupRank, Sharded
+from weft.ops.stages import Pipe, PpStage, Staged
 
 WAIT_S = 60.0  # for a thread of this process; never waited for
 LAYERS = (
@@ -118,7 +118,7 @@ class Experts:
 
     def __init__(self, size: int) -> None:
         self.peers: list[ComputeExperts] = []
-        places = [PeerPlace(rank, size) for rank in range(size)]
+        places = [PeerRank(rank, size) for rank in range(size)]
         self._owned = [experts_of(5, place) for place in places]
 
     def exchange(self, layer: int, x: Tensor, experts: Tensor, out: Tensor) -> None:
@@ -163,7 +163,7 @@ class Process(NamedTuple):
 
 
 def whole() -> list[Process]:
-    return [Process(WHOLE, Connections())]
+    return [Process(UNSPLIT, Connections())]
 
 
 def sharded() -> list[Process]:
@@ -171,15 +171,13 @@ def sharded() -> list[Process]:
     found = []
     for rank in range(2):
         ranks = InMemory(rank, 2, meeting)
-        found.append(Process(Sharded(RankPlace(rank, 2)), Connections(ranks=ranks), share=2))
+        found.append(Process(Sharded(GroupRank(rank, 2)), Connections(ranks=ranks), share=2))
     return found
 
 
 def experts_apart() -> list[Process]:
     peers = Experts(3)
-    return [
-        Process(ExpertsApart(PeerPlace(rank, 3)), Connections(peers=peers)) for rank in range(3)
-    ]
+    return [Process(ExpertsApart(PeerRank(rank, 3)), Connections(peers=peers)) for rank in range(3)]
 
 
 def staged() -> list[Process]:
@@ -187,7 +185,7 @@ def staged() -> list[Process]:
     found = []
     for stage in range(3):
         pipe = Queues(between[stage], between[stage + 1])
-        found.append(Process(Staged(StagePlace(stage, 3)), Connections(pipe=pipe)))
+        found.append(Process(Staged(PpStage(stage, 3)), Connections(pipe=pipe)))
     return found
 
 

@@ -16,7 +16,7 @@ from weft.ops.cpp.ops import CppOps
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Router
 from weft.ops.routing import Choice, Scores, choose
-from weft.ops.sharding import RankPlace, Sharded
+from weft.ops.sharding import GroupRank, Sharded
 
 CPU = torch.device("cpu")
 CHOICES = (
@@ -178,7 +178,7 @@ def test_the_terms_of_all_ranks_are_the_output_of_the_experts(
             kernels,
             WeightFormat.F32,
             keeps_codes=True,
-            placement=Sharded(RankPlace(rank, num_ranks)),
+            placement=Sharded(GroupRank(rank, num_ranks)),
             joint=CppJoint(by_calls(Lonely(rank, num_ranks), timeout_s=1.0)),
         )
         total += Program(kernels, ops, shape, len(x))(x) - x

@@ -30,7 +30,7 @@ from weft.ops.cpp.joint import CppExperts, CppJoint, by_calls, by_pipe, fuses
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
 from weft.ops.expert_parallel import ComputeExperts, ExpertsApart
-from weft.ops.placement import WHOLE
+from weft.ops.placement import UNSPLIT
 from weft.ops.protocol import Ops
 from weft.ops.stages import AbsentMatrix
 
@@ -52,7 +52,7 @@ def cpp_ops(library_file: Path, folder: Path, process: Process, number: int) -> 
         shutil.copy(library_file, own)
     kernels = Library(own)
     joint = None
-    if process.placement is not WHOLE:
+    if process.placement is not UNSPLIT:
         joint = cpp_joint(kernels, process)
     return CppOps(kernels, WeightFormat.F32, placement=process.placement, joint=joint)
 

@@ -20,7 +20,7 @@ from weft.ops.cpp.ops import CppOps
 from weft.ops.expert_parallel import (
     ComputeExperts,
     ExpertsApart,
-    PeerPlace,
+    PeerRank,
     experts_of,
 )
 from weft.ops.joint import TorchJoint
@@ -28,7 +28,7 @@ from weft.ops.plain import PlainExperts, PlainOps
 from weft.ops.protocol import Experts, Ops
 from weft.ops.quantize import INT8
 from weft.ops.routing import Choice, Routed, Scores
-from weft.ops.sharding import RankPlace, Sharded
+from weft.ops.sharding import GroupRank, Sharded
 
 CPU = torch.device("cpu")
 # The name of the twin's format, and the tolerance; the twin of bfloat16 keeps float32.
@@ -127,7 +127,7 @@ def test_experts_that_ranks_divide(kernels: Library, format: WeightFormat, seed:
         CppOps(
             kernels,
             format,
-            placement=Sharded(RankPlace(rank, num_ranks)),
+            placement=Sharded(GroupRank(rank, num_ranks)),
             joint=CppJoint(by_calls(Lonely(rank, num_ranks), timeout_s=1.0)),
         )
         for rank in range(num_ranks)
@@ -187,7 +187,7 @@ class Together:
         self.peers: list[ComputeExperts] = []
         self._draw = draw
         self._places = [
-            experts_of(num_experts, PeerPlace(rank, num_peers)) for rank in range(num_peers)
+            experts_of(num_experts, PeerRank(rank, num_peers)) for rank in range(num_peers)
         ]
 
     def exchange(self, layer: int, x: Tensor, experts: Tensor, out: Tensor) -> None:
@@ -211,7 +211,7 @@ def test_tokens_get_the_same_bits_from_peers(
     together = Together(shape.choice.num_experts, num_peers, draw)
     programs = []
     for rank in range(num_peers):
-        apart = ExpertsApart(PeerPlace(rank, num_peers))
+        apart = ExpertsApart(PeerRank(rank, num_peers))
         joint = CppJoint(peers=together, fuses=fuses(kernels))
         ops = CppOps(kernels, format, placement=apart, joint=joint)
         programs.append(Program(kernels, ops, shape, capacity=40))
@@ -229,7 +229,7 @@ def test_the_plain_peers_compute_what_one_process_computes(seed: int) -> None:
     shape = random_shape(draw)
     num_peers = draw.randint(1, min(3, shape.choice.num_experts))
     together = Together(shape.choice.num_experts, num_peers, draw)
-    placements = [ExpertsApart(PeerPlace(rank, num_peers)) for rank in range(num_peers)]
+    placements = [ExpertsApart(PeerRank(rank, num_peers)) for rank in range(num_peers)]
     joint = TorchJoint(peers=together)
     peers = [PlainOps(torch.float32, CPU, placement=apart, joint=joint) for apart in placements]
     layers = [shape.experts(ops) for ops in peers]

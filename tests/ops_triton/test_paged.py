@@ -17,7 +17,7 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     NormKind,
-    NormPlace,
+    NormPosition,
     QkNorm,
     RopeConfig,
 )
@@ -49,16 +49,16 @@ TURNED = RopeConfig(share=0.5, side_by_side=True, query_growth=0.3, original_max
 BOTH = LayerSpec(
     attention=AttentionSpec(rope=TURNED, scale=0.3, sinks=True),
     mlp=GELU,
-    norms=NormPlace.BOTH,
+    norms=NormPosition.BOTH,
 )
 POST = LayerSpec(
-    attention=AttentionSpec(rope=None, qk_norm=QkNorm.WHOLE, window=4, score_cap=0.5),
-    norms=NormPlace.POST,
+    attention=AttentionSpec(rope=None, qk_norm=QkNorm.ALL_HEADS, window=4, score_cap=0.5),
+    norms=NormPosition.POST,
 )
 PARALLEL = LayerSpec(
     attention=AttentionSpec(rope=RopeConfig(side_by_side=True), gate=True),
     mlp=MlpSpec(activation="relu2", is_gated=False, bias=True),
-    norms=NormPlace.PARALLEL,
+    norms=NormPosition.PARALLEL,
     residual_scale=0.4,
 )
 DECODERS = {

@@ -27,15 +27,15 @@ class CopyFailed(Exception):
 
 
 class OracleCopies:
-    """Host memory of `num_places` pages."""
+    """Host memory of `num_host_pages` pages."""
 
-    def __init__(self, num_places: int, page_size: int, seed: str) -> None:
-        self.num_places = num_places
+    def __init__(self, num_host_pages: int, page_size: int, seed: str) -> None:
+        self.num_host_pages = num_host_pages
         self.page_bytes = page_size  # so that bytes are tokens
         self._page_size = page_size
         self._rng = random.Random(f"copies {seed}")
         self.fails = True  # now and then
-        self.state: LongArray = np.full(num_places * page_size, RUBBISH, dtype=np.int64)
+        self.state: LongArray = np.full(num_host_pages * page_size, RUBBISH, dtype=np.int64)
         self.runner: OracleRunner | None = None
 
     def save(self, pages: IntArray, places: IntArray) -> None:
@@ -148,7 +148,7 @@ class OracleHost(HostTiers):
         owned = [*self._blocks.unused, *(block.places for block in self._blocks.by_key.values())]
         dropped = {
             id(block): block.places
-            for blocks in [job.held for job in self._jobs.values()]
+            for blocks in [job.in_use for job in self._jobs.values()]
             + [below.blocks for below in self._below.writes.values()]
             for block in blocks
             if block.is_dropped

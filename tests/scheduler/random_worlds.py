@@ -197,7 +197,7 @@ def with_media(settings: SchedulerSettings, rng: random.Random) -> SchedulerSett
     rules = MediaRules(
         has_three_positions=rng.random() < 0.5,
         sees_both_ways=sees_both_ways,
-        longest_whole=longest if sees_both_ways else 0,
+        longest_unsplit=longest if sees_both_ways else 0,
     )
     return replace(
         settings,

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 
@@ -15,9 +17,10 @@ from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import seeds
 from weft.engine.explain import explain
 from weft.messages.sampling import Grammar
+from weft.scheduler import prefill
 from weft.scheduler.history import Stop
 from weft.scheduler.reserve.completions import CompletionBudget
-from weft.scheduler.settings import SchedulerSettings, WindowSettings
+from weft.scheduler.settings import SchedulerSettings, StateSettings, WindowSettings
 
 SCENES_PER_TEST = 25
 
@@ -70,15 +73,13 @@ def uncached(**changes: object) -> SchedulerSettings:
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
-def world_of(settings: SchedulerSettings, depth: int = 0, *, simulates: bool = True) -> World:
-    world = World(settings, depth)
-    if not simulates:
-        world.scheduler.prefills._simulates_completions = False  # type: ignore[union-attr]
-    return world
+def in_full() -> AbstractContextManager[object]:
+    """Requests get memory for their whole output, as if no length were known."""
+    return patch.object(prefill, "can_simulate", lambda _: False)
 
 
-def play(scene: Scene, *, simulates: bool = True) -> Outcome:
-    world = world_of(scene.settings, scene.depth, simulates=simulates)
+def play(scene: Scene) -> Outcome:
+    world = World(scene.settings, scene.depth)
     for number, length in enumerate(scene.lengths):
         send(world, number, length)
     num_running = 0
@@ -112,7 +113,8 @@ def test_a_third_more_run_than_with_the_full_reserve_and_none_is_retracted(block
         outcome = play(scene)
         assert outcome.retractions == 0, seed
         simulated += outcome.running
-        reserved += play(scene, simulates=False).running
+        with in_full():
+            reserved += play(scene).running
     assert simulated >= 1.3 * reserved, (simulated, reserved)
 
 
@@ -120,7 +122,7 @@ def test_requests_join_as_soon_as_the_completions_leave_room_for_them() -> None:
     """Of 100 tokens, a request of 10 + 20 holds 10, and one of 10 + 60 may grow beside it: before
     the first ends, each has taken 20 more and may take one more; after its end, the other may take
     all."""
-    world = world_of(uncached(num_pages=100, page_size=1))
+    world = World(uncached(num_pages=100, page_size=1))
     short = send(world, 0, Length(10, 20))
     long = send(world, 1, Length(10, 60))
     next_one = send(world, 2, Length(10, 30))
@@ -132,17 +134,18 @@ def test_requests_join_as_soon_as_the_completions_leave_room_for_them() -> None:
     assert {world.finished[id].reason for id in (short, long, next_one)} == {"length"}
     assert world.scheduler.counters.num_retractions == 0
     # In full, 30 + 70 + 40 tokens are not there.
-    full = world_of(uncached(num_pages=100, page_size=1), simulates=False)
-    for number, output in enumerate((20, 60, 30)):
-        send(full, number, Length(10, output))
-        full.step()
+    full = World(uncached(num_pages=100, page_size=1))
+    with in_full():
+        for number, output in enumerate((20, 60, 30)):
+            send(full, number, Length(10, output))
+            full.step()
     assert running(full) == 1
 
 
 @pytest.mark.parametrize(("num_pages", "fits"), [(93, False), (94, True)])
 def test_the_last_token_decides(num_pages: int, fits: bool) -> None:
     """3 prompts of 10, and 21 more of each: 93 tokens, and one must be left over."""
-    world = world_of(uncached(num_pages=num_pages, page_size=1))
+    world = World(uncached(num_pages=num_pages, page_size=1))
     for number in range(3):
         send(world, number, Length(10, 20))
     world.step()
@@ -154,7 +157,7 @@ def test_the_last_token_decides(num_pages: int, fits: bool) -> None:
 def test_a_request_joins_in_a_later_step_though_none_has_ended() -> None:
     """The two running ones come nearer to their ends with every step, so that one need not wait for
     an end to join."""
-    world = world_of(uncached(num_pages=100, page_size=1))
+    world = World(uncached(num_pages=100, page_size=1))
     send(world, 0, Length(10, 36))
     send(world, 1, Length(10, 36))
     waiting = send(world, 2, Length(5, 36))
@@ -171,7 +174,7 @@ def test_a_request_joins_in_a_later_step_though_none_has_ended() -> None:
 def test_who_may_end_at_any_token_is_not_waited_for() -> None:
     """A request that stops at EOS keeps its expected memory to its end, and promises none to
     others."""
-    world = world_of(uncached(num_pages=100, page_size=1, schedule_conservativeness=2.0))
+    world = World(uncached(num_pages=100, page_size=1, schedule_conservativeness=2.0))
     world.send([7] * 10, max_new_tokens=40)  # all of its 40 tokens are kept: 50 of 100
     world.step()
     assert running(world) == 1
@@ -184,7 +187,7 @@ def test_who_may_end_at_any_token_is_not_waited_for() -> None:
 
 
 def test_who_may_advance_by_several_tokens_has_all_its_memory() -> None:
-    world = world_of(uncached(num_pages=100, page_size=1))
+    world = World(uncached(num_pages=100, page_size=1))
     send(world, 0, Length(10, 20))
     send(world, 1, Length(10, 20), grammar=Grammar("regex", "a*"))
     world.step()
@@ -199,7 +202,7 @@ def test_who_may_advance_by_several_tokens_has_all_its_memory() -> None:
 @pytest.mark.parametrize("chunk", [8, 16])
 def test_an_open_prompt_is_not_waited_for(chunk: int) -> None:
     """Its pieces may take any number of steps, so it counts with all that it will need."""
-    world = world_of(
+    world = World(
         uncached(num_pages=100, page_size=1, chunked_prefill_size=chunk, mixed_chunk=True)
     )
     send(world, 0, Length(4, 40))
@@ -225,18 +228,30 @@ def test_layers_with_windows_have_a_budget_of_their_own_beside_it(seed: int) -> 
     assert play(scene._replace(settings=changed)).retractions == 0
 
 
+@pytest.mark.parametrize("seed", seeds(3, 20))
+def test_layers_with_a_state_have_a_budget_of_their_own_beside_it(seed: int) -> None:
+    rng = random.Random(f"states {seed}")
+    scene = random_scene(rng)
+    changed = replace(scene.settings, states=StateSettings(num_slots=rng.randrange(6, 30)))
+    assert play(scene._replace(settings=changed)).retractions == 0
+
+
 @pytest.mark.parametrize(
     "changes", [{"prefix_cache": True}, {"speculative": "ngram"}, {"num_stages": 2}]
 )
 def test_where_requests_share_memory_or_do_not_advance_together_nothing_is_simulated(
     changes: dict[str, object],
 ) -> None:
-    world = World(uncached(**changes))
-    assert not world.scheduler.prefills._simulates_completions  # type: ignore[union-attr]
+    with patch.object(prefill, "CompletionBudget", side_effect=AssertionError) as budget:
+        world = World(uncached(**changes))
+        send(world, 0, Length(10, 20))
+        world.step()
+    assert not budget.called
+    assert running(world) == 1
 
 
 def test_it_is_explained_with_the_numbers_of_the_tightest_completion() -> None:
-    world = world_of(uncached(num_pages=93, page_size=1))
+    world = World(uncached(num_pages=93, page_size=1))
     ids = [send(world, number, Length(10, 20)) for number in range(3)]
     world.step()
     last = world.scheduler.history.last_pass
@@ -260,11 +275,12 @@ def test_eight_of_known_lengths_run_together_though_their_sum_is_larger_than_the
     scene = Scene(
         uncached(num_pages=320, page_size=1), 1, lengths([(10, 10 * n) for n in range(1, 9)])
     )
-    world = world_of(scene.settings, scene.depth)
+    world = World(scene.settings, scene.depth)
     for number, length in enumerate(scene.lengths):
         send(world, number, length)
     world.step()
     assert running(world) == 8
     world.run_dry()
     assert world.scheduler.counters.num_retractions == 0
-    assert play(scene, simulates=False).running < 8
+    with in_full():
+        assert play(scene).running < 8

@@ -4,6 +4,7 @@ in."""
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +25,7 @@ from tests.scheduler.faulty_world import (
 from tests.scheduler.scenes import settings
 from tests.seeds import every_second
 from weft.engine.guard import MAX_FAILURES_IN_A_ROW, EngineBroken
+from weft.memory.allocator import OutOfPages
 from weft.messages.requests import Abort
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.planner import Planner
@@ -39,7 +41,7 @@ NUM_GROUPS = 16
 # bounds the time of drafts, composes policies, or has a policy of one's own or one in the shadow;
 # in none does a request end while a step runs whose output is not finite. What a memory asks of its
 # groups once, at its start, and what holders of memory do by default, is not called either.
-NEVER_CALLED = 233
+NEVER_CALLED = 239
 
 
 def sample(group: int) -> Iterator[tuple[Fault, int]]:
@@ -111,6 +113,33 @@ def test_a_plan_that_fails_once_ends_nobody(depth: int, monkeypatch: pytest.Monk
     assert {finish.reason for finish in world.finished.values()} == {"length"}
     assert [str(exc) for exc in world.failures] == ["planted"]
     assert world.scheduler.counters.num_faults == 1
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_request_for_which_no_memory_can_be_found_is_told_what_is_there(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = running(depth, schedule_policy="fcfs")
+    world.expected_failures = (OutOfPages,)
+    bad = world.send([250] * 10, max_new_tokens=4, ignore_eos=True)
+    extend = KvMemory.extend
+
+    def full(self: KvMemory, request: object) -> object:
+        if getattr(request, "id", None) == bad:
+            self.alloc(10_000, bad)
+        return extend(self, request)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(KvMemory, "extend", full)
+    end_well(world)
+    assert world.finished[bad].status == 500
+    assert re.search(
+        r"prefill out of memory: [\d,]+ tokens to allocate, \d+ are free and \d+ can be evicted; "
+        r"fewer running requests need less \(--max-running-requests\)$",
+        world.finished[bad].message,
+    )
+    after = world.send([9, 9, 9], max_new_tokens=3)
+    end_well(world)
+    assert world.finished[after].status == 200
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -99,7 +99,7 @@ class HandedWorld(RecordedWorld):
             most = handoff.largest_share * self.scheduler.kv.allocator.num_pages
             assert self.leases.num_pages <= most
             most = handoff.largest_share * self.leases.ending_capacity
-            assert self.leases.num_places <= most
+            assert self.leases.num_host_pages <= most
 
     def run_dry(self, check: bool = True) -> None:
         for _ in range(1_000):
@@ -315,10 +315,10 @@ WINDOWS = {"windows": WindowSettings(window=7, num_pages=40)}
 STATES = {"states": StateSettings(num_slots=6, least_border=64)}
 
 
-@pytest.mark.parametrize(("layers", "num_places"), [(WINDOWS, 3), (STATES, 1)])
+@pytest.mark.parametrize(("layers", "num_host_pages"), [(WINDOWS, 3), (STATES, 1)])
 @pytest.mark.parametrize(("prompt_len", "num_lent"), [(41, 40), (40, 38), (3, 2)])
 def test_what_needs_an_ending_is_lent_up_to_where_another_server_resumes(
-    layers: dict[str, Any], num_places: int, prompt_len: int, num_lent: int
+    layers: dict[str, Any], num_host_pages: int, prompt_len: int, num_lent: int
 ) -> None:
     world = lending(**layers)
     world.send(PROMPT[:prompt_len], max_new_tokens=0)
@@ -326,7 +326,7 @@ def test_what_needs_an_ending_is_lent_up_to_where_another_server_resumes(
     ((key, pages, ending),) = world.handoff.lent.values()
     assert len(key.tokens) == num_lent * 4
     assert len(pages) == num_lent // 2
-    assert len(ending) == min(num_places, len(pages))
+    assert len(ending) == min(num_host_pages, len(pages))
     world.time += 5.0
     world.step()
     assert not world.handoff.lent

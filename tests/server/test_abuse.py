@@ -322,7 +322,7 @@ def test_odd_request_names_its_field(
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_what_is_not_there_yet_is_refused_by_name(
+def test_fields_that_are_not_supported_yet_are_refused_by_name(
     http: httpx.Client, server: RunningServer, path: str, field: str, value: object
 ) -> None:
     body = {**HI, "prompt": "x"}
@@ -350,7 +350,7 @@ def test_other_things_that_are_not_there_yet(http: httpx.Client) -> None:
     )
 
 
-def test_a_word_that_is_not_allowed_is_told_which_are(http: httpx.Client) -> None:
+def test_the_error_for_an_unknown_word_lists_the_allowed_ones(http: httpx.Client) -> None:
     body = {**HI, "truncation_side": "boss" + "!" * 100_000}
     answer = http.post(CHAT, json=body)
     refused(answer, 400, "truncation_side is 'boss!", "left, right are allowed")
@@ -461,7 +461,7 @@ def test_head_without_end_is_cut_off(server: RunningServer, beginning: bytes) ->
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
-def test_what_a_port_scanner_sends_is_refused_and_harms_nobody(
+def test_bytes_of_port_scanners_are_refused_and_disturb_no_request(
     server: RunningServer, junk: bytes
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as connection:

@@ -236,7 +236,7 @@ def test_names_that_stand_for_nothing_are_refused_with_those_that_there_are(
     assert server.post("/v1/unload_lora_adapter", lora_name="b").status_code == 404
 
 
-def test_what_cannot_be_loaded_is_named_and_changes_nothing(
+def test_an_adapter_that_cannot_be_loaded_is_named_and_changes_nothing(
     server: RealServer, root: Path, tmp_path: Path
 ) -> None:
     load(server, "a0")

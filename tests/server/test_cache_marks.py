@@ -131,7 +131,7 @@ def test_marks_of_chat_requests_are_found_where_litellm_and_openrouter_put_them(
     assert not any("cache_control" in one for one in found)
 
 
-def test_what_two_sequences_share_is_counted() -> None:
+def test_the_common_prefix_of_two_sequences_is_counted() -> None:
     for length in range(12):
         left = [*range(length), -1, 7, 7]
         right = [*range(length), -2, 7]

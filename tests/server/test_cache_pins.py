@@ -62,7 +62,7 @@ def test_a_prompt_is_pinned_found_and_let_go(server: RealServer, given: str) -> 
     assert pins(server) == []
 
 
-def test_what_cannot_be_pinned_is_refused_with_the_reason(server: RealServer) -> None:
+def test_invalid_pins_are_refused_with_the_reason(server: RealServer) -> None:
     long = list(range(100, 228)) * 10
     answer = server.post("/cache/pin", input_ids=long)
     assert answer.status_code == 400
@@ -321,7 +321,7 @@ def test_chat_requests_may_be_marked_too(server: RealServer, place: str) -> None
     forget(server)
 
 
-def test_a_plain_request_is_told_nothing_of_pins(server: RealServer) -> None:
+def test_the_answer_to_a_plain_request_does_not_mention_pins(server: RealServer) -> None:
     answer = server.post("/v1/chat/completions", messages=HELLO, max_tokens=2).json()
     assert set(answer["usage"]["prompt_tokens_details"]) == {"cached_tokens"}
     [request] = [one for one in server.seen if getattr(one, "pins", None) == ()][-1:]

@@ -49,3 +49,17 @@ def test_a_prompt_that_was_found_has_no_price(server: RealServer) -> None:
     cause = answer["requests"][0]["cache_cause"]
     assert (cause["cause"], cause["missed_tokens"], cause["advice"]) == ("found", 0, "")
     assert len(list(causes(answer))) == 2
+
+
+def test_a_prompt_of_another_namespace_has_a_price_and_no_text_that_parts(
+    server: RealServer,
+) -> None:
+    ask(server, "theirs", f"Salt. {RULES}")
+    answer = server.post(
+        "/v1/completions", prompt=f"Salt. {RULES}", max_tokens=1, rid="ours", cache_salt="x"
+    )
+    assert answer.status_code == 200, answer.text
+    [_, cause, cost, advice] = causes(server.get("/requests/ours").json())
+    assert cause.startswith("  cache: other namespace: ")
+    assert cost.startswith("  cost: ")
+    assert advice.startswith("  advice: use the same cache_salt")

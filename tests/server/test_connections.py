@@ -80,7 +80,7 @@ def test_a_trailer_is_no_header_of_its_request_nor_of_the_next(server: RunningSe
 @pytest.mark.parametrize(
     ("path", "given"), [(TEXT, ADMIN), (TEXT, {}), ("/nowhere", ADMIN), ("/health", {})]
 )
-def test_what_comes_around_the_bytes_of_a_body_is_bounded(
+def test_the_framing_of_a_body_is_bounded(
     locked: RunningServer, without_end: bytes, path: str, given: dict[str, str]
 ) -> None:
     """While the body is read, and behind a 401, 404 and 405."""

@@ -129,7 +129,7 @@ def test_each_documented_field_is_served_refused_or_ignored(api: Api) -> None:
 
 
 @each_api
-def test_what_is_not_served_is_refused_by_name(
+def test_fields_that_are_not_served_are_refused_by_name(
     http: httpx.Client, server: RunningServer, api: Api
 ) -> None:
     for name in sorted(refused_names(api)):
@@ -140,7 +140,7 @@ def test_what_is_not_served_is_refused_by_name(
 
 
 @each_api
-def test_what_is_ignored_changes_nothing_and_is_not_counted(
+def test_ignored_fields_change_nothing_and_are_not_counted(
     http: httpx.Client, server: RunningServer, api: Api
 ) -> None:
     if api.type is EmbeddingRequest:

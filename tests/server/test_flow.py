@@ -12,7 +12,14 @@ import pytest
 from tests.server.fake import RunningServer, running
 from weft.config.server import ServerConfig
 from weft.messages.codec import ToEngine
-from weft.messages.control import FreezeGC, HealthCheck, PauseGeneration, SetPolicy
+from weft.messages.control import (
+    ContinueGeneration,
+    FreezeGC,
+    HealthCheck,
+    PauseGeneration,
+    SetPolicy,
+    UnblockInput,
+)
 from weft.messages.requests import BatchGenerate
 
 
@@ -31,8 +38,24 @@ def sent(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[ToEngin
 
 
 def test_the_input_is_blocked_and_unblocked(http: httpx.Client) -> None:
-    assert http.post("/block").json() == {"state": "blocked", "held_requests": 0}
-    assert http.post("/unblock").json() == {"state": "unblocked", "held_requests": 0}
+    for route, state in (("/block", "blocked"), ("/unblock", "unblocked")):
+        answer = http.post(route).json()
+        assert answer == {"state": state, "held_requests": 0, "ramp_left_s": 0.0}
+
+
+@pytest.mark.parametrize("route", ["/unblock", "/continue_generation"])
+def test_a_ramp_in_the_body_is_refused_and_opens_nothing(
+    http: httpx.Client, sent: list[ToEngine], route: str
+) -> None:
+    answer = http.post(route, json={"ramp_s": 60})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "ramp_s"
+    assert f"{route}?ramp_s=" in answer.json()["error"]["message"]
+    assert sent == []
+    assert http.post(route, params={"ramp_s": 60}, json={}).status_code == 200
+    [message] = sent
+    assert isinstance(message, UnblockInput | ContinueGeneration)
+    assert message.ramp_s == 60.0
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])

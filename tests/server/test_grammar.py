@@ -176,7 +176,7 @@ def test_the_native_route_has_them_among_its_sampling_parameters(
         ({"regex": 5}, "regex", "regex is 5; a text or null is needed"),
     ],
 )
-def test_what_is_wrong_or_contradicts_itself_is_refused(
+def test_invalid_and_contradictory_constraints_are_refused(
     http: httpx.Client, server: RunningServer, fields: dict[str, Any], param: str, message: str
 ) -> None:
     answer = http.post(CHAT, json={**HI, **fields})
@@ -188,7 +188,7 @@ def test_what_is_wrong_or_contradicts_itself_is_refused(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/generate"])
-def test_what_is_not_enforced_stands_in_a_header(
+def test_constraints_that_are_not_enforced_are_listed_in_a_header(
     http: httpx.Client, server: RunningServer, path: str, stream: bool
 ) -> None:
     start = server.engine.start

@@ -151,7 +151,7 @@ def test_other_lenders_are_refused_before_anybody_is_asked(
         *(7, None, True, {}, "x" * 100_000, "[" * 1_000),
     ],
 )
-def test_what_is_no_host_is_refused_by_name(any_lender: Decoding, write: Any, host: Any) -> None:
+def test_an_invalid_host_is_refused_by_name(any_lender: Decoding, write: Any, host: Any) -> None:
     before = len(any_lender.server.engine.seen)
     answer = any_lender.ask(**write(host))
     assert answer.status_code == 400, answer.text

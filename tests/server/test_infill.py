@@ -146,7 +146,7 @@ def test_nothing_need_be_generated(client: httpx.Client) -> None:
     "fields",
     [{"truncate_prompt_tokens": 5}, {"echo": True, "logprobs": 1}, {"prompt": "x" * 2_000}],
 )
-def test_what_does_not_go_with_a_suffix_is_refused(
+def test_fields_that_exclude_a_suffix_are_refused(
     client: httpx.Client, fields: dict[str, Any]
 ) -> None:
     assert (

@@ -421,7 +421,9 @@ def test_many_slow_connections_do_not_slow_down_others() -> None:
             connection.close()
 
 
-def test_what_a_model_writes_is_never_a_page(http: httpx.Client, server: RunningServer) -> None:
+def test_output_of_a_model_is_never_served_as_a_page(
+    http: httpx.Client, server: RunningServer
+) -> None:
     script = "<script>alert(1)</script>"
     server.engine.script = lambda ids: list(script.encode())
     for path, body in (

@@ -420,7 +420,7 @@ def test_impossible_values_are_refused_by_name(
         ({"input_ids": [1, 2, 3]}, "input_ids: the prompt has 0 tokens"),
     ],
 )
-def test_what_does_not_go_with_pictures_is_refused(
+def test_fields_that_exclude_pictures_are_refused(
     web: httpx.Client, seeing: RunningServer, fields: dict[str, Any], words: str
 ) -> None:
     body = {"messages": user(image_part()), **fields}

@@ -30,7 +30,7 @@ def limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spare: int) -> None:
     )
 
 
-def test_what_might_not_fit_into_a_limited_address_space_is_a_503(
+def test_a_body_that_may_exceed_a_limited_address_space_is_a_503(
     http: httpx.Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     needed = memory.RESERVE_BYTES + memory.BYTES_PER_BODY_BYTE * 1_000_000

@@ -143,7 +143,7 @@ def test_ten_viewers_cost_the_engine_as_much_as_one_and_nobody_nothing(
             stream.__exit__(None, None, None)
 
 
-def test_of_a_thousand_viewers_some_see_and_the_others_are_refused(
+def test_a_thousand_viewers_are_served_or_refused_at_once(
     watched: RunningServer,
 ) -> None:
     """Nobody is kept waiting, and who leaves makes room."""

@@ -100,7 +100,7 @@ def test_only_probes_answer_under_a_foreign_address(keyless: RunningServer) -> N
     }
 
 
-def test_a_refused_page_reaches_no_engine_and_is_told_how_to_be_let_in(
+def test_a_refused_page_reaches_no_engine_and_learns_how_to_be_admitted(
     keyless: RunningServer,
 ) -> None:
     before = len(keyless.engine.seen)
@@ -242,7 +242,7 @@ def test_no_text_is_taken_for_a_name_of_ours(host: str) -> None:
         *("X-Envoy-External-Address", "X-Akamai-Edgescape", "X-Varnish", "WL-Proxy-Client-IP"),
     ],
 )
-def test_what_a_proxy_passes_on_does_not_administrate(name: str) -> None:
+def test_requests_that_a_proxy_forwards_are_not_administrative(name: str) -> None:
     keys = Keys(KeyDigests(), Pages(hosts=["*"]))
     assert refusal(keys, "admin", {}) == 200
     assert refusal(keys, "admin", {name: "127.0.0.1"}) == 403
@@ -256,7 +256,7 @@ def test_what_a_proxy_passes_on_does_not_administrate(name: str) -> None:
         *("x-api-key", "x-stainless-lang", "x-title", "http-referer", "x-goog-api-key"),
     ],
 )
-def test_what_programs_on_this_machine_send_is_not_taken_for_a_proxy(name: str) -> None:
+def test_requests_of_local_programs_are_not_taken_for_those_of_a_proxy(name: str) -> None:
     keys = Keys(KeyDigests(), Pages(hosts=["*"]))
     assert refusal(keys, "admin", {name: "127.0.0.1"}) == 200
 

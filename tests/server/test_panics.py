@@ -75,7 +75,7 @@ def test_a_panic_while_an_answer_is_decoded_ends_that_answer_alone(
 @pytest.mark.parametrize(
     "sent", [b"GARBAGE\r\n\r\n", b"GET /\x00 HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00"]
 )
-def test_what_is_no_http_is_refused_in_the_form_of_all_errors(
+def test_invalid_http_is_refused_in_the_form_of_all_errors(
     server: RunningServer, sent: bytes
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S) as client:

@@ -139,7 +139,7 @@ def test_a_decoder_embeds_in_chunks_and_from_the_cache(kind, request):
         ({}, "input"),
     ],
 )
-def test_what_is_wrong_is_named(bert, body, message):
+def test_invalid_inputs_are_named(bert, body, message):
     server, _ = bert
     if "b" * 200 in body.get("input", ()):
         body = {"input": ["a", "b " * 100]}

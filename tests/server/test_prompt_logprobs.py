@@ -139,7 +139,7 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt_in_front(
     assert top[4] == {"x": -0.5}
 
 
-def test_what_an_evaluation_harness_sends_is_answered_for_each_prompt(http: httpx.Client) -> None:
+def test_batches_of_an_evaluation_harness_are_answered_for_each_prompt(http: httpx.Client) -> None:
     """Prompts as lists of ids; it looks at the prompt without its first token and the one that was
     generated."""
     prompts = [as_bytes("what is it"), as_bytes("no")]

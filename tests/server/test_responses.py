@@ -161,7 +161,7 @@ def test_a_schema_is_handed_to_the_engine(
         ({"input": [{"role": "user", "content": "x"}] * 16_385}, "input"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(
+def test_unsupported_options_are_refused_by_name(
     tool_sdk: openai.OpenAI, options: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
@@ -273,7 +273,7 @@ def test_the_input_of_a_response_that_is_not_there_is_not_found(tool_sdk: openai
         tool_sdk.responses.input_items.list("resp_none")
 
 
-def test_what_the_template_refuses_is_reported_as_input() -> None:
+def test_an_error_of_the_template_names_the_input() -> None:
     template = "{{ raise_exception('turns must alternate') }}"
     with running(ServerConfig(drain_s=1.0, trust_request_chat_template=True)) as server:
         body = {"input": "Hi", "chat_template": template}

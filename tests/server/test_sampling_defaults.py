@@ -58,7 +58,7 @@ def test_every_api_takes_the_models_sampling_where_a_request_says_nothing(
 
 
 @pytest.mark.parametrize("path", ASK)
-def test_what_a_request_says_holds_also_where_it_is_the_default_of_the_api(
+def test_a_value_in_a_request_overrides_the_model_even_if_it_is_the_default_of_the_api(
     client: httpx.Client, recommended: RunningServer, path: str
 ) -> None:
     body, said = dict(ASK[path]), {"temperature": 1.0, "top_p": 1.0}

@@ -226,7 +226,7 @@ def test_a_session_that_is_in_use_closes_later_and_takes_nothing_more(
         ),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_invalid_fields_of_sessions_are_named(
     engine: OracleEngine, http: httpx.Client, path: str, body: dict[str, Any], words: str
 ) -> None:
     answer = http.post(path, json=body)

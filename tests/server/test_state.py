@@ -80,7 +80,7 @@ class Crash:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_that_was_told_is_there_after_a_crash(tmp_path: Path, stream: bool) -> None:
+def test_an_acknowledged_response_survives_a_crash(tmp_path: Path, stream: bool) -> None:
     crash = Crash(tmp_path / "state")
     with serving(tmp_path / "state") as server, client(server) as http:
         first = respond(http, "Hi", metadata={"a": "b"}, stream=stream)
@@ -151,7 +151,9 @@ def test_a_conversation_goes_on_after_a_crash(tmp_path: Path) -> None:
         assert http.post("/generate", json=body).status_code == 404
 
 
-def test_what_belongs_to_a_key_belongs_to_its_name_after_a_restart(tmp_path: Path) -> None:
+def test_after_a_restart_sessions_and_responses_belong_to_the_name_of_their_key(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "keys").write_text(KEYS)
     keys = {"api_key_file": str(tmp_path / "keys"), "admin_api_key": "secret-admin"}
     with (
@@ -258,6 +260,9 @@ def test_no_answer_says_that_it_is_stored_when_the_disk_is_full(
         unstored = http.post("/v1/responses", json={**body, "store": False})
         assert unstored.status_code == 200
         assert "could not be stored" not in unstored.text
+        cleared = http.post("/state/clear", json={})
+        assert cleared.status_code == 503
+        assert "still on the disk" in cleared.text
         full[0] = False
         assert respond(http, "Hi")["status"] == "incomplete"
 

@@ -279,7 +279,7 @@ def test_a_line_of_a_file_may_name_its_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["@ key", "@a/b key", "@naïve key", "@" + "n" * 65 + " key"])
-def test_a_name_that_cannot_stand_everywhere_is_refused_and_the_key_is_not_told(
+def test_an_invalid_name_of_a_key_is_refused_without_showing_the_key(
     tmp_path: Path, line: str
 ) -> None:
     file = tmp_path / "names"

@@ -272,7 +272,9 @@ def test_wrong_tools_are_refused_by_name(
     assert caught.value.param == param
 
 
-def test_a_tool_without_a_function_is_told_what_it_lacks(tool_sdk: openai.OpenAI) -> None:
+def test_a_tool_without_a_function_is_refused_with_the_missing_field(
+    tool_sdk: openai.OpenAI,
+) -> None:
     with pytest.raises(openai.BadRequestError, match=r"tools\[0\] has no object 'function'"):
         ask(tool_sdk, tools=[{"type": "function"}])
 

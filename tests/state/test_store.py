@@ -217,8 +217,9 @@ def test_a_damaged_file_is_one_clear_line(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[8192:16384] = bytes(8192)
     file.write_bytes(content)
-    with pytest.raises(StateError, match="is damaged"):
+    with pytest.raises(StateError, match="is damaged") as raised:
         StateStore(tmp_path)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:

@@ -17,7 +17,12 @@ from tests.text.tokens import (
     word_end_backend,
     wordpiece_backend,
 )
-from weft.text.detokenizer import MAX_HELD_TOKENS, ByteDetokenizer, Detokenizer, WindowDetokenizer
+from weft.text.detokenizer import (
+    MAX_PENDING_TOKENS,
+    ByteDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+)
 from weft.text.tokenizer import Tokenizer
 
 # tokens that are parts of characters, whole words, and a character and a half
@@ -120,7 +125,7 @@ def test_window_of_invalid_bytes_does_not_grow() -> None:
     detokenizer = WindowDetokenizer(decode, {0x80: b"\x80"})
     text = "".join(deltas(detokenizer, [0x80] * 1_000))
     assert set(text) == {"\ufffd"}
-    assert longest <= 2 * MAX_HELD_TOKENS
+    assert longest <= 2 * MAX_PENDING_TOKENS
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -329,7 +329,7 @@ def test_gemma_4_has_the_tokens_of_transformers() -> None:
         assert ours.decode(ids) == theirs.backend_tokenizer.decode(ids)
 
 
-def test_what_is_encoded_is_decoded() -> None:
+def test_decoding_reverses_encoding() -> None:
     backend = made(metadata("llama-bpe"))
     for text in texts()[:2_000]:
         ids = backend.encode(text, add_special_tokens=False).ids
@@ -398,7 +398,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_what_is_not_known_exactly_is_refused_by_name(what: str) -> None:
+def test_unknown_tokenizer_settings_are_refused_by_name(what: str) -> None:
     changes, message = BAD[what]
     with pytest.raises(TokenizerError, match=message) as raised:
         tokenizer_files(metadata(**{"pre": "qwen2", **changes}), "model.gguf")

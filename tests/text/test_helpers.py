@@ -111,7 +111,7 @@ def test_an_error_of_the_work_leaves_the_process_to_the_next() -> None:
     go(main)
 
 
-def test_what_is_stopped_says_so_to_all_who_wait_and_to_all_who_come_later() -> None:
+def test_stopped_work_raises_for_all_current_and_later_callers() -> None:
     async def main() -> None:
         work = Stoppable()
         ended: list[bool] = []

@@ -41,7 +41,7 @@ def test_it_becomes_text_of_the_user_in_its_place() -> None:
     assert warning.startswith("message 3 of the prompt is a system message behind others")
 
 
-def test_what_follows_the_first_one_directly_joins_it() -> None:
+def test_system_messages_directly_after_the_first_are_merged_into_it() -> None:
     developer = {**LATE, "role": "developer"}
     text, warnings = rendered(STRICT, [SYSTEM, developer, USER])
     assert text.startswith("<|im_start|>system\nBe brief.\nIt is late.<|im_end|>\n<|im_start|>user")

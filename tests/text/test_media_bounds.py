@@ -422,7 +422,7 @@ def test_a_head_that_promises_short_work_does_not_get_the_last_process(
     assert turns == [False, True]
 
 
-def test_what_a_file_may_take_grows_with_the_limits_of_the_operator() -> None:
+def test_time_and_memory_for_a_file_grow_with_the_limits_of_the_operator() -> None:
     assert LIMITS.work_s("image") == pytest.approx(12.2)
     assert LIMITS.work_s("video") == pytest.approx(69)
     assert LIMITS.work_s("audio") == pytest.approx(15)

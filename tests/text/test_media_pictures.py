@@ -91,7 +91,7 @@ def test_the_first_frame_of_an_animation_is_the_picture() -> None:
         (b"RIFF....WEBPVP8L", "is cut off"),
     ],
 )
-def test_what_is_no_picture_is_refused_by_name(data: bytes, words: str) -> None:
+def test_files_that_are_no_pictures_are_refused_by_name(data: bytes, words: str) -> None:
     with pytest.raises(MediaError, match=words):
         open_picture(data, MOST)
 

@@ -43,7 +43,7 @@ def test_marks_of_kinds_that_are_not_there_are_text() -> None:
     assert in_text("<video> <image>", MARKS, []) == ("<video> <image>", [])
 
 
-def test_what_stands_for_a_picture_is_not_read_again() -> None:
+def test_text_that_replaces_a_mark_is_not_searched_for_marks() -> None:
     tricky = made("image", "<image><image>", 1)
     assert in_text("x<image>y", MARKS, [tricky])[0] == "x<image><image>y"
 

@@ -82,13 +82,13 @@ def test_calls_are_found_wherever_the_text_is_cut(written: Written, eager: bool)
 
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(("name", "text"), TEXTS)
-def test_what_is_no_call_comes_back_unchanged(name: str, text: str, eager: bool) -> None:
+def test_text_that_is_no_call_comes_back_unchanged(name: str, text: str, eager: bool) -> None:
     for pieces in ([text], list(text)):
         assert parse(tool_parser(name, eager=eager), pieces) == [AnswerText(text)]
 
 
 @pytest.mark.parametrize(("name", "text", "told"), CUT)
-def test_of_a_call_that_is_cut_off_a_stream_has_told_what_came(
+def test_a_stream_has_emitted_the_received_part_of_a_truncated_call(
     name: str, text: str, told: str
 ) -> None:
     for pieces in ([text], list(text)):

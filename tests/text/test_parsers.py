@@ -161,7 +161,7 @@ def test_calls_are_found_however_the_text_is_cut(
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("size", [1, 3, 1_000])
 @pytest.mark.parametrize(("name", "text"), TEXTS)
-def test_what_is_no_call_is_passed_through_unchanged(
+def test_text_that_is_no_call_is_passed_through_unchanged(
     name: str, text: str, size: int, eager: bool
 ) -> None:
     events = feed(TOOL_FORMATS[name].parser(NAMES, eager=eager), text, size)
@@ -195,7 +195,7 @@ def test_a_whole_call_that_cannot_be_read_is_text() -> None:
     assert (calls_of(events), text_of(events)) == ([], text)
 
 
-def test_a_call_that_breaks_is_text_unless_a_part_was_told() -> None:
+def test_a_broken_call_is_text_unless_a_part_was_emitted() -> None:
     broken = '<tool_call>{"name": "f", "arguments": {"a": tru}} rest'
     assert text_of(feed(TOOL_FORMATS["hermes"].parser(NAMES, eager=False), broken, 4)) == broken
     events = feed(TOOL_FORMATS["hermes"].parser(NAMES, eager=True), broken, 4)
@@ -272,7 +272,7 @@ def test_hostile_text_costs_time_in_proportion(name: str, opening: str, filling:
     )  # seconds of a processor, of which a hundredth is needed
 
 
-def test_what_is_held_back_is_bounded() -> None:
+def test_pending_text_is_bounded() -> None:
     parser = TOOL_FORMATS["hermes"].parser(NAMES, eager=True)
     held = '<tool_call>{"id": "' + "x" * 70_000
     told = "".join(event.text for event in parser.push(held) if isinstance(event, AnswerText))
@@ -326,7 +326,7 @@ def test_only_the_first_call_and_no_reasoning_if_so_asked() -> None:
     assert one.num_calls == 1
 
 
-def test_reasoning_can_be_told_at_once() -> None:
+def test_reasoning_can_be_emitted_at_once() -> None:
     whole = output(stream_reasoning=False)
     assert whole.push("<think>One ") == []
     assert whole.push("two.") == []

@@ -126,7 +126,7 @@ class Pixels:
     """What weak references can follow."""
 
 
-def test_what_failed_work_has_made_goes_with_its_error(without_collector: None) -> None:
+def test_objects_of_failed_work_are_freed_with_its_error(without_collector: None) -> None:
     made: list[weakref.ref[Pixels]] = []
 
     def fail() -> None:

@@ -32,7 +32,7 @@ def test_two_frames_a_second_are_kept_evenly_over_the_time(format: str, codec: s
     assert frames_per_s == pytest.approx(2, rel=0.01)
 
 
-def test_of_a_short_video_four_frames_are_kept_or_all_that_there_are() -> None:
+def test_a_short_video_keeps_at_least_four_frames_or_all() -> None:
     assert len(greys(film(num_frames=10))[0]) == 4
     seen, frames_per_s = greys(film(num_frames=3))
     assert len(seen) == 3
@@ -84,7 +84,7 @@ def test_a_video_beyond_the_limits_is_refused_by_its_size() -> None:
         greys(long, LIMITS._replace(max_video_pixels=4 * WIDTH * HEIGHT))
 
 
-def test_what_is_cut_off_or_damaged_is_refused_or_has_all_its_frames() -> None:
+def test_a_truncated_or_damaged_video_is_refused_or_has_all_its_frames() -> None:
     whole = film(format="webm", codec="libvpx") if "libvpx" in av.codecs_available else film()
     rng = np.random.default_rng(5)
     refused = 0
@@ -102,7 +102,7 @@ def test_what_is_cut_off_or_damaged_is_refused_or_has_all_its_frames() -> None:
     assert refused > 10
 
 
-def test_what_is_no_video_has_no_container() -> None:
+def test_other_files_have_no_video_container() -> None:
     for data in (b"", b"GIF89a", b"\0\0\0\x20ftypheic" + bytes(20), b"\0\0\0\x20ftypavif"):
         assert container_of(data) == ""
     assert container_of(film()) == "mov"

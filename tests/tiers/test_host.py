@@ -28,10 +28,10 @@ class Hosted:
     """A pool of two tensors, host memory behind it, and a disk behind that, if there is a
     `folder`."""
 
-    def __init__(self, folder: Path | None = None, num_places: int = NUM_PLACES) -> None:
+    def __init__(self, folder: Path | None = None, num_host_pages: int = NUM_PLACES) -> None:
         shapes = [(2, 3), (5,)]
         self.pool = [torch.zeros(NUM_PAGES * PAGE_SIZE, *shape) for shape in shapes]
-        self.memory = HostMemory(self.pool, PAGE_SIZE, num_places)
+        self.memory = HostMemory(self.pool, PAGE_SIZE, num_host_pages)
         self.rung = threading.Event()
         self.number = 0
         self.fingerprint = b"f" * 32
@@ -144,7 +144,7 @@ def test_the_least_recently_used_block_goes_for_another() -> None:
 
 
 def test_of_a_sequence_the_end_goes_first() -> None:
-    hosted = Hosted(num_places=6)  # three blocks
+    hosted = Hosted(num_host_pages=6)  # three blocks
     long = key_of(24)
     hosted.write(long, pages(0, 6))
     for seed in (1, 2):
@@ -167,7 +167,7 @@ def test_of_what_is_longer_than_there_is_room_the_beginning_stays() -> None:
 def test_a_block_that_is_being_read_gives_its_place_to_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hosted = Hosted(num_places=4)  # two blocks
+    hosted = Hosted(num_host_pages=4)  # two blocks
     content = hosted.fill(pages(0, 4), 1)
     hosted.write(key_of(16), pages(0, 4))
     load = hosted.memory.load

@@ -189,7 +189,7 @@ class OtherNodes:
         while len(self._peers) + 1 < config.nnodes:
             if time.monotonic() > until_s:
                 raise NodeMissing(self._missing())
-            self._turn()
+            self._handle_next()
             if self._loss.reason:
                 raise NodeMissing(self._loss.reason)
         self._thread = threading.Thread(target=self._watch, name="nodes", daemon=True)
@@ -247,10 +247,10 @@ class OtherNodes:
 
     def _watch(self) -> None:
         while not self._ends.is_set():
-            self._turn()
+            self._handle_next()
         self._part()
 
-    def _turn(self) -> None:
+    def _handle_next(self) -> None:
         """Handle the next message; every `BEAT_S`, send beats and check which nodes are silent."""
         heard = self._door.hear()
         if heard is not None:

@@ -34,8 +34,8 @@ from weft.executor.wire.shared_pool import SharedPool
 from weft.observe.log import EventLog, get_format, get_level
 from weft.ops.cpp.abi import RANKS_LOST_AT
 from weft.ops.cpp.joint import shared_bytes
-from weft.ops.sharding import Collective, RankLost, RankPlace
-from weft.ops.stages import StagePlace
+from weft.ops.sharding import Collective, GroupRank, RankLost
+from weft.ops.stages import PpStage
 from weft.parallel.comm import TorchComm, address_towards, calling_store, file_store
 from weft.parallel.links import Link, Loss, socket_links
 from weft.parallel.shared_memory import SharedSegment, anonymous_file
@@ -100,15 +100,15 @@ class StartedRanks:
         self._await_all()
         if self._pipe is not None:
             return Ranks(
-                RankPlace(0, 1),
+                GroupRank(0, 1),
                 Followers(self._links, self._loss),
                 self._config.dist_timeout,
-                stage=stage_of(0, self._config),
+                pp_stage=pp_stage_of(0, self._config),
                 pipe=self._pipe,
             )
         ranks = joined(
             self._config,
-            RankPlace(0, self._config.tp_size),
+            GroupRank(0, self._config.tp_size),
             Followers(self._links, self._loss),
             store=self._store,
             address="127.0.0.1" if self._nodes is None else self._nodes.host,
@@ -146,7 +146,7 @@ class StartedRanks:
 
     def on_lost(self, call: Callable[[str], None]) -> None:
         """When a rank has ended before `close`, another thread calls `call` with the reason. `call`
-        decides when the other nodes are told (`take_leave`)."""
+        decides when the other nodes are informed (`take_leave`)."""
         self._lost = call
 
     def take_leave(self, reason: str = "") -> None:
@@ -204,10 +204,10 @@ class StartedRanks:
             if self._memory is not None:
                 files.append(self._memory)
             before: socket.socket | None = None
-            behind: socket.socket | None = None
+            after: socket.socket | None = None
             if self._ends:
-                before, behind = self._ends[rank - 1]
-                files += [end.fileno() for end in (before, behind) if end is not None]
+                before, after = self._ends[rank - 1]
+                files += [end.fileno() for end in (before, after) if end is not None]
             if self._config.cache_dir:
                 self._pools.append(anonymous_file(0))
                 files.append(self._pools[-1])
@@ -220,7 +220,7 @@ class StartedRanks:
                 memory=-1 if self._memory is None else self._memory,
                 pool=self._pools[-1] if self._pools else -1,
                 before=-1 if before is None else before.fileno(),
-                behind=-1 if behind is None else behind.fileno(),
+                behind=-1 if after is None else after.fileno(),
                 log_level=get_level(),
                 log_format=get_format(),
                 host="" if self._nodes is None else self._nodes.host,
@@ -262,15 +262,15 @@ class StartedRanks:
             self._lost(why)
 
 
-def stage_of(rank: int, config: EngineConfig) -> StagePlace:
+def pp_stage_of(rank: int, config: EngineConfig) -> PpStage:
     """The stage of a rank. Rank 0 samples, so it has the last layers; ranks 1, 2, ... have the
     others in order."""
-    return StagePlace((rank - 1) % config.pp_size, config.pp_size)
+    return PpStage((rank - 1) % config.pp_size, config.pp_size)
 
 
 def joined(
     config: EngineConfig,
-    place: RankPlace,
+    place: GroupRank,
     followers: Followers | None,
     *,
     store: Callable[[], Any],
@@ -303,10 +303,10 @@ def joined_as(args: FollowerArgs) -> Ranks:
     config = args.config
     if config.pp_size > 1:
         before = None if args.before < 0 else socket.socket(fileno=args.before)
-        behind = None if args.behind < 0 else socket.socket(fileno=args.behind)
-        pipe = SocketPipe(before, behind, config.dist_timeout)
-        place = stage_of(args.rank, config)
-        return Ranks(RankPlace(0, 1), None, config.dist_timeout, stage=place, pipe=pipe)
+        after = None if args.behind < 0 else socket.socket(fileno=args.behind)
+        pipe = SocketPipe(before, after, config.dist_timeout)
+        pp_stage = pp_stage_of(args.rank, config)
+        return Ranks(GroupRank(0, 1), None, config.dist_timeout, pp_stage=pp_stage, pipe=pipe)
 
     def store() -> Any:
         if args.host:
@@ -315,7 +315,7 @@ def joined_as(args: FollowerArgs) -> Ranks:
 
     ranks = joined(
         config,
-        RankPlace(args.rank, config.tp_size),
+        GroupRank(args.rank, config.tp_size),
         None,
         store=store,
         address=address_towards(args.host) if args.host else "127.0.0.1",

@@ -199,11 +199,11 @@ def _bench_workloads(options: OfflineOptions, config: EngineConfig) -> int:
     workloads = read_workloads(options.workload)
     testbed = Testbed.of(config)
     seconds: dict[str, list[float]] = {name: [] for name in workloads}
-    for turn in range(options.repeats + 1):
+    for round_index in range(options.repeats + 1):
         for name, workload in workloads.items():
             arrivals = _arrivals(workload, testbed.new_key)
             record = testbed.play(arrivals)
-            if turn:  # the first turn warms up
+            if round_index:  # the first round warms up
                 seconds[name].append(record.total_s)
     results = []
     for name, workload in workloads.items():

@@ -1,7 +1,7 @@
 """`weft bench quality`: the cost of fewer bits. Two models, or one model in two dtypes, read the
 same text, and the benchmark compares their probabilities of every next token.
 
-    text ─▶ tokens ─▶ the engine, twice ─▶ log p of all tokens at every place ─▶ figures
+    text ─▶ tokens ─▶ the engine, twice ─▶ log p of all tokens at every position ─▶ figures
 
 The text is that of Python's standard library, which is the same on every machine with the same
 Python and needs no download. This module knows no kernels: a runner computes, as for a server.
@@ -162,9 +162,9 @@ class Reader:
     def logprobs(self, tokens: IntArray) -> Iterator[FloatArray]:
         """tokens [n] -> chunks [positions, vocab], over the n - 1 positions between two tokens: the
         log probability of every token there, given the tokens before."""
-        places = len(tokens) - 1
-        for start in range(0, places, CHUNK_LEN):
-            num = min(CHUNK_LEN, places - start)
+        positions = len(tokens) - 1
+        for start in range(0, positions, CHUNK_LEN):
+            num = min(CHUNK_LEN, positions - start)
             request = PromptLogprobsRequest(
                 index=np.zeros(1, np.int32),
                 counts=np.array([num], np.int32),
@@ -223,12 +223,12 @@ def _compared(ours: Reader, theirs: Reader, tokens: IntArray) -> TextFigures:
 def _figures(ours: FloatArray, theirs: FloatArray, targets: IntArray) -> TextFigures:
     """The sums for log probabilities [n, vocab] of the same positions, with tokens `targets`
     [n]."""
-    places = np.arange(len(targets))
+    positions = np.arange(len(targets))
     divergence = (np.exp(theirs) * (theirs - ours)).sum(axis=1)
     return TextFigures(
         num=len(targets),
-        loss=-float(ours[places, targets].sum(dtype=np.float64)),
-        loss_against=-float(theirs[places, targets].sum(dtype=np.float64)),
+        loss=-float(ours[positions, targets].sum(dtype=np.float64)),
+        loss_against=-float(theirs[positions, targets].sum(dtype=np.float64)),
         divergence=float(divergence.sum(dtype=np.float64)),
         same=int((ours.argmax(axis=1) == theirs.argmax(axis=1)).sum()),
     )

@@ -19,6 +19,7 @@ import argparse
 import dataclasses
 import http.client
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +53,7 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 TIMEOUT_S = 660.0  # the server's own limits are shorter
 MAX_ANSWER_BYTES = 64_000_000
 
-Place = Literal["body", "query", "path", "content"]  # content: the whole body, as bytes
+SentIn = Literal["body", "query", "path", "content"]  # content: the whole body, as bytes
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Argument:
     read: Callable[[str], Any] | None = str  # text to value; None: a switch
     field: str = ""  # name in the body or query, if it differs from the argument's name
     # None: the body; or the query, for GET and for commands with a content
-    place: Place | None = None
+    sent_in: SentIn | None = None
     optional: bool = False
     # takes all following words; `read` parses them one by one, `field` is their list
     many: bool = False
@@ -132,10 +133,10 @@ def weight_version(answer: Any) -> Iterator[str]:
 def traces(answer: Any) -> Iterator[str]:
     """The traces of requests as text."""
     for one in answer["requests"]:
-        place = ""
+        queue_position = ""
         if one.get("position") is not None:
-            place = f", {one['position']} before it"
-        yield f"{one['rid']} (request {one['id']}): {one['state']}{place}"
+            queue_position = f", {one['position']} before it"
+        yield f"{one['rid']} (request {one['id']}): {one['state']}{queue_position}"
         yield (
             f"  {counted(one['prompt_tokens'], 'prompt token')}, {one['cached_tokens']:,} of them "
             f"cached; {counted(one['output_tokens'], 'output token')}; "
@@ -163,7 +164,8 @@ def _cause(cause: JsonObject | None) -> Iterator[str]:
         if cause["missed_s"] is not None:
             cost += f", {cause['missed_s']:.2f} s"
         yield f"  cost: {cost}"
-    if cause["missed_tokens"] and cause.get("theirs_text"):
+    # Without a text here nothing parts: the whole prompt is there, under another name or no more.
+    if cause["missed_tokens"] and cause.get("ours_text") and cause.get("theirs_text"):
         yield f"  here: {cause['ours_text']!r}"
         yield f"  earlier: {cause['theirs_text']!r}"
     if cause["advice"]:
@@ -244,7 +246,7 @@ ADAPTER = Argument("lora_name", "the name by which requests select it")
 PINNED = Argument("--pinned", "it keeps a slot, and is never unloaded for another one", None)
 PREFIX = Argument("--prefix", "prefix of the name of the trace", field="profile_prefix")
 
-RAMP_S = Argument("--ramp-s", "seconds in which the rate grows", float, place="query")
+RAMP_S = Argument("--ramp-s", "seconds in which the rate grows", float, sent_in="query")
 
 COMMANDS = (
     CtlCommand(
@@ -252,7 +254,7 @@ COMMANDS = (
         "POST",
         "/flush_cache",
         "empty the prefix cache, if nothing runs",
-        (Argument("--timeout", "seconds to wait for that", float, place="query"),),
+        (Argument("--timeout", "seconds to wait for that", float, sent_in="query"),),
     ),
     CtlCommand("cache show", "GET", "/cache", "what is cached, in memory and on disk"),
     CtlCommand("cache clear", "POST", "/cache/clear", "remove the files of cached KV"),
@@ -261,7 +263,7 @@ COMMANDS = (
         "POST",
         "/cache/save",
         "write what is cached in memory",
-        (Argument("--timeout", "seconds for that", float, place="query"),),
+        (Argument("--timeout", "seconds for that", float, sent_in="query"),),
     ),
     CtlCommand(
         "cache pin",
@@ -283,14 +285,14 @@ COMMANDS = (
         "DELETE",
         "/cache/pin/{name}",
         "remove a pin",
-        (Argument("name", "name of the pin", place="path"),),
+        (Argument("name", "name of the pin", sent_in="path"),),
     ),
     CtlCommand(
         "cache prefix",
         "GET",
         "/cache/prefix",
         "a node of the prefix tree of the last picture, and the requests that use it",
-        (Argument("node", "its number", int, place="query"),),
+        (Argument("node", "its number", int, sent_in="query"),),
     ),
     CtlCommand(
         "cache tree",
@@ -479,7 +481,11 @@ COMMANDS = (
         "POST",
         "/update_weights_from_tensor",
         "replace the weights that are in a file",
-        (Argument("file", "a safetensors file here", content, place="content"), VERSION, ABORT_ALL),
+        (
+            Argument("file", "a safetensors file here", content, sent_in="content"),
+            VERSION,
+            ABORT_ALL,
+        ),
     ),
     CtlCommand(
         "weights join",
@@ -530,7 +536,7 @@ COMMANDS = (
         "GET",
         "/requests/{rid}",
         "what happened to a request, and why",
-        (dataclasses.replace(RID, place="path"),),
+        (dataclasses.replace(RID, sent_in="path"),),
         show=traces,
     ),
     CtlCommand(
@@ -538,7 +544,7 @@ COMMANDS = (
         "GET",
         "/requests/{rid}",
         "why not more of a prompt came from the cache, and what that cost",
-        (dataclasses.replace(RID, place="path"),),
+        (dataclasses.replace(RID, sent_in="path"),),
         show=causes,
     ),
 )
@@ -604,7 +610,9 @@ def other_commands() -> list[CtlCommand]:
             continue
         name = path.strip("/").replace("_", "-")
         summary = route.summary[0].lower() + route.summary[1:]
-        queries = [Argument(f"--{name}", "a number", float, place="query") for name in route.query]
+        queries = [
+            Argument(f"--{name}", "a number", float, sent_in="query") for name in route.query
+        ]
         found.append(CtlCommand(name, route.method, path, summary, tuple(queries), route.body))
     return found + _outside_commands()
 
@@ -633,9 +641,9 @@ def ctl(argv: Sequence[str]) -> int:
     if common.help:
         print(_parser(command).format_help().rstrip())
         return 0
-    given = _parser(command).parse_args(texts)
+    parsed = _parser(command).parse_args(texts)
     server = RemoteServer(common.url, common.admin_key)
-    target, body, headers = _request(command, given)
+    target, body, headers = _request(command, parsed)
     with closing(server.connect(TIMEOUT_S)) as connection:
         try:
             connection.request(command.method, server.path + target, body, server.headers | headers)
@@ -724,22 +732,22 @@ def _parser(command: CtlCommand) -> argparse.ArgumentParser:
 
 
 def _request(
-    command: CtlCommand, given: argparse.Namespace
+    command: CtlCommand, parsed: argparse.Namespace
 ) -> tuple[str, bytes | None, dict[str, str]]:
     """The path with its query, the body if the method has one, and the headers."""
     arguments = arguments_of(command)
-    sends_content = any(one.place == "content" for one in arguments)
-    usual: Place = "query" if command.method == "GET" or sends_content else "body"
+    sends_content = any(one.sent_in == "content" for one in arguments)
+    usual: SentIn = "query" if command.method == "GET" or sends_content else "body"
     path = command.route
     query: JsonObject = {}
     body: JsonObject = {}
     sent: bytes | None = None
     for one in arguments:
-        written = getattr(given, one.target)
+        written = getattr(parsed, one.target)
         if written in (None, False, []):
             continue
         value = _value(one, written)
-        match one.place or usual:
+        match one.sent_in or usual:
             case "path":
                 path = path.replace(f"{{{one.target}}}", quote(str(value), safe=""))
             case "query":
@@ -763,6 +771,8 @@ def _value(argument: Argument, written: Any) -> Any:
     texts = written if argument.many else [written]
     try:
         values = [argument.read(text) for text in texts]
+        if any(isinstance(value, float) and not math.isfinite(value) for value in values):
+            raise ValueError("JSON has no such number")
     except (ValueError, KeyError) as exc:
         text = " ".join(texts)
         raise SettingsError(f"{argument.name} is {text!r}; expected is: {argument.help}") from exc

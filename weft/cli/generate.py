@@ -118,19 +118,19 @@ class SamplingOptions:
 def asked(settings: Settings) -> JsonObject:
     """The given values of `SamplingOptions`, by their names in the API. Without `max_tokens`,
     completions may be as long as the context allows."""
-    given = {"max_tokens": SamplingOptions.max_tokens, **settings.given(SamplingOptions)}
-    if not given["max_tokens"]:
-        del given["max_tokens"]
-    return given
+    options = {"max_tokens": SamplingOptions.max_tokens, **settings.given(SamplingOptions)}
+    if not options["max_tokens"]:
+        del options["max_tokens"]
+    return options
 
 
 def params_of(settings: Settings, defaults: SamplingParams) -> SamplingParams:
     """`defaults`, overridden by the given options."""
     import msgspec
 
-    given = asked(settings)
-    max_new_tokens = given.pop("max_tokens", None)
-    return msgspec.structs.replace(defaults, max_new_tokens=max_new_tokens, **given)
+    options = asked(settings)
+    max_new_tokens = options.pop("max_tokens", None)
+    return msgspec.structs.replace(defaults, max_new_tokens=max_new_tokens, **options)
 
 
 def generate(argv: Sequence[str]) -> int:
@@ -259,10 +259,10 @@ def _prompt(llm: LLM, line: JsonObject, defaults: SamplingParams) -> GenerateReq
         "messages": list[JsonObject],
         "input_ids": list[int],
     }
-    given = [name for name in kinds if name in line]
-    if len(given) != 1:
+    kinds_sent = [name for name in kinds if name in line]
+    if len(kinds_sent) != 1:
         raise ValueError("one of prompt, messages and input_ids is expected")
-    content = _converted(line.pop(given[0]), kinds[given[0]], given[0])
+    content = _converted(line.pop(kinds_sent[0]), kinds[kinds_sent[0]], kinds_sent[0])
     if "max_tokens" in line:
         line["max_new_tokens"] = line.pop("max_tokens")
     unknown = set(line) - set(SamplingParams.__struct_fields__)
@@ -271,7 +271,7 @@ def _prompt(llm: LLM, line: JsonObject, defaults: SamplingParams) -> GenerateReq
         known = [*kinds, "id", "max_tokens", *SamplingParams.__struct_fields__]
         raise ValueError(f"there is no key {wrong[:64]!r}{did_you_mean(wrong, known)}")
     params = _converted({**msgspec.structs.asdict(defaults), **line}, SamplingParams)
-    if given[0] == "messages":
+    if kinds_sent[0] == "messages":
         content = llm.chat_ids(content)
     return llm.prompt(content, params)
 

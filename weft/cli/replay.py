@@ -297,9 +297,9 @@ def _beginning(run: Replay, offset: int) -> str:
     text = f"recorded {when} by weft {version}: {tokens:,} KV tokens, policy {policy}"
     if began.state:
         num_open = len(run.engine.scheduler.requests)
-        place = f" (byte {offset:,})" if offset > len(MAGIC) else ""
+        position = f" (byte {offset:,})" if offset > len(MAGIC) else ""
         requests = counted(num_open, "open request")
-        text += f"; it continues at step {run.first_step:,}{place} with {requests}"
+        text += f"; it continues at step {run.first_step:,}{position} with {requests}"
     return text
 
 

@@ -57,6 +57,8 @@ class PendingCalls:
         finally:
             self._waiters.pop(number, None)
         if isinstance(reply, CallFailed):
+            if reply.status == 503:
+                raise EngineUnavailable(reply.message)
             raise EngineFault(reply.message)
         assert isinstance(reply, reply_type(type(request))), f"call {number} got {reply}"
         return reply

@@ -28,7 +28,7 @@ RATE = 5.0  # pictures in a second, at most
 REST_S = 1.0  # between two pictures of an engine without work
 CALL_TIMEOUT_S = 10.0
 KEPT_S = 8.0  # seconds until a picture is too old; the engine keeps its steps for somewhat longer
-MAX_BEHIND = 64  # pictures that wait for a slow viewer
+MAX_WAITING = 64  # pictures that wait for a slow viewer
 MAX_VIEWERS = 64
 MAX_STEPS = 600  # that a new viewer sees
 
@@ -42,7 +42,7 @@ class Viewer:
     """One open page. Iterate over it for its events."""
 
     def __init__(self) -> None:
-        self._events: deque[bytes] = deque(maxlen=MAX_BEHIND)
+        self._events: deque[bytes] = deque(maxlen=MAX_WAITING)
         self._news = asyncio.Event()
         self._is_over = False
 
@@ -95,7 +95,7 @@ class _Watched:
         self.seen = Seen(step, round)
         self.last = {**self.last, **fields}
 
-    def whole(self) -> JsonObject:
+    def full(self) -> JsonObject:
         """The last picture with all kept steps, for a viewer that has seen none."""
         steps = dict(
             zip(
@@ -141,7 +141,7 @@ class Feed:
             viewer.show(
                 event(
                     "picture",
-                    self._engines[rank].whole(),
+                    self._engines[rank].full(),
                 )
             )
         return viewer

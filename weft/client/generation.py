@@ -234,7 +234,7 @@ class Generation:
         self.num_open = 0  # and counts itself until it ends
         self.stream = stream
         self.closed = False
-        # Awaited before an end is told to the client: what was stored with it must be on disk.
+        # Awaited before an end is sent to the client: what was stored with it must be on disk.
         self.before_end: Callable[[], Awaitable[None]] | None = None
         self._on_close = on_close
         self._news = asyncio.Event()  # set: there may be new output, and the consumer looks

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.client.given import require_text, wrong_value
+from weft.client.checked_args import require_text, wrong_value
 from weft.json_types import JsonMapping, JsonObject
 from weft.messages.media import MediaKind
 from weft.messages.sampling import InvalidParam
@@ -39,10 +39,10 @@ def split_messages(
     """
     found: list[JsonObject] = []
     sources: list[MediaSource] = []
-    for index, given in enumerate(messages):
-        if not isinstance(given, Mapping):
-            raise wrong_value(f"messages[{index}]", given, "a dictionary")
-        message = dict(given)
+    for index, sent in enumerate(messages):
+        if not isinstance(sent, Mapping):
+            raise wrong_value(f"messages[{index}]", sent, "a dictionary")
+        message = dict(sent)
         require_text(f"messages[{index}].role", message.get("role"))
         content = message.get("content")
         if not isinstance(content, str | list | None):

@@ -20,9 +20,9 @@ class Store(NamedTuple):
     """A line with names of `Stats` in braces. It is shown if one of these numbers is not 0."""
 
     words: str
-    # The bar of the line shows the sum of `parts` as a share of `whole`; "": there is no bar.
+    # The bar of the line shows the sum of `parts` as a share of `total`; "": there is no bar.
     parts: tuple[str, ...] = ()
-    whole: str = ""
+    total: str = ""
 
 
 def _guesses(source: str) -> Store:
@@ -93,9 +93,9 @@ def stores(stats: Stats) -> list[dict[str, Any]]:
         if not figures.is_something:
             continue
         share = None
-        if store.whole and getattr(stats, store.whole):
+        if store.total and getattr(stats, store.total):
             used = sum(getattr(stats, name) for name in store.parts)
-            share = min(used / getattr(stats, store.whole), 1.0)
+            share = min(used / getattr(stats, store.total), 1.0)
         lines.append({"words": words, "share": share})
     return lines
 

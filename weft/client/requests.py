@@ -60,10 +60,10 @@ def checked(
     `clamps` cuts a `max_new_tokens` beyond the context instead of refusing it. Raises
     `InvalidParam`.
     """
-    given = request.sampling
-    if given is not valid:
-        given.check(engine.vocab_size)
-    params = given
+    asked = request.sampling
+    if asked is not valid:
+        asked.check(engine.vocab_size)
+    params = asked
     if params.top_p == 0:  # means the likeliest token: no other is within so little probability
         params = replace(params, top_p=SMALLEST_TOP_P)
     # A plain request sets none of these fields, and skips their checks.
@@ -83,7 +83,7 @@ def checked(
     if params.bad_words or params.thinking_budget is not None:
         params = to_token_params(params, tokenizer)
     changes: dict[str, Any] = {}
-    if params is not given:
+    if params is not asked:
         params.check(engine.vocab_size)  # checks min_new_tokens against the resolved length
         changes["sampling"] = params
     if params.prompt_logprobs is not None or params.hidden_states is not None:
@@ -162,7 +162,8 @@ def _resolve_length(request: GenerateRequest, engine: EngineReady, *, clamps: bo
         raise ContextExceeded(
             "prompt",
             f"the prompt has {_described_len(request)}; "
-            f"at most {engine.max_prompt_tokens:,} fit the KV cache",
+            f"at most {engine.max_prompt_tokens:,} fit the KV cache; shorten it, "
+            "or raise --kv-tokens of the server",
         )
     if max_new_tokens is None:
         if request.session is not None:
@@ -175,7 +176,8 @@ def _resolve_length(request: GenerateRequest, engine: EngineReady, *, clamps: bo
     raise ContextExceeded(
         "max_tokens",
         f"the prompt has {_described_len(request)} and max_tokens is {max_new_tokens:,}; "
-        f"together they exceed the context of {context:,} tokens",
+        f"together they exceed the context of {context:,} tokens; "
+        f"lower max_tokens to {context - prompt_len:,} at most",
     )
 
 

@@ -34,7 +34,7 @@ class BadPattern(ValueError):
 
 
 class PatternNode:
-    """A place in a pattern: a character to match (`accepts`), a condition (`holds`), or the end."""
+    """A node of a pattern: a character to match (`accepts`), a condition (`holds`), or the end."""
 
     __slots__ = ("_seen", "_test", "follow", "holds", "pattern")
 
@@ -45,7 +45,7 @@ class PatternNode:
         pattern: str = "",
     ) -> None:
         self.follow: tuple[PatternNode, ...] = ()  # the nodes that may come next
-        # A condition on the characters before and after this place; "" at the text's begin or end.
+        # A condition on the characters around this position; "" at the begin or end of the text.
         self.holds = holds
         self.pattern = pattern  # the pattern that ends here; "" if none does
         self._test = test
@@ -172,12 +172,12 @@ class Automaton:
         inside = len(self._nodes)
         begin = self._sequence(items, (joint,), flags)
         again = tuple(node for node in begin if node is not joint)
-        behind = _union((again, follow))
+        after = _union((again, follow))
         for node in self._nodes[inside:]:
             if joint in node.follow:
-                node.follow = _replaced(node.follow, joint, behind)
-                self._count(len(behind))
-        return _replaced(begin, joint, behind)
+                node.follow = _replaced(node.follow, joint, after)
+                self._count(len(after))
+        return _replaced(begin, joint, after)
 
     def _connected(self, node: PatternNode, follow: tuple[PatternNode, ...]) -> PatternNode:
         self._count(len(follow))
@@ -197,19 +197,19 @@ class Automaton:
         lines = bool(flags & re.MULTILINE)
         match at:
             case ops.AT_BEGINNING if lines:
-                return lambda before, behind: before in ("", "\n")
+                return lambda before, after: before in ("", "\n")
             case ops.AT_BEGINNING | ops.AT_BEGINNING_STRING:
-                return lambda before, behind: not before
+                return lambda before, after: not before
             case ops.AT_BOUNDARY:
-                return lambda before, behind: _is_word(before, flags) != _is_word(behind, flags)
+                return lambda before, after: _is_word(before, flags) != _is_word(after, flags)
             case ops.AT_NON_BOUNDARY:
-                return lambda before, behind: _is_word(before, flags) == _is_word(behind, flags)
+                return lambda before, after: _is_word(before, flags) == _is_word(after, flags)
         # $ and \Z. SGLang also matches them after any character: it searches the text so far.
         if self._ends_anywhere:
-            return lambda before, behind: True
+            return lambda before, after: True
         if at is ops.AT_END and lines:
-            return lambda before, behind: behind in ("", "\n")
-        return lambda before, behind: not behind
+            return lambda before, after: after in ("", "\n")
+        return lambda before, after: not after
 
 
 def _parsed(pattern: str) -> Any:
@@ -230,9 +230,9 @@ def _union(parts: Iterable[tuple[PatternNode, ...]]) -> tuple[PatternNode, ...]:
 def _replaced(
     nodes: tuple[PatternNode, ...],
     joint: PatternNode,
-    behind: tuple[PatternNode, ...],
+    after: tuple[PatternNode, ...],
 ) -> tuple[PatternNode, ...]:
-    return _union(behind if node is joint else (node,) for node in nodes)
+    return _union(after if node is joint else (node,) for node in nodes)
 
 
 def _is_word(char: str, flags: int) -> bool:

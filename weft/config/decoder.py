@@ -64,8 +64,8 @@ class NormKind(Enum):
         return self in (NormKind.LAYER_BIAS, NormKind.LAYER_PLUS_ONE_BIAS)
 
 
-class NormPlace(Enum):
-    """The place of a layer's norms; f is attention or the feed-forward part."""
+class NormPosition(Enum):
+    """The position of a layer's norms; f is attention or the feed-forward part."""
 
     PRE = "x + f(norm(x))"
     POST = "x + norm(f(x))"
@@ -75,14 +75,14 @@ class NormPlace(Enum):
 
     @property
     def is_parallel(self) -> bool:
-        return self in (NormPlace.PARALLEL, NormPlace.PARALLEL_TWO)
+        return self in (NormPosition.PARALLEL, NormPosition.PARALLEL_TWO)
 
 
 class QkNorm(Enum):
     NONE = "none"
     HEAD = "each head by itself"
-    ROTATED_HEAD = "each head by itself, behind its rotation"
-    WHOLE = "all heads of the queries, and all of the keys, as one vector"
+    ROTATED_HEAD = "each head by itself, after its rotation"
+    ALL_HEADS = "all heads of the queries, and all of the keys, as one vector"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +313,7 @@ class LayerSpec:
     # The mixer in place of attention: keeps a state of fixed size per request, no K and V.
     state: StateSpec | None = None
     mlp: MlpSpec | MoeSpec = MlpSpec()
-    norms: NormPlace = NormPlace.PRE
+    norms: NormPosition = NormPosition.PRE
     residual_scale: float = 1.0  # factor of the outputs of attention and the feed-forward part
     has_factor: bool = False  # the output of the whole layer is multiplied by a learnt number
 
@@ -357,7 +357,7 @@ class StateNames:
     out: str = "out_proj"
     norm: str = "norm"
     decay_log: str = "A_log"
-    decay_is_whole: bool = False  # the tensor is -exp(decay_log)
+    decay_is_final: bool = False  # the tensor is -exp(decay_log)
     decay_bias: str = "dt_bias"
     skip: str = "D"
 

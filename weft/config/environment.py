@@ -42,6 +42,7 @@ MODULES = (
     "weft.bench.offline",
     "weft.bench.prediction",
     "weft.bench.quality",
+    "weft.bench.roofline",
     "weft.bench.scheduler",
     "weft.bench.serving",
     "weft.cli.replay",

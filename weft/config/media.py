@@ -14,6 +14,6 @@ class MediaRules:
     sees_both_ways: bool = False
     # Tokens of the longest item, if all tokens of an item must be computed together. A chunk has at
     # least this length plus a page at each end; 0: unknown.
-    longest_whole: int = 0
+    longest_unsplit: int = 0
     # Bytes of the encoder's vectors for one token; 0: unknown.
     vector_bytes: int = 0

@@ -102,7 +102,7 @@ class Number(NamedTuple):
         return f"{name} {has} {shown(value)}; {self.allowed}"
 
 
-def _whole(low: int, high: int, *also: int) -> Number:
+def _integer(low: int, high: int, *also: int) -> Number:
     return Number(int, low, high, also)
 
 
@@ -115,16 +115,16 @@ def _above(low: float, high: float) -> Number:
 
 
 TOKEN = Number(int, 0, INT32, is_token=True)
-_LENGTH = _whole(0, INT32)  # generated tokens; the context limits them further
-_SEED = _whole(-INT64 - 1, INT64)
-_TOP = _whole(0, MAX_LOGPROBS)
+_LENGTH = _integer(0, INT32)  # generated tokens; the context limits them further
+_SEED = _integer(-INT64 - 1, INT64)
+_TOP = _integer(0, MAX_LOGPROBS)
 
 # Field of a body or of `SamplingParams` → range. A name has the same meaning everywhere.
 NUMBERS: dict[str, Number] = {
     # how tokens are sampled
     "temperature": _real(0, 2),
     "top_p": _real(0, 1),  # 0: the likeliest token
-    "top_k": _whole(-1, INT32),  # -1 and 0: off
+    "top_k": _integer(-1, INT32),  # -1 and 0: off
     "min_p": _real(0, 1),
     "frequency_penalty": _real(-2, 2),
     "presence_penalty": _real(-2, 2),
@@ -133,15 +133,15 @@ NUMBERS: dict[str, Number] = {
     "logit_bias": _real(-100, 100),
     "seed": _SEED,
     "sampling_seed": _SEED,
-    "n": _whole(1, MAX_N),
-    "best_of": _whole(1, MAX_N),
+    "n": _integer(1, MAX_N),
+    "best_of": _integer(1, MAX_N),
     # how many
     "max_new_tokens": _LENGTH,
-    "max_tokens": _whole(0, INT32, -1),  # -1: up to the end of the context
-    "max_completion_tokens": _whole(1, INT32, -1),
-    "max_output_tokens": _whole(1, INT32, -1),
-    "num_predict": _whole(-INT32, INT32),  # below 0: up to the end of the context
-    "n_predict": _whole(-INT32, INT32),  # llama.cpp's name for it
+    "max_tokens": _integer(0, INT32, -1),  # -1: up to the end of the context
+    "max_completion_tokens": _integer(1, INT32, -1),
+    "max_output_tokens": _integer(1, INT32, -1),
+    "num_predict": _integer(-INT32, INT32),  # below 0: up to the end of the context
+    "n_predict": _integer(-INT32, INT32),  # llama.cpp's name for it
     "min_new_tokens": _LENGTH,
     "min_tokens": _LENGTH,
     "thinking_budget": _LENGTH,
@@ -149,17 +149,17 @@ NUMBERS: dict[str, Number] = {
     "max_thinking_tokens": _LENGTH,
     "budget_tokens": _LENGTH,
     "max_tool_calls": _LENGTH,
-    "truncate_prompt_tokens": _whole(1, INT32, -1),  # -1: so that the answer has room
-    "stream_interval": _whole(1, MAX_STREAM_INTERVAL),
-    "routed_dp_rank": _whole(0, MAX_ENGINES - 1),
-    "data_parallel_rank": _whole(0, MAX_ENGINES - 1),
+    "truncate_prompt_tokens": _integer(1, INT32, -1),  # -1: so that the answer has room
+    "stream_interval": _integer(1, MAX_STREAM_INTERVAL),
+    "routed_dp_rank": _integer(0, MAX_ENGINES - 1),
+    "data_parallel_rank": _integer(0, MAX_ENGINES - 1),
     # log probabilities
     "logprobs": _TOP,
     "top_logprobs": _TOP,
     "top_logprobs_num": _TOP,
     "prompt_logprobs": _TOP,
-    "prompt_logprobs_start": _whole(0, INT32),
-    "logprob_start_len": _whole(-1, INT32),  # -1: none of the prompt
+    "prompt_logprobs_start": _integer(0, INT32),
+    "logprob_start_len": _integer(-1, INT32),  # -1: none of the prompt
     # token ids
     "prompt": TOKEN,
     "input": TOKEN,
@@ -168,7 +168,7 @@ NUMBERS: dict[str, Number] = {
     "items": TOKEN,
     "tokens": TOKEN,
     "context": TOKEN,
-    "stop_token_ids": _whole(0, INT32),  # ids beyond the vocabulary never occur
+    "stop_token_ids": _integer(0, INT32),  # ids beyond the vocabulary never occur
     "allowed_token_ids": TOKEN,
     "bad_word_ids": TOKEN,
     "logprob_token_ids": TOKEN,
@@ -176,51 +176,51 @@ NUMBERS: dict[str, Number] = {
     "label_token_ids": TOKEN,
     "thinking_marks": TOKEN,
     # vectors
-    "dimensions": _whole(1, INT32),  # the model limits it further
-    "token_type_ids": _whole(0, 255),
-    "top_n": _whole(1, INT32),
+    "dimensions": _integer(1, INT32),  # the model limits it further
+    "token_type_ids": _integer(0, 255),
+    "top_n": _integer(1, INT32),
     # priority and deadlines
-    "priority": _whole(-INT32 - 1, INT32),
-    "timeout_ms": _whole(1, MAX_TIMEOUT_MS),
-    "ttft_ms": _whole(1, MAX_TIMEOUT_MS),
+    "priority": _integer(-INT32 - 1, INT32),
+    "timeout_ms": _integer(1, MAX_TIMEOUT_MS),
+    "ttft_ms": _integer(1, MAX_TIMEOUT_MS),
     # sessions
-    "capacity": _whole(1, INT32),
-    "capacity_of_str_len": _whole(1, INT32),
-    "offset": _whole(-INT32, INT32),
+    "capacity": _integer(1, INT32),
+    "capacity_of_str_len": _integer(1, INT32),
+    "offset": _integer(-INT32, INT32),
     "timeout": _above(0, 1e9),
     # the prefix cache
-    "node": _whole(0, INT32),
-    "keep": _whole(0, INT32),
+    "node": _integer(0, INT32),
+    "keep": _integer(0, INT32),
     "ttl_s": _above(0, 31_536_000),
     # what outlives the server
     "older_than_s": _real(0, 1e9),
     # control
     "forward_sleep_time": _real(0, 60),
-    "call": _whole(0, INT64),  # number of a control request; the server sets its own
+    "call": _integer(0, INT64),  # number of a control request; the server sets its own
     "server_args": _real(-INT64 - 1, INT64),  # the option limits it further
-    "log_requests_level": _whole(0, INT32),
-    "dump_requests_threshold": _whole(0, INT32),
-    "num_steps": _whole(1, MAX_PROFILED_STEPS),
+    "log_requests_level": _integer(0, INT32),
+    "dump_requests_threshold": _integer(0, INT32),
+    "num_steps": _integer(1, MAX_PROFILED_STEPS),
     # weights
-    "master_port": _whole(1, 65_535),
-    "rank_offset": _whole(1, INT32),
-    "world_size": _whole(2, INT32),
+    "master_port": _integer(1, 65_535),
+    "rank_offset": _integer(1, INT32),
+    "world_size": _integer(2, INT32),
     "timeout_s": _above(0, 3_600),
-    "truncate_size": _whole(1, 1_000_000),
-    "shape": _whole(0, 2**40),
-    "shapes": _whole(0, 2**40),
+    "truncate_size": _integer(1, 1_000_000),
+    "shape": _integer(0, 2**40),
+    "shapes": _integer(0, 2**40),
 }
 
 # Of messages from outside of weft: what can be sent to the engine.
-ANY_WHOLE = _whole(-INT64 - 1, INT64)
+ANY_INTEGER = _integer(-INT64 - 1, INT64)
 ANY_REAL = _real(-1e308, 1e308)
 
 # Field of the query of a URL → range.
 QUERIES: dict[str, Number] = {
-    "limit": _whole(1, 10_000),
+    "limit": _integer(1, 10_000),
     "timeout": _real(0, 600),
-    "dp_rank": _whole(0, MAX_ENGINES - 1),
-    "node": _whole(0, INT32),
+    "dp_rank": _integer(0, MAX_ENGINES - 1),
+    "node": _integer(0, INT32),
     "ramp_s": _real(0, 3_600),
 }
 

@@ -169,7 +169,7 @@ _NOT_DIVIDED: dict[str, Callable[[LayerSpec], bool]] = {
     "experts beside a dense part": lambda spec: (
         isinstance(spec.mlp, MoeSpec) and spec.mlp.dense_size > 0
     ),
-    "norms over all heads together": lambda spec: spec.attention.qk_norm is QkNorm.WHOLE,
+    "norms over all heads together": lambda spec: spec.attention.qk_norm is QkNorm.ALL_HEADS,
 }
 
 

@@ -15,7 +15,7 @@ from weft.config.decoder import (
     LayerSpec,
     MambaSpec,
     MoeSpec,
-    NormPlace,
+    NormPosition,
     QkNorm,
     ShortConvSpec,
 )
@@ -88,20 +88,20 @@ def _operations(layer: LayerSpec) -> int:
 
 def _count(decoder: DecoderSpec, layer: LayerSpec, found: Counter[str]) -> None:
     """Add the passes of a layer."""
-    place = layer.norms
+    norms = layer.norms
     num_before = {
-        NormPlace.POST: 0,
-        NormPlace.PARALLEL: 1,
-    }.get(place, 2)
+        NormPosition.POST: 0,
+        NormPosition.PARALLEL: 1,
+    }.get(norms, 2)
     if decoder.norm.has_mean and num_before:
         found["norms by mean and deviation"] += num_before
-    elif place.is_parallel:
+    elif norms.is_parallel:
         found["norms of parts side by side"] += num_before
-    if place in (NormPlace.POST, NormPlace.BOTH):
-        found["norms behind attention and feed-forward part"] += 2
+    if norms in (NormPosition.POST, NormPosition.BOTH):
+        found["norms after attention and feed-forward part"] += 2
     if isinstance(layer.mlp, MoeSpec) and layer.mlp.dense_size:
         found["norms of experts and of the part beside them"] += 3
-    if layer.state is None and layer.attention.qk_norm is QkNorm.WHOLE:
+    if layer.state is None and layer.attention.qk_norm is QkNorm.ALL_HEADS:
         found["norms of whole queries and keys"] += 2
     if layer.state is None and layer.attention.qk_norm is QkNorm.ROTATED_HEAD:
         found["rotations before norms of heads"] += 1

@@ -96,7 +96,7 @@ def load_object(
         return _of_module(name) if COLON in name else _of_package(name, group)
     except PluginError:
         raise
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:  # a script may end when it is imported
         raise PluginError(f"it could not be loaded: {type(exc).__name__}: {exc}") from exc
 
 

@@ -20,8 +20,8 @@ HEAD = "lm_head"
 LABELS = "score"  # the head of a model that gives labels, which is trained as a whole
 
 
-class ExpertPlace(NamedTuple):
-    """The place of an expert's matrix in the tensor [num_experts, rows, in] of all experts."""
+class ExpertSlice(NamedTuple):
+    """The slice of an expert in the tensor [num_experts, rows, in] of all experts."""
 
     name: str  # name of that tensor
     expert: int
@@ -32,12 +32,12 @@ class ExpertPlace(NamedTuple):
 
 class Projection(NamedTuple):
     """A matrix. `is_table`: an embedding, of which each token gets one of `in_size` rows. `stack`:
-    the place of an expert's matrix in the tensor of all experts."""
+    the slice of an expert in the tensor of all experts."""
 
     in_size: int
     out_size: int
     is_table: bool = False
-    stack: ExpertPlace | None = None
+    stack: ExpertSlice | None = None
 
 
 def projections(model: ModelConfig) -> dict[str, Projection]:
@@ -133,18 +133,18 @@ def _of_experts(model: ModelConfig, spec: MoeSpec, prefix: str) -> dict[str, Pro
     num = spec.router.num_experts
     found: dict[str, Projection] = {}
     if spec.shared_size:
-        place = prefix.rpartition(".")[0] if names.shared_is_beside else prefix
+        base = prefix.rpartition(".")[0] if names.shared_is_beside else prefix
         shared = MlpSpec(size=spec.shared_size, activation=spec.activation)
-        found |= _of_mlp(model, shared, f"{place}.{names.shared}")
+        found |= _of_mlp(model, shared, f"{base}.{names.shared}")
     if names.is_transposed:
         return found
     both = f"{prefix}.{names.all_gate_up}"
     for expert in range(num):
         own = f"{prefix}.{names.experts}.{expert}"
         for index, name in enumerate(names.gate_up):
-            stack = ExpertPlace(both, expert, num, index * spec.size, 2 * spec.size)
+            stack = ExpertSlice(both, expert, num, index * spec.size, 2 * spec.size)
             found[f"{own}.{name}"] = Projection(hidden, spec.size, stack=stack)
-        stack = ExpertPlace(f"{prefix}.{names.all_down}", expert, num, 0, hidden)
+        stack = ExpertSlice(f"{prefix}.{names.all_down}", expert, num, 0, hidden)
         found[f"{own}.{names.down}"] = Projection(spec.size, hidden, stack=stack)
     return found
 

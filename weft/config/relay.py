@@ -41,7 +41,7 @@ class RelayConfig:
     prefill: str = option(
         "",
         "URLs of servers with --disaggregation-mode prefill, each with its "
-        f"--disaggregation-bootstrap-port behind it if that is not {BOOTSTRAP_PORT}",
+        f"--disaggregation-bootstrap-port after it if that is not {BOOTSTRAP_PORT}",
         group="servers",
         everyday=True,
         several=True,

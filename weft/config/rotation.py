@@ -27,9 +27,9 @@ class Rotation(Generic[T]):
         end. None if there is no item. Without `with_long`, long items are skipped.
         """
         for tenant, queue in self._waiting.items():
-            for place, (item, is_long) in enumerate(queue):
+            for index, (item, is_long) in enumerate(queue):
                 if with_long or not is_long:
-                    del queue[place]
+                    del queue[index]
                     del self._waiting[tenant]
                     if queue:
                         self._waiting[tenant] = queue
@@ -39,9 +39,9 @@ class Rotation(Generic[T]):
     def remove(self, tenant: str, item: T) -> bool:
         """Remove an item. Returns whether it was in the queue."""
         queue = self._waiting.get(tenant, deque())
-        for place, (other, _) in enumerate(queue):
+        for index, (other, _) in enumerate(queue):
             if other is item:
-                del queue[place]
+                del queue[index]
                 if not queue:
                     del self._waiting[tenant]
                 return True

@@ -5,7 +5,7 @@ files are ignored here: the code that loads the tokenizer reports them.
 Fine-tuned models often change only the former: their `config.json` still has the end token of the
 base model. So do many GGUF files, whose metadata name one end token. If no file names the tokens
 that end a generation, they are also found by their text among the added tokens, as llama.cpp does,
-and from the chat template: the token that it writes behind the content of a message.
+and from the chat template: the token that it writes after the content of a message.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ KNOWN_ENDS = frozenset(
 )
 # Where it is a token, a turn has several messages, each of which ends with <|end|>.
 MANY_MESSAGES = "<|return|>"
-MAX_TOKEN_LEN = 128  # characters of a token that a template may write behind a content
+MAX_TOKEN_LEN = 128  # characters of a token that a template may write after a content
 
-# `content`, how it ends as an expression, and what leads to the text behind it.
-_BEHIND_CONTENT = re.compile(
+# `content`, how it ends as an expression, and what leads to the text after it.
+_AFTER_CONTENT = re.compile(
     r"""\bcontent\b ["']?\]? (?:\s*\|\s*trim)? \s* (?:-?\}\}|[+~])? [\s"']* (?:\{\{-?\s*["'])?""",
     re.VERBOSE,
 )
@@ -63,13 +63,13 @@ def implied_end_ids(folder: Path, named: Iterable[int]) -> tuple[int, ...]:
 
 
 def _closing(template: str, special: frozenset[str]) -> set[str]:
-    """The special tokens that a template writes behind the content of a message, without those that
+    """The special tokens that a template writes after the content of a message, without those that
     close a part of it, as `</think>`."""
     lens = sorted({len(text) for text in special if len(text) <= MAX_TOKEN_LEN}, reverse=True)
     found = set()
-    for place in _BEHIND_CONTENT.finditer(template):
+    for match in _AFTER_CONTENT.finditer(template):
         for size in lens:
-            text = template[place.end() : place.end() + size]
+            text = template[match.end() : match.end() + size]
             if text in special and not text.startswith(("</", "[/")):
                 found.add(text)
                 break

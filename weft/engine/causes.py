@@ -52,10 +52,10 @@ class Cause(StrEnum):
     EVICTED = "evicted"
 
 
-# Every cause, and what one can do about it; docs/guides/cache.md explains them.
+# Every cause, and what one can do about it; docs/guides/observability.md explains them.
 ADVICE = {
     Cause.FOUND: "",
-    Cause.CACHE_OFF: "the prefix cache is off (--prefix-cache off)",
+    Cause.CACHE_OFF: "start weft without --prefix-cache off",
     Cause.NOT_SHARED: "",
     Cause.RECOMPUTED: "ask for log probabilities of the prompt only where they are needed",
     Cause.FIRST_SEEN: "",

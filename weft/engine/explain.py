@@ -250,8 +250,9 @@ class Reasons:
         if request.row != NO_ROW:
             is_kept = event.kind in (EventKind.WAITING_REASON, EventKind.STALLED)
             return event.detail if is_kept else ""
-        if scheduler.waiting_queue.is_blocked(request):
-            return scheduler.waiting_queue.why_blocked
+        gate = scheduler.waiting_queue.gate
+        if gate is not None and scheduler.waiting_queue.is_blocked(request):
+            return gate.why
         last = self._last
         if last is not None and not trace.waits[-1].has_seen(last):
             last = None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import islice
 from typing import NamedTuple
 
 from weft.engine.core import EngineCore
@@ -67,8 +68,8 @@ class InputGate(Service):
         input that is not blocked."""
         if self.state == "unblocked" and not ramp_s:
             return
-        if at_s > now and self._is_blocked:
-            self._core.scheduler.waiting_queue.explain_block(BARRIER)
+        if at_s > now:
+            self._explain(BARRIER)
 
         def open_input(then: float, next_arrival: int) -> None:
             if ramp_s:
@@ -81,14 +82,12 @@ class InputGate(Service):
     def begin_meeting(self) -> None:
         """A change is due when all engines that keep step have come to the same step."""
         self._num_meetings += 1
-        if self._is_blocked:
-            self._core.scheduler.waiting_queue.explain_block(BARRIER)
+        self._explain(BARRIER)
 
     def end_meeting(self) -> None:
         """All engines are there, or some did not come: the change follows, or there is none."""
         self._num_meetings -= 1
-        if self._is_blocked:
-            self._core.scheduler.waiting_queue.explain_block(WHY)
+        self._explain(WHY)
 
     def wake_at(self) -> float:
         if self._barrier is not None:
@@ -96,17 +95,18 @@ class InputGate(Service):
         if self._ramp is None:
             return math.inf
         scheduler = self._core.scheduler
-        blocked_from = scheduler.waiting_queue.blocked_from
-        return self._ramp.next_s(blocked_from, scheduler.counters.num_requests)
+        gate = scheduler.waiting_queue.gate
+        assert gate is not None, "a ramp blocks those behind it"
+        return self._ramp.next_s(gate.blocked_from, scheduler.counters.num_requests)
 
     def opened(self, message: GenerateRequest, now: float) -> None:
         """Record in the history of a request why it waits."""
         scheduler = self._core.scheduler
         # The request itself is the first that comes after the moment.
         self._pass_barrier(now, scheduler.counters.num_requests - 1)
-        why = scheduler.waiting_queue.why_blocked
-        if why:
-            scheduler.history.waits_for(message.id, why, now, scheduler.planner.num_steps)
+        gate = scheduler.waiting_queue.gate
+        if gate is not None:
+            scheduler.history.waits_for(message.id, gate.why, now, scheduler.planner.num_steps)
 
     def before_step(self, now: float) -> None:
         scheduler = self._core.scheduler
@@ -121,6 +121,12 @@ class InputGate(Service):
             self._release(ramp.frontier(now, num_requests), now)
 
     # Inside
+
+    def _explain(self, why: str) -> None:
+        """Tell those that wait because the input is blocked what opens it."""
+        gate = self._core.scheduler.waiting_queue.gate
+        if gate is not None and self._is_blocked:
+            gate.why = why
 
     def _change(self, barrier: Barrier, now: float) -> None:
         self._barrier = barrier
@@ -141,27 +147,30 @@ class InputGate(Service):
 
     def _begin_ramp(self, now: float, ramp_s: float, next_arrival: int) -> None:
         queue = self._core.scheduler.waiting_queue
-        first = queue.oldest_arrival
+        oldest = next(islice(queue, len(queue.resumed), None), None)  # of those that never ran
         why = (
             "the input opens gradually: requests go on in order of arrival, at a growing rate, "
             f"for {ramp_s:g} s"
         )
-        queue.block(next_arrival if first is None else first, why)
+        first = next_arrival if oldest is None else oldest.spec.arrival_order
+        gate = queue.block(first, why)
         self._is_blocked = False
-        self._ramp = Ramp(now, ramp_s, queue.blocked_from)
+        self._ramp = Ramp(now, ramp_s, gate.blocked_from)
 
     def _release(self, frontier: int, now: float) -> None:
         """Let the requests before `frontier` go on."""
         scheduler = self._core.scheduler
         queue = scheduler.waiting_queue
-        if frontier <= queue.blocked_from:
+        gate = queue.gate
+        assert gate is not None, "a ramp blocks those behind it"
+        if frontier <= gate.blocked_from:
             return
         released = []
         for request in queue.blocked():
             if request.spec.arrival_order >= frontier:
                 break
             released.append(request.id)
-        queue.open_until(frontier)
+        gate.open_until(frontier)
         for id in released:
             scheduler.history.waits_no_more(
                 id, "its turn in the ramp has come", now, scheduler.planner.num_steps

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from weft.memory.allocator import OutOfPages
 from weft.messages.replies import StepOutput
 from weft.plan.step import Runner, Step
 from weft.scheduler.batch import Batch
@@ -118,7 +119,10 @@ class Loop:
         self._drain()
         self.num_stuck = 0
         suspects = self._scheduler.suspects()
-        self._scheduler.recompute(suspects, PLAN_FAILED, "a fault was found", in_doubt=True)
+        message = PLAN_FAILED
+        if isinstance(exc, OutOfPages):
+            message = f"{PLAN_FAILED}: {exc}"
+        self._scheduler.recompute(suspects, message, "a fault was found", in_doubt=True)
 
     def repair(self) -> None:
         """Reset the scheduler's state, because an operation was interrupted. The requests that it

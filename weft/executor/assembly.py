@@ -78,7 +78,7 @@ class RunnerSpec:
         """The model with the heads that this process has, for attention and the KV pool."""
         if self.ranks is None:
             return self.model
-        return of_rank(self.model, self.ranks.place.size)
+        return of_rank(self.model, self.ranks.group_rank.size)
 
     @property
     def keeps_runs(self) -> bool:
@@ -115,8 +115,8 @@ def make_kv_pool(spec: RunnerSpec, device: torch.device) -> KVPool:
     if spec.ranks is not None:
         if spec.ranks.pool is not None:
             make = spec.ranks.pool.zeros
-        if spec.ranks.stage is not None:
-            here = spec.ranks.stage.layers(config.num_layers)
+        if spec.ranks.pp_stage is not None:
+            here = spec.ranks.pp_stage.layers(config.num_layers)
     return KVPool(
         config,
         spec.kv_tokens,

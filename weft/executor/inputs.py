@@ -24,7 +24,7 @@ from weft.arrays import IntArray, LongArray, consecutive
 from weft.executor.backend import AttentionBatch, DeviceLayout, WindowBatch
 from weft.executor.kv_pool import zeros
 from weft.executor.overlap.runs import DeviceRuns, StepRuns, run_columns
-from weft.ops.sampling import StagedSampling
+from weft.ops.sampling import UploadedSampling
 from weft.plan.inputs import InputOp, InputVectors, MediaVectors
 from weft.plan.runs import has_runs
 from weft.plan.step import LAST_SAMPLED, Plan, TableWrites, WindowSlots
@@ -45,22 +45,24 @@ class Inputs:
     last_tokens: Tensor  # [S] int64, id of that token
     # [V, hidden] float32; wider if an encoder also adds to later layers (`models/vision`)
     vectors: Tensor | None = None
-    draws: StagedSampling | None = None  # how tokens are sampled, if this was copied to the device
+    draws: UploadedSampling | None = (
+        None  # how tokens are sampled, if this was copied to the device
+    )
     runs: StepRuns | None = None  # the requests that sample several tokens, if runs are kept
 
 
-class StagedStep(NamedTuple):
+class UploadedStep(NamedTuple):
     """The arrays of a step on the device."""
 
     columns: Sequence[Tensor]  # int64
     layout: DeviceLayout | None  # of the arrays that attention reads, if the host makes the layout
-    draws: StagedSampling | None  # None: every request is greedy
+    draws: UploadedSampling | None  # None: every request is greedy
 
 
-class StepStager(Protocol):
+class StepUploader(Protocol):
     """Copies the arrays of steps to a device that is not the CPU."""
 
-    def stage(self, columns: Sequence[IntArray | LongArray], plan: Plan) -> StagedStep:
+    def upload(self, columns: Sequence[IntArray | LongArray], plan: Plan) -> UploadedStep:
         """Copy the columns, the layout of `plan` for attention, and its draws, in one copy."""
         ...
 
@@ -85,13 +87,13 @@ class DeviceRowTable:
         max_rows: int,
         context_length: int,
         device: torch.device,
-        stager: StepStager | None = None,
+        uploader: StepUploader | None = None,
         *,
         has_windows: bool = False,
     ) -> None:
-        """`stager` copies the arrays of a step to a GPU. `has_windows`: layers with windows have
+        """`uploader` copies the arrays of a step to a GPU. `has_windows`: layers with windows have
         slots of their own."""
-        self._stager = stager
+        self._uploader = uploader
         shape = (max_rows, context_length)
         self.slots = zeros(shape, torch.int32, device)
         self.window_slots: Tensor | None = None
@@ -135,16 +137,16 @@ class DeviceRowTable:
         # kernel.
         layout = None
         draws = None
-        if self._stager is None:
+        if self._uploader is None:
             there: Sequence[Tensor] = self._to_device(*columns)
         else:
-            there, layout, draws = self._stager.stage(columns, plan)
-        given, places, slots, where, of_row, last, rows_there = there[:NUM_COLUMNS]
+            there, layout, draws = self._uploader.upload(columns, plan)
+        planned, places, slots, where, of_row, last, rows_there = there[:NUM_COLUMNS]
         self._flat_slots.index_copy_(0, where, slots.int())
-        tokens = given
+        tokens = planned
         # A token of a step whose result has not been read yet is known only here.
         if plan.tokens.min(initial=0) <= LAST_SAMPLED:
-            tokens = self.with_sampled(given, of_row)
+            tokens = self.with_sampled(planned, of_row)
         runs, last, draws = self.begin_runs(there[NUM_COLUMNS:], last, draws)
         last_tokens = tokens.take(last)
         vectors = None
@@ -175,16 +177,16 @@ class DeviceRowTable:
             runs=runs,
         )
 
-    def with_sampled(self, given: Tensor, of_row: Tensor) -> Tensor:
+    def with_sampled(self, planned: Tensor, of_row: Tensor) -> Tensor:
         """The tokens [T] of a step of the rows `of_row` [T], with those that only the device may
         know."""
         sampled = self.last_tokens.take(of_row)
-        tokens = torch.where(given == LAST_SAMPLED, sampled, given)
+        tokens = torch.where(planned == LAST_SAMPLED, sampled, planned)
         return tokens if self.runs is None else self.runs.tokens(tokens, of_row)
 
     def begin_runs(
-        self, columns: Sequence[Tensor], last: Tensor, draws: StagedSampling | None
-    ) -> tuple[StepRuns | None, Tensor, StagedSampling | None]:
+        self, columns: Sequence[Tensor], last: Tensor, draws: UploadedSampling | None
+    ) -> tuple[StepRuns | None, Tensor, UploadedSampling | None]:
         """The runs of a step with these `run_columns`, if any, the tokens `last` [S] after which it
         samples, and how it samples."""
         if not columns:
@@ -275,8 +277,8 @@ class DeviceRowTable:
 
     def _to_device(self, *arrays: IntArray | LongArray) -> Sequence[Tensor]:
         """The arrays on the device as int64, in one transfer."""
-        if self._stager is not None:
-            return self._stager.to_device(arrays)
+        if self._uploader is not None:
+            return self._uploader.to_device(arrays)
         packed = np.concatenate(arrays, dtype=np.int64)
         there = torch.from_numpy(packed).to(self.slots.device)
         lens = [len(array) for array in arrays]

@@ -168,7 +168,7 @@ def sample(
     for op in plan.logits:
         APPLY[type(op)](step, op)
     if step.faults:
-        logits[list(step.faults)] = torch.nan  # so that they are invalid, whatever came behind
+        logits[list(step.faults)] = torch.nan  # so that they are invalid, whatever came after
     if draws is None:
         draws = plan.sampling
     chosen = sampler.tokens(logits, draws)

@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from weft.grammar.ecma import from_ecma
 from weft.grammar.enforceable import Enforceable, exact_literals
 from weft.grammar.masks import Words
 from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
-from weft.grammar.tags import LarkWriter, as_format
+from weft.grammar.tags import LarkWriter, as_format, lark_inside
 from weft.json_types import JsonObject
 
 # White space between the tokens of JSON: bounded, because a weak model would never end it.
@@ -35,6 +36,7 @@ MAX_LEXER_STATES = 50_000  # of 1 to 2 kB each: this bounds the memory of one gr
 MAX_STEP_ITEMS = 25_000  # a step of one matcher takes about 40 ms at most
 MAX_STEP_FUEL = 100_000
 MAX_MESSAGE_LEN = 500
+MAX_SHOWN = 80  # characters of a grammar that a message shows
 BASE_BYTES = 60_000  # of a small compiled grammar, measured
 BYTES_PER_CHARACTER = 64  # of a larger grammar, approximately
 _DIALECTS = (
@@ -116,10 +118,28 @@ class LlgCompiler:
     def compile(self, key: Key) -> Compiled:
         try:
             return self._compile(key)
-        except (InvalidGrammar, MemoryError):
+        except MemoryError:
             raise
         except (Exception, RecursionError) as exc:
+            message = self._error_inside(key)
+            if message:
+                raise InvalidGrammar(message) from exc
+            if isinstance(exc, InvalidGrammar):
+                raise
             raise InvalidGrammar(_plain(str(exc))) from exc
+
+    def _error_inside(self, key: Key) -> str:
+        """The error of the first Lark grammar inside a tag that is wrong by itself. That of the
+        whole tag shows rules that its author has not written, and not which grammar it is."""
+        if key.kind != "structural_tag":
+            return ""
+        make = self._library.LLMatcher
+        with suppress(ValueError, RecursionError):  # the tag is no JSON, or nested too deeply
+            for definition in lark_inside(json.loads(key.text)):
+                error = self._matcher(str(make.grammar_from_lark(definition))).error
+                if error:
+                    return f"{error}; the grammar is {definition[:MAX_SHOWN]!r}"
+        return ""
 
     def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
         # The caller's thread fills a few masks by itself: to wake other threads takes longer, and

@@ -10,7 +10,7 @@ module knows nothing of schemas and tokens: functions translate both.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from weft.grammar.in_json import lark_in_json, regex_in_json
@@ -54,6 +54,19 @@ def with_schemas(format: Any, change: Callable[[Any], Any]) -> Any:
         else:
             changed[key] = with_schemas(value, change)
     return changed
+
+
+def lark_inside(format: Any) -> Iterator[str]:
+    """The Lark grammars inside a format, in order. The format may be wrong."""
+    if isinstance(format, list):
+        for one in format:
+            yield from lark_inside(one)
+    elif isinstance(format, dict):
+        definition = format.get("definition")
+        if format.get("syntax") == "lark" and isinstance(definition, str):
+            yield definition
+        else:
+            yield from lark_inside(list(format.values()))
 
 
 class LarkWriter:

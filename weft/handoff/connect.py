@@ -38,13 +38,13 @@ class Connector:
             raise SentAway(f"{facts} here")
         return facts
 
-    async def greeted(self, place: MeetingPlace) -> Connection:
+    async def greeted(self, address: MeetingPlace) -> Connection:
         """A connection on which both sides have greeted. Raises SentAway if either side refuses,
         and Unreachable."""
         facts = self._known_facts()
         try:
             async with asyncio.timeout(CONNECT_S):
-                sock = await self._connected(place)
+                sock = await self._connected(address)
         except TimeoutError as exc:
             raise Unreachable(f"no connection in {CONNECT_S:g} s") from exc
         except OSError as exc:
@@ -53,32 +53,32 @@ class Connector:
             raise Unreachable("the host is no name of a machine") from exc
         connection = Connection(sock)
         try:
-            meeting = Meeting(f"{place}", place.room)
+            meeting = Meeting(f"{address}", address.room)
             await greet(connection, self._secret, facts, meeting, self._silence_s)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    async def _connected(self, place: MeetingPlace) -> socket.socket:
+    async def _connected(self, address: MeetingPlace) -> socket.socket:
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        if not self._secret and not is_loopback(str(address[0])):
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, resolved = found[0]
+        if not self._secret and not is_loopback(str(resolved[0])):
             raise SentAway("it is another machine, and there is no --handoff-secret")
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         try:
-            await loop.sock_connect(sock, address)
+            await loop.sock_connect(sock, resolved)
         except BaseException:
             sock.close()
             raise
         return sock
 
-    async def dismiss(self, place: MeetingPlace) -> None:
+    async def dismiss(self, address: MeetingPlace) -> None:
         """Tell the other server that a room is not needed. If that fails, its lease expires."""
         with suppress(*NO_ANSWER):
-            connection = await self.greeted(place)
+            connection = await self.greeted(address)
             try:
                 await connection.send(Ask("", b"", 0, is_needless=True))
                 async with asyncio.timeout(2 * self._silence_s):

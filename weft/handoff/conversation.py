@@ -30,7 +30,7 @@ class Talk:
     """The conversation about one room. Used by the thread only."""
 
     pull: int
-    place: MeetingPlace
+    address: MeetingPlace
     key: CacheKey
     have: int
     orders: Orders = field(default_factory=Orders)

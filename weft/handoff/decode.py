@@ -69,8 +69,8 @@ class DecodeSide(NoHandoff):
         """End all connections."""
         self._thread.stop()
 
-    def ask(self, pull: int, place: MeetingPlace, key: CacheKey, have: int) -> None:
-        self._thread.soon(self._talks.begin, Talk(pull, place, key, have))
+    def ask(self, pull: int, address: MeetingPlace, key: CacheKey, have: int) -> None:
+        self._thread.soon(self._talks.begin, Talk(pull, address, key, have))
 
     def bind(self, ticket: int, pull: int) -> None:
         self._pull_of[ticket] = pull
@@ -96,8 +96,8 @@ class DecodeSide(NoHandoff):
     def leave(self, pull: int) -> None:
         self._thread.soon(self._talks.leave, pull)
 
-    def dismiss(self, place: MeetingPlace) -> None:
-        self._thread.soon(self._talks.say_goodbye, place)
+    def dismiss(self, address: MeetingPlace) -> None:
+        self._thread.soon(self._talks.say_goodbye, address)
 
     def renew(self, why: str) -> None:
         self._facts.renew()

@@ -61,7 +61,7 @@ class Talks:
             return
         talk.is_left = True
         if not talk.has_asked:  # otherwise the other side sees that the connection ends
-            self.say_goodbye(talk.place)
+            self.say_goodbye(talk.address)
         # A task that has not begun would end without a report.
         if talk.has_begun and talk.task is not None:
             talk.task.cancel()
@@ -80,8 +80,8 @@ class Talks:
             if talk.has_begun and talk.task is not None:
                 talk.task.cancel()
 
-    def say_goodbye(self, place: MeetingPlace) -> None:
-        task = asyncio.get_running_loop().create_task(self._connector.dismiss(place))
+    def say_goodbye(self, address: MeetingPlace) -> None:
+        task = asyncio.get_running_loop().create_task(self._connector.dismiss(address))
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
 
@@ -97,18 +97,18 @@ class Talks:
             reason = ""
         except SentAway as exc:
             reason = "refused"
-            why = f"{talk.place}: {exc}"
-            self._refusals.tell(f"{talk.place}", f"{exc}")
+            why = f"{talk.address}: {exc}"
+            self._refusals.tell(f"{talk.address}", f"{exc}")
         except DamagedPiece as exc:
             reason = "damaged"
-            why = f"{talk.place}: {exc}"
+            why = f"{talk.address}: {exc}"
         except Unreachable as exc:
             reason = "unreachable"
-            why = f"{talk.place}: {exc}"
+            why = f"{talk.address}: {exc}"
         except TimeoutError:
-            why = f"{talk.place} has sent nothing for {self._silence_s:g} s"
+            why = f"{talk.address} has sent nothing for {self._silence_s:g} s"
         except (OSError, EOFError, BadSpeech) as exc:
-            why = f"{talk.place}: {exc}"
+            why = f"{talk.address}: {exc}"
         except (GateShut, asyncio.CancelledError):
             pass
         except Exception as exc:  # after any error the request computes its prompt
@@ -128,7 +128,7 @@ class Talks:
             self._news.missed(Missed(talk.pull, reason, why))
 
     async def _talk(self, talk: Talk) -> None:
-        connection = await self._connector.greeted(talk.place)
+        connection = await self._connector.greeted(talk.address)
         try:
             await connection.send(Ask(talk.key.namespace, talk.key.tokens, talk.have))
             talk.has_asked = True

@@ -31,7 +31,7 @@ import msgspec
 
 from weft.handoff.pages import PageGate
 from weft.seal import Mark, Open, Seals, is_same
-from weft.tiers.pages import MAX_PIECES, behind
+from weft.tiers.pages import MAX_PIECES, without_first
 
 VERSION = 4
 LENGTH = struct.Struct("<I")
@@ -209,7 +209,7 @@ class Connection:
             with gate, suppress(BlockingIOError):
                 num_bytes = self._sock.sendmsg(rest[:MAX_PIECES])
             if num_bytes:
-                rest = behind(rest, num_bytes)
+                rest = without_first(rest, num_bytes)
             else:
                 await self._until_writable()
 
@@ -222,7 +222,7 @@ class Connection:
             if not num_bytes:
                 raise EOFError("the connection was closed")
             if num_bytes > 0:
-                rest = behind(rest, num_bytes)
+                rest = without_first(rest, num_bytes)
             else:
                 await self._until_there(min(sum(map(len, rest)), WAKE_BYTES))
 

@@ -13,14 +13,14 @@ from typing import NamedTuple
 NS = 1e-9
 # States of a thread that could go on: R runs or waits for a processor; D waits for a disk, which
 # a busy machine makes slow, too. Source: proc(5), /proc/[pid]/stat.
-HELD_UP = (b"R", b"D")
+DELAYED = (b"R", b"D")
 
 
 class Use(NamedTuple):
     """What the observed threads did since the last look. Sums over threads, in seconds."""
 
     used_s: float  # processor time
-    waited_s: float  # time for which they were held up: they waited for a processor, or for a disk
+    waited_s: float  # time for which they were delayed: they waited for a processor, or for a disk
 
     @property
     def share(self) -> float:
@@ -43,7 +43,7 @@ class ProcessorUse:
         """The use in the `passed_s` since the last look. None if the system does not tell.
 
         A first look, which also follows `forget`, has nothing to compare with: it only finds the
-        threads that are held up at this moment.
+        threads that are delayed at this moment.
         """
         now: dict[str, Times] = {}
         used_s = waited_s = 0.0
@@ -52,7 +52,7 @@ class ProcessorUse:
             before = times if self._before is None else self._before.get(name, START)
             used = min(max(times.used_s - before.used_s, 0.0), passed_s)
             waited = max(times.waited_s - before.waited_s, 0.0)
-            if times.is_held_up and name != self._but:
+            if times.is_delayed and name != self._but:
                 # The kernel adds the time of waiting only when the thread gets a processor.
                 waited = passed_s
             waited_s += min(waited, passed_s - used)
@@ -84,7 +84,7 @@ class Times(NamedTuple):
 
     used_s: float
     waited_s: float
-    is_held_up: bool
+    is_delayed: bool
 
 
 START = Times(0.0, 0.0, False)
@@ -97,10 +97,10 @@ def _times(thread: Path) -> Times | None:
         fields = (thread / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    is_held_up = fields[0] in HELD_UP
+    is_delayed = fields[0] in DELAYED
     try:
         ran_ns, waited_ns, _ = (thread / "schedstat").read_bytes().split()
     except (OSError, ValueError):  # a kernel that does not count, or the thread has just ended
         ticks = int(fields[11]) + int(fields[12])
-        return Times(ticks / os.sysconf("SC_CLK_TCK"), 0.0, is_held_up)
-    return Times(int(ran_ns) * NS, int(waited_ns) * NS, is_held_up)
+        return Times(ticks / os.sysconf("SC_CLK_TCK"), 0.0, is_delayed)
+    return Times(int(ran_ns) * NS, int(waited_ns) * NS, is_delayed)

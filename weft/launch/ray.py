@@ -27,7 +27,7 @@ from weft.json_types import JsonObject
 from weft.launch.embed import embedded
 from weft.launch.front import Front
 from weft.launch.ray_nodes import OtherMachines, check_machines
-from weft.launch.ray_options import is_on, number_of, whole_number_of
+from weft.launch.ray_options import integer_of, is_on, number_of
 
 HEALTH_PERIOD_S = 2.0  # Ray replaces a replica after three failed checks
 MAX_ONGOING = 512  # maximum of open requests that Ray sends to one replica
@@ -113,7 +113,7 @@ def build(args: dict[str, str]) -> Application:
     num_cpus = number_of(args, "num_cpus", threads or 1)
     options: dict[str, Any] = {
         "health_check_period_s": HEALTH_PERIOD_S,
-        "max_ongoing_requests": whole_number_of(args, "max_ongoing_requests", MAX_ONGOING),
+        "max_ongoing_requests": integer_of(args, "max_ongoing_requests", MAX_ONGOING),
         "graceful_shutdown_timeout_s": server.drain_s + 10.0,
         "ray_actor_options": {"num_cpus": num_cpus, "num_gpus": number_of(args, "num_gpus", 0)},
         **_replicas(args),
@@ -134,13 +134,13 @@ def _replicas(args: Mapping[str, str]) -> dict[str, Any]:
         for name in SCALING:
             if name in args:
                 raise SettingsError(f"{name} is {args[name]}, which needs max_replicas")
-        return {"num_replicas": whole_number_of(args, "num_replicas", 1)}
+        return {"num_replicas": integer_of(args, "num_replicas", 1)}
     if "num_replicas" in args:
         raise SettingsError(
             f"num_replicas is {args['num_replicas']}, but with max_replicas Ray chooses the number"
         )
-    least = whole_number_of(args, "min_replicas", 1, least=0)
-    most = whole_number_of(args, "max_replicas", 1)
+    least = integer_of(args, "min_replicas", 1, least=0)
+    most = integer_of(args, "max_replicas", 1)
     if least > most:
         raise SettingsError(f"min_replicas is {least}, more than max_replicas ({most})")
     target = number_of(args, "target_ongoing_requests", TARGET_ONGOING)

@@ -37,12 +37,12 @@ STOP_S = 5.0  # time for a node to end by itself
 def check_machines(engine: EngineConfig) -> None:
     """Raise SettingsError if the settings give addresses or ranks that Ray and the replica choose,
     or if `nnodes` does not divide `tp_size`."""
-    for option, given in (
+    for option, value in (
         ("node_rank", engine.node_rank),
         ("dist_init_addr", engine.dist_init_addr),
         ("dist_secret", engine.dist_secret),
     ):
-        if given:
+        if value:
             raise SettingsError(f"{option} is given, but Ray gives the nodes their places")
     if engine.tp_size % engine.nnodes:
         raise SettingsError(
@@ -84,12 +84,12 @@ class OtherMachines:
         self.engine = replace(engine, dist_init_addr=address, dist_secret=secret)
         self._actors = []
         for node in range(1, engine.nnodes):
-            place = PlacementGroupSchedulingStrategy(
+            strategy = PlacementGroupSchedulingStrategy(
                 get_current_placement_group(), placement_group_bundle_index=node
             )
             # Any port: several replicas may have nodes on one machine, and Ray asks none of them.
             own = [*words, "--node-rank", str(node), "--dist-init-addr", address, "--port", "0"]
-            actor = NODE_ACTOR.options(num_cpus=num_cpus, scheduling_strategy=place)
+            actor = NODE_ACTOR.options(num_cpus=num_cpus, scheduling_strategy=strategy)
             self._actors.append(actor.remote(own, secret))
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ def number_of(args: Mapping[str, str], name: str, default: float) -> float:
     return number
 
 
-def whole_number_of(args: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
+def integer_of(args: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
     """An option that counts something. Raises SettingsError."""
     number = number_of(args, name, default)
     if number < least or not number.is_integer():

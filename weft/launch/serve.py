@@ -67,7 +67,7 @@ def serve(argv: Sequence[str]) -> int:
     try:
         with StartSignals() as signals, ExitStack() as started:
             # A signal that comes here waits until all that was started is known to `started`.
-            with signals.held():
+            with signals.deferred():
                 group = EngineGroup(config.dp_size, are_joined=engine.enable_dp_attention)
                 started.callback(group.stop, ENGINE_STOP_S)
                 started.callback(ignore)
@@ -131,7 +131,7 @@ def _run(
     with ExitStack() as started:
         started.callback(tracer.close)
         # A signal that comes here waits until all that was started is known to `started`.
-        with signals.held():
+        with signals.deferred():
             sockets = started.enter_context(SocketFolder())
             group.begin(context, sockets)
             started.callback(group.stop, ENGINE_STOP_S)

@@ -23,7 +23,7 @@ class StartSignals:
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
-        self._is_held = False
+        self._is_deferred = False
         self._has_come = False
 
     def __enter__(self) -> StartSignals:
@@ -35,20 +35,20 @@ class StartSignals:
             signal.signal(number, handler)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """The body runs to its end: a signal that arrives meanwhile raises `Stopped` after it."""
-        self._is_held = True
+        self._is_deferred = True
         try:
             yield
         finally:
-            self._is_held = False
+            self._is_deferred = False
         if self._has_come:
             raise Stopped
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         ignore()
         self._has_come = True
-        if not self._is_held:
+        if not self._is_deferred:
             raise Stopped
 
 

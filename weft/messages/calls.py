@@ -57,6 +57,7 @@ class CallFailed(ControlReply):
     """The reply to any control request on which the engine failed."""
 
     message: str
+    status: int = 500  # as an HTTP status; 503: it may be tried again
 
 
 R = TypeVar("R", bound=ControlReply)

@@ -119,8 +119,8 @@ def salvage(data: bytes) -> Unreadable:
     ids: set[int] = set()
     packed = fields.get("ids")
     if isinstance(packed, bytes):
-        whole = len(packed) // 8 * 8
-        ids.update(memoryview(packed[:whole]).cast("q"))
+        end = len(packed) // 8 * 8
+        ids.update(memoryview(packed[:end]).cast("q"))
     for name in ("finished", "aux"):
         parts = fields.get(name)
         if isinstance(parts, list):

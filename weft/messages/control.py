@@ -269,7 +269,9 @@ class BlockInput(ControlRequest[InputReply], tag="block"):
     """
 
     at_s: float = 0.0  # moment of the engine's clock at which all engines do it; 0: at once
-    together: bool = False  # at the same step as the other engines that keep step with this one
+    # At the same step as the other engines that keep step with this one; then before `at_s`, or
+    # not at all.
+    together: bool = False
 
 
 class UnblockInput(ControlRequest[InputReply], tag="unblock"):
@@ -278,7 +280,9 @@ class UnblockInput(ControlRequest[InputReply], tag="unblock"):
 
     ramp_s: float = 0.0
     at_s: float = 0.0  # moment of the engine's clock at which all engines do it; 0: at once
-    together: bool = False  # at the same step as the other engines that keep step with this one
+    # At the same step as the other engines that keep step with this one; then before `at_s`, or
+    # not at all.
+    together: bool = False
 
 
 class GenerationReply(ControlReply):

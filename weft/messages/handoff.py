@@ -6,7 +6,7 @@ import msgspec
 
 
 class HandoffParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The place of the KV for a handoff.
+    """The address of the KV for a handoff.
 
     The prefill server keeps the prompt's KV under the name of the room; the decode server fetches
     it from `host` and `port`.

@@ -21,7 +21,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: MediaKind
     # SHA-256 of everything that determines its vectors and positions: kind, grid, time_step, shape
-    # and values. Items with the same digest have the same vectors, and at the same place in a
+    # and values. Items with the same digest have the same vectors, and at the same offset in a
     # prompt the same K and V.
     digest: bytes
     start: int  # position of its first token in the prompt

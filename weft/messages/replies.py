@@ -158,8 +158,8 @@ def _num_bytes(one: AuxPiece) -> int:
 
 def ids_of(output: StepOutput) -> set[int]:
     """The ids of all requests in a step's output."""
-    whole = len(output.ids) // 8 * 8
-    ids = set(memoryview(output.ids[:whole]).cast("q"))
+    end = len(output.ids) // 8 * 8
+    ids = set(memoryview(output.ids[:end]).cast("q"))
     for one in (*output.logprobs, *output.aux, *output.finished, *output.warnings):
         ids.add(one.id)
     return ids

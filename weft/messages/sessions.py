@@ -9,7 +9,7 @@ from weft.messages.calls import ControlReply, ControlRequest, SuccessReply
 
 
 class SessionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The place in a session where a request continues. Its prompt is appended to the *history*:
+    """The point in a session where a request continues. Its prompt is appended to the *history*:
     the prompt and output of an earlier turn, with everything before that turn.
 
         history of the turn `rid`:   prompt ............... output

@@ -26,7 +26,7 @@ KINDS = {
     "object": "an object",
     "null": "null",
 }
-_PLACE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
+_PATH = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 _EXPECTED = re.compile(
     r"Expected `(?P<kinds>[^`]*)`(, got `(?P<got>\w+)`)?(?P<more>.*)$", re.DOTALL
 )
@@ -58,10 +58,10 @@ def wrong_field(
     """
     message = str(error)
     path = ""
-    place = _PLACE.search(message)
-    if place is not None:
-        path = place["path"]
-        message = message[: place.start()]
+    found_path = _PATH.search(message)
+    if found_path is not None:
+        path = found_path["path"]
+        message = message[: found_path.start()]
     missing = _MISSING.match(message)
     if missing is not None:
         field = _joined(within, _joined(path, missing["name"]))
@@ -81,7 +81,7 @@ def wrong_field(
     if not allowed:
         allowed = message[:1].lower() + message[1:300]
     found = _find(raw, path, got)
-    if place is not None and place["key"]:
+    if found_path is not None and found_path["key"]:
         field = _joined(within, path)
         return WrongField(field, f"a key of {field} is a text; {allowed}")
     if found is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.config.decoder import MoeSpec, NormPlace, RopeConfig
+from weft.config.decoder import MoeSpec, NormPosition, RopeConfig
 from weft.config.model import ModelConfig
 from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.embedding import Embedding
@@ -63,7 +63,7 @@ class Block:
 
 class DecoderLayer:
     """Attention, or a mixer with a state in its place, then the feed-forward part; or both in
-    parallel (`NormPlace.PARALLEL`)."""
+    parallel (`NormPosition.PARALLEL`)."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class DecoderLayer:
         self._names = config.decoder.names
         self._ops = ops
         self._is_parallel = spec.norms.is_parallel
-        pre_norms = spec.norms is not NormPlace.POST
-        feed_pre_norms = pre_norms and spec.norms is not NormPlace.PARALLEL
+        pre_norms = spec.norms is not NormPosition.POST
+        feed_pre_norms = pre_norms and spec.norms is not NormPosition.PARALLEL
         self.mlp = make_feed_forward(config, layer, ops)
         if isinstance(self.mlp, ExpertsBesideDense):
             feed_pre_norms = False  # both parts norm their input
-        post_norms = spec.norms in (NormPlace.POST, NormPlace.BOTH)
+        post_norms = spec.norms in (NormPosition.POST, NormPosition.BOTH)
 
         def norm(is_there: bool) -> RmsNorm | CenteredNorm | None:
             return make_norm(config, config.hidden_size, ops) if is_there else None
@@ -107,14 +107,16 @@ class DecoderLayer:
             "states stand in layers of two parts"
         )
 
-    def __call__(self, x: Tensor, attention: PagedAttention, given: Tensor | None = None) -> Tensor:
-        """[T, hidden] -> [T, hidden], or fewer rows (`PagedAttention.narrow`). `given` [T, ..]: the
-        inputs of this layer, if the model has inputs for each layer."""
+    def __call__(
+        self, x: Tensor, attention: PagedAttention, layer_input: Tensor | None = None
+    ) -> Tensor:
+        """[T, hidden] -> [T, hidden], or fewer rows (`PagedAttention.narrow`). `layer_input`
+        [T, ..]: the inputs of this layer, if the model has inputs for each layer."""
         x = self._mixed_and_fed(x, attention)
-        if self.input_gate is not None and given is not None:
+        if self.input_gate is not None and layer_input is not None:
             if self.narrows:
-                given = self._ops.computed(attention.narrow(given))
-            x = self.input_gate(x, given)
+                layer_input = self._ops.computed(attention.narrow(layer_input))
+            x = self.input_gate(x, layer_input)
         if self.factor is not None:
             x = self._ops.multiply(x, self.factor)
         return x
@@ -261,10 +263,10 @@ class Decoder:
             inputs = table(tokens, x)
         end = min(last, here.layers.stop)
         for index in range(max(first, here.layers.start), end):
-            given = None
+            layer_input = None
             if table is not None and inputs is not None:
-                given = table.of_layer(inputs, index)
-            x = self.layers[index](x, attention, given)
+                layer_input = table.of_layer(inputs, index)
+            x = self.layers[index](x, attention, layer_input)
             if table is not None and inputs is not None and self.layers[index].narrows:
                 inputs = table.narrow(inputs, attention)
             if index < self._deepstack:

@@ -33,9 +33,9 @@ _ENCODERS = {
 def model_places() -> dict[str, str]:
     """Module and class of each known architecture."""
     found = dict.fromkeys(FAMILIES, _DECODER)
-    for name, place in _ENCODERS.items():
-        found[f"{name}Model"] = place
-        found[f"{name}ForSequenceClassification"] = place
+    for name, address in _ENCODERS.items():
+        found[f"{name}Model"] = address
+        found[f"{name}ForSequenceClassification"] = address
     return found
 
 
@@ -121,14 +121,14 @@ def make_model(
 ) -> DecoderModel:
     """Make a model whose weights are not loaded yet. `states` holds the states of layers that keep
     one. Raises `UnsupportedModel`."""
-    places = model_places()
-    place = _BY_LIBRARY if config.library_config else places.get(config.architecture)
-    if place is None:
+    addresses = model_places()
+    address = _BY_LIBRARY if config.library_config else addresses.get(config.architecture)
+    if address is None:
         raise UnsupportedModel(
             f"architecture {config.architecture!r} is not supported; "
-            f"supported are {', '.join(places)}"
+            f"supported are {', '.join(addresses)}"
         )
-    module, _, name = place.partition(":")
+    module, _, name = address.partition(":")
     make = getattr(import_module(module), name)
     if states is not None:
         return cast(DecoderModel, make(config, ops, states))

@@ -337,11 +337,11 @@ class EngineNumbers(Collector):
     @property
     def available_tokens(self) -> float:
         """KV tokens that are free, neither owned nor cached."""
-        held = sum(
+        in_use = sum(
             self._numbers.get(name, 0)
             for name in ("kv_used", "kv_evictable", "kv_held", "kv_quarantined")
         )
-        return max(self._numbers.get("kv_tokens", 0) - held, 0)
+        return max(self._numbers.get("kv_tokens", 0) - in_use, 0)
 
     def _write_line(self, numbers: Mapping[str, float]) -> None:
         # Rates are per time with work since the last line, so that idle time does not lower them.
@@ -408,7 +408,7 @@ class NumbersOfEngines(Collector):
     def collect(self) -> Iterator[Metric]:
         pages = [list(engine.collect()) for engine in self._engines]
         for families in zip(*pages, strict=True):
-            whole = families[0]
+            merged = families[0]
             for family in families[1:]:
-                whole.samples += family.samples
-            yield whole
+                merged.samples += family.samples
+            yield merged

@@ -24,8 +24,8 @@ from weft.ops.placement import MakeExperts, PlacedMatrix, Placement
 from weft.ops.protocol import Experts, Matrix, Shard
 
 
-class PeerPlace(NamedTuple):
-    """The place of this process among the peers."""
+class PeerRank(NamedTuple):
+    """This process among the peers."""
 
     rank: int  # 0..size-1
     size: int
@@ -38,10 +38,10 @@ class ExpertRange(NamedTuple):
     size: int
 
 
-def experts_of(num_experts: int, place: PeerPlace) -> ExpertRange:
+def experts_of(num_experts: int, peer: PeerRank) -> ExpertRange:
     """The experts of a peer. The numbers of two peers differ by at most one."""
-    first = num_experts * place.rank // place.size
-    end = num_experts * (place.rank + 1) // place.size
+    first = num_experts * peer.rank // peer.size
+    end = num_experts * (peer.rank + 1) // peer.size
     return ExpertRange(first, end - first)
 
 
@@ -132,8 +132,8 @@ class ExpertsApart(Placement):
     """Some experts of each layer, and all of the other weights. A layer makes two matrices of
     experts: first gates and ups, then downs."""
 
-    def __init__(self, place: PeerPlace) -> None:
-        self._place = place
+    def __init__(self, peer: PeerRank) -> None:
+        self._peer = peer
         self._matrices: list[OwnedExperts] = []
 
     def expert_matrix(
@@ -145,7 +145,7 @@ class ExpertsApart(Placement):
         bias: bool,
         shard: Shard | None,
     ) -> Matrix:
-        owned = experts_of(num_experts, self._place)
+        owned = experts_of(num_experts, self._peer)
         local = make(owned.size, in_size, sizes, bias)
         number = len(self._matrices)
         matrix = OwnedExperts(local, in_size, sizes, num_experts, owned, number=number)

@@ -3,7 +3,7 @@
     product    y = W x + scale B (A x)                   for the tokens of an adapter
     table      y = row t of W + scale B (column t of A)  for the row of token t, in an embedding
 
-Each loaded adapter has a place: 0, 1, ... A token has the adapter of one place, or none. A matrix
+Each loaded adapter has a slot: 0, 1, ... A token has the adapter of one slot, or none. A matrix
 that is both head and table has separate parts for the two. Torch is the specification; the CPU
 kernels are in `cpp/lora.py`.
 """
@@ -36,7 +36,7 @@ LoraParts: TypeAlias = Mapping[Matrix, Sequence[LoraPart | None]]
 # By the matrix whose rows are looked up.
 LoraTables: TypeAlias = Mapping[Matrix, LoraPart]
 NO_TABLES: LoraTables = {}
-PutAdapter: TypeAlias = Callable[[int], None]  # puts an adapter into a place; called once
+PutAdapter: TypeAlias = Callable[[int], None]  # puts an adapter into a slot; called once
 
 
 class AdapterOps(Protocol):
@@ -51,16 +51,16 @@ class AdapterOps(Protocol):
 
     def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
         """Lay out an adapter. May run on another thread, one at a time, while steps are computed.
-        The returned function puts the adapter into a place, replacing an earlier one; it is called
+        The returned function puts the adapter into a slot, replacing an earlier one; it is called
         between two steps. If `prepare` raises, nothing has changed."""
         ...
 
-    def clear(self, place: int) -> None:
-        """Remove the adapter of a place."""
+    def clear(self, adapter_slot: int) -> None:
+        """Remove the adapter of a slot."""
         ...
 
     def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
-        """Set the adapters of the step's tokens, until the next call: [T] the place of each token's
+        """Set the adapters of the step's tokens, until the next call: [T] the slot of each token's
         adapter, or -1; None: no token has one. `sampled` [S]: the same for the tokens whose logits
         are computed; None: nothing computes them alone."""
         ...
@@ -69,7 +69,7 @@ class AdapterOps(Protocol):
 class TokensOf(NamedTuple):
     """The tokens of a step that have one adapter."""
 
-    place: int
+    adapter_slot: int
     tokens: Tensor  # [n] int64
 
 
@@ -79,7 +79,7 @@ class TorchAdapters:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self._device = device
-        self._loaded: dict[int, LoraParts] = {}  # by place
+        self._loaded: dict[int, LoraParts] = {}  # by adapter slot
         self._tables: dict[int, LoraTables] = {}
         self._adapters: IntArray = np.empty(0, np.int32)  # of the step's tokens
         self._step: list[TokensOf] = []
@@ -90,15 +90,15 @@ class TorchAdapters:
     def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
         return partial(self._put, parts, tables)
 
-    def _put(self, parts: LoraParts, tables: LoraTables, place: int) -> None:
-        self._loaded[place] = {
+    def _put(self, parts: LoraParts, tables: LoraTables, adapter_slot: int) -> None:
+        self._loaded[adapter_slot] = {
             matrix: [self._there(part) for part in of_matrix] for matrix, of_matrix in parts.items()
         }
-        self._tables[place] = {matrix: self._moved(part) for matrix, part in tables.items()}
+        self._tables[adapter_slot] = {matrix: self._moved(part) for matrix, part in tables.items()}
 
-    def clear(self, place: int) -> None:
-        self._loaded.pop(place, None)
-        self._tables.pop(place, None)
+    def clear(self, adapter_slot: int) -> None:
+        self._loaded.pop(adapter_slot, None)
+        self._tables.pop(adapter_slot, None)
 
     def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
         self._step = []
@@ -119,8 +119,8 @@ class TorchAdapters:
         step = self._step
         if step and places is not None:
             step = self._tokens_of(self._adapters[places.numpy(force=True)])
-        for place, tokens in step:
-            parts = self._loaded[place].get(matrix, ())
+        for adapter_slot, tokens in step:
+            parts = self._loaded[adapter_slot].get(matrix, ())
             sizes = matrix.sizes
             if of_parts is not None:
                 chosen = slice(of_parts.start, of_parts.stop)
@@ -137,8 +137,8 @@ class TorchAdapters:
     def add_rows(self, y: Tensor, ids: Tensor, table: Matrix, scale: float) -> None:
         """Add to y [T, size], the rows `ids` [T] of a table times `scale`, the terms of the step's
         adapters. Ids below 0 get none."""
-        for place, tokens in self._step:
-            part = self._tables[place].get(table)
+        for adapter_slot, tokens in self._step:
+            part = self._tables[adapter_slot].get(table)
             if part is None:
                 continue
             found = tokens[ids[tokens] >= 0]
@@ -147,9 +147,9 @@ class TorchAdapters:
 
     def _tokens_of(self, adapters: IntArray) -> list[TokensOf]:
         found = []
-        for place in np.unique(adapters[adapters >= 0]).tolist():
-            tokens = torch.from_numpy(np.flatnonzero(adapters == place))
-            found.append(TokensOf(place, tokens.to(self._device)))
+        for adapter_slot in np.unique(adapters[adapters >= 0]).tolist():
+            tokens = torch.from_numpy(np.flatnonzero(adapters == adapter_slot))
+            found.append(TokensOf(adapter_slot, tokens.to(self._device)))
         return found
 
     def _there(self, part: LoraPart | None) -> LoraPart | None:
@@ -164,7 +164,7 @@ def row_blocks(adapters: IntArray, most_rows: int) -> tuple[IntArray, IntArray]:
     """Divide the tokens that have an adapter into blocks of at most `most_rows` tokens with the
     same adapter.
 
-    `adapters` [T]: the place of each token's adapter, or -1. Returns the blocks [N, 3] (place of
+    `adapters` [T]: the slot of each token's adapter, or -1. Returns the blocks [N, 3] (slot of
     the adapter, first index into the tokens, number of tokens), and the tokens, block by block.
     """
     order = np.argsort(adapters, kind="stable")

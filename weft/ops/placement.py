@@ -1,6 +1,6 @@
-"""Placement: what this process holds of a model that several processes share.
+"""Placement: what this process has of a model that several processes share.
 
-    Placement      all of the model                                (the usual case: `WHOLE`)
+    Placement      all of the model                                (the usual case: `UNSPLIT`)
     Sharded        a part of each divided weight                   (`sharding.py`)
     ExpertsApart   some experts of each layer, and all the rest    (`expert_parallel.py`)
     Staged         some consecutive layers                         (`stages.py`)
@@ -48,7 +48,7 @@ class Placement:
         bias: bool,
         shard: Shard | None,
     ) -> Matrix:
-        """The matrix with these sizes, of which `make` makes what this process holds."""
+        """The matrix with these sizes, of which `make` makes what this process has."""
         return make(in_size, sizes, bias)
 
     def expert_matrix(
@@ -72,11 +72,11 @@ class Placement:
         return LayerRange(range(num_layers), is_first=True, is_last=True)
 
 
-WHOLE = Placement()
+UNSPLIT = Placement()
 
 
 class PlacedMatrix(ABC):
-    """A `Matrix` of which this process stores only a part, `local`. It has the sizes of the whole
+    """A `Matrix` of which this process stores only a part, `local`. It has the sizes of the unsplit
     matrix, takes rows of it, and returns NaN for values of other processes."""
 
     local: Matrix | None  # None: other processes store all of it
@@ -89,14 +89,14 @@ class PlacedMatrix(ABC):
 
     @abstractmethod
     def adapted(self, parts: Sequence[LoraPart | None]) -> Sequence[LoraPart | None]:
-        """The parts of an adapter for `local`, from those for the whole matrix."""
+        """The parts of an adapter for `local`, from those for the unsplit matrix."""
 
     @abstractmethod
     def adapted_rows(self, part: LoraPart) -> LoraPart:
         """The same for the rows of a table."""
 
 
-def held(matrix: Matrix) -> Matrix:
+def local_matrix(matrix: Matrix) -> Matrix:
     """The matrix with which this process computes."""
     if not isinstance(matrix, PlacedMatrix):
         return matrix
@@ -111,12 +111,12 @@ def is_summed(matrix: Matrix) -> bool:
 # Adapters
 
 
-def all_held(matrices: Iterable[Matrix]) -> list[Matrix]:
+def all_local(matrices: Iterable[Matrix]) -> list[Matrix]:
     """The matrices with which this process computes, of these."""
-    return [held(matrix) for matrix in matrices if _is_here(matrix)]
+    return [local_matrix(matrix) for matrix in matrices if _is_here(matrix)]
 
 
-def held_parts(parts: LoraParts) -> LoraParts:
+def local_parts(parts: LoraParts) -> LoraParts:
     """The parts of an adapter for the matrices of this process."""
     found: dict[Matrix, Sequence[LoraPart | None]] = {}
     for matrix, of_matrix in parts.items():
@@ -124,11 +124,11 @@ def held_parts(parts: LoraParts) -> LoraParts:
             continue
         if isinstance(matrix, PlacedMatrix):
             of_matrix = matrix.adapted(of_matrix)
-        found[held(matrix)] = of_matrix
+        found[local_matrix(matrix)] = of_matrix
     return found
 
 
-def held_rows(tables: LoraTables) -> LoraTables:
+def local_rows(tables: LoraTables) -> LoraTables:
     """The same for the rows of tables."""
     found: dict[Matrix, LoraPart] = {}
     for table, part in tables.items():
@@ -136,7 +136,7 @@ def held_rows(tables: LoraTables) -> LoraTables:
             continue
         if isinstance(table, PlacedMatrix):
             part = table.adapted_rows(part)
-        found[held(table)] = part
+        found[local_matrix(table)] = part
     return found
 
 

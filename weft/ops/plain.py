@@ -17,7 +17,7 @@ from weft.ops.expert_parallel import layer_of
 from weft.ops.fusion import tensor_of
 from weft.ops.joint import ALONE, TorchJoint
 from weft.ops.lora import TorchAdapters
-from weft.ops.placement import WHOLE, Placement, held, is_summed
+from weft.ops.placement import UNSPLIT, Placement, is_summed, local_matrix
 from weft.ops.protocol import Experts, LayerNorm, LayerRange, Matrix, Norm, Router, Shard
 from weft.ops.quantize import (
     CODE_FORMATS,
@@ -119,8 +119,8 @@ class PlainMatrix:
         assert self.bias is not None
         return self._part(self.bias, part).clone()
 
-    def _part(self, whole: Tensor, part: int) -> Tensor:
-        return whole.split_with_sizes(self.sizes)[part]
+    def _part(self, unsplit: Tensor, part: int) -> Tensor:
+        return unsplit.split_with_sizes(self.sizes)[part]
 
 
 class QuantizedMatrix(PlainMatrix):
@@ -308,7 +308,7 @@ class TorchWeights(ABC):
         dtype: torch.dtype,
         device: torch.device,
         format: str = "",
-        placement: Placement = WHOLE,
+        placement: Placement = UNSPLIT,
         joint: TorchJoint = ALONE,
     ) -> None:
         self._dtype = dtype
@@ -424,10 +424,10 @@ class TorchWeights(ABC):
         with their part of the vocabulary."""
         if isinstance(weight, ShardedMatrix):
             (size,) = weight.sizes
-            whole = self._joint.gather(found.contiguous(), size)
-            if whole is None:
+            unsplit = self._joint.gather(found.contiguous(), size)
+            if unsplit is None:
                 return found
-            found = whole
+            found = unsplit
         return scaled_logits(found, scale, cap)
 
     @abstractmethod
@@ -488,8 +488,8 @@ def mixed(
 ) -> Tensor:
     """`Ops.experts` in torch, with what this process has of each expert, one expert after the
     other. `adapters`: of the step whose tokens x has."""
-    gate_up = _plain(held(experts.gate_up))
-    down = _plain(held(experts.down))
+    gate_up = _plain(local_matrix(experts.gate_up))
+    down = _plain(local_matrix(experts.down))
     num_tokens, num_chosen = routed.experts.shape
     each = x.new_empty(num_tokens, num_chosen, down.sizes[0])
     exact = x
@@ -588,7 +588,7 @@ class PlainOps(TorchWeights):
         return F.layer_norm(x, (x.shape[-1],), *norm)
 
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:
-        y = self._product(x, held(weight))
+        y = self._product(x, local_matrix(weight))
         return self._joint.sum(y) if is_summed(weight) else y
 
     def gated(self, x: Tensor, weight: Matrix, activation: str = "silu") -> Tensor:
@@ -621,7 +621,7 @@ class PlainOps(TorchWeights):
         cap: float = 0.0,
         places: Tensor | None = None,
     ) -> Tensor:
-        found = self._product(x, held(weight), places).float()
+        found = self._product(x, local_matrix(weight), places).float()
         return self._scaled_logits(found, weight, scale, cap)
 
     def computed(self, x: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class SamplingTensors(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StagedSampling:
+class UploadedSampling:
     """`SamplingArrays` twice: on the host, to decide which kernels are launched, and on the device,
     for the kernels."""
 
@@ -75,7 +75,7 @@ def cuts_any(draws: SamplingArrays) -> bool:
 
 def sampling_tensors(device: torch.device, draws: SamplingArrays) -> SamplingTensors:
     """`draws` on the device. Copies them unless they are there already."""
-    if isinstance(draws, StagedSampling):
+    if isinstance(draws, UploadedSampling):
         return draws.device
     keys = row_keys(draws.seeds, draws.positions)
     columns = (draws.temperature, draws.top_k, draws.top_p, draws.min_p, keys)
@@ -193,9 +193,9 @@ class TorchSamplerOps:
         shifts = torch.arange(32, device=masks.device)
         bits = (masks[:, :, None] >> shifts) & 1
         forbidden = bits.flatten(1) == 0
-        behind = (0, logits.shape[1] - forbidden.shape[1])
+        after = (0, logits.shape[1] - forbidden.shape[1])
         # A negative padding removes columns.
-        forbidden = torch.nn.functional.pad(forbidden, behind, value=True)
+        forbidden = torch.nn.functional.pad(forbidden, after, value=True)
         logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
     def penalise(
@@ -221,14 +221,14 @@ class TorchSamplerOps:
             0, inverse, weights
         )
         row = keys // vocab_size
-        place = (rows[row], keys % vocab_size)
-        score = logits[place].double()
+        index = (rows[row], keys % vocab_size)
+        score = logits[index].double()
         repetition = on(logits, seen.repetition)[row].double()
         score = torch.where(score > 0, score / repetition, score * repetition)
         frequency = on(logits, seen.frequency)[row].double()
         presence = on(logits, seen.presence)[row].double()
         lowered = score - counts * frequency - presence
-        logits[place] = torch.where(counts > 0, lowered, score).float()
+        logits[index] = torch.where(counts > 0, lowered, score).float()
 
     def logprobs(
         self, logits: Tensor, chosen: SampledTokens, rows: Tensor, num_top: int
@@ -261,7 +261,7 @@ def _draw(
     if cut is not None:
         x.masked_fill_(x < cut[:, None], -torch.inf)
     # Adding Gumbel noise and taking the maximum draws from the softmax of x.
-    if isinstance(draws, StagedSampling):
+    if isinstance(draws, UploadedSampling):
         # The positions on the device may be more recent than those on the host.
         keys = draws.device.keys[on(x, rows)]
     else:

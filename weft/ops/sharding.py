@@ -6,8 +6,8 @@
 
 A product whose outputs are divided gives each rank a part of y. A product whose inputs are divided
 takes such a part and gives each rank a term; y is the sum of all terms. So ranks sum after every
-second product of a layer. Names of tensors, files and formats are those of the whole weight:
-`ShardedMatrix` takes rows of the whole weight and stores the part of its rank.
+second product of a layer. Names of tensors, files and formats are those of the unsplit weight:
+`ShardedMatrix` takes rows of the unsplit weight and stores the part of its rank.
 
 Source: Megatron-LM, arXiv:1909.08053, section 3.
 """
@@ -31,8 +31,8 @@ class CannotShard(ValueError):
     """Stored codes cannot be divided between ranks; the message gives the reason."""
 
 
-class RankPlace(NamedTuple):
-    """The place of this process among the ranks."""
+class GroupRank(NamedTuple):
+    """This process among the ranks."""
 
     rank: int  # 0..size-1
     size: int
@@ -43,7 +43,7 @@ class Collective(Protocol):
     with tensors of the same sizes. Each call raises `RankLost` if another rank does not take
     part."""
 
-    rank: int  # as in `RankPlace`
+    rank: int  # as in `GroupRank`
     size: int
 
     def all_reduce(self, x: Tensor) -> None:
@@ -65,7 +65,7 @@ class RankLost(RuntimeError):
 
 
 class Part(NamedTuple):
-    """Consecutive rows or columns of the whole weight."""
+    """Consecutive rows or columns of the unsplit weight."""
 
     first: int
     size: int
@@ -91,8 +91,8 @@ def part_of(size: int, rank: int, num_ranks: int, unit: int = 1) -> Part:
 class Sharded(Placement):
     """A part of each divided weight, and all of the others."""
 
-    def __init__(self, place: RankPlace) -> None:
-        self._place = place
+    def __init__(self, group_rank: GroupRank) -> None:
+        self._group_rank = group_rank
 
     def matrix(
         self,
@@ -122,7 +122,7 @@ class Sharded(Placement):
         return self._divided(make_part, in_size, sizes, bias, shard, num_experts)
 
     def of_heads(self, values: Tensor) -> Tensor:
-        part = part_of(len(values), *self._place)
+        part = part_of(len(values), *self._group_rank)
         return values[part.first : part.end]
 
     def _divided(
@@ -134,14 +134,14 @@ class Sharded(Placement):
         shard: Shard,
         num_experts: int = 1,
     ) -> ShardedMatrix:
-        rank, num_ranks = self._place
+        rank, num_ranks = self._group_rank
         if shard.divided is Divided.INPUTS:
             local = make(part_of(in_size, rank, num_ranks).size, sizes, bias)
         else:
             parts = [part_of(size, rank, num_ranks, shard.unit) for size in sizes]
             local = make(in_size, tuple(part.size for part in parts), bias)
-        whole = sizes * num_experts
-        return ShardedMatrix(local, in_size, whole, shard, rank=rank, num_ranks=num_ranks)
+        unsplit = sizes * num_experts
+        return ShardedMatrix(local, in_size, unsplit, shard, rank=rank, num_ranks=num_ranks)
 
 
 class ShardedMatrix(PlacedMatrix):
@@ -228,14 +228,14 @@ class ShardedMatrix(PlacedMatrix):
     def get(self, part: int, start: int = 0, stop: int | None = None) -> Tensor:
         size = self.sizes[part]
         stop = size if stop is None else min(stop, size)
-        whole = torch.full((max(stop - start, 0), self._in_size), torch.nan)
-        here = self._here(part, start, len(whole))
+        unsplit = torch.full((max(stop - start, 0), self._in_size), torch.nan)
+        here = self._here(part, start, len(unsplit))
         if here is not None:
             first = start + here.start - self._rows[part].first
             # `local.get` reads from a multiple of ROW_STEP on; a shard may begin elsewhere.
             found = self.local.get(part, 0, first + here.stop - here.start)[first:]
-            whole[here, self._columns.first : self._columns.end] = found.to(whole)
-        return whole
+            unsplit[here, self._columns.first : self._columns.end] = found.to(unsplit)
+        return unsplit
 
     def put_bias(self, part: int, values: Tensor) -> None:
         if self.is_summed:
@@ -248,15 +248,15 @@ class ShardedMatrix(PlacedMatrix):
 
     def get_bias(self, part: int) -> Tensor:
         bias = self.local.get_bias(part)
-        whole = torch.full((self.sizes[part],), torch.nan)
+        unsplit = torch.full((self.sizes[part],), torch.nan)
         if self.is_summed:
             if self._rank == 0:
-                whole.copy_(bias)
-            return whole
+                unsplit.copy_(bias)
+            return unsplit
         rows = self._rows[part]
-        mine = whole[rows.first : rows.end]
+        mine = unsplit[rows.first : rows.end]
         mine.copy_(bias[: len(mine)])
-        return whole
+        return unsplit
 
     def _here(self, part: int, start: int, num_rows: int) -> slice | None:
         """The slice of the rows from `start` on that belongs to this rank; None if it is empty."""

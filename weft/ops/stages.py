@@ -22,26 +22,26 @@ from weft.ops.placement import MakeExperts, MakeMatrix, PlacedMatrix, Placement
 from weft.ops.protocol import LayerRange, Matrix, Shard
 
 
-class StagePlace(NamedTuple):
-    """The place of this process among the stages."""
+class PpStage(NamedTuple):
+    """This process among the stages."""
 
-    stage: int  # 0..size-1
+    rank: int  # 0..size-1
     size: int
 
     @property
     def is_first(self) -> bool:
-        return self.stage == 0
+        return self.rank == 0
 
     @property
     def is_last(self) -> bool:
-        return self.stage == self.size - 1
+        return self.rank == self.size - 1
 
     def layers(self, num_layers: int) -> range:
         """The layers of this stage. If they cannot be divided evenly, later stages have one layer
         fewer, because the last one also has the head."""
         least, more = divmod(num_layers, self.size)
-        first = self.stage * least + min(self.stage, more)
-        return range(first, first + least + (self.stage < more))
+        first = self.rank * least + min(self.rank, more)
+        return range(first, first + least + (self.rank < more))
 
 
 class Pipe(Protocol):
@@ -59,12 +59,12 @@ class Pipe(Protocol):
 class Staged(Placement):
     """The layers of one stage."""
 
-    def __init__(self, place: StagePlace) -> None:
-        self._place = place
+    def __init__(self, pp_stage: PpStage) -> None:
+        self._pp_stage = pp_stage
 
     def layer_range(self, num_layers: int) -> LayerRange:
-        place = self._place
-        return LayerRange(place.layers(num_layers), place.is_first, place.is_last)
+        pp_stage = self._pp_stage
+        return LayerRange(pp_stage.layers(num_layers), pp_stage.is_first, pp_stage.is_last)
 
 
 class Absent(Placement):

@@ -88,6 +88,11 @@ class Lockstep:
         answers = self._peers.call(bytes([ok]))
         return all(bool(one[0]) is ok for one in answers.values())
 
+    def all_say(self, yes: bool) -> bool:
+        """Whether all processes say yes to the same question. Raises RankLost."""
+        answers = self._peers.call(bytes([yes]))
+        return yes and all(bool(one[0]) for one in answers.values())
+
     def fail(self, exc: Exception) -> None:
         """A step of this process was interrupted, and others may wait for the rest of it: end all
         common work."""

@@ -18,9 +18,9 @@ class SharedSegment:
         os.close(file)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
-    def set_byte(self, place: int) -> None:
+    def set_byte(self, offset: int) -> None:
         """Set the byte at this index to 1, for all processes with this memory."""
-        self._map[place] = 1
+        self._map[offset] = 1
 
 
 def anonymous_file(num_bytes: int) -> int:

@@ -97,10 +97,10 @@ class SocketComm:
         heard = self._peers.swap(messages)
         if self.rank:
             return None
-        whole = bytearray(content)
+        received = bytearray(content)
         for other in self._peers.others:
-            whole += heard[other]
-        return torch.frombuffer(whole, dtype=x.dtype).reshape(self.size, *x.shape)
+            received += heard[other]
+        return torch.frombuffer(received, dtype=x.dtype).reshape(self.size, *x.shape)
 
     def close(self) -> None:
         """Leave."""
@@ -201,7 +201,7 @@ def _join(
     until_s: float,
 ) -> None:
     """Fill `ends` with a connection to each other rank, and `seals`: this one calls those before
-    it, and those behind it call. Raises OSError and RuntimeError."""
+    it, and those after it call. Raises OSError and RuntimeError."""
     for other in range(greeter.rank):
         host, port = store.get(f"weft/{other}").decode().split()
         end = socket.create_connection((host, int(port)), _left_s(until_s))

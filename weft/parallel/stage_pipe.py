@@ -19,21 +19,21 @@ class SocketPipe:
     """One stage's ends of the pipes to the previous stage and to the next one."""
 
     def __init__(
-        self, before: socket.socket | None, behind: socket.socket | None, timeout_s: float
+        self, before: socket.socket | None, after: socket.socket | None, timeout_s: float
     ) -> None:
         """`timeout_s`: how long a call waits for a neighbour."""
         self._before = before
-        self._behind = behind
-        for end in (before, behind):
+        self._after = after
+        for end in (before, after):
             if end is not None:
                 end.settimeout(timeout_s)
 
     def give(self, x: Tensor) -> None:
-        assert self._behind is not None, "nobody follows the last stage"
+        assert self._after is not None, "nobody follows the last stage"
         content = _bytes_of(x)
         try:
-            self._behind.sendall(HEADER.pack(len(content)))
-            self._behind.sendall(content)
+            self._after.sendall(HEADER.pack(len(content)))
+            self._after.sendall(content)
         except OSError as exc:
             raise RankLost("the next stage takes nothing any more") from exc
 
@@ -52,12 +52,12 @@ class SocketPipe:
 
     def wake(self) -> None:
         """A neighbour is lost: end all waits for it. May be called on any thread."""
-        for end in (self._before, self._behind):
+        for end in (self._before, self._after):
             if end is not None:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        for end in (self._before, self._behind):
+        for end in (self._before, self._after):
             if end is not None:
                 end.close()
 

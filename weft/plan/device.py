@@ -7,6 +7,7 @@ a user. `Runner.control` takes them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -121,7 +122,10 @@ class UnloadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class MeetOthers:
-    """Do nothing, at the same place between the steps of all engines that keep step."""
+    """Do nothing, at the same place between the steps of all engines that keep step. It fails in
+    all of them if the last one comes too late."""
+
+    until_s: float = math.inf  # of the monotonic clock, which all engines of a machine share
 
 
 DeviceRequest: TypeAlias = (

@@ -44,7 +44,7 @@ class RelayedAnswer:
     def __init__(self, line: ServerLine) -> None:
         self.status = 0
         self.headers: Headers = []
-        self.is_whole = False
+        self.is_complete = False
         self._line = line
         self._pieces: deque[bytes] = deque()
         self._has_head = False
@@ -54,7 +54,7 @@ class RelayedAnswer:
 
     async def read(self) -> bytes:
         """Wait for the next piece; empty at the end. Raises `ServerGone`."""
-        while not self._pieces and not self.is_whole:
+        while not self._pieces and not self.is_complete:
             await self._receive()
         piece = b"".join(self._pieces)
         self._pieces.clear()
@@ -78,7 +78,7 @@ class RelayedAnswer:
 
     def close(self) -> None:
         """Release the connection: it is kept if the answer is complete, else closed."""
-        if self.is_whole and self._has_end and self._parser.should_keep_alive():
+        if self.is_complete and self._has_end and self._parser.should_keep_alive():
             self._line.keep()
         else:
             self._line.close()
@@ -104,7 +104,7 @@ class RelayedAnswer:
 
     def _ended(self) -> None:
         if self._has_head and not self._has_end:
-            self.is_whole = True
+            self.is_complete = True
         elif self._head_bytes:
             raise ServerGone("the connection broke off")
         else:
@@ -131,7 +131,7 @@ class RelayedAnswer:
 
     def on_message_complete(self) -> None:
         if self._has_head:
-            self.is_whole = True
+            self.is_complete = True
 
 
 class ServerLine:

@@ -38,7 +38,7 @@ class ModelNames:
 
     def __init__(self) -> None:
         # rank -> names, the server's own model first; empty: the server lists none, and may have
-        # any. A server that has not told them is not here.
+        # any. A server that has not sent them is not here.
         self._names: dict[int, tuple[str, ...]] = {}
         self._has_warned = False
 
@@ -135,8 +135,8 @@ def merged(path: str, answers: Sequence[JsonObject]) -> JsonObject:
     for answer in answers:
         for card in answer.get(field) or []:
             cards.setdefault(str(card.get(id)), card)
-    whole = {**answers[0], field: list(cards.values())}
-    if "first_id" in whole and cards:
+    merged = {**answers[0], field: list(cards.values())}
+    if "first_id" in merged and cards:
         names = list(cards)
-        whole |= {"first_id": names[0], "last_id": names[-1]}
-    return whole
+        merged |= {"first_id": names[0], "last_id": names[-1]}
+    return merged

@@ -88,7 +88,6 @@ class PrefillScheduler:
         self._piece_len = settings.piece_len  # None: prompts are never cut
         self._kv = kv
         self._resumes_everywhere = kv.resumes_everywhere
-        self._simulates_completions = can_simulate(settings, kv)
         self._queue = queue
         self._running = running
         self._hooks = hooks
@@ -251,7 +250,7 @@ class PrefillScheduler:
         if kv.groups:
             groups = kv.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
         completions = None
-        if self._simulates_completions:
+        if not kv.cache.shares and can_simulate(settings):
             open_prompts = self.open_prompts()
             completions = CompletionBudget(kv, running_rows, ratio, open_prompts)
         return PrefillAdder(

@@ -28,6 +28,10 @@ class ArrivalGate:
         self.blocked_from = arrival_order  # arrival order of the first blocked request
         self.why = why  # what users read
 
+    def open_until(self, arrival_order: int) -> None:
+        """Block only requests from this arrival on. A gate never closes again."""
+        self.blocked_from = max(arrival_order, self.blocked_from)
+
     def lets_pass(self, request: Request) -> bool:
         return request.spec.arrival_order < self.blocked_from
 
@@ -189,7 +193,7 @@ class WaitingQueue:
 
     # Blocking
 
-    def block(self, arrival_order: int, why: str) -> None:
+    def block(self, arrival_order: int, why: str) -> ArrivalGate:
         """Block requests that never ran, from this arrival on.
 
         A queue that is already blocked keeps its first limit.
@@ -197,17 +201,7 @@ class WaitingQueue:
         if self._gate is None:
             self._gate = ArrivalGate(arrival_order, why)
         self._gate.why = why
-
-    def explain_block(self, why: str) -> None:
-        """The queue, which is blocked, is blocked for another reason now."""
-        assert self._gate is not None, "nothing is blocked"
-        self._gate.why = why
-
-    def open_until(self, arrival_order: int) -> None:
-        """Block only requests from this arrival on, in a queue that is blocked from an earlier
-        one."""
-        assert self._gate is not None, "nothing is blocked"
-        self._gate.blocked_from = max(arrival_order, self._gate.blocked_from)
+        return self._gate
 
     def unblock(self) -> None:
         """Look at all requests again. Blocked requests have kept their position."""
@@ -225,25 +219,9 @@ class WaitingQueue:
         return request in self._waiting
 
     @property
-    def blocked_from(self) -> int:
-        """The arrival order of the first blocked request, whether it has come or not."""
-        return EVERYBODY if self._gate is None else self._gate.blocked_from
-
-    @property
-    def why_blocked(self) -> str:
-        """Why blocked requests wait; empty if the queue is not blocked."""
-        return "" if self._gate is None else self._gate.why
-
-    @property
-    def oldest_arrival(self) -> int | None:
-        """The arrival order of the oldest request that never ran; None: none waits."""
-        first = self._waiting.first()
-        return None if first is None else first.spec.arrival_order
-
-    @property
-    def blocks_arrivals(self) -> bool:
-        """Whether arriving requests are blocked."""
-        return self._gate is not None
+    def gate(self) -> ArrivalGate | None:
+        """What blocks requests, those that will arrive, too. None: nothing is blocked."""
+        return self._gate
 
     @property
     def has_candidates(self) -> bool:

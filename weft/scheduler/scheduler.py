@@ -23,6 +23,7 @@ import msgspec
 from weft.arrays import IntArray
 from weft.grammar.protocol import NOT_FOLLOWED
 from weft.memory.accounting.audit import Fault
+from weft.memory.allocator import OutOfPages
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
@@ -193,7 +194,7 @@ class Scheduler:
         if len(queue) <= max_requests and not max_tokens:
             return
         # The next pass will take as many requests from the queue as there are free rows.
-        if not self.prefills.is_full and not queue.blocks_arrivals:
+        if not self.prefills.is_full and queue.gate is None:
             max_requests += self.kv.rows.num_free
         for loser in queue.overflow(newcomer, max_requests, max_tokens):
             self.counters.num_queue_full += 1
@@ -442,7 +443,8 @@ class Scheduler:
             while not self.kv.decode_fits(kept) and self.kv.pins.give_way():
                 pass
             if not self.kv.decode_fits(kept):
-                assert is_awaited, "a request that fits alone has no memory"
+                if not is_awaited:  # a request that fits alone has no memory
+                    raise OutOfPages(lack)
                 return NO_ROWS
         self.prefills.new_token_ratio.learn(self.kv.columns, kept)
         return kept

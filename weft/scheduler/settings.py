@@ -138,9 +138,9 @@ class SchedulerSettings(SchedulingOptions):
         """The longest piece of a prompt in one step, in tokens; None: no length cuts prompts."""
         if self.chunked_prefill_size <= 0:
             return None
-        if self.media is None or not self.media.longest_whole:
+        if self.media is None or not self.media.longest_unsplit:
             return self.chunked_prefill_size
-        return max(self.chunked_prefill_size, self.media.longest_whole + 2 * self.page_size)
+        return max(self.chunked_prefill_size, self.media.longest_unsplit + 2 * self.page_size)
 
     @property
     def piece_len(self) -> int | None:
@@ -148,7 +148,7 @@ class SchedulerSettings(SchedulingOptions):
         running requests are to have their tokens in time, prompts are cut whatever a chunk has."""
         if self.chunk_len is not None or not self.bounds_steps or self.pooling is not None:
             return self.chunk_len
-        longest = self.media.longest_whole if self.media is not None else 0
+        longest = self.media.longest_unsplit if self.media is not None else 0
         return max(self.max_prefill_tokens, longest + 2 * self.page_size)
 
     @property

@@ -204,7 +204,7 @@ def _open_state(folder: str, readiness: Readiness) -> StateStore | None:
 def _kept_sessions(
     client: EngineClient, tokenizer: Tokenizer, kept: StateStore | None
 ) -> SessionStore | None:
-    """Let the client keep the sessions of its engine, if there is a place for them."""
+    """Let the client keep the sessions of its engine, if there is a store for them."""
     if kept is None:
         return None
     found = SessionStore(kept, tokenizer.digest)

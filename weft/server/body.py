@@ -25,11 +25,11 @@ from weft.observe.log import EventLog
 from weft.server.auth import is_from_browser
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, ClientGone, not_supported, over
+from weft.server.fields.integers import with_integers
 from weft.server.fields.json_parts import has_more_parts
 from weft.server.fields.known import IGNORED, REFUSED, asks_for_nothing
 from weft.server.fields.numbers import check_numbers
 from weft.server.fields.sampling import ExtraSamplingFields
-from weft.server.fields.whole_numbers import with_whole_numbers
 from weft.server.limits import check_body, require_room
 from weft.server.model_names import use_named
 from weft.text.surrogates import readable_json
@@ -83,16 +83,16 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
     return decoded
 
 
-def _check_media_kwargs(context: ServerContext, given: JsonObject) -> None:
+def _check_media_kwargs(context: ServerContext, kwargs: JsonObject) -> None:
     """Raise `ApiError` for unknown keys and wrong values, also in a request without media."""
     if context.media is None:
-        name = next(iter(given))
+        name = next(iter(kwargs))
         message = (
             f"mm_processor_kwargs has {name[:64]!r}; nothing can be changed for this model, which "
             "takes no images, videos and sounds"
         )
         raise ApiError(400, message, param="mm_processor_kwargs")
-    context.media.adjusted(given)
+    context.media.adjusted(kwargs)
 
 
 def _decoded(
@@ -111,9 +111,9 @@ def _decoded(
         decoded: T = _decoder(type).decode(body)
     except msgspec.ValidationError as exc:
         if "got `float`" in str(exc):
-            whole = with_whole_numbers(body)
-            if whole != body:
-                return _decoded(limits, vocab_size, whole, type)
+            with_integers_only = with_integers(body)
+            if with_integers_only != body:
+                return _decoded(limits, vocab_size, with_integers_only, type)
         wrong = wrong_field(exc, body, type)
         raise ApiError(400, wrong.text, param=wrong.name or None) from exc
     except RecursionError as exc:

@@ -125,10 +125,10 @@ async def infill_prompt(
             before += ids
     if isinstance(prefix, str):
         [prefix] = await encode_texts(context, [prefix], add_special_tokens=False)
-    behind, middle = await context.tokenizer.encode_within(
+    after, middle = await context.tokenizer.encode_within(
         [suffix, beginning], context_len=context.info.context_length
     )
-    return [*before, *tokens.prompt(prefix, behind, middle)]
+    return [*before, *tokens.prompt(prefix, after, middle)]
 
 
 def _params(context: ServerContext, body: InfillRequest) -> SamplingParams:

@@ -74,13 +74,13 @@ class ServedMedia:
         except MediaRefusal as exc:
             raise _refused(exc) from exc
 
-    def adjusted(self, given: Mapping[str, Any] | None) -> ServedMedia:
+    def adjusted(self, kwargs: Mapping[str, Any] | None) -> ServedMedia:
         """A copy with the `mm_processor_kwargs` of a request. Raises `ApiError`."""
-        if not given:
+        if not kwargs:
             return self
         found = copy(self)
         try:
-            found._loader = self._loader.adjusted(given)
+            found._loader = self._loader.adjusted(kwargs)
         except ValueError as exc:
             raise ApiError(400, str(exc), param=PARAM) from exc
         return found
@@ -125,25 +125,25 @@ class ServedMedia:
 
     async def _fetch_all(self, sources: Sequence[MediaSource]) -> dict[int, Raw]:
         """The bytes of the sources that are elsewhere, by their index in `sources`."""
-        places = [place for place, source in enumerate(sources) if source.is_elsewhere]
-        if not places:
+        indices = [index for index, source in enumerate(sources) if source.is_elsewhere]
+        if not indices:
             return {}
         fetched: dict[int, Raw] = {}
 
-        async def fetch(place: int) -> None:
+        async def fetch(index: int) -> None:
             left = self._left(fetched.values())
-            work = partial(self._loader.read, sources[place], left)
+            work = partial(self._loader.read, sources[index], left)
             try:
                 async with asyncio.timeout(SLOW * self._timeout_s):
-                    fetched[place] = await self._fetchers.run(work)
+                    fetched[index] = await self._fetchers.run(work)
             except TimeoutError as exc:
                 late = MediaError(f"it did not arrive within {self._timeout_s:g} s")
-                raise MediaRefusal(sources[place], late) from exc
+                raise MediaRefusal(sources[index], late) from exc
 
         try:
             async with asyncio.TaskGroup() as group:
-                for place in places:
-                    group.create_task(fetch(place))
+                for index in indices:
+                    group.create_task(fetch(index))
         except BaseExceptionGroup as exc:
             raise exc.exceptions[0] from exc
         return fetched
@@ -160,8 +160,8 @@ class ServedMedia:
         made: list[ReadyMedia] = []
         left = self._left(fetched.values())
         num_tokens = 0
-        for place, source in enumerate(sources):
-            raw = fetched.pop(place, None)
+        for index, source in enumerate(sources):
+            raw = fetched.pop(index, None)
             if raw is None:
                 work = partial(self._loader.read, source, left)
                 is_long = len(source.url) + len(source.base64) > LONG_LEN
@@ -175,7 +175,7 @@ class ServedMedia:
             if num_tokens > context_len:
                 raise ContextExceeded(
                     "prompt",
-                    f"the prompt's images, videos and sounds (the first {place + 1:,} of "
+                    f"the prompt's images, videos and sounds (the first {index + 1:,} of "
                     f"{len(sources):,}) have {num_tokens:,} tokens; the context has "
                     f"{context_len:,}",
                 )

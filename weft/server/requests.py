@@ -222,9 +222,9 @@ def _deadlines(
     if ttft is None and context.config.tenant_ttft_ms:
         ttft = dict(parse_tenant_ttft(context.config.tenant_ttft_ms)).get(tenant)
     longest = context.limits.max_timeout_ms
-    for name, given in (("timeout_ms", timeout), ("ttft_ms", ttft)):
-        if given is not None and given > longest:
-            message = f"{name} is {given:,}; 1 to {longest:,} are allowed"
+    for name, asked_ms in (("timeout_ms", timeout), ("ttft_ms", ttft)):
+        if asked_ms is not None and asked_ms > longest:
+            message = f"{name} is {asked_ms:,}; 1 to {longest:,} are allowed"
             raise over("max_timeout_ms", message, param=name)
     return timeout or 0, ttft or 0
 

@@ -459,8 +459,9 @@ def _connect(path: Path) -> sqlite3.Connection:
         _prepare(connection, path)
     except sqlite3.Error as exc:
         connection.close()
+        reason = " ".join(str(exc).split())  # SQLite's check writes lines
         raise StateError(
-            f"{path} is damaged: {exc}; move it away to begin with an empty state"
+            f"{path} is damaged: {reason}; move it away to begin with an empty state"
         ) from exc
     except StateError:
         connection.close()

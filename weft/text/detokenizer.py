@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Protocol
 
 # A character needs at most 4 byte tokens: this many held-back tokens are not one character.
-MAX_HELD_TOKENS = 16
+MAX_PENDING_TOKENS = 16
 MAX_BEGUN_LEN = 3  # bytes of an incomplete character
 NUM_CONTEXT = 4  # last prompt tokens with text, the first context of a window
 MAX_LOOK_BACK = 1_024  # last prompt tokens to search for them: special tokens have no text
@@ -40,28 +40,28 @@ class Detokenizer(Protocol):
 class ByteDetokenizer:
     """For tokenizers whose tokens are bytes."""
 
-    __slots__ = ("_held", "_pieces")
+    __slots__ = ("_pending", "_pieces")
 
     def __init__(self, pieces: Mapping[int, bytes], prompt: Sequence[int] = ()) -> None:
         """`pieces[token]`: the bytes of a token, empty for skipped tokens. `prompt`: the ids before
         the completion."""
         self._pieces = pieces
-        self._held = begun_character(pieces, prompt)  # at most 3 bytes
+        self._pending = begun_character(pieces, prompt)  # at most 3 bytes
 
     def push(self, token: int) -> str:
         piece = self._pieces[token]
         # A fast path for nearly all tokens: it takes a third of the time.
-        if not self._held and piece.isascii():
+        if not self._pending and piece.isascii():
             return piece.decode("ascii")
         # Complete characters are returned; the bytes of a partial one wait for the next token.
-        data = self._held + piece
+        data = self._pending + piece
         text, used = utf_8_decode(data, "replace", False)
-        self._held = data[used:]
+        self._pending = data[used:]
         return text
 
     def flush(self) -> str:
-        text, _ = utf_8_decode(self._held, "replace", True)
-        self._held = b""
+        text, _ = utf_8_decode(self._pending, "replace", True)
+        self._pending = b""
         return text
 
 
@@ -120,7 +120,7 @@ class WindowDetokenizer:
         self._ids.append(token)
         text = self._decode(self._ids)
         # A replacement at the end may be a partial character, unless the window is full.
-        is_full = len(self._ids) - self._num_context >= MAX_HELD_TOKENS
+        is_full = len(self._ids) - self._num_context >= MAX_PENDING_TOKENS
         is_complete = len(text) > len(self._context_text) and not text.endswith(REPLACEMENT)
         if is_complete or is_full:
             return self._show(text)

@@ -98,7 +98,7 @@ PRE_TOKENIZERS: dict[str, list[JsonObject]] = {
     "hunyuan-dense": _split(*_DEEPSEEK_3),
 }
 # A word that is in the vocabulary becomes its token without merges (`ignore_merges`).
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_UNSPLIT_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 _COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # texts are normalized to Unicode NFC
 # A text begins with the BOS token, unless the file says no.
 _BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")
@@ -288,7 +288,7 @@ def _byte_level(vocabulary: _Vocabulary) -> JsonObject:
         pre_tokenizer=pre_tokenizer,
         closing=vocabulary.closing(begins=pre in _BEGINS),
         decoder=_GPT_2,
-        model={"merges": vocabulary.merges(), "ignore_merges": pre in _WHOLE_WORDS},
+        model={"merges": vocabulary.merges(), "ignore_merges": pre in _UNSPLIT_WORDS},
     )
 
 

@@ -45,13 +45,13 @@ class EscapeMender:
     """
 
     def __init__(self) -> None:
-        self._held = ""
+        self._pending = ""
 
     def push(self, text: str) -> str:
         """The text that is final."""
-        if not self._held and "\\" not in text:
+        if not self._pending and "\\" not in text:
             return text
-        text = self._held + text
+        text = self._pending + text
         pieces: list[str] = []
         position = 0
         while (match := _PIECE.match(text, position)) is not None:
@@ -60,13 +60,13 @@ class EscapeMender:
             is_half = match.lastgroup in ("high", "low")
             pieces.append(REPLACED if is_half else match[0])
             position = match.end()
-        self._held = text[position:]
+        self._pending = text[position:]
         return "".join(pieces)
 
     def flush(self) -> str:
         """The text has ended: the rest of it."""
-        rest = self._held
-        self._held = ""
+        rest = self._pending
+        self._pending = ""
         if _PIECE.match(rest):  # the first half of a pair, perhaps with a beginning of the second
             return REPLACED + rest[len(REPLACED) :]
         return rest

@@ -148,12 +148,12 @@ class Tokenizer:
         text.
         """
         if not self._is_byte_level:
-            behind_mark = await self._encode_behind_mark(texts, context_len)
-            if behind_mark is not None:
-                return behind_mark
+            after_mark = await self._encode_after_mark(texts, context_len)
+            if after_mark is not None:
+                return after_mark
         return await self.encode_async(texts, add_special_tokens=False, context_len=context_len)
 
-    async def _encode_behind_mark(
+    async def _encode_after_mark(
         self,
         texts: Sequence[str],
         context_len: int | None,
@@ -165,12 +165,12 @@ class Tokenizer:
             context_len += len(mark)
         marked = [_MARK + text for text in texts]
         encoded = await self.encode_async(marked, add_special_tokens=False, context_len=context_len)
-        behind: list[list[int]] = []
+        after: list[list[int]] = []
         for ids in encoded:
             if ids[: len(mark)] != mark:
                 return None
-            behind.append(ids[len(mark) :])
-        return behind
+            after.append(ids[len(mark) :])
+        return after
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, by default with the BOS and EOS tokens that the tokenizer adds.
@@ -554,7 +554,7 @@ def _content(token: Any) -> str:
 
 def _chat_templates(folder: Path, config: JsonObject) -> dict[str, str]:
     """Chat templates by name, from the files where older and newer models store them; the newest
-    place takes precedence."""
+    file takes precedence."""
     further: dict[str, str] = {}
     for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
         further[path.stem] = _read_template(path)

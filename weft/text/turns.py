@@ -1,7 +1,7 @@
 """A fair queue for the threads and processes of the front: tokenizing, templates, bodies.
 
 Tenants take turns, however many requests each has; the requests of one tenant keep their order.
-Long work never takes the last place, so short work does not wait until long work ends. The time of
+Long work never takes the last slot, so short work does not wait until long work ends. The time of
 waiting has its own limit and does not count as work. Knows nothing of the work itself.
 """
 
@@ -22,7 +22,7 @@ STOPPING = "the server is shutting down"
 
 
 class Busy(Exception):
-    """No place became free in time. The message is for the user, who may try again."""
+    """No slot became free in time. The message is for the user, who may try again."""
 
 
 class _Waiter(NamedTuple):
@@ -31,18 +31,18 @@ class _Waiter(NamedTuple):
 
 
 class Turns:
-    """At most `num_places` callers hold a place at a time. For one event loop."""
+    """At most `num_slots` callers hold a slot at a time. For one event loop."""
 
-    def __init__(self, num_places: int, what: str, *, wait_s: float = WAIT_S) -> None:
+    def __init__(self, num_slots: int, what: str, *, wait_s: float = WAIT_S) -> None:
         """Requests wait at most `wait_s`. `what` names the resource in the message to the user."""
-        self._num_free = num_places
-        self._num_free_long = max(num_places - 1, 1)
+        self._num_free = num_slots
+        self._num_free_long = max(num_slots - 1, 1)
         self._what = what
         self._wait_s = wait_s
         self._waiting = Rotation[_Waiter]()
 
     async def take(self, *, is_long: bool = False) -> None:
-        """Wait for a place, which the caller must give back. Raises `Busy`."""
+        """Wait for a slot, which the caller must give back. Raises `Busy`."""
         waiter = _Waiter(asyncio.get_running_loop().create_future(), is_long)
         name = tenant()
         self._waiting.put(name, waiter, is_long=is_long)
@@ -52,7 +52,7 @@ class Turns:
         try:
             await asyncio.wait({waiter.granted}, timeout=self._wait_s)
         except asyncio.CancelledError:
-            # The place may have been granted at the same moment.
+            # The slot may have been granted at the same moment.
             if not self._waiting.remove(name, waiter):
                 self.give_back(is_long=is_long)
             raise
@@ -122,7 +122,7 @@ class Workers:
         return await asyncio.wrap_future(self._begun(work, is_long))
 
     def _begun(self, work: Callable[[], T], is_long: bool) -> Future[T]:
-        """Start the work. Its thread gives the place back when the work is done, because the
+        """Start the work. Its thread gives the slot back when the work is done, because the
         request may have been cancelled before."""
         turns = self._turns
         loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
 """What a stored block is found by: a chain of SHA-256 over everything that its K and V depend on.
 
     k0 = H(fingerprint, namespace)        ki = H(k(i-1), tokens of block i)
-    the ending behind block i: H(ki, "ending")
+    the ending after block i: H(ki, "ending")
 
 The fingerprint is that of the model as it computes here: all bytes of its weights, its shape and
 types, the kernels, and how the pool is laid out. Two fine-tunes have equal names, sizes and
@@ -51,7 +51,7 @@ class KeyChain:
             yield parent
 
     def ending(self, parent: bytes) -> bytes:
-        """The key of the ending behind the block with the key `parent`."""
+        """The key of the ending after the block with the key `parent`."""
         return hashlib.sha256(parent + ENDING).digest()
 
 

@@ -15,7 +15,7 @@ class PoolPages(Protocol):
         ...
 
 
-def behind(pieces: list[memoryview], num_bytes: int) -> list[memoryview]:
+def without_first(pieces: list[memoryview], num_bytes: int) -> list[memoryview]:
     """The pieces without their first `num_bytes` bytes."""
     for i, piece in enumerate(pieces):
         if num_bytes < len(piece):

@@ -1,7 +1,7 @@
 """Reads the bytes of tensors piece by piece, through one buffer, so that no tensor is in memory
 twice.
 
-Knows the places of bytes and the sizes of pieces, not the meaning of bytes.
+Knows the offsets of bytes and the sizes of pieces, not the meaning of bytes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class PieceBuffer:
         return self._bytes[:num_bytes]
 
 
-def read_whole(content: Content, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
+def read_all(content: Content, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
     """A small tensor, in its own memory."""
     values = torch.empty(entry.num_bytes, dtype=torch.uint8)
     content.read_into(entry.start, values.numpy().data)

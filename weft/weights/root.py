@@ -58,7 +58,7 @@ class WeightsRoot:
     def weight_files(self, folder: Path) -> dict[str, Path]:
         """The weight files of a folder that `folder` returned, by name.
 
-        Raises ModelError if a file is missing, links to a place outside of the root, or is not a
+        Raises ModelError if a file is missing, links to a path outside of the root, or is not a
         regular file.
         """
         for name in DESCRIPTIONS:

@@ -3,7 +3,7 @@ checked before it is used.
 
     8 bytes: N (little-endian) · N bytes: JSON {name: {dtype, shape, data_offsets}} · the tensors
 
-Knows no tensors, only the places of their bytes.
+Knows no tensors, only the offsets of their bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 
 class TensorEntry(NamedTuple):
-    """The place of one tensor."""
+    """The offsets of one tensor."""
 
     name: str
     dtype: str  # name in the file's format: "F32", "BF16", "Q4_K"

@@ -124,7 +124,7 @@ class StoredTransposed(NamedTuple):
 
 
 def part_of(entry: TensorEntry, weight: Weight, stack: Stack) -> TensorEntry:
-    """The place of a weight in a tensor that contains several weights."""
+    """Where a weight stands in a tensor that contains several weights."""
     num, num_rows, *_ = stack.shape
     row_bytes = entry.num_bytes // (num * num_rows)
     num_taken = num_rows
@@ -132,7 +132,7 @@ def part_of(entry: TensorEntry, weight: Weight, stack: Stack) -> TensorEntry:
         num_taken = weight.shape[0]
     return entry._replace(
         shape=weight.shape,
-        start=entry.start + (stack.place * num_rows + stack.first) * row_bytes,
+        start=entry.start + (stack.matrix * num_rows + stack.first) * row_bytes,
         num_bytes=num_taken * row_bytes,
     )
 

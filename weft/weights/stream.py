@@ -153,8 +153,8 @@ def matched(
     if line:
         raise BadCheckpoint(f"{what} ({line})")
     # In the order of the files, so that a disk is read sequentially.
-    places = {base: place for place, base in enumerate(stored)}
-    return sorted(found, key=lambda match: places[in_base(match.stored.names[0])])
+    indices = {base: index for index, base in enumerate(stored)}
+    return sorted(found, key=lambda match: indices[in_base(match.stored.names[0])])
 
 
 class WrongShape(ValueError):

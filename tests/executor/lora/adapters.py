@@ -175,10 +175,14 @@ def load(driver: Driver, base: Base, place: int, folder: Path, uid: str = "") ->
 
 
 def make_lora_driver(
-    base: Base, num_places: int = 1, max_rank: int = 64, **settings: Any
+    base: Base, num_adapter_slots: int = 1, max_rank: int = 64, **settings: Any
 ) -> Driver:
     return make_driver(
-        base.config, base.folder, max_loaded_loras=num_places, max_lora_rank=max_rank, **settings
+        base.config,
+        base.folder,
+        max_loaded_loras=num_adapter_slots,
+        max_lora_rank=max_rank,
+        **settings,
     )
 
 

@@ -55,7 +55,7 @@ def test_base_and_six_adapters_in_one_batch_give_what_each_gives_alone(
     base, drive, tmp_path: Path, quantize: str
 ) -> None:
     settings = {"dtype": "bfloat16"} if quantize == "bfloat16" else {"quantize": quantize}
-    driver = drive(base, num_places=NUM, kernels="auto", threads=2, **settings)
+    driver = drive(base, num_adapter_slots=NUM, kernels="auto", threads=2, **settings)
     adapters = loaded(base, driver, tmp_path)
     together: list[list[Tensor]] = [[] for _ in adapters]
     for step in range(4):
@@ -80,7 +80,7 @@ def test_base_and_six_adapters_in_one_batch_give_what_each_gives_alone(
 
 
 def test_fused_steps_have_adapters_too(base, drive, tmp_path: Path) -> None:
-    driver = drive(base, num_places=NUM, kernels="auto")
+    driver = drive(base, num_adapter_slots=NUM, kernels="auto")
     adapters = loaded(base, driver, tmp_path)
     rows = range(len(adapters))
 
@@ -107,7 +107,7 @@ def test_fused_steps_have_adapters_too(base, drive, tmp_path: Path) -> None:
 def test_a_step_without_adapters_behind_one_with_them_is_the_base(
     base, drive, tmp_path: Path
 ) -> None:
-    driver = drive(base, num_places=NUM, kernels="auto")
+    driver = drive(base, num_adapter_slots=NUM, kernels="auto")
     before = driver.run(Turn(0, TEXTS[0][:9]))
     loaded(base, driver, tmp_path)
     with_one = logprobs_with(driver, [2], Turn(1, TEXTS[0][:9]))
@@ -120,7 +120,7 @@ def test_a_step_without_adapters_behind_one_with_them_is_the_base(
 def test_a_place_that_is_loaded_anew_has_the_new_adapter_alone(
     base, drive, tmp_path: Path, kernels: str
 ) -> None:
-    driver = drive(base, num_places=2, kernels=kernels)
+    driver = drive(base, num_adapter_slots=2, kernels=kernels)
     first = make_adapter(base, tmp_path / "first", base.modules(ALL), seed=1)
     second = make_adapter(base, tmp_path / "second", base.modules(QV), seed=2)
     text = TEXTS[0][:9]
@@ -152,6 +152,6 @@ def test_an_adapter_that_cannot_be_loaded_leaves_its_place_as_it_is(
 
 
 def test_a_slot_that_does_not_exist_is_an_error_of_the_planner(base, drive) -> None:
-    driver = drive(base, num_places=2)
+    driver = drive(base, num_adapter_slots=2)
     with pytest.raises(AssertionError, match="place 2 of 2"):
         run_with(driver, [2], Turn(0, [5]))

@@ -115,7 +115,7 @@ def test_neighbours_with_other_experts_and_adapters_change_no_bit(
     base, drive, tmp_path: Path, quantize: str
 ) -> None:
     settings = {"dtype": "bfloat16"} if quantize == "bfloat16" else {"quantize": quantize}
-    driver = drive(base, num_places=2, kernels="auto", threads=2, **settings)
+    driver = drive(base, num_adapter_slots=2, kernels="auto", threads=2, **settings)
     for place, make in enumerate((for_each_expert, for_all_experts)):
         assert load(driver, base, place, make(base, tmp_path / str(place)).folder).ok
     texts = [[(5 * row + number) % 120 + 5 for number in range(7 + 4 * row)] for row in range(4)]

@@ -32,7 +32,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> RepeatingGpu:
 def test_graphs_hold_for_any_adapters_and_steps_without_have_their_own(
     base: Base, drive, gpu: RepeatingGpu, tmp_path: Path
 ) -> None:
-    settings = {"num_places": 2, "max_rank": 16}
+    settings = {"num_adapter_slots": 2, "max_rank": 16}
     ours = drive(base, device="cuda", cuda_graph_sizes="4", cuda_graph_prompt=0, **settings)
     theirs = drive(base, kernels="auto", **settings)
     layer = base.modules(("mlp.gate_proj", *QV), layers=[1])

@@ -29,7 +29,7 @@ TOKENS = [(7 * number + 3) % 120 + 5 for number in range(9)]
 def test_steps_are_computed_while_an_adapter_is_read(
     base, drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
 ) -> None:
-    driver = drive(base, num_places=2, kernels=kernels)
+    driver = drive(base, num_adapter_slots=2, kernels=kernels)
     other = make_adapter(base, tmp_path / "other", base.modules(QV), seed=1)
     made = make_adapter(base, tmp_path / "made", base.modules(ALL), seed=2)
     assert load(driver, base, 0, other.folder).ok

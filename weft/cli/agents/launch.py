@@ -1,6 +1,6 @@
 """The verb `launch`: asks a server for its model, and starts a coding agent against it.
 
-Everything behind `--` belongs to the agent. It does not know how an agent is set up (`table.py`).
+Everything after `--` belongs to the agent. It does not know how an agent is set up (`table.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 SMALL_CONTEXT = 32_768  # agents begin with 10,000 to 25,000 tokens of instructions and tools
 _FOLDER = "FOLDER"  # stands for the temporary folder where nothing is started
 EXIT_NOT_FOUND = 127
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # the second: the terminal was closed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class LaunchOptions:
     )
     agent_model: str = option(
         "",
-        "model or adapter of the server to use (default: its first)",
+        "model or adapter of the server to use, also --model (default: its first)",
         group="launch",
         everyday=True,
         aliases=("model",),
@@ -143,10 +144,19 @@ def _shown(agent: Agent, setup: Setup, words: Sequence[str]) -> str:
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run an agent in this terminal. Ctrl-C is the agent's: it may only interrupt an answer."""
-    before = signal.signal(signal.SIGINT, lambda *_: None)  # not inherited, unlike "ignore"
+    """Run an agent in this terminal. Ctrl-C is the agent's: it may only interrupt an answer.
+
+    What ends this process ends the agent first, so that its folder, which may have a key, goes too.
+    """
+    # Handlers are not inherited, unlike "ignore".
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
     try:
-        status = subprocess.Popen(command, env=environment).wait()
+        agent = subprocess.Popen(command, env=environment)
+        for number in ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it
+                before[number] = signal.signal(number, lambda number, _: agent.send_signal(number))
+        status = agent.wait()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return status if status >= 0 else 128 - status

@@ -102,6 +102,7 @@ MAX_SESSIONS = 65_536  # whose engine is remembered; the least recently used are
 FIRST_OWN_CALL = 1 << 40  # calls of the client have smaller ids
 KEEPS_STEP = "lockstep"  # the pass of engines that run their steps together
 BARRIER_S = 0.1  # until all engines block or open their inputs
+MEETING_S = 8.0  # in which engines that keep step must come to the same step for it
 PREPARING_S = 0.1  # before an engine that prepares its profiler is asked again
 BEING_SET_UP = "it is being set up like the others"
 
@@ -152,7 +153,7 @@ class Fleet:
         """Send `message` to the engines that it is for. If none can take it, answer it here."""
         match message:
             case GenerateRequest():
-                rank = self._place(message)
+                rank = self._booked_rank(message)
                 if rank is not None:
                     self.members[rank].send(message)
             case BatchGenerate():
@@ -166,11 +167,11 @@ class Fleet:
                     member.send(message)
 
     def _send_batch(self, batch: BatchGenerate) -> None:
-        ranks = [self._place(request) for request in batch.members()]
+        ranks = [self._booked_rank(request) for request in batch.members()]
         for rank, part in split_batch(batch, ranks).items():
             self.members[rank].send(part)
 
-    def _place(self, request: GenerateRequest) -> int | None:
+    def _booked_rank(self, request: GenerateRequest) -> int | None:
         """Choose and book the engine of a request. None if no engine takes it; the error is then
         already sent to the client."""
         prompt = with_digests(request.input_ids, request.media)
@@ -290,22 +291,17 @@ class Fleet:
             )
             return
         self._calls[request.call] = JoinedCall(request, set(ranks))
-        if isinstance(request, KeepSessions):
-            self._send_sessions(request, ranks)
-            return
         if isinstance(request, BlockInput | UnblockInput) and len(ranks) > 1:
             request = _at_once(request, [self.members[rank].ready for rank in ranks])
-        for rank in ranks:
-            self.members[rank].send(_for_rank(request, rank))
-
-    def _send_sessions(self, request: KeepSessions, ranks: Sequence[int]) -> None:
-        """Give each engine its share of the sessions; all are to tell the changes of theirs."""
-        num = len(ranks)
-        for place, rank in enumerate(ranks):
-            share = request.sessions[place::num]
-            for session in share:
-                self._bind_session(session.id, session.owner, rank)
-            self.members[rank].send(replace(request, sessions=share))
+        for index, rank in enumerate(ranks):
+            part = _for_rank(request, rank)
+            if isinstance(part, KeepSessions):
+                # Each engine gets its share of the sessions, and tells the changes of these.
+                share = part.sessions[index :: len(ranks)]
+                for session in share:
+                    self._bind_session(session.id, session.owner, rank)
+                part = replace(part, sessions=share)
+            self.members[rank].send(part)
 
     def _take_reply(
         self,
@@ -529,6 +525,16 @@ class Fleet:
                 )
             )
         self._drop_requests(rank, reason)
+        for number, call in self._calls.items():
+            # The others wait for it, or go on without it: the caller must know.
+            if rank in call.awaited and isinstance(call.request, BlockInput | UnblockInput):
+                self._tell(
+                    CallFailed(
+                        call=number,
+                        message=_why_no_barrier(self.members[rank], reason),
+                        status=503,
+                    )
+                )
         self.members[rank].missing = reason
         self._on_availability(self.why_unavailable())
 
@@ -590,9 +596,21 @@ def _at_once(
     """The version of `request` that takes effect in all engines at once: at the same step if they
     keep step, else at one moment. All engines have it by then; they have the clock of this
     machine."""
-    if all(one is not None and KEEPS_STEP in one.passes for one in ready):
-        return replace(request, together=True)
+    if all(_keeps_step(one) for one in ready):
+        return replace(request, together=True, at_s=time.monotonic() + MEETING_S)
     return replace(request, at_s=time.monotonic() + BARRIER_S)
+
+
+def _keeps_step(ready: EngineReady | None) -> bool:
+    return ready is not None and KEEPS_STEP in ready.passes
+
+
+def _why_no_barrier(member: Member, reason: str) -> str:
+    """Why blocking or opening the inputs has failed, and what follows."""
+    then = "the others have changed; its input changes when it is back"
+    if _keeps_step(member.ready):
+        then = f"no input changes unless it is back within {MEETING_S:g} s of the call"
+    return f"engine {member.rank} does not answer ({reason}): {then}"
 
 
 def _for_rank(

@@ -13,7 +13,7 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     NormKind,
-    NormPlace,
+    NormPosition,
     QkNorm,
     RopeConfig,
 )
@@ -48,12 +48,12 @@ def _layer(config: Config, rope: RopeConfig) -> LayerSpec:
     return LayerSpec(
         attention=AttentionSpec(
             rope=rope,
-            qk_norm=QkNorm.WHOLE,
+            qk_norm=QkNorm.ALL_HEADS,
             qkv_bias=bias,
             out_bias=bias,
         ),
         mlp=MlpSpec(activation=activation(config)),
-        norms=NormPlace.POST,
+        norms=NormPosition.POST,
     )
 
 
@@ -90,7 +90,7 @@ def _olmoe(config: Config) -> DecoderSpec:
         is_normed=flag(config, "norm_topk_prob"),
     )
     layer = _layer(config, read_rope(config))
-    return DecoderSpec(layers=(replace(layer, mlp=experts, norms=NormPlace.PRE),))
+    return DecoderSpec(layers=(replace(layer, mlp=experts, norms=NormPosition.PRE),))
 
 
 # GGUF files
@@ -128,7 +128,7 @@ FAMILIES = {
         gguf={"olmo": gguf.Architecture(norm_eps=gguf.LAYER_NORM_EPS, has_pairs=True)},
     ),
     "Olmo2": Family(
-        read=_olmo2, gguf={"olmo2": gguf.Architecture(more=_gguf_olmo2, parts=gguf.NORMS_BEHIND)}
+        read=_olmo2, gguf={"olmo2": gguf.Architecture(more=_gguf_olmo2, parts=gguf.NORMS_AFTER)}
     ),
     "Olmoe": Family(
         read=_olmoe,

@@ -12,7 +12,7 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     NormKind,
-    NormPlace,
+    NormPosition,
 )
 from weft.config.families import gguf
 from weft.config.families.family import (
@@ -41,7 +41,7 @@ def _cohere(config: Config) -> DecoderSpec:
             out_bias=bias,
         ),
         mlp=MlpSpec(activation=activation(config)),
-        norms=NormPlace.PARALLEL,
+        norms=NormPosition.PARALLEL,
     )
     return DecoderSpec(
         layers=(layer,),

@@ -12,7 +12,7 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     NormKind,
-    NormPlace,
+    NormPosition,
     TensorNames,
 )
 from weft.config.families import gguf
@@ -54,7 +54,7 @@ def _gpt_neox(config: Config) -> DecoderSpec:
             is_gated=False,
             bias=True,
         ),
-        norms=NormPlace.PARALLEL_TWO if is_parallel else NormPlace.PRE,
+        norms=NormPosition.PARALLEL_TWO if is_parallel else NormPosition.PRE,
     )
     names = NAMES
     if flag(config, "heads_are_apart"):  # only in weft's own config.json (`config/gguf.py`)

@@ -21,7 +21,7 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     MoeSpec,
-    NormPlace,
+    NormPosition,
     QkNorm,
     RopeConfig,
     RouterSpec,
@@ -90,7 +90,7 @@ def _layer(config: Config, index: int, kind: str, owner: int | None) -> LayerSpe
     return LayerSpec(
         attention=attention,
         mlp=_feed_forward(config, owner),
-        norms=NormPlace.BOTH,
+        norms=NormPosition.BOTH,
         # This key is only in weft's own config.json (GGUF files, below).
         has_factor=flag(config, "layers_have_scalars", True),
     )
@@ -290,7 +290,7 @@ def _gguf_feed_forward(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 
 _GGUF_NAMES = {
-    **gguf.NORMS_BEHIND,
+    **gguf.NORMS_AFTER,
     "ffn_norm": "pre_feedforward_layernorm",
     "layer_output_scale.weight": "layer_scalar",
     "inp_gate": "per_layer_input_gate",

@@ -95,7 +95,7 @@ class Architecture:
 LAYER_NORM_EPS = "attention.layer_norm_epsilon"
 FACTORS = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")
 EXPERTS = ("expert_count", "expert_group_count", "expert_weights_scale")
-NORMS_BEHIND = {
+NORMS_AFTER = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }

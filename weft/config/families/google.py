@@ -17,7 +17,7 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     NormKind,
-    NormPlace,
+    NormPosition,
     QkNorm,
     RopeConfig,
     TensorNames,
@@ -78,7 +78,7 @@ def _gemma2(config: Config) -> DecoderSpec:
             out_bias=bias,
         ),
         mlp=MlpSpec(activation=activation(config, (GELU,), "hidden_activation")),
-        norms=NormPlace.BOTH,
+        norms=NormPosition.BOTH,
     )
     sliding = replace(full, attention=replace(full.attention, window=window(config)))
     kinds = layer_types(config, every(2))
@@ -87,7 +87,7 @@ def _gemma2(config: Config) -> DecoderSpec:
 
 def _vaultgemma(config: Config) -> DecoderSpec:
     spec = _gemma2(config)
-    layers = tuple(replace(layer, norms=NormPlace.PRE) for layer in spec.layers)
+    layers = tuple(replace(layer, norms=NormPosition.PRE) for layer in spec.layers)
     return replace(spec, layers=layers)
 
 
@@ -102,7 +102,7 @@ def _gemma3(config: Config) -> DecoderSpec:
             out_bias=bias,
         ),
         mlp=MlpSpec(activation=activation(config, (GELU,), "hidden_activation")),
-        norms=NormPlace.BOTH,
+        norms=NormPosition.BOTH,
     )
 
     def of(kind: str) -> LayerSpec:
@@ -184,7 +184,7 @@ def _query_scalar(found: Found, largest: int) -> int:
     return int(found["head_dim"])
 
 
-_GGUF_NORMS = {**gguf.NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
+_GGUF_NORMS = {**gguf.NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
 
 
 _GEMMA3 = Family(

@@ -15,7 +15,7 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     MoeSpec,
-    NormPlace,
+    NormPosition,
     StateNames,
     TensorNames,
 )
@@ -114,7 +114,7 @@ def _granite4(config: Config) -> DecoderSpec:
     state_names = StateNames(
         mixer="mamba",
         inputs=("in_proj",),
-        decay_is_whole=flag(config, "decays_are_whole"),
+        decay_is_final=flag(config, "decays_are_whole"),
     )
     spec = replace(
         spec,
@@ -164,7 +164,7 @@ def _hyperclovax(config: Config) -> DecoderSpec:
     if config.get("attention_multiplier") is None:
         layer = replace(layer, attention=replace(layer.attention, scale=0.0))
     if flag(config, "use_post_norm", True):
-        layer = replace(layer, norms=NormPlace.BOTH)
+        layer = replace(layer, norms=NormPosition.BOTH)
     return replace(
         spec,
         layers=(layer,),

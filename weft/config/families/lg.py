@@ -12,7 +12,7 @@ from weft.config.decoder import (
     ExpertNames,
     LayerSpec,
     MlpSpec,
-    NormPlace,
+    NormPosition,
     QkNorm,
     TensorNames,
 )
@@ -56,7 +56,7 @@ def _exaone4(config: Config) -> DecoderSpec:
     full = LayerSpec(
         attention=AttentionSpec(rope=read_rope(config), qk_norm=QkNorm.HEAD),
         mlp=MlpSpec(activation=activation(config)),
-        norms=NormPlace.POST,
+        norms=NormPosition.POST,
     )
     width = window(config)
     if not width:
@@ -73,7 +73,7 @@ def _exaone4(config: Config) -> DecoderSpec:
 
 def _exaone_moe(config: Config) -> DecoderSpec:
     spec = _exaone4(config)
-    layers = tuple(replace(layer, norms=NormPlace.PRE) for layer in spec.layers)
+    layers = tuple(replace(layer, norms=NormPosition.PRE) for layer in spec.layers)
     counts = {
         "n_routed_experts": size(config, "num_experts"),
         "n_shared_experts": get(config, "num_shared_experts", int, 0),
@@ -110,7 +110,7 @@ FAMILIES = {
     ),
     "Exaone4": Family(
         read=_exaone4,
-        gguf={"exaone4": gguf.Architecture(more=_gguf_exaone4, parts=gguf.NORMS_BEHIND)},
+        gguf={"exaone4": gguf.Architecture(more=_gguf_exaone4, parts=gguf.NORMS_AFTER)},
     ),
     "ExaoneMoe": Family(
         read=_exaone_moe,

@@ -14,7 +14,7 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     NormKind,
-    NormPlace,
+    NormPosition,
     QkNorm,
     TensorNames,
 )
@@ -93,7 +93,7 @@ def _stablelm(config: Config) -> DecoderSpec:
             qkv_bias=flag(config, "use_qkv_bias"),
         ),
         mlp=MlpSpec(activation=activation(config)),
-        norms=NormPlace.PARALLEL if is_parallel else NormPlace.PRE,
+        norms=NormPosition.PARALLEL if is_parallel else NormPosition.PRE,
     )
     return DecoderSpec(layers=(layer,), norm=NormKind.LAYER_BIAS)
 

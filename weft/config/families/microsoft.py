@@ -11,7 +11,7 @@ from weft.config.decoder import (
     LayerSpec,
     MlpSpec,
     NormKind,
-    NormPlace,
+    NormPosition,
     RopeConfig,
     TensorNames,
 )
@@ -35,7 +35,7 @@ def _phi(config: Config) -> DecoderSpec:
             is_gated=False,
             bias=True,
         ),
-        norms=NormPlace.PARALLEL,
+        norms=NormPosition.PARALLEL,
     )
     return DecoderSpec(
         layers=(layer,),

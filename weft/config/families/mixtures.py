@@ -76,7 +76,7 @@ def _minimax_m2(config: Config) -> DecoderSpec:
     layer = LayerSpec(
         attention=AttentionSpec(
             rope=read_rope({**rotation, **config}, theta=5_000_000.0, is_partial=True),
-            qk_norm=QkNorm.WHOLE,
+            qk_norm=QkNorm.ALL_HEADS,
         ),
         mlp=MoeSpec(
             router=checked(router),

@@ -80,7 +80,7 @@ def _qwen3_next(config: Config) -> DecoderSpec:
 
 def _with_state_names(config: Config, names: StateNames) -> TensorNames:
     is_whole = flag(config, "decays_are_whole")
-    return replace(_NAMES, state=replace(names, decay_is_whole=is_whole))
+    return replace(_NAMES, state=replace(names, decay_is_final=is_whole))
 
 
 def _experts(config: Config, *, is_normed: bool) -> MoeSpec:

@@ -11,7 +11,7 @@ from weft.config.decoder import (
     DecoderSpec,
     LayerSpec,
     MlpSpec,
-    NormPlace,
+    NormPosition,
     QkNorm,
     TensorNames,
 )
@@ -60,7 +60,7 @@ def _glm4(config: Config) -> DecoderSpec:
         attention_post_norm="post_self_attn_layernorm",
         mlp_post_norm="post_mlp_layernorm",
     )
-    return replace(spec, layers=(replace(spec.layer(0), norms=NormPlace.BOTH),), names=names)
+    return replace(spec, layers=(replace(spec.layer(0), norms=NormPosition.BOTH),), names=names)
 
 
 _DEFAULTS = {

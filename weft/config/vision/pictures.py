@@ -63,7 +63,7 @@ class PooledSpec(PictureSpec):
 
     @property
     def rules(self) -> MediaRules:
-        return MediaRules(sees_both_ways=True, longest_whole=self.num_tokens)
+        return MediaRules(sees_both_ways=True, longest_unsplit=self.num_tokens)
 
     @property
     def pool(self) -> int:

@@ -72,38 +72,39 @@ def set_policy(services: Services, message: SetPolicy) -> SetPolicyReply:
 
 
 def block_input(services: Services, message: BlockInput) -> InputReply | None:
-    def change() -> None:
-        now = services.clock() if message.at_s else 0.0
-        services.input_gate.block(now, message.at_s)
+    def change(at_s: float) -> None:
+        now = services.clock() if at_s else 0.0
+        services.input_gate.block(now, at_s)
 
     return _change_input(services, message, change)
 
 
 def unblock_input(services: Services, message: UnblockInput) -> InputReply | None:
-    def change() -> None:
-        services.input_gate.unblock(services.clock(), message.ramp_s, message.at_s)
+    def change(at_s: float) -> None:
+        services.input_gate.unblock(services.clock(), message.ramp_s, at_s)
 
     return _change_input(services, message, change)
 
 
 def _change_input(
-    services: Services, message: BlockInput | UnblockInput, change: Callable[[], None]
+    services: Services, message: BlockInput | UnblockInput, change: Callable[[float], None]
 ) -> InputReply | None:
     """Change the input at once; or, among engines that keep step, between the same steps of all.
     Then no step runs meanwhile, and the reply comes later."""
     if not message.together:
-        change()
+        change(message.at_s)
         return _input_reply(services)
     services.input_gate.begin_meeting()
 
     def answer(result: JobResult) -> InputReply | CallFailed:
         services.input_gate.end_meeting()
         if not result.reply.ok:
-            return CallFailed(call=message.call, message=result.reply.message)
-        change()
+            failed = result.reply
+            return CallFailed(call=message.call, message=failed.message, status=failed.status)
+        change(0.0)
         return msgspec.structs.replace(_input_reply(services), call=message.call)
 
-    services.device_jobs.submit(DeviceJob(MeetOthers(), answer, is_logged=False))
+    services.device_jobs.submit(DeviceJob(MeetOthers(message.at_s), answer, is_logged=False))
     return None
 
 

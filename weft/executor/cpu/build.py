@@ -26,7 +26,7 @@ from weft.executor.cpu.device import CpuDevice, InlineCpuDevice
 from weft.executor.cpu.encoder_attention import CppBidirectional
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
-from weft.executor.cpu.staged_model import StagedModel, WholeModel
+from weft.executor.cpu.segmented_model import SegmentedModel, UnsplitModel
 from weft.executor.cpu.states import CppStates
 from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.device import StepDevice
@@ -120,7 +120,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         )
         ops.adapters = adapter_ops
     adapters = make_adapter_table(spec, model, adapter_ops)
-    whole = decoder_steps(
+    unsplit = decoder_steps(
         spec,
         model=model,
         attention=attention,
@@ -135,18 +135,18 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         model,
         rows,
         library,
-        otherwise=whole,
+        otherwise=unsplit,
         num_state_slots=0 if state_pool is None else state_pool.num_slots,
         # Other ranks are not told which tokens are sampled.
         narrows=spec.ranks is None,
     )
     if adapter_ops is not None:
         adapter_ops.of_steps(attention.step, fused.step)
-    copies_head = spec.model.pooling is None and computing(spec, fused, whole) is fused
+    copies_head = spec.model.pooling is None and computing(spec, fused, unsplit) is fused
     if copies_head:
         fused.copy_head()
     kept = tensors_of(pool, state_pool)
-    steps = computing(spec, fused, whole)
+    steps = computing(spec, fused, unsplit)
     store = make_weight_store(
         spec,
         model,
@@ -163,7 +163,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         *media_passes(spec, rows, tower),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
-        *split(spec.engine, whole, model=model, attention=attention, rows=rows, experts=experts),
+        *split(spec.engine, unsplit, model=model, attention=attention, rows=rows, experts=experts),
         *counting(experts, fused.compute_all if steps is fused else None),
     ]
     device = announcing(spec, _device(spec), sender)
@@ -189,12 +189,14 @@ def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTa
     else:
         ops = products.ops
         attention = CppPaged(spec.model, pool, ops, spec.context_length)
-        staged = StagedModel(loaded, loaded.translation, ops, attention, spec.model.hidden_size)
-        model = staged
-        if staged.is_whole:
-            said = WholeModel(loaded, loaded.translation, ops)
-            whole = ProgramModel(said, ops, attention, spec.model.hidden_size)
-            model = whole
+        segmented = SegmentedModel(
+            loaded, loaded.translation, ops, attention, spec.model.hidden_size
+        )
+        model = segmented
+        if segmented.is_unsplit:
+            said = UnsplitModel(loaded, loaded.translation, ops)
+            unsplit = ProgramModel(said, ops, attention, spec.model.hidden_size)
+            model = unsplit
     require_same_steps(spec, model, attention, rows)
     steps = DecoderSteps(
         model=model,
@@ -207,7 +209,7 @@ def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTa
     store = make_weight_store(spec, loaded, products.tensors, pool.tensors, CPU)
     if whole is None:
         return TorchRunner(steps, store=store, device=CpuDevice(spec.thread), kernels=library)
-    fused = CpuFusedSteps(whole, rows, library, otherwise=steps)
+    fused = CpuFusedSteps(unsplit, rows, library, otherwise=steps)
     return TorchRunner(fused, store=store, device=_device(spec), kernels=library)
 
 

@@ -97,7 +97,7 @@ class CppBidirectional:
         return out
 
     def _store(self, keys_values: Tensor, cache: abi.KvCache) -> list[Tensor]:
-        """Record that keys and values, which stand behind each other in a row, are rounded into
+        """Record that keys and values, which stand one after the other in a row, are rounded into
         buffers of their own. Returns the buffers."""
         recorder = self._ops.recorder
         size = self._num_heads * self._head_dim

@@ -78,12 +78,13 @@ class GuessBuffers:
     def __init__(self, capacity: int, num_rows: int) -> None:
         self.capacity = capacity  # tokens that one chain can draw
         self.tokens = np.empty(capacity, np.int32)
-        self._given = np.empty(num_rows + capacity, np.int32)  # counts, and the slots of guesses
+        # Counts, and the slots of guesses.
+        self._guess_numbers = np.empty(num_rows + capacity, np.int32)
         self._numbers = np.empty(6 * num_rows, np.int32)
         self._draws = Sampling.greedy(capacity)
         self._draw_columns = draw_columns(self._draws)
         self.args = abi.Guesses(
-            counts=self._given.ctypes.data,
+            counts=self._guess_numbers.ctypes.data,
             numbers=self._numbers.ctypes.data,
             tokens=self.tokens.ctypes.data,
         )
@@ -91,11 +92,11 @@ class GuessBuffers:
     def give(self, counts: IntArray, slots: IntArray) -> None:
         """Set how many tokens are drawn for each request, greedily, and their slots."""
         num_requests = len(counts)
-        given = self._given
-        given[:num_requests] = counts
-        given[num_requests : num_requests + len(slots)] = slots
+        numbers = self._guess_numbers
+        numbers[:num_requests] = counts
+        numbers[num_requests : num_requests + len(slots)] = slots
         args = self.args
-        args.slots = args.counts + num_requests * given.itemsize
+        args.slots = args.counts + num_requests * numbers.itemsize
         args.all = None
         args.step = None
 
@@ -309,7 +310,7 @@ class CpuFusedSteps:
         num_rows = len(self._rows.slots)
         num_numbers = 4 * num_rows + self._num_of_token * body.capacity
         if self.step.num_state_slots:
-            num_numbers += 2 * num_rows + 3 * body.capacity  # at most one copy behind each token
+            num_numbers += 2 * num_rows + 3 * body.capacity  # at most one copy after each token
         self._numbers = np.empty(num_numbers, np.int32)
         self._columns = np.empty(abi.FUSED_COLUMNS * body.capacity, np.int64)
         step = self.step
@@ -373,7 +374,7 @@ def _with_faults(result: Result, mask: GrammarMask) -> Result:
         return result
     # `faults` is by mask, the result by row.
     of_masks = mask.bitmask.faults.items()
-    faults = tuple((int(mask.index[place]), fault) for place, fault in of_masks)
+    faults = tuple((int(mask.index[entry]), fault) for entry, fault in of_masks)
     invalid = result.invalid
     if invalid is None:
         invalid = np.zeros(len(result.tokens), np.bool_)

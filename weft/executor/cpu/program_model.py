@@ -102,8 +102,8 @@ class ProgramModel:
         # From tokens to hidden states. It reads only its step.
         self.body = GrowingProgram(self._record_body)
         # From hidden states to logits.
-        self.head = GrowingProgram(partial(record_behind, ops, model.logits, hidden_size))
-        self._norm = GrowingProgram(partial(record_behind, ops, model.normed, hidden_size))
+        self.head = GrowingProgram(partial(record_after_body, ops, model.logits, hidden_size))
+        self._norm = GrowingProgram(partial(record_after_body, ops, model.normed, hidden_size))
 
     def forward(
         self,
@@ -199,7 +199,7 @@ class ProgramEncoder:
         self._ops = ops
         self._attention = attention
         self._body = GrowingProgram(self._record_body)  # its input: the kinds of segments
-        self._head = GrowingProgram(partial(record_behind, ops, model.logits, hidden_size))
+        self._head = GrowingProgram(partial(record_after_body, ops, model.logits, hidden_size))
 
     def forward(
         self,
@@ -248,7 +248,7 @@ class ProgramEncoder:
         )
 
 
-def record_behind(
+def record_after_body(
     ops: CppOps,
     function: Callable[[Tensor], Tensor],
     hidden_size: int,

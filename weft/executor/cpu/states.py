@@ -47,10 +47,10 @@ class CppStates:
 
     def gated_conv(self, x: Tensor, conv: ConvWeights, layer: int) -> Tensor:
         channels = conv.weight.shape[1]
-        before, behind, value = x.chunk(3, -1)
+        before, after, value = x.chunk(3, -1)
         args = self._conv_args(value, conv, layer)
         args.in_gate = before.data_ptr()
-        args.out_gate = behind.data_ptr()
+        args.out_gate = after.data_ptr()
         y = self._ops.recorder.buffer(channels)
         return self._record(args, y)
 

@@ -136,23 +136,23 @@ class CppTowerBackend:
         self._pauses.append(PausePoint(self.ops.recorder.num_ops, rows, do))
 
     def run(self, part: Part, *rows: Tensor) -> Tensor:
-        return at_once(self._pieces(part, rows, is_whole=True))
+        return at_once(self._pieces(part, rows, is_unsplit=True))
 
     def run_in_pieces(self, part: Part, *rows: Tensor) -> Pieces:
-        return self._pieces(part, rows, is_whole=False)
+        return self._pieces(part, rows, is_unsplit=False)
 
-    def _pieces(self, part: Part, rows: Sequence[Tensor], *, is_whole: bool) -> Pieces:
-        """`is_whole`: all operations up to a pause at once; else none of them is long."""
+    def _pieces(self, part: Part, rows: Sequence[Tensor], *, is_unsplit: bool) -> Pieces:
+        """`is_unsplit`: all operations up to a pause at once; else none of them is long."""
         num_rows = len(rows[0])
         program = self._program(part, num_rows, [one.shape[1] for one in rows])
-        for place, one in zip(program.inputs, rows, strict=True):
-            place[:num_rows].copy_(one)
+        for buffer, one in zip(program.inputs, rows, strict=True):
+            buffer[:num_rows].copy_(one)
         step = StepArgs() if self._attention is None else self._attention.step
         begin = 0
         for pause in (*program.pauses, None):
             end = len(program.program.args) if pause is None else pause.end
             step.num_tokens = num_rows
-            if is_whole:
+            if is_unsplit:
                 program.program.run_part(self._library, step, begin, end)
                 yield
             else:

@@ -95,7 +95,7 @@ def _attend(
     step: StepArgs,
     parts: list[Rows],
 ) -> Iterator[None]:
-    """Tokens of one request that see all of it, some at a time: each stands behind those before it,
+    """Tokens of one request that see all of it, some at a time: each stands after those before it,
     and sees as far as the last one."""
     num_tokens = step.num_tokens
     head_dim = KvCache.from_address(args.cache).head_dim

@@ -279,7 +279,7 @@ def _order_of_pairs(head_dim: int, rope: Rope) -> Tensor:
 
 
 def _lay_out(batch: AttentionBatch, tiling: Tiling) -> DeviceLayout:
-    """The layout of a step that was staged without one, in a separate copy."""
+    """The layout of a step that was uploaded without one, in a separate copy."""
     size = tiling.size(batch.lens)
     # The slots are on the device already: the host writes zeros, which are replaced below.
     slots = np.zeros(size.num_tokens, np.int32)

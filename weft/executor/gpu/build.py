@@ -31,7 +31,7 @@ from weft.executor.gpu.device import GpuDevice
 from weft.executor.gpu.gpu import Gpu
 from weft.executor.gpu.graphs import AdapterGraphs, GraphParts, StepGraphs
 from weft.executor.gpu.layout import GpuAttentionBackend
-from weft.executor.gpu.staging import GpuStager, H2DBuffer
+from weft.executor.gpu.staging import GpuUploader, H2DBuffer
 from weft.executor.gpu.staging import split as split_numbers
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool, StatePool
@@ -98,8 +98,8 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     # All tensors are made on our stream, so that the first step need not wait for another one.
     with gpu.stream():
         if by_torch:
-            stager = GpuStager(buffer, None)
-            rows = _make_rows(spec, gpu, stager)
+            uploader = GpuUploader(buffer, None)
+            rows = _make_rows(spec, gpu, uploader)
             return plain.build_decoder(spec, device, rows)
         pool = make_kv_pool(spec, gpu.device)
         kernels = gpu_kernels(
@@ -108,11 +108,11 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
             pool,
             spec.context_length,
         )
-        stager = GpuStager(buffer, kernels.attention.tiling)
+        uploader = GpuUploader(buffer, kernels.attention.tiling)
         state_pool = make_state_pool(spec, gpu.device)
-        states = _make_states(spec.model, state_pool, stager)
+        states = _make_states(spec.model, state_pool, uploader)
         model = make_model(spec.model, kernels.ops, states)
-        rows = _make_rows(spec, gpu, stager)
+        rows = _make_rows(spec, gpu, uploader)
         tower = build_tower(spec, lambda: TorchTowerBackend(spec.dtype, gpu.device))
         fill_weights(spec, model, gpu.device, tower)
         pooler = make_pooler(spec, model, gpu.device)
@@ -125,7 +125,7 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
         require_same_steps(spec, model, kernels.attention, rows)
     elif spec.engine.cuda_graph and not spec.model.has_experts:
         # Only the chosen experts run, one after another, so the host must know which were chosen.
-        parts = GraphParts(model, kernels.attention, rows, stager, states)
+        parts = GraphParts(model, kernels.attention, rows, uploader, states)
         make = partial(
             StepGraphs,
             gpu,
@@ -186,24 +186,24 @@ def _without_kernels(model: ModelConfig) -> str:
 
 
 def _make_states(
-    model: ModelConfig, pool: StatePool | None, stager: GpuStager
+    model: ModelConfig, pool: StatePool | None, uploader: GpuUploader
 ) -> TritonStates | None:
     """The states of the layers that keep one, if there are any."""
     if pool is None:
         return None
     from weft.executor.gpu.states import TritonStates
 
-    return TritonStates(model, pool, stager.as_they_are)
+    return TritonStates(model, pool, uploader.as_they_are)
 
 
-def _make_rows(spec: RunnerSpec, gpu: Gpu, stager: GpuStager) -> DeviceRowTable:
+def _make_rows(spec: RunnerSpec, gpu: Gpu, uploader: GpuUploader) -> DeviceRowTable:
     # Steps of graphs are padded with a row that no request has.
     num_rows = spec.max_rows + 1
     rows = DeviceRowTable(
         num_rows,
         spec.context_length,
         gpu.device,
-        stager,
+        uploader,
         has_windows=spec.window_tokens > 0,
     )
     if spec.keeps_runs:

@@ -12,7 +12,7 @@ without cached tokens, and stores nothing for slot -1. There are graphs for deco
 of requests, and for short prompts and mixed steps, by number of tokens. A graph covers everything
 from the row table to the last layer. Head and sampler are not in it: every graph would keep logits
 of its own (a gigabyte for 19 sizes and 150 thousand tokens), and their few launches are hidden
-behind the graph that runs meanwhile.
+after the graph that runs meanwhile.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from weft.executor.gpu.layout import (
     lay_out_states,
 )
 from weft.executor.gpu.staging import (
-    GpuStager,
+    GpuUploader,
     as_indices,
     draw_columns,
     offsets,
@@ -69,7 +69,7 @@ class GraphParts(NamedTuple):
     model: DecoderModel
     attention: GpuAttentionBackend
     rows: DeviceRowTable
-    stager: GpuStager
+    uploader: GpuUploader
     states: TritonStates | None = None  # of the layers that keep one
 
 
@@ -169,7 +169,7 @@ class StepGraph:
         self._model = parts.model
         self._attention = parts.attention
         self._rows = parts.rows
-        self._stager = parts.stager
+        self._uploader = parts.uploader
         self._states = parts.states
         self._padding_row = len(self._rows.slots) - 1
         self._lens = [len(array) for array in self._arrays(None)]
@@ -189,7 +189,7 @@ class StepGraph:
     def capture(self, gpu: Gpu, numbers: Tensor) -> None:
         """Run and record a step of padding. The graph reads each later step from `numbers`."""
         self._numbers = numbers
-        self._stager.send(self._arrays(None), numbers)
+        self._uploader.send(self._arrays(None), numbers)
         self._attention.expect(NONE, NONE, self.size)
         self._body()
         self._graph, (self._tokens, self._hidden) = gpu.capture(self._body)
@@ -210,7 +210,7 @@ class StepGraph:
         arrays = self._arrays(plan)
         arrays += [last, rows, *run_arrays, *draw_columns(plan.sampling)]
         lens = [len(array) for array in arrays]
-        self._stager.send(arrays, self._numbers)
+        self._uploader.send(arrays, self._numbers)
         self._attention.expect(plan.starts, plan.lens, self.size)
         there = split(self._numbers, lens)
         num_body = len(self._lens)

@@ -42,15 +42,15 @@ class HostMemory:
     thread. Source pages must not change during a copy, and no launched step may read target
     pages."""
 
-    def __init__(self, tensors: Sequence[Tensor], page_size: int, num_places: int) -> None:
+    def __init__(self, tensors: Sequence[Tensor], page_size: int, num_host_pages: int) -> None:
         self._pool = [tensor for tensor in tensors if len(tensor)]
         self._page_size = page_size
-        self.num_places = num_places
+        self.num_host_pages = num_host_pages
         self._stream = CopyStream(self._pool[0].device)
-        # [num_places * page_size, ...] for each tensor of the pool
+        # [num_host_pages * page_size, ...] for each tensor of the pool
         self.tensors = [
             torch.empty(
-                (num_places * page_size, *tensor.shape[1:]),
+                (num_host_pages * page_size, *tensor.shape[1:]),
                 dtype=tensor.dtype,
                 pin_memory=self._stream.is_gpu,
             )

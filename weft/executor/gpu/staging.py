@@ -25,9 +25,9 @@ from weft.arrays import IntArray, LongArray
 from weft.executor.backend import DeviceLayout
 from weft.executor.gpu.gpu import Gpu, GpuEvent
 from weft.executor.gpu.layout import Tiling
-from weft.executor.inputs import StagedStep
+from weft.executor.inputs import UploadedStep
 from weft.ops.noise import row_keys
-from weft.ops.sampling import SamplingTensors, StagedSampling
+from weft.ops.sampling import SamplingTensors, UploadedSampling
 from weft.plan.step import Plan, Sampling, SamplingColumns
 
 RING = 3
@@ -42,7 +42,7 @@ class H2DBuffer:
         self._gpu = gpu
         self._buffers = [gpu.pinned((FIRST_INTS,), torch.int32) for _ in range(RING)]
         self._copied: list[GpuEvent | None] = [None] * RING
-        self._turn = 0
+        self._slot = 0
 
     def send(self, arrays: Sequence[IntArray | LongArray], target: Tensor | None = None) -> Tensor:
         """Copy arrays whose values fit int32 to the device, each at its offset (`offsets`).
@@ -51,16 +51,16 @@ class H2DBuffer:
         may change afterwards.
         """
         begins, total = offsets([len(array) for array in arrays])
-        turn = self._turn
-        self._turn = (turn + 1) % RING
-        copied = self._copied[turn]
+        slot = self._slot
+        self._slot = (slot + 1) % RING
+        copied = self._copied[slot]
         # That copy is RING steps old, so this waits only if the host is far ahead of the device.
         if copied is not None:
             copied.synchronize()
         # A larger buffer may replace this one, because its last copy is complete.
-        if total > len(self._buffers[turn]):
-            self._buffers[turn] = self._gpu.pinned((2 * total,), torch.int32)
-        host = self._buffers[turn][:total]
+        if total > len(self._buffers[slot]):
+            self._buffers[slot] = self._gpu.pinned((2 * total,), torch.int32)
+        host = self._buffers[slot][:total]
         flat = host.numpy()
         for begin, array in zip(begins, arrays, strict=True):
             flat[begin : begin + len(array)] = array
@@ -71,25 +71,25 @@ class H2DBuffer:
                 device=self._gpu.device,
             )
         self._gpu.copy(target[:total], host)
-        self._copied[turn] = self._gpu.record()
+        self._copied[slot] = self._gpu.record()
         return target
 
 
-class GpuStager:
-    """The `StepStager` of a GPU. `tiling` makes the layout of the arrays that attention reads;
+class GpuUploader:
+    """The `StepUploader` of a GPU. `tiling` makes the layout of the arrays that attention reads;
     without it, the backend makes and copies its own layout."""
 
     def __init__(self, buffer: H2DBuffer, tiling: Tiling | None) -> None:
         self._buffer = buffer
         self._tiling = tiling
 
-    def stage(self, columns: Sequence[IntArray | LongArray], plan: Plan) -> StagedStep:
+    def upload(self, columns: Sequence[IntArray | LongArray], plan: Plan) -> UploadedStep:
         if self._tiling is None:
             arrays = [*columns, *draw_columns(plan.sampling)]
             lens = [len(array) for array in arrays]
             packed = self._buffer.send(arrays)
             there = split(packed, lens)
-            return StagedStep(
+            return UploadedStep(
                 columns=as_indices(packed, lens[: len(columns)]),
                 layout=None,
                 draws=placed(plan.sampling, there[len(columns) :]),
@@ -107,7 +107,7 @@ class GpuStager:
         packed = self._buffer.send(arrays)
         there = split(packed, lens)
         end = len(columns) + len(layout)
-        return StagedStep(
+        return UploadedStep(
             columns=as_indices(packed, lens[: len(columns)]),
             layout=DeviceLayout(tuple(there[len(columns) : end]), size),
             draws=placed(plan.sampling, there[end:]),
@@ -159,7 +159,7 @@ def draw_columns(sampling: Sampling) -> Sequence[IntArray]:
     return (*[_bits(column) for column in numbers], row_keys(seeds, positions).ravel())
 
 
-def placed(sampling: Sampling, there: Sequence[Tensor]) -> StagedSampling | None:
+def placed(sampling: Sampling, there: Sequence[Tensor]) -> UploadedSampling | None:
     """`sampling` with its `draw_columns` on the device, `there`."""
     if not there:
         return None
@@ -169,7 +169,7 @@ def placed(sampling: Sampling, there: Sequence[Tensor]) -> StagedSampling | None
         is_float = getattr(sampling, name).dtype == np.float32
         numbers[name] = column.view(torch.float32) if is_float else column
     on_host = {name: getattr(sampling, name) for name in sampling.__slots__}
-    return StagedSampling(**on_host, device=SamplingTensors(**numbers, keys=keys.view(-1, 2)))
+    return UploadedSampling(**on_host, device=SamplingTensors(**numbers, keys=keys.view(-1, 2)))
 
 
 def _bits(values: np.ndarray) -> IntArray:

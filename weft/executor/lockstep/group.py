@@ -18,7 +18,7 @@ from weft.arrays import IntArray
 from weft.config.decoder import MoeSpec
 from weft.config.lockstep import expert_specs
 from weft.config.model import ModelConfig
-from weft.ops.expert_parallel import ComputeExperts, PeerPlace, experts_of
+from weft.ops.expert_parallel import ComputeExperts, PeerRank, experts_of
 from weft.parallel.peers import Peers
 
 FloatArray = NDArray[np.float32]
@@ -30,7 +30,7 @@ class RowsOfEngine(NamedTuple):
     """The rows of one engine that another, or the engine itself, computes with its experts."""
 
     rows: FloatArray  # [n, hidden]
-    places: IntArray  # [pairs] a row
+    row_of_pair: IntArray  # [pairs] a row
     experts: IntArray  # [pairs] an expert for it, by its number in the computing engine
 
 
@@ -39,7 +39,7 @@ class ExpertGroup:
 
     def __init__(self, peers: Peers, model: ModelConfig) -> None:
         self.peers = peers
-        self.place = PeerPlace(peers.rank, peers.size)
+        self.peer_rank = PeerRank(peers.rank, peers.size)
         self._hidden_size = model.hidden_size
         self._specs = expert_specs(model)
         self._compute: ComputeExperts | None = None
@@ -66,12 +66,14 @@ class ExpertGroup:
         """Send rows to the engines that have their experts, and get them back computed. A row goes
         to each engine once, with all of its experts there."""
         borders = self._borders[layer]
-        mine = self.place.rank
+        mine = self.peer_rank.rank
         num_chosen = experts.shape[1]
         flat = experts.reshape(-1).numpy()
         owners = np.searchsorted(borders, flat, side="right") - 1
         rows = x.numpy()
-        pairs = [np.flatnonzero(owners == rank).astype(np.int32) for rank in range(self.place.size)]
+        pairs = [
+            np.flatnonzero(owners == rank).astype(np.int32) for rank in range(self.peer_rank.size)
+        ]
         sent = {
             rank: _packed(rows, pairs[rank] // num_chosen, flat[pairs[rank]] - borders[rank])
             for rank in self.peers.others
@@ -92,8 +94,10 @@ class ExpertGroup:
         assert self._compute is not None, "a step before the model is there"
         order = sorted(parts)
         firsts = np.cumsum([0, *(len(parts[rank].rows) for rank in order)])
-        places = [parts[rank].places + first for rank, first in zip(order, firsts, strict=False)]
-        which = np.concatenate(places).astype(np.int32)
+        row_of_pair = [
+            parts[rank].row_of_pair + first for rank, first in zip(order, firsts, strict=False)
+        ]
+        which = np.concatenate(row_of_pair).astype(np.int32)
         if not len(which):
             return {rank: np.empty((0, self._hidden_size), np.float32) for rank in order}
         rows = np.concatenate([parts[rank].rows for rank in order])
@@ -101,7 +105,7 @@ class ExpertGroup:
         found = self._compute(
             layer, torch.from_numpy(rows), torch.from_numpy(which), torch.from_numpy(chosen)
         ).numpy()
-        ends = np.cumsum([0, *map(len, places)])
+        ends = np.cumsum([0, *map(len, row_of_pair)])
         return {
             rank: found[begin:end] for rank, (begin, end) in zip(order, pairwise(ends), strict=True)
         }
@@ -116,14 +120,14 @@ class ExpertGroup:
 
     def _borders_of(self, spec: MoeSpec) -> IntArray:
         """The first expert of each engine."""
-        places = [PeerPlace(rank, self.place.size) for rank in range(self.place.size)]
-        firsts = [experts_of(spec.router.num_experts, place).first for place in places]
+        engines = [PeerRank(rank, self.peer_rank.size) for rank in range(self.peer_rank.size)]
+        firsts = [experts_of(spec.router.num_experts, engine).first for engine in engines]
         return np.array(firsts, np.int32)
 
 
-def _packed(rows: FloatArray, places: IntArray, experts: IntArray) -> bytes:
-    """Rows to send, each once, and for each pair the place of its row among them."""
-    wanted, of_pair = np.unique(places, return_inverse=True)
+def _packed(rows: FloatArray, row_of_pair: IntArray, experts: IntArray) -> bytes:
+    """Rows to send, each once, and for each pair the index of its row among them."""
+    wanted, of_pair = np.unique(row_of_pair, return_inverse=True)
     numbers = np.concatenate([of_pair, experts]).astype(np.int32)
-    head = SENT.pack(len(wanted), len(places))
+    head = SENT.pack(len(wanted), len(row_of_pair))
     return head + numbers.tobytes() + np.ascontiguousarray(rows[wanted]).tobytes()

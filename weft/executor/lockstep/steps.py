@@ -10,6 +10,7 @@ Nobody but the runner knows of it: scheduler, messages and journal are those of 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -45,6 +46,7 @@ TOGETHER = (
     ResumeMemory,
     MeetOthers,
 )
+NOT_TOGETHER = "another engine did not do the same in time; nothing was changed"
 MEET_S = 10.0  # for which an engine waits until all want to do such a thing
 
 log = EventLog("engine")
@@ -80,7 +82,11 @@ class LockstepPass(Pass):
     def _do_together(self, request: DeviceRequest, then: Do) -> DeviceReply:
         """Raises RankLost."""
         if not self._lockstep.meet(MEET_S):
-            return self._failed("another engine did not do the same; nothing was changed", 503)
+            return self._failed(NOT_TOGETHER, 503)
+        if isinstance(request, MeetOthers):
+            is_in_time = time.monotonic() < request.until_s
+            if not self._lockstep.all_say(is_in_time):
+                return self._failed(NOT_TOGETHER, 503)
         reply = then(request)
         self._released = reply.released
         if not self._lockstep.is_common(reply.ok):

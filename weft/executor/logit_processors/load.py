@@ -57,7 +57,7 @@ def _all(files: str) -> Iterator[tuple[str, object, str]]:
         home = f"the package {point.dist.name}" if point.dist is not None else point.value
         try:
             yield point.name, point.load(), home
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             raise SettingsError(
                 f"logit processor {point.name!r} of {home} could not be loaded: {_named(exc)}"
             ) from exc
@@ -82,7 +82,7 @@ def _of_file(entry: str, number: int) -> Iterator[tuple[str, object, str]]:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:  # a script may end when it is imported
         raise SettingsError(
             f"--logit-processors: {path} could not be loaded: {_named(exc)}"
         ) from exc
@@ -110,5 +110,5 @@ def _those(own: dict[str, type[LogitProcessor]]) -> str:
     return f"it defines {', '.join(sorted(own))}" if own else "it defines none"
 
 
-def _named(exc: Exception) -> str:
+def _named(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {exc}"

@@ -1,1 +1,1 @@
-"""Adapters (LoRA): reading them, and their places while a model runs."""
+"""Adapters (LoRA): reading them, and their slots while a model runs."""

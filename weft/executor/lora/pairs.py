@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.config.model import ModelConfig
 from weft.executor.lora.kinds.kind import AdapterError, StoredPair
 from weft.executor.lora.read import AdapterInfo, read_files
-from weft.weights.pieces import is_finite, read_whole
+from weft.weights.pieces import is_finite, read_all
 from weft.weights.safetensors import BytesContent, TensorEntry
 
 # Inputs of a module may be as large as the largest float16. What they make of larger values would
@@ -92,7 +92,7 @@ def _kept(
 
 
 def _values(content: BytesContent, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
-    values = read_whole(content, entry, DTYPES[entry.dtype])
+    values = read_all(content, entry, DTYPES[entry.dtype])
     if values.dtype == torch.float16:
         values = values.float()  # torch takes twice as long to convert one half type to the other
     values = values.to(dtype)

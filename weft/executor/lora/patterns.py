@@ -24,13 +24,15 @@ _ANY_SIGN = str.maketrans("._-", "...")
 class _Name(NamedTuple):
     """A key without an operator besides dots."""
 
-    place: int  # among the keys of the setting
+    position: int  # among the keys of the setting
     text: str
-    is_whole: bool  # it began with ^
+    is_anchored: bool  # it began with ^
 
     def matches(self, module: str) -> bool:
         """Whether it is the end of the name; a dot stands for any sign."""
-        if len(module) > len(self.text) and (self.is_whole or module[-len(self.text) - 1] != "."):
+        if len(module) > len(self.text) and (
+            self.is_anchored or module[-len(self.text) - 1] != "."
+        ):
             return False
         pairs = zip(self.text, module[-len(self.text) :], strict=True)
         return all(key in (".", char) for key, char in pairs)
@@ -39,30 +41,30 @@ class _Name(NamedTuple):
 class ModulePatterns:
     """The values of a setting, by patterns of names."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any]) -> None:
         """Raises BadPattern."""
-        self._values = list(given.values())
+        self._values = list(values.values())
         self._names: dict[str, list[_Name]] = {}
-        self._places: dict[str, int] = {}  # of keys that are no names, by their expression
+        self._positions: dict[str, int] = {}  # of keys that are no names, by their expression
         self._steps = 0
-        for place, key in enumerate(given):
+        for position, key in enumerate(values):
             if len(key) > MAX_KEY_LEN:
                 raise BadPattern(f"{key[:64]!r}: patterns have at most {MAX_KEY_LEN} characters")
             if _NAME.fullmatch(key):
-                name = _Name(place, key.removeprefix("^"), key.startswith("^"))
+                name = _Name(position, key.removeprefix("^"), key.startswith("^"))
                 self._names.setdefault(name.text.translate(_ANY_SIGN), []).append(name)
             else:
-                self._places.setdefault(rf"(?:.*\.)?(?:{key})", place)
-        self._automaton = Automaton(self._places, max_edges=MAX_EDGES)
+                self._positions.setdefault(rf"(?:.*\.)?(?:{key})", position)
+        self._automaton = Automaton(self._positions, max_edges=MAX_EDGES)
 
     def value(self, module: str, otherwise: Any) -> Any:
         """The value of the first key that matches. Raises BadPattern if that takes too long."""
-        places = [name.place for name in self._named(module) if name.matches(module)]
-        if self._places:
-            places += self._matched(module)
-        if not places:
+        positions = [name.position for name in self._named(module) if name.matches(module)]
+        if self._positions:
+            positions += self._matched(module)
+        if not positions:
             return otherwise
-        return self._values[min(places)]
+        return self._values[min(positions)]
 
     def _named(self, module: str) -> Iterator[_Name]:
         """Names that the module may end in."""
@@ -72,7 +74,7 @@ class ModulePatterns:
             end = end.partition(".")[2]
 
     def _matched(self, module: str) -> list[int]:
-        """Run the automaton over the whole name. Returns the places of the patterns that match."""
+        """Run the automaton over the name. Returns the positions of the patterns that match."""
         live = dict.fromkeys(self._automaton.first)
         for before, char in zip(("", *module), (*module, ""), strict=False):
             self._pass_conditions(live, before, char)
@@ -82,15 +84,15 @@ class ModulePatterns:
             live = dict.fromkeys(
                 following for node in live if node.accepts(char) for following in node.follow
             )
-        return [self._places[node.pattern] for node in live if node.pattern]
+        return [self._positions[node.pattern] for node in live if node.pattern]
 
-    def _pass_conditions(self, live: dict[PatternNode, None], before: str, behind: str) -> None:
-        """Add the nodes behind conditions that hold between two characters."""
+    def _pass_conditions(self, live: dict[PatternNode, None], before: str, after: str) -> None:
+        """Add the nodes after conditions that hold between two characters."""
         left = [node for node in live if node.holds is not None]
         while left:
             node = left.pop()
             assert node.holds is not None
-            if not node.holds(before, behind):
+            if not node.holds(before, after):
                 continue
             self._count(len(node.follow))
             for following in node.follow:

@@ -25,7 +25,7 @@ from weft.executor.lora.kinds.kind import AdapterError
 from weft.executor.lora.pairs import Adapter, read_adapter
 from weft.models.layers.weight import MatrixRows, Weight
 from weft.ops.lora import AdapterOps, LoraPart, PutAdapter
-from weft.ops.placement import all_held, held_parts, held_rows
+from weft.ops.placement import all_local, local_parts, local_rows
 from weft.ops.protocol import Matrix
 from weft.plan.step import Plan
 from weft.weights.base import in_base
@@ -70,7 +70,7 @@ class AdapterTable:
             self._rows[HEAD] = self._rows[self._table]
         assert self._rows.keys() == allowed.keys(), "the model has other matrices than its config"
         products = [rows.matrix for name, rows in self._rows.items() if name != self._table]
-        ops.watch(all_held(products), all_held([self._rows[self._table].matrix]))
+        ops.watch(all_local(products), all_local([self._rows[self._table].matrix]))
         self._with_head: set[int] = set()  # slots of adapters that change the head
         # By uid, the one that was read first comes first. One that is never loaded is dropped
         # later.
@@ -127,7 +127,7 @@ class AdapterTable:
                     if run.part == part
                 ]
                 of_matrix[part] = LoraPart(a, _joined(rows), pair.scale)
-        put = self._ops.prepare(held_parts(parts), held_rows(tables))
+        put = self._ops.prepare(local_parts(parts), local_rows(tables))
         return ReadyAdapter(put, HEAD in adapter.pairs, adapter.info.num_bytes)
 
     def unload(self, adapter_slot: int) -> None:

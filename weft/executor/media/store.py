@@ -74,8 +74,8 @@ class MediaStore:
             if error is not None:
                 self._taken_in_vain.append((digest, error))
         rows = op.row.copy()
-        for place, first in enumerate(first_rows):
-            rows[op.item == place] += first
+        for item, first in enumerate(first_rows):
+            rows[op.item == item] += first
         return concatenated(found).index_select(0, on(self._like, rows)).float()
 
     def take_errors(self) -> tuple[tuple[bytes, str], ...]:
@@ -136,8 +136,8 @@ class MediaStore:
         """The vectors of an item; NaN if it cannot be encoded."""
         try:
             values = torch.tensor(one.values.array, dtype=torch.float32)
-            given = TowerInput(one.kind, one.length, one.grid, values.to(self._like.device))
-            vectors = yield from self._tower.encode(given)
+            tower_input = TowerInput(one.kind, one.length, one.grid, values.to(self._like.device))
+            vectors = yield from self._tower.encode(tower_input)
             num_vectors, width = vectors.shape
             if num_vectors != one.length or width % self._hidden_size:
                 raise ValueError(

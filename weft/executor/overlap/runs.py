@@ -21,7 +21,7 @@ from torch import Tensor
 
 from weft.arrays import IntArray, LongArray, or_zeros
 from weft.ops.noise import row_keys
-from weft.ops.sampling import StagedSampling
+from weft.ops.sampling import UploadedSampling
 from weft.plan.step import LAST_SAMPLED, Plan
 
 
@@ -75,7 +75,7 @@ class DeviceRuns:
     """The run that each row sampled last, and how many of its drafts were wrong."""
 
     def __init__(self, max_rows: int, max_drafts: int, device: torch.device) -> None:
-        self.behind = torch.zeros(
+        self.after_last = torch.zeros(
             (max_rows, max_drafts),
             dtype=torch.int64,
             device=device,
@@ -86,17 +86,17 @@ class DeviceRuns:
             device=device,
         )
 
-    def tokens(self, given: Tensor, of_row: Tensor) -> Tensor:
-        """The tokens [T] of a step, whose rows are `of_row` [T], with the placeholders in `given`
+    def tokens(self, planned: Tensor, of_row: Tensor) -> Tensor:
+        """The tokens [T] of a step, whose rows are `of_row` [T], with the placeholders in `planned`
         replaced by the tokens that the last runs sampled after their first one."""
-        width = self.behind.shape[1]
-        place = (LAST_SAMPLED - 1 - given).clamp(0, width - 1)
-        sampled = self.behind.view(-1).take(of_row * width + place)
-        return torch.where(given < LAST_SAMPLED, sampled, given)
+        width = self.after_last.shape[1]
+        position = (LAST_SAMPLED - 1 - planned).clamp(0, width - 1)
+        sampled = self.after_last.view(-1).take(of_row * width + position)
+        return torch.where(planned < LAST_SAMPLED, sampled, planned)
 
     def begin(
-        self, runs: StepRuns, last: Tensor, draws: StagedSampling | None
-    ) -> tuple[Tensor, StagedSampling | None]:
+        self, runs: StepRuns, last: Tensor, draws: UploadedSampling | None
+    ) -> tuple[Tensor, UploadedSampling | None]:
         """`last` [S], the tokens after which one is sampled, and `draws`, the way of sampling. Both
         are corrected by the number of wrong drafts of the previous runs."""
         lost = self._lost(runs)
@@ -112,7 +112,7 @@ class DeviceRuns:
     def settle(self, runs: StepRuns, tokens: Tensor, sampled: Tensor, last_tokens: Tensor) -> None:
         """A step of `tokens` [T] has `sampled` [S]: keep the runs, and how many of their drafts
         were wrong. `last_tokens` [rows] get the first token of each run."""
-        width = self.behind.shape[1]
+        width = self.after_last.shape[1]
         places = torch.arange(width, device=sampled.device)
         of_sampled = runs.begins[:, None] + places
         of_draft = runs.last[:, None] + 1 + places
@@ -128,8 +128,8 @@ class DeviceRuns:
         # If the run before has wrong drafts, the drafts after it were guessed for another text.
         num_right = num_right.masked_fill(self._lost(runs) > 0, 0)
         of_next = of_sampled + 1
-        behind = sampled.take(of_next.clamp(max=last_sampled))
-        self.behind.index_copy_(0, runs.rows, behind)
+        after = sampled.take(of_next.clamp(max=last_sampled))
+        self.after_last.index_copy_(0, runs.rows, after)
         self.lost.index_copy_(0, runs.rows, runs.drafts - num_right)
         last_tokens.index_copy_(0, runs.rows, sampled.take(runs.begins))
 

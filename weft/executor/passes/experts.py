@@ -132,15 +132,15 @@ class ExpertRecorder:
 
     def _computed(self, plan: Plan) -> list[int]:
         """The layers with experts that the step computes, as indices into `_layers`."""
-        places = range(len(self._layers))
+        indices = range(len(self._layers))
         if plan.layers is None:
-            return list(places)
+            return list(indices)
         span = range(plan.layers.first, plan.layers.last)
-        return [place for place in places if self._layers[place] in span]
+        return [index for index in indices if self._layers[index] in span]
 
     def _rows(self, computed: list[int], num_tokens: int) -> list[NDArray[np.int32]]:
         """The chosen experts [T, k] of each of these layers."""
-        tensors = [self._chosen[self._layers[place]] for place in computed]
+        tensors = [self._chosen[self._layers[index]] for index in computed]
         if self._seen.are_of(tensors, num_tokens):
             return self._seen.rows
         rows = [of_layer[:num_tokens].cpu().numpy() for of_layer in tensors]
@@ -152,10 +152,10 @@ class ExpertRecorder:
         """Count the experts [tokens, k] of each layer."""
         num_layers = len(computed)
         firsts = np.arange(num_layers)[:, None] * self._num_experts
-        places = np.concatenate(rows).reshape(num_layers, -1) + firsts
-        found = np.bincount(places.ravel(), minlength=num_layers * self._num_experts)
+        indices = np.concatenate(rows).reshape(num_layers, -1) + firsts
+        found = np.bincount(indices.ravel(), minlength=num_layers * self._num_experts)
         of_mode = self._counts[mode]
-        # A slice, to add in place: the computed layers are consecutive, usually all of them.
+        # A slice, to add in index: the computed layers are consecutive, usually all of them.
         of_mode[computed[0] : computed[-1] + 1] += found.reshape(num_layers, -1)
 
     def _none(self) -> LongArray:

@@ -43,18 +43,18 @@ class SplitPass(Pass):
 
 
 class PieceSteps:
-    """Computes pieces. `whole` computes the end of the last piece of a prefill: head and
+    """Computes pieces. `unsplit` computes the end of the last piece of a prefill: head and
     sampling."""
 
     def __init__(
         self,
-        whole: DecoderSteps,
+        unsplit: DecoderSteps,
         *,
         model: LayeredModel,
         attention: AttentionBackend,
         rows: DeviceRowTable,
     ) -> None:
-        self._whole = whole
+        self._unsplit = unsplit
         self._model = model
         self._attention = attention
         self._rows = rows
@@ -78,7 +78,7 @@ class PieceSteps:
             inputs.vectors,
         )
         if span.is_last:
-            return self._whole.finish(plan, inputs, hidden)
+            return self._unsplit.finish(plan, inputs, hidden)
         # A copy, because steps between the pieces overwrite the memory.
         self._carried = hidden.clone()
         return DecoderOutput(None, ())
@@ -99,7 +99,7 @@ class PieceSteps:
 
 def split(
     config: EngineConfig,
-    whole: DecoderSteps,
+    unsplit: DecoderSteps,
     *,
     model: DecoderModel,
     attention: AttentionBackend,
@@ -111,5 +111,5 @@ def split(
         return []
     # `resolve` has refused models that are not layered.
     layered = cast(LayeredModel, model)
-    pieces = PieceSteps(whole, model=layered, attention=attention, rows=rows)
+    pieces = PieceSteps(unsplit, model=layered, attention=attention, rows=rows)
     return [SplitPass(pieces, experts)]

@@ -63,7 +63,7 @@ def build_decoder(
     adapters = make_adapter_table(spec, model, ops.adapters)
     if spec.model.library_config:
         require_same_steps(spec, model, attention, rows)
-    whole = decoder_steps(
+    unsplit = decoder_steps(
         spec,
         model=model,
         attention=attention,
@@ -81,11 +81,11 @@ def build_decoder(
         *media_passes(spec, rows, tower),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
-        *split(spec.engine, whole, model=model, attention=attention, rows=rows, experts=experts),
+        *split(spec.engine, unsplit, model=model, attention=attention, rows=rows, experts=experts),
         *counting(experts),
     ]
     device = announcing(spec, device, sender)
-    return in_lockstep(spec, ops, whole, weights, device, passes)
+    return in_lockstep(spec, ops, unsplit, weights, device, passes)
 
 
 def build_encoder(

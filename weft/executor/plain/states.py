@@ -34,7 +34,7 @@ from weft.plan.step import NO_STATE, StateSlots
 Advance = Callable[[Tensor, Tensor], Tensor]
 
 
-class TokenTurn(NamedTuple):
+class TokenStep(NamedTuple):
     """The t-th tokens of all requests that have one, for some t."""
 
     rows: Tensor  # [A] indices of the requests in the step
@@ -49,7 +49,7 @@ class TorchStates:
     def __init__(self, config: ModelConfig, pool: StatePool) -> None:
         self._config = config
         self._pool = pool
-        self._turns: list[TokenTurn] = []
+        self._token_steps: list[TokenStep] = []
         self._reads = torch.empty(0, dtype=torch.int64)  # [R]
         self._is_new = torch.empty(0, dtype=torch.bool)  # [R]
         self._writes = torch.empty(0, dtype=torch.int64)  # [R]
@@ -62,17 +62,17 @@ class TorchStates:
             slots.writes,
         )
         firsts = np.cumsum(lens) - lens
-        self._turns = []
-        for turn in range(int(lens.max())):
-            rows = np.flatnonzero(lens > turn)
-            is_kept = slots.kept_lens == turn + 1
-            arrays = (rows, firsts[rows] + turn, slots.kept_rows[is_kept])
-            self._turns.append(TokenTurn(*self._there(*arrays, slots.kept_slots[is_kept])))
+        self._token_steps = []
+        for token_index in range(int(lens.max())):
+            rows = np.flatnonzero(lens > token_index)
+            is_kept = slots.kept_lens == token_index + 1
+            arrays = (rows, firsts[rows] + token_index, slots.kept_rows[is_kept])
+            self._token_steps.append(TokenStep(*self._there(*arrays, slots.kept_slots[is_kept])))
 
     def gated_conv(self, x: Tensor, conv: ConvWeights, layer: int) -> Tensor:
-        before, behind, value = x.float().chunk(3, -1)
+        before, after, value = x.float().chunk(3, -1)
         mixed = self._convolve(before * value, conv, layer)
-        return (behind * mixed).to(x.dtype)
+        return (after * mixed).to(x.dtype)
 
     def silu_conv(self, x: Tensor, conv: ConvWeights, layer: int) -> Tensor:
         return F.silu(self._convolve(x.float(), conv, layer)).to(x.dtype)
@@ -188,10 +188,10 @@ class TorchStates:
         shape = (-1, *slots.shape[1:])
         states = slots[self._reads].flatten(-2)
         states[self._is_new] = 0
-        for turn in self._turns:
-            states[turn.rows] = advance(states[turn.rows], turn.tokens)
-            if len(turn.kept_rows):
-                slots[turn.kept_slots] = states[turn.kept_rows].view(shape)
+        for token_step in self._token_steps:
+            states[token_step.rows] = advance(states[token_step.rows], token_step.tokens)
+            if len(token_step.kept_rows):
+                slots[token_step.kept_slots] = states[token_step.kept_rows].view(shape)
         slots[self._writes] = states.view(shape)
 
     def _there(self, *arrays: NDArray[Any]) -> list[Tensor]:

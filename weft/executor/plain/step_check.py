@@ -61,8 +61,8 @@ def require_same_steps(
         hidden_dtype = hidden.dtype
         return model.logits(hidden[len(pieces[0].tokens) - 1][None]).clone()
 
-    whole = run(Piece(0, 0, tokens, 0))
-    split = whole
+    unsplit = run(Piece(0, 0, tokens, 0))
+    split = unsplit
     begin = 0
     for end in (*(cut for cut in CUTS if cut < num_tokens), num_tokens):
         pieces = [Piece(0, begin, tokens[begin:end], num_tokens + begin)]
@@ -70,8 +70,8 @@ def require_same_steps(
             pieces.append(Piece(1, 0, tokens[3 : 3 + NUM_NEIGHBOURS], 2 * num_tokens))
         split = run(*pieces)
         begin = end
-    spread = whole.float().std().clamp(min=1e-30)
-    gap = (whole - split).float().std()
+    spread = unsplit.float().std().clamp(min=1e-30)
+    gap = (unsplit - split).float().std()
     difference = float(gap / spread)
     most = MOST_DIFFERENCE.get(hidden_dtype, IN_SIXTEEN_BITS)
     # `not <`, because the difference is NaN if a logit is NaN.

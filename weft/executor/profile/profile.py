@@ -114,12 +114,12 @@ class RunnerProfiler:
             raise ValueError(
                 f"activities has {unknown[0][:64]!r}; this device has {', '.join(self._activities)}"
             )
-        place = self._place(folder, prefix)
+        run_folder = self._folder_of_run(folder, prefix)
         if not self._preparation.is_done():
             return None
         trace = None
-        if place is not None:
-            trace = place / self._file_name(prefix)
+        if run_folder is not None:
+            trace = run_folder / self._file_name(prefix)
         # Keeps torch's tracer from reporting its starts and stops on standard error.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         profiler = profile(
@@ -184,7 +184,7 @@ class RunnerProfiler:
             message = f"the profile could not be made: {type(exc).__name__}: {reason}"
             self._report = ProfileState("failed", recording.num_steps, message=message)
 
-    def _place(self, folder: str, prefix: str) -> Path | None:
+    def _folder_of_run(self, folder: str, prefix: str) -> Path | None:
         """The folder for the next trace; None without a root. Raises ValueError for a folder
         outside of the root."""
         if prefix and not PREFIX.fullmatch(prefix):

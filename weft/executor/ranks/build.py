@@ -13,7 +13,7 @@ from weft.executor.assembly import RunnerSpec
 from weft.executor.device import StepDevice
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.lockstep.steps import LockstepDevice, LockstepPass
-from weft.executor.ranks.follower import FollowerSteps, FollowerTables, StageSteps
+from weft.executor.ranks.follower import FollowerSteps, FollowerTables, PpStageSteps
 from weft.executor.ranks.leader import LeaderDrafting, LeaderPass
 from weft.executor.ranks.sender import AnnouncingDevice, PlanSender
 from weft.executor.runner import DecoderSteps, DeviceStore, ModelSteps, Pass, TorchRunner
@@ -23,7 +23,7 @@ from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
 from weft.ops.expert_parallel import ExpertsApart
 from weft.ops.joint import TorchJoint
-from weft.ops.placement import WHOLE, Placement
+from weft.ops.placement import UNSPLIT, Placement
 from weft.ops.plain import PlainExperts, PlainOps
 from weft.ops.sharding import Sharded
 from weft.ops.stages import Staged
@@ -33,12 +33,12 @@ from weft.parallel.lockstep import Lockstep
 def placement_of(spec: RunnerSpec) -> Placement:
     """What this process holds of the model."""
     if spec.experts is not None:
-        return ExpertsApart(spec.experts.place)
+        return ExpertsApart(spec.experts.peer_rank)
     if spec.ranks is None:
-        return WHOLE
-    if spec.ranks.stage is not None:
-        return Staged(spec.ranks.stage)
-    return Sharded(spec.ranks.place)
+        return UNSPLIT
+    if spec.ranks.pp_stage is not None:
+        return Staged(spec.ranks.pp_stage)
+    return Sharded(spec.ranks.group_rank)
 
 
 def plain_ops(spec: RunnerSpec, on: torch.device) -> PlainOps:
@@ -71,9 +71,9 @@ def _cpp_joint(spec: RunnerSpec, library: Library) -> CppJoint | None:
     if ranks is None:
         return None
     if ranks.pipe is not None:
-        return CppJoint(stages=by_pipe(ranks.pipe, ranks.timeout_s))
+        return CppJoint(pipe_links=by_pipe(ranks.pipe, ranks.timeout_s))
     if ranks.memory is not None:
-        return CppJoint(ranks=by_memory(ranks.place, ranks.memory, ranks.timeout_s))
+        return CppJoint(ranks=by_memory(ranks.group_rank, ranks.memory, ranks.timeout_s))
     assert ranks.collective is not None, "ranks that neither share memory nor are joined"
     return CppJoint(ranks=by_calls(ranks.collective, ranks.timeout_s))
 
@@ -82,16 +82,16 @@ def decoder_steps(spec: RunnerSpec, **parts: Any) -> DecoderSteps:
     """The steps of the whole model. `parts` are the arguments of `DecoderSteps`."""
     if spec.ranks is None or spec.ranks.followers is not None:
         return DecoderSteps(**parts)
-    if spec.ranks.stage is not None:
-        return StageSteps(**parts)
+    if spec.ranks.pp_stage is not None:
+        return PpStageSteps(**parts)
     return FollowerSteps(**parts)
 
 
-def computing(spec: RunnerSpec, fused: ModelSteps, whole: DecoderSteps) -> ModelSteps:
+def computing(spec: RunnerSpec, fused: ModelSteps, unsplit: DecoderSteps) -> ModelSteps:
     """Steps that are one call of the kernels. A stage without a head has none, because it samples
     nothing, and neither have engines that compute experts for each other within a step."""
-    is_cut = isinstance(whole, StageSteps) or spec.experts is not None
-    return whole if is_cut else fused
+    is_cut = isinstance(unsplit, PpStageSteps) or spec.experts is not None
+    return unsplit if is_cut else fused
 
 
 def in_lockstep(
@@ -134,7 +134,7 @@ def plan_sender(spec: RunnerSpec, rows: DeviceRowTable) -> PlanSender | None:
 def announcing(spec: RunnerSpec, device: StepDevice, sender: PlanSender | None) -> StepDevice:
     """The device; if stages share the model, one that sends each plan to the earlier stages when it
     is launched."""
-    if sender is None or spec.ranks is None or spec.ranks.stage is None:
+    if sender is None or spec.ranks is None or spec.ranks.pp_stage is None:
         return device
     return AnnouncingDevice(device, sender)
 
@@ -143,7 +143,7 @@ def rank_passes(spec: RunnerSpec, rows: DeviceRowTable, sender: PlanSender | Non
     """The pass that involves all ranks, on rank 0; the one that follows drafts, on other ranks."""
     if sender is not None:
         assert spec.ranks is not None
-        return [LeaderPass(sender, is_staged=spec.ranks.stage is not None)]
+        return [LeaderPass(sender, is_staged=spec.ranks.pp_stage is not None)]
     if spec.ranks is not None and spec.engine.draft_model:
         return [FollowerTables(rows)]
     return []

@@ -48,7 +48,7 @@ class FollowerSteps(DecoderSteps):
             self._model.logits(hidden, on(hidden, ends - 1))
 
 
-class StageSteps(DecoderSteps):
+class PpStageSteps(DecoderSteps):
     """The `ModelSteps` of a stage before the last one: the output of its layers has been sent to
     the next stage, and nothing else is needed."""
 

@@ -86,7 +86,7 @@ class Refused(Exception):
 
 
 class LoadedAdapters(Protocol):
-    """The adapters of a model, by place."""
+    """The adapters of a model, by adapter slot."""
 
     def read(self, path: str, uid: str) -> int:
         """Read the adapter with this uid in advance, for `load`. May run on another thread while
@@ -94,13 +94,13 @@ class LoadedAdapters(Protocol):
         changed."""
         ...
 
-    def load(self, place: int, path: str, uid: str) -> int:
-        """Put the adapter with this uid into a place. Reads it first unless `read` has done so.
+    def load(self, adapter_slot: int, path: str, uid: str) -> int:
+        """Put the adapter with this uid into a slot. Reads it first unless `read` has done so.
         Returns the bytes of its tensors. Raises ModelError; then nothing has changed."""
         ...
 
-    def unload(self, place: int) -> None:
-        """Remove the adapter of a place, if there is one."""
+    def unload(self, adapter_slot: int) -> None:
+        """Remove the adapter of a slot, if there is one."""
         ...
 
 

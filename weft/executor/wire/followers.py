@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from weft.executor.wire.pack import unpack
 from weft.executor.wire.shared_pool import SharedPool
-from weft.ops.sharding import Collective, RankLost, RankPlace
-from weft.ops.stages import Pipe, StagePlace
+from weft.ops.sharding import Collective, GroupRank, RankLost
+from weft.ops.stages import Pipe, PpStage
 from weft.parallel.links import Link, Loss
 from weft.parallel.shared_memory import SharedSegment
 from weft.plan.device import DeviceReply
@@ -92,12 +92,12 @@ class Followers:
 class Ranks:
     """The processes that share a model, as one of them sees them."""
 
-    place: RankPlace  # among the ranks that share the same layers
+    group_rank: GroupRank  # among the ranks that share the same layers
     followers: Followers | None  # None: this rank is a follower
     timeout_s: float  # for which ranks wait for each other
     collective: Collective | None = None  # through torch; None: they share memory
     memory: SharedSegment | None = None
     pool: SharedPool | None = None  # for K and V that rank 0 must access, too
     # If each rank has some of the layers: the layers of this rank, and its links to neighbours.
-    stage: StagePlace | None = None
+    pp_stage: PpStage | None = None
     pipe: Pipe | None = None

@@ -38,8 +38,8 @@ class SharedPool:
         if os.fstat(self._file).st_size < self._end:
             os.ftruncate(self._file, self._end)
         memory = mmap.mmap(self._file, taken, offset=begin)
-        whole = torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
-        return whole[:num_bytes].view(dtype).view(shape)
+        received = torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
+        return received[:num_bytes].view(dtype).view(shape)
 
     def close(self) -> None:
         """Give no more tensors; existing tensors stay valid."""

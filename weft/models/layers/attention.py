@@ -153,7 +153,7 @@ class Attention:
             values_are_keys=spec.values_are_keys,
             narrows=layer == config.last_storing_layer,
         )
-        self._norms_whole = spec.qk_norm is QkNorm.WHOLE
+        self._norms_whole = spec.qk_norm is QkNorm.ALL_HEADS
         assert not (self._norms_whole and spec.gate), "gates stand between the heads of the norm"
         if spec.qk_norm is QkNorm.NONE:
             return

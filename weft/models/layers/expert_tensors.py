@@ -86,7 +86,7 @@ def _gates_and_ups_together(
     expert: int,
 ) -> Weights:
     pair = GatesAndUps(matrix, expert, sizes, alternate=names.alternate)
-    whole = f"{prefix}.{names.all_gate_up}"
+    of_all = f"{prefix}.{names.all_gate_up}"
     name = f"{prefix}.{names.experts}.{expert}.{names.all_gate_up.rpartition('.')[2]}"
     yield Weight(
         name,
@@ -97,12 +97,12 @@ def _gates_and_ups_together(
         pair.put_codes,
         stacks=(
             Stack(
-                whole,
+                of_all,
                 (sizes.num_experts, sizes.hidden, 2 * sizes.inner),
                 expert,
                 is_transposed=True,
             ),
-            Stack(whole, (sizes.num_experts, 2 * sizes.inner, sizes.hidden), expert),
+            Stack(of_all, (sizes.num_experts, 2 * sizes.inner, sizes.hidden), expert),
         ),
     )
     if sizes.has_bias:
@@ -111,7 +111,7 @@ def _gates_and_ups_together(
             (2 * sizes.inner,),
             pair.put_bias,
             pair.get_bias,
-            stacks=(Stack(f"{whole}_bias", (sizes.num_experts, 2 * sizes.inner), expert),),
+            stacks=(Stack(f"{of_all}_bias", (sizes.num_experts, 2 * sizes.inner), expert),),
         )
 
 
@@ -124,16 +124,16 @@ def _downs(
 ) -> Weights:
     base = f"{prefix}.{names.experts}"
     shape = (sizes.hidden, sizes.inner)
-    whole = f"{prefix}.{names.all_down}"
+    of_all = f"{prefix}.{names.all_down}"
     stacks = [
-        Stack(whole, (sizes.num_experts, *shape), expert),
+        Stack(of_all, (sizes.num_experts, *shape), expert),
         Stack(f"{base}.{names.down}.weight", (sizes.num_experts, *shape), expert),
     ]
     if names.is_transposed:
         transposed = (sizes.num_experts, sizes.inner, sizes.hidden)
         # The loader takes the first stack whose shape fits: if both shapes are equal, it takes this
         # one.
-        stacks.insert(0, Stack(whole, transposed, expert, is_transposed=True))
+        stacks.insert(0, Stack(of_all, transposed, expert, is_transposed=True))
     yield _matrix_part(
         f"{base}.{expert}.{names.down}.weight",
         shape,
@@ -144,7 +144,7 @@ def _downs(
     if sizes.has_bias:
         shape = (sizes.num_experts, sizes.hidden)
         biases = (
-            Stack(f"{whole}_bias", shape, expert),
+            Stack(f"{of_all}_bias", shape, expert),
             Stack(f"{base}.{names.down}.bias", shape, expert),
         )
         yield _bias_part(f"{base}.{expert}.{names.down}.bias", matrix, expert, biases)

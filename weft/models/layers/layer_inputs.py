@@ -89,10 +89,10 @@ class LayerInputGate:
         self._out = Linear(spec.size, {self._names.out: hidden}, False, ops)
         self._norm = RmsNorm(hidden, config.norm_eps, ops, kind=config.decoder.norm)
 
-    def __call__(self, x: Tensor, given: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, layer_input: Tensor) -> Tensor:
         """[T, hidden] and [T, size] -> [T, hidden]"""
         gate = self._ops.activated(x, self._gate.matrix, self._activation)
-        return x + self._norm(self._out(self._ops.multiply(gate, given)))
+        return x + self._norm(self._out(self._ops.multiply(gate, layer_input)))
 
     def weights(self, prefix: str) -> Weights:
         yield from self._gate.weights(prefix)

@@ -151,8 +151,8 @@ class SharedMLP:
 
     def weights(self, prefix: str) -> Weights:
         names = self._names
-        place = prefix.rpartition(".")[0] if names.shared_is_beside else prefix
-        yield from self._mlp.weights(f"{place}.{names.shared}")
+        base = prefix.rpartition(".")[0] if names.shared_is_beside else prefix
+        yield from self._mlp.weights(f"{base}.{names.shared}")
         if self._gate is not None:
             name = f"{prefix}.{self._names.shared_gate}.weight"
             yield vector(name, self._gate, shape=(1, len(self._gate)))

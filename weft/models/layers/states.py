@@ -171,7 +171,7 @@ class GatedDelta:
         yield from self._inputs.weights(prefix)
         yield from self._rates.weights(prefix)
         yield from _tensors_of(f"{prefix}.{names.conv}", self._conv)
-        yield _decay(f"{prefix}.{names.decay_log}", self._delta.decay_log, names.decay_is_whole)
+        yield _decay(f"{prefix}.{names.decay_log}", self._delta.decay_log, names.decay_is_final)
         yield vector(f"{prefix}.{names.decay_bias}", self._delta.decay_bias)
         yield vector(f"{prefix}.{names.norm}.weight", self._delta.norm)
         yield from self._out.weights(prefix)
@@ -219,7 +219,7 @@ class Mamba:
         names = self._names
         yield from self._inputs.weights(prefix)
         yield from _tensors_of(f"{prefix}.{names.conv}", self._conv)
-        yield _decay(f"{prefix}.{names.decay_log}", self._scan.decay_log, names.decay_is_whole)
+        yield _decay(f"{prefix}.{names.decay_log}", self._scan.decay_log, names.decay_is_final)
         yield vector(f"{prefix}.{names.decay_bias}", self._scan.step_bias)
         yield vector(f"{prefix}.{names.skip}", self._scan.skip)
         yield vector(f"{prefix}.{names.norm}.weight", self._scan.norm)
@@ -272,9 +272,9 @@ def _conv_weights(taps: int, channels: int, bias: bool, ops: Ops) -> ConvWeights
     )
 
 
-def _decay(name: str, decay_log: Tensor, is_whole: bool) -> Weight:
-    """A weight that is stored as it comes; if `is_whole`, the checkpoint holds -exp(decay_log)."""
-    if not is_whole:
+def _decay(name: str, decay_log: Tensor, is_final: bool) -> Weight:
+    """A weight that is stored as it comes; if `is_final`, the checkpoint holds -exp(decay_log)."""
+    if not is_final:
         return vector(name, decay_log)
 
     def put(

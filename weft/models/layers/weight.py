@@ -51,7 +51,7 @@ class Stack(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    place: int  # index in the first dimension
+    matrix: int  # index in the first dimension
     first: int = 0  # first row of the weight in it
     # The tensor stores the weight as [columns, rows], inputs first.
     is_transposed: bool = False

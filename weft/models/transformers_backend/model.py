@@ -146,8 +146,8 @@ class TransformersModel:
         factor and cap of logits is right."""
         if places is not None:
             hidden = hidden[places]
-        given = self._output(last_hidden_state=hidden[None])
-        with _giving(self._decoder, given):
+        output = self._output(last_hidden_state=hidden[None])
+        with _giving(self._decoder, output):
             ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
             logits = self._module(input_ids=ids, use_cache=False).logits
         widened: Tensor = logits[0].float()

@@ -90,7 +90,7 @@ class PackedLinear(PackedModule):
         self._runs = [RowRun(0, 0, 0, shape.out_size)]
         self._products = products
         self._dtype = dtype
-        self._staged = torch.empty(0)
+        self._buffered = torch.empty(0)
 
     @property
     def matrix(self) -> Matrix:
@@ -148,12 +148,12 @@ class PackedLinear(PackedModule):
         assert scales is None
         if start == 0:
             shape = (self.in_features, self.out_features)
-            self._staged = torch.empty(shape, dtype=content.dtype, device=content.device)
+            self._buffered = torch.empty(shape, dtype=content.dtype, device=content.device)
         end = start + len(content)
-        self._staged[start:end].copy_(content)
+        self._buffered[start:end].copy_(content)
         if end == self.in_features:
-            self._rows("weight").put(self._staged.T)
-            self._staged = torch.empty(0)
+            self._rows("weight").put(self._buffered.T)
+            self._buffered = torch.empty(0)
 
     def _get_columns(self, start: int = 0, stop: int | None = None) -> Tensor:
         return self._rows("weight").get().T[start:stop].contiguous()

@@ -70,7 +70,7 @@ class QwenTower:
             hidden = yield from run(self._layers, patches)
         else:
             learnt = self._learnt(layout)
-            hidden = yield from run(self._layers_behind_positions, patches, learnt)
+            hidden = yield from run(self._layers_after_positions, patches, learnt)
         merged = self._merged(hidden)
         last = self._backend.run(self.merger.rows, merged)
         vectors = torch.cat((last, *self._deep), dim=1)
@@ -129,7 +129,7 @@ class QwenTower:
         assert total is not None
         return total
 
-    def _layers_behind_positions(self, patches: Tensor, positions: Tensor) -> Tensor:
+    def _layers_after_positions(self, patches: Tensor, positions: Tensor) -> Tensor:
         return self._run_layers(positions + self.patches(patches))
 
     def _layers(self, patches: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class DeepMerger:
 class PatchLayout(NamedTuple):
     """The order of the patches of a picture or video during encoding."""
 
-    order: LongArray  # [tokens] the token at each place
+    order: LongArray  # [tokens] the token at each position
     places: IntArray  # [3, P] row and column of each patch in its frame, and its row again
     num_patches: tuple[int, int]  # per column, and per row, of a frame
     lens_of_frames: list[int]  # patches of each frame
@@ -250,8 +250,8 @@ def between(places: Tensor, num: int, side: int) -> list[tuple[Tensor, Tensor]]:
     spread = places.float() * (side - 1) / max(num - 1, 1)
     before = spread.floor()
     share = spread - before
-    behind = (before.long() + 1).clamp(max=side - 1)
-    return [(before.long(), 1 - share), (behind, share)]
+    after = (before.long() + 1).clamp(max=side - 1)
+    return [(before.long(), 1 - share), (after, share)]
 
 
 def _norm(spec: QwenTowerSpec, size: int, ops: EncoderOps) -> RmsNorm | CenteredNorm:

@@ -152,7 +152,7 @@ class StepArgs(ctypes.Structure):
         ("vectors_stride", c_int64),
         ("sees_to", c_void_p),
         ("narrowed", c_void_p),
-        ("places", c_void_p),
+        ("token_indices", c_void_p),
     )
 
 
@@ -400,7 +400,7 @@ class RouteArgs(ctypes.Structure):
         ("weights", c_void_p),
         ("offsets", c_void_p),
         ("tokens", c_void_p),
-        ("places", c_void_p),
+        ("sorted_rows", c_void_p),
     )
 
 
@@ -419,7 +419,7 @@ class ExpertsArgs(ctypes.Structure):
         ("weights", c_void_p),
         ("offsets", c_void_p),
         ("tokens", c_void_p),
-        ("places", c_void_p),
+        ("sorted_rows", c_void_p),
         ("inner", c_void_p),
         ("y", c_void_p),
         ("y_stride", c_int64),

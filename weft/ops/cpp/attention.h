@@ -505,10 +505,10 @@ static void attention_of(const AttentionArgs& args, const StepArgs& step, Team& 
   }
 }
 
-static void attention(const AttentionArgs& args, const StepArgs& given, Team& team) {
+static void attention(const AttentionArgs& args, const StepArgs& all, Team& team) {
   if (attends_by_tiles(args))
-    return attention_by_tiles(args, given, team);
-  const StepArgs step = step_of(*args.cache, given);
+    return attention_by_tiles(args, all, team);
+  const StepArgs step = step_of(*args.cache, all);
   switch (args.cache->format) {
     case kKvF32:
       return attention_of<KvF32>(args, step, team);

@@ -128,7 +128,7 @@ static __attribute__((noinline)) void direct_scores(const typename Kv::Factor* q
       repeat<N>([&](auto n) WEFT_UNROLLED {
         repeat<kLanes / 4>([&](auto) WEFT_UNROLLED { ahead.bring_line(); });
         Words x[4];
-        turn<kStride>(gathered + n * kLanes * kStride + at, x);
+        transpose<kStride>(gathered + n * kLanes * kStride + at, x);
         repeat<4>([&](auto i) WEFT_UNROLLED {
           repeat<kParts>([&](auto part) WEFT_UNROLLED {
             const auto key_factors = Kv::template key<part>(x[i]);

@@ -59,7 +59,8 @@ static __attribute__((noinline)) void pack_keys(Rows k, Range range, int64_t dim
     for (int64_t d = 0; d < dims; d += 4 * Kv::kDims) {
       for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
         Words x[4];
-        turn<kStride>(gathered + lane * kStride + d * int64_t(sizeof(typename Kv::Element)), x);
+        transpose<kStride>(
+            gathered + lane * kStride + d * int64_t(sizeof(typename Kv::Element)), x);
         typename Kv::Factor* to = panels + key * dims + d * kPanel + lane * Kv::kFactors;
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++)

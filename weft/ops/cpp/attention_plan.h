@@ -242,8 +242,8 @@ WEFT_INLINE void for_each_block(const StepArgs& step, Shape shape, const Plan& p
 // head; then cut by segments; then, a direct one, by heads.
 static void add_items(Block& block, Shape shape, int64_t cost, Plan& plan) {
   const bool direct = block.is_direct();
-  const int64_t whole = block.cost() * (direct ? shape.kv_heads : 1);
-  const int64_t pieces = whole <= cost ? 1 : ceil_div(whole, cost);
+  const int64_t total = block.cost() * (direct ? shape.kv_heads : 1);
+  const int64_t pieces = total <= cost ? 1 : ceil_div(total, cost);
   const int64_t by_segments = least(pieces, block.num_segments);
   const int64_t by_heads =
       direct ? least(ceil_div(pieces, by_segments), shape.kv_heads) : shape.kv_heads;

@@ -80,8 +80,8 @@ static StepArgs lay_out(const FusedStep& fused) {
   const int32_t* rows = fused.numbers;
   const int32_t* starts = rows + num;
   const int32_t* lens = starts + num;
-  const int32_t* given = lens + 2 * num;
-  const int32_t* new_slots = given + num_tokens;
+  const int32_t* planned = lens + 2 * num;
+  const int32_t* new_slots = planned + num_tokens;
   int64_t* tokens = fused.columns;
   int64_t* positions = tokens + num_tokens;
   int64_t* slots = positions + num_tokens;
@@ -91,7 +91,7 @@ static StepArgs lay_out(const FusedStep& fused) {
   for (int64_t r = 0; r < num; r++) {
     int32_t* const of_row = fused.table + rows[r] * fused.table_stride;
     for (int64_t i = 0; i < lens[r]; i++, t++) {
-      tokens[t] = given[t] < 0 ? fused.last_tokens[rows[r]] : given[t];
+      tokens[t] = planned[t] < 0 ? fused.last_tokens[rows[r]] : planned[t];
       positions[t] = starts[r] + i;
       slots[t] = of_row[positions[t]] = new_slots[t];
       if (!fused.window_table)
@@ -136,8 +136,8 @@ static StepArgs narrowed_step(const FusedStep& fused, const StepArgs& all) {
   const int32_t* const samples = all.lens + fused.num_requests;
   int64_t* tokens = fused.columns + 4 * num_all;
   int64_t* positions = tokens + num;
-  int64_t* places = positions + num;
-  int32_t* rows = reinterpret_cast<int32_t*>(places + num);
+  int64_t* token_indices = positions + num;
+  int32_t* rows = reinterpret_cast<int32_t*>(token_indices + num);
   int32_t* starts = rows + num;
   int32_t* lens = starts + num;
   int64_t n = 0;
@@ -150,10 +150,10 @@ static StepArgs narrowed_step(const FusedStep& fused, const StepArgs& all) {
     rows[num_requests] = all.rows[r];
     starts[num_requests] = all.starts[r] + all.lens[r] - samples[r];
     lens[num_requests++] = samples[r];
-    for (int64_t place = end - samples[r]; place < end; place++, n++) {
-      tokens[n] = all.tokens[place];
-      positions[n] = all.positions[place];
-      places[n] = place;
+    for (int64_t index = end - samples[r]; index < end; index++, n++) {
+      tokens[n] = all.tokens[index];
+      positions[n] = all.positions[index];
+      token_indices[n] = index;
     }
   }
   StepArgs step = {num,  num_requests, tokens, positions, nullptr,
@@ -163,13 +163,13 @@ static StepArgs narrowed_step(const FusedStep& fused, const StepArgs& all) {
   step.num_lora_blocks = fused.head_num_lora_blocks;
   step.lora_blocks = fused.head_lora_blocks;
   step.lora_rows = fused.head_lora_rows;
-  step.places = places;
+  step.token_indices = token_indices;
   if (!all.rotation)
     return step;
   int32_t* const rotation = lens + num;
   for (int64_t axis = 0; axis < 3; axis++)
     for (int64_t i = 0; i < num; i++)
-      rotation[axis * num + i] = all.rotation[axis * num_all + places[i]];
+      rotation[axis * num + i] = all.rotation[axis * num_all + token_indices[i]];
   step.rotation = rotation;
   return step;
 }

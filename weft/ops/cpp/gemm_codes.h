@@ -33,8 +33,8 @@ constexpr int kCodeRows = 3;
 constexpr int64_t kAskEvery = 128;
 
 // Where several passes go through a panel, the first would wait for the second-level cache: codes
-// are requested this many bytes before their use. Codes of few bits are worth that with a single
-// pass, too, of more than one row. All others wait for memory, and longer if they ask.
+// are requested this many bytes ahead. Codes of few bits are worth that with a single pass, too,
+// of more than one row. All others wait for memory, and longer if they ask.
 constexpr int64_t kAskedBytes = 1024;
 
 struct CodesProduct {
@@ -322,24 +322,24 @@ WEFT_INLINE int64_t ahead_step_of_codes(int64_t bytes, int64_t num_blocks, int64
 // next.
 template <class Kind>
 static void multiply_codes(CodesProduct p, int64_t rows, int64_t bytes_ahead) {
-  const CodesProduct whole = p;
+  const CodesProduct all = p;
   const int64_t passes = code_passes_of(rows);
   const int64_t num_blocks = p.k / p.block;
   const char* const end = p.ahead + bytes_ahead;
   p.asks = passes > 1 || Kind::kIsNarrow;
   p.ahead_step = ahead_step_of_codes(bytes_ahead, num_blocks, rows);
   for (int v = 0; v < kVectorsOfPanel; v += kTileVectors) {
-    p.b = whole.b + 4 * v * kLanes;
-    p.scales = whole.scales + v * kLanes;
-    if (whole.mins)
-      p.mins = whole.mins + v * kLanes;
+    p.b = all.b + 4 * v * kLanes;
+    p.scales = all.scales + v * kLanes;
+    if (all.mins)
+      p.mins = all.mins + v * kLanes;
     for (int64_t pass = 0; pass < passes; pass++) {
       const int64_t row = rows * pass / passes;
-      p.a = whole.a + row * kSlab;
-      p.x_scales = whole.x_scales + row;
-      p.x_starts = whole.x_starts + row;
-      p.x_factors = whole.x_factors + row;
-      p.c = whole.c + row * p.c_stride + v * kLanes;
+      p.a = all.a + row * kSlab;
+      p.x_scales = all.x_scales + row;
+      p.x_starts = all.x_starts + row;
+      p.x_factors = all.x_factors + row;
+      p.c = all.c + row * p.c_stride + v * kLanes;
       tile_codes_of<Kind, kCodeRows>(rows * (pass + 1) / passes - row, p);
       p.ahead += p.ahead_step * num_blocks;
       if (p.ahead >= end)

@@ -30,7 +30,7 @@ from weft.ops.cpp.routes import Routes
 from weft.ops.expert_parallel import ExpertExchange
 from weft.ops.muladd import fused_muladd, plain_muladd
 from weft.ops.protocol import Experts
-from weft.ops.sharding import Collective, RankLost, RankPlace
+from weft.ops.sharding import Collective, GroupRank, RankLost
 from weft.ops.stages import Pipe
 
 FIRST_CAPACITY = 64  # rows of the first program of experts
@@ -49,14 +49,14 @@ class RankLink:
     """The connection of this rank's programs to the other ranks."""
 
     def __init__(
-        self, place: RankPlace, timeout_s: float, memory: SharedMemory | None = None
+        self, group_rank: GroupRank, timeout_s: float, memory: SharedMemory | None = None
     ) -> None:
-        self.place = place
+        self.group_rank = group_rank
         self._memory = memory  # kept alive for the programs
         self._meetings = np.zeros(1, np.int64)
         self.struct = abi.RanksArgs(
-            rank=place.rank,
-            size=place.size,
+            rank=group_rank.rank,
+            size=group_rank.size,
             meetings=self._meetings.ctypes.data,
             timeout_ns=int(timeout_s * 1e9),
         )
@@ -66,11 +66,11 @@ class RankLink:
         return ctypes.addressof(self.struct)
 
 
-def by_memory(place: RankPlace, memory: SharedMemory, timeout_s: float) -> RankLink:
+def by_memory(group_rank: GroupRank, memory: SharedMemory, timeout_s: float) -> RankLink:
     """A link between ranks of one machine, through shared memory."""
-    link = RankLink(place, timeout_s, memory)
+    link = RankLink(group_rank, timeout_s, memory)
     link.struct.shared = memory.address
-    link.struct.chunk = (memory.num_bytes - abi.RANKS_HEAD_BYTES) // (2 * 4 * place.size)
+    link.struct.chunk = (memory.num_bytes - abi.RANKS_HEAD_BYTES) // (2 * 4 * group_rank.size)
     return link
 
 
@@ -91,7 +91,7 @@ def by_calls(collective: Collective, timeout_s: float) -> RankLink:
             floats_at(out, found.numel()).copy_(found.flatten())
         return 0
 
-    link = RankLink(RankPlace(collective.rank, collective.size), timeout_s)
+    link = RankLink(GroupRank(collective.rank, collective.size), timeout_s)
     link.struct.call = abi.RankCall(call)
     return link
 
@@ -103,15 +103,15 @@ def shared_bytes(num_ranks: int, widest: int) -> int:
 
 
 @dataclass(frozen=True)
-class StageLinks:
+class PpLinks:
     """The handovers from the stage before and to the next one."""
 
     take: RankLink
     give: RankLink
 
 
-def by_pipe(pipe: Pipe, timeout_s: float) -> StageLinks:
-    return StageLinks(_calling(pipe.take, timeout_s), _calling(pipe.give, timeout_s))
+def by_pipe(pipe: Pipe, timeout_s: float) -> PpLinks:
+    return PpLinks(_calling(pipe.take, timeout_s), _calling(pipe.give, timeout_s))
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class CppJoint:
 
     ranks: RankLink | None = None
     peers: ExpertExchange | None = None
-    stages: StageLinks | None = None
+    pipe_links: PpLinks | None = None
     # Without fused instructions, the kernels round after a product and after a sum.
     fuses: bool = True
 
@@ -153,13 +153,13 @@ class CppJoint:
             columns=x.shape[1],
         )
         recorder.add(args)
-        if self.ranks.place.rank:
+        if self.ranks.group_rank.rank:
             return x
-        whole = recorder.buffer(size)
-        args.out = whole.data_ptr()
-        args.out_stride = whole.stride(0)
+        gathered = recorder.buffer(size)
+        args.out = gathered.data_ptr()
+        args.out_stride = gathered.stride(0)
         args.out_columns = size
-        return whole
+        return gathered
 
     def experts(
         self,
@@ -178,12 +178,12 @@ class CppJoint:
         recorder.call(partial(self._swap, layer, x[:], kept, y[:], adds=adds, scale=scale))
 
     def take(self, recorder: ProgramRecorder, x: Tensor) -> None:
-        assert self.stages is not None
-        _call(recorder, self.stages.take, x)
+        assert self.pipe_links is not None
+        _call(recorder, self.pipe_links.take, x)
 
     def give(self, recorder: ProgramRecorder, x: Tensor) -> None:
-        assert self.stages is not None
-        _call(recorder, self.stages.give, x)
+        assert self.pipe_links is not None
+        _call(recorder, self.pipe_links.give, x)
 
     def _swap(
         self,
@@ -230,7 +230,7 @@ def _call(recorder: ProgramRecorder, link: RankLink, x: Tensor) -> None:
 
 
 def _calling(do: Callable[[Tensor], None], timeout_s: float) -> RankLink:
-    link = RankLink(RankPlace(0, 1), timeout_s)
+    link = RankLink(GroupRank(0, 1), timeout_s)
     link.struct.call = abi.RankCall(partial(_called, do))
     return link
 
@@ -276,7 +276,7 @@ class CppExperts:
         order = np.argsort(chosen, kind="stable")
         routes.experts.numpy()[:num, 0] = chosen
         routes.tokens.numpy()[:num, 0] = rows.numpy()[order]
-        routes.places.numpy()[order, 0] = np.arange(num, dtype=np.int32)
+        routes.sorted_rows.numpy()[order, 0] = np.arange(num, dtype=np.int32)
         counts = np.bincount(chosen, minlength=len(routes.offsets) - 1)
         routes.offsets.numpy()[1:] = np.cumsum(counts)
         program, output = programs.layers[layer]
@@ -302,7 +302,7 @@ class CppExperts:
             weights=recorder.buffer(1).fill_(1.0),
             offsets=recorder.keep(torch.zeros(num_experts + 1, dtype=torch.int32)),
             tokens=recorder.buffer(1, torch.int32),
-            places=recorder.buffer(1, torch.int32),
+            sorted_rows=recorder.buffer(1, torch.int32),
         )
         layers = []
         for experts in self._layers:

@@ -144,7 +144,7 @@ WEFT_INLINE void alternate(F32 a, F32 b, F32& low, F32& high) {
 //
 //   every_fourth:  x[j] = | row j | row j + 4 | ..  4 words of each; then each 4 x 4 is transposed
 template <int64_t kStride>
-WEFT_INLINE void turn(const char* p, Words (&x)[4]) {
+WEFT_INLINE void transpose(const char* p, Words (&x)[4]) {
   const Words a = every_fourth(p, kStride);
   const Words b = every_fourth(p + kStride, kStride);
   const Words c = every_fourth(p + 2 * kStride, kStride);

@@ -114,9 +114,9 @@ static void shrink_part(const LinearArgs& args, const StepArgs& step, const Lora
   const int64_t num_rows = step.num_tokens;
   const int64_t in = args.weight->padded_in;
   const int64_t stride = in + kRowGap;
-  float* const whole = inner + inner_of_part(lora, part, num_rows);
+  float* const of_part = inner + inner_of_part(lora, part, num_rows);
   for (int64_t rank = 0; rank < of.rank; rank += kLoraTile) {
-    float* const slab = whole + rank / kSlab * num_rows * kSlab + rank % kSlab;
+    float* const slab = of_part + rank / kSlab * num_rows * kSlab + rank % kSlab;
     for (int64_t first = 0; first < block.num_rows; first += kShrinkRows) {
       const int64_t rows = least(kShrinkRows, block.num_rows - first);
       float* out[kShrinkRows];

@@ -1,7 +1,7 @@
 """Adapters (LoRA) with the CPU kernels: `lora.h` adds them within the products of a program.
 
 A program is recorded once for steps with and without adapters. It reads adapters from fixed
-addresses: one structure per matrix, with one entry per place.
+addresses: one structure per matrix, with one entry per adapter slot.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from weft.arrays import IntArray
 from weft.ops.cpp import abi
-from weft.ops.cpp.ops import PackedMatrix, Panels, PartPlace, RecordedParts
-from weft.ops.cpp.weight_memory import WeightMemory, whole_lines
+from weft.ops.cpp.ops import PackedMatrix, Panels, PartSpan, RecordedParts
+from weft.ops.cpp.weight_memory import WeightMemory, rounded_to_lines
 from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables, PutAdapter, row_blocks
 from weft.ops.protocol import Matrix
 
@@ -33,17 +33,17 @@ class PackedPart(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the part takes in a `PlaceMemory`."""
-        return whole_lines(self.a.nbytes) + whole_lines(self.b.nbytes)
+        """Bytes that the part takes in an `AdapterMemory`."""
+        return rounded_to_lines(self.a.nbytes) + rounded_to_lines(self.b.nbytes)
 
-    def kept(self, memory: PlaceMemory) -> PackedPart:
+    def kept(self, memory: AdapterMemory) -> PackedPart:
         """A contiguous copy in `memory`."""
         a = memory.copy(self.a)
         b = memory.copy(self.b)
         return self._replace(a=a, b=b)
 
 
-class PlaceMemory:
+class AdapterMemory:
     """Memory for one adapter at a time, in huge pages as for weights, because every step reads all
     of it. The system is slow to allocate huge pages, so this memory is reused."""
 
@@ -61,7 +61,7 @@ class PlaceMemory:
     def copy(self, values: Tensor) -> Tensor:
         begin = self._num_used
         end = begin + values.nbytes
-        self._num_used = begin + whole_lines(values.nbytes)
+        self._num_used = begin + rounded_to_lines(values.nbytes)
         there = self._all[begin:end].view(values.dtype).view(values.shape)
         return there.copy_(values)
 
@@ -72,15 +72,17 @@ class PartsOfAdapters:
     def __init__(self, num_parts: int, num_adapters: int) -> None:
         self._num_parts = num_parts
         self._parts = (abi.PackedLoraPart * (num_adapters * num_parts))()
-        self._kept: dict[int, list[PackedPart | None]] = {}  # by place, the targets of `_parts`
+        self._kept: dict[
+            int, list[PackedPart | None]
+        ] = {}  # by adapter slot, the targets of `_parts`
 
     @property
     def address(self) -> int:
         return ctypes.addressof(self._parts)
 
-    def put(self, place: int, packed: list[PackedPart | None]) -> None:
+    def put(self, adapter_slot: int, packed: list[PackedPart | None]) -> None:
         for index, part in enumerate(packed):
-            entry = self._parts[place * self._num_parts + index]
+            entry = self._parts[adapter_slot * self._num_parts + index]
             if part is None:
                 entry.rank = 0
                 continue
@@ -88,24 +90,24 @@ class PartsOfAdapters:
             entry.b = part.b.data_ptr()
             entry.scale = part.scale
             entry.rank = part.rank
-        self._kept[place] = packed
+        self._kept[adapter_slot] = packed
 
-    def clear(self, place: int) -> None:
-        if place in self._kept:
-            self.put(place, [None] * self._num_parts)
-            del self._kept[place]
+    def clear(self, adapter_slot: int) -> None:
+        if adapter_slot in self._kept:
+            self.put(adapter_slot, [None] * self._num_parts)
+            del self._kept[adapter_slot]
 
 
 class PieceAdapters(PartsOfAdapters):
     """The weights of all adapters for one piece of a matrix."""
 
-    def __init__(self, places: Sequence[PartPlace], num_adapters: int, *, max_rank: int) -> None:
-        super().__init__(len(places), num_adapters)
-        self.places = places
-        ranges = [abi.LoraRange(one.first_panel, one.num_panels, one.step) for one in places]
-        self._ranges = (abi.LoraRange * len(places))(*ranges)
+    def __init__(self, spans: Sequence[PartSpan], num_adapters: int, *, max_rank: int) -> None:
+        super().__init__(len(spans), num_adapters)
+        self.spans = spans
+        ranges = [abi.LoraRange(one.first_panel, one.num_panels, one.step) for one in spans]
+        self._ranges = (abi.LoraRange * len(spans))(*ranges)
         self.struct = abi.Lora(
-            num_parts=len(places),
+            num_parts=len(spans),
             ranges=ctypes.addressof(self._ranges),
             parts=self.address,
             max_rank=max_rank,
@@ -118,7 +120,7 @@ class TableAdapters:
     def __init__(self, num_adapters: int, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._rows = (abi.LoraRows * num_adapters)()
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by place, the targets of `_rows`
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by adapter slot, the targets of `_rows`
         self.struct = abi.LoraTable(
             is_bf16=dtype == torch.bfloat16, adapters=ctypes.addressof(self._rows)
         )
@@ -129,23 +131,23 @@ class TableAdapters:
         b = (part.scale * part.b.float()).T.contiguous()
         return a, b
 
-    def put(self, place: int, a: Tensor, b: Tensor) -> None:
-        entry = self._rows[place]
+    def put(self, adapter_slot: int, a: Tensor, b: Tensor) -> None:
+        entry = self._rows[adapter_slot]
         entry.a = a.data_ptr()
         entry.b = b.data_ptr()
         entry.rank = a.shape[1]
-        self._kept[place] = (a, b)
+        self._kept[adapter_slot] = (a, b)
 
-    def clear(self, place: int) -> None:
-        self._rows[place].rank = 0
-        self._kept.pop(place, None)
+    def clear(self, adapter_slot: int) -> None:
+        self._rows[adapter_slot].rank = 0
+        self._kept.pop(adapter_slot, None)
 
 
 class CppAdapters:
     """The `AdapterOps` of the CPU kernels."""
 
     def __init__(self, num_adapters: int, max_rank: int, dtype: torch.dtype) -> None:
-        """Places are 0 to num_adapters - 1, ranks up to `max_rank`; dtype: float32 or bfloat16."""
+        """Slots are 0 to num_adapters - 1, ranks up to `max_rank`; dtype: float32 or bfloat16."""
         assert dtype in (torch.float32, torch.bfloat16)
         self.dtype = dtype
         self._num_adapters = num_adapters
@@ -154,8 +156,8 @@ class CppAdapters:
         self._matrices: dict[Matrix, list[PieceAdapters]] = {}
         self._tables: dict[Panels, TableAdapters] = {}
         self._experts: dict[Panels, PartsOfAdapters] = {}  # of the matrices of all experts
-        self._memory: dict[int, PlaceMemory] = {}  # by place, of its adapter
-        self._spare: list[PlaceMemory] = []  # of removed adapters
+        self._memory: dict[int, AdapterMemory] = {}  # by adapter slot, of its adapter
+        self._spare: list[AdapterMemory] = []  # of removed adapters
         # Structures of steps; fused steps also have the fields of adapters for their heads.
         self._steps: list[ctypes.Structure] = []
         self._fused: list[abi.FusedStep] = []
@@ -219,43 +221,43 @@ class CppAdapters:
     def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
         packed: list[tuple[PartsOfAdapters, list[PackedPart | None]]] = []
         for matrix, of_matrix in parts.items():
-            whole = cast(PackedMatrix, matrix)
-            in_size = whole.padded_in
-            if whole.num_experts > 1:
-                (panels,) = whole.pieces
+            packed_matrix = cast(PackedMatrix, matrix)
+            in_size = packed_matrix.padded_in
+            if packed_matrix.num_experts > 1:
+                (panels,) = packed_matrix.pieces
                 of_experts = []
-                for part, size in zip(of_matrix, whole.sizes, strict=True):
+                for part, size in zip(of_matrix, packed_matrix.sizes, strict=True):
                     num_panels = -(-size // abi.PANEL)
-                    there = PartPlace(0, 0, 0, num_panels, 1)
+                    there = PartSpan(0, 0, 0, num_panels, 1)
                     of_experts.append(self._packed(part, there, in_size))
                 packed.append((self._experts[panels], of_experts))
                 continue
             for piece in self._matrices[matrix]:
-                of_piece = [self._packed(of_matrix[one.part], one, in_size) for one in piece.places]
+                of_piece = [self._packed(of_matrix[one.part], one, in_size) for one in piece.spans]
                 packed.append((piece, of_piece))
         num_bytes = sum(part.num_bytes for _, parts in packed for part in parts if part is not None)
         memory = self._free_memory(num_bytes)
         kept = []
         for target, of_target in packed:
-            of_place = [None if part is None else part.kept(memory) for part in of_target]
-            kept.append((target, of_place))
+            of_slot = [None if part is None else part.kept(memory) for part in of_target]
+            kept.append((target, of_slot))
         rows = []
         for matrix, part in tables.items():
             (panels,) = cast(PackedMatrix, matrix).pieces
             table = self._tables[panels]
             rows.append((table, table.laid_out(part)))
 
-        def put(place: int) -> None:
-            self.clear(place)
-            for target, of_place in kept:
-                target.put(place, of_place)
+        def put(adapter_slot: int) -> None:
+            self.clear(adapter_slot)
+            for target, of_slot in kept:
+                target.put(adapter_slot, of_slot)
             for table, (a, b) in rows:
-                table.put(place, a, b)
-            self._memory[place] = memory
+                table.put(adapter_slot, a, b)
+            self._memory[adapter_slot] = memory
 
         return put
 
-    def _free_memory(self, num_bytes: int) -> PlaceMemory:
+    def _free_memory(self, num_bytes: int) -> AdapterMemory:
         """Memory that no step reads. `clear` may add to the spare memory meanwhile, on another
         thread."""
         while self._spare:
@@ -263,17 +265,17 @@ class CppAdapters:
             if memory.has_room(num_bytes):
                 memory.clear()
                 return memory
-        return PlaceMemory(num_bytes)
+        return AdapterMemory(num_bytes)
 
-    def clear(self, place: int) -> None:
-        if place in self._memory:
-            self._spare.append(self._memory.pop(place))
+    def clear(self, adapter_slot: int) -> None:
+        if adapter_slot in self._memory:
+            self._spare.append(self._memory.pop(adapter_slot))
         for piece in self._pieces.values():
-            piece.clear(place)
+            piece.clear(adapter_slot)
         for table in self._tables.values():
-            table.clear(place)
+            table.clear(adapter_slot)
         for of_all in self._experts.values():
-            of_all.clear(place)
+            of_all.clear(adapter_slot)
 
     def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
         if adapters is None and self._adapters is None:
@@ -294,13 +296,13 @@ class CppAdapters:
         self._of_head = TokenAdapters.of(chosen)
         _set_adapters(step, self._of_head)
 
-    def _packed(self, part: LoraPart | None, place: PartPlace, in_size: int) -> PackedPart | None:
+    def _packed(self, part: LoraPart | None, span: PartSpan, in_size: int) -> PackedPart | None:
         if part is None:
             return None
         rank = _up(len(part.a), abi.LORA_TILE)
         return PackedPart(
             self._packed_a(part.a, rank, in_size),
-            self._packed_b(part.b, rank, place),
+            self._packed_b(part.b, rank, span),
             rank,
             part.scale,
         )
@@ -316,21 +318,21 @@ class CppAdapters:
         pairs = filled.view(torch.int32).view(num_tiles, abi.LORA_TILE, in_size // 2)
         return pairs.transpose(1, 2)
 
-    def _packed_b(self, b: Tensor, rank: int, place: PartPlace) -> Tensor:
-        below = place.num_panels * abi.PANEL - place.first_column - len(b)
-        padding = (0, rank - b.shape[1], place.first_column, below)
+    def _packed_b(self, b: Tensor, rank: int, span: PartSpan) -> Tensor:
+        below = span.num_panels * abi.PANEL - span.first_column - len(b)
+        padding = (0, rank - b.shape[1], span.first_column, below)
         filled = _filled_up(b.to(self.dtype), padding)
         if self.dtype == torch.float32:
-            panels = filled.view(place.num_panels, abi.PANEL, rank)
+            panels = filled.view(span.num_panels, abi.PANEL, rank)
             return panels.transpose(1, 2)
-        pairs = filled.view(torch.int32).view(place.num_panels, abi.PANEL, rank // 2)
+        pairs = filled.view(torch.int32).view(span.num_panels, abi.PANEL, rank // 2)
         return pairs.transpose(1, 2)
 
 
 class TokenAdapters(NamedTuple):
     """The adapter of each token of a step, as the kernels read it."""
 
-    adapters: IntArray  # [T] the place of each, or -1
+    adapters: IntArray  # [T] the slot of each, or -1
     blocks: IntArray  # of `row_blocks`
     rows: IntArray
 

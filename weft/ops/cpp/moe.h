@@ -1,10 +1,10 @@
 // Experts: which of them each token gets, and the products of all tokens with theirs.
 //
-// The rows of all experts are concatenated, sorted by expert; a place is a row in this order:
+// The rows of all experts are concatenated, sorted by expert; a sorted row is one in this order:
 //
 //   token, rank   0,0 0,1 1,0 1,1 2,0 2,1        k = 2
 //   expert         3   0   3   1   0   3
-//   place          3   0   4   2   1   5    offsets: expert 0 at 0, 1 at 2, 2 at 3 (none), 3 at 3
+//   sorted row     3   0   4   2   1   5    offsets: expert 0 at 0, 1 at 2, 2 at 3 (none), 3 at 3
 //
 // The first product is cut as a linear's: an expert's panels times blocks of its rows, and all
 // experts' items are in one queue, so that few tokens keep all threads on the memory bus. The
@@ -138,7 +138,7 @@ static void choose(const RouteArgs& args, int64_t t, RouteSpace& space) {
     weights[j] *= args.expert_scale ? factor * args.expert_scale[experts[j]] : factor;
 }
 
-// Places in the order of experts, and of tokens within an expert.
+// Rows in the order of experts, and of tokens within an expert.
 static void sort_by_expert(const RouteArgs& args, int64_t num_tokens) {
   const int64_t num = num_tokens * args.num_chosen;
   int32_t* const offsets = args.offsets;
@@ -147,11 +147,11 @@ static void sort_by_expert(const RouteArgs& args, int64_t num_tokens) {
     offsets[args.experts[i] + 1]++;
   for (int64_t e = 0; e < args.num_experts; e++)
     offsets[e + 1] += offsets[e];
-  // `offsets[e]` runs through the places of expert e, and ends where those of e + 1 begin.
+  // `offsets[e]` runs through the rows of expert e, and ends where those of e + 1 begin.
   for (int64_t i = 0; i < num; i++) {
-    const int32_t place = offsets[args.experts[i]]++;
-    args.places[i] = place;
-    args.tokens[place] = int32_t(i / args.num_chosen);
+    const int32_t sorted_row = offsets[args.experts[i]]++;
+    args.sorted_rows[i] = sorted_row;
+    args.tokens[sorted_row] = int32_t(i / args.num_chosen);
   }
   memmove(offsets + 1, offsets, args.num_experts * 4);
   offsets[0] = 0;
@@ -179,79 +179,80 @@ WEFT_INLINE bool has_adapters(const ExpertsArgs& args, const StepArgs& step) {
   return args.lora_inner && step.adapters;
 }
 
-// Parts of the adapter of a place's token: those of its expert, `num_parts` of each; null if it has
+// Parts of the adapter of a row's token: those of its expert, `num_parts` of each; null if it has
 // none.
 WEFT_INLINE const PackedLoraPart* lora_of(const ExpertsArgs& args, const StepArgs& step,
                                           const PackedLoraPart* all, int64_t num_parts,
-                                          int64_t expert, int64_t place) {
-  const int64_t adapter = step.adapters[args.tokens[place]];
+                                          int64_t expert, int64_t sorted_row) {
+  const int64_t adapter = step.adapters[args.tokens[sorted_row]];
   return adapter < 0 ? nullptr : all + (adapter * args.num_experts + expert) * num_parts;
 }
 
-WEFT_INLINE float* lora_inner_of(const ExpertsArgs& args, int64_t place, int64_t part) {
-  return args.lora_inner + (place * 2 + part) * args.lora_rank;
+WEFT_INLINE float* lora_inner_of(const ExpertsArgs& args, int64_t sorted_row, int64_t part) {
+  return args.lora_inner + (sorted_row * 2 + part) * args.lora_rank;
 }
 
 template <class E>
-static void shrink_place(const PackedLoraPart& of, const float* x, int64_t in, float* inner) {
+static void shrink_row(const PackedLoraPart& of, const float* x, int64_t in, float* inner) {
   for (int64_t rank = 0; rank < of.rank; rank += kLoraTile) {
     float* const out = inner + rank;
     shrink_tile<E, 1>(x, 0, in, static_cast<const E*>(of.a) + rank * in, of.scale, &out);
   }
 }
 
-// scale A x of each place, as lora.h says; there after the next barrier. `x` has a row for each
-// token, or each place.
-static void shrink_places(const ExpertsArgs& args, const StepArgs& step, Team& team,
-                          const PackedWeight& w, const PackedLoraPart* all, int64_t num_parts,
-                          bool by_token, const float* x, int64_t stride) {
+// scale A x of each row, as lora.h says; there after the next barrier. `x` has a row for each
+// token, or each sorted row.
+static void shrink_rows(const ExpertsArgs& args, const StepArgs& step, Team& team,
+                        const PackedWeight& w, const PackedLoraPart* all, int64_t num_parts,
+                        bool by_token, const float* x, int64_t stride) {
   float* const row = static_cast<float*>(own_memory(w.padded_in * 4));
   if (!row)
     return;
   const int64_t k = args.num_chosen;
   for (int64_t i; (i = team.take()) < step.num_tokens * k;) {
-    const int64_t place = args.places[i];
-    const PackedLoraPart* const parts = lora_of(args, step, all, num_parts, args.experts[i], place);
+    const int64_t sorted_row = args.sorted_rows[i];
+    const PackedLoraPart* const parts =
+        lora_of(args, step, all, num_parts, args.experts[i], sorted_row);
     bool is_there = false;
     for (int64_t part = 0; parts && part < num_parts; part++) {
       if (!parts[part].rank)
         continue;
       if (!is_there) {
         memset(row, 0, w.padded_in * 4);
-        memcpy(row, x + (by_token ? args.tokens[place] : place) * stride, w.in_size * 4);
+        memcpy(row, x + (by_token ? args.tokens[sorted_row] : sorted_row) * stride, w.in_size * 4);
         is_there = true;
       }
-      float* const inner = lora_inner_of(args, place, part);
+      float* const inner = lora_inner_of(args, sorted_row, part);
       if (args.lora_is_bf16) {
-        shrink_place<bf16>(parts[part], row, w.padded_in, inner);
+        shrink_row<bf16>(parts[part], row, w.padded_in, inner);
       } else {
-        shrink_place<float>(parts[part], row, w.padded_in, inner);
+        shrink_row<float>(parts[part], row, w.padded_in, inner);
       }
     }
   }
 }
 
 // Add B inner to the sums [num_rows][num_panels * kPanel] of an expert's rows, the first of which
-// is at `place`. Panel i of an item belongs to part i % num_parts, as its panel (panel + i) /
+// is at `sorted_row`. Panel i of an item belongs to part i % num_parts, as its panel (panel + i) /
 // num_parts.
-static void expand_places(const ExpertsArgs& args, const StepArgs& step, const PackedLoraPart* all,
-                          int64_t num_parts, int64_t expert, const LinearItem& item, int64_t place,
-                          float* sums) {
+static void expand_rows(const ExpertsArgs& args, const StepArgs& step, const PackedLoraPart* all,
+                        int64_t num_parts, int64_t expert, const LinearItem& item,
+                        int64_t sorted_row, float* sums) {
   for (int64_t r = 0; r < item.num_rows; r++, sums += item.num_panels * kPanel) {
-    const PackedLoraPart* const parts = lora_of(args, step, all, num_parts, expert, place + r);
+    const PackedLoraPart* const parts = lora_of(args, step, all, num_parts, expert, sorted_row + r);
     for (int64_t i = 0; parts && i < item.num_panels; i++) {
       const int64_t part = i % num_parts;
       const PackedLoraPart& of = parts[part];
       if (!of.rank)
         continue;
       const int64_t start = (item.panel + i) / num_parts * of.rank * kPanel;
-      const float* const inner = lora_inner_of(args, place + r, part);
+      const float* const inner = lora_inner_of(args, sorted_row + r, part);
       if (args.lora_is_bf16) {
         expand_rows(1, inner, kSlab, of.rank, static_cast<const bf16*>(of.b) + start,
-                    sums + i * kPanel, kPanel);
+                  sums + i * kPanel, kPanel);
       } else {
         expand_rows(1, inner, kSlab, of.rank, static_cast<const float*>(of.b) + start,
-                    sums + i * kPanel, kPanel);
+                  sums + i * kPanel, kPanel);
       }
     }
   }
@@ -265,7 +266,7 @@ WEFT_INLINE int64_t gated_panels(const PackedWeight& w) {
 }
 WEFT_INLINE int64_t plain_panels(const PackedWeight& w) { return ceil_div(w.out_size, kPanel); }
 
-// Rows made ready, one for each place; a single token has one for all.
+// Rows made ready, one for each sorted row; a single token has one for all.
 struct ExpertRows {
   Activations x;
   bool is_shared;
@@ -311,9 +312,9 @@ WEFT_INLINE F32 gated_value(int64_t epilogue, F32 gate, F32 up) {
   return mul(mul(add(low_up, all(1.0f)), low_gate), sigmoid(mul(all(kClampedAlpha), low_gate)));
 }
 
-// From the sums of gates and ups to `inner`. `place` is that of the item's first row.
+// From the sums of gates and ups to `inner`. `sorted_row` is that of the item's first row.
 static void write_gated(const ExpertsArgs& args, int64_t expert, const LinearItem& item,
-                        int64_t place, const float* sums) {
+                        int64_t sorted_row, const float* sums) {
   const int64_t size = args.gate_up->out_size / 2;
   const int64_t unit = item.panel * kPanel / 2;
   const int64_t valid = size - unit;
@@ -321,7 +322,7 @@ static void write_gated(const ExpertsArgs& args, int64_t expert, const LinearIte
   if (args.gate_up_bias)
     bias = args.gate_up_bias + (expert * gated_panels(*args.gate_up) + item.panel) * kPanel;
   for (int64_t r = 0; r < item.num_rows; r++, sums += 2 * kPanel) {
-    float* y = args.inner + (place + r) * size + unit;
+    float* y = args.inner + (sorted_row + r) * size + unit;
     for (int64_t i = 0; i < kPanel && i < valid; i += kLanes) {
       F32 gate = load(sums + i);
       F32 up = load(sums + kPanel + i);
@@ -334,7 +335,7 @@ static void write_gated(const ExpertsArgs& args, int64_t expert, const LinearIte
   }
 }
 
-// inner[place] = activation(gate x) * (up x) of the place's expert and token.
+// inner[sorted_row] = activation(gate x) * (up x) of the row's expert and token.
 static void first_product(const ExpertsArgs& args, const StepArgs& step, const ExpertRows& rows,
                           Team& team) {
   LinearArgs like = {};
@@ -356,20 +357,20 @@ static void first_product(const ExpertsArgs& args, const StepArgs& step, const E
     const int64_t panel = now.expert * panels + item.panel;
     const int64_t next_panel =
         later.seek(next) ? later.expert * panels + later.item(next).panel : panel;
-    const int64_t place = args.offsets[now.expert] + item.row;
-    const LinearItem global{panel, item.num_panels, rows.is_shared ? 0 : place, item.num_rows};
+    const int64_t sorted_row = args.offsets[now.expert] + item.row;
+    const LinearItem global{panel, item.num_panels, rows.is_shared ? 0 : sorted_row, item.num_rows};
     multiply_item(*args.gate_up, rows.x, global, next_panel, space);
     if (has_adapters(args, step)) {
-      expand_places(args, step, args.lora_gate_up, 2, now.expert, item, place,
-                    reinterpret_cast<float*>(sums));
+      expand_rows(args, step, args.lora_gate_up, 2, now.expert, item, sorted_row,
+                  reinterpret_cast<float*>(sums));
     }
-    write_gated(args, now.expert, item, place, reinterpret_cast<const float*>(sums));
+    write_gated(args, now.expert, item, sorted_row, reinterpret_cast<const float*>(sums));
   }
 }
 
 // ---------------------------------------------------------------- the second product, and the sum
 
-// y[t] = scale * sum over ranks of weight * row, for some columns; sums [places][columns].
+// y[t] = scale * sum over ranks of weight * row, for some columns; sums [sorted_rows][columns].
 static void add_up(const ExpertsArgs& args, const LinearItem& item, int64_t padded_out,
                    int64_t num_tokens, const float* sums) {
   const int64_t first = item.panel * kPanel;
@@ -378,17 +379,17 @@ static void add_up(const ExpertsArgs& args, const LinearItem& item, int64_t padd
   const int64_t valid = args.down->out_size - first;
   const F32 scale = all(args.scale);
   for (int64_t t = 0; t < num_tokens; t++) {
-    const int32_t* const places = args.places + t * k;
+    const int32_t* const sorted_rows = args.sorted_rows + t * k;
     const float* const weights = args.weights + t * k;
     float* y = args.y + t * args.y_stride + first;
     if (t + kExpertsAhead < num_tokens) {
       for (int64_t j = 0; j < k; j++)
-        __builtin_prefetch(sums + places[kExpertsAhead * k + j] * columns);
+        __builtin_prefetch(sums + sorted_rows[kExpertsAhead * k + j] * columns);
     }
     for (int64_t i = 0; i < columns && i < valid; i += kLanes) {
       F32 total = zero();
       for (int64_t j = 0; j < k; j++) {
-        F32 value = load(sums + places[j] * columns + i);
+        F32 value = load(sums + sorted_rows[j] * columns + i);
         if (args.down_bias)
           value =
               add(value, load(args.down_bias + args.experts[t * k + j] * padded_out + first + i));
@@ -412,12 +413,12 @@ static void second_product(const ExpertsArgs& args, const StepArgs& step, const 
   const int64_t num_tokens = step.num_tokens;
   const PackedWeight& w = *args.down;
   const int64_t panels = plain_panels(w);
-  const int64_t num_places = num_tokens * args.num_chosen;
+  const int64_t num_sorted = num_tokens * args.num_chosen;
   // Few rows take two panels, as a linear's do: then sums are there before the next ones begin.
   const int64_t unit = num_tokens <= kFewRows && panels >= 8 * team.size ? 2 : 1;
   const int64_t longest = has_codes(w) ? kLinearCodeRows : kLinearRows;
   char* memory =
-      static_cast<char*>(own_memory(kPieceBytes + kScaleBytes + num_places * unit * kPanel * 4));
+      static_cast<char*>(own_memory(kPieceBytes + kScaleBytes + num_sorted * unit * kPanel * 4));
   if (!memory)
     return;
   char* const sums = memory + kPieceBytes + kScaleBytes;
@@ -445,8 +446,8 @@ static void second_product(const ExpertsArgs& args, const StepArgs& step, const 
         multiply_item(w, x, {expert * panels + panel, num_panels, begin + row, end - row}, wanted,
                       space);
         if (has_adapters(args, step)) {
-          expand_places(args, step, args.lora_down, 1, expert, {panel, num_panels, row, end - row},
-                        begin + row, reinterpret_cast<float*>(space.sums));
+          expand_rows(args, step, args.lora_down, 1, expert, {panel, num_panels, row, end - row},
+                      begin + row, reinterpret_cast<float*>(space.sums));
         }
       }
     }
@@ -473,7 +474,7 @@ constexpr int64_t kOwnBytes = kOwnActivations * 4 + kOwnActivations / kRowGroup 
 
 static void experts(const ExpertsArgs& args, const StepArgs& step, Team& team) {
   const int64_t num_tokens = step.num_tokens;
-  const int64_t num_places = num_tokens * args.num_chosen;
+  const int64_t num_sorted = num_tokens * args.num_chosen;
   if (num_tokens == 0)
     return;
   alignas(64) char own[kOwnBytes];
@@ -482,7 +483,7 @@ static void experts(const ExpertsArgs& args, const StepArgs& step, Team& team) {
   const int64_t size = gate_up.out_size / 2;
 
   if (has_adapters(args, step)) {
-    shrink_places(args, step, team, gate_up, args.lora_gate_up, 2, true, args.x, args.x_stride);
+    shrink_rows(args, step, team, gate_up, args.lora_gate_up, 2, true, args.x, args.x_stride);
     team.barrier();
   }
   ExpertRows rows{{}, num_tokens == 1};
@@ -495,8 +496,8 @@ static void experts(const ExpertsArgs& args, const StepArgs& step, Team& team) {
       make_row_ready(gate_up, args.x, args.x_stride, args.tokens[0], 0, rows.x);
     team.barrier();
   } else {
-    rows.x = lay_out_activations(gate_up, num_places, args.scratch);
-    for (int64_t p; (p = team.take()) < num_places;) {
+    rows.x = lay_out_activations(gate_up, num_sorted, args.scratch);
+    for (int64_t p; (p = team.take()) < num_sorted;) {
       make_row_ready(gate_up, args.x, args.x_stride, args.tokens[p], p, rows.x);
     }
     team.barrier();
@@ -504,18 +505,18 @@ static void experts(const ExpertsArgs& args, const StepArgs& step, Team& team) {
   first_product(args, step, rows, team);
   team.barrier();
   if (has_adapters(args, step)) {
-    shrink_places(args, step, team, down, args.lora_down, 1, false, args.inner, size);
+    shrink_rows(args, step, team, down, args.lora_down, 1, false, args.inner, size);
     team.barrier();
   }
 
   Activations inner;
-  if (num_places * down.padded_in <= kOwnActivations) {
-    inner = lay_out_activations(down, num_places, own);
-    for (int64_t p = 0; p < num_places; p++)
+  if (num_sorted * down.padded_in <= kOwnActivations) {
+    inner = lay_out_activations(down, num_sorted, own);
+    for (int64_t p = 0; p < num_sorted; p++)
       make_row_ready(down, args.inner, size, p, p, inner);
   } else {
-    inner = lay_out_activations(down, num_places, args.scratch);
-    for (int64_t p; (p = team.take()) < num_places;)
+    inner = lay_out_activations(down, num_sorted, args.scratch);
+    for (int64_t p; (p = team.take()) < num_sorted;)
       make_row_ready(down, args.inner, size, p, p, inner);
     team.barrier();
   }

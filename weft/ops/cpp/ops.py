@@ -30,7 +30,7 @@ from weft.ops.fusion import (
     tensor_of,
 )
 from weft.ops.fusion import activation as activation_of
-from weft.ops.placement import WHOLE, Placement, held, is_summed
+from weft.ops.placement import UNSPLIT, Placement, is_summed, local_matrix
 from weft.ops.protocol import Experts, LayerNorm, LayerRange, Matrix, Norm, Router, Shard
 from weft.ops.quantize import INT4, INT8, INT8_BY_OUTPUT, quantize_as, widened
 from weft.ops.routing import Routed
@@ -59,8 +59,8 @@ class KeptCodes(NamedTuple):
     order: bytes = b""  # of its inputs, int32; empty: the order of x
 
 
-class PartPlace(NamedTuple):
-    """The place of a part's outputs within a piece of a matrix."""
+class PartSpan(NamedTuple):
+    """Where the outputs of a part stand within a piece of a matrix."""
 
     part: int
     first_panel: int
@@ -197,24 +197,26 @@ class PackedMatrix:
             gate, up = sizes
             assert gate == up, "the parts of a gated weight have one size"
         # For each part: its panels, and the index of its first output within them.
-        self._places = self._places_in(self._panels(self.out_size, format, CODES_OF.get(format)))
+        self._positions = self._positions_in(
+            self._panels(self.out_size, format, CODES_OF.get(format))
+        )
         num_outputs = num_experts * self._padded_out
         self.bias = torch.zeros(num_outputs) if bias else None
 
     @property
     def pieces(self) -> list[Panels]:
         """The pieces, in the order of the outputs."""
-        return list(dict.fromkeys(panels for panels, _ in self._places))
+        return list(dict.fromkeys(panels for panels, _ in self._positions))
 
-    def parts_of(self, panels: Panels) -> list[PartPlace]:
+    def parts_of(self, panels: Panels) -> list[PartSpan]:
         """The parts of a piece."""
         found = []
-        for part, (piece, first) in enumerate(self._places):
+        for part, (piece, first) in enumerate(self._positions):
             if piece is not panels:
                 continue
             panel, column = divmod(first, abi.PANEL)
             num_panels = -(-(column + self.sizes[part]) // abi.PANEL)
-            found.append(PartPlace(part, panel, column, num_panels, 2 if self._gated else 1))
+            found.append(PartSpan(part, panel, column, num_panels, 2 if self._gated else 1))
         return found
 
     @property
@@ -238,7 +240,7 @@ class PackedMatrix:
         assert start + len(rows) <= self.sizes[part]
         assert rows.shape[1] == self.in_size
         self._has_content = True
-        panels, _ = self._places[part]
+        panels, _ = self._positions[part]
         if scales is not None and rows.dtype == torch.int8 and panels.codes == INT8_BY_OUTPUT:
             self.put_codes(part, codes_of_int8(rows, scales), start)
             return
@@ -269,29 +271,29 @@ class PackedMatrix:
         is_one = self._gated or self.num_experts > 1
         if len(self._stored) < len(self.sizes) or (is_one and len(formats) > 1):
             return
-        self._places = []
+        self._positions = []
         if is_one:
-            whole = self._panels(self.out_size, FORMAT_OF_BITS[format.bits], format, kept.order)
-            self._places = self._places_in(whole)
+            unsplit = self._panels(self.out_size, FORMAT_OF_BITS[format.bits], format, kept.order)
+            self._positions = self._positions_in(unsplit)
             return
         for same, parts in groupby(range(len(self.sizes)), self._stored.__getitem__):
             sizes = [self.sizes[each] for each in parts]
             weight_format = FORMAT_OF_BITS[same.format.bits]
             panels = self._panels(sum(sizes), weight_format, same.format, same.order)
             for index in range(len(sizes)):
-                self._places.append((panels, sum(sizes[:index])))
+                self._positions.append((panels, sum(sizes[:index])))
 
-    def _places_in(self, whole: Panels) -> list[tuple[Panels, int]]:
-        """The places of all parts, if one piece holds them."""
-        places = []
+    def _positions_in(self, unsplit: Panels) -> list[tuple[Panels, int]]:
+        """The positions of all parts, if one piece holds them."""
+        positions = []
         for part in range(len(self.sizes)):
             expert, of_expert = divmod(part, self._num_parts)
             first = sum(self.sizes[:of_expert])
             if self._gated:
                 # Panels of the two parts alternate: panel 2 j is the gate's, 2 j + 1 the up's.
                 first = of_expert * abi.PANEL
-            places.append((whole, expert * self._padded_out + first))
-        return places
+            positions.append((unsplit, expert * self._padded_out + first))
+        return positions
 
     def _takes(self, format: CodeFormat) -> bool:
         asked = CODES_OF.get(self._format)
@@ -300,7 +302,7 @@ class PackedMatrix:
         return format.bits <= asked.bits and _is_kept(format)
 
     def put_codes(self, part: int, codes: Codes, start: int = 0) -> None:
-        panels, _ = self._places[part]
+        panels, _ = self._positions[part]
         if panels.codes != codes.format or not _is_same(panels.order, codes.order):
             self.put(part, codes.dequantized(), start)
         else:
@@ -334,7 +336,7 @@ class PackedMatrix:
         num_rows = len(range(self.sizes[part])[start:stop])
         rows = torch.empty(num_rows, self.in_size)
         self._library.unpack(self._pack_args(part, rows, start))
-        panels, _ = self._places[part]
+        panels, _ = self._positions[part]
         if panels.order is None:
             return rows
         by_input = torch.empty_like(rows)
@@ -383,7 +385,7 @@ class PackedMatrix:
         rows: Tensor,
         start: int,
     ) -> abi.PackArgs:
-        panels, first = self._places[part]
+        panels, first = self._positions[part]
         first_row = first + start
         if self._gated:
             panel, within = divmod(start, abi.PANEL)
@@ -480,7 +482,7 @@ class CppOps:
         format: WeightFormat,
         *,
         keeps_codes: bool = False,
-        placement: Placement = WHOLE,
+        placement: Placement = UNSPLIT,
         joint: RecordedJoint | None = None,
     ) -> None:
         """`format` of the weights; precise ones get at least eight bits. `keeps_codes`: weights
@@ -985,7 +987,7 @@ class CppOps:
 
 def _packed(matrix: Matrix) -> PackedMatrix:
     """What this process has of a matrix."""
-    return cast(PackedMatrix, held(matrix))
+    return cast(PackedMatrix, local_matrix(matrix))
 
 
 def layer_norm_weights(norm: LayerNorm) -> abi.LayerNormWeights:

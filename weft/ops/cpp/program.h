@@ -60,7 +60,7 @@ struct StepArgs {
   // Some of these tokens, with which a program goes on from its first kNarrow; null: all of them.
   const StepArgs* narrowed;
   // [T] of a narrowed step: which of all tokens each one is, rising; null: this is no such step.
-  const int64_t* places;
+  const int64_t* token_indices;
 };
 
 enum OpKind : int64_t {
@@ -150,7 +150,7 @@ struct FusedStep {
 };
 
 // Of a token in `FusedStep.columns`: its id, position and slots; then, if the step is narrowed, the
-// id, position and place of each sampled token, and the row, start, len and three positions of
+// id, position and index of each sampled token, and the row, start, len and three positions of
 // rotation, all of 4 bytes.
 constexpr int kFusedColumns = 4 + 3 + 3;
 
@@ -266,7 +266,7 @@ struct LoraRows {
 
 struct LoraTable {
   int64_t is_bf16;
-  const LoraRows* adapters;  // by place
+  const LoraRows* adapters;  // by adapter slot
 };
 
 // out[t] = row tokens[t] of the weight, as float, times scale; a vector of the step, as it is,
@@ -305,8 +305,8 @@ struct CopyArgs {
   int64_t size;
 };
 
-// x[t] = x[StepArgs.places[t]], in place: the rows of the tokens with which a step goes on. Does
-// nothing in a step that is not narrowed.
+// x[t] = x[StepArgs.token_indices[t]], in place: the rows of the tokens with which a step goes on.
+// Does nothing in a step that is not narrowed.
 struct NarrowArgs {
   float* x;  // [T, x_stride]
   int64_t x_stride;
@@ -416,8 +416,8 @@ enum ExpertScores : int64_t { kScoresSoftmax = 0, kScoresChosen = 1, kScoresSigm
 constexpr int64_t kMaxExperts = 1024;
 
 // The experts of each token, as ops/routing.py says, and the order in which their rows are
-// computed: sorted by expert, and by token within an expert. The row of a token's expert has a
-// place in this order.
+// computed: sorted by expert, and by token within an expert. The row of a token's expert has an
+// index in this order: its sorted row.
 struct RouteArgs {
   const float* logits;  // [T, logits_stride]
   int64_t logits_stride;
@@ -430,12 +430,12 @@ struct RouteArgs {
   const float* expert_scale;  // [E] a factor of each expert's weights, or null
   int64_t num_groups;
   int64_t num_groups_chosen;
-  int64_t counts_one;  // 1: a group counts as much as its best expert; 0: as its best two
-  int32_t* experts;    // [T, k]
-  float* weights;      // [T, k]
-  int32_t* offsets;    // [E + 1] place of the first row of each expert
-  int32_t* tokens;     // [T k] of each place
-  int32_t* places;     // [T, k]
+  int64_t counts_one;    // 1: a group counts as much as its best expert; 0: as its best two
+  int32_t* experts;      // [T, k]
+  float* weights;        // [T, k]
+  int32_t* offsets;      // [E + 1] sorted row of the first row of each expert
+  int32_t* tokens;       // [T k] of each sorted row
+  int32_t* sorted_rows;  // [T, k]
 };
 
 // y = scale sum over j of weights[t, j] (down inner + bias), or y += that if `adds`; the sum is
@@ -455,7 +455,7 @@ struct ExpertsArgs {
   const float* weights;
   const int32_t* offsets;
   const int32_t* tokens;
-  const int32_t* places;
+  const int32_t* sorted_rows;
   float* inner;  // [T k, out / 2 of gate_up]
   float* y;
   int64_t y_stride;
@@ -528,7 +528,7 @@ struct RotaryStoreArgs {
 };
 
 // Attention of each token of the step to the cached tokens of its request and those of the step up
-// to itself, or to all of its request (`bidirectional`). For an encoder, slots are places in the
+// to itself, or to all of its request (`bidirectional`). For an encoder, slots are positions in the
 // step, and the cache is what its linear has written.
 struct AttentionArgs {
   const KvCache* cache;

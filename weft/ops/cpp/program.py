@@ -54,8 +54,8 @@ class HostCall(NamedTuple):
 class InterruptedProgram(Program):
     """A program with calls of the host between its operations."""
 
-    def __init__(self, whole: Program, calls: Sequence[HostCall]) -> None:
-        super().__init__(whole.args, [whole])
+    def __init__(self, program: Program, calls: Sequence[HostCall]) -> None:
+        super().__init__(program.args, [program])
         self._calls = calls
 
     def run(self, library: Library, step: StepArgs) -> None:
@@ -105,9 +105,9 @@ class ProgramRecorder:
         free = self._free[columns, dtype]
         if not free:
             free.append(self.keep(torch.empty(self.capacity, columns, dtype=dtype)))
-        whole = free.pop()
-        handed_out = whole[:]
-        weakref.finalize(handed_out, free.append, whole)
+        memory = free.pop()
+        handed_out = memory[:]
+        weakref.finalize(handed_out, free.append, memory)
         return handed_out
 
     def needs_scratch(self, args: ctypes.Structure, num_bytes: int) -> None:

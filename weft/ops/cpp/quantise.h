@@ -50,13 +50,13 @@ struct Quantiser {
   }
 
  private:
-  void write(char* place, const float* values, int64_t column, int64_t count) const {
+  void write(char* address, const float* values, int64_t column, int64_t count) const {
     uint16_t kept[kPanel];
     for (int v = 0; v < kPanel; v += kLanes)
       keep(load(values + v), kept + v);
     const int64_t bytes = bytes_of_scale(w);
     const void* from = w.scale_type == kScaleF32 ? static_cast<const void*>(values) : kept;
-    memcpy(place + column * bytes, from, count * bytes);
+    memcpy(address + column * bytes, from, count * bytes);
   }
 
   void keep(F32 values, uint16_t* kept) const {

@@ -148,8 +148,8 @@ static void rotary_store_token(const RotaryStoreArgs& args, const StepArgs& step
     store_value(args, slot, head, x);
 }
 
-static void rotary_store(const RotaryStoreArgs& args, const StepArgs& given, Team& team) {
-  const StepArgs step = step_of(*args.cache, given);
+static void rotary_store(const RotaryStoreArgs& args, const StepArgs& all, Team& team) {
+  const StepArgs step = step_of(*args.cache, all);
   constexpr int64_t kTokens = 4;  // taken at a time
   for (int64_t first = team.take(kTokens); first < step.num_tokens; first = team.take(kTokens)) {
     for (int64_t t = first; t < least(first + kTokens, step.num_tokens); t++)

@@ -28,7 +28,7 @@ class Routes(NamedTuple):
     weights: Tensor  # [capacity, k]
     offsets: Tensor  # [experts + 1] int32
     tokens: Tensor  # [capacity, k] int32
-    places: Tensor  # [capacity, k] int32
+    sorted_rows: Tensor  # [capacity, k] int32
 
     @property
     def addresses(self) -> dict[str, int]:
@@ -42,7 +42,7 @@ def make_routes(recorder: ProgramRecorder, choice: Choice) -> Routes:
         weights=recorder.buffer(num_chosen),
         offsets=recorder.keep(torch.zeros(choice.num_experts + 1, dtype=torch.int32)),
         tokens=recorder.buffer(num_chosen, torch.int32),
-        places=recorder.buffer(num_chosen, torch.int32),
+        sorted_rows=recorder.buffer(num_chosen, torch.int32),
     )
 
 

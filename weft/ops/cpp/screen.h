@@ -64,17 +64,17 @@ static void copy_group(const PackedWeight& copy, int64_t panel, int64_t k, int64
     scales[c] = to_float(to_scales[c]);
     inverses[c] = scales[c] > 0 ? 1 / scales[c] : 0;
   }
-  char* const codes = place_in_panel(copy, panel, 0, k);
+  char* const codes = address_in_panel(copy, panel, 0, k);
   for (int64_t i = 0; i < num; i++) {
     const float* const x = floats + i * kPanel;
-    int32_t whole[kPanel];
+    int32_t rounded[kPanel];
     for (int c = 0; c < kPanel; c++) {
       const float shifted = x[c] * inverses[c] + kToWhole;
-      memcpy(&whole[c], &shifted, 4);
-      whole[c] -= kBitsOfWhole;
+      memcpy(&rounded[c], &shifted, 4);
+      rounded[c] -= kBitsOfWhole;
     }
     for (int c = 0; c < kPanel; c++) {
-      const float copied = float(whole[c]) * scales[c];
+      const float copied = float(rounded[c]) * scales[c];
       const float error = x[c] - copied;
       lengths.exact[c] += x[c] * x[c];
       lengths.copied[c] += copied * copied;
@@ -82,7 +82,7 @@ static void copy_group(const PackedWeight& copy, int64_t panel, int64_t k, int64
     }
     char* const to = codes + i / 4 * 4 * kPanel + i % 4;
     for (int c = 0; c < kPanel; c++)
-      to[4 * c] = char(whole[c] + int32_t(copy.offset));
+      to[4 * c] = char(rounded[c] + int32_t(copy.offset));
   }
 }
 

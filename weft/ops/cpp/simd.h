@@ -600,20 +600,20 @@ WEFT_INLINE I32 six_bits(I32 fours, I32 twos) {
 }
 
 // What bytes 0..15 stand for in a table of 16.
-WEFT_INLINE I32 look_up(const uint8_t* table, I32 places) {
+WEFT_INLINE I32 look_up(const uint8_t* table, I32 indices) {
 #if defined(WEFT_ISA_AVX512)
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)),
-                             places);
+                             indices);
 #elif defined(WEFT_ISA_AVX2)
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)),
-                             places);
+                             indices);
 #else
   uint8_t bytes[16];
-  memcpy(bytes, &places, 16);
+  memcpy(bytes, &indices, 16);
   for (int i = 0; i < 16; i++)
     bytes[i] = table[bytes[i]];
-  memcpy(&places, bytes, 16);
-  return places;
+  memcpy(&indices, bytes, 16);
+  return indices;
 #endif
 }
 

@@ -89,11 +89,11 @@ class Timings:
         return found
 
     def _names_of(self, address: int, num_ops: int) -> list[str]:
-        held = ctypes.string_at(address, num_ops * ctypes.sizeof(Op))
-        names = self._names.get(held)
+        ops_bytes = ctypes.string_at(address, num_ops * ctypes.sizeof(Op))
+        names = self._names.get(ops_bytes)
         if names is None:
             ops = (Op * num_ops).from_address(address)
-            names = self._names[held] = [name_of(op) for op in ops]
+            names = self._names[ops_bytes] = [name_of(op) for op in ops]
         return names
 
 

@@ -33,7 +33,7 @@ class WeightMemory:
     def zeros(self, num_bytes: int) -> Tensor:
         """[num_bytes] zeros, aligned to 64 bytes, as a tensor with its own storage. They take no
         memory until they are written."""
-        taken = whole_lines(num_bytes)
+        taken = rounded_to_lines(num_bytes)
         if taken > len(self._rest):
             self._rest = _new_piece(max(taken, PIECE_BYTES))
         cut = self._rest[:num_bytes]
@@ -41,7 +41,7 @@ class WeightMemory:
         return torch.from_numpy(cut)
 
 
-def whole_lines(num_bytes: int) -> int:
+def rounded_to_lines(num_bytes: int) -> int:
     """`num_bytes`, rounded up to whole cache lines."""
     return -(-num_bytes // LINE) * LINE
 
@@ -53,6 +53,6 @@ def _new_piece(num_bytes: int) -> NDArray[np.uint8]:
     if sys.platform == "linux":
         with suppress(OSError):  # a system without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(memory, dtype=np.uint8)
-    start = -whole.ctypes.data % HUGE_PAGE
-    return whole[start : start + num_bytes]
+    block = np.frombuffer(memory, dtype=np.uint8)
+    start = -block.ctypes.data % HUGE_PAGE
+    return block[start : start + num_bytes]

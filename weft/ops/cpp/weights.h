@@ -57,7 +57,8 @@ WEFT_INLINE char* panel_of(const PackedWeight& w, int64_t panel) {
 
 // Where the elements of an output lie from input k on, a multiple of 8; the output is `column` of
 // the panel.
-WEFT_INLINE char* place_in_panel(const PackedWeight& w, int64_t panel, int64_t column, int64_t k) {
+WEFT_INLINE char* address_in_panel(const PackedWeight& w, int64_t panel, int64_t column,
+                                   int64_t k) {
   char* start = panel_of(w, panel) + bytes_of_head(w);
   switch (w.format) {
     case kF32:
@@ -94,14 +95,14 @@ static void read_row(const PackArgs& args, int64_t row, int64_t k, float* out) {
 
 static void write_f32(const PackedWeight& w, int64_t panel, int64_t column, int64_t k,
                       const float* x) {
-  float* to = (float*)place_in_panel(w, panel, column, k);
+  float* to = (float*)address_in_panel(w, panel, column, k);
   for (int i = 0; i < kInStep; i++)
     to[i * kPanel] = x[i];
 }
 
 static void write_bf16(const PackedWeight& w, int64_t panel, int64_t column, int64_t k,
                        const float* x) {
-  bf16* to = (bf16*)place_in_panel(w, panel, column, k);
+  bf16* to = (bf16*)address_in_panel(w, panel, column, k);
   for (int i = 0; i < kInStep; i++)
     to[i / 2 * 2 * kPanel + i % 2] = to_bf16(x[i]);
 }
@@ -109,7 +110,7 @@ static void write_bf16(const PackedWeight& w, int64_t panel, int64_t column, int
 // The same from bfloat16, as it is.
 static void copy_bf16(const PackedWeight& w, int64_t panel, int64_t column, int64_t k,
                       const bf16* x) {
-  bf16* to = (bf16*)place_in_panel(w, panel, column, k);
+  bf16* to = (bf16*)address_in_panel(w, panel, column, k);
   for (int i = 0; i < kInStep; i += 2)
     memcpy(to + i * kPanel, x + i, 4);
 }
@@ -131,7 +132,7 @@ static void write_sixes(const uint8_t* codes, char* to) {
 
 static void write_codes(const PackedWeight& w, int64_t panel, int64_t column, int64_t k,
                         const uint8_t* codes) {
-  char* to = place_in_panel(w, panel, column, k);
+  char* to = address_in_panel(w, panel, column, k);
   if (w.format == kI8) {
     for (int i = 0; i < kInStep; i += 4)
       memcpy(to + i * kPanel, codes + i, 4);
@@ -203,7 +204,7 @@ static void write_shorts(const PackArgs& args, const Strip& strip) {
         store_shorts(shorts + j, mul(load(x + j), factor));
       reinterpret_cast<float*>(panel_of(w, strip.panel))[k / kShortGroup * kPanel + column] =
           scale_of_shorts(peak, kMostOfWeight);
-      int16_t* to = reinterpret_cast<int16_t*>(place_in_panel(w, strip.panel, column, k));
+      int16_t* to = reinterpret_cast<int16_t*>(address_in_panel(w, strip.panel, column, k));
       for (int64_t j = 0; j < num; j += 2)
         memcpy(to + j * kPanel, shorts + j, 4);
     }
@@ -316,7 +317,7 @@ static __attribute__((noinline)) void add_to_all(float* values, int64_t num, flo
 // Inputs k .. k + num of an output, as floats; k a multiple of kInStep.
 static void read_output(const PackedWeight& w, int64_t panel, int64_t column, int64_t k,
                         int64_t num, float* out) {
-  const char* from = place_in_panel(w, panel, column, k);
+  const char* from = address_in_panel(w, panel, column, k);
   char* const start = panel_of(w, panel);
   switch (w.format) {
     case kF32:
@@ -404,8 +405,8 @@ static void embed(const EmbedArgs& args, const StepArgs& step, Team& team) {
              num * 4);
       continue;
     }
-    const char* end = place_in_panel(w, panel, column, k + ceil_div(num, 8) * 8);
-    const char* line = place_in_panel(w, panel, column, k);
+    const char* end = address_in_panel(w, panel, column, k + ceil_div(num, 8) * 8);
+    const char* line = address_in_panel(w, panel, column, k);
     for (; line < end; line += 4 * kPanel)
       __builtin_prefetch(line);
     for (int64_t done = 0; done < num; done += kInStep) {
@@ -436,14 +437,14 @@ static void copy(const CopyArgs& args, const StepArgs& step, Team& team) {
 // Threads take columns, because a row may go to where another one has stood.
 static void narrow(const NarrowArgs& args, const StepArgs& step, Team& team) {
   constexpr int64_t kColumns = 256;  // taken at a time
-  if (!step.places)
+  if (!step.token_indices)
     return;
   for (int64_t first = team.take(kColumns); first < args.size; first = team.take(kColumns)) {
     const size_t num_bytes = size_t(least(kColumns, args.size - first)) * sizeof(float);
     float* const x = args.x + first;
     for (int64_t t = 0; t < step.num_tokens; t++) {
-      if (step.places[t] != t)
-        memcpy(x + t * args.x_stride, x + step.places[t] * args.x_stride, num_bytes);
+      if (step.token_indices[t] != t)
+        memcpy(x + t * args.x_stride, x + step.token_indices[t] * args.x_stride, num_bytes);
     }
   }
 }

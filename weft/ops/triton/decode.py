@@ -157,8 +157,8 @@ def decode_kernel(
         head = kv_head * GROUP + row
         dims = tl.arange(0, D_PAD)
         inside = (row < GROUP)[:, None] & (dims < D)[None, :]
-        place = ((index if SPLIT else token) * (KV_HEADS * GROUP) + head) * splits + split
-        at = parts_ptr + place[:, None] * D + dims[None, :]
+        offset = ((index if SPLIT else token) * (KV_HEADS * GROUP) + head) * splits + split
+        at = parts_ptr + offset[:, None] * D + dims[None, :]
 
         if begin < end:
             q_at = token * q_stride + head[:, None] * HEAD_STRIDE + dims[None, :]
@@ -182,9 +182,11 @@ def decode_kernel(
                 acc = gated(acc, tl.load(gate_ptr + q_at, mask=inside, other=0.0))
             tl.store(at, acc.to(parts_ptr.dtype.element_ty), mask=inside)
             if SPLIT:
-                tl.store(logs_ptr + place, peak + tl.log2(mass), mask=row < GROUP)
+                tl.store(logs_ptr + offset, peak + tl.log2(mass), mask=row < GROUP)
         elif SPLIT:
-            tl.store(logs_ptr + place, tl.full([ROWS], -float("inf"), tl.float32), mask=row < GROUP)
+            tl.store(
+                logs_ptr + offset, tl.full([ROWS], -float("inf"), tl.float32), mask=row < GROUP
+            )
 
 
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED)
@@ -211,9 +213,9 @@ def combine_kernel(
         token = tl.load(q_indptr_ptr + request).to(tl.int64)
         split = tl.arange(0, SPLITS_PAD)
         dims = tl.arange(0, D_PAD)
-        place = (index * HEADS + head) * SPLITS + split
+        offset = (index * HEADS + head) * SPLITS + split
         log = tl.load(
-            logs_ptr + place,
+            logs_ptr + offset,
             mask=split < SPLITS,
             other=-float("inf"),
         )
@@ -222,7 +224,7 @@ def combine_kernel(
         # A split without tokens has written no values.
         there = (log > -float("inf"))[:, None] & (dims < D)[None, :]
         part = tl.load(
-            parts_ptr + place[:, None] * D + dims[None, :],
+            parts_ptr + offset[:, None] * D + dims[None, :],
             mask=there,
             other=0.0,
         )

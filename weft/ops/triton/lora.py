@@ -4,10 +4,10 @@
     order    | 0 1 5 2 4   |        the tokens, sorted by adapter
     chunks   | 0 1 5 | 2 | 4 |      at most CHUNK tokens of one adapter
 
-    shrink   inner[t] = A[place] x[t]           for each chunk and block of ranks, of all parts
-    expand   y[t] += B[place] inner[t]          for each chunk and block of outputs; B has the scale
+    shrink   inner[t] = A[slot] x[t]           for each chunk and block of ranks, of all parts
+    expand   y[t] += B[slot] inner[t]          for each chunk and block of outputs; B has the scale
 
-A and B of all places are at fixed addresses, padded with zeros to the highest rank, and so are the
+A and B of all slots are at fixed addresses, padded with zeros to the highest rank, and so are the
 chunks of a step: a graph that was captured with adapters is valid for any adapters. A grid has the
 maximum number of chunks for the step's number of tokens; the programs of absent chunks end at once.
 The result of a token depends only on its own row, not on the other tokens of its chunk.
@@ -40,19 +40,19 @@ Split = Callable[[Tensor, Sequence[int]], list[Tensor]]
 class Chunks(NamedTuple):
     """The tokens of a step by adapter, on the device. All int32."""
 
-    adapters: Tensor  # [T or more] the place of each token's adapter, or -1
+    adapters: Tensor  # [T or more] the slot of each token's adapter, or -1
     order: Tensor  # [T or more] tokens, chunk by chunk
     first: Tensor  # [C or more] index in `order` of each chunk's first token
     size: Tensor  # [C or more] number of its tokens; 0: there is no such chunk
-    place: Tensor  # [C or more] place of its adapter
+    adapter_slot: Tensor  # [C or more] slot of its adapter
 
 
-class PlacedWeights:
-    """A and B of all places for one matrix, or for the rows of a table."""
+class SlotWeights:
+    """A and B of all adapter slots for one matrix, or for the rows of a table."""
 
     def __init__(
         self,
-        num_places: int,
+        num_adapter_slots: int,
         in_size: int,
         sizes: Sequence[int],
         rank: int,
@@ -64,8 +64,8 @@ class PlacedWeights:
         self.sizes = sizes
         num_ranks = len(sizes) * rank  # of all parts
         out_size = sum(sizes)
-        self.a = torch.zeros(num_places, num_ranks, in_size, dtype=dtype, device=device)
-        self.b = torch.zeros(num_places, out_size, rank, dtype=dtype, device=device)
+        self.a = torch.zeros(num_adapter_slots, num_ranks, in_size, dtype=dtype, device=device)
+        self.b = torch.zeros(num_adapter_slots, out_size, rank, dtype=dtype, device=device)
         blocks = []
         begin = 0
         for part, size in enumerate(sizes):
@@ -76,28 +76,28 @@ class PlacedWeights:
         # [blocks, 3] first column of y, end of the columns, and their part
         self.blocks = torch.tensor(blocks, dtype=torch.int32, device=device)
 
-    def put(self, place: int, parts: Sequence[LoraPart | None]) -> None:
-        self.clear(place)
+    def put(self, adapter_slot: int, parts: Sequence[LoraPart | None]) -> None:
+        self.clear(adapter_slot)
         column = 0
         for index, (part, size) in enumerate(zip(parts, self.sizes, strict=True)):
             if part is not None:
                 first = index * self.rank
-                self.a[place, first : first + len(part.a)].copy_(part.a)
+                self.a[adapter_slot, first : first + len(part.a)].copy_(part.a)
                 scaled = part.scale * part.b.float()
-                self.b[place, column : column + size, : scaled.shape[1]].copy_(scaled)
+                self.b[adapter_slot, column : column + size, : scaled.shape[1]].copy_(scaled)
             column += size
 
-    def clear(self, place: int) -> None:
-        self.a[place].zero_()
-        self.b[place].zero_()
+    def clear(self, adapter_slot: int) -> None:
+        self.a[adapter_slot].zero_()
+        self.b[adapter_slot].zero_()
 
 
-class PlacedRows:
-    """A and B of all places for the rows of a table. A is stored with one line per row."""
+class SlotRows:
+    """A and B of all adapter slots for the rows of a table. A is stored with one line per row."""
 
     def __init__(
         self,
-        num_places: int,
+        num_adapter_slots: int,
         num_rows: int,
         size: int,
         rank: int,
@@ -105,18 +105,18 @@ class PlacedRows:
         device: torch.device,
     ) -> None:
         self.num_rows = num_rows
-        self.a = torch.zeros(num_places, num_rows, rank, dtype=dtype, device=device)
-        self.weights = PlacedWeights(num_places, 0, (size,), rank, dtype, device)
+        self.a = torch.zeros(num_adapter_slots, num_rows, rank, dtype=dtype, device=device)
+        self.weights = SlotWeights(num_adapter_slots, 0, (size,), rank, dtype, device)
 
-    def put(self, place: int, part: LoraPart) -> None:
-        self.clear(place)
-        self.a[place, :, : len(part.a)].copy_(part.a.T)
+    def put(self, adapter_slot: int, part: LoraPart) -> None:
+        self.clear(adapter_slot)
+        self.a[adapter_slot, :, : len(part.a)].copy_(part.a.T)
         scaled = part.scale * part.b.float()
-        self.weights.b[place, :, : scaled.shape[1]].copy_(scaled)
+        self.weights.b[adapter_slot, :, : scaled.shape[1]].copy_(scaled)
 
-    def clear(self, place: int) -> None:
-        self.a[place].zero_()
-        self.weights.clear(place)
+    def clear(self, adapter_slot: int) -> None:
+        self.a[adapter_slot].zero_()
+        self.weights.clear(adapter_slot)
 
 
 class TritonAdapters:
@@ -126,7 +126,7 @@ class TritonAdapters:
         self,
         dtype: torch.dtype,
         device: torch.device,
-        num_places: int,
+        num_adapter_slots: int,
         max_rank: int,
         send: Send,
         split: Split,
@@ -138,12 +138,12 @@ class TritonAdapters:
         addresses."""
         self.dtype = dtype
         self._device = device
-        self._num_places = num_places
+        self._num_adapter_slots = num_adapter_slots
         self._rank = -(-max_rank // RANK_STEP) * RANK_STEP
         self._send = send
         self._split = split
-        self._matrices: dict[Matrix, PlacedWeights] = {}
-        self._tables: dict[Matrix, PlacedRows] = {}
+        self._matrices: dict[Matrix, SlotWeights] = {}
+        self._tables: dict[Matrix, SlotRows] = {}
         self._graph_tokens = graph_tokens
         self._fixed: Chunks | None = None
         self._numbers = torch.empty(0, dtype=torch.int32, device=device)
@@ -155,8 +155,8 @@ class TritonAdapters:
     def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
         for matrix in matrices:
             if matrix not in self._matrices:
-                self._matrices[matrix] = PlacedWeights(
-                    self._num_places,
+                self._matrices[matrix] = SlotWeights(
+                    self._num_adapter_slots,
                     in_size_of(matrix),
                     matrix.sizes,
                     self._rank,
@@ -164,8 +164,8 @@ class TritonAdapters:
                     self._device,
                 )
         for table in tables:
-            self._tables[table] = PlacedRows(
-                self._num_places,
+            self._tables[table] = SlotRows(
+                self._num_adapter_slots,
                 sum(table.sizes),
                 in_size_of(table),
                 self._rank,
@@ -176,18 +176,18 @@ class TritonAdapters:
     def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
         return partial(self._put, parts, tables)
 
-    def _put(self, parts: LoraParts, tables: LoraTables, place: int) -> None:
-        self.clear(place)
+    def _put(self, parts: LoraParts, tables: LoraTables, adapter_slot: int) -> None:
+        self.clear(adapter_slot)
         for matrix, of_matrix in parts.items():
-            self._matrices[matrix].put(place, of_matrix)
+            self._matrices[matrix].put(adapter_slot, of_matrix)
         for table, part in tables.items():
-            self._tables[table].put(place, part)
+            self._tables[table].put(adapter_slot, part)
 
-    def clear(self, place: int) -> None:
+    def clear(self, adapter_slot: int) -> None:
         for weights in self._matrices.values():
-            weights.clear(place)
+            weights.clear(adapter_slot)
         for rows in self._tables.values():
-            rows.clear(place)
+            rows.clear(adapter_slot)
 
     def begin(self, adapters: IntArray | None, sampled: IntArray | None = None) -> None:
         self._step = None
@@ -261,7 +261,7 @@ class TritonAdapters:
         self,
         y: Tensor,
         inner: Tensor,
-        weights: PlacedWeights,
+        weights: SlotWeights,
         step: Chunks,
         num_chunks: int,
     ) -> None:
@@ -283,7 +283,7 @@ class TritonAdapters:
 
     def _num_chunks(self, num_tokens: int) -> int:
         """Maximum number of chunks of a step: each adapter may have one chunk that is not full."""
-        return num_tokens // LORA.chunk + min(num_tokens, self._num_places)
+        return num_tokens // LORA.chunk + min(num_tokens, self._num_adapter_slots)
 
     def _lens(self, num_tokens: int) -> list[int]:
         return [num_tokens] * 2 + [self._num_chunks(num_tokens)] * 3
@@ -296,8 +296,8 @@ class TritonAdapters:
             blocks, rows = row_blocks(adapters, LORA.chunk)
             arrays[0][: len(adapters)] = adapters
             arrays[1][: len(rows)] = rows
-            place, first, count = blocks.T
-            for array, values in zip(arrays[2:], (first, count, place), strict=True):
+            adapter_slot, first, count = blocks.T
+            for array, values in zip(arrays[2:], (first, count, adapter_slot), strict=True):
                 array[: len(values)] = values
         return arrays
 
@@ -324,7 +324,7 @@ def shrink_kernel(
     order_ptr,
     first_ptr,
     count_ptr,
-    place_ptr,
+    slot_ptr,
     x_stride,
     IN: tl.constexpr,
     RANKS: tl.constexpr,
@@ -335,7 +335,7 @@ def shrink_kernel(
     chunk = tl.program_id(0)
     count = tl.load(count_ptr + chunk)
     if count > 0:
-        place = tl.load(place_ptr + chunk).to(tl.int64)
+        adapter_slot = tl.load(slot_ptr + chunk).to(tl.int64)
         row = tl.arange(0, CHUNK)
         at = tl.load(first_ptr + chunk) + row
         token = tl.load(order_ptr + at, mask=row < count, other=0).to(tl.int64)
@@ -349,7 +349,7 @@ def shrink_kernel(
                 other=0.0,
             )
             a = tl.load(
-                a_ptr + (place * RANKS + rank[None, :]) * IN + column[:, None],
+                a_ptr + (adapter_slot * RANKS + rank[None, :]) * IN + column[:, None],
                 mask=(rank < RANKS)[None, :] & (column < IN)[:, None],
                 other=0.0,
             )
@@ -369,7 +369,7 @@ def expand_kernel(
     order_ptr,
     first_ptr,
     count_ptr,
-    place_ptr,
+    slot_ptr,
     blocks_ptr,
     y_stride,
     OUT: tl.constexpr,
@@ -382,7 +382,7 @@ def expand_kernel(
     chunk = tl.program_id(0)
     count = tl.load(count_ptr + chunk)
     if count > 0:
-        place = tl.load(place_ptr + chunk).to(tl.int64)
+        adapter_slot = tl.load(slot_ptr + chunk).to(tl.int64)
         row = tl.arange(0, CHUNK)
         at = tl.load(first_ptr + chunk) + row
         token = tl.load(order_ptr + at, mask=row < count, other=0).to(tl.int64)
@@ -399,7 +399,7 @@ def expand_kernel(
                 other=0.0,
             )
             b = tl.load(
-                b_ptr + (place * OUT + column[None, :]) * RANK + rank[:, None],
+                b_ptr + (adapter_slot * OUT + column[None, :]) * RANK + rank[:, None],
                 mask=(column < end)[None, :],
                 other=0.0,
             )

@@ -20,7 +20,7 @@ from weft.ops.elementwise import ACTIVATIONS, gate_and_mul
 from weft.ops.fusion import Normed, Product, Source, Value, source_of, tensor_of
 from weft.ops.fusion import activation as activation_of
 from weft.ops.joint import ALONE, TorchJoint
-from weft.ops.placement import WHOLE, Placement, held, is_summed
+from weft.ops.placement import UNSPLIT, Placement, is_summed, local_matrix
 from weft.ops.plain import (
     CodedMatrix,
     PlainMatrix,
@@ -55,7 +55,7 @@ class TritonOps(TorchWeights):
         dtype: torch.dtype,
         device: torch.device,
         format: str = "",
-        placement: Placement = WHOLE,
+        placement: Placement = UNSPLIT,
         joint: TorchJoint = ALONE,
     ) -> None:
         """Raises ValueError for an unknown format."""
@@ -266,4 +266,4 @@ def _scales_rows(device: torch.device) -> bool:
 
 
 def _ours(matrix: Matrix) -> PlainMatrix:
-    return cast(PlainMatrix, held(matrix))
+    return cast(PlainMatrix, local_matrix(matrix))

@@ -100,13 +100,13 @@ class TritonSamplerOps:
         counts = torch.zeros_like(weights).index_add_(0, run, weights[order])[run]
         owner_of = keys // vocab_size
         token = keys % vocab_size
-        place = (rows[owner_of], token)
-        score = logits[place].double()
+        index = (rows[owner_of], token)
+        score = logits[index].double()
         repetition = on(logits, seen.repetition)[owner_of].double()
         score = torch.where(score > 0, score / repetition, score * repetition)
         score -= counts * on(logits, seen.frequency)[owner_of].double()
         score -= (counts > 0) * on(logits, seen.presence)[owner_of].double()
-        logits[place] = score.float()
+        logits[index] = score.float()
 
     def logprobs(
         self, logits: Tensor, chosen: SampledTokens, rows: Tensor, num_top: int
@@ -167,9 +167,9 @@ def best_of_block_kernel(
         mask=token < VOCAB,
         other=-float("inf"),
     )
-    place = row * tl.num_programs(1) + block
-    tl.store(scores_ptr + place, peak_of(x))
-    tl.store(ids_ptr + place, block * BLOCK + tl.argmax(x, 0))
+    offset = row * tl.num_programs(1) + block
+    tl.store(scores_ptr + offset, peak_of(x))
+    tl.store(ids_ptr + offset, block * BLOCK + tl.argmax(x, 0))
 
 
 @triton.jit(do_not_specialize_on_alignment=["temperature_ptr"])
@@ -191,14 +191,14 @@ def best_of_row_kernel(
         wanted = tl.load(temperature_ptr + row) > 0
     if wanted:
         block = tl.arange(0, BLOCKS_PAD)
-        place = row.to(tl.int64) * BLOCKS
+        offset = row.to(tl.int64) * BLOCKS
         scores = tl.load(
-            scores_ptr + place + block,
+            scores_ptr + offset + block,
             mask=block < BLOCKS,
             other=-float("inf"),
         )
         best = tl.argmax(scores, 0)  # the first of equal blocks, which has the smaller token ids
-        tl.store(tokens_ptr + row, tl.load(ids_ptr + place + best).to(tl.int64))
+        tl.store(tokens_ptr + row, tl.load(ids_ptr + offset + best).to(tl.int64))
         if not DRAWN:
             tl.store(max_logits_ptr + row, peak_of(scores))
 
@@ -231,9 +231,9 @@ def draw_kernel(
         score = x + gumbel(token, key, other_key)
         if CUT:
             score = tl.where(x >= tl.load(bounds_ptr + row), score, -float("inf"))
-        place = row.to(tl.int64) * tl.num_programs(1) + block
-        tl.store(scores_ptr + place, tl.max(score, 0))
-        tl.store(ids_ptr + place, block * BLOCK + tl.argmax(score, 0))
+        offset = row.to(tl.int64) * tl.num_programs(1) + block
+        tl.store(scores_ptr + offset, tl.max(score, 0))
+        tl.store(ids_ptr + offset, block * BLOCK + tl.argmax(score, 0))
 
 
 @triton.jit(do_not_specialize=["num_words"])

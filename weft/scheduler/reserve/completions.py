@@ -48,11 +48,12 @@ def has_known_length(request: Request) -> bool:
     return sampling.ignore_eos and sampling.grammar is None
 
 
-def can_simulate(settings: SchedulerSettings, kv: KvMemory) -> bool:
-    """Whether a completion frees all memory of its request, and all requests advance together."""
-    if kv.cache.shares or settings.draft_sources:
+def can_simulate(settings: SchedulerSettings) -> bool:
+    """Whether all requests advance together. (Besides, a completion must free all memory of its
+    request: nothing is simulated with a prefix cache.)"""
+    if settings.draft_sources or settings.split_prefill_layers:
         return False
-    return settings.num_stages == 1 and not settings.split_prefill_layers
+    return settings.num_stages == 1
 
 
 class CompletionBudget:

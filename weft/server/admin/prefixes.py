@@ -110,8 +110,8 @@ class Prefix(NamedTuple):
 async def prefix_of(context: ServerContext, request: Request, body: PrefixBody) -> Prefix:
     """The prefix that a body names. Raises `ApiError` for no name, for several names, and for a
     node that no longer exists."""
-    given = [body.messages, body.prompt, body.input_ids, body.node]
-    if sum(one is not None for one in given) != 1:
+    ways = [body.messages, body.prompt, body.input_ids, body.node]
+    if sum(one is not None for one in ways) != 1:
         message = "one of messages, prompt, input_ids and node is needed"
         raise ApiError(400, message, param="messages")
     sharing = sharing_of(context, request, salt=body.cache_salt, extra_key=body.extra_key)

@@ -6,13 +6,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from weft.config.numbers import counted
 from weft.messages.sessions import CloseSession
 from weft.observe.log import EventLog
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.operation import get, post
-from weft.state.store import FORMAT, KindCount, StateStore
+from weft.state.store import FORMAT, KindCount, StateError, StateStore
 
 log = EventLog("admin")
 
@@ -75,7 +76,15 @@ async def _remove(
         reply = await context.client.call(CloseSession(id, owner=owner))
         if not reply.success:
             context.sessions.forget(owner, id)
-    await state.settled()
+    try:
+        await state.settled()
+    except StateError as exc:  # logged where it was raised
+        removed = f"{counted(num_responses, 'response')} and {counted(len(names), 'session')}"
+        message = (
+            f"the server's disk takes nothing: {removed} were removed, but are still on the disk; "
+            "this is tried again each second"
+        )
+        raise ApiError(503, message) from exc
     await state.give_back()
     log.info("state_removed", responses=num_responses, sessions=len(names))
     return RemovedAnswer(responses=num_responses, sessions=len(names))

@@ -35,7 +35,7 @@ from weft.messages.control import (
 )
 from weft.observe import garbage
 from weft.observe.log import EventLog
-from weft.server.body import json_response, read_json
+from weft.server.body import json_response, read_body, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
@@ -121,8 +121,18 @@ async def block_input(context: ServerContext, request: Request) -> ASGIApp:
 async def unblock_input(context: ServerContext, request: Request) -> ASGIApp:
     """Accept requests again, starting with those that were held back; with `?ramp_s`, at a rate
     that grows for so many seconds."""
-    ramp_s = query_number(request, "ramp_s", 0.0)
+    ramp_s = await _ramp_s(context, request)
     return _input("unblock", await context.client.call(UnblockInput(ramp_s=ramp_s)))
+
+
+async def _ramp_s(context: ServerContext, request: Request) -> float:
+    """The ramp in the query. One in the body is refused: unread, it would open all at once."""
+    limits = context.limits
+    body = await read_body(request, int(limits.max_body_mb * 1_000_000), limits.body_timeout_s)
+    if b'"ramp_s"' in body:
+        message = f"ramp_s is in the body; it belongs to the query: {request.url.path}?ramp_s=120"
+        raise ApiError(400, message, param="ramp_s")
+    return query_number(request, "ramp_s", 0.0)
 
 
 def _input(event: str, reply: InputReply) -> ASGIApp:
@@ -142,7 +152,7 @@ async def pause_generation(context: ServerContext, request: Request) -> ASGIApp:
 async def continue_generation(context: ServerContext, request: Request) -> ASGIApp:
     """Continue generation. Has no effect if generation is not paused. With `?ramp_s`, waiting
     requests are admitted at a rate that grows for so many seconds."""
-    message = ContinueGeneration(ramp_s=query_number(request, "ramp_s", 0.0))
+    message = ContinueGeneration(ramp_s=await _ramp_s(context, request))
     return _generation("continue_generation", await context.client.call(message))
 
 

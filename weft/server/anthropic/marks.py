@@ -58,11 +58,11 @@ def messages_marks(body: Body) -> list[CacheMark[ChatRequest]]:
             visit(where, None, partial(_after_block, body, index, -1))
             continue
         for number, block in enumerate(message.content):
-            place = f"{where}.{number}"
-            control = _control(block, place)
+            param = f"{where}.{number}"
+            control = _control(block, param)
             if control is None and (block.type in UNMARKED or block.text == ""):
                 continue
-            visit(place, control, partial(_after_block, body, index, number))
+            visit(param, control, partial(_after_block, body, index, number))
     return with_last(found, body.cache_control, last)
 
 
@@ -130,8 +130,8 @@ def _after_block(
         case "text":
             blocks[number] = msgspec.structs.replace(block, text=(block.text or "") + text)
         case "tool_use":
-            given = block.input if isinstance(block.input, dict) else {}
-            arguments = {**given, text: text}  # equal up to their end
+            old_input = block.input if isinstance(block.input, dict) else {}
+            arguments = {**old_input, text: text}  # equal up to their end
             blocks[number] = msgspec.structs.replace(block, input=arguments)
         case "tool_result":
             blocks[number] = msgspec.structs.replace(block, content=_longer(block.content, text))

@@ -91,18 +91,18 @@ def sampled_request(body: MessagesRequest) -> ChatRequest:
 
 def _output_format(body: MessagesRequest) -> JsonObject | None:
     """The form of the answer, from the one field that has it. Raises `ApiError`."""
-    given: dict[str, JsonObject | None] = {
+    formats: dict[str, JsonObject | None] = {
         "response_format": body.response_format,
         "output_format": body.output_format,
         "output_config.format": None,
     }
     if body.output_config is not None:
-        given["output_config.format"] = body.output_config.format
-    names = [name for name, format in given.items() if format is not None]
+        formats["output_config.format"] = body.output_config.format
+    names = [name for name, format in formats.items() if format is not None]
     if len(names) > 1:
         message = f"{' and '.join(names)} are given; only one may say what the answer must be"
         raise ApiError(400, message, param=names[-1])
-    return given[names[0]] if names else None
+    return formats[names[0]] if names else None
 
 
 def _system(system: str | list[Inner] | None) -> list[ChatMessage]:
@@ -259,8 +259,8 @@ def warnings_of(body: CountRequest) -> tuple[str, ...]:
         if _is_left_out(block)
     )
     if blocks:
-        told = ", ".join(f"{number} x {kind}" for kind, number in blocks.items())
-        found.append(f"blocks that only their own server knows were left out: {told}")
+        listed = ", ".join(f"{number} x {kind}" for kind, number in blocks.items())
+        found.append(f"blocks that only their own server knows were left out: {listed}")
     return tuple(found)
 
 

@@ -114,7 +114,7 @@ class AgentFacts(NamedTuple):
 
 def agent_model(name: str, facts: AgentFacts) -> JsonObject:
     """An entry of `models` in `/v1/models`."""
-    given = {
+    capabilities = {
         "completion": True,
         "tools": facts.has_tools,
         "thinking": facts.has_reasoning,
@@ -128,7 +128,7 @@ def agent_model(name: str, facts: AgentFacts) -> JsonObject:
         "display_name": name,
         "context_window": facts.context_length,
         "context_length": facts.context_length,
-        "capabilities": [capability for capability, is_given in given.items() if is_given],
+        "capabilities": [capability for capability, has_it in capabilities.items() if has_it],
         "input_modalities": ["text", "image"] if facts.sees_images else ["text"],
         "supports_parallel_tool_calls": facts.has_tools,
         "supports_reasoning_summaries": False,

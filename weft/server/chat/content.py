@@ -41,10 +41,10 @@ def without_media(
         if kind is None:
             kept.append(part)
             continue
-        place = f"{where}.content[{number}]"
+        param = f"{where}.content[{number}]"
         if isinstance(part, PlacedPart):
-            place = part.where
-        sources.append(_source(part, kind, place))
+            param = part.where
+        sources.append(_source(part, kind, param))
         kept.append(ContentPart(type=kind))
     if sources:
         message = msgspec.structs.replace(message, content=kept)
@@ -59,16 +59,16 @@ def _source(
     if part.file_id is not None:
         message = f"{where} names a file_id; files are not kept here"
         raise ApiError(400, message, param=where, code="unsupported_parameter")
-    given = getattr(part, part.type, None)
+    content = getattr(part, part.type, None)
     if part.type == "input_image":
-        given = part.image_url
-    if isinstance(given, MediaAddress):
-        given = given.url
-    if isinstance(given, AudioData):
-        return text_source(kind, where, given.data)
-    if not given:
+        content = part.image_url
+    if isinstance(content, MediaAddress):
+        content = content.url
+    if isinstance(content, AudioData):
+        return text_source(kind, where, content.data)
+    if not content:
         name = "image_url" if part.type == "input_image" else part.type
         raise ApiError(400, f"{where} has no {name}", param=where)
     if part.type in ("image", "video", "audio"):
-        return text_source(kind, where, given)
-    return MediaSource(kind, where, url=given)
+        return text_source(kind, where, content)
+    return MediaSource(kind, where, url=content)

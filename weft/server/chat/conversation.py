@@ -94,13 +94,13 @@ async def start_chat(
     request: Request,
     body: ChatRequest,
     *,
-    whole_calls: bool = False,
+    complete_calls: bool = False,
     marks: Sequence[CacheMark[ChatRequest]] = (),
 ) -> Conversation:
     """Check, render, tokenize and submit.
 
-    `whole_calls`: calls are sent only when they are complete, also in a stream. Otherwise an answer
-    contains the beginning of a call that was truncated at its end.
+    `complete_calls`: calls are sent only when they are complete, also in a stream. Otherwise an
+    answer contains the beginning of a call that was truncated at its end.
     `marks`: those of another API's body that `body` was made from.
 
     Raises `ApiError` or `InvalidParam`.
@@ -119,7 +119,7 @@ async def start_chat(
     try:
         ids, media, is_marked, warnings = await _prompt_ids(context, body, params)
         if params.grammar is not None:
-            params = _behind_reasoning(context, params, params.grammar, ids)
+            params = _after_reasoning(context, params, params.grammar, ids)
         [made] = make_requests(context, request, body, [ids], params)
         if media:
             made = replace(made, media=media)
@@ -138,7 +138,7 @@ async def start_chat(
         reasoning=context.formats.reasoning if has_reasoning else None,
         tools=tool_format,
         use=use,
-        whole_calls=whole_calls,
+        complete_calls=complete_calls,
     )
     own_tools = context.formats.tools
     return Conversation(
@@ -196,7 +196,7 @@ def _with_calls(
             return params
         message = "a forced tool call and another constraint exclude each other"
         raise ApiError(400, message, param="tool_choice")
-    # A prompt of the client's, or an answer that goes on, has no place for the mark.
+    # A prompt of the client's, or an answer that goes on, has no position for the mark.
     has_mark = body.input_ids is None and not body.continue_final_message
     return _with_grammar(params, call_grammar(use, tool_format, has_mark=has_mark))
 
@@ -205,7 +205,7 @@ def _with_grammar(params: SamplingParams, grammar: Grammar | None) -> SamplingPa
     return msgspec.structs.replace(params, grammar=grammar)
 
 
-def _behind_reasoning(
+def _after_reasoning(
     context: ServerContext, params: SamplingParams, grammar: Grammar, ids: Sequence[int]
 ) -> SamplingParams:
     """Apply the grammar only from the end of the reasoning on.
@@ -320,8 +320,8 @@ async def _pins(
     marks = marks or chat_marks(body)
     text, sources, *_ = await chat_text(context, body)
     if sources:
-        for place in require_media(context.media, sources).marks.values():
-            text = text.partition(place)[0]
+        for media_mark in require_media(context.media, sources).marks.values():
+            text = text.partition(media_mark)[0]
     stamp = new_stamp()
     lengths: dict[int, float] = {}  # time to live by length in characters
     for mark in marks:
@@ -532,7 +532,7 @@ class _Parsing:
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
     use: ToolUse
-    whole_calls: bool  # only complete calls; else also the beginning of one, as a stream has it
+    complete_calls: bool  # only complete calls; else also the beginning of one, as a stream has it
 
 
 def _output(
@@ -542,13 +542,13 @@ def _output(
     if parsing.reasoning is not None:
         tail = unpack_ids(made.input_ids)[-_TAIL_LEN:].tolist()
         prompt_end = context.tokenizer.decode(tail, skip_special_tokens=False)
-        reasoning = parsing.reasoning.parser(prompt_end, eager=not parsing.whole_calls)
+        reasoning = parsing.reasoning.parser(prompt_end, eager=not parsing.complete_calls)
     tools = None
     if parsing.tools is not None:
         tools = parsing.tools.parser(
             parsing.use.names,
-            eager=not parsing.whole_calls,
-            tells_cut=not parsing.whole_calls,
+            eager=not parsing.complete_calls,
+            tells_cut=not parsing.complete_calls,
             schemas=parsing.use.schemas,
         )
     return ParsedOutput(

@@ -66,7 +66,7 @@ class CustomCalls:
 
     def take(self, events: Sequence[Event], *, is_last: bool) -> list[Event | CustomCall]:
         """The events, with each call of a custom tool as one event."""
-        told: list[Event | CustomCall] = []
+        merged: list[Event | CustomCall] = []
         for event in events:
             if (
                 isinstance(event, CallArguments)
@@ -75,20 +75,20 @@ class CustomCalls:
             ):
                 self._pieces.append(event.text)
                 continue
-            self._close(told)
+            self._close(merged)
             if isinstance(event, CallBegin) and event.name in self._names:
                 self._open = event
             else:
-                told.append(event)
+                merged.append(event)
         if is_last:
-            self._close(told)
-        return told
+            self._close(merged)
+        return merged
 
-    def _close(self, told: list[Event | CustomCall]) -> None:
+    def _close(self, merged: list[Event | CustomCall]) -> None:
         if self._open is None:
             return
         text = input_of("".join(self._pieces))
-        told.append(CustomCall(self._open.call, self._open.name, text))
+        merged.append(CustomCall(self._open.call, self._open.name, text))
         self._open = None
         self._pieces.clear()
 
@@ -129,8 +129,8 @@ def _function(tool: JsonObject, param: str) -> JsonObject:
     function = {"name": custom.get("name"), "parameters": INPUT_SCHEMA}
     described = custom.get("description")
     if grammar is not None:
-        told = f"The input follows this {grammar.syntax} grammar:\n{grammar.definition}"
-        described = f"{described}\n\n{told}" if described else told
+        rule = f"The input follows this {grammar.syntax} grammar:\n{grammar.definition}"
+        described = f"{described}\n\n{rule}" if described else rule
     if described is not None:
         function["description"] = described
     return {"type": "function", "function": function}
@@ -148,12 +148,12 @@ def text_grammar(format: Any, param: str) -> TextGrammar | None:
         message = f"{param} is of type {shown(kind)}; text and grammar are allowed"
         raise ApiError(400, message, param=param, code="unsupported_parameter")
     inner = format.get("grammar", format)
-    told = inner if isinstance(inner, dict) else {}
-    syntax = told.get("syntax")
+    grammar = inner if isinstance(inner, dict) else {}
+    syntax = grammar.get("syntax")
     if syntax not in ("lark", "regex"):
         message = f"{param}.syntax is {shown(syntax)}; lark and regex are allowed"
         raise ApiError(400, message, param=f"{param}.syntax")
-    definition = told.get("definition")
+    definition = grammar.get("definition")
     if not isinstance(definition, str) or not definition.strip():
         message = f"{param}.definition is {shown(definition)}; a grammar is needed"
         raise ApiError(400, message, param=f"{param}.definition")
@@ -168,13 +168,13 @@ def with_function_calls(message: ChatMessage, where: str) -> ChatMessage:
     calls = message.tool_calls
     if not calls or not any(map(is_custom, calls)):
         return message
-    told = []
+    functions = []
     for index, call in enumerate(calls):
         if is_custom(call):
-            told.append(_function_call(call, f"{where}.tool_calls[{index}]"))
+            functions.append(_function_call(call, f"{where}.tool_calls[{index}]"))
         else:
-            told.append(call)
-    return msgspec.structs.replace(message, tool_calls=told)
+            functions.append(call)
+    return msgspec.structs.replace(message, tool_calls=functions)
 
 
 def _function_call(call: JsonObject, param: str) -> JsonObject:

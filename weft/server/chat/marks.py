@@ -30,13 +30,13 @@ def chat_marks(body: ChatRequest) -> list[CacheMark[ChatRequest]]:
     for index, message in enumerate(body.messages):
         where = f"messages.{index}"
         for number, part in enumerate(_parts(message)):
-            place = f"{where}.content.{number}"
+            param = f"{where}.content.{number}"
             varied = partial(_after_part, body, index, number)
             if part.cache_control is not None:
                 if part.type == "text":
-                    require_text(part.text, f"{place}.text")
-                found.append(CacheMark(place, part.cache_control.lasts, varied))
-            last = _last(place, body, varied)
+                    require_text(part.text, f"{param}.text")
+                found.append(CacheMark(param, part.cache_control.lasts, varied))
+            last = _last(param, body, varied)
         if not _parts(message):
             last = _last(where, body, partial(_after_message, body, index))
         control = message.cache_control

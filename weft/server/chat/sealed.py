@@ -3,7 +3,7 @@
 
     weft1.<text, compressed, base64>.<CRC-32 of the text>
 
-Clients with `store: false` send back what they were given, and some drop the reasoning's own text.
+Clients with `store: false` send back what they received, and some drop the reasoning's own text.
 This form holds the text, so that the next prompt begins like the one before it. It is no secret,
 because the answer has the same text in the open; and any weft server opens it, also after a restart
 or behind a router. What another server has sealed cannot be opened.

@@ -287,7 +287,7 @@ def _call_tags(
     use: ToolUse, schemas: Mapping[str, JsonObject], around: tuple[str, str]
 ) -> list[JsonObject]:
     """A tag for the calls of each function; a custom tool has one argument, in its grammar."""
-    before, behind = around
+    before, after = around
     tags: list[JsonObject] = []
     for name, schema in schemas.items():
         content: JsonObject = {"type": "json_schema", "json_schema": schema}
@@ -295,7 +295,7 @@ def _call_tags(
         if grammar is not None:
             text = grammar.format(in_json=True)
             content = _in_sequence(_fixed('{"input": "'), text, _fixed('"}'))
-        tags.append(_tag(before.replace("NAME", name), content, behind))
+        tags.append(_tag(before.replace("NAME", name), content, after))
     return tags
 
 
@@ -319,12 +319,12 @@ def _allowed(
 
     In chat requests the list is in its own object, in responses it is not.
     """
-    told = choice.get("allowed_tools", choice)
+    allowed = choice.get("allowed_tools", choice)
     mode: Any = None
     tools: Any = None
-    if isinstance(told, dict):
-        mode = told.get("mode", "auto")
-        tools = told.get("tools")
+    if isinstance(allowed, dict):
+        mode = allowed.get("mode", "auto")
+        tools = allowed.get("tools")
     if mode not in ("auto", "required") or not isinstance(tools, list):
         message = (
             "tool_choice of the type allowed_tools needs mode (auto or required) "

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 
-def arguments_text(given: Any) -> str:
+def arguments_text(arguments: Any) -> str:
     """Arguments as JSON; null means none, and a text is taken for JSON."""
-    if given is None:
+    if arguments is None:
         return "{}"
-    if isinstance(given, str):
-        return given
+    if isinstance(arguments, str):
+        return arguments
     try:
-        return msgspec.json.encode(given).decode()
+        return msgspec.json.encode(arguments).decode()
     except OverflowError:  # an integer of more than 64 bits
-        return json.dumps(given, ensure_ascii=False)
+        return json.dumps(arguments, ensure_ascii=False)

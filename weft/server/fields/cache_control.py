@@ -53,21 +53,22 @@ def control_of(value: Any, where: str) -> CacheControl | None:
 
 
 def with_last(
-    marks: Sequence[CacheMark[B]], whole: CacheControl | None, last: CacheMark[B] | None
+    marks: Sequence[CacheMark[B]], of_body: CacheControl | None, last: CacheMark[B] | None
 ) -> list[CacheMark[B]]:
     """The marks of a body, in the order of its prompt, including the mark of the whole body.
 
-    `whole`: the `cache_control` of the body, which marks its last block; `last`: that mark. Raises
-    `ApiError` for marks that exclude each other.
+    `of_body`: the `cache_control` of the body, which marks its last block; `last`: that mark.
+
+    Raises `ApiError` for marks that exclude each other.
     """
     found = list(marks)
-    if whole is not None and last is not None:
+    if of_body is not None and last is not None:
         is_marked = bool(marks) and marks[-1].where == last.where
         if not is_marked:
             found.append(last)
-        elif marks[-1].lasts != whole.lasts:
+        elif marks[-1].lasts != of_body.lasts:
             message = (
-                f"cache_control: its ttl is {whole.lasts!r}, and that of the last block "
+                f"cache_control: its ttl is {of_body.lasts!r}, and that of the last block "
                 f"({last.where}) is {marks[-1].lasts!r}"
             )
             raise ApiError(400, message, param="cache_control")

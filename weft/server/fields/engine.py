@@ -29,11 +29,11 @@ def want_engine(rank: int, num_engines: int, shown_name: str = FIELD) -> None:
 
 def want_engine_of(ranks: Sequence[int | None], num_engines: int) -> None:
     """Like `want_engine`, for the fields of a body: one of them, or several with the same value."""
-    given = [rank for rank in ranks if rank is not None]
-    if len(set(given)) > 1:
+    named = [rank for rank in ranks if rank is not None]
+    if len(set(named)) > 1:
         message = "routed_dp_rank and data_parallel_rank are the same; give one of them"
         raise ApiError(400, message, param=FIELD)
-    want_engine(given[0], num_engines)
+    want_engine(named[0], num_engines)
 
 
 class EngineHeader:

@@ -56,8 +56,8 @@ class _Side(NamedTuple):
         """Whether KV that comes from another server is that of the prompt for sure."""
         return self.has_secret or bool(self.lenders)
 
-    def place(self, room: str, host: NamedValue, port: NamedValue) -> HandoffParams:
-        """The place from which a decode server takes KV. Raises `ApiError`."""
+    def address(self, room: str, host: NamedValue, port: NamedValue) -> HandoffParams:
+        """The address from which a decode server takes KV. Raises `ApiError`."""
         found = HandoffParams(room, _checked_host(host), _checked_port(port))
         lenders = self.lenders
         if lenders and not any(one.is_at(found.host, found.port) for one in lenders):
@@ -99,14 +99,14 @@ def with_handoff(
     else:
         asked = _of_vllm(request, body.kv_transfer_params, len(requests), side)
     found: list[GenerateRequest] = []
-    for made, place in zip(requests, asked, strict=True):
+    for made, address in zip(requests, asked, strict=True):
         one = made
-        if place is not None:
-            one = replace(one, handoff=place)
+        if address is not None:
+            one = replace(one, handoff=address)
             if side.lends:
                 one = _without_answer(one)
             elif not side.trusts:
-                one = _set_apart(one, place)
+                one = _set_apart(one, address)
         found.append(one)
     return found
 
@@ -126,13 +126,13 @@ def _side(context: ServerContext) -> _Side | None:
     )
 
 
-def _set_apart(request: GenerateRequest, place: HandoffParams) -> GenerateRequest:
-    """The same request, in a part of the cache that only requests with this place use: whoever
+def _set_apart(request: GenerateRequest, address: HandoffParams) -> GenerateRequest:
+    """The same request, in a part of the cache that only requests with this address use: whoever
     listens there may send anything as KV."""
     return replace(
         request,
-        cache_salt=f"\0lent by {place.host}:{place.port}\0{request.cache_salt}",
-        handoff=replace(place, lent_salt=request.cache_salt),
+        cache_salt=f"\0lent by {address.host}:{address.port}\0{request.cache_salt}",
+        handoff=replace(address, lent_salt=request.cache_salt),
     )
 
 
@@ -162,7 +162,7 @@ def _of_sglang(body: HandoffFields, count: int, side: _Side) -> list[HandoffPara
             found.append(HandoffParams(room))
             continue
         host = NamedValue("bootstrap_host", hosts[index])
-        found.append(side.place(room, host, NamedValue("bootstrap_port", port)))
+        found.append(side.address(room, host, NamedValue("bootstrap_port", port)))
     return found
 
 
@@ -204,15 +204,15 @@ def _of_vllm(request: Request, params: Any, count: int, side: _Side) -> list[Han
         if host in ANY_HOST:
             host = request.url.hostname or "127.0.0.1"
         request.scope[SCOPE] = _as_json(room, host, side.port)
-        place = HandoffParams(room)
+        address = HandoffParams(room)
     else:
         room = _checked_room(f"{name}.remote_request_id", params.get("remote_request_id"))
         remote_host = NamedValue(f"{name}.remote_host", params.get("remote_host"))
         remote_port = NamedValue(f"{name}.remote_port", params.get("remote_port"))
-        place = side.place(room, remote_host, remote_port)
+        address = side.address(room, remote_host, remote_port)
     if count == 1:
-        return [place]
-    return [HandoffParams(f"{room}/{index}", place.host, place.port) for index in range(count)]
+        return [address]
+    return [HandoffParams(f"{room}/{index}", address.host, address.port) for index in range(count)]
 
 
 def _as_json(room: str, host: str, port: int) -> JsonObject:

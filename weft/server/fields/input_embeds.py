@@ -19,7 +19,7 @@ from weft.messages.wrong_field import wrong_field
 from weft.server.context import ServerContext
 
 INLINE_LEN = 16_384  # bytes up to which the field is read on the event loop
-NOT_GIVEN = msgspec.Raw(b"null")
+ABSENT = msgspec.Raw(b"null")
 _BRACKETS = re.compile(rb"[\s\[]*")
 _FORMS: dict[int, Any] = {
     0: str,

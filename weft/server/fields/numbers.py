@@ -15,11 +15,11 @@ import msgspec
 import msgspec.inspect as inspected
 from starlette.requests import Request
 
-from weft.config.numbers import ANY_REAL, ANY_WHOLE, INT32, NUMBERS, QUERIES, Number
+from weft.config.numbers import ANY_INTEGER, ANY_REAL, INT32, NUMBERS, QUERIES, Number
 from weft.server.errors import ApiError
 
 UNKNOWN_VOCABULARY = INT32 + 1
-_WHOLE = re.compile(r"-?[0-9]{1,20}")
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
 _REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
 
 
@@ -78,7 +78,7 @@ def query_number(request: Request, name: str, default: float) -> float:
     number = QUERIES[name]
     form = _REAL
     if number.kind is int:
-        form = _WHOLE
+        form = _INTEGER
     value: Any = text  # not a number: the error repeats it
     if form.fullmatch(text):
         value = number.kind(text)
@@ -89,9 +89,9 @@ def query_number(request: Request, name: str, default: float) -> float:
 
 
 def header_number(text: str, name: str, shown_name: str) -> int:
-    """The whole number in a header that corresponds to the field `name`. Raises `ApiError`."""
+    """The integer in a header that corresponds to the field `name`. Raises `ApiError`."""
     value: Any = text
-    if _WHOLE.fullmatch(text):
+    if _INTEGER.fullmatch(text):
         value = int(text)
     wrong = NUMBERS[name].wrong(shown_name, value)
     if wrong:
@@ -111,7 +111,7 @@ def numeric_fields(body: type[msgspec.Struct]) -> tuple[Field, ...]:
             shown_name = field.encode_name
             if body.__module__.partition(".")[0] != "weft":  # it sets bounds of its own
                 is_real = _has_leaf(field, inspected.FloatType)
-                number = ANY_REAL if is_real else ANY_WHOLE
+                number = ANY_REAL if is_real else ANY_INTEGER
             else:
                 number = NUMBERS[shown_name]
             found.append(Field(field.name, shown_name, number))

@@ -129,8 +129,8 @@ def _logit_bias(
 
 def _includes_stop(body: Any, value: bool) -> bool:
     """True if one of the two fields is true."""
-    given = [getattr(body, name, None) for name in _INCLUDES_STOP]
-    return any(given)
+    values = [getattr(body, name, None) for name in _INCLUDES_STOP]
+    return any(values)
 
 
 def _grammar(body: Any, value: Any) -> Grammar | None:
@@ -190,16 +190,16 @@ def sampling_params(
     `others`: parameters that the API reads itself; they override. Raises `ApiError` for a value of
     the wrong form. Ranges are checked when the request is submitted.
     """
-    given: JsonObject = {}
+    values: JsonObject = {}
     for name, spelling in _spellings_of(type(body)):
         value = getattr(body, name)
-        if value is None or spelling.param in given:
+        if value is None or spelling.param in values:
             continue
         if spelling.read is not None:
             value = spelling.read(body, value)
-        given[spelling.param] = value
-    given.update(others)
-    return msgspec.structs.replace(defaults, **given)
+        values[spelling.param] = value
+    values.update(others)
+    return msgspec.structs.replace(defaults, **values)
 
 
 def copy_sampling(source: msgspec.Struct, target: msgspec.Struct) -> None:

@@ -37,7 +37,7 @@ _METHODS = frozenset(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"
 CLIENT_LEFT = 499  # status in metrics and audit of a request whose client left before its answer
 
 
-# Is told of a request that was answered with an error: its name, its route, status and message.
+# Is called for a request that was answered with an error: its name, its route, status and message.
 OnRefusal = Callable[[str, str, int, str], None]
 
 

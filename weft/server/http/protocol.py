@@ -62,7 +62,7 @@ class ConnectionLimiter:
         self._waiting: dict[GuardedProtocol, float] = {}  # start of the wait, the longest first
 
     @property
-    def last_place(self) -> int:
+    def most_connections(self) -> int:
         """Number of connections up to which a waiting one is kept for at least `IDLE_S`."""
         return self.limits.max_connections + self.limits.max_connections // 4 + 64
 
@@ -92,7 +92,7 @@ class ConnectionLimiter:
         """
         while len(connections) > self.limits.max_connections and self._waiting:
             oldest, since = next(iter(self._waiting.items()))
-            if now - since < IDLE_S and len(connections) <= self.last_place:
+            if now - since < IDLE_S and len(connections) <= self.most_connections:
                 break
             if oldest is newcomer:
                 break
@@ -100,7 +100,7 @@ class ConnectionLimiter:
             self.left(oldest)
             connections.discard(oldest)  # no longer counted
             oldest.transport.abort()
-        return len(connections) <= self.last_place
+        return len(connections) <= self.most_connections
 
 
 class GuardedProtocol(HttpToolsProtocol):

@@ -36,7 +36,7 @@ async def chat(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaChatRequest)
     if not body.messages:
         return _loaded(context, body, {"message": {"role": "assistant", "content": ""}})
-    conversation = await start_chat(context, request, chat_request(body), whole_calls=True)
+    conversation = await start_chat(context, request, chat_request(body), complete_calls=True)
     reply = OllamaReply(context, conversation, model=_asked_for(context, body), kind="chat")
     return Answer(conversation.generation, reply, OLLAMA_LINES)
 

@@ -159,7 +159,7 @@ class ChatReply:
         chunk.usage = self._usage()
         return event(chunk)
 
-    # ---- whole answers
+    # ---- answers that are not streamed
 
     def _choice(self, delta: Delta) -> ChatChoice:
         assert delta.end is not None, "a whole answer has ended"

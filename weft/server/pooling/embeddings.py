@@ -124,12 +124,12 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
     media = NO_MEDIA
     if body.image_data or body.video_data or body.audio_data:
         require_uncut(body.truncate_prompt_tokens)
-        given = {name: getattr(body, name) for name in KINDS}
+        media_fields = {name: getattr(body, name) for name in KINDS}
         is_batch = isinstance(texts, list) and not isinstance(texts[0], int)
         prompts = [part for part in parts if not isinstance(part, tuple)]
         media = await load_media(
             context,
-            given,
+            media_fields,
             prompts,
             is_batch=is_batch,
             kwargs=body.mm_processor_kwargs,
@@ -142,7 +142,7 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
         parts,
         body,
         param="text",
-        is_whole=bool(media.loaded),
+        is_uncut=bool(media.loaded),
     )
     placed: list[tuple[MediaItem, ...]] = []
     if media.loaded:

@@ -93,17 +93,17 @@ async def encoded(
     *,
     param: str,
     names: Sequence[str] = (),
-    is_whole: bool = False,
+    is_uncut: bool = False,
 ) -> list[Encoded]:
     """The tokens of each input, truncated if `body` or the server asks for it, and never if
-    `is_whole`.
+    `is_uncut`.
 
-    `names`: the place of each input in the request; by default its index in `param`.
+    `names`: the name of each input in the request; by default its index in `param`.
 
     Raises `ApiError` or `ContextExceeded`, which name the invalid input.
     """
     limit = None
-    if not is_whole:
+    if not is_uncut:
         limit = _most_tokens(context, body)
     side = body.truncation_side or "right"
     # All texts go to the library in one call, which uses its threads; inputs of ids are inserted

@@ -49,7 +49,7 @@ async def rerank(context: ServerContext, request: Request) -> ASGIApp:
         if not isinstance(text, str):
             text = text.text
         texts.append(text)
-    pairs = TextPairs(context, GivenTexts("query", [body.query]), GivenTexts("documents", texts))
+    pairs = TextPairs(context, NamedTexts("query", [body.query]), NamedTexts("documents", texts))
     generation = await pairs.start(request, body)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> JsonObject:
@@ -115,14 +115,14 @@ async def score(context: ServerContext, request: Request) -> ASGIApp:
     return answer(generation, right.name, make, first=pairs.first)
 
 
-class GivenTexts(NamedTuple):
+class NamedTexts(NamedTuple):
     """The texts of a field, and its name."""
 
     name: str
     texts: Sequence[str]
 
-    def place(self, index: int) -> str:
-        """The place of a text in the request, for errors."""
+    def param(self, index: int) -> str:
+        """The name of a text in the request, for errors."""
         return self.name if len(self.texts) == 1 else f"{self.name}[{index}]"
 
 
@@ -133,7 +133,7 @@ class TextPairs:
     right texts.
     """
 
-    def __init__(self, context: ServerContext, left: GivenTexts, right: GivenTexts) -> None:
+    def __init__(self, context: ServerContext, left: NamedTexts, right: NamedTexts) -> None:
         """`left`: one text for all of `right`, or as many."""
         self._context = context
         self._left = left
@@ -151,8 +151,8 @@ class TextPairs:
     async def start(self, request: Request, body: PooledRequest) -> Generation:
         right = self._right
         inputs: list[Input] = [*self._queries, *right.texts]
-        names = [self._left.place(self._left.texts.index(query)) for query in self._queries]
-        names += map(right.place, range(len(right.texts)))
+        names = [self._left.param(self._left.texts.index(query)) for query in self._queries]
+        names += map(right.param, range(len(right.texts)))
         if not self._is_embedding:
             inputs = list(zip(self._paired, right.texts, strict=True))
         tokens = await encoded(self._context, inputs, body, param=right.name, names=names)
@@ -193,21 +193,21 @@ def _scoring_pools(context: ServerContext) -> Pools:
     return pools
 
 
-def _either(body: ScoreRequest, *names: str) -> GivenTexts:
+def _either(body: ScoreRequest, *names: str) -> NamedTexts:
     """The texts of a field that has several names. Raises `ApiError` unless exactly one is
     given."""
-    given = [name for name in names if getattr(body, name) is not None]
-    if len(given) != 1:
+    names_sent = [name for name in names if getattr(body, name) is not None]
+    if len(names_sent) != 1:
         message = f"give {' or '.join(names)}, or query, items and label_token_ids"
         raise ApiError(400, message, param=names[0])
-    [name] = given
+    [name] = names_sent
     value = getattr(body, name)
     if not value:
         message = f"{name} is empty; 1 text or more is needed"
         raise ApiError(400, message, param=name)
     if isinstance(value, str):
         value = [value]
-    return GivenTexts(name, value)
+    return NamedTexts(name, value)
 
 
 # ---- label tokens

@@ -25,7 +25,7 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.fields.engine import want_engine_of
 from weft.server.fields.handoff import with_handoff
-from weft.server.fields.input_embeds import NOT_GIVEN, Embeds, embeds_of
+from weft.server.fields.input_embeds import ABSENT, Embeds, embeds_of
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
 from weft.server.fields.session import SessionFields, session_params
 from weft.server.limits import check_size
@@ -64,7 +64,7 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
-    input_embeds: msgspec.Raw = msgspec.field(default_factory=lambda: NOT_GIVEN)
+    input_embeds: msgspec.Raw = msgspec.field(default_factory=lambda: ABSENT)
     # An address or base64, or a list of them; for a batch, a list with one entry per prompt.
     image_data: Any = None
     video_data: Any = None
@@ -115,10 +115,10 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
             message = "input_embeds and images, videos and sounds exclude each other"
             raise ApiError(400, message, param="input_embeds")
         require_uncut(body.truncate_prompt_tokens)
-        given = {name: getattr(body, name) for name in KINDS}
+        media_fields = {name: getattr(body, name) for name in KINDS}
         media = await load_media(
             context,
-            given,
+            media_fields,
             sources,
             is_batch=is_batch,
             kwargs=body.mm_processor_kwargs,
@@ -282,7 +282,7 @@ async def _requests(
         cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
     ids = await _encoded(context, sources, asked, cut)
     for own_ids, own in zip(ids, asked, strict=True):
-        require_start(own.params, own_ids, behind_history=body.session_params is not None)
+        require_start(own.params, own_ids, after_history=body.session_params is not None)
     adapters = [""] * len(asked)
     if body.lora_path is not None or context.adapters.by_name:
         paths = _spread("lora_path", body.lora_path, len(asked))

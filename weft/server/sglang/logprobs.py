@@ -49,14 +49,14 @@ def require_start(
     params: SamplingParams,
     ids: Sequence[int],
     *,
-    behind_history: bool,
+    after_history: bool,
 ) -> None:
     """Refuse a start after the end of the prompt.
 
     Only the engine knows the length of a session's history.
     """
     start = params.prompt_logprobs_start
-    if start >= len(ids) and start and not behind_history:
+    if start >= len(ids) and start and not after_history:
         message = f"logprob_start_len is {start:,}; the prompt has {len(ids):,} tokens"
         raise ApiError(400, message, param="logprob_start_len")
 
@@ -93,14 +93,14 @@ class NativeLogprobs:
         self,
         tokenizer: Tokenizer,
         params: SamplingParams,
-        given: Sequence[AuxPiece],
+        aux_pieces: Sequence[AuxPiece],
         *,
         with_text: bool,
     ) -> None:
         self._tokenizer = tokenizer
         self._ids = params.logprob_token_ids
         self._of_prompt = params.prompt_logprobs is not None
-        self._given = given
+        self._aux_pieces = aux_pieces
         self._with_text = with_text
         self._about_prompt: JsonObject = {}
         self._tokens = JsonList()
@@ -153,7 +153,7 @@ class NativeLogprobs:
         tokens: list[Entry] = []
         top: list[list[Entry] | None] = []
         of_wanted: list[list[Entry] | None] = []
-        for own in prompt_logprobs(self._given):
+        for own in prompt_logprobs(self._aux_pieces):
             is_known = own.logprob is not None
             tokens.append(self._entry(own.logprob, own.token))
             top.append(self._entries(own.top) if is_known else None)

@@ -44,7 +44,7 @@ NO_MEDIA = NativeMedia(None, (), ())
 
 async def load_media(
     context: ServerContext,
-    given: Mapping[str, Any],
+    fields: Mapping[str, Any],
     prompts: Sequence[str | list[int]],
     *,
     is_batch: bool,
@@ -52,11 +52,11 @@ async def load_media(
 ) -> NativeMedia:
     """Load the media of all prompts.
 
-    `given`: the values of the fields in `KINDS`; `kwargs`: `mm_processor_kwargs` of the request.
+    `fields`: the values of the fields in `KINDS`; `kwargs`: `mm_processor_kwargs` of the request.
     Raises `ApiError`, or `ContextExceeded`.
     """
     of_prompts: list[list[MediaSource]] = [[] for _ in prompts]
-    for name, value in given.items():
+    for name, value in fields.items():
         entries = _entries(name, value, len(prompts), is_batch=is_batch)
         for sources, (where, entry) in zip(of_prompts, entries, strict=True):
             sources += _sources(KINDS[name], where, entry)

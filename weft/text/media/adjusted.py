@@ -23,16 +23,16 @@ UP_TO = {"min_pixels": "max_pixels", "min_frames": "max_frames"}
 EDGES = ("longest_edge", "shortest_edge")
 
 
-def adjusted(processor: MediaProcessor, given: JsonMapping) -> MediaProcessor:
+def adjusted(processor: MediaProcessor, kwargs: JsonMapping) -> MediaProcessor:
     """The processor with an operator's changes. Raises `MediaError`."""
-    return processor.adjusted(_read(processor.knobs, given))
+    return processor.adjusted(_read(processor.knobs, kwargs))
 
 
-def adjusted_within(processor: MediaProcessor, given: JsonMapping) -> MediaProcessor:
+def adjusted_within(processor: MediaProcessor, kwargs: JsonMapping) -> MediaProcessor:
     """The processor with a request's changes, which may not cause more work than the largest
     picture of the server's own settings. Raises `MediaError`."""
     have = processor.knobs
-    changes = _read(have, given)
+    changes = _read(have, kwargs)
     for name, value in changes.items():
         of_server = have[name]
         if name in LESS_IS_MORE:
@@ -53,18 +53,18 @@ def read_kwargs(text: str) -> JsonObject:
     if not text:
         return {}
     try:
-        given = json.loads(text)
+        kwargs = json.loads(text)
     except ValueError as exc:
         raise ValueError(f"{text[:200]!r} is not valid JSON") from exc
-    if not isinstance(given, dict):
+    if not isinstance(kwargs, dict):
         raise ValueError(f"{text[:200]!r} is not an object")
-    return given
+    return kwargs
 
 
-def _read(have: Mapping[str, Knob], given: JsonMapping) -> dict[str, Knob]:
+def _read(have: Mapping[str, Knob], kwargs: JsonMapping) -> dict[str, Knob]:
     """The given changes, by the names of `have`. Raises `MediaError`."""
     changes: dict[str, Knob] = {}
-    for name, value in _flat(have, given).items():
+    for name, value in _flat(have, kwargs).items():
         if name not in have:
             known = ", ".join(have) or "nothing"
             raise MediaError(f"{PARAM} has {name[:64]!r}; {known} can be changed for this model")
@@ -72,11 +72,11 @@ def _read(have: Mapping[str, Knob], given: JsonMapping) -> dict[str, Knob]:
     return changes
 
 
-def _flat(have: Mapping[str, Knob], given: JsonMapping) -> JsonObject:
+def _flat(have: Mapping[str, Knob], kwargs: JsonMapping) -> JsonObject:
     """The given settings, with the keys of `size` moved beside them. If the processor limits
     pixels and not edges, the edges get the names `max_pixels` and `min_pixels`."""
-    found = {name: value for name, value in given.items() if name != "size" and value is not None}
-    size = given.get("size")
+    found = {name: value for name, value in kwargs.items() if name != "size" and value is not None}
+    size = kwargs.get("size")
     if size is None:
         return found
     if not isinstance(size, dict):

@@ -149,7 +149,7 @@ def make(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:
 
 def _side_of_crop(settings: Mapping[str, Any]) -> int:
     """The side of the cropped square. Older files have a single number."""
-    given = settings.get("crop_size")
-    if type(given) is int:
-        return given
+    crop = settings.get("crop_size")
+    if type(crop) is int:
+        return crop
     return side_of(settings, "crop_size", 224)

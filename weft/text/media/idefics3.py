@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 IMAGE = "<image>"
 AROUND = "<fake_token_around_image>"
-WHOLE = "<global-img>"
+OVERVIEW = "<global-img>"
 MAX_SIDE = 4_096  # pixels of a picture that is cut into tiles, even if a file allows more
 
 
@@ -62,16 +62,16 @@ class Idefics3Pictures:
         if not self._splits:
             return self._prepared([np.asarray(self._looks.resized(image, self._tile))], 0)
         side = self._tile.height
-        whole = in_tiles(_size(image), side)
-        image = self._looks.resized(image, whole)
+        tiled = in_tiles(_size(image), side)
+        image = self._looks.resized(image, tiled)
         pixels = np.asarray(image)
-        if whole == self._tile:
+        if tiled == self._tile:
             return self._prepared([pixels], 0)
-        num_columns = whole.width // side
+        num_columns = tiled.width // side
         tiles = []
-        for top in range(0, whole.height, side):
+        for top in range(0, tiled.height, side):
             line = pixels[top : top + side]
-            tiles += [line[:, left : left + side] for left in range(0, whole.width, side)]
+            tiles += [line[:, left : left + side] for left in range(0, tiled.width, side)]
         tiles.append(np.asarray(self._looks.resized(image, self._tile)))
         return self._prepared(tiles, num_columns)
 
@@ -86,7 +86,7 @@ class Idefics3Pictures:
                 text += "\n"
         if text:
             text += "\n"
-        text += f"{AROUND}{WHOLE}{IMAGE * self._num_tokens}{AROUND}"
+        text += f"{AROUND}{OVERVIEW}{IMAGE * self._num_tokens}{AROUND}"
         values = map(self._looks.values, tiles)
         parts = [MediaPart("image", self._num_tokens, None, of_tile) for of_tile in values]
         return PreparedMedia(text, tuple(parts))
@@ -114,11 +114,11 @@ class Idefics3Pictures:
         raise ValueError("the model takes no audio")
 
 
-def scaled(given: Size, longest: int) -> Size:
+def scaled(actual: Size, longest: int) -> Size:
     """The size of the same shape whose longer side is `longest`, at most `MAX_SIDE`. The shorter
     side is even, unless `MAX_SIDE` limits the size."""
-    ratio = given.width / given.height
-    if given.width >= given.height:
+    ratio = actual.width / actual.height
+    if actual.width >= actual.height:
         height = int(longest / ratio)
         found = Size(height + height % 2, longest)
     else:
@@ -135,13 +135,13 @@ def scaled(given: Size, longest: int) -> Size:
     return Size(max(found.height, 1), max(found.width, 1))
 
 
-def in_tiles(given: Size, side: int) -> Size:
+def in_tiles(actual: Size, side: int) -> Size:
     """The size rounded up to whole tiles."""
-    ratio = given.width / given.height
-    if given.width >= given.height:
-        width = math.ceil(given.width / side) * side
+    ratio = actual.width / actual.height
+    if actual.width >= actual.height:
+        width = math.ceil(actual.width / side) * side
         return Size(math.ceil(int(width / ratio) / side) * side, width)
-    height = math.ceil(given.height / side) * side
+    height = math.ceil(actual.height / side) * side
     return Size(height, math.ceil(int(height * ratio) / side) * side)
 
 

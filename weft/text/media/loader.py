@@ -71,13 +71,13 @@ class MediaLoader:
         self.changes: JsonObject = {}  # the request's, of the processor
         self._changes_json = ""
 
-    def adjusted(self, given: Mapping[str, Any]) -> MediaLoader:
+    def adjusted(self, kwargs: Mapping[str, Any]) -> MediaLoader:
         """A loader with a request's changes of the processor (`text/media/adjusted.py`). It shares
         the cache of prepared media. Raises `MediaError`."""
         found = copy(self)
-        found._processor = adjusted_within(self._processor, given)
-        found.changes = dict(given)
-        found._changes_json = json.dumps(given, sort_keys=True)
+        found._processor = adjusted_within(self._processor, kwargs)
+        found.changes = dict(kwargs)
+        found._changes_json = json.dumps(kwargs, sort_keys=True)
         return found
 
     # ---- what may be asked for

@@ -79,8 +79,8 @@ def log_mel(samples: FloatArray, spec: MelSpec, bands: Doubles, num_frames: int)
     reached = min(spec.num_frames, max(num_frames, (len(samples) + half) // spec.hop + 1))
     silent = np.zeros(spec.max_samples, np.float64)
     silent[: len(samples)] = samples
-    whole = np.pad(silent, half, mode="reflect")
-    frames = sliding_window_view(whole, spec.window)[:: spec.hop][:reached]
+    padded = np.pad(silent, half, mode="reflect")
+    frames = sliding_window_view(padded, spec.window)[:: spec.hop][:reached]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(spec.window) / spec.window)
     power = np.abs(np.fft.rfft(frames * hann)) ** 2
     loudness = np.log10(np.maximum(power @ bands, FLOOR))

@@ -183,7 +183,7 @@ def _upright(image: Image) -> Image:
     from PIL.Image import Transpose
 
     # Only this one EXIF tag is used, because the data cannot be trusted.
-    turns = {
+    rotations = {
         2: Transpose.FLIP_LEFT_RIGHT,
         3: Transpose.ROTATE_180,
         4: Transpose.FLIP_TOP_BOTTOM,
@@ -193,10 +193,10 @@ def _upright(image: Image) -> Image:
         8: Transpose.ROTATE_90,
     }
     try:
-        turn = turns.get(image.getexif().get(ORIENTATION, 1))
+        rotation = rotations.get(image.getexif().get(ORIENTATION, 1))
     except Exception:
         return image
-    return image if turn is None else image.transpose(turn)
+    return image if rotation is None else image.transpose(rotation)
 
 
 def _check_size(size: tuple[int, int], max_pixels: int, where: str = "") -> None:

@@ -54,8 +54,8 @@ class Looks:
 
 def read_settings(folder: Path) -> JsonObject:
     """The settings for pictures in the files of a model."""
-    whole = read_json_if_there(folder / "processor_config.json")
-    settings: JsonObject = get(whole, "image_processor", dict, {})
+    processor = read_json_if_there(folder / "processor_config.json")
+    settings: JsonObject = get(processor, "image_processor", dict, {})
     if not settings:
         settings = read_json_if_there(folder / "preprocessor_config.json")
     return {key: value for key, value in settings.items() if value is not None}
@@ -90,21 +90,21 @@ def read_looks(
 
 def side_of(settings: JsonMapping, key: str, default: int) -> int:
     """The side of a square, from a key with equal height and width. Raises BadConfig."""
-    given = get(settings, key, dict, {"height": default, "width": default})
-    side = given.get("height")
-    if set(given) != {"height", "width"} or given["width"] != side or type(side) is not int:
+    sides = get(settings, key, dict, {"height": default, "width": default})
+    side = sides.get("height")
+    if set(sides) != {"height", "width"} or sides["width"] != side or type(side) is not int:
         raise BadConfig(
-            f"{key} is {str(given)[:64]}; the height and width of a square are expected"
+            f"{key} is {str(sides)[:64]}; the height and width of a square are expected"
         )
     return side
 
 
 def edge_of(settings: JsonMapping, key: str, edge: str, default: int) -> int:
     """The length of the one edge (longest_edge or shortest_edge) in a key. Raises BadConfig."""
-    given = get(settings, key, dict, {edge: default})
-    length = given.get(edge)
-    if set(given) != {edge} or type(length) is not int or length < 1:
-        raise BadConfig(f"{key} is {str(given)[:64]}; {edge} alone is expected, at least 1")
+    edges = get(settings, key, dict, {edge: default})
+    length = edges.get(edge)
+    if set(edges) != {edge} or type(length) is not int or length < 1:
+        raise BadConfig(f"{key} is {str(edges)[:64]}; {edge} alone is expected, at least 1")
     return length
 
 

@@ -91,17 +91,17 @@ class PixtralPictures:
         raise ValueError("the model takes no audio")
 
 
-def tokens_of(given: Size, longest: int, side: int) -> tuple[int, int]:
+def tokens_of(actual: Size, longest: int, side: int) -> tuple[int, int]:
     """Rows and columns of tokens of a picture, which is first scaled down if an edge is longer than
     `longest`. `side`: pixels of a token's side. Raises ValueError for a too narrow picture."""
-    ratio = max(given) / longest
-    height, width = given
+    ratio = max(actual) / longest
+    height, width = actual
     if ratio > 1:
         height = math.floor(height / ratio)
         width = math.floor(width / ratio)
     if min(height, width) < 1:
         raise ValueError(
-            f"it has {given.width} x {given.height} pixels; one side may be at most {longest:,} "
+            f"it has {actual.width} x {actual.height} pixels; one side may be at most {longest:,} "
             "times as long as the other"
         )
     return -(-height // side), -(-width // side)

@@ -1,8 +1,8 @@
 """Places pictures, videos and sounds in a prompt: first in its text, then in its tokens.
 
     text     What is <image> and <image>?           a mark for each, as the template writes it
-    ready    What is [i][i][i] and [i][i]?          `PreparedMedia.text` in the place of each mark
-    tokens   500 501  9 9 9  502  9 9  503          runs of placeholders: the places of the parts
+    ready    What is [i][i][i] and [i][i]?          `PreparedMedia.text` instead of each mark
+    tokens   500 501  9 9 9  502  9 9  503          runs of placeholders: the positions of the parts
 
 If a text of the user also contains a mark or a placeholder, the counts differ, and the request is
 refused, because the two cannot be distinguished.
@@ -32,7 +32,7 @@ NAMES: dict[MediaKind, tuple[str, str]] = {
 
 
 class ReadyMedia(NamedTuple):
-    """One picture, video or sound as the engine gets it, without its place in a prompt."""
+    """One picture, video or sound as the engine gets it, without its position in a prompt."""
 
     kind: MediaKind
     text: str  # replaces its mark
@@ -121,9 +121,9 @@ def in_text(
         for mark, waiting in by_mark.items():
             num_marks = sum(match[0] == mark for match in found)
             if num_marks != len(waiting):
-                told = count(len(waiting), waiting[0].kind)
+                wanted = count(len(waiting), waiting[0].kind)
                 raise MediaError(
-                    f"the prompt has the mark {mark!r} {counted(num_marks, 'time')} for {told}; "
+                    f"the prompt has the mark {mark!r} {counted(num_marks, 'time')} for {wanted}; "
                     "texts may not have it themselves, and a prompt without a chat template has to"
                 )
         waiting_of = {mark: iter(waiting) for mark, waiting in by_mark.items()}
@@ -153,16 +153,17 @@ def in_tokens(
             by_token.setdefault(placeholders[item.kind], []).append(item)
     placed: list[MediaItem] = []
     for token, items in by_token.items():
-        places = np.flatnonzero(numbers == token)
+        positions = np.flatnonzero(numbers == token)
         needed = sum(item.num_vectors for item in items)
-        if len(places) != needed:
+        if len(positions) != needed:
             raise MediaError(
-                f"the prompt has {len(places):,} tokens that stand for parts of media (id {token}) "
-                f"where its {len(items):,} parts need {needed:,}; texts may not have them"
+                f"the prompt has {len(positions):,} tokens that stand for parts of media "
+                f"(id {token}) where its {len(items):,} parts need {needed:,}; texts may not have "
+                "them"
             )
         begin = 0
         for item in items:
-            own = places[begin : begin + item.num_vectors]
+            own = positions[begin : begin + item.num_vectors]
             begin += item.num_vectors
             found = replace(item, start=int(own[0]))
             wanted = np.concatenate([np.arange(*line) for line in found.lines])

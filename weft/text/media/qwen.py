@@ -189,63 +189,65 @@ def _frame_by_frame(
     return PreparedMedia(text, tuple(parts))
 
 
-def image_size(given: Size, spec: PixelSpec) -> Size:
+def image_size(actual: Size, spec: PixelSpec) -> Size:
     """The size to which a picture is resized: both sides are multiples of `spec.multiple`, the
     number of pixels is within the limits, and size and shape change as little as possible.
 
     Raises ValueError for a too narrow picture.
     """
-    require_ratio(given)
-    return _bounded(given, _rounded(given, spec.multiple), 1, 1, spec)
+    require_ratio(actual)
+    return _bounded(actual, _rounded(actual, spec.multiple), 1, 1, spec)
 
 
-def video_size(given: Size, num_frames: int, spec: VideoSpec) -> Size:
+def video_size(actual: Size, num_frames: int, spec: VideoSpec) -> Size:
     """The size to which the `num_frames` frames of a video are resized, like `image_size`. With
     timestamps the limits on pixels apply to all frames together."""
     pixels = spec.pixels
     if not spec.has_timestamps:
-        return image_size(given, pixels)
+        return image_size(actual, pixels)
     if num_frames < pixels.time_size:
         raise ValueError(
             f"a video has {num_frames} frame{'s'[: num_frames != 1]}; this model takes videos of "
             f"at least {pixels.time_size}"
         )
-    if min(given) < pixels.multiple:
-        grown = max(pixels.multiple / given.height, pixels.multiple / given.width)
-        given = Size(int(given.height * grown), int(given.width * grown))
-    require_ratio(given)
+    if min(actual) < pixels.multiple:
+        grown = max(pixels.multiple / actual.height, pixels.multiple / actual.width)
+        actual = Size(int(actual.height * grown), int(actual.width * grown))
+    require_ratio(actual)
     rounded_frames = round(num_frames / pixels.time_size) * pixels.time_size
-    return _bounded(given, _rounded(given, pixels.multiple), num_frames, rounded_frames, pixels)
+    return _bounded(actual, _rounded(actual, pixels.multiple), num_frames, rounded_frames, pixels)
 
 
-def _rounded(given: Size, multiple: int) -> Size:
-    return Size(round(given.height / multiple) * multiple, round(given.width / multiple) * multiple)
+def _rounded(actual: Size, multiple: int) -> Size:
+    return Size(
+        round(actual.height / multiple) * multiple, round(actual.width / multiple) * multiple
+    )
 
 
 def _bounded(
-    given: Size, rounded: Size, num_frames: int, rounded_frames: int, spec: PixelSpec
+    actual: Size, rounded: Size, num_frames: int, rounded_frames: int, spec: PixelSpec
 ) -> Size:
-    """`rounded`, or a smaller or larger size in the shape of `given` that meets the limits."""
+    """`rounded`, or a smaller or larger size in the shape of `actual` that meets the limits."""
     multiple = spec.multiple
-    num_pixels = num_frames * given.height * given.width
+    num_pixels = num_frames * actual.height * actual.width
     rounded_pixels = rounded_frames * rounded.height * rounded.width
     if rounded_pixels > spec.max_pixels:
         shrunk = math.sqrt(num_pixels / spec.max_pixels)
-        height = math.floor(given.height / shrunk / multiple) * multiple
-        width = math.floor(given.width / shrunk / multiple) * multiple
+        height = math.floor(actual.height / shrunk / multiple) * multiple
+        width = math.floor(actual.width / shrunk / multiple) * multiple
         return Size(max(multiple, height), max(multiple, width))
     if rounded_pixels < spec.min_pixels:
         grown = math.sqrt(spec.min_pixels / num_pixels)
-        height = math.ceil(given.height * grown / multiple) * multiple
-        width = math.ceil(given.width * grown / multiple) * multiple
+        height = math.ceil(actual.height * grown / multiple) * multiple
+        width = math.ceil(actual.width * grown / multiple) * multiple
         return Size(height, width)
     return rounded
 
 
-def require_ratio(given: Size) -> None:
-    if max(given) > MAX_RATIO * min(given):
+def require_ratio(actual: Size) -> None:
+    if max(actual) > MAX_RATIO * min(actual):
         raise ValueError(
-            f"it has {given.width} x {given.height} pixels; one side may be at most {MAX_RATIO} "
+            f"it has {actual.width} x {actual.height} pixels; one side may be at most {MAX_RATIO} "
             "times as long as the other"
         )
 
@@ -358,15 +360,15 @@ def make_qwen3_vl(folder: Path, config: JsonMapping) -> QwenVision:
 def _read_files(folder: Path) -> tuple[JsonObject, JsonObject]:
     """The settings for pictures and for videos in the files of a model."""
     image = read_settings(folder)
-    whole = read_json_if_there(folder / "processor_config.json")
-    video = get(whole, "video_processor", dict, {})
+    processor = read_json_if_there(folder / "processor_config.json")
+    video = get(processor, "video_processor", dict, {})
     if not video:
         video = read_json_if_there(folder / "video_preprocessor_config.json")
     return image, video or image
 
 
 def _pixel_spec(
-    given: JsonMapping,
+    settings: JsonMapping,
     vision: JsonMapping,
     limits: tuple[int, int],
     looks: tuple[tuple[float, ...], tuple[float, ...]],
@@ -375,20 +377,20 @@ def _pixel_spec(
 ) -> PixelSpec:
     """The settings of a file. `vision` is the `vision_config` of the encoder; `limits` (least and
     most pixels), `looks` (mean and deviation) and `patch_size` are defaults. Raises ModelError."""
-    require(given, "do_resize", True)
+    require(settings, "do_resize", True)
     sizes = {"patch_size": patch_size, "merge_size": 2, "temporal_patch_size": 2}
     wanted = {"merge_size": "spatial_merge_size"}
     for key, default in sizes.items():
         key_there = wanted.get(key, key)
         there = size(vision, key_there, default)
-        sizes[key] = size(given, key, there)
+        sizes[key] = size(settings, key, there)
         if sizes[key] != there:
             raise BadConfig(
                 f"{key} is {sizes[key]} for pixels, and {key_there} {there} for the encoder"
             )
-    bounds = get(given, "size", dict, {})
-    min_pixels = size(given, "min_pixels", size(bounds, "shortest_edge", limits[0]))
-    max_pixels = size(given, "max_pixels", size(bounds, "longest_edge", limits[1]))
+    bounds = get(settings, "size", dict, {})
+    min_pixels = size(settings, "min_pixels", size(bounds, "shortest_edge", limits[0]))
+    max_pixels = size(settings, "max_pixels", size(bounds, "longest_edge", limits[1]))
     if min_pixels > max_pixels:
         raise BadConfig(f"pictures have at least {min_pixels} pixels, and at most {max_pixels}")
     return PixelSpec(
@@ -397,7 +399,7 @@ def _pixel_spec(
         time_size=sizes["temporal_patch_size"],
         min_pixels=min_pixels,
         max_pixels=max_pixels,
-        looks=read_looks(given, filter=BICUBIC, mean=looks[0], deviation=looks[1]),
+        looks=read_looks(settings, filter=BICUBIC, mean=looks[0], deviation=looks[1]),
     )
 
 

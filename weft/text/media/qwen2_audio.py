@@ -54,15 +54,15 @@ class Qwen2Audio:
             )
         # The encoder first halves the number of frames, then the number of vectors.
         frames_of_sound = -(-len(samples) // spec.hop)
-        num_places = (frames_of_sound + 1) // 2
-        length = num_places // 2
+        num_positions = (frames_of_sound + 1) // 2
+        length = num_positions // 2
         if not length:
             raise ValueError(
                 f"the sound is too short: its length at {spec.rate:,} samples a second is "
                 f"{len(samples):,}; at least {2 * spec.hop + 1:,} samples are needed"
             )
-        # The last place also reads the next frame. The encoder reads no frames after that.
-        num_frames = min(2 * num_places + 1, spec.num_frames)
+        # The last position also reads the next frame. The encoder reads no frames after that.
+        num_frames = min(2 * num_positions + 1, spec.num_frames)
         values = log_mel(samples, spec, self._bands, num_frames)
         part = MediaPart(kind="audio", length=length, grid=None, values=values)
         return PreparedMedia(PLACEHOLDER * length, (part,))
@@ -85,8 +85,8 @@ class Qwen2Audio:
 def make(folder: Path, config: JsonMapping) -> Qwen2Audio:
     """The processor of the model in a folder; `config` is its `config.json`. Raises ModelError."""
     # Newer checkpoints have all settings of their processor in one file.
-    whole = read_json_if_there(folder / "processor_config.json")
-    extractor = get(whole, "feature_extractor", dict, {})
+    processor = read_json_if_there(folder / "processor_config.json")
+    extractor = get(processor, "feature_extractor", dict, {})
     if not extractor:
         extractor = read_json_if_there(folder / "preprocessor_config.json")
     return Qwen2Audio(config, extractor)

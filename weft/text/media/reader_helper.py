@@ -117,11 +117,11 @@ class _ReadingProcess:
 
     def _values(self, bare: ReadyMedia) -> list[bytes]:
         found: list[bytes] = []
-        place = 0
+        offset = 0
         for item in bare.items:
             length = FLOAT_BYTES * math.prod(item.shape)
-            found.append(read_all(self._file, length, place))
-            place += length
+            found.append(read_all(self._file, length, offset))
+            offset += length
         return found
 
 

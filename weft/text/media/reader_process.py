@@ -118,31 +118,31 @@ class _MediaReader:
 def _taken(file: int, lens: Iterable[int]) -> list[bytes]:
     """The files with these lengths in the shared file."""
     found: list[bytes] = []
-    place = 0
+    offset = 0
     for length in lens:
-        found.append(read_all(file, length, place))
-        place += length
+        found.append(read_all(file, length, offset))
+        offset += length
     return found
 
 
-def read_all(file: int, length: int, place: int) -> bytes:
-    """`length` bytes from `place` on. One call reads at most 2 GB, which is more than any file
+def read_all(file: int, length: int, offset: int) -> bytes:
+    """`length` bytes from `offset` on. One call reads at most 2 GB, which is more than any file
     or item may have."""
-    data = os.pread(file, length, place)
+    data = os.pread(file, length, offset)
     if len(data) != length:
-        raise OSError("the shared file is shorter than told")
+        raise OSError("the shared file is shorter than announced")
     return data
 
 
 def write_all(file: int, pieces: Iterable[bytes | memoryview]) -> None:
     """Write pieces one after the other, from the beginning of the shared file on."""
-    place = 0
+    offset = 0
     for piece in pieces:
         left = memoryview(piece)
         while left:
-            written = os.pwrite(file, left, place)
+            written = os.pwrite(file, left, offset)
             left = left[written:]
-            place += written
+            offset += written
 
 
 if __name__ == "__main__":

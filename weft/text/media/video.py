@@ -185,6 +185,6 @@ def _upright(image: Image, degrees: int) -> Image:
     """The frame rotated counter-clockwise by a multiple of 90 degrees, as a phone recorded it."""
     from PIL.Image import Transpose
 
-    turns = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}
-    turn = turns.get(degrees % 360)
-    return image if turn is None else image.transpose(turn)
+    rotations = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}
+    rotation = rotations.get(degrees % 360)
+    return image if rotation is None else image.transpose(rotation)

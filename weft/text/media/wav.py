@@ -89,14 +89,14 @@ def read_wav(raw: bytes) -> Wav:
 def _chunks(raw: bytes) -> Iterator[tuple[bytes, int, memoryview]]:
     """Name, declared length, and present content of each chunk of the file."""
     view = memoryview(raw)
-    place = 12
+    offset = 12
     for _ in range(MAX_CHUNKS):
-        if place + 8 > len(raw):
+        if offset + 8 > len(raw):
             return
-        name, size = struct.unpack_from("<4sI", raw, place)
-        place += 8
-        yield name, size, view[place : place + size]
-        place += size + size % 2
+        name, size = struct.unpack_from("<4sI", raw, offset)
+        offset += 8
+        yield name, size, view[offset : offset + size]
+        offset += size + size % 2
     raise ValueError(f"the WAV file has more than the {MAX_CHUNKS:,} chunks that are allowed")
 
 

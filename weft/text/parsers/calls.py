@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.text.parsers.events import CallArguments, CallBegin
 from weft.text.parsers.json_scan import JsonScanner
-from weft.text.parsers.stream import MAX_HELD, Reading, Stream
+from weft.text.parsers.stream import MAX_PENDING, Reading, Stream
 from weft.text.surrogates import EscapeMender, readable_json
 
 MAX_CALL_LEN = 1_000_000  # characters of a call whose events are emitted when it is complete
@@ -145,7 +145,7 @@ def section(
                 break
 
 
-def whole_call(stream: Stream, name: str, arguments: str) -> bool:
+def complete_call(stream: Stream, name: str, arguments: str) -> bool:
     """Emit a complete call. False if `arguments` are not a readable JSON object."""
     if not is_object(arguments):
         return False
@@ -178,7 +178,7 @@ def decoded(text: str) -> Any:
 
 def _max_len(stream: Stream) -> int:
     """The most characters of a call that may be held back."""
-    return MAX_HELD if stream.eager else MAX_CALL_LEN
+    return MAX_PENDING if stream.eager else MAX_CALL_LEN
 
 
 class StreamedCall:
@@ -280,7 +280,7 @@ class _CallReader:
         """The object is complete. Returns whether it was a call."""
         if self._call is not None:
             return self._call.close()
-        return self._name is not None and whole_call(
+        return self._name is not None and complete_call(
             self._stream,
             self._name,
             self._arguments or "{}",
@@ -336,5 +336,5 @@ def _as_object(value: str) -> str | None:
         return "{}"
     inner = decoded(value)
     if isinstance(inner, str):
-        return inner  # `whole_call` checks that it is an object
+        return inner  # `complete_call` checks that it is an object
     return None

@@ -20,7 +20,7 @@ class RawText(NamedTuple):
     """How calls are written in a format where an argument that is a text stands as it is."""
 
     call_begin: str  # with NAME in place of the function's name
-    text_begin: str  # behind `call_begin`, with KEY in place of the argument's
+    text_begin: str  # after `call_begin`, with KEY in place of the argument's
     text_end: str
     call_end: str
 

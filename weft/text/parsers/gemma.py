@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from weft.text.parsers.calls import MAX_CALL_LEN, whole_call
+from weft.text.parsers.calls import MAX_CALL_LEN, complete_call
 from weft.text.parsers.stream import Reading, Stream
 from weft.text.parsers.typed_values import ArgumentTypes
 
@@ -47,7 +47,7 @@ def gemma(stream: Stream, marks: GemmaMarks) -> Reading[None]:
             continue
         types = ArgumentTypes(stream.schemas.get(name))
         arguments = translated_object(body.text.strip(), marks.quote, types.as_json)
-        if arguments is not None and whole_call(stream, name, arguments):
+        if arguments is not None and complete_call(stream, name, arguments):
             yield from stream.skip_space()
             stream.settle()
 

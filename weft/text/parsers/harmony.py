@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from weft.text.parsers.calls import json_arguments, whole_call
+from weft.text.parsers.calls import complete_call, json_arguments
 from weft.text.parsers.events import AnswerText, ReasoningText
 from weft.text.parsers.stream import MAX_NAME_LEN, Reading, Stream
 
@@ -118,7 +118,7 @@ def _call(stream: Stream, recipient: str) -> Reading[bool]:
         return False
     yield from stream.skip_space()
     if (yield from stream.accept_one(*_ENDS)):
-        return whole_call(stream, name, "{}")
+        return complete_call(stream, name, "{}")
     return (yield from json_arguments(stream, name))
 
 

@@ -15,7 +15,7 @@ import ast
 import json
 import re
 
-from weft.text.parsers.calls import MAX_CALL_LEN, is_object, whole_call
+from weft.text.parsers.calls import MAX_CALL_LEN, complete_call, is_object
 from weft.text.parsers.stream import Reading, Stream
 from weft.text.surrogates import well_formed
 
@@ -46,7 +46,7 @@ def pythonic(stream: Stream) -> Reading[None]:
     while (yield from stream.text_until("[")):
         calls = yield from _list(stream)
         for name, arguments in calls:
-            whole_call(stream, name, arguments)
+            complete_call(stream, name, arguments)
         if calls:
             yield from stream.skip_space()
             stream.settle()
@@ -63,7 +63,7 @@ def lfm2(stream: Stream) -> Reading[None]:
             continue
         calls = yield from _list(stream)
         for name, arguments in calls:
-            whole_call(stream, name, arguments)
+            complete_call(stream, name, arguments)
         if calls:
             yield from stream.skip_space()
             yield from stream.accept("<|tool_call_end|>")
@@ -82,7 +82,7 @@ def olmo3(stream: Stream) -> Reading[None]:
     while (yield from stream.text_until(OLMO3_BEGIN)):
         calls = yield from _lines(stream, "</function_calls>")
         for name, arguments in calls:
-            whole_call(stream, name, arguments)
+            complete_call(stream, name, arguments)
         if calls:
             yield from stream.skip_space()
             stream.settle()

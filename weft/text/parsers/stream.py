@@ -7,9 +7,9 @@ handle pieces alike:
     consumed and emitted | consumed, held back until it is known to be a call | not read yet
                           ^ _taken                                             ^ _position (_buffer)
 
-Each character is read a fixed number of times. `MAX_HELD` limits the held-back text. A stream that
-is not `eager` emits a call when it is complete, so a broken call can become text; it holds back
-more (`calls.py`). With `tells_cut`, it also emits a partial call at the end of the text.
+Each character is read a fixed number of times. `MAX_PENDING` limits the held-back text. A stream
+that is not `eager` emits a call when it is complete, so a broken call can become text; it holds
+back more (`calls.py`). With `tells_cut`, it also emits a partial call at the end of the text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft.text.parsers.events import AnswerText, Event
 
-MAX_HELD = 65_536  # characters of a call that may be held back before it is recognised
+MAX_PENDING = 65_536  # characters of a call that may be held back before it is recognised
 MAX_NAME_LEN = 256
 _NOT_SPACE = re.compile(r"\S")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]*")
@@ -111,7 +111,7 @@ class Stream:
         self._taken.clear()
 
     def give_up(self, keep: str = "") -> None:
-        """Emit the held-back text as answer text, except `keep` at its end, which stays held."""
+        """Emit the held-back text as answer text, except `keep` at its end, which stays pending."""
         taken = "".join(self._taken)
         self._tell(AnswerText, taken.removesuffix(keep))
         self._taken.clear()
@@ -135,7 +135,7 @@ class Stream:
                 self._tell(kind, self._rest())  # it was not the beginning of a marker
                 return ""
 
-    def take_until(self, *markers: str, limit: int = MAX_HELD) -> Reading[Taken | None]:
+    def take_until(self, *markers: str, limit: int = MAX_PENDING) -> Reading[Taken | None]:
         """Consume the text before the first of `markers`, and that marker.
 
         Returns None if there are more than `limit` characters before it.
@@ -193,8 +193,8 @@ class Stream:
             limit = self._position + MAX_NAME_LEN
             match = _NAME.match(self._buffer, self._position, limit)
             assert match is not None
-            is_whole = match.end() < len(self._buffer)
-            if is_whole or not (yield from self._more()):
+            is_complete = match.end() < len(self._buffer)
+            if is_complete or not (yield from self._more()):
                 self._take(match.end())
                 return match[0]
 
@@ -217,7 +217,7 @@ class Stream:
     def read(self, scanner: Scanner) -> Reading[str | None]:
         """Consume and return the text that `scanner` finds.
 
-        Returns None if the scanner fails, or needs more than `MAX_HELD` characters.
+        Returns None if the scanner fails, or needs more than `MAX_PENDING` characters.
         """
         pieces: list[str] = []
         size = 0
@@ -225,7 +225,7 @@ class Stream:
             piece = self.step(scanner)
             pieces.append(piece)
             size += len(piece)
-            if scanner.failed or size > MAX_HELD:
+            if scanner.failed or size > MAX_PENDING:
                 return None
             if not scanner.done and not (yield from self.more()):
                 return None
@@ -259,10 +259,10 @@ class Stream:
         match = pattern.search(self._buffer, self._position)
         if match is not None:
             return match, match.start()
-        held = 0
+        num_pending = 0
         if not self._ended:
-            held = _possible_beginning(self._buffer, markers, longest)
-        return None, max(len(self._buffer) - held, self._position)
+            num_pending = _possible_beginning(self._buffer, markers, longest)
+        return None, max(len(self._buffer) - num_pending, self._position)
 
     def _more(self) -> Reading[bool]:
         """Wait for more text. False at the end of the text."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from weft.text.parsers.calls import MAX_CALL_LEN, StreamedCall, section
-from weft.text.parsers.stream import MAX_HELD, Reading, Stream
+from weft.text.parsers.stream import MAX_PENDING, Reading, Stream
 from weft.text.parsers.typed_values import ArgumentTypes, any_json, json_string
 
 QWEN_FUNCTION = "<function="
@@ -266,7 +266,7 @@ def _value(
         return True
     limit = MAX_CALL_LEN
     if stream.eager:
-        limit = MAX_HELD
+        limit = MAX_PENDING
     found = yield from stream.take_until(*ends, limit=limit)
     if found is None or not found.marker:
         return False

@@ -14,16 +14,16 @@ from weft.text.stop.stopping import StopMatcher
 class AnswerMatcher:
     """Passes the reasoning through, and everything from the answer on to another matcher.
 
-    held: no one knows yet what it is | reasoning: passed | the answer: matched
+    pending: no one knows yet what it is | reasoning: passed | the answer: matched
     """
 
-    __slots__ = ("_answers", "_held", "_matcher", "_reasoning", "_reasons", "matched")
+    __slots__ = ("_answers", "_matcher", "_pending", "_reasoning", "_reasons", "matched")
 
     def __init__(self, matcher: StopMatcher, reasoning: Parser) -> None:
         self.matched: str | None = None
         self._matcher = matcher
         self._reasoning = reasoning
-        self._held = ""
+        self._pending = ""
         self._reasons = False  # the text is in the reasoning, or between it and the answer
         self._answers = False
 
@@ -33,8 +33,8 @@ class AnswerMatcher:
         passed = self._before_answer(text, self._reasoning.push(text))
         if not self._answers:
             return passed
-        answer = self._held
-        self._held = ""
+        answer = self._pending
+        self._pending = ""
         return passed + self._match(answer)
 
     def pass_over(self, text: str) -> str:
@@ -42,8 +42,8 @@ class AnswerMatcher:
             return self._matcher.pass_over(text)
         passed = self._before_answer(text, self._reasoning.push(text))
         if self._answers:
-            passed += self._matcher.pass_over(self._held)
-            self._held = ""
+            passed += self._matcher.pass_over(self._pending)
+            self._pending = ""
         return passed
 
     def flush(self) -> str:
@@ -52,10 +52,10 @@ class AnswerMatcher:
         if not self._answers:
             passed = self._before_answer("", self._reasoning.flush())
         if self._answers:
-            passed += self._match(self._held)
+            passed += self._match(self._pending)
         else:
-            passed += self._held
-        self._held = ""
+            passed += self._pending
+        self._pending = ""
         if self.matched is None:
             passed += self._matcher.flush()
             self.matched = self._matcher.matched
@@ -68,18 +68,18 @@ class AnswerMatcher:
 
     def _before_answer(self, text: str, events: list[Event]) -> str:
         """The text that is reasoning; the beginning of the answer is held back."""
-        self._held += text
+        self._pending += text
         answer = "".join(event.text for event in events if isinstance(event, AnswerText))
         if any(isinstance(event, ReasoningText) for event in events):
             self._reasons = True
         if answer:
             self._answers = True
             # Formats with marks around the answer do not tell it as it was written.
-            begin = len(self._held) - len(answer) if self._held.endswith(answer) else 0
+            begin = len(self._pending) - len(answer) if self._pending.endswith(answer) else 0
         elif self._reasons:
-            begin = len(self._held)
+            begin = len(self._pending)
         else:
             begin = 0
-        passed = self._held[:begin]
-        self._held = self._held[begin:]
+        passed = self._pending[:begin]
+        self._pending = self._pending[begin:]
         return passed

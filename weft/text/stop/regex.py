@@ -42,9 +42,9 @@ class RegexMatcher:
         "_automaton",
         "_before",
         "_begins",
-        "_held",
         "_include",
         "_live",
+        "_pending",
         "_position",
         "matched",
     )
@@ -57,21 +57,21 @@ class RegexMatcher:
         self._begins: dict[str, bool] = {}  # by character: whether a match may begin with it
         self._position = 0  # number of characters so far
         self._before = ""  # the last character
-        self._held = ""  # the held-back text
+        self._pending = ""  # the held-back text
         self.matched: str | None = None  # the pattern that matched
 
     def push(self, text: str) -> str:
         """Add `text`. Returns the text that is final; once `matched` is set, no more follows."""
-        start = self._position - len(self._held)
-        whole = self._held + text
+        start = self._position - len(self._pending)
+        combined = self._pending + text
         for char in text:
             end = self._step(char)
             if end is not None:
-                return self._cut(whole, start, *end)
+                return self._cut(combined, start, *end)
         earliest = min(self._live.values(), default=self._position)
         border = max(earliest, self._position - WINDOW)
-        self._held = whole[border - start :]
-        return whole[: border - start]
+        self._pending = combined[border - start :]
+        return combined[: border - start]
 
     def pass_over(self, text: str) -> str:
         """Add text before the first match that is allowed."""
@@ -79,15 +79,15 @@ class RegexMatcher:
 
     def flush(self) -> str:
         """The text has ended: returns the held-back text, up to a match that needed the end."""
-        held = self._held
-        self._held = ""
+        rest = self._pending
+        self._pending = ""
         end = None
         if self._live:
             end = self._pass_conditions("")
         self._live = {}
         if end is None:
-            return held
-        return self._cut(held, self._position - len(held), *end)
+            return rest
+        return self._cut(rest, self._position - len(rest), *end)
 
     def _step(self, char: str) -> tuple[PatternNode, int, int] | None:
         """Add a character. Returns a match: its last node, its begin and end positions."""
@@ -122,8 +122,8 @@ class RegexMatcher:
             self._begins[char] = known
         return known
 
-    def _pass_conditions(self, behind: str) -> tuple[PatternNode, int, int] | None:
-        """Pass the conditions that hold between the last character and `behind`, the next one.
+    def _pass_conditions(self, next_char: str) -> tuple[PatternNode, int, int] | None:
+        """Pass the conditions that hold between the last character and `next_char`, the next one.
 
         Returns a match that ends there, or None.
         """
@@ -132,7 +132,7 @@ class RegexMatcher:
         while left:
             node = left.pop()
             assert node.holds is not None
-            if not node.holds(self._before, behind):
+            if not node.holds(self._before, next_char):
                 continue
             begin = live[node]
             for following in node.follow:
@@ -149,15 +149,15 @@ class RegexMatcher:
                 earliest = (node, begin, self._position)
         return earliest
 
-    def _cut(self, whole: str, start: int, node: PatternNode, begin: int, end: int) -> str:
+    def _cut(self, combined: str, start: int, node: PatternNode, begin: int, end: int) -> str:
         """Record the match. Returns the text up to its beginning, or with `include` up to its end.
 
-        `whole` is the text from position `start` on.
+        `combined` is the text from position `start` on.
         """
         self.matched = node.pattern
-        self._held = ""
+        self._pending = ""
         self._live = {}
         border = end
         if not self._include:
             border = max(begin, end - WINDOW)
-        return whole[: border - start]
+        return combined[: border - start]

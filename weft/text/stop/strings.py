@@ -82,13 +82,13 @@ def compile_stops(strings: tuple[str, ...]) -> StopStrings:
 class StringMatcher:
     """Finds the first stop string in one completion's text."""
 
-    __slots__ = ("_held", "_include", "_node", "_stops", "matched")
+    __slots__ = ("_include", "_node", "_pending", "_stops", "matched")
 
     def __init__(self, stops: StopStrings, *, include: bool) -> None:
         self._stops = stops
         self._include = include  # also return the stop string itself
         self._node = 0
-        self._held = ""  # the text of the node: the possible beginning of a stop string
+        self._pending = ""  # the text of the node: the possible beginning of a stop string
         self.matched: str | None = None  # the stop string
 
     def push(self, text: str) -> str:
@@ -103,15 +103,15 @@ class StringMatcher:
             word = stops.word[node]
             if word:
                 self.matched = word
-                shown = self._held + text[: position + 1]
+                shown = self._pending + text[: position + 1]
                 if not self._include:
                     shown = shown[: len(shown) - len(word)]
                 return shown
-        whole = self._held + text
-        border = len(whole) - stops.depth[node]
+        combined = self._pending + text
+        border = len(combined) - stops.depth[node]
         self._node = node
-        self._held = whole[border:]
-        return whole[:border]
+        self._pending = combined[border:]
+        return combined[:border]
 
     def pass_over(self, text: str) -> str:
         """Add text before the first match that is allowed."""
@@ -119,7 +119,7 @@ class StringMatcher:
 
     def flush(self) -> str:
         """The text has ended without a match: returns the held-back text."""
-        held = self._held
-        self._held = ""
+        rest = self._pending
+        self._pending = ""
         self._node = 0
-        return held
+        return rest

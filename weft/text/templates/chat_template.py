@@ -27,7 +27,7 @@ from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
 from weft.text.surrogates import well_formed
 from weft.text.templates.content_format import ContentFormat, content_format
-from weft.text.templates.late_system import is_late, with_system_in_place
+from weft.text.templates.late_system import is_late, with_system_as_text
 from weft.text.templates.tools_in_messages import with_tools_in_messages
 
 MAX_OUTPUT_LEN = 16_000_000  # characters
@@ -288,8 +288,8 @@ class ChatTemplate:
             used = templates["tool_use"]
         warnings: tuple[str, ...] = ()
         if is_late(messages) and not self._has_system(used, _LATE_SYSTEM):
-            messages, places = with_system_in_place(messages, in_results=not tools_in_messages)
-            warnings = tuple(map(_as_warning, places))
+            messages, indices = with_system_as_text(messages, in_results=not tools_in_messages)
+            warnings = tuple(map(_as_warning, indices))
         if tools_in_messages:
             has_system = not tools or self._has_system(used, _SYSTEM)
             messages = with_tools_in_messages(messages, tools, has_system=has_system)
@@ -352,7 +352,7 @@ class ChatTemplate:
         return num_breaks if broken == f"\n{plain}" else 0
 
     def _example(self, used: _Compiled, messages: Sequence[Message]) -> str:
-        conversation = [_normalised(used, one, place, {}) for place, one in enumerate(messages)]
+        conversation = [_normalised(used, one, index, {}) for index, one in enumerate(messages)]
         values = {
             **self._special_tokens,
             "messages": conversation,
@@ -362,7 +362,7 @@ class ChatTemplate:
         return _render(used.template, values)
 
     def _has_system(self, used: _Compiled, example: Sequence[Message]) -> bool:
-        """Whether the template writes the system message of an example behind what precedes it."""
+        """Whether the template writes the system message of an example after what precedes it."""
         before = [one["content"] for one in example[: example.index(_SYSTEM[0])]]
         try:
             text = self._example(used, example)
@@ -372,14 +372,14 @@ class ChatTemplate:
 
 
 def _ends_before_calls(message: Message) -> bool:
-    """Whether a text that ends with a line break has calls behind it."""
+    """Whether a text that ends with a line break has calls after it."""
     content = message.get("content")
     return bool(message.get("tool_calls")) and isinstance(content, str) and content.endswith("\n")
 
 
-def _as_warning(place: int) -> str:
+def _as_warning(index: int) -> str:
     return (
-        f"message {place + 1} of the prompt is a system message behind others, which the chat "
+        f"message {index + 1} of the prompt is a system message behind others, which the chat "
         "template does not take there; it became text of the user or of a result, in its place"
     )
 

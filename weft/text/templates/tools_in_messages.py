@@ -1,6 +1,6 @@
 """Tools, calls and results as text in messages, for a chat template that knows none of them.
 
-    system      You can call these tools: ...      behind the system message's own text
+    system      You can call these tools: ...      after the system message's own text
     assistant   <tool_call> ... </tool_call>       as the model wrote it
     user        <tool_response> ... </tool_response>
 
@@ -68,23 +68,23 @@ def _in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
         if message.get("role") in RESULT_ROLES:
             run.append(message)
             continue
-        ordered += sorted(run, key=partial(_place, calls))
+        ordered += sorted(run, key=partial(_index_of_call, calls))
         run = []
         calls = message.get("tool_calls") or ()
         ordered.append(message)
-    return ordered + sorted(run, key=partial(_place, calls))
+    return ordered + sorted(run, key=partial(_index_of_call, calls))
 
 
-def _place(calls: Sequence[JsonObject], result: Message) -> int:
+def _index_of_call(calls: Sequence[JsonObject], result: Message) -> int:
     """The position of the call that a result belongs to, by its id, or its name if it has no id;
-    behind all calls if it belongs to none."""
+    after all calls if it belongs to none."""
     id = result.get("tool_call_id")
     name = result.get("name")
-    for place, call in enumerate(calls):
+    for index, call in enumerate(calls):
         if id and call.get("id") == id:
-            return place
+            return index
         if not id and name and (call.get("function") or {}).get("name") == name:
-            return place
+            return index
     return len(calls)
 
 
@@ -126,9 +126,9 @@ def _as_text(message: Message, *, has_answers: bool) -> Message:
 
 
 def _written_call(function: JsonObject) -> str:
-    before, behind = AROUND
+    before, after = AROUND
     name = json.dumps(str(function.get("name")), ensure_ascii=False)
-    return before.replace('"NAME"', name) + _written_arguments(function.get("arguments")) + behind
+    return before.replace('"NAME"', name) + _written_arguments(function.get("arguments")) + after
 
 
 def _written_arguments(arguments: Any) -> str:
@@ -144,7 +144,7 @@ def _written_arguments(arguments: Any) -> str:
 
 
 def _with_system(messages: list[Message], text: str, *, has_system: bool) -> list[Message]:
-    """The conversation with `text` behind its first system message, or before the user's."""
+    """The conversation with `text` after its first system message, or before the user's."""
     first: Message = {"role": "system"}
     rest = messages
     if messages and messages[0].get("role") in SYSTEM_ROLES:

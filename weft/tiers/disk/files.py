@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.tiers.pages import MAX_PIECES, behind
+from weft.tiers.pages import MAX_PIECES, without_first
 
 MAGIC = b"weft kv\x01"
 SUFFIX = ".kv"
@@ -175,5 +175,5 @@ def _move(
         if num_bytes <= 0:
             raise OSError("the file ends too soon")
         at += num_bytes
-        rest = behind(rest, num_bytes)
+        rest = without_first(rest, num_bytes)
     return at - offset

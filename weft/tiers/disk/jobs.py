@@ -67,8 +67,8 @@ class BlockMemory:
                 yield StoredPart(key, tokens, self._pieces(job, number), self.block_len)
         if self.endings is not None and len(job.ending):
             pieces: list[memoryview] = []
-            for place in job.ending.tolist():
-                pieces += self.endings.pieces(place)
+            for position in job.ending.tolist():
+                pieces += self.endings.pieces(position)
             yield StoredPart(chain.ending(last), tokens, pieces, 0)
 
     def _pieces(self, job: TransferJob, number: int) -> list[memoryview]:

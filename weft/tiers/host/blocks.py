@@ -26,13 +26,15 @@ class HostBlock:
 
 
 class HostBlocks:
-    """`num_places`: pages of host memory; `page_bytes`: bytes of each."""
+    """`num_host_pages`: pages of host memory; `page_bytes`: bytes of each."""
 
-    def __init__(self, num_places: int, page_bytes: int, page_size: int, block_len: int) -> None:
+    def __init__(
+        self, num_host_pages: int, page_bytes: int, page_size: int, block_len: int
+    ) -> None:
         self.block_len = block_len
         self.block_pages = block_len // page_size
         self.block_bytes = self.block_pages * page_bytes
-        self.num_blocks = num_places // self.block_pages
+        self.num_blocks = num_host_pages // self.block_pages
         every = np.arange(self.num_blocks * self.block_pages, dtype=np.int32)
         self.unused = list(every.reshape(self.num_blocks, self.block_pages)[::-1])
         self.by_key: OrderedDict[bytes, HostBlock] = OrderedDict()  # least recently used first
@@ -66,14 +68,14 @@ class HostBlocks:
     def hold(self, keys: Sequence[bytes]) -> list[HostBlock]:
         """The blocks with these keys, up to the first that is not here. A transfer reads them until
         it lets them go."""
-        held: list[HostBlock] = []
+        in_use: list[HostBlock] = []
         for key in keys:
             block = self.by_key.get(key)
             if block is None:
                 break
             block.users += 1
-            held.append(block)
-        return held
+            in_use.append(block)
+        return in_use
 
     def let_go(self, blocks: Sequence[HostBlock]) -> None:
         """A transfer no longer reads these blocks."""

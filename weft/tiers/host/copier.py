@@ -21,9 +21,9 @@ log = EventLog("cache")
 
 
 class HostCopies(Protocol):
-    """Host memory of `num_places` pages, and copies between it and the pool."""
+    """Host memory of `num_host_pages` pages, and copies between it and the pool."""
 
-    num_places: int
+    num_host_pages: int
     page_bytes: int
 
     def save(self, pages: IntArray, places: IntArray) -> None:
@@ -47,7 +47,7 @@ class HostJob:
     is_read: bool
     asked_s: float
     keys: list[bytes]  # of its blocks, from `start` on
-    held: list[HostBlock] = field(default_factory=list)  # blocks that it reads
+    in_use: list[HostBlock] = field(default_factory=list)  # blocks that it reads
     new: list[IntArray] = field(default_factory=list)  # places of blocks that it brings
     num_below: int = 0  # tokens that the store below has read for it
     is_cancelled: bool = False
@@ -114,7 +114,7 @@ class Copier:
         """Returns the number of copied blocks."""
         blocks = job.new
         if job.is_read:
-            blocks = [block.places for block in job.held]
+            blocks = [block.places for block in job.in_use]
         if job.is_cancelled or not blocks:
             return 0
         places = np.concatenate(blocks)

@@ -48,7 +48,7 @@ class HostTiers:
         notify: Callable[[], None],
         below: Tiers | None = None,
     ) -> None:
-        self._blocks = HostBlocks(copies.num_places, copies.page_bytes, page_size, block_len)
+        self._blocks = HostBlocks(copies.num_host_pages, copies.page_bytes, page_size, block_len)
         self._copier = Copier(copies, notify)
         self._below = StoreBelow(below)
         self._notify = notify
@@ -86,15 +86,15 @@ class HostTiers:
     ) -> None:
         job = self._enter(ticket, key, start, pages, is_read=True)
         blocks = self._blocks
-        job.held = blocks.hold(job.keys)
+        job.in_use = blocks.hold(job.keys)
         blocks.note_use(job.keys)
-        lacking = len(job.keys) - len(job.held)
+        lacking = len(job.keys) - len(job.in_use)
         if lacking and self._below.is_there:
             job.new = blocks.take_places(lacking)
         if not job.new:
             self._copier.give(job)
             return
-        begin = start + len(job.held) * blocks.block_len
+        begin = start + len(job.in_use) * blocks.block_len
         end = begin + len(job.new) * blocks.block_len
         part = key.first(end)
         self._below.read(job, part, begin, job.new)
@@ -203,7 +203,7 @@ class HostTiers:
     def _end_read(self, copied: CopiedJob) -> Landed:
         job = copied.job
         del self._jobs[job.ticket]
-        self._blocks.let_go(job.held)
+        self._blocks.let_go(job.in_use)
         self._learn(copied)
         self._read_bytes += copied.num_blocks * self._blocks.block_bytes
         num_tokens = copied.num_blocks * self._blocks.block_len
@@ -246,8 +246,8 @@ class HostTiers:
         start = self._below.store.lacks(key).num_tokens
         if start >= here:
             return False
-        held = blocks.hold(list(blocks.chain.keys(key))[start // blocks.block_len :])
-        self._below.write(WriteBelow(job, num_bytes, held), key, start)
+        in_use = blocks.hold(list(blocks.chain.keys(key))[start // blocks.block_len :])
+        self._below.write(WriteBelow(job, num_bytes, in_use), key, start)
         return True
 
     def _take_below(self, written: list[Written]) -> None:
@@ -266,12 +266,12 @@ class HostTiers:
             if number >= num_blocks:
                 blocks.free(places)
                 continue
-            block = blocks.add(job.keys[len(job.held)], places, job.generation)
+            block = blocks.add(job.keys[len(job.in_use)], places, job.generation)
             if block is None:
                 num_blocks = number  # later blocks are out of date, too
                 continue
             block.users += 1
-            job.held.append(block)
+            job.in_use.append(block)
             job.num_below += blocks.block_len
         blocks.note_use(job.keys)
         job.new = []

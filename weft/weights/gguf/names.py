@@ -56,15 +56,15 @@ _OF_A_LAYER = {
 }
 
 
-class _Place(NamedTuple):
-    """The place of a tensor in the model, by its name in the file."""
+class _TensorName(NamedTuple):
+    """Where a tensor stands in the model, by its name in the file."""
 
     layer: int | None  # None: outside of layers
     part: str  # "attn_q"
     kind: str  # "weight" or "bias"; "": the name has none
 
     @property
-    def whole(self) -> str:
+    def unsplit(self) -> str:
         if not self.kind:
             return self.part
         return f"{self.part}.{self.kind}"
@@ -79,16 +79,16 @@ def renamed(tensors: Mapping[str, TensorEntry], metadata: JsonMapping) -> dict[s
     for name, entry in tensors.items():
         if name.endswith(IGNORED):
             continue
-        place = _place(name)
+        parsed = _parsed(name)
         # Layers after the model's last one predict several tokens ahead; weft does not use them.
-        if place.layer is not None and num_layers is not None and place.layer >= num_layers:
+        if parsed.layer is not None and num_layers is not None and parsed.layer >= num_layers:
             continue
-        for one, part in _split(place, entry, architecture, metadata):
-            if one.whole in architecture.rows:
+        for one, part in _split(parsed, entry, architecture, metadata):
+            if one.unsplit in architecture.rows:
                 part = part._replace(shape=(1, *part.shape))
-            if one.whole in architecture.flat:
+            if one.unsplit in architecture.flat:
                 part = part._replace(shape=(math.prod(part.shape),))
-            if one.whole in architecture.convs and len(part.shape) == 2:
+            if one.unsplit in architecture.convs and len(part.shape) == 2:
                 part = part._replace(shape=(part.shape[0], 1, part.shape[1]))
             ours = _name(one, architecture) or name
             paired_rows = 0
@@ -115,55 +115,55 @@ def _num_layers(metadata: JsonMapping) -> int | None:
     return num_blocks - num_ahead
 
 
-def _place(name: str) -> _Place:
+def _parsed(name: str) -> _TensorName:
     block, _, rest = name.partition(".")
     index, _, inner = rest.partition(".")
     if block == "blk" and index.isascii() and index.isdigit():
         part, dot, kind = inner.rpartition(".")
         if not dot:
-            return _Place(int(index), inner, "")
-        return _Place(int(index), part, kind)
+            return _TensorName(int(index), inner, "")
+        return _TensorName(int(index), part, kind)
     base, _, kind = name.rpartition(".")
-    return _Place(None, base, kind)
+    return _TensorName(None, base, kind)
 
 
-def _name(place: _Place, architecture: Architecture) -> str:
+def _name(parsed: _TensorName, architecture: Architecture) -> str:
     """weft's name for a tensor; "": its name is unknown."""
-    if place.layer is None:
-        ours = architecture.outside.get(place.part) or _OUTSIDE.get(place.part, "")
-        return ours and f"{ours}.{place.kind}"
+    if parsed.layer is None:
+        ours = architecture.outside.get(parsed.part) or _OUTSIDE.get(parsed.part, "")
+        return ours and f"{ours}.{parsed.kind}"
     names = {**_OF_A_LAYER, **architecture.parts}
-    prefix = f"{architecture.layers}.{place.layer}"
-    if place.whole in names:
-        return f"{prefix}.{names[place.whole]}"
-    if place.part in names:
-        return f"{prefix}.{names[place.part]}.{place.kind}"
-    part, _, expert = place.part.partition(".")
+    prefix = f"{architecture.layers}.{parsed.layer}"
+    if parsed.unsplit in names:
+        return f"{prefix}.{names[parsed.unsplit]}"
+    if parsed.part in names:
+        return f"{prefix}.{names[parsed.part]}.{parsed.kind}"
+    part, _, expert = parsed.part.partition(".")
     # Old files have one tensor per expert: ffn_up.3 is expert 3 of ffn_up_exps.
     experts, _, last = names.get(f"{part}_exps", "").rpartition(".")
     if not experts or not expert.isascii() or not expert.isdigit():
         return ""
-    return f"{prefix}.{experts}.{int(expert)}.{last}.{place.kind}"
+    return f"{prefix}.{experts}.{int(expert)}.{last}.{parsed.kind}"
 
 
 def _split(
-    place: _Place, entry: TensorEntry, architecture: Architecture, metadata: JsonMapping
-) -> Iterator[tuple[_Place, TensorEntry]]:
+    parsed: _TensorName, entry: TensorEntry, architecture: Architecture, metadata: JsonMapping
+) -> Iterator[tuple[_TensorName, TensorEntry]]:
     """The tensor; or its queries, keys and values separately, if it holds all three and weft's
     model has three weights."""
     num_heads, num_kv_heads = _num_heads(metadata)
     num_rows = entry.shape[0]
     heads_in_all = num_heads + 2 * num_kv_heads
     # If the rows cannot be divided by heads, the shape is refused later.
-    if place.part != "attn_qkv" or not architecture.splits_qkv or num_rows % heads_in_all:
-        yield place, entry
+    if parsed.part != "attn_qkv" or not architecture.splits_qkv or num_rows % heads_in_all:
+        yield parsed, entry
         return
     row_bytes = entry.num_bytes // num_rows
     first = 0
     for part, heads in (("attn_q", num_heads), ("attn_k", num_kv_heads), ("attn_v", num_kv_heads)):
         num = num_rows // heads_in_all * heads
         yield (
-            place._replace(part=part),
+            parsed._replace(part=part),
             entry._replace(
                 shape=(num, *entry.shape[1:]),
                 start=entry.start + first * row_bytes,
@@ -188,13 +188,13 @@ def _num_heads(metadata: JsonMapping) -> tuple[int, int]:
     return num_heads, num_kv_heads
 
 
-def _paired_rows(place: _Place, entry: TensorEntry, metadata: JsonMapping) -> int:
+def _paired_rows(parsed: _TensorName, entry: TensorEntry, metadata: JsonMapping) -> int:
     """The number of rows of a head, if rotated pairs are consecutive rows; 0 if rows are in weft's
     order."""
     num_heads, num_kv_heads = _num_heads(metadata)
-    if place.part == "attn_k":
+    if parsed.part == "attn_k":
         num_heads = num_kv_heads
-    elif place.part != "attn_q":
+    elif parsed.part != "attn_q":
         return 0
     if entry.shape[0] % (2 * num_heads):
         return 0

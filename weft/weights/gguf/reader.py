@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: metadata, and the places of its tensors. Everything is checked
+"""Reads the header of a GGUF file: metadata, and where its tensors stand. Everything is checked
 before it is used.
 
     "GGUF" · version · number of tensors · number of keys
@@ -202,8 +202,8 @@ class _HeaderReader:
         return TensorEntry(name, kind.name, tuple(reversed(sizes)), offset, num_bytes)
 
     def _placed(self, entries: list[TensorEntry], alignment: int) -> dict[str, TensorEntry]:
-        """The tensors by name, with their places in the file. Raises BadCheckpoint unless the
-        places are inside of the file and do not overlap."""
+        """The tensors by name, with their offsets in the file. Raises BadCheckpoint unless the
+        offsets are inside of the file and do not overlap."""
         data_start = -(-self._position // alignment) * alignment
         placed: dict[str, TensorEntry] = {}
         end = 0

@@ -22,7 +22,7 @@ from torch import Tensor
 from weft.config.model import BadCheckpoint
 from weft.models.layers.weight import Weight
 from weft.weights.packed.weight import Misfit, PackedTensors
-from weft.weights.pieces import PieceBuffer, is_finite, piece_rows, read_whole
+from weft.weights.pieces import PieceBuffer, is_finite, piece_rows, read_all
 from weft.weights.scales import StoredTensor
 
 KINDS = ("nf4", "fp4")
@@ -58,7 +58,7 @@ class WidenedMatrix(NamedTuple):
 
     def put_into(self, weight: Weight, buffer: PieceBuffer) -> None:
         out_size, in_size = self.shape
-        values = read_whole(*self.found.tensor("weight.quant_map", "F32", (16,)), torch.float32)
+        values = read_all(*self.found.tensor("weight.quant_map", "F32", (16,)), torch.float32)
         scales = self._scales()
         content, entry = self.tensors[0]
         step = piece_rows(4 * in_size)
@@ -67,9 +67,9 @@ class WidenedMatrix(NamedTuple):
             first = start * in_size
             num = (stop - start) * in_size
             packed = buffer.read(content, entry.start + first // 2, 1, num // 2).flatten()
-            places = torch.stack((packed >> 4, packed & 0xF), dim=1).flatten()
+            codes = torch.stack((packed >> 4, packed & 0xF), dim=1).flatten()
             blocks = torch.arange(first, first + num) // self.sizes.size
-            rows = values[places.int()] * scales[blocks]
+            rows = values[codes.int()] * scales[blocks]
             weight.put(rows.view(stop - start, in_size), start)
 
     def require_finite(self, buffer: PieceBuffer) -> None:
@@ -79,20 +79,20 @@ class WidenedMatrix(NamedTuple):
         """The scales [blocks] float32. Raises BadCheckpoint."""
         content, entry = self.found.any_type("weight.absmax")
         if entry.dtype == "F32":
-            scales = read_whole(content, entry, torch.float32).flatten()
+            scales = read_all(content, entry, torch.float32).flatten()
         else:
-            scales = self._nested(read_whole(content, entry, torch.uint8).flatten())
+            scales = self._nested(read_all(content, entry, torch.uint8).flatten())
         if not is_finite(scales):
             raise BadCheckpoint(f"{content.label}: {entry.name} has scales that are not finite")
         return scales
 
-    def _nested(self, places: Tensor) -> Tensor:
+    def _nested(self, codes: Tensor) -> Tensor:
         found = self.found
-        values = read_whole(*found.tensor("weight.nested_quant_map", "F32", (256,)), torch.float32)
+        values = read_all(*found.tensor("weight.nested_quant_map", "F32", (256,)), torch.float32)
         content, entry = found.any_type("weight.nested_absmax")
-        whole = read_whole(content, entry, torch.float32).flatten()
-        blocks = torch.arange(len(places)) // self.sizes.nested_size
-        return values[places.int()] * whole[blocks] + self.sizes.offset
+        scale_of_all = read_all(content, entry, torch.float32).flatten()
+        blocks = torch.arange(len(codes)) // self.sizes.nested_size
+        return values[codes.int()] * scale_of_all[blocks] + self.sizes.offset
 
 
 def bitsandbytes_weight(tensors: PackedTensors, shape: tuple[int, int]) -> WidenedMatrix:
@@ -127,7 +127,7 @@ def _block_sizes(tensors: PackedTensors, state: str, shape: tuple[int, int]) -> 
     try:
         if entry.num_bytes > MAX_STATE_BYTES:
             raise ValueError("too long")
-        data = read_whole(content, entry, torch.uint8).numpy().tobytes()
+        data = read_all(content, entry, torch.uint8).numpy().tobytes()
         described = json.loads(data)
         stored = list(described["shape"])
         sizes = BlockSizes(

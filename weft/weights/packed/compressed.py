@@ -30,7 +30,7 @@ from weft.weights.packed.weight import (
     num_words,
 )
 from weft.weights.packed.words import codes_by_output, codes_of_bytes
-from weft.weights.pieces import PieceBuffer, read_whole
+from weft.weights.pieces import PieceBuffer, read_all
 from weft.weights.scales import FLOATS, StoredTensor
 
 SHAPE_TYPES = {"I64": torch.int64, "I32": torch.int32}
@@ -97,7 +97,7 @@ class CompressedLayout:
 
     def grouping(self) -> Grouping:
         content, entry = self._scales
-        stored = read_whole(content, entry, FLOATS[entry.dtype])
+        stored = read_all(content, entry, FLOATS[entry.dtype])
         # A single scale for the whole matrix is repeated for each output.
         scales = stored.view(_grid(entry.shape)).expand(self._out_size, -1).contiguous()
         return grouping_of(self._bits, self._group, scales, self._zero_points(), self._index)
@@ -109,9 +109,9 @@ class CompressedLayout:
         content, entry = self._zeros
         middle = 2 ** (self._bits - 1)
         if entry.dtype == "I32":
-            words = read_whole(content, entry, torch.int32)
+            words = read_all(content, entry, torch.int32)
             return codes_by_output(words, self._bits)[:, : self._out_size].t()
-        signed = read_whole(content, entry, torch.int8).int()
+        signed = read_all(content, entry, torch.int8).int()
         if bool((signed < -middle).any()) or bool((signed >= middle).any()):
             raise BadCheckpoint(
                 f"{content.label}: {entry.name} has zero points that are not in "
@@ -128,7 +128,7 @@ def _require_shape(tensors: PackedTensors, shape: tuple[int, int]) -> None:
     content, entry = tensors.any_type("weight_shape", (2,))
     if entry.dtype not in SHAPE_TYPES:
         raise Misfit(f"{entry.name} {entry.dtype} instead of {' or '.join(SHAPE_TYPES)}")
-    stored = read_whole(content, entry, SHAPE_TYPES[entry.dtype]).tolist()
+    stored = read_all(content, entry, SHAPE_TYPES[entry.dtype]).tolist()
     if stored != list(shape):
         raise Misfit(f"{entry.name} says {stored} instead of {list(shape)}")
 

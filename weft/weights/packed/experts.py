@@ -18,7 +18,7 @@ from weft.ops.codes import Codes
 from weft.weights.gguf.codes import BadScales
 from weft.weights.packed.float4 import MXFP4, mxfp4_codes
 from weft.weights.packed.weight import Misfit
-from weft.weights.pieces import PieceBuffer, piece_rows, read_whole
+from weft.weights.pieces import PieceBuffer, piece_rows, read_all
 from weft.weights.safetensors import TensorEntry
 from weft.weights.scales import StoredTensor
 from weft.weights.stored import part_of, put_codes
@@ -57,7 +57,7 @@ class ExpertBlocks(NamedTuple):
     def _pieces(self, buffer: PieceBuffer) -> Iterator[tuple[int, Codes]]:
         """First row and codes of each piece. Raises BadCheckpoint if scales are not finite."""
         content, entry = self.blocks
-        exponents = read_whole(*self.scales, torch.uint8)
+        exponents = read_all(*self.scales, torch.uint8)
         num_rows, row_bytes = entry.shape
         step = piece_rows(8 * row_bytes)
         for start in range(0, num_rows, step):

@@ -12,7 +12,7 @@ from weft.weights.packed.compressed import compressed_weight
 from weft.weights.packed.float4 import modelopt_weight, mxfp4_weight, nvfp4_weight
 from weft.weights.packed.gptq import awq_weight, gptq_weight
 from weft.weights.packed.weight import Misfit, PackedCodes, PackedTensors
-from weft.weights.pieces import read_whole
+from weft.weights.pieces import read_all
 from weft.weights.safetensors import Content, TensorEntry
 from weft.weights.scales import FLOATS, StoredTensor
 from weft.weights.stored import StoredWeight
@@ -71,4 +71,4 @@ def is_idle_bias(
     module = base.removesuffix(BIAS)
     if not base.endswith(BIAS) or f"{module}.qweight" not in stored or entry.dtype not in FLOATS:
         return False
-    return not read_whole(content, entry, FLOATS[entry.dtype]).any()
+    return not read_all(content, entry, FLOATS[entry.dtype]).any()

@@ -24,7 +24,7 @@ from weft.weights.gguf.codes import BadScales
 from weft.weights.packed.compressed import codes_of_rows
 from weft.weights.packed.weight import Grouping, Misfit, PackedCodes, PackedTensors
 from weft.weights.packed.words import codes_of_bytes
-from weft.weights.pieces import is_finite, read_whole
+from weft.weights.pieces import is_finite, read_all
 from weft.weights.scales import StoredTensor
 
 MXFP4 = CodeFormat(bits=4, group=32, table=E2M1_TWICE)
@@ -94,7 +94,7 @@ def _tensors(
 
 
 def _mxfp4_grouping(scales: StoredTensor) -> Grouping:
-    return Grouping(MXFP4, _powers_of_two(read_whole(*scales, torch.uint8)))
+    return Grouping(MXFP4, _powers_of_two(read_all(*scales, torch.uint8)))
 
 
 def _powers_of_two(exponents: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def _powers_of_two(exponents: Tensor) -> Tensor:
 
 
 def _nvfp4_grouping(scales: StoredTensor, factor: StoredTensor, *, divides: bool) -> Grouping:
-    fine = floats(read_whole(*scales, torch.float8_e4m3fn))
-    whole = read_whole(*factor, torch.float32).flatten()
-    values = fine / whole if divides else fine * whole
+    fine = floats(read_all(*scales, torch.float8_e4m3fn))
+    scale_of_all = read_all(*factor, torch.float32).flatten()
+    values = fine / scale_of_all if divides else fine * scale_of_all
     return Grouping(NVFP4, values * 0.5)

@@ -34,7 +34,7 @@ from weft.weights.packed.weight import (
     num_words,
 )
 from weft.weights.packed.words import awq_columns, codes_by_output, codes_of_bytes
-from weft.weights.pieces import PieceBuffer, read_whole
+from weft.weights.pieces import PieceBuffer, read_all
 from weft.weights.scales import FLOATS, StoredTensor
 
 WORD_BYTES = 4
@@ -118,7 +118,7 @@ class GptqLayout:
         """The zero points [out, groups]; None: the middle of the codes."""
         if self._zeros is None:
             return None
-        words = read_whole(*self._zeros, torch.int32)
+        words = read_all(*self._zeros, torch.int32)
         stored = codes_of_bytes(words.view(torch.uint8), self._bits)
         stored = stored[:, : self._codes[1].shape[1]]
         is_one = bool((stored == stored[0, 0]).all())
@@ -146,14 +146,14 @@ def _awq_codes(codes: StoredTensor, start: int, stop: int, buffer: PieceBuffer) 
 
 def _awq_grouping(scales: StoredTensor, zeros: StoredTensor, group: int) -> Grouping:
     by_output = _by_output(scales)
-    zero_points = awq_columns(read_whole(*zeros, torch.int32))
+    zero_points = awq_columns(read_all(*zeros, torch.int32))
     return grouping_of(4, group, by_output, zero_points)
 
 
 def _by_output(scales: StoredTensor) -> Tensor:
     """[groups, out] -> [out, groups]"""
     content, entry = scales
-    return read_whole(content, entry, FLOATS[entry.dtype]).t().contiguous()
+    return read_all(content, entry, FLOATS[entry.dtype]).t().contiguous()
 
 
 def _scales(

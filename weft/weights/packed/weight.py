@@ -12,7 +12,7 @@ from weft.config.model import BadCheckpoint
 from weft.config.quantized import Quantization
 from weft.models.layers.weight import Weight
 from weft.ops.codes import CodeFormat, Codes, Scales
-from weft.weights.pieces import PieceBuffer, is_finite, piece_rows, read_whole
+from weft.weights.pieces import PieceBuffer, is_finite, piece_rows, read_all
 from weft.weights.safetensors import ITEM_BYTES, Content, TensorEntry
 from weft.weights.scales import StoredTensor
 from weft.weights.stored import put_codes
@@ -214,7 +214,7 @@ def order_of(index: StoredTensor, group: int, num_groups: int) -> Tensor | None:
     """The inputs [in], sorted by group, from the group of each input; None if inputs are in that
     order already. Raises BadCheckpoint."""
     content, entry = index
-    of_input = read_whole(content, entry, torch.int32)
+    of_input = read_all(content, entry, torch.int32)
     if bool((of_input == -1).all()):  # present, but unused
         return None
     if bool((of_input < 0).any()) or bool((of_input >= num_groups).any()):

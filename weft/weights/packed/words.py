@@ -34,6 +34,6 @@ def awq_columns(words: Tensor) -> Tensor:
     """[rows, words] int32 -> [8 * words, rows] uint8: the columns that AWQ packed."""
     by_column = words.t().contiguous()
     columns = torch.empty(len(by_column), 8, by_column.shape[1], dtype=torch.uint8)
-    for place, column in enumerate(AWQ_ORDER):
-        columns[:, column] = (by_column >> (4 * place)) & 0xF
+    for index, column in enumerate(AWQ_ORDER):
+        columns[:, column] = (by_column >> (4 * index)) & 0xF
     return columns.view(-1, by_column.shape[1])

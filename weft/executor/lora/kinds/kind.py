@@ -78,12 +78,12 @@ def check_entry(entry: TensorEntry, shape: tuple[int, ...]) -> None:
 
 def named_layers(config: JsonMapping) -> frozenset[int] | None:
     """The layers that the adapter claims to change; None: the settings name none."""
-    given = config.get("layers_to_transform")
-    if given is None:
+    value = config.get("layers_to_transform")
+    if value is None:
         return None
-    numbers = given if isinstance(given, list) else [given]
+    numbers = value if isinstance(value, list) else [value]
     if not all(type(number) is int for number in numbers):
-        raise AdapterError(f"layers_to_transform is {short(given)}; numbers of layers are expected")
+        raise AdapterError(f"layers_to_transform is {short(value)}; numbers of layers are expected")
     return frozenset(numbers)
 
 
@@ -113,11 +113,11 @@ class BySetting:
     def __init__(self, config: JsonMapping, key: str, otherwise: Any) -> None:
         self._key = key
         self._otherwise = otherwise
-        given = config.get(key) or {}
-        if not isinstance(given, dict):
+        value = config.get(key) or {}
+        if not isinstance(value, dict):
             raise AdapterError(f"{key} is not an object")
         try:
-            self._patterns = ModulePatterns(given)
+            self._patterns = ModulePatterns(value)
         except BadPattern as exc:
             raise AdapterError(f"{key}: {short(str(exc))}") from exc
 

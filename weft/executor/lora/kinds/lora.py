@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from weft.config.projections import HEAD, LABELS, ExpertPlace, Projection
+from weft.config.projections import HEAD, LABELS, ExpertSlice, Projection
 from weft.executor.lora.kinds.kind import (
     PREFIX,
     TENSORS,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SIDES = (".lora_A.weight", ".lora_B.weight")
 TABLE_SIDES = (".lora_embedding_A", ".lora_embedding_B")
 CLASSIFIERS = (LABELS, "classifier")  # peft's names of every classifier
-WHOLE = ".weight"  # of a matrix that was trained as a whole
+FULL_WEIGHT = ".weight"  # of a matrix that was trained as a whole
 # Of the embedding and the head, besides A and B: peft also writes the model's own weights.
 BASE_LAYER = ".base_layer"
 OWN_WEIGHTS = f"{BASE_LAYER}.weight"
@@ -75,9 +75,9 @@ def read_lora(
     layers = named_layers(config)
     sizes = {in_base(name): size for name, size in known.items()}
     found: dict[str, StoredPair] = {}
-    whole = PREFIX + LABELS + WHOLE
+    full_weight = PREFIX + LABELS + FULL_WEIGHT
     stacks = _stacks(known)
-    for written in _modules(entries, whole):
+    for written in _modules(entries, full_weight):
         module = in_base(written)
         if _without_layers(module) in stacks:
             parts = stacks[_without_layers(module)]
@@ -104,8 +104,8 @@ def read_lora(
         check_entry(a, (rank, sizes[module].in_size))
         check_entry(b, (sizes[module].out_size, rank))
         found[module] = StoredPair((a, b), rank, scales.scale(written, rank), _both)
-    if whole in entries:
-        found |= _labels(entries[whole], sizes, found, max_rank)
+    if full_weight in entries:
+        found |= _labels(entries[full_weight], sizes, found, max_rank)
     if not found:
         raise AdapterError("the adapter has no tensors")
     ends = [in_base(name) for name, one in known.items() if one.is_table or name == HEAD]
@@ -117,7 +117,7 @@ def read_lora(
     return found
 
 
-Stacks = dict[str, dict[tuple[int, int], dict[str, ExpertPlace]]]
+Stacks = dict[str, dict[tuple[int, int], dict[str, ExpertSlice]]]
 
 
 def _stacks(known: Mapping[str, Projection]) -> Stacks:
@@ -143,7 +143,7 @@ def _without_layers(module: str) -> str:
 def _stacked(
     written: str,
     entries: Mapping[str, TensorEntry],
-    stacks: Mapping[tuple[int, int], Mapping[str, ExpertPlace]],
+    stacks: Mapping[tuple[int, int], Mapping[str, ExpertSlice]],
     sizes_of: Mapping[str, Projection],
     scales: FactorScales,
     max_rank: int,
@@ -161,15 +161,15 @@ def _stacked(
             + " or ".join(f"{ins} and {outs}" for ins, outs in stacks)
         )
     parts = stacks[sizes]
-    any_place = next(iter(parts.values()))
-    rank = scales.rank(any_place.name)
+    any_slice = next(iter(parts.values()))
+    rank = scales.rank(any_slice.name)
     check_rank(written, rank, max_rank)
-    check_entry(a, (rank * any_place.num_experts, sizes[0]))
-    check_entry(b, (sizes[1], rank * any_place.num_experts))
-    scale = scales.scale(any_place.name, rank)
+    check_entry(a, (rank * any_slice.num_experts, sizes[0]))
+    check_entry(b, (sizes[1], rank * any_slice.num_experts))
+    scale = scales.scale(any_slice.name, rank)
     found = {}
-    for module, place in parts.items():
-        of_expert = partial(_of_expert, place, sizes_of[module].out_size)
+    for module, of_stack in parts.items():
+        of_expert = partial(_of_expert, of_stack, sizes_of[module].out_size)
         found[module] = StoredPair((a, b), rank, scale, of_expert)
     return found
 
@@ -180,17 +180,17 @@ def _both(values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _of_expert(
-    place: ExpertPlace, num_rows: int, values: Sequence[Tensor]
+    of_stack: ExpertSlice, num_rows: int, values: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """A and B of an expert, from those that are stacked for all."""
     a, b = values
-    num = place.num_experts
-    a = a.view(num, -1, a.shape[1])[place.expert]
-    rows = slice(place.first, place.first + num_rows)
-    return a, b.view(len(b), -1, num)[rows, :, place.expert]
+    num = of_stack.num_experts
+    a = a.view(num, -1, a.shape[1])[of_stack.expert]
+    rows = slice(of_stack.first, of_stack.first + num_rows)
+    return a, b.view(len(b), -1, num)[rows, :, of_stack.expert]
 
 
-def _whole(values: Sequence[Tensor]) -> tuple[Tensor, None]:
+def _as_stored(values: Sequence[Tensor]) -> tuple[Tensor, None]:
     (matrix,) = values
     return matrix, None
 
@@ -239,15 +239,15 @@ def _labels(
             "(--max-lora-rank)"
         )
     # The difference from the model's matrix is small; it is rounded later.
-    return {LABELS: StoredPair((entry,), num_labels, 1.0, _whole, is_float32=True)}
+    return {LABELS: StoredPair((entry,), num_labels, 1.0, _as_stored, is_float32=True)}
 
 
-def _modules(entries: Mapping[str, TensorEntry], whole: str) -> Iterator[str]:
-    """The modules of the pairs of tensors, with their names in the file. `whole`: the only allowed
-    tensor that is not part of a pair. Raises AdapterError."""
+def _modules(entries: Mapping[str, TensorEntry], full_weight: str) -> Iterator[str]:
+    """The modules of the pairs of tensors, with their names in the file. `full_weight`: the
+    only allowed tensor that is not part of a pair. Raises AdapterError."""
     seen = set()
     for name in entries:
-        if name == whole or name.endswith(OWN_WEIGHTS):
+        if name == full_weight or name.endswith(OWN_WEIGHTS):
             continue
         for side in (*SIDES, *TABLE_SIDES):
             if name.startswith(PREFIX) and name.endswith(side):

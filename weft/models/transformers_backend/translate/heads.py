@@ -274,24 +274,24 @@ def grouped(heads: tuple[HeadSource, HeadSource, HeadSource]) -> Group | None:
     runs: dict[str, list[RowRun]] = {}
     for name, parts in taken.items():
         owner = np.full(sizes[name], -1, np.int32)
-        place = np.zeros(sizes[name], np.int32)
+        position = np.zeros(sizes[name], np.int32)
         num_taken = 0
         for part, index in parts:
             owner[index] = part
-            place[index] = np.arange(len(index))
+            position[index] = np.arange(len(index))
             num_taken += len(index)
         if num_taken != sizes[name] or (owner < 0).any():
             return None
-        runs[name] = _runs(owner, place)
+        runs[name] = _runs(owner, position)
     return Group(tuple(head.columns.places.size for head in heads), runs)
 
 
-def _runs(owner: IntArray, place: IntArray) -> list[RowRun]:
+def _runs(owner: IntArray, position: IntArray) -> list[RowRun]:
     """Runs of consecutive rows of a matrix that are also consecutive in a part."""
-    cuts = np.flatnonzero((np.diff(owner) != 0) | (np.diff(place) != 1)) + 1
+    cuts = np.flatnonzero((np.diff(owner) != 0) | (np.diff(position) != 1)) + 1
     begins = [0, *cuts.tolist()]
     ends = [*cuts.tolist(), len(owner)]
     found = []
     for begin, end in zip(begins, ends, strict=True):
-        found.append(RowRun(int(owner[begin]), int(place[begin]), begin, end - begin))
+        found.append(RowRun(int(owner[begin]), int(position[begin]), begin, end - begin))
     return found

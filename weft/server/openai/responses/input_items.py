@@ -34,16 +34,16 @@ def item_id(kind: str) -> str:
     return f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(12)}"
 
 
-def input_items(given: str | Sequence[ResponseItem]) -> list[JsonObject]:
+def input_items(request_input: str | Sequence[ResponseItem]) -> list[JsonObject]:
     """The input of one request as items.
 
     Each item gets a unique id: the client's, unless another item has it.
     """
-    if isinstance(given, str):
-        given = [ResponseItem(role="user", content=given)]
+    if isinstance(request_input, str):
+        request_input = [ResponseItem(role="user", content=request_input)]
     taken: set[str] = set()
     found = []
-    for item in given:
+    for item in request_input:
         id = item.id
         if not id or id in taken:
             id = item_id(item.type)

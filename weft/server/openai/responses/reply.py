@@ -66,7 +66,7 @@ class ResponseReply:
         self._finished = finished
         self._names = names
         self._seals_reasoning = seals_reasoning
-        self._told: list[bytes] = []
+        self._events: list[bytes] = []
         self._number = 0  # number of the next event
         self._pieces: list[str] = []  # texts of the open item
         self._logprobs: list[Any] = []  # of its tokens, if requested
@@ -92,9 +92,9 @@ class ResponseReply:
                 self._open_item("message", {"role": "assistant", "content": []})
             self._close_item("incomplete" if delta.end.reason == "length" else "completed")
             self._finish(delta)
-        told = b"".join(self._told)
-        self._told.clear()
-        return told
+        events = b"".join(self._events)
+        self._events.clear()
+        return events
 
     def closing(self) -> bytes:
         return b""
@@ -257,7 +257,7 @@ class ResponseReply:
                     **fields,
                 }
             )
-            self._told.append(b"event: %s\ndata: %s\n\n" % (event.encode(), data))
+            self._events.append(b"event: %s\ndata: %s\n\n" % (event.encode(), data))
         self._number += 1
 
 

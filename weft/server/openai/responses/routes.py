@@ -28,9 +28,9 @@ from weft.server.openai.responses.tools import offered_tools
 from weft.server.openai.responses.translate import (
     SEALED_REASONING,
     chat_request,
+    errors_name_input,
     messages,
     output_items,
-    told_as_input,
     warning_of,
 )
 from weft.server.operation import Operation, get, post
@@ -56,7 +56,7 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
     if body.store is not False:
         items = input_items(body.items)
     id = f"resp_{secrets.token_hex(24)}"
-    with told_as_input():
+    with errors_name_input():
         chat = chat_request(body, history, offered, id)
         conversation = await start_chat(context, request, chat)
     conversation.generation.warn((*offered.warnings, *warning_of(left_out)))
@@ -66,8 +66,9 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
 
     def finished(response: JsonObject) -> None:
         if body.store is not False:
-            told = messages(output_items(response), Opener(context.limits), history)
-            context.responses.put(response, told, owner_of(request), items)
+            output = output_items(response)
+            conversation_so_far = messages(output, Opener(context.limits), history)
+            context.responses.put(response, conversation_so_far, owner_of(request), items)
 
     reply = ResponseReply(
         _new(context, body, id),
@@ -93,7 +94,7 @@ async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     previous = _previous(context, request, body.previous_response_id)
     history = messages(body.items, Opener(context.limits), previous)
     offered = offered_tools(body.tools, body.tool_choice)
-    with told_as_input():
+    with errors_name_input():
         prompt = await chat_prompt(context, chat_request(body, history, offered, ""))
     return json_response(InputTokens(len(prompt.ids)))
 
@@ -179,7 +180,7 @@ def _stored(
 
 
 async def _settle(context: ServerContext) -> None:
-    """Before a client is told about a stored response: what it is told must be on disk."""
+    """Before a client learns of a stored response: what it learns must be on disk."""
     if context.responses.settled is not None:
         await context.responses.settled()
 

@@ -5,7 +5,7 @@
     namespace   a list of the two above: the model sees NAMESPACE.NAME, and a call tells both
     hosted      tools of a provider (`chat/agents.py`): left out, with a warning
 
-Errors name the tool by its place.
+Errors name the tool by its index.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ def _of_namespace(tool: JsonObject, where: str, names: dict[str, OwnName]) -> It
         raise ApiError(400, message, param=f"{where}.tools")
     about = tool.get("description")
     for number, one in enumerate(inside):
-        place = f"{where}.tools[{number}]"
+        param = f"{where}.tools[{number}]"
         if not isinstance(one, dict):
-            raise ApiError(400, f"{place} is {shown(one)}; a tool is needed", param=place)
-        chat = _one(one, place, inside="namespace")
+            raise ApiError(400, f"{param} is {shown(one)}; a tool is needed", param=param)
+        chat = _one(one, param, inside="namespace")
         fields = chat[chat["type"]]
         name = fields.get("name") if isinstance(fields, dict) else None
         if not isinstance(name, str) or not name:
-            message = f"{place}.name is {shown(name)}; a tool needs a name"
-            raise ApiError(400, message, param=f"{place}.name")
+            message = f"{param}.name is {shown(name)}; a tool needs a name"
+            raise ApiError(400, message, param=f"{param}.name")
         visible = visible_name(namespace, name)
         names[visible] = OwnName(namespace, name)
         own = fields.get("description")

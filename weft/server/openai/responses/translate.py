@@ -77,7 +77,7 @@ def wants_logprobs(body: ResponsesRequest) -> bool:
 
 
 @contextmanager
-def told_as_input() -> Iterator[None]:
+def errors_name_input() -> Iterator[None]:
     """Errors about the messages name the field that they come from."""
     try:
         yield
@@ -93,7 +93,7 @@ def output_items(response: JsonObject) -> list[ResponseItem]:
 
 
 def messages(
-    given: str | list[ResponseItem],
+    request_input: str | list[ResponseItem],
     opener: Opener,
     history: Sequence[ChatMessage] = (),
     left_out: Counter[str] | None = None,
@@ -104,25 +104,25 @@ def messages(
     Counts in `left_out` the items that no message has, by type.
     """
     left_out = Counter() if left_out is None else left_out
-    if isinstance(given, str):
-        return [*history, ChatMessage(role="user", content=given)]
-    told = _Told(history)
-    for index, item in enumerate(given):
+    if isinstance(request_input, str):
+        return [*history, ChatMessage(role="user", content=request_input)]
+    found = _GrowingMessages(history)
+    for index, item in enumerate(request_input):
         where = f"input[{index}]"
         match item.type:
             case "message":
                 if item.role is None:
                     raise ApiError(400, f"{where} has no role", param=f"{where}.role")
                 content = _content(item.content, f"{where}.content")
-                told.add_message(ChatMessage(role=item.role, content=content))
+                found.add_message(ChatMessage(role=item.role, content=content))
             case "function_call":
-                told.add_call(item, item.arguments or "{}")
+                found.add_call(item, item.arguments or "{}")
             case "custom_tool_call":
-                told.add_call(item, arguments_of(item.input or ""))
+                found.add_call(item, arguments_of(item.input or ""))
             case "function_call_output" | "custom_tool_call_output":
                 content = _content(_output(item), f"{where}.output")
                 id = item.call_id or ""
-                told.add(
+                found.add(
                     ChatMessage(
                         role="tool",
                         tool_call_id=id,
@@ -134,15 +134,15 @@ def messages(
                 if text is None:
                     left_out["reasoning of another server"] += 1
                 else:
-                    told.add_reasoning(text)
+                    found.add_reasoning(text)
             case kind if kind in HOSTED_ITEMS:
                 left_out[kind] += 1
             case _:
                 raise _unsupported(where, item.type)
-    return told.messages()
+    return found.messages()
 
 
-class _Told:
+class _GrowingMessages:
     """Messages, the last of which grows with the items of an answer.
 
     Its pieces are joined once, at its end, because an answer may have very many items.

@@ -27,7 +27,7 @@ from weft.ops.cpp.ops import CppOps
 from weft.ops.cpp.program import Program
 
 
-class Stages:
+class Segments:
     """Programs, and steps of torch between them, with room for `capacity` tokens. It is the `Host`
     of the recording."""
 
@@ -36,18 +36,18 @@ class Stages:
         self.input = torch.empty(0)
         self.output = torch.empty(0)
         self._ops = ops
-        self._stages: list[Program | list[HostStep]] = []
+        self._segments: list[Program | list[HostStep]] = []
         ops.begin(capacity)
 
     @property
     def has_host_steps(self) -> bool:
-        return len(self._stages) > 1
+        return len(self._segments) > 1
 
     def add(self, step: HostStep) -> None:
         part = self._ops.recorder.part()
-        if part.args or not self._stages:
-            self._stages += [part, []]
-        steps = self._stages[-1]
+        if part.args or not self._segments:
+            self._segments += [part, []]
+        steps = self._segments[-1]
         assert isinstance(steps, list)
         steps.append(step)
 
@@ -56,21 +56,21 @@ class Stages:
 
     def finish(self, output: Tensor) -> None:
         self.output = output
-        self._stages.append(self._ops.finish())
+        self._segments.append(self._ops.finish())
 
     def run(self, step: StepArgs, values: Values) -> Tensor:
         """The output for the tokens of the step, valid until the next run."""
         num_tokens: int = step.num_tokens
-        for stage in self._stages:
-            if isinstance(stage, Program):
-                stage.run(self._ops.library, step)
+        for segment in self._segments:
+            if isinstance(segment, Program):
+                segment.run(self._ops.library, step)
                 continue
-            for host_step in stage:
+            for host_step in segment:
                 host_step(values, num_tokens)
         return self.output[:num_tokens]
 
 
-class StagedModel:
+class SegmentedModel:
     """The `DecoderModel` of a translation."""
 
     def __init__(
@@ -86,15 +86,15 @@ class StagedModel:
         self._ops = ops
         self._attention = attention
         self._hidden_size = hidden_size
-        self._body: Stages | None = None
-        self._head: Stages | None = None
+        self._body: Segments | None = None
+        self._head: Segments | None = None
 
     @property
-    def is_whole(self) -> bool:
+    def is_unsplit(self) -> bool:
         """Whether our kernels compute the whole model. Call it after the weights have been filled,
         because they may move before."""
-        stages = (self._record_body(1), self._record_head(1))
-        return not any(each.has_host_steps for each in stages)
+        segments = (self._record_body(1), self._record_head(1))
+        return not any(each.has_host_steps for each in segments)
 
     def forward(
         self,
@@ -128,31 +128,33 @@ class StagedModel:
     def weights(self) -> Weights:
         return self._model.weights()
 
-    def _record_body(self, capacity: int) -> Stages:
-        stages = Stages(self._ops, capacity)
-        stages.finish(
-            self._translation.say_body(self._model.matrices, self._ops, self._attention, stages)
+    def _record_body(self, capacity: int) -> Segments:
+        segments = Segments(self._ops, capacity)
+        segments.finish(
+            self._translation.say_body(self._model.matrices, self._ops, self._attention, segments)
         )
-        return stages
+        return segments
 
-    def _record_head(self, capacity: int) -> Stages:
-        stages = Stages(self._ops, capacity)
-        stages.input = stages.buffer(self._hidden_size)
-        stages.finish(
-            self._translation.say_head(stages.input, self._model.matrices, self._ops, stages)
+    def _record_head(self, capacity: int) -> Segments:
+        segments = Segments(self._ops, capacity)
+        segments.input = segments.buffer(self._hidden_size)
+        segments.finish(
+            self._translation.say_head(segments.input, self._model.matrices, self._ops, segments)
         )
-        return stages
+        return segments
 
 
-def _with_room(recorded: Stages | None, num_rows: int, record: Callable[[int], Stages]) -> Stages:
-    """The given stages if they have room for `num_rows`, or larger new ones."""
+def _with_room(
+    recorded: Segments | None, num_rows: int, record: Callable[[int], Segments]
+) -> Segments:
+    """The given segments if they have room for `num_rows`, or larger new ones."""
     if recorded is not None and num_rows <= recorded.capacity:
         return recorded
     capacity = FIRST_CAPACITY if recorded is None else 2 * recorded.capacity
     return record(max(num_rows, capacity))
 
 
-class WholeModel:
+class UnsplitModel:
     """The `DecoderModel` that `ProgramModel` records: a translation without steps of torch."""
 
     def __init__(self, model: TransformersModel, translation: Translation, ops: CppOps) -> None:

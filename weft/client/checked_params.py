@@ -1,4 +1,4 @@
-"""Sampling parameters as Python programs give them: a text or a list in the place of a tuple.
+"""Sampling parameters as Python programs give them: a text or a list instead of a tuple.
 
 Requests over HTTP have the right types when they arrive. This module checks no ranges.
 """
@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from weft.client.given import require_switch, require_text, wrong_value
+from weft.client.checked_args import require_switch, require_text, wrong_value
 from weft.messages.sampling import (
     NUMERIC,
     Grammar,
@@ -30,8 +30,8 @@ PARAMS = "weft.SamplingParams"
 
 
 def with_tuples(params: SamplingParams) -> SamplingParams:
-    """The parameters with tuples in the place of lists, and of a single text, and with Python's
-    numbers in the place of numpy's.
+    """The parameters with tuples instead of lists, and of a single text, and with Python's
+    numbers instead of numpy's.
 
     Raises `InvalidParam` for other types, naming the field.
     """
