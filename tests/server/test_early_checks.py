@@ -16,12 +16,13 @@ from weft.text.tokenizer import Tokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 GAP = {"input_prefix": "a", "input_suffix": "b", "n_predict": 4}
-WRONG = [
-    ("/v1/chat/completions", CHAT, "temperature", -1),
-    ("/v1/chat/completions", CHAT, "n", 0),
-    ("/v1/completions", {"prompt": "Hi", "max_tokens": 4}, "temperature", -1),
-    ("/v1/completions", {"prompt": "a", "suffix": "b", "max_tokens": 4}, "n", 0),
-    ("/infill", GAP, "temperature", -1),
+# Of which the range of single numbers, checked when a body is read, says nothing.
+WRONG: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("/v1/chat/completions", CHAT, {"min_tokens": 9}, "min_tokens is 9"),
+    ("/v1/chat/completions", CHAT, {"logit_bias": {"99999999": 1}}, "99999999"),
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 4}, {"min_tokens": 9}, "min_tokens is 9"),
+    ("/v1/completions", {"prompt": "a", "suffix": "b"}, {"stop": [""]}, "stop string"),
+    ("/infill", GAP, {"min_tokens": 9}, "min_tokens is 9"),
 ]
 
 
@@ -34,15 +35,15 @@ def coder() -> Iterator[RunningServer]:
         yield server
 
 
-@pytest.mark.parametrize(("path", "body", "name", "value"), WRONG)
+@pytest.mark.parametrize(("path", "body", "wrong", "message"), WRONG)
 def test_a_wrong_parameter_is_refused_before_the_prompt_is_rendered_or_tokenized(
     server: RunningServer,
     coder: RunningServer,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
     body: dict[str, Any],
-    name: str,
-    value: float,
+    wrong: dict[str, Any],
+    message: str,
 ) -> None:
     def fail(*args: Any, **options: Any) -> Any:
         raise AssertionError("work for a request that is refused")
@@ -51,10 +52,10 @@ def test_a_wrong_parameter_is_refused_before_the_prompt_is_rendered_or_tokenized
     for work in ("encode", "encode_async", "encode_prompts", "encode_within"):
         monkeypatch.setattr(Tokenizer, work, fail)
     one = server if "messages" in body else coder
-    given = {"model": MODEL, **body, name: value}
+    given = {"model": MODEL, **body, **wrong}
     answer = httpx.post(f"{one.url}{path}", json=given, timeout=HANG_S)
     assert answer.status_code == 400, answer.text
-    assert f"{name} is {value}" in answer.text
+    assert message in answer.text
 
 
 @pytest.mark.parametrize(
