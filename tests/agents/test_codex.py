@@ -4,16 +4,22 @@ and what is wrong with them."""
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.agents.model import scripted_model
 from tests.agents.shapes import Body, Codex, codex_tools, events
 from tests.server.fake import HANG_S, RunningServer, eventually
-from weft.server.chat.sealed import MAX_LEN, opened, sealed
+from weft.config.limits import Limits
+from weft.server.chat.sealed import Opener, sealed
+from weft.server.errors import ApiError
+from weft.server.openai.responses.models import ResponseItem
+from weft.server.openai.responses.translate import messages
 
 PATCH = "*** Begin Patch\n*** Delete File: a\n*** End Patch"
 GRAMMAR = {
@@ -237,14 +243,84 @@ def test_reasoning_that_another_server_sealed_is_left_out_with_a_warning(model: 
     assert "1 x reasoning of another server" in answer.headers["x-weft-warnings"]
 
 
-def test_a_seal_that_was_changed_or_is_too_long_is_not_opened() -> None:
+def opened(text: str) -> str | None:
+    return Opener(Limits()).opened(text, "")
+
+
+def test_a_seal_that_was_changed_is_not_opened() -> None:
     text = "a thought " * 50
     assert opened(sealed(text)) == text
     assert opened(sealed(text)[:-1] + "x") is None
     assert opened(sealed(text)[:40]) is None
-    assert opened(sealed("a" * (MAX_LEN + 1))) is None
     for wrong in ("", "weft1", "weft1..", "weft1.!!.0", "weft2.a.b"):
         assert opened(wrong) is None
+
+
+def test_all_seals_of_a_request_hold_as_much_as_a_body_and_nothing_is_inflated_beyond() -> None:
+    opener = Opener(Limits(max_body_mb=0.01))
+    assert opener.opened(sealed("a" * 9_000), "input[0]") == "a" * 9_000
+    assert opener.opened(sealed("b" * 900)[:-1] + "x", "input[1]") is None, "counts all the same"
+    assert opener.opened(sealed("c" * 100), "input[2]") == "c" * 100
+    bomb = sealed("d" * 20_000_000)
+    tracemalloc.start()
+    try:
+        for text in (bomb, sealed("e")):
+            with pytest.raises(ApiError, match=r"input\[3\]: .* more than 10,000 bytes") as caught:
+                opener.opened(text, "input[3]")
+            assert caught.value.status == 400
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_reasoning_that_opens_to_more_than_a_body_is_refused_by_its_place(model: Model) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
+    thought["encrypted_content"] = sealed("a" * 4_000_000)
+    error = model.refused(input=[USER, *[thought] * 5, USER])
+    assert error["param"] == "input[5].encrypted_content"
+    assert "16,000,000 bytes" in error["message"]
+
+
+def test_signatures_that_open_to_more_than_a_body_are_refused_by_their_place(model: Model) -> None:
+    block = {"type": "thinking", "thinking": "", "signature": sealed("a" * 4_000_000)}
+    body = {
+        "model": Codex().body()["model"],
+        "max_tokens": 8,
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [block] * 5},
+            {"role": "user", "content": "And?"},
+        ],
+    }
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        answer = httpx.post(f"{model.server.url}{path}", json=body, timeout=HANG_S)
+        assert answer.status_code == 400, answer.text
+        assert "messages[1].content[4].signature" in answer.json()["error"]["message"]
+
+
+def test_the_many_items_of_one_answer_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_joined = 0
+    replace = msgspec.structs.replace
+
+    def counted(*args: Any, **changes: Any) -> Any:
+        nonlocal num_joined
+        num_joined += 1
+        return replace(*args, **changes)
+
+    monkeypatch.setattr(msgspec.structs, "replace", counted)
+    items = [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}]},
+        {"type": "message", "role": "assistant", "content": "b"},
+        {"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"},
+    ]
+    given = msgspec.convert(items * 100, list[ResponseItem])
+    [answer] = messages(given, Opener(Limits()))
+    assert answer.reasoning_content == "a" * 100
+    assert answer.content == "b" * 100
+    assert answer.tool_calls is not None
+    assert len(answer.tool_calls) == 100
+    assert num_joined == 1
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,14 @@ def test_mistakes_have_the_exceptions_of_the_sdk(api: Api, sdk: anthropic.Anthro
         ask(other)
     with pytest.raises(anthropic.NotFoundError):
         ask(sdk, model="claude")
-    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+    # The two texts that Claude Code reads: it asks for fewer tokens, or compacts the conversation.
+    excess = r"input length and `max_tokens` exceed context limit: \d+ \+ 5000 > \d+"
+    with pytest.raises(anthropic.BadRequestError, match=excess):
         ask(sdk, max_tokens=5_000)
+    with pytest.raises(
+        anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > \d+ maximum"
+    ):
+        ask(sdk, messages=[{"role": "user", "content": "Hello there. " * 3_000}])
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]"):
         ask(sdk, messages=[{"role": "user", "content": [{"type": "document", "source": {}}]}])
 

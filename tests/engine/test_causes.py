@@ -16,6 +16,8 @@ from tests.scheduler.random_worlds import picture
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
+from weft.arrays import IntArray
+from weft.engine import causes
 from weft.engine import explain as insight
 from weft.engine.causes import ADVICE, Cause, common_len
 from weft.messages.control import CacheCause
@@ -266,3 +268,41 @@ def test_common_tokens_are_counted_whole() -> None:
     assert common_len(packed(1, 2, 3), packed(1, 2)) == 2
     assert common_len(packed(1, 2, 3), packed(1, 258, 3)) == 1
     assert common_len(packed(1), b"") == 0
+
+
+def test_only_the_newest_requests_of_a_name_are_compared_with_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = world_of()
+    for number in range(30):
+        run(world, [*HEAD, 500 + number, *TAIL], rid="same")
+    num_compared = 0
+
+    def counted(one: bytes, other: bytes) -> int:
+        nonlocal num_compared
+        num_compared += 1
+        return common_len(one, other)
+
+    monkeypatch.setattr(causes, "common_len", counted)
+    explained = insight.trace_request_flow(world.scheduler, "same", world.time)
+    found = [one.cache_cause is not None for one in explained]
+    assert found == [True] * 8 + [False] * 22
+    assert num_compared <= 8 * (30 + 1), "each with all before it, and once behind the change"
+    oldest = explained[-1]
+    assert cause(world, oldest.id).cause == Cause.FIRST_SEEN, "found when it is asked for alone"
+
+
+def test_runs_are_looked_for_in_a_bounded_part_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causes, "MAX_RUNS_LEN", 32)
+    looked_at: list[int] = []
+    runs = causes._runs
+
+    def counted(tokens: bytes) -> IntArray:
+        looked_at.append(len(tokens) // 4)
+        return runs(tokens)
+
+    monkeypatch.setattr(causes, "_runs", counted)
+    world = world_of()
+    run(world, [*HEAD, *TAIL, *QUESTION])
+    found(world, [*HEAD, *QUESTION, *TAIL])
+    assert looked_at == [32, 32]

@@ -11,8 +11,9 @@ import pytest
 
 from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, running
 from tests.server.scripted import CALL, OSLO, THOUGHT, WEATHER, record_prompts, say
+from weft.config.limits import Limits
 from weft.config.server import ServerConfig
-from weft.server.chat.sealed import opened
+from weft.server.chat.sealed import Opener
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 TOOLS: list[Any] = [{"name": "weather", "description": "of a city", "input_schema": WEATHER}]
@@ -245,4 +246,5 @@ def test_a_stream_of_thinking_ends_with_a_signature(
         message = stream.get_final_message()
     assert kinds[kinds.index("signature_delta") - 1] == "thinking_delta"
     assert kinds.count("signature_delta") == 1
-    assert opened(message.content[0].signature) == message.content[0].thinking
+    [thinking, *_] = message.content
+    assert Opener(Limits()).opened(thinking.signature, "") == thinking.thinking

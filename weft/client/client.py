@@ -45,6 +45,7 @@ from weft.messages.codec import FromEngine, ToEngine, Unreadable
 from weft.messages.control import GetState
 from weft.messages.replies import WAIT_HEADER, Finish, StepOutput, ids_of
 from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionChanges
 from weft.messages.status import EngineFailed, EngineReady, Heartbeat, Stats
 from weft.messages.weights import WeightsReply
@@ -138,10 +139,12 @@ class EngineClient:
         deliveries: Sequence[TextDelivery] = (),
         *,
         stream: bool = True,
+        valid: SamplingParams | None = None,
     ) -> Generation:
         """Start generating. Nothing is sent unless all requests are valid.
 
         `deliveries`: one for each request; without, each token is delivered at once.
+        `valid`: parameters that were checked before the work on the prompts.
         Raises `InvalidParam` for mistakes of the user, `EngineUnavailable` without an engine.
         """
         engine = self.state.require_ready()
@@ -155,6 +158,7 @@ class EngineClient:
                 engine,
                 self._tokenizer,
                 clamps=clamps,
+                valid=valid,
             )
             to_send.append(one_to_send)
             if request.sampling.stop or request.sampling.stop_regex:

@@ -51,14 +51,18 @@ def checked(
     tokenizer: Tokenizer,
     *,
     clamps: bool,
+    valid: SamplingParams | None = None,
 ) -> GenerateRequest:
     """The request with its length resolved and with words turned into tokens.
+
+    `valid`: parameters that were checked before, which are not checked again.
 
     `clamps` cuts a `max_new_tokens` beyond the context instead of refusing it. Raises
     `InvalidParam`.
     """
     asked = request.sampling
-    asked.check(engine.vocab_size)
+    if asked is not valid:
+        asked.check(engine.vocab_size)
     params = asked
     if params.top_p == 0:  # means the likeliest token: no other is within so little probability
         params = replace(params, top_p=SMALLEST_TOP_P)

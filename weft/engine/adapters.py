@@ -2,7 +2,7 @@
 adapter is unloaded for another, and unloads that wait for open requests.
 
     load    ─▶ the adapter is read while steps run
-            ─▶ a free adapter_slot, or that of the least recently used adapter
+            ─▶ a free slot, or that of the least recently used adapter
             ─▶ device job: it is loaded, instead of the other one ─▶ reply
     unload  ─▶ refuses new requests ─▶ the open ones end ─▶ device job ─▶ reply
 

@@ -28,6 +28,7 @@ from weft.scheduler.scheduler import Scheduler
 
 RUN_LEN = 16  # tokens that are the same again, so that it is no accident
 NUM_SHOWN = 24  # tokens of both sequences, from the one on at which they part
+MAX_RUNS_LEN = 65_536  # tokens behind the first different one that are looked at for runs
 MAX_SPAN = 2_048  # tokens behind the first different one in which a change may end
 
 
@@ -257,6 +258,7 @@ def _nearest(
     """The request with most of the same first tokens in the same namespace, and in others. Of
     equal ones the one that ended first, because its tokens were there for the longest time."""
     found: dict[bool, Nearest] = {}
+    ours = memoryview(prompt)  # its slices are no copies
     for other in _earlier(scheduler, trace):
         key = _key_of(scheduler, other)
         if key is None:
@@ -264,7 +266,7 @@ def _nearest(
         is_same = key.namespace == namespace
         best = found.get(is_same, Nearest(other, prompt, b"", 0))
         end = best.num_same * TOKEN_BYTES
-        if prompt[:end] != key.tokens[:end]:
+        if not key.tokens.startswith(ours[:end]):
             continue  # it has fewer tokens in common
         num_same = common_len(prompt, key.tokens)
         if num_same and (num_same, _age(other)) >= (best.num_same, _age(best.trace)):
@@ -362,9 +364,11 @@ def _find(tokens: bytes, pattern: bytes, end: int) -> int:
 
 
 def _num_moved(ours: bytes, theirs: bytes) -> int:
-    """How many tokens of `ours` stand in `theirs` in runs of `RUN_LEN`, wherever they are."""
-    known = {run.tobytes() for run in _runs(theirs)}
-    own = _runs(ours)[::RUN_LEN]
+    """How many tokens of `ours` stand in `theirs` in runs of `RUN_LEN`, wherever they are. Of both,
+    only the first tokens count."""
+    most = MAX_RUNS_LEN * TOKEN_BYTES
+    known = {run.tobytes() for run in _runs(theirs[:most])}
+    own = _runs(ours[:most])[::RUN_LEN]
     return sum(RUN_LEN for run in own if run.tobytes() in known)
 
 

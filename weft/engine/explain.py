@@ -15,7 +15,14 @@ import numpy as np
 
 from weft.config.numbers import counted
 from weft.engine.causes import cause_of
-from weft.messages.control import Explanation, QueueStatus, RequestRow, StageTimes, TimelineEntry
+from weft.messages.control import (
+    CacheCause,
+    Explanation,
+    QueueStatus,
+    RequestRow,
+    StageTimes,
+    TimelineEntry,
+)
 from weft.observe.log import EventLog
 from weft.scheduler.features.grammar import COMPILING
 from weft.scheduler.groups.protocol import KV_MEMORY
@@ -35,6 +42,7 @@ from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 
+NUM_CAUSES = 8  # requests of one name whose cause is looked for
 MAX_PASSES_SHOWN = 48  # of one request: the latest passes
 NOT_LOOKED_AT = "no step has been planned since it arrived or was admitted to the queue"
 
@@ -106,10 +114,15 @@ def trace_request_flow(
     scheduler: Scheduler, rid: str, now: float, *, compiling: Container[int] = ()
 ) -> list[Explanation]:
     """All open or remembered requests with exactly this name, newest first. `compiling` has the ids
-    of requests whose grammar is being compiled."""
+    of requests whose grammar is being compiled. Only the newest have a `cache_cause`, because each
+    is found by comparing the prompt with all that are remembered."""
     found = [trace for trace in scheduler.history.traces() if trace.rid == rid]
     found.sort(key=lambda trace: -trace.arrival_order)
-    return [_explain(scheduler, trace, now, compiling) for trace in found]
+    explained: list[Explanation] = []
+    for index, trace in enumerate(found):
+        cause = cause_of(scheduler, trace) if index < NUM_CAUSES else None
+        explained.append(_explain(scheduler, trace, now, cause, compiling))
+    return explained
 
 
 def explain(scheduler: Scheduler, id: int, now: float) -> Explanation | None:
@@ -117,7 +130,7 @@ def explain(scheduler: Scheduler, id: int, now: float) -> Explanation | None:
     trace = scheduler.history.trace(id)
     if trace is None:
         return None
-    return _explain(scheduler, trace, now)
+    return _explain(scheduler, trace, now, cause_of(scheduler, trace))
 
 
 def stage_times(trace: RequestTrace, now: float) -> StageTimes:
@@ -267,7 +280,11 @@ def _num_output(scheduler: Scheduler, request: Request) -> int:
 
 
 def _explain(
-    scheduler: Scheduler, trace: RequestTrace, now: float, compiling: Container[int] = ()
+    scheduler: Scheduler,
+    trace: RequestTrace,
+    now: float,
+    cause: CacheCause | None,
+    compiling: Container[int] = (),
 ) -> Explanation:
     """`trace` in words, with what its request does now if it is open."""
     explanation = Explanation(
@@ -285,7 +302,7 @@ def _explain(
         why="",
         drafts=_drafts(scheduler, trace),
         shadow=shadow_words(scheduler, trace.id),
-        cache_cause=cause_of(scheduler, trace),
+        cache_cause=cause,
         timeline=_timeline(scheduler, trace),
     )
     request = scheduler.requests.get(trace.id)

@@ -205,7 +205,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     # of a pause.
     first_token_in_s: tuple[float, float, float] | None = None
     timeline: list[TimelineEntry]  # omitted entries are mentioned by an entry
-    cache_cause: CacheCause | None = None  # None before it is admitted
+    cache_cause: CacheCause | None = None  # only after admission; of the newest of a name
     row: int | None = None  # index of its row in the batch; None without one
     grammar: str = ""  # name of the grammar of an open request; equal grammars have equal names
     dp_rank: int = 0  # rank of the engine that has, or had, the request; the front sets it

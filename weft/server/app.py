@@ -152,7 +152,7 @@ def create_app(
         readiness.at_end(context.media.close)
     if context.template is not None:
         readiness.at_end(context.template.close)
-    own = outside_operations(plugins, OPERATIONS)
+    own = outside_operations(plugins, (*OPERATIONS, *_documents(info.version, ())))
     operations = (*OPERATIONS, *own, *_documents(info.version, own))
     routes: list[Route] = []
     for one in operations:

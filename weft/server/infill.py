@@ -52,6 +52,7 @@ async def infill(context: ServerContext, request: Request) -> ASGIApp:
         )
         raise over("max_prompts", message, param="input_extra")
     params = with_stops(context, tokens, _params(context, body))
+    params.check(context.client.engine.vocab_size)  # before the work on the prompt
     ids = await infill_prompt(
         context,
         tokens,
@@ -63,7 +64,7 @@ async def infill(context: ServerContext, request: Request) -> ASGIApp:
     body.rid = body.rid or body.request_id
     requests = make_requests(context, request, body, [ids], params)
     delivery = TextDelivery(body.stream_interval or context.config.stream_interval)
-    generation = submit(context, requests, [delivery], stream=bool(body.stream))
+    generation = submit(context, requests, [delivery], stream=bool(body.stream), valid=params)
     name = answering_name(context, body.model, body.lora_path)
     reply = InfillReply(name, generation.completions[0])
     return Answer(generation, reply, LLAMA_EVENTS)

@@ -28,17 +28,16 @@ def outside_operations(
 ) -> tuple[Operation, ...]:
     """The routes that `--plugins` adds to those that are known. Raises SettingsError."""
     found: list[Operation] = []
-    taken = {(one.method, one.path) for one in known}
     for name, own in plugins(setting, "control"):
         if not isinstance(own, OutsideControl):
             raise refused("control", name, "is no weft.messages.outside.OutsideControl")
-        _add(found, taken, control_route(name, own), f"control={name}")
+        _add(found, known, control_route(name, own), f"control={name}")
     for name, own in plugins(setting, "routes"):
         several = own if isinstance(own, list | tuple) else (own,)
         for one in several:
             if not isinstance(one, Operation):
                 raise refused("routes", name, "is no weft.server.operation.Operation")
-            _add(found, taken, one, f"routes={name}")
+            _add(found, known, one, f"routes={name}")
     return tuple(found)
 
 
@@ -65,12 +64,37 @@ def control_route(
 
 def _add(
     found: list[Operation],
-    taken: set[tuple[str, str]],
+    known: Sequence[Operation],
     one: Operation,
     plugin: str,
 ) -> None:
-    if (one.method, one.path) in taken:
-        kind, _, name = plugin.partition("=")
-        raise refused(kind, name, f"has the route {one.method} {one.path}, which is there already")
-    taken.add((one.method, one.path))
+    """Raises SettingsError for a route that could be taken for another one.
+
+    A path has one access, whatever its method, so no path of weft's own may be used again.
+    """
+    kind, _, name = plugin.partition("=")
+    route = f"{one.method} {one.path}"
+    for other in (*known, *found):
+        if not _have_common_paths(one.path, other.path):
+            continue
+        if other in known or (other.method, other.path) == (one.method, one.path):
+            there = f"{other.method} {other.path}"
+            raise refused(kind, name, f"has the route {route}, whose path is that of {there}")
+        if other.access != one.access:
+            ways = f"{one.access!r}, and {other.path} {other.access!r}"
+            raise refused(kind, name, f"has the route {route} with the access {ways}")
     found.append(one)
+
+
+def _have_common_paths(one: str, other: str) -> bool:
+    """Whether a path may belong to both templates. The part behind a `{` can be anything, as for
+    the table of accesses."""
+    ours, our_brace, _ = one.partition("{")
+    theirs, their_brace, _ = other.partition("{")
+    if our_brace and their_brace:
+        return ours.startswith(theirs) or theirs.startswith(ours)
+    if our_brace:
+        return theirs.startswith(ours)
+    if their_brace:
+        return ours.startswith(theirs)
+    return ours == theirs

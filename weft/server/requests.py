@@ -330,8 +330,11 @@ def submit(
     deliveries: Sequence[TextDelivery] = (),
     *,
     stream: bool,
+    valid: SamplingParams | None = None,
 ) -> Generation:
     """Start generating, if the server accepts new work and the requests are within the limits.
+
+    `valid`: parameters that were checked before the work on the prompts.
 
     Raises `ApiError`, `InvalidParam` or `ContextExceeded`.
     """
@@ -341,4 +344,4 @@ def submit(
         if request.vectors or request.media:
             require_embeds_room(context, requests)
             break
-    return context.client.submit(requests, deliveries, stream=stream)
+    return context.client.submit(requests, deliveries, stream=stream, valid=valid)

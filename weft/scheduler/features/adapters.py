@@ -1,5 +1,5 @@
 """Adapters (LoRA): which requests may run together, so that no step needs more adapters than there
-are slots. This is the only adapter_slot with that rule.
+are slots. This is the only place with that rule.
 
     running | picked | pinned | kept for one that waits  ≤  max_loras_per_batch
 

@@ -19,7 +19,6 @@ from starlette.types import ASGIApp
 from weft.client.adapters import NamedAdapter
 from weft.config.generation import KINDS
 from weft.json_types import JsonObject
-from weft.messages.control import ListRequests
 from weft.messages.status import EngineReady
 from weft.server.admin.loads import loads_of, refresh
 from weft.server.body import json_response
@@ -150,7 +149,6 @@ async def server_info(context: ServerContext, request: Request) -> ASGIApp:
     client = context.client
     info = context.info
     engine = client.engine
-    queue = (await client.call(ListRequests(limit=0))).queue
     answer = {
         "version": info.version,
         "served_model_name": info.model_name,
@@ -168,8 +166,6 @@ async def server_info(context: ServerContext, request: Request) -> ASGIApp:
         "startup": engine.startup,
         "passes": engine.passes,
         "open_completions": client.num_open,
-        "input_state": queue.input_state,
-        "ramp_left_s": queue.ramp_left_s,
         "server": _without(dataclasses.asdict(context.config), HIDDEN_OF_SERVER),
         "limits": dataclasses.asdict(context.limits),
         "engine": _without(dict(info.settings), HIDDEN_OF_ENGINE),

@@ -19,7 +19,7 @@ from weft.server.anthropic.models import (
 )
 from weft.server.chat.agents import is_hosted, without_pseudo_headers
 from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
-from weft.server.chat.sealed import opened
+from weft.server.chat.sealed import Opener
 from weft.server.errors import ApiError
 from weft.server.fields.arguments import arguments_text
 from weft.server.fields.sampling import ThinkingSwitch, copy_sampling, require_one_answer
@@ -32,6 +32,18 @@ _LEFT_OUT = (
     "mcp_tool_use",
     "mcp_tool_result",
 )
+
+
+def open_signatures(body: CountRequest, opener: Opener) -> None:
+    """Give blocks of reasoning their text: some clients keep only the signature, which has it as
+    well."""
+    for index, message in enumerate(body.messages):
+        if isinstance(message.content, str):
+            continue
+        for number, block in enumerate(message.content):
+            if block.type == "thinking" and block.signature and not block.thinking:
+                where = f"messages[{index}].content[{number}].signature"
+                block.thinking = opener.opened(block.signature, where)
 
 
 def chat_request(body: CountRequest) -> ChatRequest:
@@ -122,8 +134,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[ChatMessage]:
             case "search_result":
                 parts.append(_search_result(block, param))
             case "thinking":
-                # Some clients keep only the signature, which has the text as well.
-                reasoning.append(block.thinking or opened(block.signature or "") or "")
+                reasoning.append(block.thinking or "")
             case "tool_use":
                 calls.append(_call(block))
             case "tool_result":

@@ -114,6 +114,8 @@ async def start_chat(
     has_reasoning = _looks_for_reasoning(context, body, params)
     if tool_format is not None or has_reasoning:  # their marks may be special tokens
         params = msgspec.structs.replace(params, skip_special_tokens=False)
+    params.check(context.client.engine.vocab_size)  # before the work of rendering
+    valid = params
     try:
         ids, media, is_marked, warnings = await _prompt_ids(context, body, params)
         if params.grammar is not None:
@@ -126,7 +128,7 @@ async def start_chat(
         if is_marked or body.cache_control is not None or marks:
             made = replace(made, pins=await _pins(context, body, ids, marks))
         delivery = _delivery(context, body, made)
-        generation = submit(context, [made], [delivery], stream=bool(body.stream))
+        generation = submit(context, [made], [delivery], stream=bool(body.stream), valid=valid)
         generation.warn((*warnings, *unheld))
     except InvalidParam as exc:
         if exc.param == "prompt":  # the name in `text` and `client`

@@ -47,6 +47,8 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 async def completions(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, CompletionRequest)
     params = _sampling(context, body)
+    params.check(context.client.engine.vocab_size)  # before the work on the prompts
+    valid = params
     cut = None
     if body.truncate_prompt_tokens is not None or context.config.auto_truncate:
         cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
@@ -67,7 +69,7 @@ async def completions(context: ServerContext, request: Request) -> ASGIApp:
     requests = make_requests(context, request, body, ids, params)
     delivery = TextDelivery(body.stream_interval or context.config.stream_interval)
     deliveries = [delivery] * len(requests)
-    generation = submit(context, requests, deliveries, stream=bool(body.stream))
+    generation = submit(context, requests, deliveries, stream=bool(body.stream), valid=valid)
     echo = await _echo(context, body, texts) if body.echo else None
     reply = CompletionReply(
         context,

@@ -19,6 +19,7 @@ from weft.server.auth import owner_of
 from weft.server.body import json_response, read_json
 from weft.server.chat.conversation import Conversation, chat_prompt, start_chat
 from weft.server.chat.models import ChatMessage, InputTokens
+from weft.server.chat.sealed import Opener
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.model_names import answering_name
@@ -49,7 +50,8 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
         raise ApiError(400, message, param="background")
     left_out: Counter[str] = Counter()
     previous = _previous(context, request, body.previous_response_id)
-    history = messages(body.items, previous, left_out)
+    opener = Opener(context.limits)
+    history = messages(body.items, opener, previous, left_out)
     if not history:
         raise ApiError(400, "input is empty; at least one item is needed", param="input")
     offered = offered_tools(body.tools, body.tool_choice)
@@ -73,7 +75,8 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
 
     def store() -> None:
         """Store the response with its end, in the event loop: the store belongs to it."""
-        conversation_so_far = messages(output_items(reply.response), history)
+        output = output_items(reply.response)
+        conversation_so_far = messages(output, Opener(context.limits), history)
         context.responses.put(reply.response, conversation_so_far, owner_of(request), items)
 
     async def keep() -> None:
@@ -104,7 +107,8 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
 async def input_tokens(context: ServerContext, request: Request) -> ASGIApp:
     """The number of tokens of a response's prompt."""
     body = await read_json(context, request, ResponsesRequest)
-    history = messages(body.items, _previous(context, request, body.previous_response_id))
+    previous = _previous(context, request, body.previous_response_id)
+    history = messages(body.items, Opener(context.limits), previous)
     offered = offered_tools(body.tools, body.tool_choice)
     with errors_name_input():
         prompt = await chat_prompt(context, chat_request(body, history, offered, ""))

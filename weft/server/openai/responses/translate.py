@@ -16,7 +16,7 @@ from weft.messages.sampling import InvalidParam
 from weft.server.chat.agents import HOSTED_ITEMS
 from weft.server.chat.custom_tools import arguments_of
 from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
-from weft.server.chat.sealed import opened
+from weft.server.chat.sealed import Opener
 from weft.server.errors import ApiError
 from weft.server.fields.sampling import require_one_answer
 from weft.server.openai.responses.models import ResponseItem, ResponsePart, ResponsesRequest
@@ -94,6 +94,7 @@ def output_items(response: JsonObject) -> list[ResponseItem]:
 
 def messages(
     request_input: str | list[ResponseItem],
+    opener: Opener,
     history: Sequence[ChatMessage] = (),
     left_out: Counter[str] | None = None,
 ) -> list[ChatMessage]:
@@ -103,9 +104,9 @@ def messages(
     Counts in `left_out` the items that no message has, by type.
     """
     left_out = Counter() if left_out is None else left_out
-    found = list(history)
     if isinstance(request_input, str):
-        return [*found, ChatMessage(role="user", content=request_input)]
+        return [*history, ChatMessage(role="user", content=request_input)]
+    found = _GrowingMessages(history)
     for index, item in enumerate(request_input):
         where = f"input[{index}]"
         match item.type:
@@ -113,15 +114,15 @@ def messages(
                 if item.role is None:
                     raise ApiError(400, f"{where} has no role", param=f"{where}.role")
                 content = _content(item.content, f"{where}.content")
-                _add_message(found, ChatMessage(role=item.role, content=content))
+                found.add_message(ChatMessage(role=item.role, content=content))
             case "function_call":
-                _add_call(found, item, item.arguments or "{}")
+                found.add_call(item, item.arguments or "{}")
             case "custom_tool_call":
-                _add_call(found, item, arguments_of(item.input or ""))
+                found.add_call(item, arguments_of(item.input or ""))
             case "function_call_output" | "custom_tool_call_output":
                 content = _content(_output(item), f"{where}.output")
                 id = item.call_id or ""
-                found.append(
+                found.add(
                     ChatMessage(
                         role="tool",
                         tool_call_id=id,
@@ -129,16 +130,96 @@ def messages(
                     )
                 )
             case "reasoning":
-                text = _reasoning(item, f"{where}.content")
+                text = _reasoning(item, where, opener)
                 if text is None:
                     left_out["reasoning of another server"] += 1
                 else:
-                    _add_reasoning(found, text)
+                    found.add_reasoning(text)
             case kind if kind in HOSTED_ITEMS:
                 left_out[kind] += 1
             case _:
                 raise _unsupported(where, item.type)
-    return found
+    return found.messages()
+
+
+class _GrowingMessages:
+    """Messages, the last of which grows with the items of an answer.
+
+    Its pieces are joined once, at its end, because an answer may have very many items.
+    """
+
+    def __init__(self, history: Sequence[ChatMessage]) -> None:
+        self._messages = list(history)
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[JsonObject] = []
+
+    def messages(self) -> list[ChatMessage]:
+        self._end_last()
+        return self._messages
+
+    def add(self, message: ChatMessage) -> None:
+        self._end_last()
+        self._messages.append(message)
+
+    def add_message(self, message: ChatMessage) -> None:
+        """The text of an answer belongs to the reasoning and the calls before it."""
+        # Two texts without anything between them are two answers.
+        is_more = message.role == "assistant" and self._has_open_answer() and self._has_begun()
+        if is_more and isinstance(message.content, str):
+            self._texts.append(message.content)
+        else:
+            self.add(message)
+
+    def add_call(self, item: ResponseItem, arguments: str) -> None:
+        name = visible_name(item.namespace, item.name or "")
+        call = {
+            "id": item.call_id or "",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+        if not self._messages or self._messages[-1].role != "assistant":
+            self.add(ChatMessage(role="assistant", content=""))
+        self._calls.append(call)
+
+    def add_reasoning(self, text: str) -> None:
+        """To the answer before it, or as a message without content."""
+        if not text:
+            return
+        if not self._has_open_answer():
+            self.add(ChatMessage(role="assistant", content=""))
+        self._thoughts.append(text)
+
+    def _has_open_answer(self) -> bool:
+        """Whether the last message is an answer to which other items may belong."""
+        if not self._messages or self._messages[-1].role != "assistant":
+            return False
+        return isinstance(self._messages[-1].content, str)
+
+    def _has_begun(self) -> bool:
+        """Whether the last message has reasoning or calls."""
+        last = self._messages[-1]
+        before = last.reasoning_content or last.tool_calls
+        return bool(before or self._thoughts or self._calls)
+
+    def _end_last(self) -> None:
+        """Give the last message its pieces. A message of the history is not changed itself."""
+        if self._texts or self._thoughts or self._calls:
+            last = self._messages[-1]
+            content = last.content
+            if isinstance(content, str):
+                content = "".join([content, *self._texts])
+            thoughts = "".join([last.reasoning_content or "", *self._thoughts])
+            calls = [*(last.tool_calls or ()), *self._calls]
+            self._messages[-1] = msgspec.structs.replace(
+                last,
+                content=content,
+                reasoning_content=thoughts or None,
+                tool_calls=calls or None,
+            )
+        self._texts = []
+        self._thoughts = []
+        self._calls = []
 
 
 def warning_of(left_out: Counter[str]) -> tuple[str, ...]:
@@ -149,12 +230,12 @@ def warning_of(left_out: Counter[str]) -> tuple[str, ...]:
     return (f"items of the input that only their own server knows were left out: {kinds}",)
 
 
-def _reasoning(item: ResponseItem, where: str) -> str | None:
+def _reasoning(item: ResponseItem, where: str, opener: Opener) -> str | None:
     """The text of reasoning, in the open or sealed; None if another server has sealed it."""
-    text = _text(item.content, where)
+    text = _text(item.content, f"{where}.content")
     if text or not item.encrypted_content:
         return text
-    return opened(item.encrypted_content)
+    return opener.opened(item.encrypted_content, f"{where}.encrypted_content")
 
 
 def _output(item: ResponseItem) -> str | list[ResponsePart] | None:
@@ -168,57 +249,6 @@ def _output(item: ResponseItem) -> str | list[ResponsePart] | None:
 def _unsupported(where: str, kind: str) -> ApiError:
     message = f"{where} is of type {kind[:64]!r}, which is not supported"
     return ApiError(400, message, param=where)
-
-
-def _add_message(found: list[ChatMessage], message: ChatMessage) -> None:
-    """Add a message. The text of an answer belongs to the reasoning and the calls before it."""
-    before = _open_answer(found)
-    is_text = message.role == "assistant" and isinstance(message.content, str)
-    # Two texts without anything between them are two answers.
-    if is_text and before is not None and (before.reasoning_content or before.tool_calls):
-        content = f"{before.content}{message.content}"
-        found[-1] = msgspec.structs.replace(before, content=content)
-    else:
-        found.append(message)
-
-
-def _open_answer(found: Sequence[ChatMessage]) -> ChatMessage | None:
-    """The last message, if it is an answer to which other items may belong."""
-    if not found or found[-1].role != "assistant" or not isinstance(found[-1].content, str):
-        return None
-    return found[-1]
-
-
-def _add_call(found: list[ChatMessage], item: ResponseItem, arguments: str) -> None:
-    call = {
-        "id": item.call_id or "",
-        "type": "function",
-        "function": {"name": visible_name(item.namespace, item.name or ""), "arguments": arguments},
-    }
-    if not found or found[-1].role != "assistant":
-        found.append(ChatMessage(role="assistant", content=""))
-    answer = found[-1]
-    calls = list(answer.tool_calls or ())
-    calls.append(call)
-    found[-1] = msgspec.structs.replace(answer, tool_calls=calls)
-
-
-def _add_reasoning(found: list[ChatMessage], text: str) -> None:
-    """Add reasoning to the answer before it, or as a message without content."""
-    if not text:
-        return
-    before = _open_answer(found)
-    if before is not None:
-        reasoning = f"{before.reasoning_content or ''}{text}"
-        found[-1] = msgspec.structs.replace(before, reasoning_content=reasoning)
-    else:
-        found.append(
-            ChatMessage(
-                role="assistant",
-                content="",
-                reasoning_content=text,
-            )
-        )
 
 
 _TEXTS = frozenset(
