@@ -1,4 +1,5 @@
-"""Words that have meant too many things become rarer, and phrases that are hard to read do not come back."""
+"""Words that have meant too many things become rarer, and phrases that are hard to read do not come
+back."""
 
 from __future__ import annotations
 
