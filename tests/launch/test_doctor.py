@@ -162,7 +162,7 @@ def test_it_says_what_the_mechanisms_of_layers_cost(
     (olmo / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     _, found = examine(capsys, str(olmo), "--port", "0", "--device", "cpu")
     assert found["layers"][1] == (
-        "norms behind attention and feed-forward part (8); norms of whole queries and keys (8): "
+        "norms after attention and feed-forward part (8); norms of whole queries and keys (8): "
         "16 passes over activations in a step, which stays one call of the kernels, with 67% more "
         "operations and 1.09% more bytes where one request runs"
     )

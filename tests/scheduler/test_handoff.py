@@ -99,7 +99,7 @@ class HandedWorld(RecordedWorld):
             most = handoff.largest_share * self.scheduler.kv.allocator.num_pages
             assert self.leases.num_pages <= most
             most = handoff.largest_share * self.leases.ending_capacity
-            assert self.leases.num_host_pages <= most
+            assert self.leases.num_places <= most
 
     def run_dry(self, check: bool = True) -> None:
         for _ in range(1_000):

@@ -182,7 +182,7 @@ def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTa
     fill_weights(spec, loaded, CPU)
     model: DecoderModel = loaded
     attention: AttentionBackend
-    whole: ProgramModel | None = None
+    unsplit: ProgramModel | None = None
     if loaded.translation is None:
         log.info("not_translated", reason=loaded.untranslated)
         attention = CppPagedAtOnce(spec.model, pool, library, spec.context_length)
@@ -207,7 +207,7 @@ def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTa
         processors=spec.processors,
     )
     store = make_weight_store(spec, loaded, products.tensors, pool.tensors, CPU)
-    if whole is None:
+    if unsplit is None:
         return TorchRunner(steps, store=store, device=CpuDevice(spec.thread), kernels=library)
     fused = CpuFusedSteps(unsplit, rows, library, otherwise=steps)
     return TorchRunner(fused, store=store, device=_device(spec), kernels=library)
