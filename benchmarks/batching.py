@@ -14,7 +14,6 @@ batch, on any device.
 from __future__ import annotations
 
 import math
-import os
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -27,8 +26,9 @@ import numpy as np
 from benchmarks.static_batches import StaticBatches
 from weft.bench.results import write_json
 from weft.bench.testbed import Testbed
+from weft.cli.bench import run_command
 from weft.config.engine import EngineConfig
-from weft.config.options import Command, Settings, SettingsError, asked_help, option
+from weft.config.options import Command, Settings, SettingsError, option
 from weft.engine.engine import Engine
 from weft.json_types import JsonObject
 from weft.scheduler.pace.step_cost import CostModel
@@ -444,11 +444,7 @@ def main(argv: Sequence[str]) -> int:
         EngineConfig,
         positional="model",
     )
-    section = asked_help(argv)
-    if section is not None:
-        print(command.help(section))
-        return 0
-    return bench_batching(command.read(argv, os.environ))
+    return run_command(command, bench_batching, argv)
 
 
 if __name__ == "__main__":

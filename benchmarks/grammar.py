@@ -3,7 +3,6 @@ with masks of a grammar, and with masks and jumps."""
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import time
@@ -19,8 +18,9 @@ import numpy as np
 from weft.assemble.model_folder import model_folder
 from weft.bench.results import write_json
 from weft.bench.testbed import Testbed, with_model
+from weft.cli.bench import run_command
 from weft.config.engine import EngineConfig
-from weft.config.options import Command, Settings, SettingsError, asked_help, option
+from weft.config.options import Command, Settings, SettingsError, option
 from weft.engine.engine import Engine
 from weft.grammar.backends import make_compiler
 from weft.grammar.masks import LazyBitmaskRow, Words
@@ -318,11 +318,7 @@ def main(argv: Sequence[str]) -> int:
         EngineConfig,
         positional="model",
     )
-    section = asked_help(argv)
-    if section is not None:
-        print(command.help(section))
-        return 0
-    return bench_grammar(command.read(argv, os.environ))
+    return run_command(command, bench_grammar, argv)
 
 
 if __name__ == "__main__":

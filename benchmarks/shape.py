@@ -4,15 +4,15 @@ speed of engines on one shape."""
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from weft.bench.workloads import SHAPES
+from weft.cli.bench import run_command
 from weft.config.model import ModelConfig
-from weft.config.options import Command, Settings, SettingsError, asked_help, did_you_mean, option
+from weft.config.options import Command, Settings, SettingsError, did_you_mean, option
 from weft.json_types import JsonObject
 
 UNKNOWN = "<unk>"
@@ -95,11 +95,7 @@ def main(argv: Sequence[str]) -> int:
         ShapeOptions,
         positional="shape",
     )
-    section = asked_help(argv)
-    if section is not None:
-        print(command.help(section))
-        return 0
-    return bench_shape(command.read(argv, os.environ))
+    return run_command(command, bench_shape, argv)
 
 
 if __name__ == "__main__":

@@ -90,11 +90,17 @@ def bench(argv: Sequence[str]) -> int:
         *benchmark.configs,
         positional=benchmark.positional,
     )
-    section = asked_help(argv[1:])
+    return run_command(command, benchmark.run, argv[1:])
+
+
+def run_command(command: Command, run: Callable[[Settings], int], argv: Sequence[str]) -> int:
+    """Run a benchmark with the settings that `argv` and the environment say, or show its help.
+    Returns the exit status. Raises SettingsError."""
+    section = asked_help(argv)
     if section is not None:
         print(command.help(section))
         return 0
-    return benchmark.run(command.read(argv[1:], os.environ))
+    return run(command.read(argv, os.environ))
 
 
 def _help() -> str:

@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.config.numbers import counted
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, find_tokens
 from weft.messages.control import CacheCause
 from weft.scheduler.history import NEVER, RequestTrace
 from weft.scheduler.request import NO_ROW, Request
@@ -345,22 +345,15 @@ def _span(ours: bytes, theirs: bytes) -> tuple[int, int]:
     there are none near."""
     run = RUN_LEN * TOKEN_BYTES
     best = len(ours) // TOKEN_BYTES, len(theirs) // TOKEN_BYTES
+    end = MAX_SPAN * TOKEN_BYTES + run
     last = min(len(ours) - run, MAX_SPAN * TOKEN_BYTES)
     for start in range(0, last + 1, TOKEN_BYTES):
         if start >= sum(best) * TOKEN_BYTES:
             break
-        at = _find(theirs, ours[start : start + run], MAX_SPAN * TOKEN_BYTES + run)
+        at = find_tokens(theirs, ours[start : start + run], end=end)
         if at >= 0:
             best = min(best, (start // TOKEN_BYTES, at // TOKEN_BYTES), key=sum)
     return best
-
-
-def _find(tokens: bytes, pattern: bytes, end: int) -> int:
-    """Where a pattern of whole tokens begins; -1: nowhere."""
-    at = tokens.find(pattern, 0, end)
-    while at >= 0 and at % TOKEN_BYTES:
-        at = tokens.find(pattern, at + 1, end)
-    return at
 
 
 def _num_moved(ours: bytes, theirs: bytes) -> int:

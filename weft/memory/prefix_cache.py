@@ -21,6 +21,15 @@ Handle: TypeAlias = Any  # a position in the cache, opaque to users; None: nothi
 NO_PAGES = np.empty(0, dtype=np.int32)
 
 
+def find_tokens(tokens: bytes, pattern: bytes, start: int = 0, end: int | None = None) -> int:
+    """The first position in bytes, between `start` and `end`, at which a pattern of packed tokens
+    stands at the beginning of a token; -1 if there is none."""
+    at = tokens.find(pattern, start, end)
+    while at % TOKEN_BYTES and at >= 0:
+        at = tokens.find(pattern, at + 1, end)
+    return at
+
+
 class CacheKey(NamedTuple):
     """The part of a sequence that the cache compares. Namespaces never share.
 

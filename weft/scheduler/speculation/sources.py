@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from weft.config.drafts import MODEL
-from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
+from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache, find_tokens
 from weft.scheduler.request import Request
 
 LONGEST_MATCH = 4  # tokens at the end of a sequence that are searched for elsewhere
@@ -72,9 +72,9 @@ class ExpectedText:
         near = max(len(output) - 64 * TOKEN_BYTES, 0)
         for size in range(longest, SHORTEST_MATCH - 1, -1):
             pattern = output[-size * TOKEN_BYTES :]
-            at = _find(expected, pattern, near)
+            at = find_tokens(expected, pattern, near)
             if at < 0:
-                at = _find(expected, pattern, 0)
+                at = find_tokens(expected, pattern)
             if at >= 0:
                 return _behind(expected, at + len(pattern), num_tokens)
         return b""
@@ -226,14 +226,6 @@ def _again_and_again(found: bytes, num_tokens: int) -> bytes:
     while len(found) < num_bytes:
         found += found
     return found[:num_bytes]
-
-
-def _find(tokens: bytes, pattern: bytes, start: int) -> int:
-    """The first position of a pattern at the beginning of a token; -1 if there is none."""
-    at = tokens.find(pattern, start)
-    while at % TOKEN_BYTES and at >= 0:
-        at = tokens.find(pattern, at + 1)
-    return at
 
 
 def _find_last(tokens: bytes, pattern: bytes) -> int:
