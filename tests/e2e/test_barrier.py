@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.e2e.server import HANG_S, Server, wait_until
-from tests.launch.tiny_model import favour_first_experts, write_model_with_experts
+from tests.launch.tiny_model import write_uneven_experts
 from weft.cli.main import main
 from weft.journal.file import JournalReader
 from weft.journal.records import Ended, Launched, Read, Record, Submitted
@@ -62,11 +62,7 @@ def changes(records: list[Any]) -> list[Change]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_model_with_experts(
-        tmp_path_factory.mktemp("experts"), num_experts=8, num_experts_per_tok=2, hidden_size=32
-    )
-    favour_first_experts(folder)
-    return folder
+    return write_uneven_experts(tmp_path_factory.mktemp("experts"))
 
 
 @pytest.fixture(params=[False, True], ids=["replicas", "experts between engines"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server import Server
-from tests.launch.tiny_model import favour_first_experts, write_model_with_experts
+from tests.launch.tiny_model import write_uneven_experts
 from weft import LLM, SamplingParams
 
 NUM_PROMPTS = 30
@@ -21,11 +21,7 @@ TOGETHER = ("--dp-size", "2", "--enable-dp-attention", "--load-balance-method", 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_model_with_experts(
-        tmp_path_factory.mktemp("experts"), num_experts=8, num_experts_per_tok=2, hidden_size=32
-    )
-    favour_first_experts(folder)
-    return folder
+    return write_uneven_experts(tmp_path_factory.mktemp("experts"))
 
 
 @pytest.fixture(scope="module")

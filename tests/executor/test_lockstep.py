@@ -17,7 +17,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from tests.launch.tiny_model import favour_first_experts, write_model_with_experts
+from tests.launch.tiny_model import write_model_with_experts, write_uneven_experts
 from tests.seeds import slow
 from weft.assemble.build import Built, build_engine
 from weft.assemble.cache import weight_store
@@ -333,11 +333,7 @@ def test_engines_with_experts_between_them_give_the_bits_of_one(folder: Path) ->
 
 @pytest.fixture(scope="module")
 def one_sided(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_model_with_experts(
-        tmp_path_factory.mktemp("one_sided"), num_experts=8, num_experts_per_tok=2, hidden_size=32
-    )
-    favour_first_experts(folder)
-    return folder
+    return write_uneven_experts(tmp_path_factory.mktemp("one_sided"))
 
 
 @pytest.mark.parametrize("num_together", [1, 3])

@@ -73,6 +73,13 @@ def write_model_with_experts(folder: Path, **config: Any) -> Path:
     return folder
 
 
+def write_uneven_experts(folder: Path) -> Path:
+    """Eight experts for two engines, of which those of the first engine are chosen more often."""
+    write_model_with_experts(folder, num_experts=8, num_experts_per_tok=2, hidden_size=32)
+    favour_first_experts(folder)
+    return folder
+
+
 def favour_first_experts(folder: Path) -> None:
     """Let the experts of `write_model_with_experts` count for the next token, and the second half
     of them be chosen rarely: often for one of several tokens alone."""
