@@ -40,7 +40,7 @@ from weft.scheduler.speculation.sources import make_sources
 from weft.scheduler.speculation.speculator import Speculator
 from weft.scheduler.split.planner import SplitPlanner
 from weft.scheduler.split.prefill import SplitPrefills, unmixed
-from weft.scheduler.stages.columns import TurnColumns
+from weft.scheduler.stages.turns import StageTurns
 
 
 class StepParts(NamedTuple):
@@ -74,11 +74,9 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
         num_rows, settings.context_length, page_size, limit=settings.max_running_requests
     )
     allocator = PageAllocator(settings.num_pages, page_size)
-    columns: Columns
+    columns = Columns(num_rows, settings.context_length)
     if settings.num_stages > 1:
-        columns = TurnColumns(num_rows, settings)
-    else:
-        columns = Columns(num_rows, settings.context_length)
+        columns.turns.append(StageTurns(num_rows, settings))
     pins = Pins(cache)
     groups = make_groups(GroupParts(settings, cache, columns, pins))
     return KvMemory(

@@ -99,9 +99,9 @@ class SplitPrefills:
     def is_full(self) -> bool:
         return self._whole.is_full
 
-    @is_full.setter
-    def is_full(self, value: bool) -> None:
-        self._whole.is_full = value
+    def note_room(self) -> None:
+        """A request may be admitted again."""
+        self._whole.note_room()
 
     @property
     def new_token_ratio(self) -> NewTokenRatio:
