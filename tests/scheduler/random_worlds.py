@@ -365,7 +365,7 @@ def check_step(world: RecordedWorld) -> None:
     """A step with prompts keeps to the budgets of tokens, chunks included; a picture that is
     computed as a whole may be longer."""
     settings, batch = world.settings, world.scheduler.last_batch
-    if settings.keeps_items_whole:
+    if settings.keeps_items_unsplit:
         return
     if batch is not None and batch.prefills and settings.chunk_len is not None:
         assert batch.plan.num_tokens <= settings.chunk_len

@@ -286,13 +286,13 @@ class World:
         if kv.cache.shares:
             nodes = list(kv.cache.nodes())
             assert locked == {id(node) for node in nodes if node.locks}
-            held = Counter[int]()
+            owned = Counter[int]()
             for pin in kv.pins:
                 node = pin.handle
                 while node.key:
-                    held[id(node)] += 1
+                    owned[id(node)] += 1
                     node = node.parent
-            assert held == {id(node): node.pins for node in nodes if node.pins}
+            assert owned == {id(node): node.pins for node in nodes if node.pins}
 
     def check_idle(self) -> None:
         kv = self.scheduler.kv
@@ -307,7 +307,7 @@ class World:
         windows = find_windows(kv)
         if windows is not None:
             assert windows.available == windows.capacity
-            assert not windows.pool.held.any()
+            assert not windows.pool.owned.any()
         states = find_states(kv)
         if states is not None:
             assert states.available == states.capacity

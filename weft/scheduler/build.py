@@ -19,7 +19,7 @@ from weft.memory.allocator import PageAllocator, RowTable
 from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NoPrefixCache, PrefixCache
 from weft.memory.radix import RadixCache
-from weft.memory.tiers.endings import Endings, NoEndings
+from weft.memory.tiers.resume_states import NoResumeStates, ResumeStates
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.groups.kinds import make_groups
@@ -86,24 +86,24 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
         columns,
         pins=pins,
         groups=groups,
-        endings=_endings(settings, groups),
-        keeps_items_whole=settings.keeps_items_whole,
+        resume_states=_resume_states(settings, groups),
+        keeps_items_unsplit=settings.keeps_items_unsplit,
         repeats_runs=settings.repeats_runs,
     )
 
 
-def _endings(settings: SchedulerSettings, groups: Sequence[KvGroup]) -> Endings:
+def _resume_states(settings: SchedulerSettings, groups: Sequence[KvGroup]) -> ResumeStates:
     """What a sequence needs besides K and V to be resumed, if its KV leaves the pool."""
     block_len = settings.page_size
     if settings.tiers is not None:
         block_len = settings.tiers.block_len
     elif settings.handoff is None:
-        return NoEndings()
+        return NoResumeStates()
     for group in groups:
-        endings = group.endings(block_len)
-        if endings is not None:
-            return endings
-    return NoEndings()
+        resume_states = group.resume_states(block_len)
+        if resume_states is not None:
+            return resume_states
+    return NoResumeStates()
 
 
 def make_steps(shared: Shared) -> StepParts:
@@ -120,8 +120,8 @@ def make_steps(shared: Shared) -> StepParts:
         queue=shared.queue,
         pace=shared.pace,
     )
-    whole = _passes(unmixed(settings), shared, split)
-    passes = SplitPrefills(whole, split, history=shared.history, counters=shared.counters)
+    unsplit = _passes(unmixed(settings), shared, split)
+    passes = SplitPrefills(unsplit, split, history=shared.history, counters=shared.counters)
     return StepParts(split, passes)
 
 

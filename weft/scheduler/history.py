@@ -245,7 +245,7 @@ class Reuse(NamedTuple):
     """What a request could have found in the cache at its first admission."""
 
     reusable_len: int  # tokens of its prompt that may come from the cache
-    matched_len: int  # of these, cached, whether or not a request can resume behind them
+    matched_len: int  # of these, cached, whether or not a request can resume after them
     num_emptied: int  # the cache had been emptied so often
 
 

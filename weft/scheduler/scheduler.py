@@ -326,7 +326,7 @@ class Scheduler:
 
     def _release_row(self, request: Request, *, keep: bool = True) -> None:
         """Take a request out of its row, and so out of the batch. Its known tokens are kept."""
-        with self.outbox.whole():
+        with self.outbox.atomic():
             known_len = int(self.kv.columns.known_len[request.row])
             request.packed = self.kv.columns.packed(request.row, known_len)
             for feature in self.hooks.of(request):
@@ -389,7 +389,7 @@ class Scheduler:
             self.last_batch = None
             return
         joining = []
-        with self.outbox.whole():
+        with self.outbox.atomic():
             for request in last_batch.prefills:
                 if request.state is not RequestState.PREFILLING:
                     continue  # it has ended in the meantime
@@ -511,7 +511,7 @@ class Scheduler:
         for end in outcome.ends:
             self.outbox.attempt(self._end, end)
         if len(worthless):
-            with self.outbox.whole():
+            with self.outbox.atomic():
                 self.kv.forget_written(worthless)
         return self.outbox.take_output()
 
@@ -671,7 +671,7 @@ class Scheduler:
         """Empty the prefix cache, if no request has a row. Returns whether it did."""
         if len(self.requests) > len(self.waiting_queue):
             return False
-        with self.outbox.whole():
+        with self.outbox.atomic():
             self.kv.reset_cache()
             self.hooks.forget_device()
         return True

@@ -197,8 +197,8 @@ class SplitPlanner(Planner):
             # All other inputs were needed for the first piece only.
             inputs.inputs = [op for op in inputs.inputs if isinstance(op, MediaVectors)]
         else:
-            whole = self._batch(mode, requests, work)
-            inputs = self._hooks.prepare_piece(whole, self._columns, is_first=layers.is_first)
+            all_layers = self._batch(mode, requests, work)
+            inputs = self._hooks.prepare_piece(all_layers, self._columns, is_first=layers.is_first)
         self._add_plan(batch, work, inputs, layers)
         self._next_layer = layers.last
         self._last_piece = batch.plan.step
