@@ -88,7 +88,7 @@ def damaged(path: Path) -> Iterator[bytes]:
     for length in (0, 15, 16, 55, 56, 300, CHUNK - 1, CHUNK, len(whole) - CHUNK, len(whole) - 1):
         yield whole[:length]
     yield whole + bytes(CHUNK)
-    used = int.from_bytes(whole[16:24], "little") + 80
+    used = int.from_bytes(whole[16:24], "little") + 64  # with the sum of one chunk
     in_head = range(0, used, 7)
     for place in [*in_head, *(places.randrange(CHUNK, len(whole)) for _ in range(40))]:
         wrong = bytearray(whole)
