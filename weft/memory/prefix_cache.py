@@ -172,6 +172,11 @@ class PrefixCache(Protocol):
         """
         ...
 
+    def cool(self, handle: Handle) -> None:
+        """Evict the end of the sequence that ends at `handle` before all others, unless it is used
+        again or another sequence continues after it."""
+        ...
+
     def forget(self, handle: Handle) -> IntArray:
         """Drop the end of the sequence that ends at `handle`, up to the first page still in use.
 
@@ -277,6 +282,9 @@ class NoPrefixCache:
         if num_pages:
             raise OutOfPages(f"{num_pages} pages to evict; nothing is cached")
         return NO_PAGES
+
+    def cool(self, handle: Handle) -> None:
+        pass
 
     def forget(self, handle: Handle) -> IntArray:
         return NO_PAGES

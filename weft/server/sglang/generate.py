@@ -83,6 +83,7 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     return_hidden_states: bool | list[bool] | None = None
     return_cached_tokens_details: bool | None = None
     priority: int | None = None
+    service_tier: str | None = None
     timeout_ms: int | None = None
     ttft_ms: int | None = None
     cache_salt: str | None = None
