@@ -64,7 +64,7 @@ def unlocked_tokens(scheduler: Scheduler, request: Request | None = None) -> int
             locked.add((id(node), len(node.key)))
             node = node.parent
     num_locked = sum(len_bytes // 4 for _, len_bytes in locked) // kv.page_size
-    return kv.capacity - (num_own + num_locked) * kv.page_size
+    return kv.room.capacity - (num_own + num_locked) * kv.page_size
 
 
 def expected_of_running(scheduler: Scheduler, ratio: float) -> float:

@@ -75,6 +75,7 @@ CONTROL: list[ToEngine] = [
     OpenSession(call=2, session_id="s"),
 ]
 CORE = (
+    "scheduler.accounts",
     "scheduler.admission",
     "scheduler.batch",
     "scheduler.limits",

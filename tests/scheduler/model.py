@@ -142,13 +142,13 @@ class Model:
         self._wrap(self.world, "take_in", self._note_arrival)
         self._wrap(self.world, "receive", self._note_tokens)
         self.follower.listen(scheduler.waiting_queue.policy)
-        match = scheduler.kv.match
+        match = scheduler.kv.prefixes.match
 
         def counted(request: Request) -> None:
             self._looked_at += 1
             match(request)
 
-        scheduler.kv.match = counted  # type: ignore[method-assign]
+        scheduler.kv.prefixes.match = counted  # type: ignore[method-assign]
         return self
 
     def _wrap(self, owner: object, name: str, compare: Callable[..., Any]) -> None:

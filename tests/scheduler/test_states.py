@@ -311,7 +311,7 @@ def test_an_audit_names_the_owners_of_every_slot() -> None:
     states.allocator.free(np.array([slot], dtype=np.int32))
     with pytest.raises(AccountingError, match=f"state page {slot} .* free list and the prefix"):
         world.scheduler.audit()
-    world.scheduler.kv.quarantine(world.scheduler.find_faults())
+    world.scheduler.kv.accounts.quarantine(world.scheduler.find_faults())
     world.scheduler.flush_cache()
     world.scheduler.audit()
     assert states.allocator.quarantined == {slot}

@@ -29,7 +29,6 @@ EXCEPTIONS = {
     "Fleet": Exempt(13, 29, "has the interface of EngineClient, for several engines"),
     "GuardedProtocol": Exempt(11, 27, "overrides the moments of a connection that httptools has"),
     "KvGroup": Exempt(0, 29, "the protocol of a group of layers: its methods are moments of a row"),
-    "KvMemory": Exempt(15, 52, "not divided yet: rows, cache, groups and sums of memory"),
     "LLM": Exempt(14, 28, "what users call in a program: a method is a call"),
     "Ops": Exempt(0, 27, "the protocol of a device: a method is an operation of models"),
     "PrefillScheduler": Exempt(17, 22, "not divided yet: walks, and the prompts in progress"),

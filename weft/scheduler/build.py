@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.config.drafts import MODEL
+from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import PageAllocator, RowTable
-from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NoPrefixCache, PrefixCache
 from weft.memory.radix import RadixCache
 from weft.memory.tiers.resume_states import NoResumeStates, ResumeStates

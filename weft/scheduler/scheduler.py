@@ -34,7 +34,6 @@ from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, slot
 from weft.scheduler.build import Shared, make_memory, make_steps
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
-from weft.scheduler.kv import out_of_memory
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
@@ -65,7 +64,7 @@ class Scheduler:
         self.history = RequestHistory()
         self.hooks = FeatureHooks(features)
         self.outbox = Outbox()
-        self.limits = RequestLimits(settings, self.kv.capacity)
+        self.limits = RequestLimits(settings, self.kv.room.capacity)
         self.requests: dict[int, Request] = {}  # every open request, by id
         self.running_batch = RunningBatch()
         # How long a step may take, and what steps cost; None: neither limits nor drafts need it.
@@ -410,7 +409,7 @@ class Scheduler:
                 # No request runs whose end would open admission again.
                 self.prefills.is_full = False
             return None
-        if self.kv.decode_fits(rows):
+        if self.kv.room.decode_fits(rows):
             self.prefills.new_token_ratio.decay()
         elif in_flight:
             return None
@@ -430,19 +429,21 @@ class Scheduler:
         firm pins are removed.
         """
         is_awaited = self.kv.reclaim()
-        if self.kv.decode_fits(rows):
+        if self.kv.room.decode_fits(rows):
             return rows
-        lack = out_of_memory(self.kv, "decode", self.kv.decode_pages(rows) * self.kv.page_size)
+        lack = self.kv.room.out_of_memory(
+            "decode", self.kv.room.decode_pages(rows) * self.kv.page_size
+        )
         self.outbox.out_of_memory = lack
         retract = partial(self.retract, why=f"no KV memory for the next step: {lack}")
         kept = retract_until_fits(self.kv, rows, self.waiting_queue.rank, retract)
-        if not self.kv.decode_fits(kept):
+        if not self.kv.room.decode_fits(kept):
             for request in self.prefills.open_prompts():
                 retract(request)
             # Only now, because this is the only request that runs.
-            while not self.kv.decode_fits(kept) and self.kv.pins.give_way():
+            while not self.kv.room.decode_fits(kept) and self.kv.pins.give_way():
                 pass
-            if not self.kv.decode_fits(kept):
+            if not self.kv.room.decode_fits(kept):
                 if not is_awaited:  # a request that fits alone has no memory
                     raise OutOfPages(lack)
                 return NO_ROWS
@@ -595,7 +596,7 @@ class Scheduler:
     def shrink(self) -> None:
         """Adapt to lost KV memory: requests end earlier, and those that can no longer run end
         now."""
-        self.limits.shrink(self.settings.context_length, self.kv.capacity)
+        self.limits.shrink(self.settings.context_length, self.kv.room.capacity)
         max_len = self.limits.max_len
         too_long = set()
         for request in self.requests.values():
@@ -686,25 +687,25 @@ class Scheduler:
             num_running=len(self.requests) - len(self.waiting_queue),
             num_waiting=len(self.waiting_queue),
             num_waiting_tokens=self.waiting_queue.num_tokens,
-            kv_tokens=kv.capacity,
+            kv_tokens=kv.room.capacity,
             kv_evictable=kv.cache.evictable_pages * page_size,
             kv_held=kv.cache.pinned_pages * page_size,
             new_token_ratio=self.prefills.new_token_ratio.current,
             batch_is_full=self.prefills.is_full,
             total_evicted_tokens=kv.cache.total_evicted_pages * page_size,
             kv_quarantined=len(kv.allocator.quarantined) * page_size,
-            **kv.usage(),
+            **kv.room.usage(),
             **self.counters.totals(),
         )
 
     def audit(self) -> None:
         """Check that every page has one owner. Raises AccountingError. Cost: linear in the pool."""
-        self.kv.audit(self.with_row())
+        self.kv.accounts.audit(self.with_row())
 
     def find_faults(self) -> list[Fault]:
         """The pages that do not have exactly one owner. Raises AccountingError for a page outside
         of the pool. Cost: linear in the pool."""
-        return self.kv.find_faults(self.with_row())
+        return self.kv.accounts.find_faults(self.with_row())
 
     def with_row(self) -> dict[str, Request]:
         """The requests that have a row, by name."""
