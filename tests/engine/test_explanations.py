@@ -126,7 +126,7 @@ class Witness:
             new = min(one.max_len - one.fill_len, MOST_NEW) if with_output else 0
             return num_pages_for(num_tokens, page_size) * page_size + page_size + new
 
-        retractions = scheduler.waiting_queue.retractions_of_first(scheduler._now)
+        retractions = scheduler.waiting_queue.retractions_of_first(scheduler.now)
         ratio = scheduler.prefills.new_token_ratio.current
         if retractions:
             ratio = min(1.0, max(ratio, 1 / 16) * 2.0**retractions)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.scheduler import accounts
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.scenes import settings
 from weft.journal.replay import Replay
@@ -102,7 +103,7 @@ class Serving(RecordedWorld):
         self.send([9, 9], max_new_tokens=5)
         self.run_dry()
         assert not self.scheduler.requests
-        self.scheduler.audit()
+        accounts.audit(self.scheduler)
         replay = Replay(self.records)
         replay.run()
 
@@ -210,7 +211,7 @@ def test_an_idle_engine_is_audited_now_and_then(monkeypatch: pytest.MonkeyPatch)
     world.run_dry()
     held = []
     monkeypatch.setattr(
-        "weft.scheduler.kv.accounts.find_faults", lambda *args: held.append(1) or []
+        "weft.scheduler.accounts.find_faults", lambda *args: held.append(1) or []
     )
     for _ in range(20):
         world.step()

@@ -89,6 +89,7 @@ CORE = (
     "scheduler.outbox",
     "scheduler.prefill",
     "scheduler.queue",
+    "scheduler.recovery",
     "scheduler.request",
     "scheduler.retraction",
     "scheduler.scheduler",

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.scheduler.accounts import audit, find_faults
 from tests.scheduler.group_world import CHUNK, group_settings, prompt, serve_alone
 from tests.scheduler.groups import windows_of
 from tests.scheduler.random_worlds import run_random
@@ -277,11 +278,11 @@ def test_an_audit_counts_the_users_of_every_page() -> None:
     page = int(np.flatnonzero(pool.kept)[0])
     pool.kept[page] += 1
     with pytest.raises(AccountingError, match=f"window page {page} .* tails"):
-        world.scheduler.audit()
-    faults = world.scheduler.find_faults()
+        audit(world.scheduler)
+    faults = find_faults(world.scheduler)
     world.scheduler.kv.accounts.quarantine(faults)
     world.scheduler.flush_cache()
-    world.scheduler.audit()
+    audit(world.scheduler)
     assert pool.allocator.quarantined == {page}
 
 

@@ -37,7 +37,6 @@ EXCEPTIONS = {
     ),
     "Record": Exempt(23, 3, "a table: an attribute is a fact about a simulated request"),
     "RequestTrace": Exempt(21, 6, "a table: an attribute is a moment or a number of a request"),
-    "Scheduler": Exempt(15, 38, "not divided yet: the step, ends of requests, settings"),
     "Services": Exempt(22, 7, "puts an engine together: an attribute is one of its parts"),
     "WaitingQueue": Exempt(9, 36, "not divided yet: resumed and waiting requests, and the policy"),
     "WindowedLayers": Exempt(7, 34, "it has what the protocol KvGroup asks for"),

@@ -112,16 +112,17 @@ class KvAuditor(Service):
     def _repair(self) -> list[str]:
         """Quarantine faulty pages, and end the requests of a page with two owners."""
         scheduler = self._scheduler
-        faults = scheduler.find_faults()
+        faults = scheduler.kv.accounts.find_faults(scheduler.with_row())
         reports = [self._report(fault) for fault in faults]
         scheduler.kv.accounts.quarantine(faults)
         doubly_owned = [fault for fault in faults if len(fault.users) > 1]
         if doubly_owned:
             self._give_up(doubly_owned)
             # All pages were allocated again, so check again.
-            scheduler.kv.accounts.quarantine(scheduler.find_faults())
+            faults = scheduler.kv.accounts.find_faults(scheduler.with_row())
+            scheduler.kv.accounts.quarantine(faults)
         if faults:
-            self._scheduler.shrink()
+            self._core.recovery.shrink()
         return reports
 
     def _give_up(self, faults: Sequence[Fault]) -> None:
@@ -134,7 +135,7 @@ class KvAuditor(Service):
         for name, request in scheduler.with_row().items():
             if name in names:
                 ids.add(request.id)
-        scheduler.recompute(
+        self._core.recovery.recompute(
             ids, "its KV memory was given to another request, too", "KV memory was given to two"
         )
 
