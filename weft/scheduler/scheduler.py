@@ -9,8 +9,8 @@ requests to the queue; their output is kept.
                         ^------------- retract ------'
 
 The scheduler is the only writer of its state, and writes no other: settings change through `apply`;
-after faults and lost memory, `Recovery` (`recovery.py`) resets it. It knows neither the transport of messages nor the device.
-"""
+after faults and lost memory, `Recovery` (`recovery.py`) resets it. It knows neither the transport
+of messages nor the device. """
 
 from __future__ import annotations
 
