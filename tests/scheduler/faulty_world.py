@@ -88,7 +88,7 @@ CORE = (
     "scheduler.policies.protocol",
     "scheduler.outbox",
     "scheduler.prefill",
-    "scheduler.queue",
+    "scheduler.waiting.queue",
     "scheduler.recovery",
     "scheduler.request",
     "scheduler.retraction",

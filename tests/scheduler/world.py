@@ -137,6 +137,7 @@ class World:
         tenant = str(sampling.pop("tenant", user))  # each user is a tenant, unless it is said
         timeout_ms = int(str(sampling.pop("timeout_ms", 0)))
         ttft_ms = int(str(sampling.pop("ttft_ms", 0)))
+        background = bool(sampling.pop("background", False))
         pins = tuple(PinMark(**mark) for mark in sampling.pop("pins", ()))  # type: ignore[attr-defined]
         rid = str(sampling.pop("rid", f"r{id}"))
         adapter = str(sampling.pop("adapter", ""))
@@ -153,6 +154,7 @@ class World:
             tenant=tenant,
             user=str(user),
             priority=int(str(priority)),
+            background=background,
             timeout_ms=timeout_ms,
             ttft_ms=ttft_ms,
             prediction=prediction,
@@ -250,9 +252,11 @@ class World:
         waiting = list(scheduler.waiting_queue)
         assert len(waiting) + len(with_row) == len(scheduler.requests)
         assert all(r.state is RequestState.WAITING and not r.prefix.is_locked for r in waiting)
-        index = scheduler.waiting_queue.policy.prefix_index
-        if index is not None:
-            for request in waiting:
+        for line in scheduler.waiting_queue.lines:
+            index = line.policy.prefix_index
+            if index is None:
+                continue
+            for request in line:
                 if (
                     not request.retractions and request.admitted_s < 0 and request.id >= 0
                 ):  # below 0: of the engine

@@ -127,6 +127,18 @@ class ModelOptions:
         "folder if not given",
         group="model",
     )
+    weights_cache: str = option(
+        "auto",
+        "folder for weights as the CPU kernels have them in memory: the next start maps them, and "
+        "replicas share them; auto takes ~/.cache/weft/weights for models from 64 MB on, off none",
+        group="model",
+    )
+    weights_cache_gb: float = option(
+        20.0,
+        "gigabytes that --weights-cache may take; the least recently used models are removed",
+        group="model",
+        low=0.01,
+    )
     context_length: int = option(
         0,
         "longest prompt and completion together, in tokens; 0 takes the model's",

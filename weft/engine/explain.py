@@ -495,6 +495,8 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
                 f"waits: the token budget of the step has {one.available:,} left, "
                 f"{name} has {one.needed:,} to compute"
             )
+        case Stop.ONLINE:
+            return "waits: it is a background request, and others were admitted"
         case Stop.TIME:
             return (
                 f"waits: the step has time for {counted(one.available, 'more token')} "

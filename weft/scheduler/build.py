@@ -35,7 +35,6 @@ from weft.scheduler.policies.composed.build import build_policy
 from weft.scheduler.policies.composed.shadowed import Shadowed
 from weft.scheduler.policies.protocol import Policy, PolicyContext
 from weft.scheduler.prefill import PrefillScheduler
-from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Columns
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.speculation.drafting import DraftingPlanner
@@ -45,7 +44,9 @@ from weft.scheduler.speculation.sources import make_sources
 from weft.scheduler.speculation.speculator import Speculator
 from weft.scheduler.split.planner import SplitPlanner
 from weft.scheduler.split.prefill import SplitPrefills, unmixed
-from weft.scheduler.stages.columns import TurnColumns
+from weft.scheduler.stages.turns import StageTurns
+from weft.scheduler.waiting.line import WaitingLine
+from weft.scheduler.waiting.queue import WaitingQueue
 
 
 class StepParts(NamedTuple):
@@ -84,7 +85,7 @@ def make_policy(
     return policy
 
 
-def switch_shadow(queue: WaitingQueue, name: str, outbox: Outbox, counters: Counters) -> None:
+def switch_shadow(queue: WaitingLine, name: str, outbox: Outbox, counters: Counters) -> None:
     """Use this policy as the shadow of the queue's from now on; no name: no shadow. The live policy
     is not affected. Raises UnknownPolicy."""
     live = queue.policy
@@ -118,11 +119,9 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
         num_rows, settings.context_length, page_size, limit=settings.max_running_requests
     )
     allocator = PageAllocator(settings.num_pages, page_size)
-    columns: Columns
+    columns = Columns(num_rows, settings.context_length)
     if settings.num_stages > 1:
-        columns = TurnColumns(num_rows, settings)
-    else:
-        columns = Columns(num_rows, settings.context_length)
+        columns.turns.append(StageTurns(num_rows, settings))
     pins = Pins(cache)
     groups = make_groups(GroupParts(settings, cache, columns, pins))
     return KvMemory(

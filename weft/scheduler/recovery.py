@@ -72,11 +72,11 @@ class Recovery:
         for request in with_row:
             for feature in scheduler.hooks.of(request):
                 outbox.attempt(feature.release, request)
-            follower = queue.policy.follower
+            follower = queue.line_of(request).policy.follower
             if follower is not None and not in_doubt:
                 follower.left(request)
         if in_doubt:
-            queue.stop_index()  # it is made again below
+            queue.stop_indexes()  # they are made again below
         scheduler.running_batch.reset()
         scheduler.hooks.forget_device()
         scheduler.kv.reset()
@@ -84,12 +84,12 @@ class Recovery:
             request.forget_kv()
         if in_doubt:
             policy = make_policy(
-                scheduler.settings, queue.policy.context, outbox, scheduler.counters
+                scheduler.settings, queue.online.policy.context, outbox, scheduler.counters
             )
             queue.begin_anew(policy, requests.values())
         else:
             for request in with_row:
-                queue.resume(request)
+                queue.line_of(request).resume(request)
         outbox.is_in_doubt = False
         for id in sorted(failed & requests.keys()):
             scheduler.finish(requests[id], "error", message=message, status=500)

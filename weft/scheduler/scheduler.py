@@ -10,7 +10,7 @@ requests to the queue; their output is kept.
 
 The scheduler is the only writer of its state, and writes no other: settings change through `apply`;
 after faults and lost memory, `Recovery` (`recovery.py`) resets it. It knows neither the transport
-of messages nor the device. """
+of messages nor the device."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
 from weft.plan.logits import NOTHING_LEFT
 from weft.plan.step import Result
+from weft.scheduler.background.opening import BackgroundOpening
 from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, slots_of_ended
 from weft.scheduler.build import Shared, make_memory, make_policy, make_steps, switch_shadow
 from weft.scheduler.feature import Feature, FeatureHooks
@@ -38,7 +39,6 @@ from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.policies.protocol import PolicyContext
 from weft.scheduler.prefill import NO_ROOM
-from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import (
     NO_ROW,
     Request,
@@ -48,6 +48,9 @@ from weft.scheduler.request import (
 )
 from weft.scheduler.retraction import retract_until_fits
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.waiting.queue import WaitingQueue
+
+A_HIGHER_PRIORITY = "a request of a far higher priority"
 
 
 class Scheduler:
@@ -71,7 +74,9 @@ class Scheduler:
         report = self.outbox.policy_failed
         context = PolicyContext(settings, columns, self.running_batch, self.pace, report)
         policy = make_policy(settings, context, self.outbox, self.counters)
-        self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
+        self.waiting_queue = WaitingQueue(
+            policy, self.kv.cache, settings.aging_s, BackgroundOpening(context)
+        )
         shared = Shared(
             settings=settings,
             kv=self.kv,
@@ -156,13 +161,14 @@ class Scheduler:
 
     def _enter(self, request: Request, features: tuple[Feature, ...]) -> None:
         """Open a request completely, or, if anything raises, not at all."""
-        join = self.waiting_queue.resume if request.spec.goes_first else self.waiting_queue.append
+        line = self.waiting_queue.line_of(request)
+        join = line.resume if request.spec.goes_first else line.append
         try:
             join(request)
             self.limits.deadlines.arrived(request)
         except BaseException:
-            if request in self.waiting_queue:
-                self.waiting_queue.remove(request)
+            if request in line:
+                line.remove(request)
             self.limits.deadlines.forget(request)
             raise
         self.requests[request.id] = request
@@ -170,17 +176,18 @@ class Scheduler:
             self.hooks.subscribe(request.id, features)
 
     def _end_overflow(self, newcomer: Request) -> None:
-        """End the requests that must leave, now that `newcomer` may have made the queue too
-        long."""
+        """End the requests that must leave, now that `newcomer` may have made its line of the queue
+        too long."""
         queue = self.waiting_queue
+        line = queue.line_of(newcomer)
         max_requests = self.settings.max_queued_requests
         max_tokens = self.settings.max_queued_tokens
-        if len(queue) <= max_requests and not max_tokens:
+        if len(line) <= max_requests and not max_tokens:
             return
         # The next pass will take as many requests from the queue as there are free rows.
-        if not self.prefills.is_full and queue.gate is None:
+        if not line.is_full and queue.gate is None:
             max_requests += self.kv.rows.num_free
-        for loser in queue.overflow(newcomer, max_requests, max_tokens):
+        for loser in line.overflow(newcomer, max_requests, max_tokens):
             self.counters.num_queue_full += 1
             self.finish(loser, "error", message=QUEUE_IS_FULL.message, status=QUEUE_IS_FULL.status)
 
@@ -254,7 +261,7 @@ class Scheduler:
             if has_row:
                 self._release_row(request, keep=keep)
             else:
-                self.outbox.attempt(self.waiting_queue.remove, request)
+                self.outbox.attempt(self.waiting_queue.line_of(request).remove, request)
         finally:  # the request has ended, even if removing it raised
             self._say_end(request, finish)
 
@@ -308,7 +315,7 @@ class Scheduler:
             request.packed = self.kv.columns.packed(request.row, known_len)
             for feature in self.hooks.of(request):
                 self.outbox.attempt(feature.release, request)
-            follower = self.waiting_queue.policy.follower
+            follower = self.waiting_queue.line_of(request).policy.follower
             if follower is not None:
                 self.outbox.attempt(follower.left, request)
             self.prefills.row_released(request)
@@ -328,14 +335,15 @@ class Scheduler:
         self.expire(now)
         self.merge_last_batch()
         room = NO_ROOM
-        if self.waiting_queue.policy.classes is not None:
+        if self.waiting_queue.classes is not None:
             room = self.prefills.room_for_first(now)
         if room.victims and in_flight:
             # The result of a step must be known before requests give back their rows.
             self.prefills.record_no_walk(now, Stop.ROOM)
             return None
         for victim in room.victims:
-            self.retract(victim, "a request of a far higher priority takes its place")
+            by = "an online request" if victim.message.background else A_HIGHER_PRIORITY
+            self.retract(victim, f"{by} takes its place")
         batch = self.prefills.next_batch(now, room.order)
         if batch is None:
             batch = self.update_running_batch(in_flight=in_flight)
@@ -384,7 +392,7 @@ class Scheduler:
             if not len(self.running_batch.rows):
                 self.prefills.new_token_ratio.reset()
                 # No request runs whose end would open admission again.
-                self.prefills.is_full = False
+                self.prefills.note_room()
             return None
         if self.kv.room.decode_fits(rows):
             self.prefills.new_token_ratio.decay()
@@ -441,7 +449,7 @@ class Scheduler:
         request.state = RequestState.WAITING
         request.retractions += 1
         self.counters.num_retractions += 1
-        self.waiting_queue.resume(request)
+        self.waiting_queue.line_of(request).resume(request)
 
     # Results
 
@@ -498,7 +506,7 @@ class Scheduler:
 
     def memory_came_back(self) -> None:
         """There is more KV memory than in the last pass over the queue."""
-        self.prefills.is_full = False
+        self.prefills.note_room()
 
     # Settings and cache
 
@@ -508,7 +516,9 @@ class Scheduler:
         if settings.schedule_policy != self.settings.schedule_policy:
             self.set_policy(settings.schedule_policy)
         if settings.shadow_policy != self.settings.shadow_policy:
-            switch_shadow(self.waiting_queue, settings.shadow_policy, self.outbox, self.counters)
+            switch_shadow(
+                self.waiting_queue.online, settings.shadow_policy, self.outbox, self.counters
+            )
         self.prefills.apply(settings)
         self.settings = settings
         self.kv.rows.limit = settings.max_running_requests
@@ -516,10 +526,10 @@ class Scheduler:
     def set_policy(self, name: str) -> None:
         """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
         settings = replace(self.settings, schedule_policy=name)
-        policy = self.waiting_queue.policy
+        policy = self.waiting_queue.online.policy
         made = make_policy(settings, policy.context, self.outbox, self.counters, before=policy)
         self.outbox.policy_fault = ""
-        self.waiting_queue.use(made)
+        self.waiting_queue.online.use(made)
         self.prefills.apply(settings)
         self.settings = settings
 

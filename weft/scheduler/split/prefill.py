@@ -99,9 +99,9 @@ class SplitPrefills:
     def is_full(self) -> bool:
         return self._unsplit.is_full
 
-    @is_full.setter
-    def is_full(self, value: bool) -> None:
-        self._unsplit.is_full = value
+    def note_room(self) -> None:
+        """A request may be admitted again."""
+        self._unsplit.note_room()
 
     @property
     def new_token_ratio(self) -> NewTokenRatio:

@@ -1,9 +1,9 @@
-"""Waiting requests, and the order in which the scheduler looks at them.
+"""The waiting requests of one class of service, in the order of one policy.
 
 Retracted requests go before all others, in order of arrival (unless the policy has classes). The
 policy orders the rest, except that the oldest of the requests that have waited longer than
-`aging_s` gets every fourth turn. (`fair` ages requests within each tenant by itself.) The queue
-knows requests and policies; it does not know why a request is admitted, or what runs.
+`aging_s` gets every fourth turn. (`fair` ages requests within each tenant by itself.) `queue.py`
+puts the lines one after the other.
 """
 
 from __future__ import annotations
@@ -21,27 +21,9 @@ from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 
 
-class ArrivalGate:
-    """Blocks requests from some arrival on: they stay in the queue, and no pass looks at them."""
-
-    def __init__(self, arrival_order: int, why: str) -> None:
-        self.blocked_from = arrival_order  # arrival order of the first blocked request
-        self.why = why  # what users read
-
-    def open_until(self, arrival_order: int) -> None:
-        """Block only requests from this arrival on. A gate never closes again."""
-        self.blocked_from = max(arrival_order, self.blocked_from)
-
-    def lets_pass(self, request: Request) -> bool:
-        return request.spec.arrival_order < self.blocked_from
-
-
-class WaitingQueue:
-    """The requests without a row. A request that has waited `aging_s` seconds is overdue; 0: never.
-
-    Features that are off cost nothing: without `aging_s` there is no `AgingTurns`, and without
-    blocked input no gate.
-    """
+class WaitingLine:
+    """The waiting requests of one class of service, in the order of one policy. A request that has
+    waited `aging_s` seconds is overdue; 0: never, and then there is no `AgingTurns`."""
 
     def __init__(self, policy: Policy, cache: PrefixCache, aging_s: float = 0.0) -> None:
         self._cache = cache
@@ -49,7 +31,8 @@ class WaitingQueue:
         self._waiting = WaitingTable()  # requests that never ran
         self.resumed: list[Request] = []  # retracted requests: few, sorted by arrival
         self._turns = AgingTurns() if aging_s else None
-        self._gate: ArrivalGate | None = None  # exists while the input is blocked
+        # No request of this line can be admitted before a request ends.
+        self.is_full = False
         self.num_tokens = 0  # of the prompts of all requests that never ran
         # The cached lengths of the waiting requests, if the policy reads a cache that shares.
         self._prefix_index: PrefixIndex | None = None
@@ -71,9 +54,9 @@ class WaitingQueue:
         indices = self._waiting.indices()[: num - len(found)]
         return found + [self._waiting.request_at(index) for index in indices.tolist()]
 
-    def retractions_of_first(self, now: float) -> int:
+    def retractions_of_first(self, now: float, end: int = EVERYBODY) -> int:
         """How often the first request of the order was retracted."""
-        first = next(self.order(now), None)
+        first = next(self.order(now, end), None)
         return 0 if first is None else first.retractions
 
     def use(self, policy: Policy) -> None:
@@ -111,7 +94,7 @@ class WaitingQueue:
     def begin_anew(self, policy: Policy, requests: Iterable[Request]) -> None:
         """Replace all waiting requests by these, ordered by a policy that has seen none of them.
 
-        Reads no state that a fault may have damaged. Blocked requests stay blocked.
+        Reads no state that a fault may have damaged.
         """
         self._waiting = WaitingTable()
         self.resumed = []
@@ -183,65 +166,24 @@ class WaitingQueue:
         if never_ran and self.policy.follower is not None:
             self.policy.follower.dropped(request)
 
-    def rank(self, request: Request) -> int:
-        """Class of a request under the policy; 0 if it has none. Lower ones go first."""
-        classes = self.policy.classes
-        return 0 if classes is None else classes.rank(request)
+    # What the next pass may look at. `end` is the arrival order of the first blocked request.
 
-    def is_overdue(self, request: Request, now: float) -> bool:
-        return 0 < self._aging_s <= now - request.spec.arrival_s
-
-    # Blocking
-
-    def block(self, arrival_order: int, why: str) -> ArrivalGate:
-        """Block requests that never ran, from this arrival on.
-
-        A queue that is already blocked keeps its first limit.
-        """
-        if self._gate is None:
-            self._gate = ArrivalGate(arrival_order, why)
-        self._gate.why = why
-        return self._gate
-
-    def unblock(self) -> None:
-        """Look at all requests again. Blocked requests have kept their position."""
-        self._gate = None
-
-    def blocked(self) -> Iterator[Request]:
-        """The blocked requests, in order of arrival."""
-        for request in self._waiting:
-            if self.is_blocked(request):
-                yield request
-
-    def is_blocked(self, request: Request) -> bool:
-        if self._gate is None or self._gate.lets_pass(request):
-            return False
-        return request in self._waiting
-
-    @property
-    def gate(self) -> ArrivalGate | None:
-        """What blocks requests, those that will arrive, too. None: nothing is blocked."""
-        return self._gate
-
-    @property
-    def has_candidates(self) -> bool:
+    def has_candidates(self, end: int) -> bool:
         """Whether there is a request that is not blocked."""
         if self.resumed:
             return True
-        if self._gate is None:
+        if end == EVERYBODY:
             return len(self._waiting) > 0
         first = self._waiting.first()
-        return first is not None and self._gate.lets_pass(first)
+        return first is not None and first.spec.arrival_order < end
 
-    @property
-    def num_candidates(self) -> int:
+    def num_candidates(self, end: int) -> int:
         """Number of requests that are not blocked."""
-        if self._gate is None:
+        if end == EVERYBODY:
             return len(self)
-        return len(self.resumed) + len(self._waiting.indices_before(self._gate.blocked_from))
+        return len(self.resumed) + len(self._waiting.indices_before(end))
 
-    @property
-    def oldest(self) -> Request | None:
+    def oldest(self, end: int) -> Request | None:
         """The oldest request that is not blocked; None if there is none."""
         if self.resumed:
             return self.resumed[0]
@@ -249,18 +191,24 @@ class WaitingQueue:
         if not len(waiting):
             return None
         first = waiting.request_at(int(waiting.used.flags.argmax()))
-        if self._gate is None or self._gate.lets_pass(first):
-            return first
-        return None
+        return first if first.spec.arrival_order < end else None
+
+    def never_ran(self, request: Request) -> bool:
+        """Whether a request waits here that never had a row."""
+        return request in self._waiting
+
+    def newcomers(self) -> Iterator[Request]:
+        """The requests that never had a row, in order of arrival."""
+        return iter(self._waiting)
 
     # The order
 
-    def order(self, now: float) -> Iterator[Request]:
-        """The waiting requests, best first. Lazy: the caller may stop at any request."""
+    def order(self, now: float, end: int = EVERYBODY) -> Iterator[Request]:
+        """The requests that are not blocked, best first. Lazy: the caller may stop at any
+        request."""
         policy = self.policy
         if self._prefix_index is not None:
             self._prefix_index.move_on()
-        end = EVERYBODY if self._gate is None else self._gate.blocked_from
         fresh = policy.order_waiting(self._waiting, end, now)
         if policy.classes is not None:
             return self._order_by_class(policy.classes, fresh, end, now)
@@ -291,7 +239,7 @@ class WaitingQueue:
 
     def _overdue_resumed(self, now: float) -> Iterator[Request]:
         for request in self.resumed:
-            if self.is_overdue(request, now):
+            if 0 < self._aging_s <= now - request.spec.arrival_s:
                 yield request
 
     # Inside
