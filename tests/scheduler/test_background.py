@@ -168,7 +168,7 @@ def test_it_does_not_take_what_an_online_request_waits_for() -> None:
 
 def test_an_online_request_that_is_not_ready_stops_no_background_request() -> None:
     patience = Patience()
-    world = World(settings(), features=[patience])
+    world = World(settings(), features=(patience,))
     background = world.send(line(4), max_new_tokens=2, ignore_eos=True, background=True)
     waits = world.send(line(4, 1), max_new_tokens=2, ignore_eos=True)  # an odd number
     world.step()

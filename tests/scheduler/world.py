@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tests.scheduler.accounts import audit
 from tests.scheduler.cache_check import CacheCheck
 from tests.scheduler.draft_oracle import DraftOracle
 from tests.scheduler.groups import find_states, find_transfers, find_windows
@@ -237,7 +238,7 @@ class World:
         scheduler, kv = self.scheduler, self.scheduler.kv
         for fault in scheduler.outbox.take_faults():  # where no engine has taken them
             self.failed(fault)
-        scheduler.audit()
+        audit(scheduler)
         kv.cache.check()
         if self.num_steps % CACHE_CHECKED_EVERY == 0:
             self.cache_check.check(kv.cache)

@@ -33,12 +33,12 @@ from weft.scheduler.limits import RequestLimits
 from weft.scheduler.pace.pace import NOBODY_WAITS, Pace, Waiting
 from weft.scheduler.planner import Planner
 from weft.scheduler.policies.protocol import RequestClasses
-from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request, RequestState
 from weft.scheduler.reserve.completions import CompletionBudget, can_simulate
 from weft.scheduler.retraction import victims_for
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.waiting_line import WaitingLine
+from weft.scheduler.waiting.line import WaitingLine
+from weft.scheduler.waiting.queue import WaitingQueue
 
 # A pass ends after this many requests that wait for the encoder.
 MAX_PASSED_OVER = 64
@@ -103,7 +103,7 @@ class PrefillScheduler:
         self._settings = settings
         self._piece_len = settings.piece_len  # None: prompts are never cut
         self._kv = kv
-        self._resumes_everywhere = kv.resumes_everywhere
+        self._resumes_everywhere = kv.prefixes.resumes_everywhere
         self._queue = queue
         self._running = running
         self._hooks = hooks
@@ -313,9 +313,9 @@ class PrefillScheduler:
             pieces = self._hooks.new_piece_budgets(budget)
         groups: Sequence[GroupBudget] = ()
         ratio = self._ratio(line, now)
-        mixed_kv = kv.decode_pages(decode_rows) * settings.page_size if mixes else 0
+        mixed_kv = kv.room.decode_pages(decode_rows) * settings.page_size if mixes else 0
         if kv.groups:
-            groups = kv.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
+            groups = kv.room.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
         completions = None
         if not kv.cache.shares and can_simulate(settings):
             open_prompts = self.open_prompts()
@@ -326,7 +326,7 @@ class PrefillScheduler:
             max_prefill_tokens=settings.max_prefill_tokens,
             chunked_prefill_size=self._piece_len,
             is_alone=not len(running_rows) and self.chunked_req is None,
-            mixed_tokens=kv.decode_tokens(decode_rows) if mixes else 0,
+            mixed_tokens=kv.room.decode_tokens(decode_rows) if mixes else 0,
             mixed_kv=mixed_kv,
             budget=budget,
             groups=groups,
@@ -362,9 +362,9 @@ class PrefillScheduler:
         if not len(rows):
             return NO_ROWS
         budget = min(self._piece_len, settings.max_prefill_tokens)
-        if not self._kv.decode_fits(rows):
+        if not self._kv.room.decode_fits(rows):
             return NO_ROWS
-        if self._kv.decode_tokens(rows) + settings.page_size > budget:
+        if self._kv.room.decode_tokens(rows) + settings.page_size > budget:
             return NO_ROWS
         return rows
 
@@ -399,7 +399,7 @@ class PrefillScheduler:
             if apart:
                 self._pass_over(line, now, request, EventKind.WAITING_REASON, apart)
                 continue
-            self._kv.match(request)
+            self._kv.prefixes.match(request)
             if sharing.defers(request):
                 why = "another request of this step computes its prefix"
                 self._pass_over(line, now, request, EventKind.DEFERRED, why)
@@ -458,7 +458,7 @@ class PrefillScheduler:
             request.cached_tokens = cached_len
             matched_len = cached_len
             if self._kv.groups:
-                matched_len = self._kv.matched_len(request)
+                matched_len = self._kv.prefixes.matched_len(request)
             trace.reuse = Reuse(request.reusable_len, matched_len, self._kv.cache.num_emptied)
             self._counters.num_prompt_tokens += request.spec.prompt_len
             self._counters.num_cached_tokens += cached_len
