@@ -3,9 +3,10 @@
     magic · length · SHA-256 of the head · description (JSON) · sum of each chunk | block | block ..
     |---------------------------- head, whole chunks -----------------------------|--- whole chunks
 
-The head is written last, so a file that was not written to its end has none. Every byte that is read is covered:
-the head by its digest, and the blocks by sums, which take no longer than reading memory does. A
-file with any fault is not used. Knows nothing of weights: a description is JSON of the caller.
+The head is written last, so a file that was not written to its end has none. Every byte that is
+read is covered: the head by its digest, and the blocks by sums, which take no longer than reading
+memory does. A file with any fault is not used. Knows nothing of weights: a description is JSON of
+the caller.
 
 The mapping is private: pages belong to all processes that map the file until one of them writes to
 a page, which then becomes its own. Nothing reaches the file.
