@@ -16,8 +16,8 @@ from huggingface_hub import constants, snapshot_download
 
 from tests.weights.hub_server import COMMIT, Hub, serving
 from weft.weights.fetch import local_path
-from weft.weights.pull import transfer
 from weft.weights.pull import pull as pulling
+from weft.weights.pull import transfer
 from weft.weights.pull.listing import PullError
 from weft.weights.pull.names import BadName, hub_name
 from weft.weights.pull.progress import Progress, ProgressWatcher
