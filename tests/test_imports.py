@@ -44,6 +44,7 @@ ALLOWED = {
     },
     "route": set(),
     "state": {"observe"},
+    "store": {"weights", "config", "observe"},
     "relay": {"route", "server", "config", "observe"},
     "text": {"messages", "config", "observe"},
     "client": {"route", "text", "messages", "config", "observe"},
@@ -106,6 +107,7 @@ WITHOUT_TORCH = (
         "engine",
         "journal",
         "state",
+        "store",
     ),
     *("text", "client", "server", "assemble", "launch", "cli", "sim", "bench"),
 )

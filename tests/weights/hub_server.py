@@ -16,7 +16,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "c0ffee" + 34 * "0"
+REPO = "org/small"
+WEIGHTS = "model.safetensors"
 LARGE = 1_000  # bytes from which a file is a large one, with a digest and on another host
+
+
+def content(number: int, num_bytes: int = 300_000) -> bytes:
+    return bytes((number + i * i) % 251 for i in range(num_bytes))
 
 
 @dataclass

@@ -7,14 +7,13 @@ import fcntl
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from huggingface_hub import constants, snapshot_download
 
-from tests.weights.hub_server import COMMIT, Hub, serving
+from tests.weights.hub_server import COMMIT, REPO, WEIGHTS, Hub, content
 from weft.weights.fetch import local_path
 from weft.weights.pull import pull as pulling
 from weft.weights.pull import transfer
@@ -22,46 +21,6 @@ from weft.weights.pull.listing import PullError
 from weft.weights.pull.names import BadName, hub_name
 from weft.weights.pull.progress import Progress, ProgressWatcher
 from weft.weights.pull.pull import PullWatcher, pull
-
-WEIGHTS = "model.safetensors"
-REPO = "org/small"
-
-
-def content(number: int, num_bytes: int = 300_000) -> bytes:
-    return bytes((number + i * i) % 251 for i in range(num_bytes))
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    found = Hub()
-    found.repos[REPO] = {
-        "config.json": b"{}",
-        "tokenizer.json": content(1, 5_000),
-        WEIGHTS: content(2),
-        "modeling.py": b"print(1)",
-        "pytorch_model.bin": content(3, 2_000),
-        "original/consolidated.safetensors": content(4, 2_000),
-    }
-    found.repos["org/small-GGUF"] = {
-        "README.md": b"",
-        "small-Q2_K.gguf": content(5, 10_000),
-        "small-Q4_K_M.gguf": content(6, 20_000),
-        "small-Q8_0.gguf": content(7, 40_000),
-        "parts/small-F16-00001-of-00002.gguf": content(8, 50_000),
-        "parts/small-F16-00002-of-00002.gguf": content(9, 30_000),
-        "mmproj-small-F16.gguf": content(10, 3_000),
-    }
-    found.repos["org/gated"] = dict(found.repos[REPO])
-    found.gated.add("org/gated")
-    with serving(found):
-        monkeypatch.setattr(constants, "ENDPOINT", found.endpoint)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(pulling, "SPARE_BYTES", 0)
-        yield found
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ from weft.config.options import did_you_mean
 from weft.observe.log import EventLog
 from weft.weights.gguf import files as gguf_files
 from weft.weights.known import default_model, known_model, known_names
+from weft.weights.own import models_folder, own_model
 from weft.weights.pull.choose import HUB_FILES
 from weft.weights.pull.listing import PullError, Unreachable
-from weft.weights.pull.names import SITES, HubName, hub_name
+from weft.weights.pull.names import SITES, HubName, hub_name, is_plain
 from weft.weights.pull.progress import log_watcher
 from weft.weights.pull.pull import pull, pull_files, repo_folder
 
@@ -35,6 +36,10 @@ def local_path(model: str, revision: str = "") -> Path:
         known = known_model(model)
         if known is not None:
             return known
+        if is_plain(model):
+            own = own_model(model, models_folder())
+            if own is not None:
+                return model_in(own) if own.is_dir() else own
         if _is_id(model):
             return _on_hub(hub_name(model), revision)
     return model_in(local_folder(model, revision))
