@@ -20,7 +20,7 @@ from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
 from weft.config.amounts import size
 from weft.launch.engine_group import EngineGroup
-from weft.launch.several.hosted import HostedModel, HouseParts, LoadFailed
+from weft.launch.several.hosted import HostedModel, LoadFailed
 from weft.launch.several.specs import ModelSpec
 from weft.launch.several.waiting import Waiter, WaitingLine
 from weft.observe.log import EventLog
@@ -40,14 +40,22 @@ log = EventLog("models")
 class House:
     """The hosted models, and which of them are in memory."""
 
-    def __init__(self, parts: HouseParts, rules: Rules, metrics: HouseMetrics) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        metrics: HouseMetrics,
+        new_host: Callable[[ModelSpec], HostedModel],
+        new_spare: Callable[[], EngineGroup | None],
+    ) -> None:
+        """`new_spare` starts a process for the next load; None: nothing is started ahead."""
         self.hosts: dict[str, HostedModel] = {}
         self.names = NamesOfModels()
         self.core = Residency(rules)
         self.line = WaitingLine()
         self.metrics = metrics
         self.failed: dict[str, tuple[float, ApiError]] = {}  # when, and why
-        self._parts = parts
+        self._new_host = new_host
+        self._new_spare = new_spare
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._spare: EngineGroup | None = None
@@ -57,7 +65,7 @@ class House:
     def add(self, spec: ModelSpec) -> None:
         """Offer a model. Raises ValueError if a name belongs to another one."""
         self.names.add(spec.name, spec.aliases)
-        self.hosts[spec.name] = HostedModel(spec, self._parts)
+        self.hosts[spec.name] = self._new_host(spec)
 
     def remove(self, name: str) -> None:
         """Offer a model no longer. It is not in memory, and nobody waits for it."""
@@ -342,7 +350,7 @@ class House:
             if self.level(name) is Level.ABSENT and host.spec.server.dp_size == 1
         ]
         if absent:
-            self._spare = EngineGroup(1)
+            self._spare = self._new_spare()
 
     # ---- the end
 

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +23,11 @@ from weft.config.options import Settings, SettingsError
 from weft.config.server import ServerConfig
 from weft.config.several import ModelsConfig
 from weft.launch.console import Console
+from weft.launch.engine_group import EngineGroup
 from weft.launch.listen import listen
 from weft.launch.open_files import fit
 from weft.launch.several.blank import blank_app
-from weft.launch.several.hosted import HouseParts
+from weft.launch.several.hosted import HostedModel, HouseParts
 from weft.launch.several.house import House
 from weft.launch.several.roster import HouseRoster
 from weft.launch.several.specs import ModelSpec, from_folder, names_of, read_specs
@@ -122,7 +123,12 @@ class SeveralFront:
         self.refused = self.metrics.refused
         self._many = many
         self._parts = many.house_parts(self.readiness, tracer)
-        self.house = House(self._parts, many.rules, self.metrics)
+        self.house = House(
+            many.rules,
+            self.metrics,
+            lambda spec: HostedModel(spec, self._parts),
+            partial(EngineGroup, 1),
+        )
         for spec in many.specs:
             self.house.add(spec)
         # Nobody ends a server because one model has ended.
