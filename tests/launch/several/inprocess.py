@@ -95,6 +95,7 @@ class FakeHost:
         self.front: FakeFront | None = None
         self.parts = FakeParts(Metrics(spec.name))
         self.load_s = 0.01
+        self.num_crashes = 0  # loads whose process is killed
         self.fault = ""  # of the model; its loads fail
         self.gate: asyncio.Event | None = None  # a load waits for it
         self.num_loads = 0
@@ -112,6 +113,9 @@ class FakeHost:
         await asyncio.sleep(self.load_s)
         if self.gate is not None:
             await self.gate.wait()
+        if self.num_crashes:
+            self.num_crashes -= 1
+            raise LoadFailed("its process was killed", is_users=False)
         if self.fault:
             raise LoadFailed(self.fault, is_users=True)
         self.front = FakeFront(self.spec, self._shared, self.parts.metrics)

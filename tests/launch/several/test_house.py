@@ -149,6 +149,18 @@ def test_a_model_that_cannot_be_loaded_answers_with_the_reason_and_others_do_not
     run(work, spec("bad"), spec("good"), rules=ROOMY)
 
 
+def test_a_load_whose_process_is_killed_is_tried_once_more() -> None:
+    async def work(server: Server) -> None:
+        server.host("a").num_crashes = 1
+        assert (await server.complete("a")).status_code == 200
+        server.host("b").num_crashes = 2
+        found = await server.complete("b")
+        assert (found.status_code, "its process was killed" in found.text) == (503, True)
+        assert (await server.complete("b")).status_code == 200, "the next request loads it"
+
+    run(work, spec("a"), spec("b"), rules=ROOMY)
+
+
 def test_a_model_that_is_too_large_is_refused() -> None:
     async def work(server: Server) -> None:
         found = await server.complete("a")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -32,6 +33,7 @@ from weft.server.app import ModelApp
 from weft.server.errors import ApiError
 from weft.server.several.names import NamesOfModels
 
+MOST_TRIES = 2  # loads in a row, if the engine's process ends without a reason
 RETRY_S = 5.0  # time in which the reason of a failed load answers the requests that come
 
 log = EventLog("models")
@@ -59,6 +61,7 @@ class House:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._spare: EngineGroup | None = None
+        self._tries: Counter[str] = Counter()  # loads in a row whose engines have ended
         self.is_closing = False
         metrics.budget.set(rules.budget_bytes)
 
@@ -246,12 +249,18 @@ class House:
             await host.load(group)
         except LoadFailed as exc:
             self.core.unloaded(name)
-            self.core.refused(name)
-            self.line.fail(name, self._fail(name, exc))
+            self._tries[name] += 1
+            if exc.is_users or self._tries[name] >= MOST_TRIES:
+                self._tries[name] = 0
+                self.core.refused(name)
+                self.line.fail(name, self._fail(name, exc))
+            else:  # the requests go on waiting
+                log.warning("load_tried_again", model=name, reason=exc)
             self.settle()
             return
         took_s = time.monotonic() - began_s
         log.info("loaded", model=name, seconds=round(took_s, 2), memory=size(sum(host.size)))
+        self._tries[name] = 0
         self.failed.pop(name, None)
         self.metrics.loads.labels(name).inc()
         self.metrics.load_s.of("").observe_one(took_s)
