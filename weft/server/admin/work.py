@@ -78,10 +78,10 @@ async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
         if not message:
             message = f"no request named {rid[:128]!r} is open or among the last that ended"
         raise ApiError(404, message, param="rid")
-    return json_response({"requests": [_as_text(context, one) for one in reply.found]})
+    return json_response({"requests": [explained(context, one) for one in reply.found]})
 
 
-def _as_text(context: ServerContext, one: Explanation) -> JsonObject:
+def explained(context: ServerContext, one: Explanation) -> JsonObject:
     """An explanation, with its timeline and the tokens at which it left the cache also as text."""
     fields: JsonObject = msgspec.to_builtins(one)
     fields["text"] = [str(entry) for entry in one.timeline]
