@@ -148,11 +148,30 @@ def traces(answer: Any) -> Iterator[str]:
 
 
 def causes(answer: Any) -> Iterator[str]:
-    """Why not more of the prompts of requests came from the cache."""
+    """Why requests were slow: why not more of their prompts came from the cache, and where all of
+    their time went."""
     for one in answer["requests"]:
         cached = f"{one['cached_tokens']:,} of {counted(one['prompt_tokens'], 'prompt token')}"
         yield f"{one['rid']} (request {one['id']}): {cached} were cached"
         yield from _cause(one.get("cache_cause"))
+        if one.get("times"):
+            yield f"  time: {one['total_s']:.3f} s"
+            yield from (f"    {line}" for line in time_lines(one["times"]))
+        gap = one.get("longest_gap")
+        if gap is not None:
+            yield f"  longest gap: {gap['seconds']:.3f} s, {gap['at_s']:.3f} s in: {gap['what']}"
+        if one["state"] == "finished" and one["cache_cause"] is None and one["timeline"]:
+            yield f"  {one['timeline'][-1]['what']}"
+
+
+def time_lines(times: Any) -> Iterator[str]:
+    """A line for each part of a request's time."""
+    width = max(len(one["part"]) for one in times)
+    for one in times:
+        line = f"{one['part']:<{width}}  {one['seconds']:9.3f} s"
+        if one.get("detail"):
+            line += f"  {one['detail']}"
+        yield line
 
 
 def _cause(cause: JsonObject | None) -> Iterator[str]:

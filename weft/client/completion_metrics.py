@@ -13,6 +13,7 @@ from collections.abc import Callable
 from logging import DEBUG
 
 from weft.client.front_delay import FrontDelay
+from weft.client.front_times import FrontTimes
 from weft.client.generation import Completion
 from weft.messages.replies import WAIT_HEADER, Finish
 from weft.observe.log import EventLog
@@ -26,6 +27,8 @@ class CompletionRecorder:
     def __init__(self, metrics: Metrics, tracer: Tracer | None = None) -> None:
         self._metrics = metrics
         self.delay = FrontDelay()
+        # The front's times of requests, by number, the oldest first; the client writes them.
+        self.fronts: dict[int, FrontTimes] = {}
         # None: no tracer reads traces, so none are made.
         self._tracer = None if isinstance(tracer, NoTracer) else tracer
 

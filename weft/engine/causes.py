@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.config.numbers import counted
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, find_tokens
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, find_tokens, shared_len
 from weft.messages.control import CacheCause
 from weft.scheduler.history import NEVER, RequestTrace
 from weft.scheduler.request import NO_ROW, Request
@@ -81,6 +81,11 @@ class Nearest(NamedTuple):
     prompt: bytes  # of this request
     tokens: bytes  # of the earlier one
     num_same: int
+    is_shown: bool  # its name and its text may be told
+
+    @property
+    def name(self) -> str:
+        return f"request {self.trace.rid!r}" if self.is_shown else "a request of another tenant"
 
 
 class Divergence(NamedTuple):
@@ -93,8 +98,14 @@ class Divergence(NamedTuple):
     num_same: int
 
 
-def cause_of(scheduler: Scheduler, trace: RequestTrace) -> CacheCause | None:
-    """Why not more of a request's prompt came from the cache; None if it was not admitted yet."""
+def cause_of(
+    scheduler: Scheduler, trace: RequestTrace, viewer: str | None = None
+) -> CacheCause | None:
+    """Why not more of a request's prompt came from the cache; None if it was not admitted yet.
+
+    `viewer`: the tenant who asks. Requests of others in other namespaces do not exist for them, and
+    of those in the same namespace they are told only lengths. None: an administrator.
+    """
     reuse = trace.reuse
     if reuse is None:
         return None
@@ -113,7 +124,7 @@ def cause_of(scheduler: Scheduler, trace: RequestTrace) -> CacheCause | None:
         missed = (trace.prompt_tokens - 1) // page_size * page_size - cached
         return _found(trace, Cause.RECOMPUTED, missed=missed)
     prompt = key.tokens[: trace.prompt_tokens * TOKEN_BYTES]
-    same, other = _nearest(scheduler, trace, key.namespace, prompt)
+    same, other = _nearest(scheduler, trace, key.namespace, prompt, viewer)
     num_same = 0 if same is None else same.num_same
     if other is not None and _usable(other, page_size, limit) > max(num_same, cached):
         missed = _usable(other, page_size, limit) - cached
@@ -149,14 +160,14 @@ def _found(
         missed_s = trace.prefill_s * missed / computed
     return CacheCause(
         cause=cause,
-        rid="" if near is None else near.trace.rid,
+        rid=near.trace.rid if near is not None and near.is_shown else "",
         same_tokens=0 if near is None else near.num_same,
         changed_tokens=0 if change is None else change.ours,
         replaced_tokens=0 if change is None else change.theirs,
         missed_tokens=missed,
         missed_s=missed_s,
         ours=[] if near is None else _ids(near.prompt, near.num_same),
-        theirs=[] if near is None else _ids(near.tokens, near.num_same),
+        theirs=_ids(near.tokens, near.num_same) if near is not None and near.is_shown else [],
         words=_words(trace, cause, near, missed, change),
         advice=ADVICE[cause] if missed or cause == Cause.CACHE_OFF else "",
     )
@@ -169,7 +180,7 @@ def _words(
     missed: int,
     change: Divergence | None,
 ) -> str:
-    name = "" if near is None else f"request {near.trace.rid!r}"
+    name = "" if near is None else near.name
     num_same = 0 if near is None else near.num_same
     same = f"its first {counted(num_same, 'token')} are those of {name}"
     match cause:
@@ -253,7 +264,11 @@ def _order(trace: RequestTrace) -> tuple[float, int]:
 
 
 def _nearest(
-    scheduler: Scheduler, trace: RequestTrace, namespace: str, prompt: bytes
+    scheduler: Scheduler,
+    trace: RequestTrace,
+    namespace: str,
+    prompt: bytes,
+    viewer: str | None,
 ) -> tuple[Nearest | None, Nearest | None]:
     """The request with most of the same first tokens in the same namespace, and in others. Of
     equal ones the one that ended first, because its tokens were there for the longest time."""
@@ -264,13 +279,16 @@ def _nearest(
         if key is None:
             continue
         is_same = key.namespace == namespace
-        best = found.get(is_same, Nearest(other, prompt, b"", 0))
+        is_shown = viewer is None or (other.reuse is not None and other.reuse.tenant == viewer)
+        if not is_same and not is_shown:
+            continue
+        best = found.get(is_same, Nearest(other, prompt, b"", 0, is_shown))
         end = best.num_same * TOKEN_BYTES
         if not key.tokens.startswith(ours[:end]):
             continue  # it has fewer tokens in common
         num_same = common_len(prompt, key.tokens)
         if num_same and (num_same, _age(other)) >= (best.num_same, _age(best.trace)):
-            found[is_same] = Nearest(other, prompt, key.tokens, num_same)
+            found[is_same] = Nearest(other, prompt, key.tokens, num_same, is_shown)
     return found.get(True), found.get(False)
 
 
@@ -281,12 +299,7 @@ def _age(trace: RequestTrace) -> float:
 
 def common_len(one: bytes, other: bytes) -> int:
     """How many of the first tokens of two packed sequences are the same."""
-    length = min(len(one), len(other)) // TOKEN_BYTES
-    ours = np.frombuffer(one, dtype=np.int32, count=length)
-    theirs = np.frombuffer(other, dtype=np.int32, count=length)
-    differs = ours != theirs
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
+    return shared_len(one, 0, len(one), other, TOKEN_BYTES) // TOKEN_BYTES
 
 
 def _ids(tokens: bytes, begin: int) -> list[int]:

@@ -10,6 +10,7 @@ disconnect closes the generation at once, whether the answer is a stream or not.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -102,6 +103,9 @@ class Answer:
         finally:
             watcher.cancel()
             self._generation.close()
+            sent_s = time.perf_counter()
+            for completion in self._generation.completions:
+                completion.spec.front.sent_s = sent_s
 
     # ---- one body
 

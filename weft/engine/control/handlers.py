@@ -136,7 +136,12 @@ def _queue_status(services: Services) -> QueueStatus:
 def explain_request(services: Services, message: ExplainRequest) -> ExplainRequestReply:
     now = services.clock()
     found = explain.trace_request_flow(
-        services.scheduler, message.rid, now, compiling=services.grammars.feature.queue
+        services.scheduler,
+        message.rid,
+        now,
+        number=message.number,
+        viewer=message.viewer,
+        compiling=services.grammars.feature.queue,
     )
     if services.pause.mode is not None:
         return ExplainRequestReply(found=found)

@@ -7,6 +7,7 @@ body of a route is a message of `weft.messages`, the engine gets this message.
 from __future__ import annotations
 
 import gc
+import time
 
 import msgspec
 from starlette.requests import Request
@@ -82,8 +83,17 @@ async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def _as_text(context: ServerContext, one: Explanation) -> JsonObject:
-    """An explanation, with its timeline and the tokens at which it left the cache also as text."""
+    """An explanation, with the front's part of its time, and with its timeline and the tokens at
+    which it left the cache also as text."""
+    front = context.client.recorder.fronts.get(one.id)
+    total_s = one.stages.total_s
+    if front is not None:
+        now = time.perf_counter()
+        before, after = front.parts(total_s, now)
+        one = msgspec.structs.replace(one, times=[*before, *one.times, *after])
+        total_s = front.total_s(now)
     fields: JsonObject = msgspec.to_builtins(one)
+    fields["total_s"] = total_s
     fields["text"] = [str(entry) for entry in one.timeline]
     cause = fields["cache_cause"]
     if cause is not None:
