@@ -41,6 +41,7 @@ from weft.client.requests import (
     unpack_ids,
     without_prompt,
 )
+from weft.client.slow_requests import SlowRequests
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine, Unreadable
 from weft.messages.control import GetState
@@ -94,13 +95,15 @@ class EngineClient:
         metrics: Metrics | None = None,
         tracer: Tracer | None = None,
         log_requests: bool = False,
+        log_slow_s: float = 0.0,
         max_pending_tokens: int = MAX_PENDING_TOKENS,
         step_timeout_s: float = 0.0,
         max_request_share: float = 0.0,
         clamp_max_tokens: bool = False,
         hang_after_s: float = HANG_AFTER_S,
     ) -> None:
-        """The limits are those of `ClientLimits`, and of `HangDetector`."""
+        """`log_slow_s`: the log explains a request whose first token comes later than that; 0: none.
+        The limits are those of `ClientLimits`, and of `HangDetector`."""
         self.metrics = metrics or Metrics()
         self.state = EngineState(self.metrics, HangDetector(step_timeout_s, hang_after_s))
         # One for each engine behind this client; the launcher of several writes it.
@@ -111,7 +114,10 @@ class EngineClient:
         self.session_keeper: SessionKeeper | None = None  # None: they end with the engine
         self._tokenizer = tokenizer
         self._send = send
-        self.recorder = CompletionRecorder(self.metrics, tracer)
+        slow: SlowRequests | None = None
+        if log_slow_s:
+            slow = SlowRequests(self.call, self.metrics.completions.misses, log_slow_s)
+        self.recorder = CompletionRecorder(self.metrics, tracer, slow)
         self._limits = ClientLimits(max_pending_tokens, max_request_share, clamp_max_tokens)
         self._numbers = itertools.count(1)
         self._open = OpenCompletions()

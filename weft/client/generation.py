@@ -15,6 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from weft.client.front_times import FrontTimes
+from weft.json_types import JsonObject
 from weft.messages.replies import AuxPiece, Finish, HiddenStatesPiece, TokenLogprobs
 from weft.messages.requests import GenerateRequest
 from weft.messages.weights import FIRST_VERSION
@@ -240,6 +241,10 @@ class Generation:
         self.closed = False
         # Awaited before an end is sent to the client: what was stored with it must be on disk.
         self.before_end: Callable[[], Awaitable[None]] | None = None
+        # Awaited before an end is written: it gets what the answer tells besides.
+        self.before_answer: Callable[[], Awaitable[None]] | None = None
+        # Why not more of their prompts were cached, by the number of a request, if it asked.
+        self.causes: dict[int, JsonObject] = {}
         self._on_close = on_close
         self._news = asyncio.Event()  # set: there may be new output, and the consumer looks
         self._news.set()  # an in-process engine may have answered before the first look

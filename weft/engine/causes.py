@@ -82,10 +82,19 @@ class Nearest(NamedTuple):
     tokens: bytes  # of the earlier one
     num_same: int
     is_shown: bool  # its name and its text may be told
+    page_size: int
+
+    @property
+    def told_len(self) -> int:
+        """`num_same`, as far as it may be told: whoever learns how many tokens they have guessed of
+        the prompt of another guesses it token by token."""
+        if self.is_shown:
+            return self.num_same
+        return self.num_same // self.page_size * self.page_size
 
     @property
     def name(self) -> str:
-        return f"request {self.trace.rid!r}" if self.is_shown else "a request of another tenant"
+        return f"request {self.trace.rid!r}" if self.is_shown else "another request"
 
 
 class Divergence(NamedTuple):
@@ -103,8 +112,9 @@ def cause_of(
 ) -> CacheCause | None:
     """Why not more of a request's prompt came from the cache; None if it was not admitted yet.
 
-    `viewer`: the tenant who asks. Requests of others in other namespaces do not exist for them, and
-    of those in the same namespace they are told only lengths. None: an administrator.
+    `viewer`: the tenant who asks; empty: nobody knows who. Requests of others in other namespaces
+    do not exist for them, and of those in the same namespace they are told only lengths. None: an
+    administrator.
     """
     reuse = trace.reuse
     if reuse is None:
@@ -161,12 +171,12 @@ def _found(
     return CacheCause(
         cause=cause,
         rid=near.trace.rid if near is not None and near.is_shown else "",
-        same_tokens=0 if near is None else near.num_same,
+        same_tokens=0 if near is None else near.told_len,
         changed_tokens=0 if change is None else change.ours,
         replaced_tokens=0 if change is None else change.theirs,
         missed_tokens=missed,
         missed_s=missed_s,
-        ours=[] if near is None else _ids(near.prompt, near.num_same),
+        ours=[] if near is None else _ids(near.prompt, near.told_len),
         theirs=_ids(near.tokens, near.num_same) if near is not None and near.is_shown else [],
         words=_words(trace, cause, near, missed, change),
         advice=ADVICE[cause] if missed or cause == Cause.CACHE_OFF else "",
@@ -181,7 +191,7 @@ def _words(
     change: Divergence | None,
 ) -> str:
     name = "" if near is None else near.name
-    num_same = 0 if near is None else near.num_same
+    num_same = 0 if near is None else near.told_len
     same = f"its first {counted(num_same, 'token')} are those of {name}"
     match cause:
         case Cause.FOUND:
@@ -272,6 +282,7 @@ def _nearest(
 ) -> tuple[Nearest | None, Nearest | None]:
     """The request with most of the same first tokens in the same namespace, and in others. Of
     equal ones the one that ended first, because its tokens were there for the longest time."""
+    page_size = scheduler.kv.page_size
     found: dict[bool, Nearest] = {}
     ours = memoryview(prompt)  # its slices are no copies
     for other in _earlier(scheduler, trace):
@@ -279,17 +290,22 @@ def _nearest(
         if key is None:
             continue
         is_same = key.namespace == namespace
-        is_shown = viewer is None or (other.reuse is not None and other.reuse.tenant == viewer)
+        is_shown = viewer is None or _is_of(other, viewer)
         if not is_same and not is_shown:
             continue
-        best = found.get(is_same, Nearest(other, prompt, b"", 0, is_shown))
+        best = found.get(is_same, Nearest(other, prompt, b"", 0, is_shown, page_size))
         end = best.num_same * TOKEN_BYTES
         if not key.tokens.startswith(ours[:end]):
             continue  # it has fewer tokens in common
         num_same = common_len(prompt, key.tokens)
         if num_same and (num_same, _age(other)) >= (best.num_same, _age(best.trace)):
-            found[is_same] = Nearest(other, prompt, key.tokens, num_same, is_shown)
+            found[is_same] = Nearest(other, prompt, key.tokens, num_same, is_shown, page_size)
     return found.get(True), found.get(False)
+
+
+def _is_of(trace: RequestTrace, tenant: str) -> bool:
+    """Whether a request is of this tenant; nobody's request is of no tenant."""
+    return bool(tenant) and trace.reuse is not None and trace.reuse.tenant == tenant
 
 
 def _age(trace: RequestTrace) -> float:

@@ -245,7 +245,8 @@ class ExplainRequest(ControlRequest[ExplainRequestReply]):
 
     rid: str
     number: int = -1  # only of the one with this number, unless it is below 0
-    # The tenant who asks: of requests of others it is told only lengths. None: an administrator.
+    # The tenant who asks: of requests of others it is told only lengths; empty: of all requests.
+    # None: an administrator.
     viewer: str | None = None
 
 

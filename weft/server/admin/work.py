@@ -37,6 +37,7 @@ from weft.messages.control import (
 from weft.observe import garbage
 from weft.observe.log import EventLog
 from weft.server.body import json_response, read_body, read_json
+from weft.server.chat.causes import cause_fields
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
@@ -95,11 +96,8 @@ def _as_text(context: ServerContext, one: Explanation) -> JsonObject:
     fields: JsonObject = msgspec.to_builtins(one)
     fields["total_s"] = total_s
     fields["text"] = [str(entry) for entry in one.timeline]
-    cause = fields["cache_cause"]
-    if cause is not None:
-        for name in ("ours", "theirs"):
-            text = context.tokenizer.decode(cause[name], skip_special_tokens=False)
-            cause[f"{name}_text"] = text
+    if one.cache_cause is not None:
+        fields["cache_cause"] = cause_fields(context, one.cache_cause)
     return fields
 
 
