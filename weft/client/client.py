@@ -102,7 +102,8 @@ class EngineClient:
         clamp_max_tokens: bool = False,
         hang_after_s: float = HANG_AFTER_S,
     ) -> None:
-        """`log_slow_s`: the log explains a request whose first token comes later than that; 0: none.
+        """`log_slow_s`: the log explains a request whose first token comes later; 0: none.
+
         The limits are those of `ClientLimits`, and of `HangDetector`."""
         self.metrics = metrics or Metrics()
         self.state = EngineState(self.metrics, HangDetector(step_timeout_s, hang_after_s))
