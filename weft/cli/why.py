@@ -17,6 +17,8 @@ def causes(answer: Any) -> Iterator[str]:
         cached = f"{one['cached_tokens']:,} of {counted(one['prompt_tokens'], 'prompt token')}"
         yield f"{one['rid']} (request {one['id']}): {cached} were cached"
         yield from cause_lines(one.get("cache_cause"))
+        if one.get("elsewhere"):
+            yield f"  route: {one['elsewhere']}"
         if one.get("times"):
             total_s = one.get("total_s", one["stages"]["total_s"])
             yield f"  time: {total_s:.3f} s"

@@ -16,6 +16,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ from weft.client.engine_state import (
     OpenCompletions,
     ShareLimits,
 )
+from weft.client.explained import explained
 from weft.client.front_times import MAX_FRONT_TIMES, FrontTimes
 from weft.client.generation import Completion, CompletionSpec, Generation, TextDelivery
 from weft.client.requests import (
@@ -117,7 +119,8 @@ class EngineClient:
         self._send = send
         slow: SlowRequests | None = None
         if log_slow_s:
-            slow = SlowRequests(self.call, self.metrics.completions.misses, log_slow_s)
+            misses = self.metrics.completions.misses
+            slow = SlowRequests(partial(explained, self), misses, log_slow_s)
         self.recorder = CompletionRecorder(self.metrics, tracer, slow)
         self._limits = ClientLimits(max_pending_tokens, max_request_share, clamp_max_tokens)
         self._numbers = itertools.count(1)
@@ -225,6 +228,7 @@ class EngineClient:
                 http.render_s,
                 http.tokenize_s,
                 started_s,
+                elsewhere=http.elsewhere,
             )
         fronts = self.recorder.fronts
         fronts[id] = front

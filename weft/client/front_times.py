@@ -26,6 +26,7 @@ class FrontTimes:
     started_s: float = 0.0  # it was sent to the engine
     ended_s: float = 0.0  # its last token was here
     sent_s: float = 0.0  # all of the answer was written
+    elsewhere: str = ""  # the server that had more of its prompt, in the words of `weft route`
 
     def total_s(self, now: float) -> float:
         return (self.sent_s or now) - self.arrived_s

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
 from weft.client.generation import Completion
-from weft.messages.control import CacheCause, ExplainRequest, ExplainRequestReply, TimePart
+from weft.messages.control import CacheCause, Explanation, TimePart
 from weft.observe.log import EventLog
 from weft.observe.metrics import MissMetrics
 
@@ -22,7 +23,14 @@ PAUSE_S = 0.5  # between two questions
 MAX_WAITING = 64  # slow requests about which the engine is still to be asked
 
 log = EventLog("client")
-Ask = Callable[[ExplainRequest], Awaitable[ExplainRequestReply]]
+# `explained` of a client.
+Ask = Callable[..., Awaitable[list[Explanation]]]
+
+
+class SlowRequest(NamedTuple):
+    rid: str
+    number: int
+    first_s: float  # from its arrival to its first token
 
 
 class SlowRequests:
@@ -32,7 +40,7 @@ class SlowRequests:
         self._ask = ask
         self._metrics = metrics
         self._longest_s = longest_s
-        self._waiting: deque[tuple[ExplainRequest, float]] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[SlowRequest] = deque(maxlen=MAX_WAITING)
         self._work: asyncio.Task[None] | None = None
 
     def note(self, completion: Completion, now: float) -> None:
@@ -41,27 +49,25 @@ class SlowRequests:
         first_s = (completion.first_token_at or now) - spec.arrived_s
         if first_s < self._longest_s:
             return
-        asked = ExplainRequest(spec.request.rid, number=spec.request.id)
-        self._waiting.append((asked, first_s))
+        self._waiting.append(SlowRequest(spec.request.rid, spec.request.id, first_s))
         if self._work is None:
             self._work = asyncio.get_running_loop().create_task(self._ask_all())
 
     async def _ask_all(self) -> None:
         try:
             while self._waiting:
-                asked, first_s = self._waiting.popleft()
-                await self._explain(asked, first_s)
+                await self._explain(self._waiting.popleft())
                 await asyncio.sleep(PAUSE_S)
         finally:
             self._work = None
 
-    async def _explain(self, asked: ExplainRequest, first_s: float) -> None:
+    async def _explain(self, slow: SlowRequest) -> None:
         try:
-            reply = await self._ask(asked)
+            found = await self._ask(slow.rid, number=slow.number)
         except (EngineUnavailable, EngineFault):
             return
-        for one in reply.found:
-            self._tell(one.rid, first_s, one.cache_cause, one.times)
+        for one in found:
+            self._tell(one.rid, slow.first_s, one.cache_cause, one.times)
 
     def _tell(
         self, rid: str, first_s: float, cause: CacheCause | None, times: list[TimePart]

@@ -12,7 +12,7 @@ run, so requests pay nothing for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.config.numbers import counted
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, find_tokens, shared_len
-from weft.messages.control import CacheCause
+from weft.messages.control import CacheCause, PrefixHolder
 from weft.scheduler.history import NEVER, RequestTrace
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
@@ -50,6 +50,7 @@ class Cause(StrEnum):
     COMPUTING = "being computed"
     NO_RESUME_POINT = "no resume point"
     EVICTED = "evicted"
+    OTHER_ENGINE = "other engine"  # found by the front, which asks the other engines
 
 
 # Every cause, and what one can do about it; docs/guides/observability.md explains them.
@@ -70,6 +71,7 @@ ADVICE = {
     Cause.EMPTIED: "",
     Cause.COMPUTING: "send such requests one after the other, or the first one a little earlier",
     Cause.NO_RESUME_POINT: "with more memory, more snapshots of states or tails of windows stay",
+    Cause.OTHER_ENGINE: "",  # it depends on the router: `weft/client/explained.py`
     Cause.EVICTED: "more KV memory, --cache-dir, or a pin would have kept it",
 }
 
@@ -134,7 +136,8 @@ def cause_of(
         missed = (trace.prompt_tokens - 1) // page_size * page_size - cached
         return _found(trace, Cause.RECOMPUTED, missed=missed)
     prompt = key.tokens[: trace.prompt_tokens * TOKEN_BYTES]
-    same, other = _nearest(scheduler, trace, key.namespace, prompt, viewer)
+    earlier = _earlier(scheduler, trace)
+    same, other = _nearest(scheduler, earlier, key.namespace, prompt, viewer)
     num_same = 0 if same is None else same.num_same
     if other is not None and _usable(other, page_size, limit) > max(num_same, cached):
         missed = _usable(other, page_size, limit) - cached
@@ -244,6 +247,29 @@ def _shown(change: Divergence) -> str:
 # ---- the remembered requests
 
 
+def prompt_of(scheduler: Scheduler, trace: RequestTrace) -> CacheKey:
+    """The prompt of a request as the cache compares it; empty if it is not remembered."""
+    key = _key_of(scheduler, trace)
+    if key is None:
+        return CacheKey("", b"")
+    return key.first(trace.prompt_tokens)
+
+
+def find_holder(
+    scheduler: Scheduler, namespace: str, prompt: bytes, before_s: float, viewer: str | None
+) -> PrefixHolder | None:
+    """The remembered request that begins most like a prompt of another engine, of those that were
+    admitted before `before_s`. `viewer`: as for `cause_of`."""
+    earlier = [one for one in scheduler.history.traces() if NEVER < one.admitted_s < before_s]
+    same, _ = _nearest(scheduler, earlier, namespace, prompt, viewer)
+    if same is None:
+        return None
+    page_size = scheduler.kv.page_size
+    usable = _usable(same, page_size, len(prompt) // TOKEN_BYTES - 1)
+    rid = same.trace.rid if same.is_shown else ""
+    return PrefixHolder(same_tokens=same.told_len, usable_tokens=usable, rid=rid)
+
+
 def _key_of(scheduler: Scheduler, trace: RequestTrace) -> CacheKey | None:
     """The sequence of a request as the cache compares it; None if it is not remembered."""
     request = scheduler.requests.get(trace.id)
@@ -275,17 +301,18 @@ def _order(trace: RequestTrace) -> tuple[float, int]:
 
 def _nearest(
     scheduler: Scheduler,
-    trace: RequestTrace,
+    earlier: Iterable[RequestTrace],
     namespace: str,
     prompt: bytes,
     viewer: str | None,
 ) -> tuple[Nearest | None, Nearest | None]:
-    """The request with most of the same first tokens in the same namespace, and in others. Of
-    equal ones the one that ended first, because its tokens were there for the longest time."""
+    """Of `earlier` requests, the one with most of the same first tokens in the same namespace, and
+    in others. Of equal ones the one that ended first, because its tokens were there for the longest
+    time."""
     page_size = scheduler.kv.page_size
     found: dict[bool, Nearest] = {}
     ours = memoryview(prompt)  # its slices are no copies
-    for other in _earlier(scheduler, trace):
+    for other in earlier:
         key = _key_of(scheduler, other)
         if key is None:
             continue

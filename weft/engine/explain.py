@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from weft.config.numbers import counted
-from weft.engine.causes import cause_of
+from weft.engine.causes import cause_of, prompt_of
 from weft.engine.times import longest_gap, time_parts
 from weft.messages.control import (
     CacheCause,
@@ -118,13 +118,15 @@ def trace_request_flow(
     *,
     number: int = -1,
     viewer: str | None = None,
+    with_prompt: bool = False,
     compiling: Container[int] = (),
 ) -> list[Explanation]:
     """All open or remembered requests with exactly this name, newest first; with `number`, only the
     one with this number. `compiling` has the ids of requests whose grammar is being compiled.
 
     Only the newest have a `cache_cause`, because each is found by comparing the prompt with all
-    that are remembered. `viewer`: the tenant who asks; None: an administrator, who sees all.
+    that are remembered; only they have their prompts, `with_prompt`. `viewer`: the tenant who asks;
+    None: an administrator, who sees all.
     """
     found = [trace for trace in scheduler.history.traces() if trace.rid == rid]
     if number >= 0:
@@ -133,7 +135,11 @@ def trace_request_flow(
     explained: list[Explanation] = []
     for index, trace in enumerate(found):
         cause = cause_of(scheduler, trace, viewer) if index < NUM_CAUSES else None
-        explained.append(_explain(scheduler, trace, now, cause, compiling))
+        one = _explain(scheduler, trace, now, cause, compiling)
+        if with_prompt and cause is not None:
+            namespace, prompt = prompt_of(scheduler, trace)
+            one = msgspec.structs.replace(one, namespace=namespace, prompt=prompt)
+        explained.append(one)
     return explained
 
 
@@ -314,6 +320,7 @@ def _explain(
         why="",
         drafts=_drafts(scheduler, trace),
         shadow=shadow_words(scheduler, trace.id),
+        admitted_s=trace.admitted_s,
         times=time_parts(scheduler, trace, now, reason=_reason),
         longest_gap=longest_gap(scheduler, trace),
         cache_cause=cause,

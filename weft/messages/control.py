@@ -227,6 +227,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     # All of its time in the engine so far; the parts add up to `stages.total_s`.
     times: list[TimePart] = []
     longest_gap: LongestGap | None = None  # None before its second token
+    # Its prompt as the prefix cache compares it, if it was asked for.
+    namespace: str = ""
+    prompt: bytes = b""
+    admitted_s: float = -1.0  # first, on the engine's clock; below 0: not yet
     cache_cause: CacheCause | None = None  # only after admission; of the newest of a name
     row: int | None = None  # index of its row in the batch; None without one
     grammar: str = ""  # name of the grammar of an open request; equal grammars have equal names
@@ -244,10 +248,33 @@ class ExplainRequest(ControlRequest[ExplainRequestReply]):
     """
 
     rid: str
+    with_prompt: bool = False  # for questions to other engines: `FindPrefix`
     number: int = -1  # only of the one with this number, unless it is below 0
     # The tenant who asks: of requests of others it is told only lengths; empty: of all requests.
     # None: an administrator.
     viewer: str | None = None
+
+
+class PrefixHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The remembered request of an engine that begins most like a prompt."""
+
+    same_tokens: int
+    usable_tokens: int  # of these, what the cache could give to a request for the prompt
+    rid: str  # empty: it is not told
+    dp_rank: int = 0  # rank of the engine; the front sets it
+
+
+class FindPrefixReply(ControlReply):
+    found: list[PrefixHolder]
+
+
+class FindPrefix(ControlRequest[FindPrefixReply]):
+    """Ask for the remembered request that begins most like a prompt."""
+
+    namespace: str
+    prompt: bytes
+    before_s: float  # of those that were admitted before this moment of the engine's clock
+    viewer: str | None = None  # as in `ExplainRequest`
 
 
 class LogRequestTimesReply(ControlReply):

@@ -19,6 +19,9 @@ class RequestContext:
     arrived_s: float  # time.perf_counter
     traceparent: str = ""  # W3C header, as received
     tenant: str = ""  # a name for the key, or the address of a client without a key
+    # The server that had more of the prompt, in the words of the front that has chosen this one
+    # (`weft route`); empty: none.
+    elsewhere: str = ""
     # Seconds so far that the front has spent on
     read_s: float = 0.0  # receiving the body
     parse_s: float = 0.0  # decoding and checking the body

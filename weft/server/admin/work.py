@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
 from weft.client.calls import CALL_TIMEOUT_S
+from weft.client.explained import explained
 from weft.json_types import JsonObject
 from weft.messages.by_name import BadCall, plain, request_named
 from weft.messages.calls import SuccessReply
@@ -23,7 +24,6 @@ from weft.messages.control import (
     AuditKv,
     BlockInput,
     ContinueGeneration,
-    ExplainRequest,
     Explanation,
     FlushCache,
     FreezeGC,
@@ -74,13 +74,13 @@ async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
     before an engine had it.
     """
     rid = request.path_params["rid"]
-    reply = await context.client.call(ExplainRequest(rid))
-    if not reply.found:
+    found = await explained(context.client, rid)
+    if not found:
         message = context.refusals.describe(rid)
         if not message:
             message = f"no request named {rid[:128]!r} is open or among the last that ended"
         raise ApiError(404, message, param="rid")
-    return json_response({"requests": [_as_text(context, one) for one in reply.found]})
+    return json_response({"requests": [_as_text(context, one) for one in found]})
 
 
 def _as_text(context: ServerContext, one: Explanation) -> JsonObject:
@@ -94,7 +94,10 @@ def _as_text(context: ServerContext, one: Explanation) -> JsonObject:
         one = msgspec.structs.replace(one, times=[*before, *one.times, *after])
         total_s = front.total_s(now)
     fields: JsonObject = msgspec.to_builtins(one)
+    for name in ("namespace", "prompt", "admitted_s"):  # of use to engines alone
+        del fields[name]
     fields["total_s"] = total_s
+    fields["elsewhere"] = "" if front is None else front.elsewhere
     fields["text"] = [str(entry) for entry in one.timeline]
     if one.cache_cause is not None:
         fields["cache_cause"] = cause_fields(context, one.cache_cause)

@@ -15,13 +15,13 @@ from starlette.requests import Request
 
 from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
+from weft.client.explained import explained
 from weft.client.generation import Completion, Generation
 from weft.json_types import JsonObject
-from weft.messages.control import CacheCause, ExplainRequest
+from weft.messages.control import CacheCause
 from weft.server.auth import owner_of
 from weft.server.context import ServerContext
 
-TIMEOUT_S = 10.0
 MAX_PROMPTS = 64  # of one request, about which the engine is asked
 
 
@@ -44,12 +44,12 @@ async def ask_causes(context: ServerContext, generation: Generation) -> None:
         request = completion.spec.request
         if completion.end is None or request.id in generation.causes:
             continue
-        asked = ExplainRequest(request.rid, number=request.id, viewer=request.tells_cause_to)
+        viewer = request.tells_cause_to
         try:
-            reply = await context.client.call(asked, TIMEOUT_S)
+            found = await explained(context.client, request.rid, number=request.id, viewer=viewer)
         except (EngineUnavailable, EngineFault):
             continue
-        for one in reply.found:
+        for one in found:
             if one.cache_cause is not None:
                 generation.causes[request.id] = cause_fields(context, one.cache_cause)
 
