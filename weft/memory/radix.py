@@ -29,6 +29,7 @@ from weft.memory.prefix_cache import (
     Inserted,
     Location,
     Match,
+    shared_len,
 )
 
 PAGE_BYTES = 4  # of a page number in `Node.pages`
@@ -671,28 +672,3 @@ def path_up(handle: Node | None) -> Iterator[Node]:
         above = node.parent
         yield node
         node = above
-
-
-def shared_len(tokens: bytes, start: int, end: int, key: bytes, step: int) -> int:
-    """Bytes that `tokens[start:end]` and `key` share, in pages of `step` bytes.
-
-    The first page is known to be shared. Where the two differ, a binary search over the pages
-    finds it: a comparison of slices is one memcmp, whatever their length.
-
-        0 ........ same ........ differ ........ length
-        | equal    |   unknown   | not equal to the end |
-    """
-    length = min(len(key), end - start)
-    # The whole key is the usual case; slicing it would copy it.
-    beginning = key if length == len(key) else key[:length]
-    if tokens[start : start + length] == beginning:
-        return length
-    same = 1
-    differ = length // step
-    while differ - same > 1:
-        middle = (same + differ) // 2
-        if tokens[start + same * step : start + middle * step] == key[same * step : middle * step]:
-            same = middle
-        else:
-            differ = middle
-    return same * step

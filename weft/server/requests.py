@@ -8,6 +8,7 @@ a body; each API writes its own answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -23,6 +24,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.request_context import rename
 from weft.server.auth import owner_of
+from weft.server.chat.causes import ask_causes, cause_reader
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
 from weft.server.fields.engine import want_engine_of
@@ -70,6 +72,7 @@ class GenerationFields(CommonSamplingFields, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: Side | None = None
     return_cached_tokens_details: bool | None = None  # where the tokens were cached (SGLang)
+    return_cache_cause: bool | None = None  # why not more of them were
     # Constraints of the answer (`server/fields/grammar.py`):
     response_format: JsonObject | None = None
     guided_json: Any = None
@@ -315,6 +318,7 @@ def make_requests(
             adapter=adapter,
             session=session,
             tells_cache=bool(body.return_cached_tokens_details),
+            tells_cause_to=cause_reader(request, body, common.tenant),
         )
         found.append(one)
     if body.bootstrap_room is not None or body.kv_transfer_params:
@@ -348,4 +352,7 @@ def submit(
         if request.vectors or request.media:
             require_embeds_room(context, requests)
             break
-    return context.client.submit(requests, deliveries, stream=stream, valid=valid)
+    generation = context.client.submit(requests, deliveries, stream=stream, valid=valid)
+    if requests[0].tells_cause_to is not None:
+        generation.before_answer = partial(ask_causes, context, generation)
+    return generation
