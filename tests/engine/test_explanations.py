@@ -127,7 +127,8 @@ class Witness:
             new = min(one.max_len - one.fill_len, MOST_NEW) if with_output else 0
             return num_pages_for(num_tokens, page_size) * page_size + page_size + new
 
-        retractions = scheduler.waiting_queue.online.retractions_of_first(scheduler.now)
+        first = next(scheduler.waiting_queue.online.order(scheduler.now), None)
+        retractions = 0 if first is None else first.retractions
         ratio = scheduler.prefills.new_token_ratio.current
         if retractions:
             ratio = min(1.0, max(ratio, 1 / 16) * 2.0**retractions)

@@ -62,6 +62,8 @@ class KvPrefixes:
         self._groups = groups
         self._page_size = page_size
         self._keeps_items_unsplit = keeps_items_unsplit
+        # Whether a cached prefix can be resumed after each of its pages.
+        self.resumes_everywhere = all(group.resumes_everywhere for group in groups)
         # The request of the last call of `match`, and how many of its tokens are cached, even if
         # some group cannot resume after them.
         self._found_id = -1
@@ -70,11 +72,6 @@ class KvPrefixes:
     def forget(self) -> None:
         """All memory was freed."""
         self._found_id = -1
-
-    @property
-    def resumes_everywhere(self) -> bool:
-        """Whether a cached prefix can be resumed after each of its pages."""
-        return all(group.resumes_everywhere for group in self._groups)
 
     def match(self, request: Request, most: int | None = None) -> None:
         """Find the cached prefix of a waiting request in its first `most` tokens, up to where all

@@ -99,7 +99,7 @@ class WaitingQueue:
     def stop_indexes(self) -> None:
         """Stop notifying the indexes of changes of the cache."""
         for line in self.lines:
-            line.stop_index()
+            line.cached_lens.stop()
 
     @property
     def num_tokens(self) -> int:
