@@ -210,7 +210,7 @@ def test_an_idle_engine_is_audited_now_and_then(monkeypatch: pytest.MonkeyPatch)
     world = Serving()
     world.run_dry()
     held = []
-    monkeypatch.setattr("weft.scheduler.times.find_faults", lambda *args: held.append(1) or [])
+    monkeypatch.setattr("weft.scheduler.accounts.find_faults", lambda *args: held.append(1) or [])
     for _ in range(20):
         world.step()
     assert 3 <= len(held) <= 4  # every 5 s
