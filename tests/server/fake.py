@@ -326,6 +326,7 @@ class RunningServer:
     def start(self) -> None:
         self._thread.start()
         assert eventually(lambda: self.server.started), "the server does not start"
+        self.call(self.readiness.mark_ready)
 
     def stop(self) -> None:
         self.server.should_exit = True
@@ -375,10 +376,18 @@ class RunningServer:
         self._loop.call_soon_threadsafe(self._loop.skip, seconds)
         self.call(lambda: None)
 
+    async def _end_tasks(self) -> None:
+        self.readiness.drain()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self.server.serve(sockets=[self._socket]))
+            self._loop.run_until_complete(self._end_tasks())
         finally:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()

@@ -142,6 +142,12 @@ ON_MEDIA = {  # tests/server/test_media.py
     "max_video_pixels",
     "max_audio_s",
 }
+ON_BATCHES = {  # tests/server/test_batches.py
+    "max_file_mb",
+    "max_files",
+    "max_batch_lines",
+    "max_open_batches",
+}
 CUTS = {"max_user_len", "max_pending_tokens", "max_request_share"}  # nobody is refused
 
 
@@ -182,7 +188,7 @@ def test_limits_of_the_head_are_kept_and_counted(
 
 def test_every_limit_has_a_test() -> None:
     tested = {case[0] for case in CASES} | ON_BYTES | ON_CONNECTIONS | ON_EARLY_ANSWERS | CUTS
-    tested |= ON_MEDIA
+    tested |= ON_MEDIA | ON_BATCHES
     assert tested == {field.name for field in fields(Limits)}
     assert {bound.limit for bound in BOUNDS} <= tested
 

@@ -60,6 +60,14 @@ class Limits:
         100_000, "values inside of one free-form value", group="limits", low=1
     )
 
+    # files and batches
+    max_file_mb: float = option(
+        512.0, "largest uploaded file", group="limits", low=0.001, high=65_536.0
+    )
+    max_files: int = option(1_000, "files of one key", group="limits", low=1)
+    max_batch_lines: int = option(100_000, "lines of one batch", group="limits", low=1)
+    max_open_batches: int = option(100, "open batches of one key", group="limits", low=1)
+
     # the content of the request
     max_prompts: int = option(1_024, "prompts in one request", group="limits", low=1)
     max_n: int = option(64, "completions of one prompt", group="limits", low=1, high=MAX_N)

@@ -40,6 +40,8 @@ MAX_PROCESSOR_PARAMS = 16_384  # bytes
 MAX_STREAM_INTERVAL = 1_024
 MAX_ENGINES = 256  # engines of one server
 MAX_PROFILED_STEPS = 200  # all events are kept in memory until the end
+MIN_EXPIRY_S = 3_600
+MAX_EXPIRY_S = 30 * 86_400
 MAX_TIMEOUT_MS = 10**12
 MAX_SHOWN = 40  # characters of a wrong value in an error
 
@@ -183,6 +185,7 @@ NUMBERS: dict[str, Number] = {
     "priority": _integer(-INT32 - 1, INT32),
     "timeout_ms": _integer(1, MAX_TIMEOUT_MS),
     "ttft_ms": _integer(1, MAX_TIMEOUT_MS),
+    "seconds": _integer(MIN_EXPIRY_S, MAX_EXPIRY_S),  # until a file expires
     # sessions
     "capacity": _integer(1, INT32),
     "capacity_of_str_len": _integer(1, INT32),

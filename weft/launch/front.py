@@ -118,6 +118,7 @@ class Front:
             context.digests,
             self.client.metrics,
             served.context.refusals,
+            served.context.batches,
         )
 
     async def __aenter__(self) -> Front:
@@ -297,7 +298,7 @@ def _served(
             adapters,
             parts.processor,
             context.prepared.config.plugins,
-            shared=shared or shared_parts(config, readiness),
+            shared=shared or shared_parts(config, readiness, context.limits),
             has_keys=bool(context.digests.user or context.digests.admin),
         )
     except StateError as exc:

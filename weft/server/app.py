@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from weft.batches.service import BatchService
 from weft.client.adapters import AdapterLoader, AdapterNames
 from weft.client.client import EngineClient
 from weft.client.feed import Feed
@@ -43,6 +44,7 @@ from weft.server.admin import (
     weights,
     work,
 )
+from weft.server.anthropic import batches as message_batches
 from weft.server.anthropic import messages
 from weft.server.auth import Access, Keys, Pages
 from weft.server.body import json_bytes
@@ -50,11 +52,12 @@ from weft.server.context import Readiness, ServerContext, ServerInfo
 from weft.server.errors import ClientGone, error_response
 from weft.server.fields.engine import EngineHeader
 from weft.server.http.handoff import WithTransferParams
+from weft.server.http.inner_call import InnerCall
 from weft.server.http.middleware import EdgeMetrics, RequestMiddleware
 from weft.server.leaving import receiver
 from weft.server.media import serve_media
 from weft.server.ollama import routes as ollama
-from weft.server.openai import chat, completions
+from weft.server.openai import batches, chat, completions, files
 from weft.server.openai.responses import routes as responses
 from weft.server.openapi import docs_page, openapi_document
 from weft.server.operation import Handler, Operation, get
@@ -79,6 +82,9 @@ OPERATIONS = (
     *completions.ROUTES,
     *messages.ROUTES,
     *responses.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
+    *message_batches.ROUTES,
     *embeddings.ROUTES,
     *scores.ROUTES,
     *classify.ROUTES,
@@ -111,16 +117,21 @@ class SharedParts:
 
     responses: ResponseStore
     state: StateStore | None  # None: nothing outlives the server
+    batches: BatchService
     refusals: RefusalLog
     session_mark: str = ""  # distinguishes the stored sessions of models with the same tokenizer
 
 
-def shared_parts(config: ServerConfig, readiness: Readiness) -> SharedParts:
+def shared_parts(config: ServerConfig, readiness: Readiness, limits: Limits) -> SharedParts:
     """Open the stores of a server; they close at the end of `readiness`. Raises StateError."""
     state = _open_state(config.state_dir, readiness)
     responses = ResponseStore(state=state)
     readiness.at_end(responses.close)
-    return SharedParts(responses=responses, state=state, refusals=RefusalLog())
+    service = BatchService(limits, state)
+    readiness.at_ready(service.go_on)
+    readiness.at_drain(service.stop)
+    readiness.at_end(service.close)
+    return SharedParts(responses=responses, state=state, batches=service, refusals=RefusalLog())
 
 
 class ModelApp(NamedTuple):
@@ -165,12 +176,18 @@ def create_app(
         adapters,
         processor,
         plugins,
-        shared=shared_parts(config, readiness),
+        shared=shared_parts(config, readiness, limits),
         has_keys=bool(digests.user or digests.admin),
     )
-    refusals = served.context.refusals
     return with_edge(
-        served.routes, served.operations, config, limits, digests, client.metrics, refusals
+        served.routes,
+        served.operations,
+        config,
+        limits,
+        digests,
+        client.metrics,
+        served.context.refusals,
+        served.context.batches,
     )
 
 
@@ -207,6 +224,7 @@ def model_app(
         responses=shared.responses,
         refusals=shared.refusals,
         state=shared.state,
+        batches=shared.batches,
         sessions=_kept_sessions(client, tokenizer, shared),
         infill=tokenizer.infill,
         formats=find_formats(config.tool_call_parser, config.reasoning_parser, sources),
@@ -239,8 +257,10 @@ def with_edge(
     digests: KeyDigests,
     metrics: EdgeMetrics,
     refusals: RefusalLog,
+    service: BatchService,
 ) -> ASGIApp:
     """`inner` behind what every request passes: keys, limits of heads, counts, CORS."""
+    service.answer_with(InnerCall(inner))
     origins = _words(config.cors_origins)
     pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)
     keys = Keys(digests, pages, open_metrics=config.open_metrics)

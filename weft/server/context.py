@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.batches.service import BatchService
 from weft.client.adapters import AdapterLoader, AdapterNames
 from weft.client.client import EngineClient
 from weft.client.feed import Feed
@@ -71,8 +72,13 @@ class Readiness:
     def __init__(self) -> None:
         self.accepting = False
         self.draining = False
+        self._at_ready: list[Callable[[], None]] = []
         self._at_drain: list[Callable[[], None]] = []
         self._at_end: list[Callable[[], None]] = []
+
+    def at_ready(self, call: Callable[[], None]) -> None:
+        """`call` begins work that the server does by itself, as soon as requests are accepted."""
+        self._at_ready.append(call)
 
     def at_drain(self, call: Callable[[], None]) -> None:
         """`call` ends work for requests that have not reached the engine: all are refused."""
@@ -84,6 +90,9 @@ class Readiness:
 
     def mark_ready(self) -> None:
         self.accepting = not self.draining
+        if self.accepting:
+            for call in self._at_ready:
+                call()
 
     def drain(self) -> None:
         """Open requests continue, new requests are refused."""
@@ -105,6 +114,10 @@ def _make_writers() -> Workers:
     return Workers(2, "the writer of answers", wait_s=WRITER_WAIT_S)
 
 
+def _no_batches() -> BatchService:
+    return BatchService(Limits())
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerContext:
     """The objects that handlers use."""
@@ -123,6 +136,7 @@ class ServerContext:
     limits: Limits = field(default_factory=Limits)
     responses: ResponseStore = field(default_factory=ResponseStore)
     state: StateStore | None = None  # None: nothing outlives the server
+    batches: BatchService = field(default_factory=_no_batches)
     sessions: SessionStore | None = None
     refusals: RefusalLog = field(default_factory=RefusalLog)
     readers: Workers = field(default_factory=_make_readers)

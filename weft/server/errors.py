@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from weft.batches.service import BatchRefused
 from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
 from weft.messages.sampling import InvalidParam
@@ -145,6 +146,8 @@ def translated(exc: BaseException) -> ApiError:
             )
         case InvalidParam():
             return ApiError(400, str(exc), param=exc.param)
+        case BatchRefused():
+            return ApiError(400, str(exc), param=exc.param, limit=exc.limit)
         case Busy():
             return ApiError(503, str(exc), headers=_RETRY)
         case EngineUnavailable():

@@ -100,7 +100,7 @@ class ManyModels:
 
     def house_parts(self, readiness: Readiness, tracer: Tracer) -> HouseParts:
         try:
-            shared = shared_parts(self.config, readiness)
+            shared = shared_parts(self.config, readiness, self.limits)
         except StateError as exc:
             raise SettingsError(f"--state-dir is {self.config.state_dir}: {exc}") from exc
         return HouseParts(
@@ -163,6 +163,7 @@ class SeveralFront:
             many.digests,
             self.metrics,
             self._parts.shared.refusals,
+            self._parts.shared.batches,
         )
 
     async def wait_ready(self) -> Started:

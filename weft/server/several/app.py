@@ -30,7 +30,10 @@ from weft.server.several.routes import ROUTES, RosterHandler, unloaded_answer
 
 # What a model's own routes answer without an engine, and alike for all models.
 OF_NO_MODEL = ("/", "/version", "/api/version", "/openapi.json", "/docs", "/state")
-BELOW_NO_MODEL = ("/page/", "/v1/responses/")
+BELOW_NO_MODEL = (
+    *("/page/", "/v1/responses/"),
+    *("/v1/files", "/v1/batches", "/v1/messages/batches"),
+)
 WITH_BODY = ("POST", "PUT")
 OLLAMA = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
 

@@ -1,0 +1,56 @@
+"""Files that grow by whole lines."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from weft.batches.line_file import LineFile, lines_of
+
+
+@pytest.mark.parametrize("cut", range(8))
+def test_what_is_left_of_a_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "lines"
+    file = LineFile(path)
+    file.append([b"first", b"second"])
+    file.close()
+    size = path.stat().st_size
+    os.truncate(path, size - cut)
+    again = LineFile(path)
+    again.append([b"third"])
+    again.close()
+    whole = [b"first", b"second", b"third"]
+    if cut:
+        whole.remove(b"second")
+    assert list(lines_of(path)) == whole
+
+
+def test_a_file_without_a_whole_line_is_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"x" * 3_000_000)
+    LineFile(path).close()
+    assert path.stat().st_size == 0
+
+
+def test_nothing_is_left_of_lines_that_could_not_be_appended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lines"
+    file = LineFile(path)
+    file.append([b"first"])
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if len(data) < 5:
+            raise OSError(28, "No space left on device")
+        return write(fd, data[: len(data) - 3])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        file.append([b"second", b"third"])
+    monkeypatch.undo()
+    file.append([b"fourth"])
+    file.close()
+    assert list(lines_of(path)) == [b"first", b"fourth"]

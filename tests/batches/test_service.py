@@ -1,0 +1,248 @@
+"""Batches over a route that is played: each line has one result, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.batches.forms.openai import OPENAI
+from weft.batches.forms.protocol import Answer
+from weft.batches.records import Batch
+from weft.batches.service import BatchRefused, BatchService
+from weft.config.limits import Limits
+from weft.state.store import StateStore
+
+PATH = "/v1/completions"
+
+
+class Route:
+    """Answers with the prompt; `statuses` has the statuses of the first tries of a prompt."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self.rng = rng
+        self.statuses: dict[str, list[int]] = {}
+        self.asked = Counter[str]()
+        self.bodies: list[dict[str, Any]] = []
+        self.quick: set[str] = set()  # prompts that do not wait for the gate
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> Answer:
+        fields = json.loads(body)
+        prompt = fields["prompt"]
+        self.asked[prompt] += 1
+        self.bodies.append(fields)
+        if prompt not in self.quick:
+            await self.gate.wait()
+        if self.rng is not None:
+            await asyncio.sleep(self.rng.choice([0, 0, 0.001]))
+        left = self.statuses.get(prompt)
+        status = left.pop(0) if left else 200
+        return Answer(status, {"text": prompt}, rid)
+
+
+def line(index: int, **changes: Any) -> str:
+    fields = {"custom_id": f"c{index}", "method": "POST", "url": PATH}
+    return json.dumps(fields | {"body": {"prompt": f"p{index}"}} | changes)
+
+
+async def begun(
+    service: BatchService, lines: list[str], owner: str = "alice", window_s: float = 3_600.0
+) -> Batch:
+    id = service.new_id()
+    service.path_of(id).write_text("\n".join(lines))
+    file = service.add_file(id, owner, "in.jsonl", "batch")
+    return await service.add_batch(
+        owner,
+        OPENAI,
+        PATH,
+        file,
+        prefix="batch_",
+        window="1h",
+        window_s=window_s,
+        metadata={},
+    )
+
+
+async def ended(batch: Batch) -> None:
+    async with asyncio.timeout(60):
+        while batch.is_open:
+            await asyncio.sleep(0.005)
+
+
+def results(service: BatchService, id: str | None) -> list[dict[str, Any]]:
+    if id is None:
+        return []
+    return [json.loads(one) for one in service.path_of(id).read_text().splitlines()]
+
+
+def service_of(folder: Path | None, route: Route, limits: Limits | None = None) -> BatchService:
+    state = None if folder is None else StateStore(folder)
+    service = BatchService(limits or Limits(), state)
+    service.answer_with(route)
+    return service
+
+
+def close(service: BatchService) -> None:
+    service.close()
+    if service._state is not None:
+        service._state.close()
+
+
+def test_each_line_has_one_result_and_bad_lines_stop_nothing() -> None:
+    async def run() -> None:
+        route = Route()
+        route.statuses = {"p3": [400], "p4": [503, 429, 200], "p5": [500, 500, 500]}
+        service = service_of(None, route)
+        lines = [line(index) for index in range(6)]
+        lines += ["nonsense", line(0), line(7, method="GET"), line(8, url="/v1/other")]
+        lines += [line(9, body={"prompt": "p9", "stream": True}), line(10, custom_id="")]
+        batch = await begun(service, lines)
+        await ended(batch)
+        assert batch.status == "completed"
+        answered = results(service, batch.output_file)
+        assert sorted(one["custom_id"] for one in answered) == ["c0", "c1", "c2", "c4"]
+        failed = results(service, batch.error_file)
+        messages = [str(one["error"] or one["response"]) for one in failed]
+        for part in ("cannot be read", "earlier line", "'GET'", "'/v1/other'", "stream", "0 char"):
+            assert sum(part in message for message in messages) == 1, part
+        assert (batch.num_completed, batch.num_failed, batch.num_lines) == (4, 8, 12)
+        assert all(body["service_tier"] == "flex" for body in route.bodies)
+        close(service)
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_batch_keeps_what_was_answered() -> None:
+    async def run() -> None:
+        route = Route()
+        service = service_of(None, route)
+        route.gate.clear()
+        route.quick = {"p0", "p7", "p9"}
+        batch = await begun(service, [line(index) for index in range(600)])
+        while batch.num_completed < 3:
+            await asyncio.sleep(0.001)
+        service.cancel(batch)
+        assert batch.status == "cancelling"
+        await ended(batch)
+        assert batch.status == "cancelled"
+        there = [*results(service, batch.output_file), *results(service, batch.error_file)]
+        assert sorted(one["custom_id"] for one in there) == sorted(f"c{i}" for i in range(600))
+        assert (batch.num_completed, batch.num_cancelled) == (3, 597)
+        close(service)
+
+    asyncio.run(run())
+
+
+def test_an_expired_batch_ends_with_a_result_for_each_line() -> None:
+    async def run() -> None:
+        route = Route()
+        route.gate.clear()
+        service = service_of(None, route)
+        batch = await begun(service, [line(index) for index in range(5)], window_s=0.0)
+        await ended(batch)
+        assert batch.status == "expired"
+        codes = {one["error"]["code"] for one in results(service, batch.error_file)}
+        assert codes == {"batch_expired"}
+        close(service)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_servers_that_stop_at_any_moment_answer_each_line_once(tmp_path: Path, seed: int) -> None:
+    """The files of results are what counts: a line that is there is not asked again."""
+    rng = random.Random(seed)
+    num_lines = 400
+
+    async def run_for(seconds: float, *, first: bool) -> bool:
+        route = Route(rng)
+        service = service_of(tmp_path, route)
+        if first:
+            await begun(service, [line(index) for index in range(num_lines)])
+        service.go_on()
+        [batch] = service.batches.values()
+        try:
+            async with asyncio.timeout(seconds):
+                await ended(batch)
+        except TimeoutError:
+            pass
+        service.stop()
+        await asyncio.sleep(0)
+        await asyncio.gather(*service._tasks.values(), return_exceptions=True)
+        if batch.is_open:
+            for what in ("output", "errors"):
+                torn = service.path_of(f"{batch.id}-{what}")
+                if torn.exists() and rng.random() < 0.7:  # as a kill leaves it
+                    with torn.open("ab") as file:
+                        file.write(b'{"id": "half a li')
+        else:
+            assert batch.status == "completed", batch.failure
+            there = results(service, batch.output_file)
+            assert Counter(one["custom_id"] for one in there) == Counter(
+                f"c{index}" for index in range(num_lines)
+            )
+            assert (batch.num_completed, batch.num_failed) == (num_lines, 0)
+        close(service)
+        return batch.is_open
+
+    is_open = asyncio.run(run_for(0.02, first=True))
+    num_runs = 1
+    while is_open:
+        is_open = asyncio.run(run_for(rng.choice([0.01, 0.03, 5.0]), first=False))
+        num_runs += 1
+        assert num_runs < 200
+
+
+def test_a_kill_while_files_of_results_are_made_loses_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        route = Route()
+        service = service_of(tmp_path, route)
+        batch = await begun(service, [line(index) for index in range(9)])
+        await ended(batch)
+        # The files were made, and the record of the batch was not written.
+        service._turn(batch, "in_progress")
+        close(service)
+        again = service_of(tmp_path, route)
+        again.go_on()
+        [batch] = again.batches.values()
+        await ended(batch)
+        assert batch.status == "completed"
+        assert len(results(again, batch.output_file)) == 9
+        assert set(route.asked.values()) == {1}
+        close(again)
+
+    asyncio.run(run())
+
+
+def test_files_and_batches_belong_to_their_key_and_have_limits() -> None:
+    async def run() -> None:
+        limits = Limits(max_files=3, max_open_batches=1, max_batch_lines=2)
+        route = Route()
+        route.gate.clear()
+        service = service_of(None, route, limits)
+        batch = await begun(service, [line(0)])
+        assert service.batch_of(batch.id, "bob", OPENAI) is None
+        assert service.file_of(batch.input_file, "bob") is None
+        assert service.file_of(batch.input_file, "alice") is not None
+        with pytest.raises(BatchRefused, match="1 open batches"):
+            await begun(service, [line(1)])
+        with pytest.raises(BatchRefused, match="3 lines; at most 2"):
+            await begun(service, [line(index) for index in range(3)], owner="bob")
+        with pytest.raises(BatchRefused, match="no lines"):
+            await begun(service, ["", " "], owner="carol")
+        service.require_room("alice")
+        service.add_file(batch.input_file, "alice", "x", "batch")
+        with pytest.raises(BatchRefused, match="reads this file"):
+            service.delete_file(service.files[batch.input_file])
+        route.gate.set()
+        await ended(batch)
+        close(service)
+
+    asyncio.run(run())

@@ -1,0 +1,107 @@
+"""Asks a route of this server from within: a request without a connection.
+
+It passes the same handlers as one from outside, behind the checks of keys and connections, which
+whoever caused it has passed already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+from starlette.types import ASGIApp, Message, Scope
+
+from weft.batches.forms.protocol import Answer
+from weft.observe.request_context import RequestContext, current
+from weft.observe.survivable import is_survivable
+from weft.server.errors import error_json, translated
+
+NOBODY = ("background", 0)  # the address of the client
+
+
+class InnerCall:
+    """Calls `app`, the routes of the server. A key without a name is the tenant "background"."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> Answer:
+        """See `batches.runner.Call`."""
+        exchange = _Exchange(body)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": headers,
+            "client": NOBODY,
+            "server": None,
+            "app": self._app,
+            "weft.rid": rid,
+            "weft.key": owner,
+        }
+        task = asyncio.create_task(self._run(scope, exchange, owner, rid))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            exchange.leave()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        return exchange.answer(rid)
+
+    async def _run(self, scope: Scope, exchange: _Exchange, owner: str, rid: str) -> None:
+        current.set(RequestContext(rid, time.perf_counter(), "", owner or "background"))
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except BaseException as exc:
+            if not is_survivable(exc):
+                raise
+            error = translated(exc)
+            exchange.status = error.status
+            exchange.pieces = [error_json(error)]
+
+
+class _Exchange:
+    """The body of a request, and what comes back."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+        self._left = asyncio.Event()
+        self.status = 500
+        self.pieces: list[bytes] = []
+
+    def leave(self) -> None:
+        """The client waits no longer."""
+        self._left.set()
+
+    async def receive(self) -> Message:
+        if self._body is not None:
+            body = self._body
+            self._body = None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message["type"] == "http.response.body":
+            self.pieces.append(message.get("body", b""))
+
+    def answer(self, rid: str) -> Answer:
+        body = b"".join(self.pieces)
+        try:
+            fields = msgspec.json.decode(body)
+        except msgspec.DecodeError:
+            fields = {"error": {"message": body[:1_000].decode(errors="replace")}}
+        return Answer(self.status, fields, rid)

@@ -1,0 +1,241 @@
+"""`/v1/files`: upload, list, retrieve, content, delete.
+
+A file belongs to the key that uploaded it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.responses import FileResponse
+from starlette.types import ASGIApp
+
+from weft.batches.records import StoredFile
+from weft.batches.service import newest_first
+from weft.config.numbers import MAX_EXPIRY_S, MIN_EXPIRY_S, shown
+from weft.server.auth import owner_of
+from weft.server.body import json_response
+from weft.server.context import ServerContext
+from weft.server.errors import ApiError, ClientGone, over
+from weft.server.fields.numbers import query_number
+from weft.server.operation import delete, get, post
+
+PURPOSES = ("batch", "user_data")
+MAX_FIELDS = 8  # of the form, beside the file
+MAX_FIELD_LEN = 4_096
+MAX_DIGITS = 10
+DEFAULT_LIMIT = 1_000  # files in one answer
+UNSAFE = re.compile(r"[^\w.() -]")  # characters of a file's name
+
+
+class FileObject(msgspec.Struct, kw_only=True):
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    object: str = "file"
+    expires_at: int | None = None
+    status: str = "processed"
+    status_details: str | None = None
+
+
+class FileList(msgspec.Struct, kw_only=True):
+    data: list[FileObject]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: str = "list"
+
+
+class FileDeleted(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "file"
+    deleted: bool = True
+
+
+async def upload(context: ServerContext, request: Request) -> ASGIApp:
+    service = context.batches
+    owner = owner_of(request)
+    service.require_room(owner)
+    form = await _form(context, request)
+    try:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise ApiError(400, "the form has no file; give it as the field file", param="file")
+        purpose = form.get("purpose")
+        if purpose not in PURPOSES:
+            message = f"purpose is {shown(purpose)}; allowed: {', '.join(PURPOSES)}"
+            raise ApiError(400, message, param="purpose")
+        expires_after_s = _expiry(form)
+        id = service.new_id()
+        path = service.path_of(id)
+
+        def write() -> None:
+            with path.open("wb") as target:
+                shutil.copyfileobj(file.file, target, 1 << 20)
+
+        try:
+            await asyncio.to_thread(write)
+            name = UNSAFE.sub("_", file.filename or "file.jsonl")[:200]
+            stored = service.add_file(id, owner, name, str(purpose), expires_after_s)
+        except OSError as exc:
+            path.unlink(missing_ok=True)
+            message = f"the file could not be stored: {exc.strerror}"
+            raise ApiError(503, message) from exc
+    finally:
+        await form.close()
+    await service.settled()
+    return json_response(file_object(stored))
+
+
+async def list_files(context: ServerContext, request: Request) -> ASGIApp:
+    """The newest first; `?purpose`, `?limit`, `?after` and `?order=asc` select."""
+    files = newest_first(context.batches.files.values(), owner_of(request))
+    purpose = request.query_params.get("purpose")
+    if purpose is not None:
+        files = [one for one in files if one.purpose == purpose]
+    files, has_more = selected(request, files, DEFAULT_LIMIT)
+    return json_response(
+        FileList(
+            data=[file_object(one) for one in files],
+            has_more=has_more,
+            first_id=files[0].id if files else None,
+            last_id=files[-1].id if files else None,
+        )
+    )
+
+
+async def retrieve(context: ServerContext, request: Request) -> ASGIApp:
+    return json_response(file_object(found_file(context, request, request.path_params["id"])))
+
+
+async def content(context: ServerContext, request: Request) -> ASGIApp:
+    file = found_file(context, request, request.path_params["id"])
+    path = context.batches.path_of(file.id)
+    return FileResponse(path, media_type="application/octet-stream")
+
+
+async def remove(context: ServerContext, request: Request) -> ASGIApp:
+    file = found_file(context, request, request.path_params["id"])
+    context.batches.delete_file(file)
+    await context.batches.settled()
+    return json_response(FileDeleted(id=file.id))
+
+
+def found_file(
+    context: ServerContext, request: Request, id: str, param: str = "file_id"
+) -> StoredFile:
+    """The file of this key with this id. Raises `ApiError` 404."""
+    file = context.batches.file_of(id, owner_of(request))
+    if file is None:
+        raise ApiError(404, f"there is no file {shown(id)}", param=param)
+    return file
+
+
+def selected(request: Request, records: Sequence[Any], default: int) -> tuple[list[Any], bool]:
+    """The records that a query selects, the newest first, and whether more follow: `limit` after
+    `after`. Raises `ApiError`."""
+    query = request.query_params
+    limit = int(query_number(request, "limit", default))
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise ApiError(400, f"order is {shown(order)}; asc and desc are allowed", param="order")
+    ordered = list(records) if order == "desc" else list(reversed(records))
+    begin = 0
+    after = query.get("after")
+    if after is not None:
+        ids = [one.id for one in ordered]
+        if after not in ids:
+            message = f"after is {shown(after)}, which is the id of none of them"
+            raise ApiError(400, message, param="after")
+        begin = ids.index(after) + 1
+    return ordered[begin : begin + limit], begin + limit < len(ordered)
+
+
+def file_object(file: StoredFile) -> FileObject:
+    return FileObject(
+        id=file.id,
+        bytes=file.num_bytes,
+        created_at=int(file.created_s),
+        filename=file.filename,
+        purpose=file.purpose,
+        expires_at=None if file.expires_s is None else int(file.expires_s),
+    )
+
+
+async def _form(context: ServerContext, request: Request) -> FormData:
+    """The parts of the body; a large file is on disk. Raises `ApiError` and ClientGone."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "multipart/form-data":
+        raise ApiError(415, "the content type of the body must be multipart/form-data")
+    limits = context.limits
+    most = int(limits.max_file_mb * 1_000_000)
+    parser = MultiPartParser(
+        request.headers,
+        _pieces(request, most),
+        max_files=1,
+        max_fields=MAX_FIELDS,
+        max_part_size=MAX_FIELD_LEN,
+    )
+    try:
+        async with asyncio.timeout(max(limits.body_timeout_s, most / 1_000_000)):
+            return await parser.parse()
+    except MultiPartException as exc:
+        raise ApiError(400, f"the form cannot be read: {exc.message}") from exc
+    except TimeoutError as exc:
+        raise over("body_timeout_s", "the body did not arrive in time", status=408) from exc
+
+
+async def _pieces(request: Request, most: int) -> AsyncGenerator[bytes, None]:
+    """The body in pieces. Raises `ApiError` 413 when it gets longer than `most` bytes."""
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > most:
+            text = f"the file is larger than the limit of {most / 1e6:g} MB"
+            raise over("max_file_mb", text, status=413)
+        yield piece
+        if not message.get("more_body", False):
+            return
+
+
+def _expiry(form: FormData) -> float | None:
+    """Seconds from now until the file expires; None: never. Raises `ApiError`."""
+    seconds = form.get("expires_after[seconds]")
+    anchor = form.get("expires_after[anchor]", "created_at")
+    if anchor != "created_at":
+        message = f"expires_after[anchor] is {shown(anchor)}; created_at is allowed"
+        raise ApiError(400, message, param="expires_after")
+    if seconds is None:
+        return None
+    text = str(seconds)
+    found = int(text) if text.isdecimal() and len(text) < MAX_DIGITS else -1
+    if not MIN_EXPIRY_S <= found <= MAX_EXPIRY_S:
+        message = (
+            f"expires_after[seconds] is {shown(text)}; {MIN_EXPIRY_S:,} to {MAX_EXPIRY_S:,} are "
+            "allowed"
+        )
+        raise ApiError(400, message, param="expires_after")
+    return float(found)
+
+
+ROUTES = (
+    post("/v1/files", upload, "Upload a file, for a batch", answer=FileObject),
+    get("/v1/files", list_files, "The files of this key", answer=FileList, query=("limit",)),
+    get("/v1/files/{id}", retrieve, "One file", answer=FileObject),
+    get("/v1/files/{id}/content", content, "The content of a file"),
+    delete("/v1/files/{id}", remove, "Delete a file"),
+)
