@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import httpx
@@ -183,7 +184,7 @@ def test_a_file_that_cannot_be_is_refused_by_name(
     assert words in answer.json()["error"]["message"]
 
 
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "max_file_mb": 0.001,
     "max_files": 1,
     "max_batch_lines": 2,
