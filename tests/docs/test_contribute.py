@@ -66,7 +66,7 @@ PAGES = [
             "weft/plan/logits.py",
             "weft/scheduler/features/forbid_repeat.py",
             "weft/scheduler/features/registry.py",
-            "weft/executor/sampler.py",
+            "weft/executor/outputs/sampler.py",
         ),
         "tests/scheduler/test_forbid_repeat.py",
     ),

@@ -17,6 +17,7 @@ import msgspec.inspect as inspected
 import pytest
 
 import weft
+from tests.scheduler.accounts import audit
 from tests.seeds import seeds
 from tests.server.real_engine import RealServer, serving
 from weft.config.limits import Limits
@@ -255,7 +256,7 @@ def unharmed(server: RealServer) -> None:
     assert not scheduler.requests
     assert not server.client.num_open
     assert scheduler.counters.num_failed == 0
-    scheduler.audit()
+    audit(scheduler)
 
 
 def test_a_request_that_forbids_every_token_is_the_fault_of_its_client(server: RealServer) -> None:
