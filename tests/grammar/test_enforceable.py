@@ -15,7 +15,8 @@ import pytest
 
 import weft
 from tests.grammar.formats import EOS, accepts, generated
-from weft.grammar.llg import LlgCompiler
+from weft.grammar.enforceable import exact_patterns, flexible_space
+from weft.grammar.llg import WHITESPACE, LlgCompiler
 from weft.grammar.protocol import Compiled, InvalidGrammar, Key
 from weft.text.tokenizer import Tokenizer
 
@@ -126,6 +127,52 @@ def test_a_whole_number_between_two_tags_has_all_its_digits(
         texts = {generated(compiler, tokenizer, grammar, rng) for _ in range(20)}
         assert f"<a>{value}</a>" in texts
         assert texts <= {f"<a>{value}</a>", f"<a>{json.dumps(schema.get('enum', [0])[-1])}</a>"}
+
+
+@pytest.mark.parametrize("value", INTEGERS)
+def test_a_whole_number_in_a_constant_at_the_root_has_all_its_digits(
+    compiler: LlgCompiler, tokenizer: Tokenizer, value: int
+) -> None:
+    rng = np.random.default_rng(1)
+    values = [[value, 'a]"é'], {"b": {"c": [value, 1.1, None]}, "d": [], "e": {}}, value]
+    for one in values:
+        for schema in ({"const": one}, {"enum": [one, [], "x"]}):
+            grammar = compiled(compiler, schema, strict=True)
+            assert not grammar.warnings
+            found = [generated(compiler, tokenizer, grammar, rng) for _ in range(5)]
+            allowed = schema.get("enum", [one])
+            assert all(json.loads(str(text)) in allowed for text in found), found
+        [pattern] = exact_patterns({"const": one}, flexible_space(WHITESPACE)) or [None]
+        if pattern is None:  # the library has this one exactly
+            continue
+        for space in (None, 1):
+            assert re.fullmatch(pattern, json.dumps(one, indent=space, ensure_ascii=False))
+        wrong = json.dumps(one).replace(str(value), str(value + 1))
+        assert not re.fullmatch(pattern, wrong)
+
+
+def test_a_compact_constant_at_the_root_has_one_space_behind_a_comma(
+    compiler: LlgCompiler, tokenizer: Tokenizer
+) -> None:
+    value = {"a": [2**60 + 1, 2]}
+    schema = {"const": value, "x-guidance": {"whitespace_flexible": False}}
+    grammar = compiled(compiler, schema, strict=True)
+    text = generated(compiler, tokenizer, grammar, np.random.default_rng(1))
+    assert text == '{"a": [1152921504606846977, 2]}'
+
+
+@pytest.mark.parametrize("text", ["1e400", "[1e400]", '{"a": [-1e400]}'])
+def test_a_constant_beyond_all_doubles_is_named(compiler: LlgCompiler, text: str) -> None:
+    schema = f'{{"const": {text}}}'
+    grammar = compiler.compile(Key("json_schema", schema, strict=False))
+    assert "a number in it has too many digits" in grammar.warnings[0]
+    with pytest.raises(InvalidGrammar, match="strict is set"):
+        compiler.compile(Key("json_schema", schema, strict=True))
+
+
+def test_a_constant_that_is_too_long_for_a_pattern_is_named(compiler: LlgCompiler) -> None:
+    grammar = compiled(compiler, {"const": [2**60 + 1] * 1_000})
+    assert "a number in it has too many digits" in grammar.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ AREAS = {
             "weft/scheduler/features/tiers.py",
             "weft/engine/tiers",
         ),
-        ("tests/tiers", "tests/scheduler/test_tiers.py"),
+        ("tests/tiers", "tests/scheduler/test_tiers.py", "tests/engine/test_tier_writes.py"),
     ),
     "windows": Area(
         ("weft/scheduler/groups/kinds/windows.py", "weft/memory/window"),
@@ -95,6 +95,7 @@ AREAS = {
             "tests/client/test_hang_detector.py",
             "tests/client/test_client.py",
             "tests/client/test_deferred.py",
+            "tests/client/test_open_completions.py",
         ),
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
@@ -201,13 +202,13 @@ def random_world(seed: int) -> World:
         name = flooded if rng.random() < 0.5 else rng.choice(names)
         work_s = rng.uniform(0.0, longest_work_s)
         when_s = rng.uniform(0.0, last_s)
-        world.at(when_s, lambda name=name, work_s=work_s: world.request(name, work_s))  # type: ignore[misc]
+        world.at(when_s, partial(world.request, name, work_s))
     num_disturbances = rng.choice((0, 6))
     world.is_disturbed = num_disturbances > 0
     for _ in range(num_disturbances):
         what = rng.choice((world.kill, world.ask_unload, world.ask_load))
         name = rng.choice(names)
-        world.at(rng.uniform(0.0, last_s), lambda what=what, name=name: what(name))  # type: ignore[misc]
+        world.at(rng.uniform(0.0, last_s), partial(what, name))
     return world
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
-import wave
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +15,7 @@ import openai
 import pytest
 
 from tests.server.fake import HANG_S, RunningServer, eventually, running
-from tests.text.media_fakes import HEARING, SEEING, animation, picture, saved
+from tests.text.media_fakes import HEARING, SEEING, animation, picture, saved, wav
 from tests.text.tokens import infill_tokenizer
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
@@ -476,16 +474,6 @@ def test_a_model_of_texts_takes_no_images(
     assert answer.status_code == 400
     assert "this model takes no images" in answer.text
     assert server.engine.seen == []
-
-
-def wav(num_samples: int, rate: int = 16_000) -> bytes:
-    file = io.BytesIO()
-    with wave.open(file, "wb") as writer:
-        writer.setnchannels(1)
-        writer.setsampwidth(2)
-        writer.setframerate(rate)
-        writer.writeframes(bytes(2 * num_samples))
-    return file.getvalue()
 
 
 def test_sounds_are_taken_in_all_forms_by_a_model_that_hears() -> None:

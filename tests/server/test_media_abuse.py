@@ -6,21 +6,19 @@ from __future__ import annotations
 import base64
 import gc
 import json
-import os
-import re
 import resource
 import socket
 import struct
 import threading
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from PIL import Image
 
+from tests.server.endless_media import begin, endless_readers
 from tests.server.fake import HANG_S, RunningServer, eventually, running
 from tests.text.media_fakes import (
     ENDLESS,
@@ -309,33 +307,11 @@ def test_the_bytes_of_a_refused_picture_do_not_wait_for_the_collector(
         gc.enable()
 
 
-def endless() -> set[int]:
-    """The processes of this one that read a picture without end."""
-    found: set[int] = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            _, name, rest = re.split(r"[()]", (folder / "stat").read_text())
-        except (OSError, ValueError):
-            continue
-        if name == "endless" and int(rest.split()[1]) == os.getpid():
-            found.add(int(folder.name))
-    return found
-
-
 @pytest.fixture
 def troubled() -> Iterator[RunningServer]:
     tokenizer = infill_tokenizer("<pad>")
     with running(processor=TROUBLED, tokenizer=tokenizer) as server:
         yield server
-
-
-def begin(server: RunningServer, path: str, body: dict[str, Any]) -> socket.socket:
-    """A client that has asked for a picture without end."""
-    content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
-    client = socket.create_connection(("127.0.0.1", server.port), timeout=HANG_S)
-    client.sendall(head.encode() + content)
-    return client
 
 
 ENDLESS_PICTURE = data_url(saved(picture(colour=ENDLESS)))
@@ -352,12 +328,12 @@ ENDLESS_CHAT = {
 def test_the_work_for_a_client_that_has_left_is_ended_at_once(troubled: RunningServer) -> None:
     """Nothing but the end of its client ends this work: it has no limit."""
     clients = [begin(troubled, CHAT, ENDLESS_CHAT) for _ in range(2)]
-    assert eventually(lambda: len(endless()) == 2)
+    assert eventually(lambda: len(endless_readers()) == 2)
     for client in clients:
         client.close()
     with httpx.Client(base_url=troubled.url, timeout=HANG_S) as web:
         assert ask(web, data_url(PLAIN)).status_code == 200
-    assert eventually(lambda: not endless())
+    assert eventually(lambda: not endless_readers())
     assert troubled.client.num_open == 0
 
 
@@ -398,7 +374,7 @@ def test_a_server_that_stops_ends_what_it_reads_and_says_so_in_the_form_of_the_a
     troubled: RunningServer, path: str, body: dict[str, Any], form: tuple[str, ...]
 ) -> None:
     with begin(troubled, path, body) as client:
-        assert eventually(endless)
+        assert eventually(endless_readers)
         troubled.call(troubled.readiness.drain)
         answer = client.recv(10_000).decode()
     head, _, text = answer.partition("\r\n\r\n")
@@ -411,7 +387,7 @@ def test_a_server_that_stops_ends_what_it_reads_and_says_so_in_the_form_of_the_a
         assert "shutting down" in told["error"]
     else:
         assert told == form[-1]
-    assert eventually(lambda: not endless())
+    assert eventually(lambda: not endless_readers())
 
 
 def test_a_picture_up_to_the_limit_is_taken() -> None:

@@ -7,10 +7,11 @@ import os
 import signal
 import struct
 import time
+import wave
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from PIL import Image
@@ -88,11 +89,8 @@ class TroubledProcessor(FakeProcessor):
 
     def image(self, image: Image.Image) -> PreparedMedia:
         match image.getpixel((0, 0)):
-            case (0, 0, 0):  # goes on until somebody ends it; tests see it by this name
-                limit_work(0.0)
-                Path("/proc/self/comm").write_text("endless")
-                while True:
-                    time.sleep(1.0)
+            case (0, 0, 0):
+                read_without_end()
             case (0, 0, 255):  # works until it has used its time
                 limit_work(0.05)
                 while True:
@@ -104,6 +102,31 @@ class TroubledProcessor(FakeProcessor):
             case (255, 255, 0):
                 raise ZeroDivisionError("a fault of ours")
         return super().image(image)
+
+
+def read_without_end() -> NoReturn:
+    """Go on until somebody ends this process; tests see it by its name."""
+    limit_work(0.0)
+    Path("/proc/self/comm").write_text("endless")
+    while True:
+        time.sleep(1.0)
+
+
+class EndlessProcessor(FakeProcessor):
+    """Takes everything, and never has it."""
+
+    marks: Mapping[MediaKind, str] = {"image": MARK, "video": VIDEO_MARK, "audio": "<sound>"}
+    placeholders: Mapping[MediaKind, str] = {"image": PAD, "video": PAD, "audio": PAD}
+    audio_rate = 16_000
+
+    def image(self, image: Image.Image) -> PreparedMedia:
+        read_without_end()
+
+    def video(self, frames: Sequence[Image.Image], frames_per_s: float) -> PreparedMedia:
+        read_without_end()
+
+    def audio(self, samples: FloatArray) -> PreparedMedia:
+        read_without_end()
 
 
 ENDLESS, LATE, GREEDY = (0, 0, 0), (0, 0, 255), (0, 255, 0)
@@ -122,6 +145,11 @@ def hearing(folder: Path, config: Mapping[str, Any]) -> HearingProcessor:
     return HearingProcessor()
 
 
+def endless(folder: Path, config: Mapping[str, Any]) -> EndlessProcessor:
+    return EndlessProcessor()
+
+
+READING_WITHOUT_END = ProcessorRecipe("tests.text.media_fakes:endless")
 SEEING = ProcessorRecipe("tests.text.media_fakes:seeing")
 TROUBLED = ProcessorRecipe("tests.text.media_fakes:troubled")
 HEARING = ProcessorRecipe("tests.text.media_fakes:hearing")
@@ -153,3 +181,13 @@ def png_of_size(width: int, height: int, data: bytes = b"") -> bytes:
 def animation(num_frames: int, size: tuple[int, int] = (8, 8), format: str = "GIF") -> bytes:
     frames = [Image.new("RGB", size, (10 * place % 256, 0, 50)) for place in range(num_frames)]
     return saved(frames[0], format, save_all=True, append_images=frames[1:], duration=250)
+
+
+def wav(num_samples: int, rate: int = 16_000) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(rate)
+        writer.writeframes(bytes(2 * num_samples))
+    return file.getvalue()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from weft.grammar.protocol import InvalidGrammar
 from weft.json_types import JsonObject
@@ -20,6 +21,7 @@ from weft.json_types import JsonObject
 LARGEST = 2**63 - 1024  # the largest double below 2^63: beyond it, no range is compiled
 FARTHEST = 10**17  # no range that begins beyond it is compiled
 SMALLEST = 1e-12  # a bound nearer to 0 needs more digits than the library writes
+MAX_EXACT_LEN = 4_000  # characters of values that are written as a regular expression
 MAX_FACTOR = 2**32 - 1  # the digits of `multipleOf`
 _MAX_SHOWN = 80
 _LOWER = ("minimum", "exclusiveMinimum")
@@ -155,23 +157,71 @@ class Enforceable:
             self.left_out.append(f"minProperties {least}: a free key may come more than once")
 
 
-def exact_literals(schema: Any) -> list[str]:
-    """The texts of a schema that is only a list of scalars, one of them with many digits; else
-    []."""
+class Space(NamedTuple):
+    """What may stand between the tokens of JSON, as regular expressions."""
+
+    inside: str  # behind an opening bracket, and before a closing one
+    comma: str
+    colon: str
+
+
+def flexible_space(pattern: str) -> Space:
+    """White space that matches `pattern`, or none."""
+    white = f"(?:{pattern})?"
+    return Space(white, f"{white},{white}", f"{white}:{white}")
+
+
+COMPACT_SPACE = Space("", ", ", ": ")
+
+
+def exact_patterns(schema: Any, space: Space) -> list[str]:
+    """Regular expressions for the values of a schema that is only a list of them, one with a number
+    of many digits; else []."""
     if not isinstance(schema, dict):
         return []
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    others = set(schema) - {"const", "enum", *_ANNOTATIONS}
+    others = set(schema) - {"const", "enum", "x-guidance", *_ANNOTATIONS}
     if not isinstance(values, list) or others or {"const", "enum"} <= set(schema):
         return []
-    is_scalar = not any(isinstance(value, dict | list) for value in values)
-    if not is_scalar or all(map(_is_exact, values)):
+    if all(map(_is_exact, values)) or not all(map(_is_finite, values)):
+        return []
+    if len(json.dumps(values)) > MAX_EXACT_LEN:
         return []
     types = schema.get("type")
     allowed = types if isinstance(types, list) else [types]
-    if types is not None and not all(_type(value) in allowed for value in values):
+    if types is not None and not all(_is_of_type(value, allowed) for value in values):
         return []
-    return list(map(json.dumps, values))
+    return [_pattern_of(value, space) for value in values]
+
+
+def _pattern_of(value: Any, space: Space) -> str:
+    """A regular expression for the texts of a value. The properties of an object come in its own
+    order."""
+    if isinstance(value, list):
+        return _bracketed("[]", [_pattern_of(item, space) for item in value], space)
+    if isinstance(value, dict):
+        members = [
+            _pattern_of(name, space) + space.colon + _pattern_of(one, space)
+            for name, one in value.items()
+        ]
+        return _bracketed("{}", members, space)
+    return re.escape(_text_of(value))
+
+
+def _bracketed(brackets: str, parts: list[str], space: Space) -> str:
+    begin, end = map(re.escape, brackets)
+    if not parts:
+        return begin + space.inside + end
+    return begin + space.inside + space.comma.join(parts) + space.inside + end
+
+
+def _text_of(value: str | float | None) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a character
+        return json.dumps(value)
+    return text
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
@@ -190,6 +240,20 @@ def _type(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"
     return "integer" if isinstance(value, int) else "number"
+
+
+def _is_of_type(value: Any, types: list[Any]) -> bool:
+    kind = _type(value)
+    return kind in types or (kind == "integer" and "number" in types)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether no number in a value is beyond all doubles; JSON has no text for infinity."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _is_exact(value: Any) -> bool:

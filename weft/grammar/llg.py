@@ -18,7 +18,13 @@ import numpy as np
 
 from weft.grammar.closed import closed, is_compact
 from weft.grammar.ecma import from_ecma
-from weft.grammar.enforceable import Enforceable, exact_literals
+from weft.grammar.enforceable import (
+    COMPACT_SPACE,
+    Enforceable,
+    Space,
+    exact_patterns,
+    flexible_space,
+)
 from weft.grammar.masks import Words
 from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
 from weft.grammar.tags import LarkWriter, Pieces, as_format, lark_inside
@@ -222,17 +228,17 @@ class LlgCompiler:
     def _schema(self, schema: Any, kept: Enforceable, *, lenient: bool) -> str:
         options: Any = {"lenient": lenient, **_space(schema)}
         make = self._library.LLMatcher
-        literals = exact_literals(schema)
-        if literals:
-            return str(make.grammar_from_regex("|".join(map(re.escape, literals))))
+        patterns = exact_patterns(schema, _space_in_patterns(schema))
+        if patterns:
+            return str(make.grammar_from_regex("|".join(patterns)))
         text = "{}" if schema is True else json.dumps(_without_dialect(kept.copy(closed(schema))))
         return str(make.grammar_from_json_schema(text, overrides=options))
 
     def _tags(self, tag: JsonObject, kept: Enforceable, lenient: bool) -> str:
         def rule(schema: Any) -> str:
-            literals = exact_literals(schema)
-            if literals:
-                return " | ".join(map(json.dumps, literals))
+            patterns = exact_patterns(schema, _space_in_patterns(schema))
+            if patterns:
+                return f"/{self._library.regex_to_lark('|'.join(patterns))}/"
             inner: JsonObject = {}
             if isinstance(schema, dict):
                 inner = _without_dialect(kept.copy(closed(schema)))
@@ -276,6 +282,10 @@ def _without_dialect(schema: Any) -> Any:
 def _space(schema: Any) -> JsonObject:
     """The options for the white space that a schema allows."""
     return COMPACT if is_compact(schema) else {"whitespace_pattern": WHITESPACE}
+
+
+def _space_in_patterns(schema: Any) -> Space:
+    return COMPACT_SPACE if is_compact(schema) else flexible_space(WHITESPACE)
 
 
 def _to_lark(text: str) -> str:

@@ -105,7 +105,7 @@ class TierWrites:
             return
         self.next_look_s = now + LOOK_EVERY_S
         oldest = kv.cache.sequences()[-MAX_OLDEST:]
-        for key in reversed(oldest):
+        for key in oldest:  # each is put before the others, the one that is evicted next at last
             # Once only: if the store has no room for all, they would evict each other there.
             if key not in self._oldest:
                 feature.is_worthy_now(key)
