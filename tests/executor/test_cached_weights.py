@@ -75,7 +75,7 @@ def test_models_that_make_vectors_or_scores(tmp_path: Path, name: str, dtype: st
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_packed_format(tmp_path: Path, name: str) -> None:
     packed = PackedCheckpoint(FORMATS[name], tmp_path / "model")
-    assert_mapped_as_loaded(packed.folder, tmp_path / "cache", quantize="auto")
+    assert_mapped_as_loaded(packed.folder, tmp_path / "cache", quantize="stored")
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
@@ -91,7 +91,7 @@ def test_every_block_format_of_gguf(tmp_path: Path, kind: str) -> None:
         type_of_v = "Q8_0" if name == "attn_v" else kind
         tensors[f"blk.0.{name}.weight"] = random_blocks(type_of_v, (shape[0], shape[1]))
     folder = described(write_gguf(tmp_path / "a.gguf", metadata(**shapes), tensors))
-    assert_mapped_as_loaded(folder, tmp_path / "cache", quantize="auto")
+    assert_mapped_as_loaded(folder, tmp_path / "cache", quantize="stored")
 
 
 def test_codes_of_experts(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_codes_of_experts(tmp_path: Path) -> None:
         if tensors[name].shape[-1] % BLOCKS["Q8_0"].size == 0:
             tensors[name] = random_blocks("Q8_0", tensors[name].shape, seed=len(name))
     folder = described(write_gguf(tmp_path / "a.gguf", metadata("qwen3moe", **keys), tensors))
-    assert_mapped_as_loaded(folder, tmp_path / "cache", quantize="auto")
+    assert_mapped_as_loaded(folder, tmp_path / "cache", quantize="stored")
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ class ModelDetails(NamedTuple):
 def details(entry: Entry) -> ModelDetails:
     """The facts of a model. Raises ModelError if its files cannot be read."""
     path = entry.path if entry.is_gguf else model_in(entry.path)
-    if path.name.endswith(gguf_files.ENDING):
+    if gguf_files.is_gguf(path):
         return _of_gguf(entry.name, path)
     return _of_folder(entry.name, path)
 

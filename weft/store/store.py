@@ -12,10 +12,10 @@ from weft.weights.own import models_folder
 from weft.weights.pull.names import hub_name
 from weft.weights.pull.pull import Pulled, PullWatcher, pull
 
-__all__ = ["Entry", "ModelDetails", "Removal", "Store", "known_digest"]
+__all__ = ["Entry", "ModelDetails", "ModelStore", "Removal", "known_digest"]
 
 
-class Store:
+class ModelStore:
     """`models_dir`: the user's own folder; "": the usual one."""
 
     def __init__(self, models_dir: str = "") -> None:

@@ -4,9 +4,9 @@ A file is the same as before if its path, inode, size and both of its times are,
 bytes. Every change through the file system sets the time of change (`ctime`) from the system's
 clock, and no program can set it otherwise. A file that was changed within the last moments could be
 changed again within one tick of that clock, so its weights are not stored (`is_settled`). Reading
-whole files instead would take longer than packing them saves.
+all bytes instead would take longer than packing them saves.
 
-Code is the same if its sources are: every module below the folders that take part, whole, so that
+Code is the same if its sources are: every module below the folders that take part, so that
 no developer has to remember a version of the layout.
 """
 
