@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.config.drafts import OFF
 from weft.config.options import option
 from weft.config.quantized import METHODS
 from weft.config.scheduling import SchedulingOptions
@@ -684,3 +685,9 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
         group="journal",
         low=0,
     )
+
+    @property
+    def keeps_runs(self) -> bool:
+        """Whether steps with drafts are planned before the drafts of the previous step are
+        compared."""
+        return bool(self.overlap) and self.speculative != OFF
