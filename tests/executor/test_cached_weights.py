@@ -3,6 +3,7 @@ format, however they are kept."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -226,3 +227,12 @@ def test_memory_is_released_and_comes_back(model: Path, tmp_path: Path) -> None:
     for name, value in values_of(runner).items():
         assert torch.equal(value, before[name]), name
     runner.close()
+
+
+def test_the_cache_takes_no_more_than_it_may(model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for quantize in ("none", "int8", "int4"):
+        runner_of(model, str(cache), quantize=quantize, weights_cache_gb=0.01).close()
+        gc.collect()
+        assert sum(path.stat().st_size for path in cache.iterdir()) <= 10_000_000
+    assert len(names_in(cache)) == 2

@@ -56,10 +56,8 @@ class Mapped(NamedTuple):
 def write(file: int, description: JsonObject, blocks: Sequence[Bytes]) -> int:
     """Write a file to the descriptor `file`, to the disk. Returns its size. Raises
     OSError."""
-    data_bytes = _spans([len(block) for block in blocks])[-1]
-    num_chunks = -(-data_bytes // CHUNK)
-    described = json.dumps({**description, "sizes": [len(block) for block in blocks]}).encode()
-    head_bytes = _in_chunks(_FIXED + len(described) + 8 * num_chunks)
+    described = _described(description, blocks)
+    head_bytes = _head_bytes(described, blocks)
     sums: list[NDArray[np.uint64]] = []
     position = head_bytes
     for piece in _pieces(blocks):
@@ -74,6 +72,21 @@ def write(file: int, description: JsonObject, blocks: Sequence[Bytes]) -> int:
     _write_all(file, memoryview(head), 0)
     os.fsync(file)
     return position
+
+
+def size_of(description: JsonObject, blocks: Sequence[Bytes]) -> int:
+    """The size of the file that `write` would make."""
+    data_bytes = _spans([len(block) for block in blocks])[-1]
+    return _head_bytes(_described(description, blocks), blocks) + _in_chunks(data_bytes)
+
+
+def _described(description: JsonObject, blocks: Sequence[Bytes]) -> bytes:
+    return json.dumps({**description, "sizes": [len(block) for block in blocks]}).encode()
+
+
+def _head_bytes(described: bytes, blocks: Sequence[Bytes]) -> int:
+    data_bytes = _spans([len(block) for block in blocks])[-1]
+    return _in_chunks(_FIXED + len(described) + 8 * -(-data_bytes // CHUNK))
 
 
 def open_file(path: Path) -> int:

@@ -34,6 +34,7 @@ from weft.weights.cache.file import (
     map_file,
     open_file,
     read_description,
+    size_of,
     write,
 )
 
@@ -125,14 +126,13 @@ class WeightsCache:
     def store(self, key: WeightsKey, layout: list[Any], blocks: Sequence[Bytes]) -> bool:
         """Write the weights of this key. Removes the files that were not used for longest, if there
         is too little room. False: they are not stored, and the log says why."""
-        num_bytes = sum(len(block) for block in blocks)
-        why = self._why_no_room(num_bytes)
+        description = {"model": key.model, "facts": key.facts, "layout": layout}
+        why = self._why_no_room(size_of(description, blocks))
         if why:
             log.warning("weights_not_cached", model=key.model, reason=why)
             return False
         path = self.folder / key.file_name
         made = self.folder / f".{path.name}.{os.getpid()}.tmp"
-        description = {"model": key.model, "facts": key.facts, "layout": layout}
         try:
             file = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
