@@ -175,8 +175,8 @@ def test_small_models_and_random_ones_have_no_file(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
-    runner_of(model, "auto").close()
-    runner_of(model, "off").close()
+    runner_of(model, weights_cache="auto").close()
+    runner_of(model, weights_cache="off").close()
     runner_of(model, str(tmp_path / "cache"), load_format="dummy").close()
     assert not names_in(tmp_path / "cache")
     assert not names_in(tmp_path / "weft" / "weights")
