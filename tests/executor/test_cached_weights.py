@@ -3,6 +3,7 @@ format, however they are kept."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -75,7 +76,7 @@ def test_models_that_make_vectors_or_scores(tmp_path: Path, name: str, dtype: st
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_packed_format(tmp_path: Path, name: str) -> None:
     packed = PackedCheckpoint(FORMATS[name], tmp_path / "model")
-    assert_mapped_as_loaded(packed.folder, tmp_path / "cache", quantize="auto")
+    assert_mapped_as_loaded(packed.folder, tmp_path / "cache", quantize="stored")
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
@@ -91,7 +92,7 @@ def test_every_block_format_of_gguf(tmp_path: Path, kind: str) -> None:
         type_of_v = "Q8_0" if name == "attn_v" else kind
         tensors[f"blk.0.{name}.weight"] = random_blocks(type_of_v, (shape[0], shape[1]))
     folder = described(write_gguf(tmp_path / "a.gguf", metadata(**shapes), tensors))
-    assert_mapped_as_loaded(folder, tmp_path / "cache", quantize="auto")
+    assert_mapped_as_loaded(folder, tmp_path / "cache", quantize="stored")
 
 
 def test_codes_of_experts(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_codes_of_experts(tmp_path: Path) -> None:
         if tensors[name].shape[-1] % BLOCKS["Q8_0"].size == 0:
             tensors[name] = random_blocks("Q8_0", tensors[name].shape, seed=len(name))
     folder = described(write_gguf(tmp_path / "a.gguf", metadata("qwen3moe", **keys), tensors))
-    assert_mapped_as_loaded(folder, tmp_path / "cache", quantize="auto")
+    assert_mapped_as_loaded(folder, tmp_path / "cache", quantize="stored")
 
 
 @pytest.fixture
@@ -174,8 +175,8 @@ def test_small_models_and_random_ones_have_no_file(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
-    runner_of(model, "auto").close()
-    runner_of(model, "off").close()
+    runner_of(model, weights_cache="auto").close()
+    runner_of(model, weights_cache="off").close()
     runner_of(model, str(tmp_path / "cache"), load_format="dummy").close()
     assert not names_in(tmp_path / "cache")
     assert not names_in(tmp_path / "weft" / "weights")
@@ -226,3 +227,12 @@ def test_memory_is_released_and_comes_back(model: Path, tmp_path: Path) -> None:
     for name, value in values_of(runner).items():
         assert torch.equal(value, before[name]), name
     runner.close()
+
+
+def test_the_cache_takes_no_more_than_it_may(model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for quantize in ("none", "int8", "int4"):
+        runner_of(model, str(cache), quantize=quantize, weights_cache_gb=0.01).close()
+        gc.collect()
+        assert sum(path.stat().st_size for path in cache.iterdir()) <= 10_000_000
+    assert len(names_in(cache)) == 2

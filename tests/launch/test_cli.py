@@ -292,8 +292,8 @@ def test_curves_that_cannot_be_drawn_are_refused_before_the_work(
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("pull", "weft serve ORG/MODEL fetches"),
-        ("list", "weft doctor MODEL"),
+        ("download", "weft pull fetches a model"),
+        ("ls", "weft list shows"),
         ("run", "weft chat MODEL chats"),
         ("ps", "weft ctl requests"),
         ("srve", "did you mean serve?"),

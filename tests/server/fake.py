@@ -40,6 +40,7 @@ from weft.messages.replies import (
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.server.app import create_app
+from weft.server.catalog import ModelCatalog
 from weft.server.context import ModelFacts, Readiness, ServerInfo
 from weft.server.serve import make_server
 from weft.text.media.families import ProcessorRecipe
@@ -288,6 +289,7 @@ class RunningServer:
         port: int = 0,
         facts: ModelFacts | None = None,
         settings: dict[str, Any] | None = None,
+        catalog: ModelCatalog | None = None,
         **client: Any,
     ) -> None:
         self.tokenizer = tokenizer or byte_tokenizer()
@@ -315,6 +317,7 @@ class RunningServer:
             self.readiness,
             limits,
             processor=processor,
+            catalog=catalog,
         )
         self.server = make_server(app, config, limits, self.client.metrics.refused)
         self._socket = socket.create_server(("127.0.0.1", port))

@@ -1,5 +1,5 @@
-"""Models are pulled from a server that speaks the hub's protocol: whole and checked, whatever is cut
-off, refused or wrong on the way."""
+"""Models are pulled from a server that speaks the hub's protocol: whole and checked, whatever is
+cut off, refused or wrong on the way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.weights.pull import pull as pulling
 from weft.weights.pull import transfer
 from weft.weights.pull.listing import PullError
 from weft.weights.pull.names import BadName, hub_name
-from weft.weights.pull.progress import Progress, ProgressWatcher
+from weft.weights.pull.progress import ProgressWatcher, PullProgress
 from weft.weights.pull.pull import PullWatcher, pull
 
 
@@ -37,7 +37,7 @@ class Written(PullWatcher):
         super().__init__()
         self.lines: list[str] = []
 
-    def told(self, line: str) -> None:
+    def note(self, line: str) -> None:
         self.lines.append(line)
 
 
@@ -275,8 +275,8 @@ def test_two_pulls_at_once_fetch_each_file_once(hub: Hub) -> None:
     waiting = threading.Event()
 
     class Second(Written):
-        def told(self, line: str) -> None:
-            super().told(line)
+        def note(self, line: str) -> None:
+            super().note(line)
             waiting.set()
 
     second = Second()
@@ -322,9 +322,9 @@ def test_a_stopped_pull_keeps_what_has_come(hub: Hub) -> None:
 
 def test_progress_has_a_rate_and_the_time_that_is_left(hub: Hub) -> None:
     now = [0.0]
-    shown: list[Progress] = []
+    shown: list[PullProgress] = []
 
-    def show(progress: Progress) -> None:
+    def show(progress: PullProgress) -> None:
         now[0] += 1.0
         shown.append(progress)
 

@@ -16,7 +16,7 @@ from tests.executor.gguf_models import hf_weights, metadata, stored, write_folde
 from tests.weights.hub_server import Hub
 from weft.cli.main import main
 from weft.config.model import ModelError, ModelNotFound
-from weft.store.store import Store
+from weft.store.store import ModelStore
 from weft.weights.cache.folder import WeightsKey, cache_at
 from weft.weights.fetch import local_path
 from weft.weights.pull.names import BadName
@@ -26,7 +26,7 @@ GGUF = "org/real-GGUF"
 
 
 @pytest.fixture
-def store(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
     """A model with safetensors and one with three GGUF types on the hub."""
     monkeypatch.setenv("WEFT_MODELS_DIR", str(tmp_path / "own"))
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
@@ -39,14 +39,14 @@ def store(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     for number, kind in enumerate(("Q4_K_M", "Q8_0", "F32")):
         one = tensors | {f"more.{number}": random_blocks("Q8_0", (4, 32), seed=number)}
         hub.repos[GGUF][f"real-{kind}.gguf"] = gguf_bytes(values, one)
-    return Store()
+    return ModelStore()
 
 
-def names(store: Store) -> list[str]:
-    return [one.name for one in store.entries() if one.place != "package"]
+def names(store: ModelStore) -> list[str]:
+    return [one.name for one in store.entries() if one.source != "package"]
 
 
-def test_models_are_listed_by_the_names_that_serve_them(store: Store) -> None:
+def test_models_are_listed_by_the_names_that_serve_them(store: ModelStore) -> None:
     assert names(store) == []
     store.pull("org/real")
     store.pull(f"{GGUF}:Q4_K_M")
@@ -58,7 +58,7 @@ def test_models_are_listed_by_the_names_that_serve_them(store: Store) -> None:
         assert one.num_bytes == sum(file.stat().st_size for file in one.files)
 
 
-def test_a_name_may_be_written_in_several_ways(store: Store) -> None:
+def test_a_name_may_be_written_in_several_ways(store: ModelStore) -> None:
     store.pull(f"{GGUF}:Q4_K_M")
     for name in (f"{GGUF}:q4_k_m", f"hf.co/{GGUF}:Q4_K_M", GGUF, GGUF.upper()):
         assert store.find(name).name == f"{GGUF}:Q4_K_M"
@@ -69,7 +69,7 @@ def test_a_name_may_be_written_in_several_ways(store: Store) -> None:
         store.find("org/reel-GGUF:Q4_K_M")
 
 
-def test_facts_are_those_of_the_header(store: Store, hub: Hub) -> None:
+def test_facts_are_those_of_the_header(store: ModelStore, hub: Hub) -> None:
     store.pull(f"{GGUF}:Q4_K_M")
     entry = store.find(f"{GGUF}:Q4_K_M")
     found = store.details(entry)
@@ -82,7 +82,7 @@ def test_facts_are_those_of_the_header(store: Store, hub: Hub) -> None:
     assert store.digest(entry) == hub.etag(content)
 
 
-def test_facts_of_safetensors_are_those_of_their_headers(store: Store, hub: Hub) -> None:
+def test_facts_of_safetensors_are_those_of_their_headers(store: ModelStore, hub: Hub) -> None:
     store.pull("org/real")
     entry = store.find("org/real")
     found = store.details(entry)
@@ -93,14 +93,14 @@ def test_facts_of_safetensors_are_those_of_their_headers(store: Store, hub: Hub)
     assert store.digest(entry) == hub.etag(hub.repos["org/real"][name])
 
 
-def test_a_damaged_model_is_an_error_and_no_guess(store: Store, hub: Hub) -> None:
+def test_a_damaged_model_is_an_error_and_no_guess(store: ModelStore, hub: Hub) -> None:
     hub.repos[GGUF]["real-Q8_0.gguf"] = b"GGUF" + bytes(2_000)
     store.pull(f"{GGUF}:Q8_0")
     with pytest.raises(ModelError, match=r"real-Q8_0\.gguf"):
         store.details(store.find(f"{GGUF}:Q8_0"))
 
 
-def test_what_weft_cannot_serve_is_said(store: Store, hub: Hub) -> None:
+def test_what_weft_cannot_serve_is_said(store: ModelStore, hub: Hub) -> None:
     values = metadata() | {"general.architecture": "unheard-of"}
     hub.repos[GGUF]["real-Q8_0.gguf"] = gguf_bytes(values, stored(hf_weights()))
     store.pull(f"{GGUF}:Q8_0")
@@ -109,7 +109,7 @@ def test_what_weft_cannot_serve_is_said(store: Store, hub: Hub) -> None:
     assert "unheard-of" in found.problem
 
 
-def test_removing_one_type_leaves_the_others(store: Store) -> None:
+def test_removing_one_type_leaves_the_others(store: ModelStore) -> None:
     store.pull(f"{GGUF}:Q4_K_M")
     store.pull(f"{GGUF}:F32")
     removal = store.removal(store.find(f"{GGUF}:F32"))
@@ -122,7 +122,7 @@ def test_removing_one_type_leaves_the_others(store: Store) -> None:
     assert not repo_folder(GGUF).exists()
 
 
-def test_a_pull_that_was_ended_is_listed_and_can_be_removed(store: Store) -> None:
+def test_a_pull_that_was_ended_is_listed_and_can_be_removed(store: ModelStore) -> None:
     blobs = repo_folder("org/real") / "blobs"
     blobs.mkdir(parents=True)
     (blobs / "abc.incomplete").write_bytes(bytes(500))
@@ -132,12 +132,12 @@ def test_a_pull_that_was_ended_is_listed_and_can_be_removed(store: Store) -> Non
     assert not repo_folder("org/real").exists()
 
 
-def test_models_of_packages_stay(store: Store) -> None:
+def test_models_of_packages_stay(store: ModelStore) -> None:
     with pytest.raises(ModelNotFound, match="belongs to an installed package"):
         store.removal(store.find("weft-nano"))
 
 
-def test_a_copy_shares_its_bytes_and_outlives_the_other(store: Store) -> None:
+def test_a_copy_shares_its_bytes_and_outlives_the_other(store: ModelStore) -> None:
     store.pull(f"{GGUF}:Q4_K_M")
     entry = store.find(f"{GGUF}:Q4_K_M")
     before = entry.path.read_bytes()
@@ -153,7 +153,7 @@ def test_a_copy_shares_its_bytes_and_outlives_the_other(store: Store) -> None:
     assert names(store) == []
 
 
-def test_a_copy_of_a_folder_is_a_model(store: Store) -> None:
+def test_a_copy_of_a_folder_is_a_model(store: ModelStore) -> None:
     store.pull("org/real")
     store.copy(store.find("org/real"), "mine")
     assert store.details(store.find("mine")).size_bytes
@@ -161,14 +161,14 @@ def test_a_copy_of_a_folder_is_a_model(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "..", "x\x1b[2J", "", "weft-nano", "x.gguf", "."])
-def test_names_of_copies_lead_nowhere(store: Store, name: str) -> None:
+def test_names_of_copies_lead_nowhere(store: ModelStore, name: str) -> None:
     before = store.find("weft-nano")
     with pytest.raises(ModelNotFound):
         store.copy(before, name)
     assert names(store) == []
 
 
-def test_a_link_out_of_the_folder_is_no_model(store: Store, tmp_path: Path) -> None:
+def test_a_link_out_of_the_folder_is_no_model(store: ModelStore, tmp_path: Path) -> None:
     write_folder(tmp_path / "elsewhere", hf_weights(), "llama")
     store.models_dir.mkdir()
     (store.models_dir / "out").symlink_to(tmp_path / "elsewhere")
@@ -186,7 +186,7 @@ def run(*words: str) -> int:
 
 
 def test_the_commands_from_pull_to_rm(
-    store: Store, hub: Hub, capsys: pytest.CaptureFixture[str]
+    store: ModelStore, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("pull", f"{GGUF}:Q4_K_M") == 0
     told = capsys.readouterr()
@@ -207,7 +207,7 @@ def test_the_commands_from_pull_to_rm(
 
 
 def test_the_list_tells_where_models_live(
-    store: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    store: ModelStore, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     key = WeightsKey("real", {"a": 1})
     cache = cache_at("", 1.0)
@@ -230,7 +230,9 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("answer", "stays"), [("n\n", True), ("\n", True), ("yes\n", False)])
-def test_rm_asks(store: Store, monkeypatch: pytest.MonkeyPatch, answer: str, stays: bool) -> None:
+def test_rm_asks(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch, answer: str, stays: bool
+) -> None:
     store.pull("org/real")
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     assert run("rm", "org/real") == int(stays)
@@ -238,7 +240,7 @@ def test_rm_asks(store: Store, monkeypatch: pytest.MonkeyPatch, answer: str, sta
 
 
 def test_rm_removes_nothing_if_nobody_can_be_asked(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.pull("org/real")
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
@@ -252,7 +254,7 @@ def test_rm_removes_nothing_if_nobody_can_be_asked(
 
 
 def test_ctrl_c_says_that_the_next_pull_goes_on(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
@@ -262,7 +264,7 @@ def test_ctrl_c_says_that_the_next_pull_goes_on(
     assert "the same command goes on" in capsys.readouterr().err
 
 
-def test_errors_are_one_sentence(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_sentence(store: ModelStore, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["pull"], ["show"], ["cp", "a"], ["pull", "../x"], ["show", "no-such"]):
         assert run(*words) == 2
         assert capsys.readouterr().err.count("\n") == 1

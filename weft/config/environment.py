@@ -35,6 +35,11 @@ CONFIGS = (
     "weft.cli.generate:SamplingOptions",
     "weft.cli.agents.launch:LaunchOptions",
     "weft.cli.chat:ChatOptions",
+    "weft.cli.store.pull:PullOptions",
+    "weft.cli.store.list:ListOptions",
+    "weft.cli.store.show:ShowOptions",
+    "weft.cli.store.rm:RemoveOptions",
+    "weft.cli.store.cp:CopyOptions",
 )
 # Commands with many more settings, whose modules take long to import: their own variables are known
 # by the name of the setting.

@@ -30,6 +30,7 @@ from weft.config.options import SettingsError
 from weft.launch.context import LaunchContext
 from weft.launch.engine_group import EngineGroup, journals
 from weft.launch.engines import Engines, OneEngine
+from weft.launch.model_catalog import StoreCatalog
 from weft.launch.model_facts import model_facts
 from weft.launch.watch import ExitStatus
 from weft.messages.cache import SaveCache
@@ -298,7 +299,7 @@ def _served(
             adapters,
             parts.processor,
             context.prepared.config.plugins,
-            shared=shared or shared_parts(config, readiness, context.limits),
+            shared=shared or shared_parts(config, readiness, context.limits, StoreCatalog()),
             has_keys=bool(context.digests.user or context.digests.admin),
         )
     except StateError as exc:

@@ -30,6 +30,7 @@ def model_facts(prepared: Prepared) -> ModelFacts:
         format="gguf" if is_gguf else "safetensors",
         num_parameters=model.num_parameters,
         quantization=_level(prepared, files),
+        folder=str(prepared.folder),
         size_bytes=sum(file.stat().st_size for file in files),
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,

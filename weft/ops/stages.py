@@ -67,8 +67,8 @@ class Staged(Placement):
         return ("staged", *self._pp_stage)
 
     def layer_range(self, num_layers: int) -> LayerRange:
-        pp_stage = self._pp_stage
-        return LayerRange(pp_stage.layers(num_layers), pp_stage.is_first, pp_stage.is_last)
+        own = self._pp_stage
+        return LayerRange(own.layers(num_layers), own.is_first, own.is_last)
 
 
 class Absent(Placement):

@@ -48,6 +48,7 @@ from weft.server.anthropic import batches as message_batches
 from weft.server.anthropic import messages
 from weft.server.auth import Access, Keys, Pages
 from weft.server.body import json_bytes
+from weft.server.catalog import ModelCatalog
 from weft.server.context import Readiness, ServerContext, ServerInfo
 from weft.server.errors import ClientGone, error_response
 from weft.server.fields.engine import EngineHeader
@@ -56,6 +57,7 @@ from weft.server.http.inner_call import InnerCall
 from weft.server.http.middleware import EdgeMetrics, RequestMiddleware
 from weft.server.leaving import receiver
 from weft.server.media import serve_media
+from weft.server.ollama import library
 from weft.server.ollama import routes as ollama
 from weft.server.openai import batches, chat, completions, files
 from weft.server.openai.responses import routes as responses
@@ -90,6 +92,7 @@ OPERATIONS = (
     *classify.ROUTES,
     *infill.ROUTES,
     *ollama.ROUTES,
+    *library.ROUTES,
     *generate.ROUTES,
     *parsing.ROUTES,
     *tokens.ROUTES,
@@ -119,10 +122,16 @@ class SharedParts:
     state: StateStore | None  # None: nothing outlives the server
     batches: BatchService
     refusals: RefusalLog
+    catalog: ModelCatalog | None = None  # the models on this machine
     session_mark: str = ""  # distinguishes the stored sessions of models with the same tokenizer
 
 
-def shared_parts(config: ServerConfig, readiness: Readiness, limits: Limits) -> SharedParts:
+def shared_parts(
+    config: ServerConfig,
+    readiness: Readiness,
+    limits: Limits,
+    catalog: ModelCatalog | None = None,
+) -> SharedParts:
     """Open the stores of a server; they close at the end of `readiness`. Raises StateError."""
     state = _open_state(config.state_dir, readiness)
     responses = ResponseStore(state=state)
@@ -131,7 +140,13 @@ def shared_parts(config: ServerConfig, readiness: Readiness, limits: Limits) -> 
     readiness.at_ready(service.go_on)
     readiness.at_drain(service.stop)
     readiness.at_end(service.close)
-    return SharedParts(responses=responses, state=state, batches=service, refusals=RefusalLog())
+    return SharedParts(
+        responses=responses,
+        state=state,
+        batches=service,
+        refusals=RefusalLog(),
+        catalog=catalog,
+    )
 
 
 class ModelApp(NamedTuple):
@@ -153,11 +168,13 @@ def create_app(
     adapters: AdapterNames | None = None,
     processor: ProcessorRecipe | None = None,
     plugins: str = "",
+    catalog: ModelCatalog | None = None,
 ) -> ASGIApp:
     """The application that serves one engine.
 
     `digests` defaults to the keys of `config`. Without `adapters`, the server has none and loads
-    none; without a `processor`, the model takes only text. `plugins`: the value of `--plugins`.
+    none; without a `processor`, the model takes only text. `plugins`: the value of `--plugins`;
+    `catalog`: the models on this machine, for Ollama's routes that change them.
 
     Raises `TemplateError` or `OSError` if the chat template of `config` cannot be used, and
     SettingsError or UnsupportedModel if the settings or the model do not allow images, and
@@ -176,7 +193,7 @@ def create_app(
         adapters,
         processor,
         plugins,
-        shared=shared_parts(config, readiness, limits),
+        shared=shared_parts(config, readiness, limits, catalog),
         has_keys=bool(digests.user or digests.admin),
     )
     return with_edge(
@@ -223,6 +240,7 @@ def model_app(
         limits=limits,
         responses=shared.responses,
         refusals=shared.refusals,
+        catalog=shared.catalog,
         state=shared.state,
         batches=shared.batches,
         sessions=_kept_sessions(client, tokenizer, shared),

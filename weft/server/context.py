@@ -16,6 +16,7 @@ from weft.client.feed import Feed
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.messages.sampling import SamplingParams
+from weft.server.catalog import ModelCatalog, OpenPulls
 from weft.server.media import ServedMedia
 from weft.server.refusals import RefusalLog
 from weft.server.response_store import ResponseStore
@@ -39,6 +40,7 @@ class ModelFacts:
     format: str = ""  # of its files: safetensors or gguf
     num_parameters: int = 0
     quantization: str = ""  # of the stored weights: "Q4_K_M", "BF16"
+    folder: str = ""  # with its files
     size_bytes: int = 0  # of the files
     vocab_size: int = 0
     hidden_size: int = 0
@@ -139,6 +141,8 @@ class ServerContext:
     batches: BatchService = field(default_factory=_no_batches)
     sessions: SessionStore | None = None
     refusals: RefusalLog = field(default_factory=RefusalLog)
+    catalog: ModelCatalog | None = None  # the models on this machine; None: nobody asks for them
+    pulls: OpenPulls = field(default_factory=OpenPulls)
     readers: Workers = field(default_factory=_make_readers)
     writers: Workers = field(default_factory=_make_writers)
     infill: Infill | None = None  # the tokens of fill-in-the-middle

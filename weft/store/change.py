@@ -21,7 +21,7 @@ from weft.weights.known import known_names
 from weft.weights.own import own_model
 from weft.weights.pull.names import BadName, is_plain, require_printable
 
-WEIGHTS = (gguf_files.ENDING, ".safetensors")
+WEIGHTS = (".gguf", ".safetensors")
 
 
 class Removal(NamedTuple):
@@ -42,11 +42,11 @@ class Removal(NamedTuple):
 
 def removal(entry: Entry, hub_cache: Path, models_dir: Path) -> Removal:
     """What would be removed. Raises ModelNotFound for a model of a package."""
-    if entry.place == "package":
+    if entry.source == "package":
         raise ModelNotFound(
             f"{entry.name} belongs to an installed package: pip uninstall removes it"
         )
-    if entry.place == "folder":
+    if entry.source == "folder":
         assert entry.path.parent == models_dir
         paths = [entry.path] if entry.path.is_dir() else list(entry.files)
         return _removal(entry, paths, entry.files)
@@ -70,7 +70,7 @@ def copy(entry: Entry, name: str, models_dir: Path) -> Path:
     """Make a model with this name in the user's own folder, which stays when the other is removed.
     Files are shared with it where both are in one file system. Raises ModelNotFound and OSError."""
     require_printable(name)
-    if not is_plain(name) or name.endswith(gguf_files.ENDING):
+    if not is_plain(name) or gguf_files.is_gguf(Path(name)):
         raise BadName(
             f"{name!r} cannot be the name of a copy: letters, digits, '.', '_' and '-' are allowed"
         )

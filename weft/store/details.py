@@ -56,35 +56,36 @@ class ModelDetails(NamedTuple):
 def details(entry: Entry) -> ModelDetails:
     """The facts of a model. Raises ModelError if its files cannot be read."""
     path = entry.path if entry.is_gguf else model_in(entry.path)
-    if path.name.endswith(gguf_files.ENDING):
+    if gguf_files.is_gguf(path):
         return _of_gguf(entry.name, path)
     return _of_folder(entry.name, path)
 
 
 def weights_of(entry: Entry) -> list[Path]:
     """The files with the weights of a model. Raises ModelNotFound."""
-    if entry.is_gguf:
-        return gguf_files.parts(entry.path)
-    return weight_files(entry.path)
+    return weights_in(entry.path)
+
+
+def weights_in(path: Path) -> list[Path]:
+    """The files with the weights of the model in a folder, or in a GGUF file. Raises
+    ModelNotFound."""
+    if gguf_files.is_gguf(path):
+        return gguf_files.parts(path)
+    return weight_files(path)
 
 
 def digest(entry: Entry) -> str:
-    """SHA-256 of the weights: of the only file, or of the digests of several. The hub's cache names
-    its files by it; others are read. Raises ModelError and OSError."""
-    each = [_file_digest(path) for path in weights_of(entry)]
+    """SHA-256 of the weights of a model. Raises ModelError and OSError."""
+    return digest_of_files(weights_of(entry))
+
+
+def digest_of_files(paths: Sequence[Path]) -> str:
+    """SHA-256 of the only file, or of the digests of several. The hub's cache names its files by
+    it; others are read. Raises OSError."""
+    each = [_file_digest(path) for path in paths]
     if len(each) == 1:
         return each[0]
     return hashlib.sha256("\n".join(each).encode()).hexdigest()
-
-
-def known_digest(entry: Entry) -> str:
-    """The same if no file must be read for it; else ""."""
-    try:
-        if all(_DIGEST.fullmatch(path.resolve().name) for path in weights_of(entry)):
-            return digest(entry)
-    except (ModelError, OSError):
-        pass
-    return ""
 
 
 def _file_digest(path: Path) -> str:

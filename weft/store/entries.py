@@ -1,4 +1,4 @@
-"""The models on this machine, from three places.
+"""The models on this machine, from three sources.
 
     the cache of the hub (HF_HOME)     org/name, org/name:Q4_K_M     weft pull puts models there
     the user's own folder              my-model                      weft cp puts models there
@@ -21,7 +21,7 @@ from weft.weights.own import own_models
 from weft.weights.pull.choose import kind_of
 from weft.weights.pull.names import HubName, hub_name, require_printable
 
-Place = Literal["hub", "folder", "package"]
+Source = Literal["hub", "folder", "package"]
 INCOMPLETE = "*.incomplete"
 
 
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
     """One model."""
 
     name: str
-    place: Place
+    source: Source
     path: Path  # its folder, or its first GGUF file
     files: tuple[Path, ...]  # that belong to it alone or with others
     num_bytes: int
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
     @property
     def is_gguf(self) -> bool:
-        return self.path.name.endswith(gguf_files.ENDING)
+        return gguf_files.is_gguf(self.path)
 
 
 def entries(hub_cache: Path, models_dir: Path) -> list[Entry]:
@@ -100,7 +100,7 @@ def _snapshot(folder: Path) -> Path | None:
 
 def _of_snapshot(repo: str, snapshot: Path) -> Iterator[Entry]:
     files = [path for path in snapshot.rglob("*") if path.is_file()]
-    others = [path for path in files if not path.name.endswith(gguf_files.ENDING)]
+    others = [path for path in files if not gguf_files.is_gguf(path)]
     if any(path.suffix == ".safetensors" for path in others):
         yield _entry(repo, "hub", snapshot, others)
     for path in gguf_files.first_of_each(path for path in files if path not in others):
@@ -127,12 +127,12 @@ def _of_packages() -> Iterator[Entry]:
 
 
 def _entry(
-    name: str, place: Place, path: Path, files: Sequence[Path], *, is_complete: bool = True
+    name: str, source: Source, path: Path, files: Sequence[Path], *, is_complete: bool = True
 ) -> Entry:
     statuses = [file.stat() for file in files]
     num_bytes = sum(status.st_size for status in statuses)
     modified_at = max((status.st_mtime for status in statuses), default=0.0)
-    return Entry(name, place, path, tuple(files), num_bytes, modified_at, is_complete)
+    return Entry(name, source, path, tuple(files), num_bytes, modified_at, is_complete)
 
 
 def _parts(path: Path) -> list[Path]:

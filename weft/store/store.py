@@ -6,16 +6,16 @@ from pathlib import Path
 
 from weft.config.model import ModelNotFound
 from weft.store.change import Removal, copy, removal
-from weft.store.details import ModelDetails, details, digest, known_digest
+from weft.store.details import ModelDetails, details, digest
 from weft.store.entries import Entry, entries, find
 from weft.weights.own import models_folder
 from weft.weights.pull.names import hub_name
 from weft.weights.pull.pull import Pulled, PullWatcher, pull
 
-__all__ = ["Entry", "ModelDetails", "Removal", "Store", "known_digest"]
+__all__ = ["Entry", "ModelDetails", "ModelStore", "Removal"]
 
 
-class Store:
+class ModelStore:
     """`models_dir`: the user's own folder; "": the usual one."""
 
     def __init__(self, models_dir: str = "") -> None:

@@ -14,7 +14,7 @@ from weft.weights.gguf import files as gguf_files
 from weft.weights.known import default_model, known_model, known_names
 from weft.weights.own import models_folder, own_model
 from weft.weights.pull.choose import HUB_FILES
-from weft.weights.pull.listing import PullError, Unreachable
+from weft.weights.pull.listing import HubUnreachable, PullError
 from weft.weights.pull.names import SITES, HubName, hub_name, is_plain
 from weft.weights.pull.progress import log_watcher
 from weft.weights.pull.pull import pull, pull_files, repo_folder
@@ -30,7 +30,7 @@ def local_path(model: str, revision: str = "") -> Path:
     on the hub first. Raises `ModelNotFound`."""
     model = model or default_model()
     path = Path(model).expanduser()
-    if path.name.endswith(gguf_files.ENDING) and path.exists() and not path.is_dir():
+    if gguf_files.is_gguf(path) and path.exists() and not path.is_dir():
         return path
     if not path.exists():
         known = known_model(model)
@@ -52,7 +52,7 @@ def model_in(folder: Path, name: HubName | None = None) -> Path:
         return gguf_files.parts(folder / name.file)[0]
     if name is not None and name.kind:
         return gguf_files.only_model(folder, name.kind)
-    has_gguf = next(folder.glob(f"*{gguf_files.ENDING}"), None) is not None
+    has_gguf = next(folder.glob("*.gguf"), None) is not None
     has_others = next(folder.glob("*.safetensors"), None) is not None
     if has_gguf and not has_others:
         return gguf_files.only_model(folder)
@@ -145,7 +145,7 @@ def weight_files(folder: Path) -> list[Path]:
         files = [folder / WHOLE]
     else:
         files = sorted(folder.glob("*.safetensors"))
-    if not files and any(folder.glob(f"*{gguf_files.ENDING}")):
+    if not files and any(folder.glob("*.gguf")):
         return gguf_files.parts(gguf_files.only_model(folder))
     missing = [path.name for path in files if not path.exists()]
     if missing:
@@ -171,14 +171,14 @@ def _on_hub(name: HubName, revision: str) -> Path:
 
 
 def _instead(name: HubName, revision: str, exc: PullError) -> Path:
-    """The snapshot in the cache, because the hub has not given the files. Raises ModelNotFound."""
+    """The snapshot in the cache, because the hub did not send the files. Raises ModelNotFound."""
     folder = snapshot_here(name.repo, revision)
     if folder is None:
         raise ModelNotFound(
             f"{name} is not a folder here, is not in the cache of the hub "
             f"({repo_folder(name.repo).parent}), and could not be fetched from the hub: {exc}"
         ) from exc
-    if not isinstance(exc, Unreachable):
+    if not isinstance(exc, HubUnreachable):
         log.warning("model_from_cache", model=name, reason=exc)
     return folder
 

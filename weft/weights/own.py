@@ -51,7 +51,7 @@ def own_model(name: str, folder: Path) -> Path | None:
     for known, path in own_models(folder):
         if known == name:
             return path
-    for path in (folder / name, folder / f"{name}{gguf_files.ENDING}"):
+    for path in (folder / name, folder / f"{name}.gguf"):
         if path.is_symlink() and leads_out(path, folder):
             raise BadName(f"{name} is a link out of {folder}, so it is no model there")
     return None
@@ -66,4 +66,4 @@ def leads_out(path: Path, folder: Path) -> bool:
 
 
 def _is_gguf(path: Path) -> bool:
-    return path.name.endswith(gguf_files.ENDING) and path.is_file()
+    return gguf_files.is_gguf(path) and path.is_file()

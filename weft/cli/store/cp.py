@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weft.cli.store.common import settings_of
 from weft.config.model import ModelNotFound
 from weft.config.options import Command, SettingsError, option
-from weft.store.store import Store
+from weft.store.store import ModelStore
 
 ABOUT = (
     "Copy a model of this machine to another name: weft cp MODEL NAME. The copy is in your own "
@@ -36,7 +36,7 @@ def cp(argv: Sequence[str]) -> int:
     options = settings.make(CopyOptions)
     if not options.name or not options.to:
         raise SettingsError("two names are needed: weft cp MODEL NAME")
-    store = Store(options.models_dir)
+    store = ModelStore(options.models_dir)
     entry = store.find(options.name)
     try:
         path = store.copy(entry, options.to)

@@ -10,11 +10,11 @@ from weft.cli.readable import readable
 from weft.cli.store.common import ago, settings_of
 from weft.config.amounts import size
 from weft.config.options import Command, option
-from weft.store.store import Entry, Store
+from weft.store.store import Entry, ModelStore
 from weft.weights.cache.folder import cache_at
 
 ABOUT = "List the models of this machine, their sizes, where they live, and the weights cache."
-PLACES = {"hub": "cache of the hub", "folder": "own folder", "package": "package"}
+SOURCES = {"hub": "cache of the hub", "folder": "own folder", "package": "package"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,13 @@ def list_models(argv: Sequence[str]) -> int:
     if settings is None:
         return 0
     options = settings.make(ListOptions)
-    store = Store(options.models_dir)
+    store = ModelStore(options.models_dir)
     found = store.entries()
     cached = cache_at("", 0.0)
     files = cached.files()
     if options.json:
         models = [
-            {"name": one.name, "place": one.place, "path": str(one.path), "bytes": one.num_bytes}
+            {"name": one.name, "source": one.source, "path": str(one.path), "bytes": one.num_bytes}
             | {"modified_at": one.modified_at, "is_complete": one.is_complete}
             for one in found
         ]
@@ -45,7 +45,7 @@ def list_models(argv: Sequence[str]) -> int:
         print(json.dumps({"models": models, "weights_cache": kept}, indent=2))
         return 0
     print("\n".join(readable([_row(one) for one in found])) or "there is no model here")
-    total = sum(one.num_bytes for one in found if one.place != "package")
+    total = sum(one.num_bytes for one in found if one.source != "package")
     print()
     print(f"hub's models: {store.hub_cache}")
     print(f"own models:   {store.models_dir}")
@@ -59,5 +59,5 @@ def list_models(argv: Sequence[str]) -> int:
 
 def _row(one: Entry) -> dict[str, str]:
     note = "" if one.is_complete else "not complete: weft pull goes on"
-    row = {"name": one.name, "size": size(one.num_bytes), "where": PLACES[one.place]}
+    row = {"name": one.name, "size": size(one.num_bytes), "where": SOURCES[one.source]}
     return row | {"changed": ago(one.modified_at), "note": note}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from weft.cli.store.common import require_name, settings_of
 from weft.config.amounts import size
 from weft.config.options import Command, option
-from weft.store.store import Store
-from weft.weights.pull.progress import Progress, ProgressWatcher
+from weft.store.store import ModelStore
+from weft.weights.pull.progress import ProgressWatcher, PullProgress
 from weft.weights.pull.pull import Pulled
 
 ABOUT = (
@@ -41,7 +41,7 @@ def pull(argv: Sequence[str]) -> int:
     line = ProgressLine()
     watcher = ProgressWatcher(line.show, line.say)
     try:
-        pulled = Store().pull(name, options.revision, watcher)
+        pulled = ModelStore().pull(name, options.revision, watcher)
     except KeyboardInterrupt:
         line.say("ended; what has come is kept, and the same command goes on")
         raise
@@ -58,7 +58,7 @@ def _tell(pulled: Pulled) -> None:
 
 
 class ProgressLine:
-    """Progress on standard error: a line that changes, or, where it is no terminal, a line from
+    """PullProgress on standard error: a line that changes, or, where it is no terminal, a line from
     time to time."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class ProgressLine:
         self._written_at = 0.0
         self._shown = ""
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: PullProgress) -> None:
         now = time.monotonic()
         is_last = progress.done_bytes == progress.total_bytes
         wait_s = TERMINAL_S if self._is_terminal else LINES_S

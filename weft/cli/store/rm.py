@@ -10,12 +10,12 @@ from weft.cli.store.common import require_name, settings_of
 from weft.config.amounts import size
 from weft.config.model import ModelNotFound
 from weft.config.options import Command, SettingsError, option
-from weft.store.store import Store
+from weft.store.store import ModelStore
 from weft.weights.cache.folder import cache_at
 
 ABOUT = (
     "Remove a model of this machine, or, with --cached-weights, the files of the weights cache "
-    "that no process uses. Asks first, unless --yes is given."
+    "that no process uses. Asks first, unless --yes says so."
 )
 
 
@@ -26,7 +26,7 @@ class RemoveOptions:
         "", "folder with your own models (WEFT_MODELS_DIR)", group="rm", everyday=True
     )
     cached_weights: bool = option(
-        False, "clear the weights cache in place of a model", group="rm", everyday=True
+        False, "clear the weights cache instead of removing a model", group="rm", everyday=True
     )
     weights_cache: str = option(
         "", "its folder, if it is not the usual one", group="rm", everyday=True
@@ -44,7 +44,7 @@ def rm(argv: Sequence[str]) -> int:
         if options.name:
             raise SettingsError("name a model, or give --cached-weights, not both")
         return _clear(options)
-    store = Store(options.models_dir)
+    store = ModelStore(options.models_dir)
     removal = store.removal(store.find(require_name(options.name, "rm")))
     entry = removal.entry
     freed = size(removal.num_bytes)

@@ -10,7 +10,7 @@ from weft.cli.readable import readable
 from weft.cli.store.common import require_name, settings_of
 from weft.config.amounts import count, size
 from weft.config.options import Command, option
-from weft.store.store import Store
+from weft.store.store import ModelStore
 
 ABOUT = (
     "Show what a model of this machine is, from its files' own headers: family, parameters, size, "
@@ -35,7 +35,7 @@ def show(argv: Sequence[str]) -> int:
     if settings is None:
         return 0
     options = settings.make(ShowOptions)
-    store = Store(options.models_dir)
+    store = ModelStore(options.models_dir)
     entry = store.find(require_name(options.name, "show"))
     found = store.details(entry)
     if options.template:

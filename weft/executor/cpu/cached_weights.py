@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from weft.ops.cpp.content import WeightContent
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
 from weft.weights.cache.folder import WeightsCache, WeightsKey, cache_at
-from weft.weights.cache.key import code_digest, is_settled, source_facts, source_files
+from weft.weights.cache.key import SourceFiles, code_digest, source_files
 
 AUTO, OFF = "auto", "off"
 MIN_BYTES = 64_000_000  # with `auto`; smaller ones load in less time than is worth a file
@@ -42,7 +41,7 @@ def fill_from_cache(
     content = WeightContent(ops)
     sources = source_files(spec.folder)
     try:
-        is_old_enough = is_settled(sources)
+        is_old_enough = sources.is_settled()
         key = _key_of(spec, library, content, sources)
     except OSError:  # `load` says which file cannot be read
         load()
@@ -58,7 +57,7 @@ def fill_from_cache(
         if may_store and _map(cache, key, content):
             return
         load()
-        if source_facts(sources) != key.facts["files"]:
+        if sources.facts() != key.facts["files"]:
             log.warning("weights_not_cached", model=key.model, reason="their files have changed")
         elif may_store and cache.store(key, content.layout(), content.blocks()):
             _map(cache, key, content, is_laid_out=True)
@@ -74,10 +73,10 @@ def _cache_of(spec: RunnerSpec) -> WeightsCache | None:
 
 
 def _key_of(
-    spec: RunnerSpec, library: Library, content: WeightContent, sources: Sequence[Path]
+    spec: RunnerSpec, library: Library, content: WeightContent, sources: SourceFiles
 ) -> WeightsKey:
     facts = {
-        "files": source_facts(sources),
+        "files": sources.facts(),
         "code": code_digest(),
         "kernels": [library.path.name, library.instruction_set],
         "libraries": [torch.__version__, torch.backends.cpu.get_cpu_capability(), np.__version__],

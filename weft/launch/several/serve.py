@@ -25,6 +25,7 @@ from weft.config.several import ModelsConfig
 from weft.launch.console import Console
 from weft.launch.engine_group import EngineGroup
 from weft.launch.listen import listen
+from weft.launch.model_catalog import StoreCatalog
 from weft.launch.open_files import fit
 from weft.launch.several.blank import blank_app
 from weft.launch.several.hosted import HostedModel, HouseParts
@@ -100,7 +101,7 @@ class ManyModels:
 
     def house_parts(self, readiness: Readiness, tracer: Tracer) -> HouseParts:
         try:
-            shared = shared_parts(self.config, readiness, self.limits)
+            shared = shared_parts(self.config, readiness, self.limits, StoreCatalog())
         except StateError as exc:
             raise SettingsError(f"--state-dir is {self.config.state_dir}: {exc}") from exc
         return HouseParts(

@@ -83,9 +83,29 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     context: list[int] | None = None
 
 
-class OllamaShowRequest(TaggedModel, kw_only=True):
+class NamedInCatalog(msgspec.Struct, kw_only=True):
+    """A body that names a model on this machine, served or not."""
+
+    target: str | None = msgspec.field(name="model", default=None)
     name: str | None = None  # of the model, in older clients
 
     def __post_init__(self) -> None:
-        self.model = self.model or self.name
-        TaggedModel.__post_init__(self)
+        self.target = (self.target or self.name or "").removesuffix(":latest") or None
+
+
+class OllamaShowRequest(NamedInCatalog, kw_only=True):
+    verbose: bool | None = None  # read, and without effect: all is shown
+
+
+class OllamaPullRequest(NamedInCatalog, kw_only=True):
+    stream: bool | None = None  # default: true
+    insecure: bool | None = None  # read, and without effect
+
+
+class OllamaDeleteRequest(NamedInCatalog, kw_only=True):
+    pass
+
+
+class OllamaCopyRequest(msgspec.Struct, kw_only=True):
+    source: str | None = None
+    destination: str | None = None

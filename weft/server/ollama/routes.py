@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 
 from starlette.requests import Request
@@ -10,10 +11,12 @@ from starlette.types import ASGIApp
 
 from weft.json_types import JsonObject
 from weft.server.body import json_bytes, json_response, read_json
+from weft.server.catalog import CatalogError, NoSuchModel
 from weft.server.chat.conversation import start_chat
 from weft.server.context import ModelFacts, ServerContext
+from weft.server.errors import ApiError
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
-from weft.server.model_names import answering_name
+from weft.server.model_names import answering_name, require_model
 from weft.server.ollama.models import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -60,17 +63,21 @@ async def generate(context: ServerContext, request: Request) -> ASGIApp:
 
 async def tags(context: ServerContext, request: Request) -> ASGIApp:
     """The served model, and the loaded adapters."""
-    return json_response({"models": _models(context)})
+    return json_response({"models": await _models(context)})
 
 
 async def ps(context: ServerContext, request: Request) -> ASGIApp:
     """Like `tags`, because all models are in memory; with the context length."""
     length = {"context_length": context.info.context_length}
-    return json_response({"models": [model | length for model in _models(context)]})
+    return json_response({"models": [model | length for model in await _models(context)]})
 
 
 async def show(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaShowRequest)
+    try:
+        require_model(context, body.target)
+    except ApiError as exc:
+        return json_response(await _shown_from_catalog(context, str(body.target), exc))
     ready = context.client.state.ready
     makes_vectors = ready is not None and ready.pools is not None
     capabilities = ["embedding" if makes_vectors else "completion"]
@@ -86,7 +93,7 @@ async def show(context: ServerContext, request: Request) -> ASGIApp:
             "model_info": model_numbers(
                 context.info.model,
                 context.info.context_length,
-                answering_name(context, body.model),
+                answering_name(context, body.target),
             ),
             "template": "\n".join(context.tokenizer.chat_templates.values()),
             "parameters": "",
@@ -130,18 +137,65 @@ def _asked_for(context: ServerContext, body: OllamaRequest) -> str:
     return answering_name(context, body.model)
 
 
-def _models(context: ServerContext) -> list[JsonObject]:
+async def _shown_from_catalog(context: ServerContext, name: str, refusal: ApiError) -> JsonObject:
+    """The facts of a model that is on this machine, and not served here. Raises `refusal` if there
+    is none."""
+    catalog = context.catalog
+    if catalog is None:
+        raise refusal
+    try:
+        found = await asyncio.to_thread(catalog.show, name)
+    except NoSuchModel as exc:
+        raise refusal from exc
+    except CatalogError as exc:
+        raise ApiError(400, str(exc), param="model") from exc
+    family = found.family or "weft"
+    numbers = {
+        "general.architecture": family,
+        "general.name": found.name,
+        "general.parameter_count": found.num_parameters,
+        f"{family}.context_length": found.context_length,
+        f"{family}.embedding_length": found.hidden_size,
+        f"{family}.block_count": found.num_layers,
+        f"{family}.attention.head_count": found.num_heads,
+        f"{family}.attention.head_count_kv": found.num_kv_heads,
+        f"{family}.vocab_size": found.vocab_size,
+    }
+    return {
+        "details": {
+            "parent_model": "",
+            "format": found.format,
+            "family": found.family,
+            "families": [found.family] if found.family else [],
+            "parameter_size": _rounded(found.num_parameters),
+            "quantization_level": found.quantization,
+        },
+        "model_info": {key: value for key, value in numbers.items() if value},
+        "template": found.template,
+        "license": found.license,
+        "parameters": "",
+        "modelfile": "",
+        "capabilities": ["completion"],
+        "modified_at": _time(found.modified_at),
+        "digest": found.digest,
+    }
+
+
+async def _models(context: ServerContext) -> list[JsonObject]:
     names = [context.info.model_name, *context.adapters.by_name]
-    return [_model(context, name) for name in names]
+    digest = ""
+    if context.catalog is not None and context.info.model.folder:
+        digest = await asyncio.to_thread(context.catalog.digest, context.info.model.folder)
+    return [_model(context, name, digest) for name in names]
 
 
-def _model(context: ServerContext, name: str) -> JsonObject:
+def _model(context: ServerContext, name: str, digest: str) -> JsonObject:
     return {
         "name": name,
         "model": name,
         "modified_at": _started(context),
         "size": context.info.model.size_bytes,
-        "digest": "",
+        "digest": digest,
         "details": details(context.info.model),
     }
 
@@ -183,7 +237,11 @@ def model_numbers(model: ModelFacts, context_length: int, name: str) -> JsonObje
 
 
 def _started(context: ServerContext) -> str:
-    return datetime.fromtimestamp(context.info.started_at, UTC).isoformat().replace("+00:00", "Z")
+    return _time(context.info.started_at)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 ROUTES = (

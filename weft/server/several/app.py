@@ -29,7 +29,11 @@ from weft.server.several.roster import Roster
 from weft.server.several.routes import ROUTES, RosterHandler, unloaded_answer
 
 # What a model's own routes answer without an engine, and alike for all models.
-OF_NO_MODEL = ("/", "/version", "/api/version", "/openapi.json", "/docs", "/state")
+OF_NO_MODEL = (
+    *("/", "/version", "/api/version", "/openapi.json", "/docs", "/state"),
+    # The models on this machine, whether they are served or not.
+    *("/api/pull", "/api/copy", "/api/delete"),
+)
 BELOW_NO_MODEL = (
     *("/page/", "/v1/responses/"),
     *("/v1/files", "/v1/batches", "/v1/messages/batches"),

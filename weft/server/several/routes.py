@@ -205,7 +205,7 @@ def _tag(status: ModelStatus) -> JsonObject:
 async def show(roster: Roster, request: Request) -> ASGIApp:
     """Facts about a model, which is not loaded for them."""
     body = await read_json(roster.blank.context, request, OllamaShowRequest)
-    status = _of(roster, roster.find(body.model or ""))
+    status = _of(roster, roster.find(body.target or ""))
     served = roster.served(status.name)
     capabilities = ["embedding" if status.task == "embed" else "completion"]
     template = ""

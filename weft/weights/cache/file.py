@@ -1,7 +1,7 @@
 """One file of the weights cache: blocks of bytes that processes map, and the facts they belong to.
 
     magic · length · SHA-256 of the head · description (JSON) · sum of each chunk | block | block ..
-    |---------------------------- head, whole chunks -----------------------------|--- whole chunks
+    |------------------------------- head, in chunks ----------------------------|---- in chunks
 
 The head is written last, so a file that was not written to its end has none. Every byte that is
 read is covered: the head by its digest, and the blocks by sums, which take no longer than reading
@@ -54,12 +54,10 @@ class Mapped(NamedTuple):
 
 
 def write(file: int, description: JsonObject, blocks: Sequence[Bytes]) -> int:
-    """Write a whole file to the descriptor `file`, to the disk. Returns its size. Raises
+    """Write a file to the descriptor `file`, to the disk. Returns its size. Raises
     OSError."""
-    data_bytes = _spans([len(block) for block in blocks])[-1]
-    num_chunks = -(-data_bytes // CHUNK)
-    described = json.dumps({**description, "sizes": [len(block) for block in blocks]}).encode()
-    head_bytes = _whole_chunks(_FIXED + len(described) + 8 * num_chunks)
+    described = _described(description, blocks)
+    head_bytes = _head_bytes(described, blocks)
     sums: list[NDArray[np.uint64]] = []
     position = head_bytes
     for piece in _pieces(blocks):
@@ -74,6 +72,21 @@ def write(file: int, description: JsonObject, blocks: Sequence[Bytes]) -> int:
     _write_all(file, memoryview(head), 0)
     os.fsync(file)
     return position
+
+
+def size_of(description: JsonObject, blocks: Sequence[Bytes]) -> int:
+    """The size of the file that `write` would make."""
+    data_bytes = _spans([len(block) for block in blocks])[-1]
+    return _head_bytes(_described(description, blocks), blocks) + _in_chunks(data_bytes)
+
+
+def _described(description: JsonObject, blocks: Sequence[Bytes]) -> bytes:
+    return json.dumps({**description, "sizes": [len(block) for block in blocks]}).encode()
+
+
+def _head_bytes(described: bytes, blocks: Sequence[Bytes]) -> int:
+    data_bytes = _spans([len(block) for block in blocks])[-1]
+    return _in_chunks(_FIXED + len(described) + 8 * -(-data_bytes // CHUNK))
 
 
 def open_file(path: Path) -> int:
@@ -105,7 +118,7 @@ def map_file(file: int) -> Mapped:
     sizes = description.pop("sizes")
     spans = _spans(sizes)
     num_bytes = os.fstat(file).st_size
-    if num_bytes != head_bytes + _whole_chunks(spans[-1]):
+    if num_bytes != head_bytes + _in_chunks(spans[-1]):
         raise Damaged(f"it has {num_bytes:,} bytes, and its head says otherwise")
     # Python's mapping has a copy of the descriptor, and with it the lock of `open_file`.
     mapping = mmap.mmap(
@@ -131,13 +144,13 @@ def is_in_use(file: int) -> bool:
     return False
 
 
-class _Head(NamedTuple):
+class _FileHead(NamedTuple):
     description: JsonObject
     sums: NDArray[np.uint64]
-    num_bytes: int  # whole chunks
+    num_bytes: int  # a multiple of CHUNK
 
 
-def _head(file: int) -> _Head:
+def _head(file: int) -> _FileHead:
     fixed = os.pread(file, _FIXED, 0)
     if len(fixed) < _FIXED or not fixed.startswith(MAGIC):
         raise Damaged("it was not written to its end")
@@ -154,24 +167,24 @@ def _head(file: int) -> _Head:
     summed = os.pread(file, 8 * num_chunks, _FIXED + described_bytes)
     if hashlib.sha256(described + summed).digest() != fixed[-32:]:
         raise Damaged("its head has changed")
-    head_bytes = _whole_chunks(_FIXED + described_bytes + 8 * num_chunks)
-    return _Head(description, np.frombuffer(summed, dtype="<u8"), head_bytes)
+    head_bytes = _in_chunks(_FIXED + described_bytes + 8 * num_chunks)
+    return _FileHead(description, np.frombuffer(summed, dtype="<u8"), head_bytes)
 
 
 def _spans(sizes: Sequence[int]) -> list[int]:
-    """Where each of the blocks begins behind the head, and the end of the last one."""
+    """Where each of the blocks begins after the head, and the end of the last one."""
     starts = [0]
     for size in sizes:
         starts.append(starts[-1] + -(-size // LINE) * LINE)
     return starts
 
 
-def _whole_chunks(num_bytes: int) -> int:
+def _in_chunks(num_bytes: int) -> int:
     return -(-num_bytes // CHUNK) * CHUNK
 
 
 def _pieces(blocks: Sequence[Bytes]) -> Iterator[Bytes]:
-    """The bytes behind the head, in pieces of whole chunks, each valid until the next one."""
+    """The bytes after the head, in pieces of some chunks, each valid until the next one."""
     buffer = np.zeros(BUFFER_CHUNKS * CHUNK, dtype=np.uint8)
     filled = 0
     for block in blocks:
@@ -191,7 +204,7 @@ def _pieces(blocks: Sequence[Bytes]) -> Iterator[Bytes]:
             yield buffer
             filled = 0
     if filled:
-        end = _whole_chunks(filled)
+        end = _in_chunks(filled)
         buffer[filled:end] = 0
         yield buffer[:end]
 

@@ -1,7 +1,7 @@
 """The folder of the weights cache: finds, makes and removes its files.
 
     qwen3-0.6b-5f3c..e1.weights        ready; its time of change is when it was last used
-    qwen3-0.6b-5f3c..e1.lock           held by the process that makes it
+    qwen3-0.6b-5f3c..e1.lock           locked by the process that makes it
     .qwen3-0.6b-5f3c..e1.4711.tmp      being written; renamed when it is on the disk
 
 A file that a process maps is locked (`file.open_file`), so nobody removes it. Several processes may
@@ -34,10 +34,11 @@ from weft.weights.cache.file import (
     map_file,
     open_file,
     read_description,
+    size_of,
     write,
 )
 
-ENDING = ".weights"
+SUFFIX = ".weights"
 WAIT_S = 900.0  # for another process that makes the same file
 POLL_S = 0.05
 FREE_PART = 0.05  # of a disk, which the cache leaves free
@@ -66,7 +67,7 @@ class WeightsKey(NamedTuple):
     def file_name(self) -> str:
         named = re.sub(r"[^a-z0-9.]+", "-", self.model.lower()).strip("-.")[:60] or "model"
         digest = hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()
-        return f"{named}-{digest[:32]}{ENDING}"
+        return f"{named}-{digest[:32]}{SUFFIX}"
 
 
 def default_folder() -> Path:
@@ -125,14 +126,13 @@ class WeightsCache:
     def store(self, key: WeightsKey, layout: list[Any], blocks: Sequence[Bytes]) -> bool:
         """Write the weights of this key. Removes the files that were not used for longest, if there
         is too little room. False: they are not stored, and the log says why."""
-        num_bytes = sum(len(block) for block in blocks)
-        why = self._why_no_room(num_bytes)
+        description = {"model": key.model, "facts": key.facts, "layout": layout}
+        why = self._why_no_room(size_of(description, blocks))
         if why:
             log.warning("weights_not_cached", model=key.model, reason=why)
             return False
         path = self.folder / key.file_name
         made = self.folder / f".{path.name}.{os.getpid()}.tmp"
-        description = {"model": key.model, "facts": key.facts, "layout": layout}
         try:
             file = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
@@ -214,7 +214,7 @@ class WeightsCache:
         """The files and their status, the least recently used first."""
         found = []
         with suppress(OSError):
-            for path in self.folder.glob(f"*{ENDING}"):
+            for path in self.folder.glob(f"*{SUFFIX}"):
                 with suppress(OSError):
                     found.append((path, path.lstat()))
         return sorted(found, key=lambda one: (one[1].st_mtime_ns, one[0].name))
@@ -222,7 +222,7 @@ class WeightsCache:
     def _remove_leftovers(self) -> int:
         """Remove temporary files of processes that have ended. Returns their bytes."""
         freed = 0
-        for path in self.folder.glob(f".*{ENDING}.*.tmp"):
+        for path in self.folder.glob(f".*{SUFFIX}.*.tmp"):
             with suppress(OSError):
                 status = path.lstat()
                 # A process that has just made the file may not have locked it yet.
@@ -255,7 +255,7 @@ def _locked(path: Path) -> int:
     """Lock a file that is made if necessary. Returns its descriptor; -1: another process has kept
     the lock for too long. Raises OSError."""
     until = time.monotonic() + WAIT_S
-    is_told = False
+    is_noted = False
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -264,9 +264,9 @@ def _locked(path: Path) -> int:
             os.close(file)
             if time.monotonic() > until:
                 return -1
-            if not is_told:
+            if not is_noted:
                 log.info("weights_are_made_by_another_process", file=path.name)
-            is_told = True
+            is_noted = True
             time.sleep(POLL_S)
             continue
         # Its last holder has removed it, if it is not this file any more.

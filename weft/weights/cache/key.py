@@ -1,13 +1,14 @@
 """What packed weights are made of: the files of a model, and the code that reads and packs them.
 
-A file is the same as before if its path, inode, size and both of its times are, and samples of its
-bytes. Every change through the file system sets the time of change (`ctime`) from the system's
-clock, and no program can set it otherwise. A file that was changed within the last moments could be
-changed again within one tick of that clock, so its weights are not stored (`is_settled`). Reading
-whole files instead would take longer than packing them saves.
+A description (`config.json`) is known by all of its bytes. A file of weights is the same as before
+if its path, inode, size and both of its times are, and samples of its bytes. Every change through
+the file system sets the time of change (`ctime`) from the system's clock, and no program can set it
+otherwise. A file that was changed within the last moments could be changed again within one tick of
+that clock, so its weights are not stored (`is_settled`). Reading all bytes instead would take
+longer than packing them saves.
 
-Code is the same if its sources are: every module below the folders that take part, whole, so that
-no developer has to remember a version of the layout.
+Code is the same if its sources are: every module below the folders that take part, so that no
+developer has to remember a version of the layout.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.weights.fetch import INDEX, weight_files
 
@@ -30,22 +30,30 @@ WEFT = Path(__file__).parents[2]
 PACKAGES = ("config", "executor", "models", "ops", "weights")
 
 
-def source_files(folder: Path) -> list[Path]:
-    """The files of a model that determine its weights. Raises ModelError."""
+class SourceFiles(NamedTuple):
+    """The files of a model that determine its weights."""
+
+    weights: list[Path]
+    descriptions: list[Path]
+
+    def facts(self) -> list[Any]:
+        """What changes when one of the files does. Raises OSError."""
+        described = [
+            [path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in self.descriptions
+        ]
+        return [*map(_facts, self.weights), *described]
+
+    def is_settled(self) -> bool:
+        """Whether the last change of the weights is so long ago that another change would show.
+        Raises OSError."""
+        now = time.time()
+        return all(now - path.stat().st_ctime > SETTLED_S for path in self.weights)
+
+
+def source_files(folder: Path) -> SourceFiles:
+    """The files of the model in a folder. Raises ModelError."""
     described = [folder / name for name in ("config.json", INDEX)]
-    return [*weight_files(folder), *(path for path in described if path.is_file())]
-
-
-def source_facts(files: Sequence[Path]) -> list[Any]:
-    """The facts of these files, which change when a file does. Raises OSError."""
-    return [_facts(path) for path in files]
-
-
-def is_settled(files: Sequence[Path]) -> bool:
-    """Whether the last change of each of these files is so long ago that another change would show.
-    Raises OSError."""
-    now = time.time()
-    return all(now - path.stat().st_ctime > SETTLED_S for path in files)
+    return SourceFiles(weight_files(folder), [path for path in described if path.is_file()])
 
 
 @cache

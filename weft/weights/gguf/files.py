@@ -21,6 +21,11 @@ _PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 _BESIDE = ("mmproj", "imatrix")  # prefixes of files that are no models
 
 
+def is_gguf(path: PurePath) -> bool:
+    """Whether a path is called a GGUF file."""
+    return path.name.endswith(ENDING)
+
+
 def parts(path: Path) -> list[Path]:
     """All files of the model to which a file belongs, in order. Raises ModelNotFound."""
     match = _PART.fullmatch(path.name)
@@ -63,7 +68,8 @@ def only_model(folder: Path, kind: str = "") -> Path:
     """The first file of the only model in a folder. `kind`: counts only models whose names end with
     this type ("Q4_K_M"). Raises ModelNotFound, naming the models, if there is none or more than
     one."""
-    found = first_of_each(folder.rglob(f"*{ENDING}") if kind else folder.glob(f"*{ENDING}"))
+    pattern = f"*{ENDING}"
+    found = first_of_each(folder.rglob(pattern) if kind else folder.glob(pattern))
     if kind:
         found = [path for path in found if is_of_kind(stem(path), kind)]
     if len(found) == 1:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from weft.config.amounts import size
-from weft.weights.gguf.files import ENDING, first_of_each, is_of_kind, stem
+from weft.weights.gguf.files import first_of_each, is_gguf, is_of_kind, stem
 from weft.weights.pull.listing import HubFile, Listing, PullError
 from weft.weights.pull.names import HubName
 
@@ -25,7 +25,7 @@ PREFERRED = (
     *("Q5_K_M", "Q5_K_S", "Q5_K", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "BF16", "F16", "F32"),
 )
 _TYPE = re.compile(r"(?:^|[-._])((?:I?Q[1-8]|TQ[12]|MXFP4|BF16|F16|F32)[A-Z0-9_]*)$", re.IGNORECASE)
-# Types that weft reads, with any ending: Q4_K_M, Q4_K_XL.
+# Types that weft reads, with any suffix: Q4_K_M, Q4_K_XL.
 _READ = re.compile(r"(Q4_[01K]|Q5_[01K]|Q6_K|Q8_0|IQ4_NL|IQ4_XS|MXFP4|BF16|F16|F32)")
 WORK_BYTES = 500_000_000  # the program, and a context of usual length
 WORK_PART = 0.1  # of the weights, for what is computed
@@ -48,7 +48,7 @@ class Variant(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The place among `PREFERRED`; others come last."""
+        """The index among `PREFERRED`; others come last."""
         return PREFERRED.index(self.kind) if self.kind in PREFERRED else len(PREFERRED)
 
     def fits(self, free_bytes: int) -> bool:
@@ -65,7 +65,7 @@ def variants(files: Sequence[HubFile]) -> list[Variant]:
     found: dict[str, list[HubFile]] = {}
     for file in files:
         path = PurePosixPath(file.path)
-        if path.name.endswith(ENDING) and first_of_each([path]):
+        if is_gguf(path) and first_of_each([path]):
             found.setdefault(str(path.with_name(stem(path))), []).append(file)
     listed = [Variant(kind_of(name), tuple(parts)) for name, parts in found.items()]
     return sorted(listed, key=lambda one: one.num_bytes)

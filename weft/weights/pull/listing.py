@@ -13,7 +13,7 @@ from weft.config.model import ModelNotFound
 T = TypeVar("T")
 
 MAX_TRIES = 5
-MAX_WAIT_S = 300.0  # a hub that wants more is told of instead
+MAX_WAIT_S = 300.0  # a hub that wants more is note of instead
 MAX_PATH_LEN = 512
 BUSY = (429, 500, 502, 503, 504)
 _ETAG = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -24,7 +24,7 @@ class PullError(ModelNotFound):
     """A model cannot be pulled; the message gives the reason, and what helps."""
 
 
-class Unreachable(PullError):
+class HubUnreachable(PullError):
     """There is no connection to the hub, or the user wants none."""
 
 
@@ -40,15 +40,15 @@ class Listing(NamedTuple):
     files: tuple[HubFile, ...]
 
 
-def list_files(repo: str, revision: str, told: Callable[[str], None]) -> Listing:
-    """The files of a repository at a revision ("": the main branch). `told` gets a line while the
+def list_files(repo: str, revision: str, note: Callable[[str], None]) -> Listing:
+    """The files of a repository at a revision ("": the main branch). `note` gets a line while the
     hub makes this wait. Raises PullError."""
     from huggingface_hub import HfApi
 
     def ask() -> Any:
         return HfApi().model_info(repo, revision=revision or None, files_metadata=True)
 
-    info = asked(ask, repo, told)
+    info = asked(ask, repo, note)
     commit = str(info.sha or "")
     if not _COMMIT.fullmatch(commit):
         raise PullError(f"the hub names no commit of {repo}")
@@ -65,7 +65,7 @@ def list_files(repo: str, revision: str, told: Callable[[str], None]) -> Listing
     return Listing(repo, commit, tuple(found))
 
 
-def asked(ask: Callable[[], T], repo: str, told: Callable[[str], None]) -> T:
+def asked(ask: Callable[[], T], repo: str, note: Callable[[str], None]) -> T:
     """The answer of the hub, asked again while it is busy. Raises PullError."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -81,12 +81,12 @@ def asked(ask: Callable[[], T], repo: str, told: Callable[[str], None]) -> T:
                 raise PullError(
                     f"the hub refuses more requests for {wait_s:,.0f} s (status {status})"
                 ) from exc
-            told(f"the hub is busy (status {status}), asked again in {wait_s:.0f} s")
+            note(f"the hub is busy (status {status}), asked again in {wait_s:.0f} s")
             time.sleep(wait_s)
         except HFValidationError as exc:
             raise PullError(f"{repo} cannot be the name of a repository: {exc}") from exc
         except Exception as exc:  # of the library's HTTP client, which its versions differ in
-            raise Unreachable(f"the hub cannot be reached: {first_line(exc)}") from exc
+            raise HubUnreachable(f"the hub cannot be reached: {first_line(exc)}") from exc
     raise AssertionError("the last try returns or raises")
 
 

@@ -11,10 +11,11 @@ refused by name.
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from weft.config.model import ModelNotFound
-from weft.weights.gguf.files import ENDING
+from weft.weights.gguf.files import is_gguf
 
 SITES = ("https://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/")
 MAX_NAME_LEN = 256
@@ -53,8 +54,8 @@ def hub_name(text: str) -> HubName:
             f"{text!r} is no name of a model on the hub; ORG/NAME, ORG/NAME:Q4_K_M and "
             "ORG/NAME/FILE.gguf are"
         )
-    if file and not file.endswith(ENDING):
-        raise BadName(f"{text!r} names a file; only {ENDING} files are models of one file")
+    if file and not is_gguf(PurePosixPath(file)):
+        raise BadName(f"{text!r} names a file; only .gguf files are models of one file")
     return HubName(f"{org}/{rest[0]}", kind, file)
 
 

@@ -14,7 +14,7 @@ from weft.observe.log import EventLog
 from weft.weights.pull.listing import HubFile
 from weft.weights.pull.names import HubName
 from weft.weights.pull.pull import PullWatcher
-from weft.weights.pull.transfer import Part
+from weft.weights.pull.transfer import Download
 
 WINDOW_S = 10.0  # of the rate
 LOG_S = 10.0  # between two lines in the log
@@ -22,7 +22,7 @@ LOG_S = 10.0  # between two lines in the log
 log = EventLog("pull")
 
 
-class Progress(NamedTuple):
+class PullProgress(NamedTuple):
     done_bytes: int
     total_bytes: int
     rate: float  # bytes per second; 0: not known
@@ -49,12 +49,12 @@ class Progress(NamedTuple):
 
 def duration(seconds: float) -> str:
     """A time as a text: 45 s, 3 min 20 s, 2 h 05 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3_600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3_600} h {whole % 3_600 // 60:02} min"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3_600:
+        return f"{rounded // 60} min {rounded % 60:02} s"
+    return f"{rounded // 3_600} h {rounded % 3_600 // 60:02} min"
 
 
 class ProgressWatcher(PullWatcher):
@@ -63,7 +63,7 @@ class ProgressWatcher(PullWatcher):
 
     def __init__(
         self,
-        show: Callable[[Progress], None],
+        show: Callable[[PullProgress], None],
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,7 +82,7 @@ class ProgressWatcher(PullWatcher):
         self.name = name
         self.files = files
 
-    def at(self, part: Part, num_bytes: int) -> None:
+    def at(self, part: Download, num_bytes: int) -> None:
         with self._lock:
             is_first = part.file.etag not in self._done
             came = num_bytes - self._done.get(part.file.etag, 0)
@@ -91,16 +91,16 @@ class ProgressWatcher(PullWatcher):
                 self._times = deque((at, done + came) for at, done in self._times)
             self._show(self._progress())
 
-    def told(self, line: str) -> None:
+    def note(self, line: str) -> None:
         with self._lock:
             self._say(line)
 
-    def checking(self, part: Part) -> None:
+    def checking(self, part: Download) -> None:
         with self._lock:
             self._checking.add(part.file.etag)
             self._show(self._progress())
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> PullProgress:
         done = sum(self._done.values())
         total = sum({file.etag: file.num_bytes for file in self.files}.values())
         now = self._clock()
@@ -111,14 +111,14 @@ class ProgressWatcher(PullWatcher):
         rate = 0.0
         if now > began:
             rate = max(done - at_begin, 0) / (now - began)
-        return Progress(done, total, rate, done == total and bool(self._checking))
+        return PullProgress(done, total, rate, done == total and bool(self._checking))
 
 
 def log_watcher() -> ProgressWatcher:
     """A watcher that writes to the log, for commands that fetch a model before they begin."""
     shown = [-LOG_S]
 
-    def show(progress: Progress) -> None:
+    def show(progress: PullProgress) -> None:
         now = time.monotonic()
         if progress.done_bytes < progress.total_bytes and now - shown[0] >= LOG_S:
             shown[0] = now

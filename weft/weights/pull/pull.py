@@ -25,9 +25,9 @@ from weft.config.amounts import size
 from weft.config.machine import probe
 from weft.weights import hub
 from weft.weights.pull.choose import chosen_files, matching
-from weft.weights.pull.listing import HubFile, Listing, PullError, Unreachable, list_files
+from weft.weights.pull.listing import HubFile, HubUnreachable, Listing, PullError, list_files
 from weft.weights.pull.names import HubName, is_plain
-from weft.weights.pull.transfer import DiskError, Part, Stopped, Watcher, fetch
+from weft.weights.pull.transfer import DiskError, Download, PullStopped, Watcher, fetch
 
 NUM_AT_ONCE = 4  # files
 JOIN_S = 0.2
@@ -85,11 +85,11 @@ def _listed(repo: str, revision: str, watcher: PullWatcher) -> Listing:
     if revision and not all(map(is_plain, revision.split("/"))):
         raise PullError(f"{revision[:100]!r} is no name of a branch, a tag or a commit")
     if hub.is_offline():
-        raise Unreachable("HF_HUB_OFFLINE is set, so the hub is not asked")
+        raise HubUnreachable("HF_HUB_OFFLINE is set, so the hub is not asked")
     unreachable = hub.why_unreachable(constants.ENDPOINT)
     if unreachable:
-        raise Unreachable(f"there is no connection to the hub ({unreachable})")
-    return list_files(repo, revision, watcher.told)
+        raise HubUnreachable(f"there is no connection to the hub ({unreachable})")
+    return list_files(repo, revision, watcher.note)
 
 
 def _pull(
@@ -118,11 +118,11 @@ def _pull(
     return Pulled(name, snapshot, tuple(files), listing.commit)
 
 
-def _part(folder: Path, listing: Listing, file: HubFile) -> Part:
+def _part(folder: Path, listing: Listing, file: HubFile) -> Download:
     from huggingface_hub import constants
 
     path = f"{listing.repo}/resolve/{listing.commit}/{quote(file.path)}"
-    return Part(
+    return Download(
         repo=listing.repo,
         file=file,
         url=f"{constants.ENDPOINT}/{path}",
@@ -131,7 +131,7 @@ def _part(folder: Path, listing: Listing, file: HubFile) -> Part:
     )
 
 
-def _fetch_all(parts: Sequence[Part], watcher: PullWatcher) -> None:
+def _fetch_all(parts: Sequence[Download], watcher: PullWatcher) -> None:
     """Fetch some files at a time, the largest first. Raises the first error."""
     headers = _headers()
     waiting = sorted({part.blob: part for part in parts}.values(), key=_size_of)
@@ -144,7 +144,7 @@ def _fetch_all(parts: Sequence[Part], watcher: PullWatcher) -> None:
             except IndexError:  # another thread was faster
                 return
             except BaseException as exc:
-                if not isinstance(exc, Stopped):
+                if not isinstance(exc, PullStopped):
                     failed.append(exc)
                 watcher.stopped.set()
 
@@ -168,7 +168,7 @@ def _fetch_all(parts: Sequence[Part], watcher: PullWatcher) -> None:
         raise PullError("it was stopped; what has come is kept")
 
 
-def _size_of(part: Part) -> int:
+def _size_of(part: Download) -> int:
     return part.file.num_bytes
 
 
@@ -184,7 +184,7 @@ def _headers() -> dict[str, str]:
     return headers
 
 
-def _require_room(parts: Sequence[Part]) -> None:
+def _require_room(parts: Sequence[Download]) -> None:
     """Raise PullError if the disk has too little room for what is missing."""
     missing = 0
     for blob, part in {part.blob: part for part in parts}.items():
@@ -198,7 +198,7 @@ def _require_room(parts: Sequence[Part]) -> None:
     if missing and missing + SPARE_BYTES > free:
         raise PullError(
             f"{size(missing)} are to come, and the disk of {parts[0].blob.parents[1]} has "
-            f"{size(free)}; weft rm makes room, HF_HOME names another place"
+            f"{size(free)}; weft rm makes room, HF_HOME names another disk"
         )
 
 
@@ -206,7 +206,7 @@ def _of_disk(exc: OSError | DiskError, folder: Path) -> str:
     if exc.errno == errno.ENOSPC:
         return (
             f"the disk of {folder} is full; what has come is kept (weft rm makes room, HF_HOME "
-            "names another place)"
+            "names another disk)"
         )
     return f"{folder} cannot be written: {exc}"
 

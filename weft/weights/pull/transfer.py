@@ -3,8 +3,8 @@ digest is right.
 
     blobs/<etag>.incomplete   what has come; the name of the content is in it, so parts of another
                               version are never joined
-    blobs/<etag>              the whole file, checked
-    .locks/<repo>/<etag>.lock held by who fetches it; the library of the hub takes the same lock
+    blobs/<etag>              the file, checked
+    .locks/<repo>/<etag>.lock locked by who fetches it; the library of the hub takes the same lock
 
 The library drops what has come when a process ends, and compares no digests, so weft does this
 itself. It knows no repository: the caller has listed the files.
@@ -44,7 +44,7 @@ POLL_S = 0.2
 PRIVATE = ("authorization", "cookie")
 
 
-class Stopped(Exception):
+class PullStopped(Exception):
     """Another file has failed, or the user has had enough."""
 
 
@@ -56,7 +56,7 @@ class DiskError(Exception):
         self.errno = cause.errno
 
 
-class Part(NamedTuple):
+class Download(NamedTuple):
     """Where a file comes from and goes to."""
 
     repo: str
@@ -71,23 +71,23 @@ class Part(NamedTuple):
 
 
 class Watcher:
-    """What is told while files come; called by several threads."""
+    """What is reported while files come; called by several threads."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
 
-    def at(self, part: Part, num_bytes: int) -> None:
+    def at(self, part: Download, num_bytes: int) -> None:
         """So many bytes of the file are here."""
 
-    def told(self, line: str) -> None:
+    def note(self, line: str) -> None:
         """Something makes the files wait."""
 
-    def checking(self, part: Part) -> None:
+    def checking(self, part: Download) -> None:
         """All bytes are here, and the digest is computed."""
 
 
-def fetch(part: Part, headers: Mapping[str, str], watcher: Watcher) -> None:
-    """Fetch a file, unless it is there. Raises PullError, Stopped, DiskError and OSError."""
+def fetch(part: Download, headers: Mapping[str, str], watcher: Watcher) -> None:
+    """Fetch a file, unless it is there. Raises PullError, PullStopped, DiskError and OSError."""
     if part.blob.exists():
         watcher.at(part, part.file.num_bytes)
         return
@@ -109,19 +109,19 @@ def fetch(part: Part, headers: Mapping[str, str], watcher: Watcher) -> None:
                     "says, and was removed; try again"
                 )
             # What an earlier try has left may have been damaged since.
-            watcher.told(f"{part.file.path} has other bytes than it should: fetched once more")
+            watcher.note(f"{part.file.path} has other bytes than it should: fetched once more")
 
 
-def _num_here(part: Part) -> int:
+def _num_here(part: Download) -> int:
     try:
         return part.incomplete.stat().st_size
     except FileNotFoundError:
         return 0
 
 
-def _fetch_bytes(part: Part, headers: Mapping[str, str], watcher: Watcher) -> None:
+def _fetch_bytes(part: Download, headers: Mapping[str, str], watcher: Watcher) -> None:
     """Fetch all bytes that are not here, over as many connections as it takes. Raises PullError,
-    Stopped and DiskError."""
+    PullStopped and DiskError."""
     num_failed = 0
     while True:
         num_before = _num_here(part)
@@ -151,11 +151,11 @@ def _fetch_bytes(part: Part, headers: Mapping[str, str], watcher: Watcher) -> No
                 f"{part.repo}: {part.file.path} was cut off {MAX_TRIES} times ({reason}); what has "
                 "come is kept, and the same command goes on from there"
             )
-        watcher.told(f"{part.file.path}: {reason}, tried again in {wait_s:.0f} s")
+        watcher.note(f"{part.file.path}: {reason}, tried again in {wait_s:.0f} s")
         _sleep(wait_s, watcher)
 
 
-def _wait_of(part: Part, exc: urllib.error.HTTPError, num_failed: int) -> float:
+def _wait_of(part: Download, exc: urllib.error.HTTPError, num_failed: int) -> float:
     """Seconds to wait after this status. Raises PullError if waiting does not help."""
     if exc.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         part.incomplete.unlink(missing_ok=True)
@@ -171,7 +171,7 @@ def _wait_of(part: Part, exc: urllib.error.HTTPError, num_failed: int) -> float:
     return wait_s
 
 
-def _fetch_rest(part: Part, headers: Mapping[str, str], begin: int, watcher: Watcher) -> None:
+def _fetch_rest(part: Download, headers: Mapping[str, str], begin: int, watcher: Watcher) -> None:
     """Fetch the bytes from `begin` on, until the server or the connection ends."""
     asked = dict(headers) | {"Accept-Encoding": "identity"}
     if begin:
@@ -179,12 +179,12 @@ def _fetch_rest(part: Part, headers: Mapping[str, str], begin: int, watcher: Wat
     request = urllib.request.Request(part.url, headers=asked)
     with _OPENER.open(request, timeout=TIMEOUT_S) as answer:
         if begin and not _begins_at(answer, begin):
-            begin = 0  # the server sends the whole file
+            begin = 0  # the server sends all of the file
         num_here = begin
         with _opened(part.incomplete, begin) as write:
             while data := answer.read1(READ_BYTES):
                 if watcher.stopped.is_set():
-                    raise Stopped
+                    raise PullStopped
                 if num_here + len(data) > part.file.num_bytes:
                     raise PullError(
                         f"{part.repo}: the server sends more of {part.file.path} than the "
@@ -227,35 +227,35 @@ def _begins_at(answer: Any, begin: int) -> bool:
     return str(answer.headers.get("content-range", "")).startswith(f"bytes {begin}-")
 
 
-def _is_right(part: Part, watcher: Watcher) -> bool:
-    """Whether the file has the digest of its name. Raises Stopped."""
+def _is_right(part: Download, watcher: Watcher) -> bool:
+    """Whether the file has the digest of its name. Raises PullStopped."""
     digest = hashlib.sha256()
     if len(part.file.etag) == hashlib.sha1(usedforsecurity=False).digest_size * 2:
-        # Git names small files by the digest of their content behind a header.
+        # Git names small files by the digest of their content after a header.
         digest = hashlib.sha1(b"blob %d\0" % part.file.num_bytes, usedforsecurity=False)
     with part.incomplete.open("rb", buffering=0) as file:
         while data := file.read(READ_BYTES):
             if watcher.stopped.is_set():
-                raise Stopped
+                raise PullStopped
             digest.update(data)
     return digest.hexdigest() == part.file.etag
 
 
 @contextmanager
-def _alone(part: Part, watcher: Watcher) -> Iterator[None]:
+def _alone(part: Download, watcher: Watcher) -> Iterator[None]:
     """Hold the lock of a file. While another process fetches it, tell how far that one is. Raises
-    Stopped."""
+    PullStopped."""
     part.lock.parent.mkdir(parents=True, exist_ok=True)
-    is_told = False
+    is_noted = False
     with part.lock.open("a") as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not is_told:
-                    watcher.told(f"another process fetches {part.file.path}: waiting for it")
-                is_told = True
+                if not is_noted:
+                    watcher.note(f"another process fetches {part.file.path}: waiting for it")
+                is_noted = True
                 watcher.at(part, min(_num_here(part), part.file.num_bytes))
                 _sleep(POLL_S, watcher)
         yield
@@ -263,7 +263,7 @@ def _alone(part: Part, watcher: Watcher) -> Iterator[None]:
 
 def _sleep(wait_s: float, watcher: Watcher) -> None:
     if watcher.stopped.wait(wait_s):
-        raise Stopped
+        raise PullStopped
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
