@@ -46,6 +46,7 @@ VERBS = {
         "weft.cli.ctl:ctl",
         "control a running server: flush, pause, profile, settings, requests",
     ),
+    "ps": ("weft.cli.ps:ps", "the models that a running server has in memory"),
     "replay": (
         "weft.cli.replay:replay",
         "run the scheduler over a journal, and compare every decision",
@@ -63,7 +64,6 @@ ELSEWHERE = {
     "list": "weft doctor MODEL tells about a model; GET /v1/models of a server lists its own",
     "ls": "weft doctor MODEL tells about a model; GET /v1/models of a server lists its own",
     "run": "weft chat MODEL chats, weft generate completes, weft serve MODEL serves",
-    "ps": "weft ctl requests shows what a server runs",
     "stop": "Ctrl-C or SIGTERM stops weft serve; weft ctl abort ends requests",
     "show": "weft doctor MODEL tells about a model",
     "rm": "models of the hub are in its own cache: hf cache rm",

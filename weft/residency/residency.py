@@ -1,4 +1,4 @@
-"""Which models to load, to shrink and to unload, from facts alone (README.md has the rules).
+"""Which models to load, to shrink and to unload, from facts alone; the package has the rules.
 
     request, end, loaded, lost, ...  ─▶  facts (`Resident`)  ─▶  step(now_s)  ─▶  actions
 
