@@ -43,8 +43,9 @@ PAGES = [
     ),
     Page(
         "pass.md",
-        ("weft/executor/profile/long_steps.py", "weft/executor/build.py"),
+        ("weft/executor/passes/kinds/long_steps.py",),
         "tests/executor/test_long_steps.py",
+        is_last=True,
     ),
     Page(
         "model.md",

@@ -37,6 +37,7 @@ from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.prefill import PrefillScheduler, lacking
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.waiting_line import WaitingLine
 
 MOST_NEW = 4_096  # tokens that a request is expected to generate at most
 
@@ -99,10 +100,10 @@ class Witness:
             return plan(scheduler, now, in_flight=in_flight)
 
         def make_adder(
-            prefills: PrefillScheduler, decode_rows: IntArray, now: float
+            prefills: PrefillScheduler, line: WaitingLine, decode_rows: IntArray, now: float
         ) -> PrefillAdder:
             witness.decode_rows = decode_rows
-            return make(prefills, decode_rows, now)
+            return make(prefills, line, decode_rows, now)
 
         def watched(adder: PrefillAdder, request: Request, *, has_chunked_req: bool) -> AddResult:
             num_before = len(adder.can_run)
@@ -126,7 +127,7 @@ class Witness:
             new = min(one.max_len - one.fill_len, MOST_NEW) if with_output else 0
             return num_pages_for(num_tokens, page_size) * page_size + page_size + new
 
-        retractions = scheduler.waiting_queue.retractions_of_first(scheduler._now)
+        retractions = scheduler.waiting_queue.online.retractions_of_first(scheduler._now)
         ratio = scheduler.prefills.new_token_ratio.current
         if retractions:
             ratio = min(1.0, max(ratio, 1 / 16) * 2.0**retractions)

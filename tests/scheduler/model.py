@@ -191,7 +191,7 @@ class Model:
         self._looked_at = 0
         batch = real(now, order_of_room)
         if order is None:  # nor does the model know who had an overdue one's turn
-            turns = scheduler.waiting_queue._turns
+            turns = scheduler.waiting_queue.online._turns
             self._since_turn = 0 if turns is None else turns.num_since
         self.count["passes"] += 1
         self.count["open prompts"] += expected.open_id is not None

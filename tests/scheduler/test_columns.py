@@ -37,7 +37,7 @@ def test_a_row_that_is_given_up_is_as_it_was_at_the_beginning() -> None:
             "min_p": 0.1,
             "seed": 11,
         },
-        **{"stop_token_ids": (250,), "priority": 3, "ignore_eos": False},
+        **{"stop_token_ids": (250,), "priority": 3, "ignore_eos": False, "background": True},
     )
     world.step()
     world.step()

@@ -114,7 +114,7 @@ def test_a_decoding_row_holds_its_window_and_two_pages() -> None:
     for _ in range(60):
         world.step(check=False)
     assert held_tokens(world, id) <= WINDOW + 2 * 16
-    assert windows_of(world.scheduler.kv).pool.num_held * 16 == held_tokens(world, id)
+    assert windows_of(world.scheduler.kv).pool.num_owned * 16 == held_tokens(world, id)
 
 
 def test_the_same_bytes_admit_three_times_the_requests() -> None:

@@ -136,6 +136,7 @@ class World:
         tenant = str(sampling.pop("tenant", user))  # each user is a tenant, unless it is said
         timeout_ms = int(str(sampling.pop("timeout_ms", 0)))
         ttft_ms = int(str(sampling.pop("ttft_ms", 0)))
+        background = bool(sampling.pop("background", False))
         pins = tuple(PinMark(**mark) for mark in sampling.pop("pins", ()))  # type: ignore[attr-defined]
         rid = str(sampling.pop("rid", f"r{id}"))
         adapter = str(sampling.pop("adapter", ""))
@@ -152,6 +153,7 @@ class World:
             tenant=tenant,
             user=str(user),
             priority=int(str(priority)),
+            background=background,
             timeout_ms=timeout_ms,
             ttft_ms=ttft_ms,
             prediction=prediction,
@@ -249,9 +251,11 @@ class World:
         waiting = list(scheduler.waiting_queue)
         assert len(waiting) + len(with_row) == len(scheduler.requests)
         assert all(r.state is RequestState.WAITING and not r.prefix.is_locked for r in waiting)
-        index = scheduler.waiting_queue.policy.prefix_index
-        if index is not None:
-            for request in waiting:
+        for line in scheduler.waiting_queue.lines:
+            index = line.policy.prefix_index
+            if index is None:
+                continue
+            for request in line:
                 if (
                     not request.retractions and request.admitted_s < 0 and request.id >= 0
                 ):  # below 0: of the engine
@@ -282,13 +286,13 @@ class World:
         if kv.cache.shares:
             nodes = list(kv.cache.nodes())
             assert locked == {id(node) for node in nodes if node.locks}
-            held = Counter[int]()
+            owned = Counter[int]()
             for pin in kv.pins:
                 node = pin.handle
                 while node.key:
-                    held[id(node)] += 1
+                    owned[id(node)] += 1
                     node = node.parent
-            assert held == {id(node): node.pins for node in nodes if node.pins}
+            assert owned == {id(node): node.pins for node in nodes if node.pins}
 
     def check_idle(self) -> None:
         kv = self.scheduler.kv
@@ -303,7 +307,7 @@ class World:
         windows = find_windows(kv)
         if windows is not None:
             assert windows.available == windows.capacity
-            assert not windows.pool.held.any()
+            assert not windows.pool.owned.any()
         states = find_states(kv)
         if states is not None:
             assert states.available == states.capacity

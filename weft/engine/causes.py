@@ -28,8 +28,8 @@ from weft.scheduler.scheduler import Scheduler
 
 RUN_LEN = 16  # tokens that are the same again, so that it is no accident
 NUM_SHOWN = 24  # tokens of both sequences, from the one on at which they part
-MAX_RUNS_LEN = 65_536  # tokens behind the first different one that are looked at for runs
-MAX_SPAN = 2_048  # tokens behind the first different one in which a change may end
+MAX_RUNS_LEN = 65_536  # tokens after the first different one that are looked at for runs
+MAX_SPAN = 2_048  # tokens after the first different one in which a change may end
 
 
 class Cause(StrEnum):
@@ -311,7 +311,7 @@ def _why_lost(trace: RequestTrace, other: RequestTrace) -> Cause:
 
 
 def _change(prompt: bytes, near: Nearest) -> Divergence:
-    """What is different behind the tokens that two sequences have in common."""
+    """What is different after the tokens that two sequences have in common."""
     start = near.num_same * TOKEN_BYTES
     ours = prompt[start:]
     theirs = near.tokens[start:]

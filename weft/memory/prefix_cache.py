@@ -96,7 +96,7 @@ class CacheListener(Protocol):
         ...
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """The end of the cached prefix of a sequence."""
 
     handle: Handle
@@ -122,7 +122,7 @@ class PrefixCache(Protocol):
         """Length in tokens of what `match` would find. Changes nothing."""
         ...
 
-    def locate(self, key: CacheKey, end: int) -> Place:
+    def locate(self, key: CacheKey, end: int) -> Location:
         """The end of the cached prefix of the first `end` bytes of a key. Changes nothing."""
         ...
 
@@ -243,8 +243,8 @@ class NoPrefixCache:
     def peek(self, key: CacheKey) -> int:
         return 0
 
-    def locate(self, key: CacheKey, end: int) -> Place:
-        return Place(None, 0, is_end=True)
+    def locate(self, key: CacheKey, end: int) -> Location:
+        return Location(None, 0, is_end=True)
 
     def following(self, key: CacheKey, num_tokens: int) -> bytes:
         return b""

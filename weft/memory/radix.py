@@ -27,8 +27,8 @@ from weft.memory.prefix_cache import (
     CacheKey,
     CacheListener,
     Inserted,
+    Location,
     Match,
-    Place,
 )
 
 PAGE_BYTES = 4  # of a page number in `Node.pages`
@@ -124,11 +124,11 @@ class RadixCache:
     def peek(self, key: CacheKey) -> int:
         return self.locate(key, len(key.tokens)).length // TOKEN_BYTES
 
-    def locate(self, key: CacheKey, end: int) -> Place:
+    def locate(self, key: CacheKey, end: int) -> Location:
         namespace, tokens = key
         node: Node | None = self._roots.get(namespace)
         if node is None:
-            return Place(None, 0, is_end=True)
+            return Location(None, 0, is_end=True)
         step = self._step
         length = 0
         end = end // step * step
@@ -139,9 +139,9 @@ class RadixCache:
             shared = shared_len(tokens, length, end, child.key, step)
             length += shared
             if shared < len(child.key):
-                return Place(child, length, is_end=False)
+                return Location(child, length, is_end=False)
             node = child
-        return Place(node if length else None, length, is_end=True)
+        return Location(node if length else None, length, is_end=True)
 
     def following(self, key: CacheKey, num_tokens: int) -> bytes:
         namespace, tokens = key
@@ -149,15 +149,15 @@ class RadixCache:
         if root is None:
             return b""
         step = self._step
-        whole = len(tokens) // step * step  # bytes of whole pages
-        place = self.locate(key, whole)
-        if place.length < whole:
+        paged_len = len(tokens) // step * step  # bytes of whole pages
+        location = self.locate(key, paged_len)
+        if location.length < paged_len:
             return b""
-        node: Node = place.handle or root
+        node: Node = location.handle or root
         rest = b""  # bytes after the whole pages
-        if not place.is_end:
-            rest = node.key[_length_above(node, place.length) :]
-        tail = tokens[whole:]
+        if not location.is_end:
+            rest = node.key[_length_above(node, location.length) :]
+        tail = tokens[paged_len:]
         num_bytes = len(tail) + num_tokens * TOKEN_BYTES
         if not rest.startswith(tail[: len(rest)]):
             return b""

@@ -390,10 +390,10 @@ class PrefillAdder:
     ) -> TightestMoment:
         """The simulation of all completions with one more request."""
         # Features may cut a prompt shorter.
-        is_whole = not self._may_cut
-        if not is_whole and not self._pieces:
-            is_whole = extend <= self._step_limit(request)
-        return completions.tightest(request, extend, is_whole=is_whole)
+        is_unsplit = not self._may_cut
+        if not is_unsplit and not self._pieces:
+            is_unsplit = extend <= self._step_limit(request)
+        return completions.tightest(request, extend, is_unsplit=is_unsplit)
 
     def _piece_limit(self, request: Request, num_tokens: int) -> int:
         """How many of the next `num_tokens` of a prompt, which fit into the step, features let it
@@ -430,7 +430,7 @@ class PrefixSharing:
     """Keeps requests of one batch from computing the same new prefix twice (in-batch prefix
     caching). One object for each pass.
 
-    Two requests would do that if their cached prefixes end at the same place and the tokens after
+    Two requests would do that if their cached prefixes end at the same node and the tokens after
     it begin alike. The first goes; the others wait for the next pass, in which they find its
     prefix in the cache.
     """

@@ -19,7 +19,7 @@ from weft.memory.allocator import PageAllocator, RowTable
 from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NoPrefixCache, PrefixCache
 from weft.memory.radix import RadixCache
-from weft.memory.tiers.endings import Endings, NoEndings
+from weft.memory.tiers.resume_states import NoResumeStates, ResumeStates
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.groups.kinds import make_groups
@@ -40,7 +40,7 @@ from weft.scheduler.speculation.sources import make_sources
 from weft.scheduler.speculation.speculator import Speculator
 from weft.scheduler.split.planner import SplitPlanner
 from weft.scheduler.split.prefill import SplitPrefills, unmixed
-from weft.scheduler.stages.columns import TurnColumns
+from weft.scheduler.stages.turns import StageTurns
 
 
 class StepParts(NamedTuple):
@@ -74,11 +74,9 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
         num_rows, settings.context_length, page_size, limit=settings.max_running_requests
     )
     allocator = PageAllocator(settings.num_pages, page_size)
-    columns: Columns
+    columns = Columns(num_rows, settings.context_length)
     if settings.num_stages > 1:
-        columns = TurnColumns(num_rows, settings)
-    else:
-        columns = Columns(num_rows, settings.context_length)
+        columns.turns.append(StageTurns(num_rows, settings))
     pins = Pins(cache)
     groups = make_groups(GroupParts(settings, cache, columns, pins))
     return KvMemory(
@@ -88,24 +86,24 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
         columns,
         pins=pins,
         groups=groups,
-        endings=_endings(settings, groups),
-        keeps_items_whole=settings.keeps_items_whole,
+        resume_states=_resume_states(settings, groups),
+        keeps_items_unsplit=settings.keeps_items_unsplit,
         repeats_runs=settings.repeats_runs,
     )
 
 
-def _endings(settings: SchedulerSettings, groups: Sequence[KvGroup]) -> Endings:
+def _resume_states(settings: SchedulerSettings, groups: Sequence[KvGroup]) -> ResumeStates:
     """What a sequence needs besides K and V to be resumed, if its KV leaves the pool."""
     block_len = settings.page_size
     if settings.tiers is not None:
         block_len = settings.tiers.block_len
     elif settings.handoff is None:
-        return NoEndings()
+        return NoResumeStates()
     for group in groups:
-        endings = group.endings(block_len)
-        if endings is not None:
-            return endings
-    return NoEndings()
+        resume_states = group.resume_states(block_len)
+        if resume_states is not None:
+            return resume_states
+    return NoResumeStates()
 
 
 def make_steps(shared: Shared) -> StepParts:
@@ -122,8 +120,8 @@ def make_steps(shared: Shared) -> StepParts:
         queue=shared.queue,
         pace=shared.pace,
     )
-    whole = _passes(unmixed(settings), shared, split)
-    passes = SplitPrefills(whole, split, history=shared.history, counters=shared.counters)
+    unsplit = _passes(unmixed(settings), shared, split)
+    passes = SplitPrefills(unsplit, split, history=shared.history, counters=shared.counters)
     return StepParts(split, passes)
 
 

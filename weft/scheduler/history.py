@@ -174,6 +174,7 @@ class Stop(Enum):
     POLICY = "policy"  # the policy lets no other request join the running ones
     TURN = "turn"  # running requests have their turn before the next piece of a prompt
     ROOM = "room"  # running requests are being retracted to make room
+    ONLINE = "online"  # online requests were admitted, and the others are background requests
     DEVICE = "device"  # the device does other work, or its memory is released
 
 
@@ -244,7 +245,7 @@ class Reuse(NamedTuple):
     """What a request could have found in the cache at its first admission."""
 
     reusable_len: int  # tokens of its prompt that may come from the cache
-    matched_len: int  # of these, cached, whether or not a request can resume behind them
+    matched_len: int  # of these, cached, whether or not a request can resume after them
     num_emptied: int  # the cache had been emptied so often
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.arrays import IntArray, LongArray
 from weft.memory.accounting.audit import Fault, audit, find_faults
-from weft.memory.accounting.holders import HeldEnding, Holder
+from weft.memory.accounting.holders import Holder, ResumeStateInUse
 from weft.memory.allocator import (
     OutOfPages,
     PageAllocator,
@@ -32,12 +32,12 @@ from weft.memory.handoff.leases import Leases
 from weft.memory.media.borders import border_before
 from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle, Inserted, PrefixCache
-from weft.memory.tiers.endings import Endings, NoEndings
+from weft.memory.tiers.resume_states import NoResumeStates, ResumeStates
 from weft.plan.step import Plan, TableWrites
 from weft.scheduler.groups.protocol import GroupBudget, KvGroup, PassFacts
 from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
 
-NO_ENDINGS = NoEndings()  # of all models in which every page can be resumed
+NO_RESUME_STATES = NoResumeStates()  # of all models in which every page can be resumed
 POOL = ""  # the pool of all layers without a group, in reports of faults
 EMPTIED = "the cache was emptied"  # reason for the loss of a pin
 OTHER_WEIGHTS = "the weights were changed"
@@ -47,11 +47,10 @@ Landing = Callable[[IntArray], None]
 
 
 class KvMemory:
-    """`groups`: layers with memory of their own, which share `pins` and report their `endings`.
-    `keeps_items_whole`: the tokens of a picture see each other both ways, so that no prefix ends
-    inside one. `repeats_runs`: a step may compute the run of the step before again, whose drafts
-    are not compared yet.
-    """
+    """`groups`: layers with memory of their own, which share `pins` and report their
+    `resume_states`. `keeps_items_unsplit`: the tokens of a picture see each other both ways, so
+    that no prefix ends inside one. `repeats_runs`: a step may compute the run of the step before
+    again, whose drafts are not compared yet."""
 
     def __init__(
         self,
@@ -62,8 +61,8 @@ class KvMemory:
         *,
         pins: Pins | None = None,
         groups: Sequence[KvGroup] = (),
-        endings: Endings = NO_ENDINGS,
-        keeps_items_whole: bool = False,
+        resume_states: ResumeStates = NO_RESUME_STATES,
+        keeps_items_unsplit: bool = False,
         repeats_runs: bool = False,
     ) -> None:
         self.rows = rows
@@ -72,11 +71,11 @@ class KvMemory:
         self.columns = columns
         self.groups = tuple(groups)
         self.pins = pins or Pins(cache)
-        self.endings = endings
-        self.leases = Leases(cache, self.endings)
+        self.resume_states = resume_states
+        self.leases = Leases(cache, self.resume_states)
         self.holders: list[Holder] = [self.leases]
         self.page_size = allocator.page_size
-        self._keeps_items_whole = keeps_items_whole
+        self._keeps_items_unsplit = keeps_items_unsplit
         self._repeats_runs = repeats_runs
         # The request of the last call of `match`, and how many of its tokens are cached, even if
         # some group cannot resume after them.
@@ -157,8 +156,8 @@ class KvMemory:
                 pages = self.cache.pages_of(node)
         request.prefix = CachedPrefix(handle, length, pages, is_locked=False)
         request.kv_len = length
-        if self._keeps_items_whole:
-            self._leave_items_whole(request)
+        if self._keeps_items_unsplit:
+            self._leave_items_unsplit(request)
 
     def lock(self, request: Request) -> None:
         """Protect the matched prefix from eviction."""
@@ -508,19 +507,19 @@ class KvMemory:
     def audit(self, requests: Mapping[str, Request]) -> None:
         """Check the owner of every page. `requests` are those with a row, by name. Raises
         AccountingError."""
-        held = self._held_endings()
+        in_use = self._resume_states_in_use()
         audit(self.allocator, self.cache, self._owned_by(requests))
         for group in self.groups:
-            group.audit(requests, held)
+            group.audit(requests, in_use)
         assert not self.imbalance, f"the sum of all pages is off by {self.imbalance}"
 
     def find_faults(self, requests: Mapping[str, Request]) -> list[Fault]:
         """The pages that do not have exactly one owner. Raises AccountingError for a page outside
         of the pool."""
-        held = self._held_endings()
+        in_use = self._resume_states_in_use()
         faults = find_faults(self.allocator, self.cache, self._owned_by(requests))
         for group in self.groups:
-            faults += group.find_faults(requests, held)
+            faults += group.find_faults(requests, in_use)
         return faults
 
     def quarantine(self, faults: Sequence[Fault]) -> None:
@@ -528,11 +527,11 @@ class KvMemory:
         for fault in faults:
             if fault.pool == POOL:
                 self.allocator.quarantine(fault.page, is_owned=fault.is_owned)
-        held = self._held_endings()
+        in_use = self._resume_states_in_use()
         for group in self.groups:
             own = [fault for fault in faults if fault.pool == group.pool]
             if own:
-                group.quarantine(own, held)
+                group.quarantine(own, in_use)
 
     def last_owner(self, fault: Fault) -> int:
         """The id of the request that owned the page last, or NOBODY."""
@@ -592,14 +591,14 @@ class KvMemory:
         for holder in self.holders:
             holder.tokens_become_invalid()
 
-    def _held_endings(self) -> list[HeldEnding]:
-        return [ending for holder in self.holders for ending in holder.held_endings()]
+    def _resume_states_in_use(self) -> list[ResumeStateInUse]:
+        return [state for holder in self.holders for state in holder.resume_states_in_use()]
 
-    def _leave_items_whole(self, request: Request) -> None:
+    def _leave_items_unsplit(self, request: Request) -> None:
         """Shorten the matched prefix of a request so that it ends inside none of its items."""
-        whole_len = border_before(request.kv_len, request.message.spans, self.page_size)
-        if whole_len < request.kv_len:
-            self.match(request, whole_len)
+        unsplit_len = border_before(request.kv_len, request.message.spans, self.page_size)
+        if unsplit_len < request.kv_len:
+            self.match(request, unsplit_len)
 
     def _owned_by(self, requests: Mapping[str, Request]) -> dict[str, IntArray]:
         """The pages that each of the requests and of the holders owns by itself."""

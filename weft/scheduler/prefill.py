@@ -38,6 +38,7 @@ from weft.scheduler.request import Request, RequestState
 from weft.scheduler.reserve.completions import CompletionBudget, can_simulate
 from weft.scheduler.retraction import victims_for
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.waiting_line import WaitingLine
 
 # A pass ends after this many requests that wait for the encoder.
 MAX_PASSED_OVER = 64
@@ -59,6 +60,21 @@ class RoomForFirst(NamedTuple):
     # The order of the queue, which was needed to find the first request: ordering 100,000 takes as
     # long as a step. None: no order was made, or the pass needs a new one.
     order: Iterator[Request] | None = None
+
+
+class Walk(NamedTuple):
+    """A walk over one line of the queue. `is_through`: no request lacked anything that a request of
+    the next line would take."""
+
+    batch: Batch | None
+    is_through: bool
+
+
+class Picked(NamedTuple):
+    """The requests that a walk has picked. `is_through`: it has looked at the whole line."""
+
+    requests: list[Request]
+    is_through: bool
 
 
 NO_ROOM = RoomForFirst([])  # shared, so its list must stay empty
@@ -97,7 +113,6 @@ class PrefillScheduler:
         self._history = history
         self._counters = counters
         self.chunked_req: Request | None = None  # the request whose prompt is partly computed
-        self.is_full = False  # nothing can be admitted before a request ends
         self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
         self._num_queue_walks = 0  # number of walks with features that limit batches
         self.seen: set[int] = set()  # ids of requests that the last pass looked at
@@ -108,12 +123,22 @@ class PrefillScheduler:
             self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
         self._settings = settings
         self._piece_len = settings.piece_len
-        self.is_full = False  # there may be room now, or another request may be first
+        self.note_room()  # or another request may be first
 
     def reset(self) -> None:
         """No request has a row any more."""
         self.chunked_req = None
-        self.is_full = False
+        self.note_room()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no online request can be admitted before a request ends."""
+        return self._queue.online.is_full
+
+    def note_room(self) -> None:
+        """A request may be admitted again."""
+        for line in self._queue.lines:
+            line.is_full = False
 
     def open_prompts(self) -> list[Request]:
         """The requests whose prompts are partly computed."""
@@ -123,65 +148,46 @@ class PrefillScheduler:
         """A request has released its row."""
         if request is self.chunked_req:
             self.chunked_req = None
-        self.is_full = False
+        self.note_room()
 
     def next_batch(self, now: float, order: Iterator[Request] | None = None) -> Batch | None:
         """Admit waiting requests as far as memory and the budgets of a step allow. `order`: the
-        order of the queue, if it is known already.
+        order of the online requests, if it is known already.
 
-        Returns a batch with prefills, or None if no prompt can be computed. The open chunk goes
-        first, even when the batch is full: it owns a row, which it releases only after its prompt
-        is computed.
+        Returns a batch with prefills, or None if no prompt can be computed. Background requests are
+        looked at if no online request could run, and none lacks what they would take.
         """
+        line = self._first_line()
         pace = self._pace
         # Most steps follow a decode step and need no further check.
-        if pace is not None and pace.has_prefilled and pace.decode_is_due(self._waiting()):
+        if pace is not None and pace.has_prefilled and pace.decode_is_due(self._waiting(line)):
             self.record_no_walk(now, Stop.TURN)
             return None
         self._history.begin_walk()
-        if self.chunked_req is None and not self._may_walk(now):
-            return None
-        decode_rows = self._rows_to_mix()
-        adder = self._new_adder(decode_rows, now)
-        sharing = PrefixSharing(self._kv)
-        if not self._resumes_everywhere:
-            sharing = CopySharing(self._kv)
-        if self.chunked_req is not None:
-            sharing.picked(self.chunked_req)
-            self._continue_chunk(self.chunked_req, adder, now)
-        picked: list[Request] = []
-        if not self.is_full:
-            picked = self._pick_waiting(adder, sharing, now, order or self._queue.order(now))
-        elif self._queue.has_candidates:
-            self._record_pass(now, Stop.FULL)
-        if not adder.can_run:
-            return None
-        for request in picked:
-            self._admit(request, now)
-        if adder.new_chunked_req is not None:
-            assert self.chunked_req is None, "two prompts are open"
-            self.chunked_req = adder.new_chunked_req
-        self._counters.num_prefilled_tokens += adder.input_tokens
-        return self._planner.make_batch(adder.can_run, decode_rows)
+        walk = self._walk(line, now, order)
+        if walk.batch is None and walk.is_through and line is not self._queue.lines[-1]:
+            walk = self._walk(self._queue.lines[-1], now, None)
+        return walk.batch
 
     def room_for_first(self, now: float) -> RoomForFirst:
         """The running requests that must be retracted so that the first waiting request can be
         admitted.
 
-        None if there is room, if retraction does not help, or if the policy has no classes. A
-        request that was admitted because it was overdue is not retracted.
+        None if there is room, if retraction does not help, or if there are no classes. A request
+        that was admitted because it was overdue is not retracted.
         """
         queue = self._queue
-        classes = queue.policy.classes
-        if classes is None or not queue:
+        classes = queue.classes
+        line = queue.next_line
+        if classes is None or line is not queue.online:
             return NO_ROOM
-        order = queue.order(now)
+        order = line.order(now, queue.end)
         first = next(order, None)
         if first is None:
             return NO_ROOM
         victims = self._victims_of(first, classes, now)
         # With resumed requests, the pass asks the queue for a new order before it begins.
-        if victims or queue.resumed:
+        if victims or line.resumed:
             return RoomForFirst(victims)
         return RoomForFirst([], chain((first,), order))
 
@@ -192,6 +198,62 @@ class PrefillScheduler:
             self._record_pass(now, stop)
 
     # Inside
+
+    def _first_line(self) -> WaitingLine:
+        """The first line of the queue with something to compute."""
+        queue = self._queue
+        for line in queue.lines:
+            if line.has_candidates(queue.end) or self._chunk_of(line) is not None:
+                return line
+        return queue.online
+
+    def _chunk_of(self, line: WaitingLine) -> Request | None:
+        """The open chunk, if it belongs to this line."""
+        chunk = self.chunked_req
+        if chunk is None or self._queue.line_of(chunk) is not line:
+            return None
+        return chunk
+
+    def _walk(self, line: WaitingLine, now: float, order: Iterator[Request] | None) -> Walk:
+        """Admit requests of one line. Its open chunk goes first, even when the batch is full: it
+        owns a row, which it releases only after its prompt is computed."""
+        queue = self._queue
+        chunk = self._chunk_of(line)
+        if chunk is None and not self._may_walk(line, now):
+            return Walk(None, is_through=not line.has_candidates(queue.end))
+        decode_rows = self._rows_to_mix()
+        adder = self._new_adder(line, decode_rows, now)
+        sharing = PrefixSharing(self._kv)
+        if not self._resumes_everywhere:
+            sharing = CopySharing(self._kv)
+        if chunk is not None:
+            sharing.picked(chunk)
+            self._continue_chunk(chunk, adder, now)
+        picked = Picked([], is_through=True)
+        if not line.is_full:
+            order = order or line.order(now, queue.end)
+            picked = self._pick_waiting(line, adder, sharing, now, order)
+        elif line.has_candidates(queue.end):
+            picked = Picked([], is_through=False)
+            self._record_pass(now, Stop.FULL)
+        if not adder.can_run:
+            # An open chunk of a later line may be what was in the way.
+            is_foreign = self.chunked_req is not None and chunk is None
+            return Walk(None, is_through=picked.is_through or is_foreign)
+        if picked.is_through and line is not queue.lines[-1]:
+            self._record_behind(now)
+        for request in picked.requests:
+            self._admit(line, request, now)
+        if adder.new_chunked_req is not None:
+            assert self.chunked_req is None, "two prompts are open"
+            self.chunked_req = adder.new_chunked_req
+        self._counters.num_prefilled_tokens += adder.input_tokens
+        return Walk(self._planner.make_batch(adder.can_run, decode_rows), is_through=True)
+
+    def _record_behind(self, now: float) -> None:
+        """Record why background requests wait, if some do."""
+        if self._queue.lines[-1].has_candidates(self._queue.end):
+            self._record_pass(now, Stop.ONLINE)
 
     def _victims_of(self, first: Request, classes: RequestClasses, now: float) -> list[Request]:
         """The running requests that must be retracted so that `first` can be admitted."""
@@ -210,18 +272,23 @@ class PrefillScheduler:
         below = [request for request in requests if not queue.is_overdue(request, now)]
         if self.chunked_req is not None:
             return below
-        adder = self._new_adder(NO_ROWS, now)
-        return victims_for(
+        adder = self._new_adder(queue.online, NO_ROWS, now)
+        victims = victims_for(
             first, below, self._kv, adder, self.new_token_ratio.current, classes.rank
         )
+        if victims is not None:
+            return victims
+        # Without background requests it would run alone, and then it fits.
+        are_all = len(queue.lines) > 1 and len(below) == len(self._running.rows)
+        return below if are_all else []
 
-    def _may_walk(self, now: float) -> bool:
-        if not self._queue.has_candidates:
+    def _may_walk(self, line: WaitingLine, now: float) -> bool:
+        if not line.has_candidates(self._queue.end):
             return False
-        if self.is_full or not self._kv.rows.num_free:
-            self._queue.look()
-            self._record_pass(now, Stop.FULL if self.is_full else Stop.NO_ROW)
-            self.is_full = True
+        if line.is_full or not self._kv.rows.num_free:
+            line.look()
+            self._record_pass(now, Stop.FULL if line.is_full else Stop.NO_ROW)
+            line.is_full = True
             return False
         return True
 
@@ -233,19 +300,19 @@ class PrefillScheduler:
         else:
             self._note(now, request, EventKind.STALLED, lacking(adder.shortage))
 
-    def _new_adder(self, decode_rows: IntArray, now: float) -> PrefillAdder:
+    def _new_adder(self, line: WaitingLine, decode_rows: IntArray, now: float) -> PrefillAdder:
         settings = self._settings
         kv = self._kv
         running_rows = self._running.rows
         mixes = len(decode_rows) > 0
         budget = None
         if self._pace is not None:
-            budget = self._pace.budget(self._waiting(), mixes=mixes)
+            budget = self._pace.budget(self._waiting(line), mixes=mixes)
         pieces: Sequence[PieceBudget] = ()
         if self._hooks.piece_budgets:
             pieces = self._hooks.new_piece_budgets(budget)
         groups: Sequence[GroupBudget] = ()
-        ratio = self._ratio(now)
+        ratio = self._ratio(line, now)
         mixed_kv = kv.decode_pages(decode_rows) * settings.page_size if mixes else 0
         if kv.groups:
             groups = kv.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
@@ -267,22 +334,23 @@ class PrefillScheduler:
             completions=completions,
         )
 
-    def _waiting(self) -> Waiting:
-        num = len(self._queue)
-        first = self._queue.oldest
-        if self.chunked_req is not None:
+    def _waiting(self, line: WaitingLine) -> Waiting:
+        num = len(line)
+        first = line.oldest(self._queue.end)
+        chunk = self._chunk_of(line)
+        if chunk is not None:
             num += 1
-            first = self.chunked_req
+            first = chunk
         if first is None:
             return NOBODY_WAITS
-        return Waiting(num, first.spec.arrival_order)
+        return Waiting(num, first.spec.arrival_order, first.message.background)
 
-    def _ratio(self, now: float) -> float:
+    def _ratio(self, line: WaitingLine, now: float) -> float:
         """The fraction of their output for which running requests are promised memory in this
         pass."""
         ratio = self.new_token_ratio.current
-        if self._queue.resumed:
-            ratio = careful_ratio(ratio, self._queue.retractions_of_first(now))
+        if line.resumed:
+            ratio = careful_ratio(ratio, line.retractions_of_first(now, self._queue.end))
         return ratio
 
     def _rows_to_mix(self) -> IntArray:
@@ -302,12 +370,13 @@ class PrefillScheduler:
 
     def _pick_waiting(
         self,
+        line: WaitingLine,
         adder: PrefillAdder,
         sharing: PrefixSharing,
         now: float,
         order: Iterator[Request],
-    ) -> list[Request]:
-        """Walk the queue in the policy's order and pick requests, up to the first that does not
+    ) -> Picked:
+        """Walk a line in its policy's order and pick requests, up to the first that does not
         fit."""
         picked: list[Request] = []
         walk: QueueWalk | None = None
@@ -319,24 +388,24 @@ class PrefillScheduler:
             num_seen += 1
             self.seen.add(request.id)
             if len(picked) >= self._kv.rows.num_free:
-                self.is_full = True
+                line.is_full = True
                 self._record_pass(now, Stop.NO_ROW, request)
-                return picked
+                return Picked(picked, is_through=False)
             if not self._hooks.may_run(request):
                 why = self._hooks.why_waits(request)
-                self._pass_over(now, request, EventKind.WAITING_REASON, why)
+                self._pass_over(line, now, request, EventKind.WAITING_REASON, why)
                 continue
             apart = "" if walk is None else self._hooks.why_not_batched(request, walk)
             if apart:
-                self._pass_over(now, request, EventKind.WAITING_REASON, apart)
+                self._pass_over(line, now, request, EventKind.WAITING_REASON, apart)
                 continue
             self._kv.match(request)
             if sharing.defers(request):
                 why = "another request of this step computes its prefix"
-                self._pass_over(now, request, EventKind.DEFERRED, why)
+                self._pass_over(line, now, request, EventKind.DEFERRED, why)
                 if sharing.num_deferred == sharing.MAX_DEFERRED:
                     self._record_pass(now, Stop.DEFERRED)
-                    return picked
+                    return Picked(picked, is_through=False)
                 continue
             num_before = len(adder.can_run)
             result = adder.add_one_req(request, has_chunked_req=self.chunked_req is not None)
@@ -347,31 +416,33 @@ class PrefillScheduler:
             if result is AddResult.CONTINUE:
                 continue
             if result is AddResult.PASSED_OVER:
-                self._pass_over(now, request, EventKind.WAITING_REASON, WAITS_FOR_ENCODER)
+                self._pass_over(line, now, request, EventKind.WAITING_REASON, WAITS_FOR_ENCODER)
                 num_passed_over += 1
                 if num_passed_over < MAX_PASSED_OVER:
                     continue
                 self._record_pass(now, Stop.ENCODER)
-                return picked
+                return Picked(picked, is_through=False)
             if result is AddResult.NO_TOKEN:
-                self.is_full = True
+                line.is_full = True
             self._record_stop(now, result, request, adder, was_picked=was_picked)
-            return picked
-        if num_seen < self._queue.num_candidates:
+            return Picked(picked, is_through=False)
+        if num_seen < line.num_candidates(self._queue.end):
             self._record_pass(now, Stop.POLICY)
-        return picked
+        return Picked(picked, is_through=True)
 
     def _queue_walk(self, picked: list[Request], now: float) -> QueueWalk:
         self._num_queue_walks += 1
         return QueueWalk(self._num_queue_walks, now, picked, self._kv, self._queue.is_overdue)
 
-    def _pass_over(self, now: float, request: Request, kind: EventKind, why: str) -> None:
+    def _pass_over(
+        self, line: WaitingLine, now: float, request: Request, kind: EventKind, why: str
+    ) -> None:
         self._note(now, request, kind, why)
-        follower = self._queue.policy.follower
+        follower = line.policy.follower
         if follower is not None:
             follower.passed_over(request)
 
-    def _admit(self, request: Request, now: float) -> None:
+    def _admit(self, line: WaitingLine, request: Request, now: float) -> None:
         cached_len = request.prefix.length
         trace = self._history.admitted(
             request.id,
@@ -392,7 +463,7 @@ class PrefillScheduler:
             self._counters.num_prompt_tokens += request.spec.prompt_len
             self._counters.num_cached_tokens += cached_len
         self._kv.take_row(request)
-        self._queue.admit(request)
+        line.admit(request)
         request.state = RequestState.PREFILLING
         for feature in self._hooks.of(request):
             feature.enter_row(request)

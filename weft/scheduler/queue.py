@@ -1,24 +1,29 @@
-"""Waiting requests, and the order in which the scheduler looks at them.
+"""The waiting queue, and the order in which a pass looks at it.
 
-Retracted requests go before all others, in order of arrival (unless the policy has classes). The
-policy orders the rest, except that the oldest of the requests that have waited longer than
-`aging_s` gets every fourth turn. (`fair` ages requests within each tenant by itself.) The queue
-knows requests and policies; it does not know why a request is admitted, or what runs.
+The queue is a list of lines (`waiting_line.py`), one for each class of service: online requests,
+and behind them background requests, which get what the first line leaves (`background/`). The
+second line exists from its first request on. The queue knows requests and policies; it does not
+know why a request is admitted, or what runs.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import insort
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from weft.memory.index.prefix_index import PrefixIndex
-from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
-from weft.scheduler.policies.aging import AgingTurns
-from weft.scheduler.policies.protocol import Policy, RequestClasses, RequestFollower
+from weft.arrays import BoolArray, IntArray
+from weft.memory.prefix_cache import PrefixCache
+from weft.scheduler.background.opening import BackgroundOpening
+from weft.scheduler.policies.protocol import Policy, RequestClasses
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
+from weft.scheduler.waiting_line import WaitingLine
+from weft.scheduler.waiting_table import EVERYBODY
+
+# Background requests are of lower class than all that a policy knows.
+BACKGROUND_RANK = 1 << 40
+# A batch of work waits for hours: in its line, a request that has waited for this time ages.
+BACKGROUND_AGING_S = 3_600.0
 
 
 class ArrivalGate:
@@ -39,156 +44,111 @@ class ArrivalGate:
 class WaitingQueue:
     """The requests without a row. A request that has waited `aging_s` seconds is overdue; 0: never.
 
-    Features that are off cost nothing: without `aging_s` there is no `AgingTurns`, and without
-    blocked input no gate.
+    Features that are off cost nothing: without blocked input there is no gate, and without
+    background requests there is one line, whose policy alone has classes.
     """
 
-    def __init__(self, policy: Policy, cache: PrefixCache, aging_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        cache: PrefixCache,
+        aging_s: float,
+        background: BackgroundOpening,
+    ) -> None:
         self._cache = cache
         self._aging_s = aging_s
-        self._waiting = WaitingTable()  # requests that never ran
-        self.resumed: list[Request] = []  # retracted requests: few, sorted by arrival
-        self._turns = AgingTurns() if aging_s else None
+        self._background = background
+        self.online = WaitingLine(policy, cache, aging_s)
+        self.lines = [self.online]  # in the order in which passes look at them
         self._gate: ArrivalGate | None = None  # exists while the input is blocked
-        self.num_tokens = 0  # of the prompts of all requests that never ran
-        # The cached lengths of the waiting requests, if the policy reads a cache that shares.
-        self._prefix_index: PrefixIndex | None = None
-        self.policy = policy
-        self._start_policy()
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self.resumed)
+        return sum(map(len, self.lines))
 
     def __iter__(self) -> Iterator[Request]:
-        """All requests in order of arrival; retracted ones before all others."""
-        yield from self.resumed
-        yield from self._waiting
+        """All requests, line by line, in order of arrival; retracted ones before all others."""
+        return chain.from_iterable(self.lines)
 
-    def first_come(self, num: int) -> list[Request]:
-        """The first `num` requests in order of arrival, retracted ones before all others. The
-        policy is not used."""
-        found = self.resumed[:num]
-        indices = self._waiting.indices()[: num - len(found)]
-        return found + [self._waiting.request_at(index) for index in indices.tolist()]
-
-    def retractions_of_first(self, now: float) -> int:
-        """How often the first request of the order was retracted."""
-        first = next(self.order(now), None)
-        return 0 if first is None else first.retractions
-
-    def use(self, policy: Policy) -> None:
-        """Order by this policy from now on. If it raises, the previous policy stays."""
-        before = self.policy
-        index_before = self._prefix_index
-        columns = self._waiting.policy_columns()
-        self.stop_index()
-        self.policy = policy
-        try:
-            self._start_policy()
-        except BaseException:
-            self.stop_index()
-            self.policy = before
-            self._prefix_index = index_before
-            if index_before is not None:
-                self._cache.listeners.append(index_before)
-            self._waiting.restore(columns)
-            raise
-        if self._turns is not None:
-            self._turns.forget_turns()
-
-    def tags(self) -> dict[int, int]:
-        """The policy's tag of each waiting request, by its arrival order."""
-        return self._waiting.tags()
-
-    def go_on_with(self, policy: Policy, tags: dict[int, int]) -> None:
-        """Order by a policy that knows the waiting requests and has given them these tags."""
-        self.stop_index()
-        self.policy = policy
-        self._start_index()
-        for arrival_order, tag in tags.items():
-            self._waiting.set_tag(arrival_order, tag)
+    def line_of(self, request: Request) -> WaitingLine:
+        """The line in which the request waits or would wait. The first background request opens
+        their line."""
+        if not request.message.background:
+            return self.online
+        if len(self.lines) == 1:
+            self.lines.append(self._new_background())
+        return self.lines[1]
 
     def begin_anew(self, policy: Policy, requests: Iterable[Request]) -> None:
-        """Replace all waiting requests by these, ordered by a policy that has seen none of them.
+        """Replace all waiting requests by these, the online ones ordered by a policy that has seen
+        none of them.
 
         Reads no state that a fault may have damaged. Blocked requests stay blocked.
         """
-        self._waiting = WaitingTable()
-        self.resumed = []
-        self._turns = AgingTurns() if self._aging_s else None
-        self.num_tokens = 0
-        for request in sorted(requests, key=lambda one: one.spec.arrival_order):
-            if request.admitted_s >= 0 or request.spec.goes_first:
-                self.resumed.append(request)
-            else:
-                self._waiting.append(request)
-                self.num_tokens += request.fill_len
-        self.use(policy)
+        online: list[Request] = []
+        background: list[Request] = []
+        for request in requests:
+            chosen = background if request.message.background else online
+            chosen.append(request)
+        del self.lines[1:]
+        self.online.begin_anew(policy, online)
+        if background:
+            line = self._new_background()
+            line.begin_anew(line.policy, background)
+            self.lines.append(line)
 
-    # Requests come and go
+    def stop_indexes(self) -> None:
+        """Stop notifying the indexes of changes of the cache."""
+        for line in self.lines:
+            line.stop_index()
 
-    def append(self, request: Request) -> None:
-        """Add a request completely, or, if anything raises, not at all."""
-        self.num_tokens += request.fill_len
-        try:
-            self._waiting.append(request)
-            if self._prefix_index is not None:
-                self._index(self._prefix_index, request)
-            if self.policy.follower is not None:
-                self._introduce(self.policy.follower, request)
-        except BaseException:
-            self._forget(request)
-            raise
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompts of all requests that never ran."""
+        return sum(line.num_tokens for line in self.lines)
 
-    def overflow(self, newcomer: Request, max_requests: int, max_tokens: int) -> list[Request]:
-        """The requests to refuse, now that `newcomer` has joined a queue with these limits.
+    def first_come(self, num: int) -> list[Request]:
+        """The first `num` requests, line by line, in order of arrival, retracted ones before all
+        others. The policies are not used."""
+        found: list[Request] = []
+        for line in self.lines:
+            found += line.first_come(num - len(found))
+        return found
 
-        `max_tokens` limits the sum of the prompts of requests that never ran (0: no limit); a
-        request that waits alone may have more. Returns none while all fit. Otherwise returns as
-        many requests as necessary of those that the policy displaces for the newcomer; or the
-        newcomer, if these are too few.
-        """
-        requests_over = len(self) - max_requests
-        tokens_over = 0
-        if max_tokens and len(self) > 1:
-            tokens_over = self.num_tokens - max_tokens
-        losers: list[Request] = []
-        if requests_over <= 0 and tokens_over <= 0:
-            return losers
-        for loser in self._displaced(newcomer):
-            losers.append(loser)
-            requests_over -= 1
-            tokens_over -= loser.fill_len
-            if requests_over <= 0 and tokens_over <= 0:
-                return losers
-        return [newcomer]
+    # Classes
 
-    def resume(self, request: Request) -> None:
-        """Add a retracted request, at the position of its arrival."""
-        insort(self.resumed, request, key=lambda other: other.spec.arrival_order)
+    @property
+    def policy(self) -> Policy:
+        """The policy of the online requests."""
+        return self.online.policy
 
-    def admit(self, request: Request) -> None:
-        """The request has got a row: it no longer waits."""
-        never_ran = self._take_out(request)
-        policy = self.policy
-        if self._turns is not None:
-            # Without classes a resumed request goes before all turns; with them it takes one.
-            self._turns.admitted(request, counts=never_ran or policy.classes is not None)
-        if policy.follower is not None:
-            policy.follower.admitted(request)
-
-    def remove(self, request: Request) -> None:
-        """The request has ended while it waited."""
-        never_ran = self._take_out(request)
-        if never_ran and self.policy.follower is not None:
-            self.policy.follower.dropped(request)
+    @property
+    def classes(self) -> RequestClasses | None:
+        """The classes of all requests; None: all are of one class."""
+        return self.policy.classes if len(self.lines) == 1 else self
 
     def rank(self, request: Request) -> int:
-        """Class of a request under the policy; 0 if it has none. Lower ones go first."""
+        """Class of a request; 0 if there are no classes. Lower ones go first."""
+        if request.message.background:
+            return BACKGROUND_RANK
         classes = self.policy.classes
         return 0 if classes is None else classes.rank(request)
 
+    def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
+        """[n] whether the requests of `rows` [n] may be retracted for the waiting one: background
+        requests for every online one, and for no other."""
+        is_below: BoolArray = self.policy.context.columns.background.take(rows)
+        if waiting.message.background:
+            return is_below & False
+        classes = self.policy.classes
+        if classes is None:
+            return is_below
+        return is_below | classes.far_below(waiting, rows)
+
     def is_overdue(self, request: Request, now: float) -> bool:
+        """Whether the request has waited so long that it goes before its class. No background
+        request goes before an online one."""
+        if request.message.background:
+            return False
         return 0 < self._aging_s <= now - request.spec.arrival_s
 
     # Blocking
@@ -209,14 +169,19 @@ class WaitingQueue:
 
     def blocked(self) -> Iterator[Request]:
         """The blocked requests, in order of arrival."""
-        for request in self._waiting:
+        for request in self.newcomers():
             if self.is_blocked(request):
                 yield request
+
+    def newcomers(self) -> Iterator[Request]:
+        """The requests that never had a row, in order of arrival."""
+        each = (line.newcomers() for line in self.lines)
+        return heapq.merge(*each, key=lambda request: request.spec.arrival_order)
 
     def is_blocked(self, request: Request) -> bool:
         if self._gate is None or self._gate.lets_pass(request):
             return False
-        return request in self._waiting
+        return self.line_of(request).never_ran(request)
 
     @property
     def gate(self) -> ArrivalGate | None:
@@ -224,137 +189,39 @@ class WaitingQueue:
         return self._gate
 
     @property
-    def has_candidates(self) -> bool:
-        """Whether there is a request that is not blocked."""
-        if self.resumed:
-            return True
-        if self._gate is None:
-            return len(self._waiting) > 0
-        first = self._waiting.first()
-        return first is not None and self._gate.lets_pass(first)
-
-    @property
-    def num_candidates(self) -> int:
-        """Number of requests that are not blocked."""
-        if self._gate is None:
-            return len(self)
-        return len(self.resumed) + len(self._waiting.indices_before(self._gate.blocked_from))
-
-    @property
-    def oldest(self) -> Request | None:
-        """The oldest request that is not blocked; None if there is none."""
-        if self.resumed:
-            return self.resumed[0]
-        waiting = self._waiting
-        if not len(waiting):
-            return None
-        first = waiting.request_at(int(waiting.used.flags.argmax()))
-        if self._gate is None or self._gate.lets_pass(first):
-            return first
-        return None
+    def end(self) -> int:
+        """Arrival order of the first blocked request."""
+        return EVERYBODY if self._gate is None else self._gate.blocked_from
 
     # The order
 
+    @property
+    def has_candidates(self) -> bool:
+        """Whether there is a request that is not blocked."""
+        return self.next_line is not None
+
+    @property
+    def next_line(self) -> WaitingLine | None:
+        """The first line with a request that is not blocked; None if there is none."""
+        end = self.end
+        for line in self.lines:
+            if line.has_candidates(end):
+                return line
+        return None
+
     def order(self, now: float) -> Iterator[Request]:
-        """The waiting requests, best first. Lazy: the caller may stop at any request."""
-        policy = self.policy
-        if self._prefix_index is not None:
-            self._prefix_index.move_on()
-        end = EVERYBODY if self._gate is None else self._gate.blocked_from
-        fresh = policy.order_waiting(self._waiting, end, now)
-        if policy.classes is not None:
-            return self._order_by_class(policy.classes, fresh, end, now)
-        if self._turns is not None and policy.ages:
-            oldest = self._waiting.came_by(now - self._aging_s, end)
-            fresh = self._turns.interleave(oldest, fresh)
-        return chain(self.resumed, fresh)
+        """The requests that are not blocked, best first. Lazy: the caller may stop at any
+        request."""
+        first = self.online.order(now, self.end)
+        if len(self.lines) == 1:
+            return first
+        return chain(first, self._order_behind(now))
 
-    def look(self) -> None:
-        """No order is needed now: let the policy bring its own order up to date."""
-        self.policy.look(self._waiting)
-
-    def _order_by_class(
-        self, classes: RequestClasses, fresh: Iterator[Request], end: int, now: float
-    ) -> Iterator[Request]:
-        """Resumed requests go first in their class; an overdue request goes before all classes."""
-        resumed = sorted(self.resumed, key=classes.rank)
-        ranked = heapq.merge(resumed, fresh, key=classes.rank)
-        if self._turns is None:
-            return ranked
-        oldest: Iterator[Request] = iter(())
-        if self.policy.ages:
-            oldest = self._waiting.came_by(now - self._aging_s, end)
-        overdue = heapq.merge(
-            self._overdue_resumed(now), oldest, key=lambda one: one.spec.arrival_order
-        )
-        return self._turns.interleave(overdue, ranked)
-
-    def _overdue_resumed(self, now: float) -> Iterator[Request]:
-        for request in self.resumed:
-            if self.is_overdue(request, now):
-                yield request
+    def _order_behind(self, now: float) -> Iterator[Request]:
+        for line in self.lines[1:]:
+            yield from line.order(now, self.end)
 
     # Inside
 
-    def _start_policy(self) -> None:
-        """Introduce the waiting requests to a policy that has seen none of them."""
-        self._start_index()
-        follower = self.policy.follower
-        if follower is not None:
-            for request in self._waiting:
-                self._introduce(follower, request)
-
-    def _introduce(self, follower: RequestFollower, request: Request) -> None:
-        """Introduce a request that begins to wait to a policy that keeps an account."""
-        self._waiting.set_tag(request.spec.arrival_order, follower.arrived(request))
-
-    def _start_index(self) -> None:
-        """Keep the cached lengths of all waiting requests up to date, if the policy reads them."""
-        policy = self.policy
-        cache = self._cache
-        self._prefix_index = None
-        if not policy.reads_cache or not cache.shares:
-            return
-        counts = policy.new_counts()
-        index = PrefixIndex(cache, self._waiting.set_cached_len, counts)
-        policy.use_index(index, counts)
-        self._prefix_index = index
-        for request in self._waiting:
-            self._index(index, request)
-        cache.listeners.append(index)
-
-    def stop_index(self) -> None:
-        """Stop notifying the index of changes of the cache."""
-        index = self._prefix_index
-        if index in self._cache.listeners:
-            self._cache.listeners.remove(index)
-
-    def _index(self, index: PrefixIndex, request: Request) -> None:
-        key = request.cache_key(request.packed)
-        length = index.add(request.spec.arrival_order, key, request.reusable_len * TOKEN_BYTES)
-        self._waiting.set_cached_len(request.spec.arrival_order, length)
-
-    def _displaced(self, newcomer: Request) -> Iterator[Request]:
-        displacement = self.policy.displacement
-        if displacement is None:
-            return iter(())
-        return displacement.displaced(self._waiting, self._waiting.indices(), newcomer)
-
-    def _forget(self, request: Request) -> None:
-        """Undo the parts of an `append` that raised."""
-        self.num_tokens -= request.fill_len
-        self._waiting.discard(request)
-        if self.policy.follower is not None:
-            self.policy.follower.dropped(request)
-        self.stop_index()
-        self._start_index()
-
-    def _take_out(self, request: Request) -> bool:
-        """Remove a request. Returns whether it had never run."""
-        if not self._waiting.discard(request):
-            self.resumed.remove(request)
-            return False
-        self.num_tokens -= request.fill_len
-        if self._prefix_index is not None:
-            self._prefix_index.remove(request.spec.arrival_order)
-        return True
+    def _new_background(self) -> WaitingLine:
+        return WaitingLine(self._background.open(), self._cache, BACKGROUND_AGING_S)

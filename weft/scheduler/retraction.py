@@ -60,9 +60,9 @@ def victims_for(
     adder: PrefillAdder,
     ratio: float,
     rank: Rank,
-) -> list[Request]:
+) -> list[Request] | None:
     """The requests of `below`, of lowest class and then of lowest cost, that must be retracted to
-    admit `first`.
+    admit `first`; an empty list if it can be admitted as it is.
 
     None if all of them are not enough, so that no request is retracted in vain. `adder` has the
     budgets of a pass without decoding rows.
@@ -75,7 +75,7 @@ def victims_for(
     rest = list(below)
     while lacking >= 0 or kv.rows.num_used - len(victims) >= kv.rows.limit:
         if not rest:
-            return []
+            return None
         missing = max(int(lacking), kv.page_size)
         victim = cheapest(rest, kv, missing, rank)
         rest.remove(victim)

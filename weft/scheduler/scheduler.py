@@ -30,6 +30,7 @@ from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
 from weft.plan.logits import NOTHING_LEFT
 from weft.plan.step import Result
+from weft.scheduler.background.opening import BackgroundOpening
 from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, slots_of_ended
 from weft.scheduler.build import Shared, make_memory, make_steps
 from weft.scheduler.feature import Feature, FeatureHooks
@@ -53,6 +54,8 @@ from weft.scheduler.request import (
 from weft.scheduler.retraction import retract_until_fits
 from weft.scheduler.settings import SchedulerSettings
 
+A_HIGHER_PRIORITY = "a request of a far higher priority"
+
 
 class Scheduler:
     """`settings` change by `apply` and `set_policy`."""
@@ -75,7 +78,9 @@ class Scheduler:
         report = self.outbox.policy_failed
         context = PolicyContext(settings, columns, self.running_batch, self.pace, report)
         policy = self._new_policy(settings, context)
-        self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
+        self.waiting_queue = WaitingQueue(
+            policy, self.kv.cache, settings.aging_s, BackgroundOpening(context)
+        )
         shared = Shared(
             settings=settings,
             kv=self.kv,
@@ -172,13 +177,14 @@ class Scheduler:
 
     def _enter(self, request: Request, features: tuple[Feature, ...]) -> None:
         """Open a request completely, or, if anything raises, not at all."""
-        join = self.waiting_queue.resume if request.spec.goes_first else self.waiting_queue.append
+        line = self.waiting_queue.line_of(request)
+        join = line.resume if request.spec.goes_first else line.append
         try:
             join(request)
             self.limits.deadlines.arrived(request)
         except BaseException:
-            if request in self.waiting_queue:
-                self.waiting_queue.remove(request)
+            if request in line:
+                line.remove(request)
             self.limits.deadlines.forget(request)
             raise
         self.requests[request.id] = request
@@ -186,17 +192,18 @@ class Scheduler:
             self.hooks.subscribe(request.id, features)
 
     def _end_overflow(self, newcomer: Request) -> None:
-        """End the requests that must leave, now that `newcomer` may have made the queue too
-        long."""
+        """End the requests that must leave, now that `newcomer` may have made its line of the queue
+        too long."""
         queue = self.waiting_queue
+        line = queue.line_of(newcomer)
         max_requests = self.settings.max_queued_requests
         max_tokens = self.settings.max_queued_tokens
-        if len(queue) <= max_requests and not max_tokens:
+        if len(line) <= max_requests and not max_tokens:
             return
         # The next pass will take as many requests from the queue as there are free rows.
-        if not self.prefills.is_full and queue.gate is None:
+        if not line.is_full and queue.gate is None:
             max_requests += self.kv.rows.num_free
-        for loser in queue.overflow(newcomer, max_requests, max_tokens):
+        for loser in line.overflow(newcomer, max_requests, max_tokens):
             self.counters.num_queue_full += 1
             self._finish(loser, "error", message=QUEUE_IS_FULL.message, status=QUEUE_IS_FULL.status)
 
@@ -270,7 +277,7 @@ class Scheduler:
             if has_row:
                 self._release_row(request, keep=keep)
             else:
-                self.outbox.attempt(self.waiting_queue.remove, request)
+                self.outbox.attempt(self.waiting_queue.line_of(request).remove, request)
         finally:  # the request has ended, even if removing it raised
             self._say_end(request, finish)
 
@@ -319,12 +326,12 @@ class Scheduler:
 
     def _release_row(self, request: Request, *, keep: bool = True) -> None:
         """Take a request out of its row, and so out of the batch. Its known tokens are kept."""
-        with self.outbox.whole():
+        with self.outbox.atomic():
             known_len = int(self.kv.columns.known_len[request.row])
             request.packed = self.kv.columns.packed(request.row, known_len)
             for feature in self.hooks.of(request):
                 self.outbox.attempt(feature.release, request)
-            follower = self.waiting_queue.policy.follower
+            follower = self.waiting_queue.line_of(request).policy.follower
             if follower is not None:
                 self.outbox.attempt(follower.left, request)
             self.prefills.row_released(request)
@@ -344,7 +351,7 @@ class Scheduler:
         self.expire(now)
         self.merge_last_batch()
         room = NO_ROOM
-        if self.waiting_queue.policy.classes is not None:
+        if self.waiting_queue.classes is not None:
             room = self.prefills.room_for_first(now)
         if room.victims and not self._make_room(room.victims, in_flight):
             return None
@@ -361,7 +368,8 @@ class Scheduler:
         return batch
 
     def _make_room(self, victims: list[Request], in_flight: bool) -> bool:
-        """Retract `victims`, so that a waiting request of a far higher class can take their memory.
+        """Retract `victims`, so that a waiting request can take their memory: one of a far higher
+        class, or an online request that of background requests.
 
         Returns False if the result of a step must be known first.
         """
@@ -369,7 +377,8 @@ class Scheduler:
             self.prefills.record_no_walk(self._now, Stop.ROOM)
             return False
         for victim in victims:
-            self.retract(victim, "a request of a far higher priority takes its place")
+            by = "an online request" if victim.message.background else A_HIGHER_PRIORITY
+            self.retract(victim, f"{by} takes its place")
         return True
 
     def merge_last_batch(self) -> None:
@@ -380,7 +389,7 @@ class Scheduler:
             self.last_batch = None
             return
         joining = []
-        with self.outbox.whole():
+        with self.outbox.atomic():
             for request in last_batch.prefills:
                 if request.state is not RequestState.PREFILLING:
                     continue  # it has ended in the meantime
@@ -408,7 +417,7 @@ class Scheduler:
             if not len(self.running_batch.rows):
                 self.prefills.new_token_ratio.reset()
                 # No request runs whose end would open admission again.
-                self.prefills.is_full = False
+                self.prefills.note_room()
             return None
         if self.kv.decode_fits(rows):
             self.prefills.new_token_ratio.decay()
@@ -463,7 +472,7 @@ class Scheduler:
         request.state = RequestState.WAITING
         request.retractions += 1
         self.counters.num_retractions += 1
-        self.waiting_queue.resume(request)
+        self.waiting_queue.line_of(request).resume(request)
 
     # Results
 
@@ -502,7 +511,7 @@ class Scheduler:
         for end in outcome.ends:
             self.outbox.attempt(self._end, end)
         if len(worthless):
-            with self.outbox.whole():
+            with self.outbox.atomic():
                 self.kv.forget_written(worthless)
         return self.outbox.take_output()
 
@@ -568,11 +577,11 @@ class Scheduler:
         for request in with_row:
             for feature in self.hooks.of(request):
                 self.outbox.attempt(feature.release, request)
-            follower = self.waiting_queue.policy.follower
+            follower = self.waiting_queue.line_of(request).policy.follower
             if follower is not None and not in_doubt:
                 follower.left(request)
         if in_doubt:
-            self.waiting_queue.stop_index()  # it is made again below
+            self.waiting_queue.stop_indexes()  # it is made again below
         self.running_batch.reset()
         self.hooks.forget_device()
         self.kv.reset()
@@ -583,7 +592,7 @@ class Scheduler:
             self.waiting_queue.begin_anew(policy, self.requests.values())
         else:
             for request in with_row:
-                self.waiting_queue.resume(request)
+                self.waiting_queue.line_of(request).resume(request)
         self.outbox.is_in_doubt = False
         for id in sorted(failed & self.requests.keys()):
             self._finish(self.requests[id], "error", message=message, status=500)
@@ -615,7 +624,7 @@ class Scheduler:
 
     def memory_came_back(self) -> None:
         """There is more KV memory than in the last pass over the queue."""
-        self.prefills.is_full = False
+        self.prefills.note_room()
 
     # Settings and cache
 
@@ -638,14 +647,14 @@ class Scheduler:
         if isinstance(policy, Shadowed) and isinstance(before, Shadowed):
             policy.remember(before)
         self.outbox.policy_fault = ""
-        self.waiting_queue.use(policy)
+        self.waiting_queue.online.use(policy)
         self.prefills.apply(settings)
         self.settings = settings
 
     def set_shadow(self, name: str) -> None:
         """Use this policy as the shadow policy from now on; no name: no shadow. The live policy is
         not affected. Raises UnknownPolicy."""
-        queue = self.waiting_queue
+        queue = self.waiting_queue.online
         live = queue.policy
         tags = queue.tags()
         if isinstance(live, Shadowed):
@@ -662,7 +671,7 @@ class Scheduler:
         """Empty the prefix cache, if no request has a row. Returns whether it did."""
         if len(self.requests) > len(self.waiting_queue):
             return False
-        with self.outbox.whole():
+        with self.outbox.atomic():
             self.kv.reset_cache()
             self.hooks.forget_device()
         return True

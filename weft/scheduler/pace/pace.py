@@ -121,6 +121,7 @@ class Waiting(NamedTuple):
 
     num: int
     first_arrival: int  # arrival order of the open prompt, or else of the oldest waiting request
+    is_background: bool = False  # all of them are background requests
 
 
 NOBODY_WAITS = Waiting(0, 0)
@@ -138,6 +139,9 @@ class Pace:
         self.draft_cost = DraftCost()
         self._max_step_s = settings.max_step_s or math.inf
         self._max_slowdown = settings.max_slowdown
+        # Of online requests by background requests, and of steps without online requests.
+        self._background_slowdown = settings.background_slowdown
+        self._background_s = settings.background_step_ms / 1_000 or math.inf
         self._min_tokens = max(MIN_TOKENS, settings.page_size)
         # A prefill may stop after each layer: a step then has room for as many tokens as one layer
         # has.
@@ -216,6 +220,9 @@ class Pace:
         requests are part of that step."""
         self._budget = None
         rows = self._next_rows()
+        if waiting.is_background:
+            self._budget = self._background_budget(rows, mixes=mixes)
+            return self._budget
         if not len(rows):
             return None
         slowdown = self._slowdown(rows, waiting)
@@ -242,6 +249,26 @@ class Pace:
         rates = cost.token_s / self._num_pieces, cost.pair_s / self._num_pieces
         self._budget = StepBudget(left_s, rates, max_tokens, min_tokens)
         return self._budget
+
+    def _background_budget(self, rows: IntArray, *, mixes: bool) -> StepBudget | None:
+        """The part of the next step of `rows` that prompts of background requests may take."""
+        self._learn()
+        if not self.cost.is_known:
+            # With nobody to disturb, the first steps show what steps cost.
+            is_alone = bool(self._columns.background.take(rows).all())
+            return None if is_alone else StepBudget(0.0, (1.0, 0.0), 0, min_tokens=0)
+        cost = self.cost.model()
+        online = rows[~self._columns.background.take(rows)]
+        bound_s = self._background_s
+        if len(online):
+            slowed_s = self._background_slowdown * cost.seconds(self._load(online))
+            bound_s = min(bound_s, slowed_s, self._longest_s)
+        left_s = bound_s - self._since_s - cost.seconds(self._load(rows))
+        if not mixes and len(rows):
+            left_s -= cost.step_s
+        rates = cost.token_s / self._num_pieces, cost.pair_s / self._num_pieces
+        min_tokens = 0 if len(online) else self._min_tokens
+        return StepBudget(left_s, rates, 2 * self._largest, min_tokens)
 
     def draft_room(self, num_before: int) -> float:
         """How many drafts the next step of the running requests has time for, after `num_before`
@@ -309,6 +336,7 @@ class Pace:
         if self._max_slowdown <= 0:
             return math.inf
         came_before = self._columns.num_arrived[rows] <= waiting.first_arrival
+        came_before &= ~self._columns.background.take(rows)
         num_before = int(np.count_nonzero(came_before))
         if not num_before:
             return math.inf

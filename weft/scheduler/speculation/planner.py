@@ -71,8 +71,8 @@ class DraftedBatch(Batch):
 
     def num_there(self, columns: Columns) -> IntArray:
         # Drafts follow the known tokens. A row without drafts may lack its last token.
-        behind_last = np.repeat(self.counts > 1, self.counts)
-        return np.where(behind_last, self.sample_lens, super().num_there(columns))
+        after_last = np.repeat(self.counts > 1, self.counts)
+        return np.where(after_last, self.sample_lens, super().num_there(columns))
 
     def is_live(self, columns: Columns) -> BoolArray:
         return super().is_live(columns) & self.kept
@@ -141,8 +141,8 @@ class SpeculativePlanner(Planner):
             follower = batch.followed.get(row)
             if follower is not None:
                 kv_len += 1
-                is_whole = is_aligned and num_right == num_drafts
-                if is_whole or not follower.counts_on_all:
+                all_right = is_aligned and num_right == num_drafts
+                if all_right or not follower.counts_on_all:
                     kv_len += follower.num_drafts
             self._cut(row, kv_len)
         return result
