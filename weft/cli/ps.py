@@ -20,7 +20,7 @@ class _PsParser(argparse.ArgumentParser):
 def ps(argv: Sequence[str]) -> int:
     """Returns the exit status. Raises SettingsError if there is no server."""
     parser = _PsParser(prog="weft ps", description=ABOUT, allow_abbrev=False, add_help=False)
-    parser.add_argument("--url", help=f"the server; {DEFAULT_URL} or WEFT_URL if not given")
+    parser.add_argument("--url", help=f"the server; without it WEFT_URL, or {DEFAULT_URL}")
     parser.add_argument("--all", action="store_true", help="also models that are not loaded")
     parser.add_argument("--json", action="store_true", help="the answer as it is")
     if asked_help(argv) is not None:

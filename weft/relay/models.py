@@ -111,9 +111,9 @@ async def ask_names(lines: ServerLines, headers: Headers) -> tuple[str, ...] | N
     cards = found.get(field)
     if status != 200 or not isinstance(cards, list):
         return ()
-    found = [card for card in cards if isinstance(card, dict) and id in card]
-    names = [str(card[id]) for card in found]
-    for card in found:  # behind all names: the first one is that of the server's own model
+    named = [card for card in cards if isinstance(card, dict) and id in card]
+    names = [str(card[id]) for card in named]
+    for card in named:  # after all names: the first one is that of the server's own model
         aliases = card.get("aliases")
         if isinstance(aliases, list):
             names += map(str, aliases)

@@ -1,6 +1,6 @@
 """Which models of a server are in memory, decided from facts alone: no clock, no I/O, no thread.
 
-`Residency` gets facts: a request came, an engine is ready, memory was given back. `step(now_s)`
+`Residency` gets facts: a request came, an engine is ready, memory is free again. `step(now_s)`
 returns what to do. The launcher does it and tells the result. The rules:
 
 1. What is loaded, is loading or is still being unloaded never has more bytes than the budget; at
@@ -10,7 +10,7 @@ returns what to do. The launcher does it and tells the result. The rules:
    that does not fit keeps all later ones from being loaded: nobody overtakes it into the memory
    that it needs.
 4. Room is made by those that nobody uses, the least recently used first: the KV of idle models if
-   that is enough, else whole models.
+   that is enough, else all of them.
 5. If all that is not enough, a model in use must leave once its *stay* is over and the other has
    waited for `patience_s`: its open requests end, new ones wait, then it is unloaded. So no flood
    keeps a model from being loaded. A model that finds `k` others in the queue is ready within

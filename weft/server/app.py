@@ -240,7 +240,7 @@ def with_edge(
     metrics: EdgeMetrics,
     refusals: RefusalLog,
 ) -> ASGIApp:
-    """`inner` behind what every request passes: keys, limits of heads, counts, CORS."""
+    """`inner` inside of what every request passes: keys, limits of heads, counts, CORS."""
     origins = _words(config.cors_origins)
     pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)
     keys = Keys(digests, pages, open_metrics=config.open_metrics)
