@@ -18,6 +18,7 @@ from weft.config.limits import Limits
 from weft.config.options import Option, options_of
 from weft.config.relay import RelayConfig
 from weft.config.server import ServerConfig
+from weft.config.several import ModelsConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,7 +27,7 @@ HAND_WRITTEN = [page for page in PAGES if page.name not in ("command-line.md", "
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 OPTIONS = {
     option.name: option
-    for config in (EngineConfig, ServerConfig, RelayConfig)
+    for config in (EngineConfig, ServerConfig, ModelsConfig, RelayConfig)
     for option in options_of(config)
 }
 LIMITS = {option.name for option in options_of(Limits)}  # limits.md has a table with their reasons

@@ -29,6 +29,7 @@ from weft.config.engine import EngineConfig  # noqa: E402
 from weft.config.limits import Limits  # noqa: E402
 from weft.config.options import Option, options_of  # noqa: E402
 from weft.config.server import ServerConfig  # noqa: E402
+from weft.config.several import ModelsConfig  # noqa: E402
 from weft.server.app import OPERATIONS  # noqa: E402
 from weft.server.openapi import openapi_document  # noqa: E402
 
@@ -45,13 +46,13 @@ def page_of_command_line() -> Iterator[str]:
     for verb, (_, about) in command_line.VERBS.items():
         yield f"| `weft {verb}` | {about} |"
     yield from ["", "## weft serve", ""]
-    yield "`weft serve [MODEL] [options]`. Each option is also an environment variable and a key of the TOML file that"
+    yield "`weft serve [MODEL ...] [options]`. Each option is also an environment variable and a key of the TOML file that"
     yield "`--config FILE` names: `--kv-tokens 4096`, `WEFT_KV_TOKENS=4096`, `kv_tokens = 4096`. The command line has"
     yield "precedence over the environment, and the environment over the file. A switch is `--overlap on`, `--overlap off`,"
     yield "`--overlap` or `--no-overlap`. The last column has the names of the same option in other engines;"
     yield "those with the word *taken* may be used here, too."
     options: list[Option] = []
-    for config in (EngineConfig, ServerConfig, Limits):
+    for config in (EngineConfig, ServerConfig, ModelsConfig, Limits):
         options += options_of(config)
     for group in dict.fromkeys(option.group for option in options):
         yield from [

@@ -21,6 +21,7 @@ from weft.config.server import ServerConfig
 from weft.messages import codec
 from weft.messages.calls import ControlRequest
 from weft.messages.requests import GenerateRequest
+from weft.server.admin.models import ModelBody
 from weft.server.app import OPERATIONS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "control.md"
@@ -110,6 +111,10 @@ REQUESTS = [
         "/cache/forget",
         {"prompt": "text", "keep": 64, "cache_salt": "b"},
     ),
+    ("models load small", "POST", "/models/load", {"model": "small"}),
+    ("models unload small", "POST", "/models/unload", {"model": "small"}),
+    ("flush-cache --model small", "POST", "/flush_cache?model=small", {}),
+    ("cache prefix 7 --model a/b", "GET", "/cache/prefix?node=7&model=a%2Fb", None),
     ("abort my-request", "POST", "/abort_request", {"rid": "my-request"}),
     ("abort --all", "POST", "/abort_request", {"abort_all": True}),
     ("pause", "POST", "/pause_generation", {}),
@@ -443,7 +448,7 @@ def test_every_row_of_the_table_is_true() -> None:
     commands = {verb.words: f"{verb.method} {verb.route}" for verb in COMMANDS}
     routes = {f"{one.method} {re.sub(r':path}', '}', one.path)}" for one in OPERATIONS}
     known = {kind.__name__ for kind in codec.REQUESTS.values()}
-    known |= {ControlRequest.__name__, GenerateRequest.__name__}
+    known |= {ControlRequest.__name__, GenerateRequest.__name__, ModelBody.__name__}
     for message, route, command, effect, answers in table():
         assert route in routes
         if command == "–":
@@ -465,6 +470,8 @@ def test_commands_have_names_of_their_own() -> None:
         "experts dump",
         "experts show",
         "explain",
+        "models list",
+        "models loaded",
         "profile stop",
         "why",
         "weights send",

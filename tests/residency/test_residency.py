@@ -10,6 +10,7 @@ import pytest
 from tests.residency.world import World
 from weft.residency.residency import Residency
 from weft.residency.resident import Level, Resident
+from weft.residency.residents import Residents
 from weft.residency.rules import Grow, Load, Refuse, Rules, Shrink, Unload
 
 RULES = Rules(budget_bytes=100, patience_s=5.0, stay_loads=4.0, least_stay_s=2.0)
@@ -21,44 +22,44 @@ def model(name: str, fixed: int = 30, kv: int = 20, **facts: object) -> Resident
 
 def ready(core: Residency, name: str, now_s: float) -> None:
     """Load a model through a request that ends at once."""
-    core.request(name, now_s)
+    core.facts.request(name, now_s)
     assert core.step(now_s) == [Load(name)]
-    core.loaded(name, now_s)
-    assert core.admit(name, now_s) == 1
-    core.end(name, now_s)
+    core.facts.loaded(name, now_s)
+    assert core.facts.admit(name, now_s) == 1
+    core.facts.end(name, now_s)
 
 
 def core_with(*models: Resident, rules: Rules = RULES) -> Residency:
-    core = Residency(rules)
+    facts = Residents(rules)
     for one in models:
-        core.add(one)
-    return core
+        facts.add(one)
+    return Residency(facts)
 
 
 def test_the_first_request_loads_its_model() -> None:
     core = core_with(model("a"))
-    assert not core.request("a", 1.0)
+    assert not core.facts.request("a", 1.0)
     assert core.step(1.0) == [Load("a")]
     assert core.step(1.5) == []
-    core.loaded("a", 2.0)
-    assert core.admit("a", 2.0) == 1
-    assert core.request("a", 3.0), "the model is ready"
+    core.facts.loaded("a", 2.0)
+    assert core.facts.admit("a", 2.0) == 1
+    assert core.facts.request("a", 3.0), "the model is ready"
 
 
 def test_kv_of_idle_models_gives_way_before_whole_models() -> None:
     core = core_with(model("a"), model("b"), model("c", 10, 10))
     ready(core, "a", 1.0)
     ready(core, "b", 2.0)
-    core.request("c", 3.0)
+    core.facts.request("c", 3.0)
     assert core.step(3.0) == [Shrink("a")]
-    core.shrunk("a")
+    core.facts.shrunk("a", 9.0)
     assert core.step(3.1) == [Load("c")]
-    core.loaded("c", 3.2)
-    assert core.admit("c", 3.2) == 1
-    core.end("c", 3.3)
-    assert not core.request("a", 4.0), "it has no KV"
+    core.facts.loaded("c", 3.2)
+    assert core.facts.admit("c", 3.2) == 1
+    core.facts.end("c", 3.3)
+    assert not core.facts.request("a", 4.0), "it has no KV"
     assert core.step(4.0) == [Shrink("b")]
-    core.shrunk("b")
+    core.facts.shrunk("b", 9.0)
     assert core.step(4.1) == [Grow("a")]
 
 
@@ -66,9 +67,9 @@ def test_the_least_recently_used_model_is_unloaded() -> None:
     core = core_with(*(model(name, 50, 0) for name in "abc"))
     ready(core, "a", 1.0)
     ready(core, "b", 2.0)
-    assert core.request("a", 3.0)
-    core.end("a", 3.5)
-    core.request("c", 4.0)
+    assert core.facts.request("a", 3.0)
+    core.facts.end("a", 3.5)
+    core.facts.request("c", 4.0)
     assert core.step(4.0) == [Unload("b", "room")]
 
 
@@ -76,48 +77,48 @@ def test_a_model_with_open_requests_or_a_pin_stays() -> None:
     core = core_with(model("a", 50, 0, pin=True), model("b", 50, 0), model("c", 50, 0))
     ready(core, "a", 1.0)
     ready(core, "b", 2.0)
-    assert core.request("b", 2.5)
-    core.request("c", 3.0)
+    assert core.facts.request("b", 2.5)
+    core.facts.request("c", 3.0)
     assert core.step(3.0) == []
-    core.end("b", 4.0)
+    core.facts.end("b", 4.0)
     assert core.step(4.0) == [Unload("b", "room")]
 
 
 def test_a_model_under_a_flood_makes_room_after_its_stay() -> None:
     core = core_with(model("a", 60, 0), model("b", 60, 0))
     ready(core, "a", 1.0)
-    assert core.request("a", 2.0)
-    core.request("b", 3.0)
+    assert core.facts.request("a", 2.0)
+    core.facts.request("b", 3.0)
     assert core.step(3.0) == []
     assert core.next_s(3.0) == 8.0, "the patience of b"
     assert core.step(8.0) == []
-    assert not core.request("a", 8.5), "new requests for a wait"
-    core.end("a", 9.0)
+    assert not core.facts.request("a", 8.5), "new requests for a wait"
+    core.facts.end("a", 9.0)
     assert core.step(9.0) == [Unload("a", "room")]
-    core.unloaded("a")
+    core.facts.unloaded("a")
     assert core.step(9.5) == [Load("b")]
 
 
 def test_a_request_that_gives_up_lets_the_other_model_go_on() -> None:
     core = core_with(model("a", 60, 0), model("b", 60, 0))
     ready(core, "a", 1.0)
-    assert core.request("a", 2.0)
-    core.request("b", 3.0)
+    assert core.facts.request("a", 2.0)
+    core.facts.request("b", 3.0)
     core.step(8.0)
-    assert not core.request("a", 8.5)
-    core.give_up("b", 3.0)
+    assert not core.facts.request("a", 8.5)
+    core.facts.give_up("b", 3.0)
     assert core.step(9.0) == []
-    assert core.admit("a", 9.0) == 1
+    assert core.facts.admit("a", 9.0) == 1
 
 
 def test_a_model_that_never_fits_is_refused_with_the_reason() -> None:
     core = core_with(model("a", 90, 20), model("b", 60, 0, pin=True), model("c", 50, 0))
-    core.request("a", 1.0)
+    core.facts.request("a", 1.0)
     [refusal] = core.step(1.0)
     assert isinstance(refusal, Refuse)
     assert "--memory is" in refusal.reason
     ready(core, "b", 2.0)
-    core.request("c", 3.0)
+    core.facts.request("c", 3.0)
     [refusal] = core.step(3.0)
     assert isinstance(refusal, Refuse)
     assert "the pinned b" in refusal.reason
@@ -135,13 +136,13 @@ def test_an_idle_model_leaves_after_its_time() -> None:
 def test_a_model_unloads_when_asked_after_its_open_requests() -> None:
     core = core_with(model("a", pin=True))
     ready(core, "a", 1.0)
-    assert core.request("a", 2.0)
-    core.ask_unload("a")
+    assert core.facts.request("a", 2.0)
+    core.facts.ask_unload("a")
     assert core.step(2.0) == []
-    assert not core.request("a", 2.5), "it waits for the next load"
-    core.end("a", 3.0)
+    assert not core.facts.request("a", 2.5), "it waits for the next load"
+    core.facts.end("a", 3.0)
     assert core.step(3.0) == [Unload("a", "asked")]
-    core.unloaded("a")
+    core.facts.unloaded("a")
     assert core.step(4.0) == [Load("a")]
 
 
@@ -152,7 +153,7 @@ def test_two_models_in_the_room_of_one_do_not_spend_all_time_loading() -> None:
         world.add(model(name, 60, 0), load_s=2.0)
     for number in range(2_000):
         name = "ab"[number % 2]
-        world.at(number * 0.2, lambda name=name: world.request(name, 0.1))  # type: ignore[misc]
+        world.at(number * 0.2, partial(world.request, name, 0.1))
     world.run()
     loads = sum(isinstance(action, Load) for _, action in world.actions)
     assert world.ended.served == 2_000
@@ -163,13 +164,13 @@ def test_position_and_time_are_told_to_those_who_wait() -> None:
     rules = Rules(budget_bytes=100, first_rate=10.0)
     core = core_with(model("a", 60, 0), model("b", 60, 0), model("c", 60, 0), rules=rules)
     for number, name in enumerate("abc"):
-        core.request(name, float(number))
+        core.facts.request(name, float(number))
     assert core.step(3.0) == [Load("a")]
     assert core.delay("a", 5.0) == (0, 4.0), "60 bytes, 10 a second, 2 seconds ago"
     assert core.delay("b", 5.0) == (0, 10.0)
     assert core.delay("c", 5.0) == (1, 16.0)
-    core.loaded("a", 6.0)
-    assert core.admit("a", 6.0) == 1
+    core.facts.loaded("a", 6.0)
+    assert core.facts.admit("a", 6.0) == 1
     assert core.delay("b", 6.0).eta_s == pytest.approx(60 / 15), "20 bytes a second were measured"
 
 
@@ -221,4 +222,4 @@ def test_random_servers_keep_every_rule(first: int) -> None:
         ended = world.ended
         total = ended.served + ended.refused + ended.lost
         assert total == world.num_asked, seed
-        assert all(one.level is not Level.LOADING for one in world.core.models.values())
+        assert all(one.level is not Level.LOADING for one in world.facts.models.values())

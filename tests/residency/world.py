@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from weft.residency.residency import Residency
 from weft.residency.resident import Level, Resident
+from weft.residency.residents import Residents
 from weft.residency.rules import Action, Grow, Load, Refuse, Rules, Shrink, Unload
 
 LONGEST_UNLOAD_S = 0.5
@@ -47,7 +48,8 @@ class World:
     is_disturbed: bool = False  # by kills and by loads and unloads that somebody asks for
 
     def __post_init__(self) -> None:
-        self.core = Residency(self.rules)
+        self.facts = Residents(self.rules)
+        self.core = Residency(self.facts)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._waits: dict[str, list[Wait]] = {}
@@ -57,7 +59,7 @@ class World:
         self.asked: set[str] = set()
 
     def add(self, model: Resident, load_s: float) -> None:
-        self.core.add(model)
+        self.facts.add(model)
         self.load_s[model.name] = load_s
         self._waits[model.name] = []
         self._open[model.name] = 0
@@ -75,28 +77,28 @@ class World:
     # ---- what happens
 
     def request(self, name: str, work_s: float) -> None:
-        if self.core.request(name, self.now_s):
+        if self.facts.request(name, self.now_s):
             self._start(name, work_s, 0.0)
         else:
             num_before = self.core.delay(name, self.now_s).position
             self._waits[name].append(Wait(name, self.now_s, num_before, work_s))
 
     def kill(self, name: str) -> None:
-        model = self.core.models[name]
+        model = self.facts.models[name]
         if model.level in (Level.READY, Level.SMALL):
             self.ended.lost += self._open[name]
             for _ in range(self._open[name]):
-                self.core.end(name, self.now_s)
+                self.facts.end(name, self.now_s)
             self._open[name] = 0
             self._life[name] += 1
-            self.core.unloaded(name)
+            self.facts.unloaded(name)
 
     def ask_unload(self, name: str) -> None:
         self.asked.add(name)
-        self.core.ask_unload(name)
+        self.facts.ask_unload(name)
 
     def ask_load(self, name: str) -> None:
-        self.core.ask_load(name, self.now_s)
+        self.facts.ask_load(name, self.now_s)
 
     # ---- what the launcher does
 
@@ -112,11 +114,11 @@ class World:
             return  # its engine was killed
         self._open[name] -= 1
         self.ended.served += 1
-        self.core.end(name, self.now_s)
+        self.facts.end(name, self.now_s)
 
     def _admit(self) -> None:
-        for name in self.core.models:
-            num = self.core.admit(name, self.now_s)
+        for name in self.facts.models:
+            num = self.facts.admit(name, self.now_s)
             begun, self._waits[name] = self._waits[name][:num], self._waits[name][num:]
             for wait in begun:
                 self._start(name, wait.work_s, self.now_s - wait.came_s)
@@ -124,7 +126,7 @@ class World:
 
     def _settle(self) -> None:
         self._admit()
-        before = {one.name: (one.level, one.num_open) for one in self.core.models.values()}
+        before = {one.name: (one.level, one.num_open) for one in self.facts.models.values()}
         for action in self.core.step(self.now_s):
             self.actions.append((self.now_s, action))
             self._check_action(action, before[action.name])
@@ -140,27 +142,27 @@ class World:
 
     def _do(self, action: Action) -> None:
         name = action.name
-        core = self.core
+        facts = self.facts
         match action:
             case Load():
                 self.at(self.now_s + self.load_s[name], lambda: self._loaded(name))
             case Grow():
-                self.at(self.now_s + GROW_S, lambda: core.grown(name, self.now_s))
+                self.at(self.now_s + GROW_S, lambda: facts.grown(name, self.now_s))
             case Shrink():
-                self.at(self.now_s + GROW_S, lambda: core.shrunk(name))
+                self.at(self.now_s + GROW_S, lambda: facts.shrunk(name, self.now_s))
             case Unload():
                 self.asked.discard(name)
-                self.at(self.now_s + LONGEST_UNLOAD_S, lambda: core.unloaded(name))
+                self.at(self.now_s + LONGEST_UNLOAD_S, lambda: facts.unloaded(name))
             case Refuse():
                 self._refuse(name)
 
     def _loaded(self, name: str) -> None:
         if name in self.fails:
-            self.core.unloaded(name)
-            self.core.refused(name)
+            self.facts.unloaded(name)
+            self.facts.refused(name)
             self._refuse(name)
         else:
-            self.core.loaded(name, self.now_s)
+            self.facts.loaded(name, self.now_s)
 
     def _refuse(self, name: str) -> None:
         self.ended.refused += len(self._waits[name])
@@ -169,16 +171,16 @@ class World:
     # ---- what must hold
 
     def _check(self) -> None:
-        core = self.core
-        assert core.num_bytes <= self.rules.budget_bytes
-        present = [one for one in core.models.values() if one.level is not Level.ABSENT]
+        facts = self.facts
+        assert facts.num_bytes <= self.rules.budget_bytes
+        present = [one for one in facts.models.values() if one.level is not Level.ABSENT]
         assert not self.rules.max_models or len(present) <= self.rules.max_models
         for name, waits in self._waits.items():
-            assert len(waits) == len(core.models[name].waiting)
+            assert len(waits) == len(facts.models[name].waiting)
 
     def _check_action(self, action: Action, before: tuple[Level, int]) -> None:
         level, num_open = before
-        model = self.core.models[action.name]
+        model = self.facts.models[action.name]
         if isinstance(action, Unload | Shrink):
             assert level in (Level.READY, Level.SMALL)
             assert not num_open, f"{action} with open requests"

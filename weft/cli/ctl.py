@@ -32,6 +32,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 import msgspec.inspect
 
+from weft.cli.models_table import loaded_table, models_table
 from weft.cli.readable import readable
 from weft.cli.remote import RemoteServer, error_of
 from weft.cli.why import cause_lines, causes
@@ -224,7 +225,23 @@ PREFIX = Argument("--prefix", "prefix of the name of the trace", field="profile_
 
 RAMP_S = Argument("--ramp-s", "seconds in which the rate grows", float, sent_in="query")
 
+MODEL = Argument("model", "its name")
+
 COMMANDS = (
+    CtlCommand(
+        "models list", "GET", "/models", "all models of the server, *: default", show=models_table
+    ),
+    CtlCommand(
+        "models loaded", "GET", "/models", "the models in memory (also: weft ps)", show=loaded_table
+    ),
+    CtlCommand("models load", "POST", "/models/load", "load a model, and wait for it", (MODEL,)),
+    CtlCommand(
+        "models unload",
+        "POST",
+        "/models/unload",
+        "unload a model after its open requests",
+        (MODEL,),
+    ),
     CtlCommand(
         "flush-cache",
         "POST",
@@ -620,6 +637,8 @@ def ctl(argv: Sequence[str]) -> int:
     parsed = _parser(command).parse_args(texts)
     server = RemoteServer(common.url, common.admin_key)
     target, body, headers = _request(command, parsed)
+    if common.model:
+        target += f"{'&' if '?' in target else '?'}{urlencode({'model': common.model})}"
     with closing(server.connect(TIMEOUT_S)) as connection:
         try:
             connection.request(command.method, server.path + target, body, server.headers | headers)
@@ -658,6 +677,7 @@ def _common() -> argparse.ArgumentParser:
     key = environ.get("WEFT_ADMIN_API_KEY") or environ.get("WEFT_API_KEY") or ""
     parser.add_argument("--admin-key", default=key)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--model", default="")
     parser.add_argument("-h", "--help", action="store_true")
     return parser
 
@@ -765,7 +785,8 @@ def _help() -> str:
     lines = [f"  {command.words:{width}}  {command.help}" for command in commands]
     return "\n".join(
         [
-            "usage: weft ctl COMMAND [arguments] [--url URL] [--admin-key KEY] [--json]",
+            "usage: weft ctl COMMAND [arguments] [--url URL] [--admin-key KEY] [--model NAME]",
+            "                [--json]",
             "",
             "Control a running server.",
             "",
@@ -773,7 +794,8 @@ def _help() -> str:
             "",
             f"--url is {DEFAULT_URL} if not given (or WEFT_URL). Without --admin-key,",
             "WEFT_ADMIN_API_KEY is the key; a server without any keys accepts commands from",
-            "its own machine only. --json prints the answer unchanged. Exit status: 0 done,",
+            "its own machine only. --model names one of several models; without it, commands",
+            "concern the default one. --json prints the answer unchanged. Exit status: 0 done,",
             "1 refused by the server, 2 not sent. weft ctl COMMAND --help tells more.",
         ]
     )

@@ -51,6 +51,7 @@ VERBS = {
         "weft.cli.ctl:ctl",
         "control a running server: flush, pause, profile, settings, requests",
     ),
+    "ps": ("weft.cli.ps:ps", "the models that a running server has in memory"),
     "replay": (
         "weft.cli.replay:replay",
         "run the scheduler over a journal, and compare every decision",
@@ -68,7 +69,6 @@ ELSEWHERE = {
     "remove": "weft rm removes a model",
     "download": "weft pull fetches a model",
     "run": "weft chat MODEL chats, weft generate completes, weft serve MODEL serves",
-    "ps": "weft ctl requests shows what a server runs",
     "stop": "Ctrl-C or SIGTERM stops weft serve; weft ctl abort ends requests",
     "start": "weft serve starts a server",
     "server": "weft serve starts a server",

@@ -302,7 +302,7 @@ class _OptionParser(argparse.ArgumentParser):
 
 class Command:
     """The options of one command: the fields of some dataclasses, and `--config`. `positional`: the
-    option that needs no flag; `takes_several`: it may be given several times. `tables`: the tables
+    option that needs no flag; `takes_several`: it may be there several times. `tables`: the tables
     that the file may have, [GROUP.NAME], with the options of each.
     """
 
@@ -373,10 +373,10 @@ class Command:
         written: dict[str, str] = {}
         words: list[str] = []
         if self._takes_several:
-            words = [*parsed.positional, *unknown]  # also behind options
+            words = [*parsed.positional, *unknown]  # also after options
             parsed.positional = words[0] if len(words) == 1 else None
             if len(words) > 1 and getattr(parsed, self._positional) is not None:
-                raise SettingsError(f"{self._positional} is given by option, and as {words[0]!r}")
+                raise SettingsError(f"{self._positional} is set by option, and as {words[0]!r}")
         for name, text in vars(parsed).items():
             if isinstance(text, list):  # an option of several lines, given several times
                 text = "\n".join(text)
@@ -438,7 +438,7 @@ class Command:
                 name = key.replace("-", "_")
                 name = self._aliases.get(name, name)
                 if name not in known and name in self._options:
-                    raise SettingsError(f"{key} in {where} is a setting of the whole server")
+                    raise SettingsError(f"{key} in {where} is a setting of all models together")
                 if name not in known:
                     raise SettingsError(
                         f"unknown key {key!r} in {where}{did_you_mean(name, known)}"

@@ -68,7 +68,7 @@ class ModelTable:
 
     path: str = option(
         "",
-        "folder, GGUF file or name of the hub; the name of the table if not given",
+        "folder, GGUF file or name of the hub; without it, the name of the table",
         group="models",
     )
     aliases: str = option(

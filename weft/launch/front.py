@@ -108,7 +108,7 @@ class Front:
 
     @cached_property
     def app(self) -> ASGIApp:
-        """The whole application of a server with this model alone."""
+        """The application of a server with this model alone."""
         context = self._context
         served = self.served
         return with_edge(

@@ -24,7 +24,12 @@ MAX_LIST_BYTES = 4 << 20
 MODELS = b"/v1/models"
 ONE_MODEL = "/v1/models/"
 # Paths that list models -> the field of the answer with the list, and that of an item's name.
-LISTS = {"/v1/models": ("data", "id"), "/api/tags": ("models", "name")}
+LISTS = {
+    "/v1/models": ("data", "id"),
+    "/models": ("data", "id"),
+    "/api/tags": ("models", "name"),
+    "/api/ps": ("models", "name"),
+}
 REFUSED = (401, 403)
 ANY_MODEL = ("", "default")  # names by which a server takes its own model
 # Headers of a client's body, which a question without a body has not.
@@ -106,7 +111,13 @@ async def ask_names(lines: ServerLines, headers: Headers) -> tuple[str, ...] | N
     cards = found.get(field)
     if status != 200 or not isinstance(cards, list):
         return ()
-    return tuple(str(card[id]) for card in cards if isinstance(card, dict) and id in card)
+    named = [card for card in cards if isinstance(card, dict) and id in card]
+    names = [str(card[id]) for card in named]
+    for card in named:  # after all names: the first one is that of the server's own model
+        aliases = card.get("aliases")
+        if isinstance(aliases, list):
+            names += map(str, aliases)
+    return tuple(dict.fromkeys(names))
 
 
 async def ask_list(lines: ServerLines, target: bytes, headers: Headers) -> tuple[int, JsonObject]:

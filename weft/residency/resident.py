@@ -20,6 +20,16 @@ class Level(Enum):
 
 
 @dataclass
+class Moments:
+    """When something last happened to a model."""
+
+    used_s: float = 0.0  # end or begin of its last request
+    began_s: float = 0.0  # of the load, or the growth, that is done now
+    ready_s: float = 0.0
+    left_s: float | None = None  # when it was unloaded for room
+
+
+@dataclass
 class Resident:
     """One model. Times are those of the caller's clock, in seconds."""
 
@@ -35,11 +45,7 @@ class Resident:
     asked_s: float | None = None  # when somebody asked for it to be loaded, without a request
     must_leave: bool = False  # somebody asked for it to be unloaded
     gives_way: bool = False  # a model that waits needs its memory: new requests wait
-    keeps_stay: bool = False  # it stays even while idle, because it came back soon
-    used_s: float = 0.0  # end or begin of its last request
-    began_s: float = 0.0  # of the load, or the growth, that is done now
-    ready_s: float = 0.0
-    left_s: float | None = None  # when it was last unloaded for room
+    at: Moments = field(default_factory=Moments)
     load_s: float = 0.0  # how long its last load took; 0: not known
     was_small: bool = False  # it had no KV when it began to be unloaded
 

@@ -49,7 +49,7 @@ Action: TypeAlias = Load | Grow | Shrink | Unload | Refuse
 
 
 class Delay(NamedTuple):
-    """What a request that waits for a model is told."""
+    """What a request that waits for a model can expect."""
 
     position: int  # models that are loaded before it
     eta_s: float  # until the model is ready, as far as known

@@ -277,7 +277,7 @@ def with_edge(
     refusals: RefusalLog,
     service: BatchService,
 ) -> ASGIApp:
-    """`inner` behind what every request passes: keys, limits of heads, counts, CORS."""
+    """`inner` inside of what every request passes: keys, limits of heads, counts, CORS."""
     service.answer_with(InnerCall(inner))
     origins = _words(config.cors_origins)
     pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)

@@ -19,7 +19,7 @@ from weft.config.engine import EngineConfig
 from weft.config.keys import KeyDigests
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
-from weft.launch.several.hosted import LoadFailed, Size
+from weft.launch.several.hosted import HostedBytes, LoadFailed
 from weft.launch.several.house import House
 from weft.launch.several.roster import HouseRoster
 from weft.launch.several.specs import ModelSpec
@@ -88,7 +88,7 @@ class FakeHost:
 
     def __init__(self, spec: ModelSpec, shared: SharedParts) -> None:
         self.spec = spec
-        self.size = Size(60, 20)
+        self.size = HostedBytes(60, 20)
         self.can_shrink = True
         self.prepared = None
         self.facts = ModelFacts()

@@ -77,7 +77,7 @@ def test_bodies_that_cannot_be_read_load_nothing() -> None:
         assert (found.status_code, found.json()["error"]["param"]) == (400, "model")
         assert (await server.http.post("/nowhere", json={})).status_code == 404
         assert (await server.http.post("/v1/models", json={})).status_code == 405
-        assert not server.house.core.models
+        assert not server.house.facts.models
 
     run(work, spec("a"))
 
@@ -236,7 +236,7 @@ def test_a_client_that_leaves_waits_no_longer() -> None:
         assert server.house.line.num_waiting == 0
         gate.set()
         await server.until(lambda: server.house.level("a") is Level.READY)
-        assert server.house.core.models["a"].num_open == 0
+        assert server.house.facts.models["a"].num_open == 0
 
     run(work, spec("a"))
 
@@ -247,7 +247,7 @@ def test_ollama_keeps_and_unloads_models() -> None:
         await server.http.post("/api/generate", json={**body, "keep_alive": "5m"})
         [shown] = (await server.http.get("/api/ps")).json()["models"]
         assert shown["name"] == "a"
-        assert server.house.core.models["a"].ttl_s == 300.0
+        assert server.house.facts.models["a"].ttl_s == 300.0
         found = await server.http.post("/api/generate", json={"model": "a", "keep_alive": 0})
         assert '"done_reason":"unload"' in found.text
         assert server.house.level("a") is Level.ABSENT
@@ -312,8 +312,8 @@ def test_random_requests_with_loads_unloads_and_kills_are_all_answered() -> None
 
     async def watch(server: Server) -> None:
         while True:
-            core = server.house.core
-            assert core.num_bytes <= core.rules.budget_bytes
+            facts = server.house.facts
+            assert facts.num_bytes <= facts.rules.budget_bytes
             loaded = [one for one in names if server.host(one).front is not None]
             assert len(loaded) <= 2
             await asyncio.sleep(0.001)
@@ -330,7 +330,7 @@ def test_random_requests_with_loads_unloads_and_kills_are_all_answered() -> None
         for status, text in answers:
             assert status == 200 or "killed" in text or "send the request again" in text
         assert server.house.line.num_waiting == 0
-        assert all(not one.num_open for one in server.house.core.models.values())
+        assert all(not one.num_open for one in server.house.facts.models.values())
 
     rules = Rules(170, patience_s=0.05, stay_loads=1, least_stay_s=0.02)
     run(work, *map(spec, names), rules=rules, most_waiting=1_000)

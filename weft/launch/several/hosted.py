@@ -48,7 +48,7 @@ class LoadFailed(Exception):
         self.is_users = is_users
 
 
-class Size(NamedTuple):
+class HostedBytes(NamedTuple):
     """Memory of a loaded model."""
 
     fixed_bytes: int  # weights, and the work of its engines
@@ -85,13 +85,13 @@ class HostedModel:
         self._lock = asyncio.Lock()
 
     @property
-    def size(self) -> Size:
+    def size(self) -> HostedBytes:
         """Raises AssertionError before `prepare`."""
         assert self.prepared is not None, "its size is not known"
         sizing = self.prepared.sizing
         num_engines = max(self.spec.server.dp_size, 1)
         fixed = sizing.weight_bytes + sizing.work_bytes
-        return Size(fixed * num_engines, sizing.kv_bytes * num_engines)
+        return HostedBytes(fixed * num_engines, sizing.kv_bytes * num_engines)
 
     @property
     def can_shrink(self) -> bool:
@@ -121,8 +121,8 @@ class HostedModel:
         except SettingsError:
             if house.share_bytes >= house.budget_bytes:
                 raise
-        whole = replace(house.machine, free_bytes=house.budget_bytes)
-        return prepare(self.spec.engine, part_of(whole, num_engines, self.spec.engine))
+        alone = replace(house.machine, free_bytes=house.budget_bytes)
+        return prepare(self.spec.engine, part_of(alone, num_engines, self.spec.engine))
 
     def forget(self) -> None:
         """Read the model's files again before the next load: they may have changed."""

@@ -90,10 +90,10 @@ class HouseRoster:
         host = house.hosts[name]
         spec = host.spec
         level = house.level(name)
-        model = house.core.models.get(name)
-        failed = house.failed.get(name)
+        model = house.facts.models.get(name)
+        reason = house.failures.reason(name)
         state = level.value
-        if failed is not None and level is Level.ABSENT:
+        if reason and level is Level.ABSENT:
             state = "failed"
         num_waiting = house.line.num_for(name)
         return ModelStatus(
@@ -101,7 +101,7 @@ class HouseRoster:
             aliases=spec.aliases,
             is_default=name == house.names.default,
             state=state,
-            reason="" if failed is None else failed[1].message,
+            reason=reason,
             pin=spec.pin,
             ttl_s=spec.ttl_s if model is None else model.ttl_s,
             since_s=self._since_s,
@@ -118,12 +118,12 @@ class HouseRoster:
         )
 
     def _left_s(self, name: str) -> float | None:
-        model = self._house.core.models.get(name)
+        model = self._house.facts.models.get(name)
         if model is None or model.level not in IN_MEMORY or not model.ttl_s or model.pin:
             return None
         if model.num_open:
             return model.ttl_s
-        return max(model.used_s + model.ttl_s - time.monotonic(), 0.0)
+        return max(model.at.used_s + model.ttl_s - time.monotonic(), 0.0)
 
     def served(self, name: str) -> ModelApp | None:
         return self._house.served(name)
@@ -133,7 +133,7 @@ class HouseRoster:
         return {name: served for name, served in found.items() if served is not None}
 
     def delay(self, name: str) -> Delay:
-        if name not in self._house.core.models:
+        if name not in self._house.facts.models:
             return Delay(0, 0.0)
         return self._house.core.delay(name, time.monotonic())
 
@@ -169,7 +169,12 @@ class HouseRoster:
         await self._house.unload(name)
 
     def keep(self, name: str, idle_s: float) -> None:
-        self._house.keep(name, idle_s)
+        facts = self._house.facts
+        if name in facts.models and idle_s == 0:
+            facts.ask_unload(name)
+        elif name in facts.models:
+            facts.models[name].ttl_s = max(idle_s, 0.0)
+        self._house.settle()
 
     def page(self, *, is_open: bool) -> bytes:
         models = {

@@ -48,7 +48,7 @@ from weft.server.serve import run as run_loop
 from weft.server.several.app import SeveralModels
 from weft.state.store import StateError
 
-# Part of the free memory that the models take if --memory is not given.
+# Part of the free memory that the models take without --memory.
 SHARE_OF_FREE = 0.9
 TICK_S = 0.1  # interval in which a drain checks whether it is over
 
@@ -181,7 +181,7 @@ class SeveralFront:
         loaded = [spec for spec, reason in zip(fitting, results, strict=True) if not reason]
         startup: list[tuple[str, str, float]] = []
         if loaded:
-            num_bytes = self.house.core.num_bytes
+            num_bytes = self.house.facts.num_bytes
             startup.append(("loaded", f"{names_of(loaded)}: up to {size(num_bytes)}", took_s))
         return Started(startup)
 
@@ -189,7 +189,7 @@ class SeveralFront:
         """The models that are loaded at the start and have room beside those before them."""
         found: list[ModelSpec] = []
         num_bytes = 0
-        rules = self.house.core.rules
+        rules = self.house.facts.rules
         for spec in self._many.specs:
             if not spec.on_start or len(found) >= rules.max_models:
                 continue
@@ -198,7 +198,7 @@ class SeveralFront:
             except ApiError:
                 found.append(spec)  # its load says why
                 continue
-            model = self.house.core.models[spec.name]
+            model = self.house.facts.models[spec.name]
             num_bytes += model.fixed_bytes + model.kv_bytes
             if num_bytes > rules.budget_bytes and found:
                 log.info("not_loaded_yet", model=spec.name, reason="the memory of the others")

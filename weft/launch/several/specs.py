@@ -60,12 +60,12 @@ def read_specs(settings: Settings) -> list[ModelSpec]:
 
 
 def _require_none_alone(settings: Settings) -> None:
-    given = settings.given(EngineConfig)
+    asked = settings.given(EngineConfig)
     for name, default in ALONE.items():
-        if given.get(name, default) != default:
+        if asked.get(name, default) != default:
             flag = "--" + name.replace("_", "-")
             raise SettingsError(
-                f"{flag} is {given[name]}, which a server with several models cannot have: start "
+                f"{flag} is {asked[name]}, which a server with several models cannot have: start "
                 "a server for that model"
             )
     if "served_model_name" in settings.given(ServerConfig):
@@ -85,9 +85,9 @@ def _require_name(name: str) -> None:
 
 def _from_words(settings: Settings) -> Iterator[ModelSpec]:
     words = settings.words
-    given = settings.given(EngineConfig).get("model")
-    if not words and given:
-        words = (given,)
+    alone = settings.given(EngineConfig).get("model")
+    if not words and alone:
+        words = (alone,)
     for word in words:
         engine = replace(settings.make(EngineConfig), model=word)
         name = model_name(engine, model_folder(engine))

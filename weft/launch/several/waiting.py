@@ -7,6 +7,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from weft.server.errors import ApiError
+
 
 @dataclass(eq=False)
 class Waiter:
@@ -16,7 +18,7 @@ class Waiter:
     may_begin: asyncio.Future[None]
 
 
-class WaitingLine:
+class LoadLine:
     """The waiting requests of each model, in the order in which they came."""
 
     def __init__(self) -> None:
@@ -30,6 +32,12 @@ class WaitingLine:
 
     def num_for(self, model: str) -> int:
         return len(self._waiters[model])
+
+    def require_room(self, most: int) -> None:
+        """Raise `ApiError` 503 if `most` requests wait already."""
+        if self.num_waiting >= most:
+            message = f"{self.num_waiting:,} requests wait for models to be loaded already"
+            raise ApiError(503, message, headers={"retry-after": "5"}, limit="max_load_waiting")
 
     def add(self, model: str, rid: str, now_s: float) -> Waiter:
         waiter = Waiter(rid, model, now_s, asyncio.get_running_loop().create_future())

@@ -1,1 +1,1 @@
-"""Several models behind one address: which model a request is for, and what concerns all."""
+"""Several models with one address: which model a request is for, and what concerns all."""

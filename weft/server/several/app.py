@@ -155,7 +155,7 @@ class SeveralModels:
 
 
 def _first(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns a body which has been read, and then what comes behind it."""
+    """A `receive` that returns a body which has been read, and then what follows."""
     is_read = False
 
     async def again() -> Message:
@@ -169,7 +169,7 @@ def _first(body: bytes, receive: Receive) -> Receive:
 
 
 class _OwnEndpoint:
-    """Runs a handler of what concerns all models, and turns every exception into an answer."""
+    """Runs a handler of what concerns all models, and answers with an error if it raises."""
 
     def __init__(self, roster: Roster, handler: RosterHandler) -> None:
         self._roster = roster

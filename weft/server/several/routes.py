@@ -1,6 +1,6 @@
 """The routes that concern all models of a server: lists, loads, health, work, numbers.
 
-They stand in the place of the routes of one model with the same paths.
+They answer instead of the routes of one model with the same paths.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ async def list_requests(roster: Roster, request: Request) -> ASGIApp:
 
 async def explain(roster: Roster, request: Request) -> ASGIApp:
     """The histories of requests with this name, of all models; a request that waits for its model
-    has its place and the expected time."""
+    has its position and the expected time."""
     rid = request.path_params["rid"]
     found: list[JsonObject] = []
     for one in roster.waiting():

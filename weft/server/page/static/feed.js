@@ -1,6 +1,6 @@
 // Server-sent events over fetch, which can carry a key; closed while the page is hidden.
 
-import { check, headers } from "./parts.js";
+import { about, check, headers } from "./parts.js";
 
 const FIRST_MS = 400;
 const LAST_MS = 5000;
@@ -46,6 +46,12 @@ export function look() {
 	}
 }
 
+// Another model is shown from now on.
+export function again() {
+	pause = FIRST_MS;
+	stop?.abort();
+}
+
 async function run() {
 	stop = new AbortController();
 	const signal = stop.signal;
@@ -66,7 +72,7 @@ async function run() {
 const reason = (error) => error.name === "Error" ? error.message : "no server: connecting again";
 
 async function follow(signal, loads) {
-	const answer = await fetch("events", { headers: headers("admin"), signal, cache: "no-store" });
+	const answer = await fetch(about("events"), { headers: headers("admin"), signal, cache: "no-store" });
 	clearTimeout(loads);
 	if (answer.status === 401 || answer.status === 403) {
 		isClosed = true;

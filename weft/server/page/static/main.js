@@ -8,6 +8,7 @@ import * as feed from "./feed.js";
 import * as figures from "./figures.js";
 import * as film from "./film.js";
 import * as memory from "./memory.js";
+import * as models from "./models.js";
 import * as rows from "./rows.js";
 import * as steps from "./steps.js";
 import * as story from "./story.js";
@@ -175,6 +176,10 @@ async function play() {
 function watch() {
 	if (phone.matches) tab("chat");
 	feed.open(handlers);
+	models.open((name) => {
+		introduce({ model: name });
+		feed.again();
+	});
 	document.addEventListener("visibilitychange", feed.look);
 	on("gate-form", "submit", (event) => {
 		event.preventDefault();

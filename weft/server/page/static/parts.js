@@ -119,9 +119,16 @@ export async function check(answer) {
 	throw new Error(body?.error?.message || `the server answered ${answer.status}`);
 }
 
+let chosen = ""; // one of several models; "": the server has one
+
+export const choose = (name) => { chosen = name; };
+
+// A path for the chosen model.
+export const about = (path) => chosen ? `${path}${path.includes("?") ? "&" : "?"}model=${encodeURIComponent(chosen)}` : path;
+
 // A request with a body is a POST.
 export async function read(path, kind, body, more) {
 	const asked = { "content-type": "application/json", ...headers(kind), ...more };
-	const answer = await check(await fetch(path, { method: body ? "POST" : "GET", headers: asked, body: body && JSON.stringify(body) }));
+	const answer = await check(await fetch(about(path), { method: body ? "POST" : "GET", headers: asked, body: body && JSON.stringify(body) }));
 	return answer.json();
 }

@@ -1,0 +1,70 @@
+// The models of a server with several: which one is shown and asked, and whether it is in memory.
+
+import { $, choose, el, num, on, read, tell } from "./parts.js";
+
+const LOOK_MS = 4000;
+const LOADED = "loaded";
+
+let chosen = "";
+let states = new Map(); // name -> status
+
+// Shows the picker if there is a choice; `changed` is called with the name of the chosen model.
+export async function open(changed) {
+	on("model-pick", "change", () => {
+		pick($("model-pick").value);
+		changed(chosen);
+	});
+	on("model-load", "click", toggle);
+	if (await look() && chosen) changed(chosen);
+	setInterval(() => document.hidden || look(), LOOK_MS);
+}
+
+function pick(name) {
+	chosen = name;
+	choose(name);
+	show();
+}
+
+// Returns whether there are several models.
+async function look() {
+	try {
+		const { data } = await read("models", "user");
+		if (data.length < 2) return false;
+		const before = [...states.keys()].join();
+		states = new Map(data.map((one) => [one.id, one]));
+		if (before !== [...states.keys()].join()) {
+			$("model-pick").replaceChildren(...data.map((one) => Object.assign(el("option", ""), { value: one.id })));
+		}
+		if (!states.has(chosen)) pick(data.find((one) => one.is_default)?.id ?? data[0].id);
+		show();
+		return true;
+	} catch {
+		return false; // the chat says what is wrong when it is used
+	}
+}
+
+function show() {
+	$("models").hidden = false;
+	for (const option of $("model-pick").options) {
+		const { status, waiting_requests: waiting } = states.get(option.value);
+		const wait = waiting ? `, ${num(waiting)} wait` : "";
+		option.textContent = status.value === LOADED && !waiting ? option.value : `${option.value} (${status.value}${wait})`;
+	}
+	$("model-pick").value = chosen;
+	const status = states.get(chosen)?.status;
+	const isIn = status?.value === LOADED;
+	tell("model-load", isIn ? "Unload" : "Load");
+	$("model-load").title = status?.reason || (isIn ? "Unload this model after its open requests" : "Load this model now");
+}
+
+async function toggle() {
+	const isIn = states.get(chosen)?.status.value === LOADED;
+	$("model-load").disabled = true;
+	try {
+		await read(isIn ? "models/unload" : "models/load", "admin", { model: chosen });
+	} catch (error) {
+		tell("state", error.message);
+	}
+	$("model-load").disabled = false;
+	await look();
+}
