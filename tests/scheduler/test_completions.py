@@ -263,7 +263,7 @@ def test_it_is_explained_with_the_numbers_of_the_tightest_completion() -> None:
         "waits: no KV memory before enough running requests complete: with it, 74 tokens will be "
         "needed before one of the completions, and 73 will be available"
     )
-    assert not world.scheduler.prefills.is_full
+    assert not world.scheduler.waiting_queue.online.is_full
 
 
 def lengths(pairs: Sequence[tuple[int, int]]) -> list[Length]:

@@ -27,14 +27,7 @@ from weft.scheduler.admission import (
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks, QueueWalk
 from weft.scheduler.groups.protocol import GroupBudget, Lack, PassFacts, Shortage
-from weft.scheduler.history import (
-    Counters,
-    EventKind,
-    RequestHistory,
-    RequestTrace,
-    Reuse,
-    Stop,
-)
+from weft.scheduler.history import Counters, EventKind, RequestHistory, Reuse, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
 from weft.scheduler.pace.pace import NOBODY_WAITS, Pace, Waiting
@@ -93,17 +86,6 @@ class PassLog:
     def __init__(self, history: RequestHistory, planner: Planner) -> None:
         self.history = history
         self._planner = planner  # numbers the steps
-
-    def admitted(self, request: Request, now: float) -> RequestTrace:
-        """A request has got a row. Returns its trace."""
-        return self.history.admitted(
-            request.id,
-            request.prefix.length,
-            request.fill_len,
-            request.extend_end,
-            now,
-            self._planner.num_steps,
-        )
 
     def record_stop(
         self,
@@ -200,11 +182,6 @@ class PrefillScheduler:
         self.chunked_req = None
         self.note_room()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no online request can be admitted before a request ends."""
-        return self._queue.online.is_full
-
     def note_room(self) -> None:
         """A request may be admitted again."""
         for line in self._queue.lines:
@@ -230,7 +207,7 @@ class PrefillScheduler:
         line = self._first_line()
         pace = self._pace
         # Most steps follow a decode step and need no further check.
-        if pace is not None and pace.has_prefilled and pace.decode_is_due(self._waiting(line)):
+        if pace is not None and pace.since_s > 0 and pace.decode_is_due(self._waiting(line)):
             self.record_no_walk(now, Stop.TURN)
             return None
         self._log.history.begin_walk()
@@ -382,7 +359,11 @@ class PrefillScheduler:
         if self._hooks.piece_budgets:
             pieces = self._hooks.new_piece_budgets(budget)
         groups: Sequence[GroupBudget] = ()
-        ratio = self._ratio(line, now)
+        # The fraction of their output for which running requests are promised memory.
+        ratio = self.new_token_ratio.current
+        if line.resumed:
+            first = next(line.order(now, self._queue.end), None)
+            ratio = careful_ratio(ratio, 0 if first is None else first.retractions)
         mixed_kv = kv.room.decode_pages(decode_rows) * settings.page_size if mixes else 0
         if kv.groups:
             groups = kv.room.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
@@ -414,15 +395,6 @@ class PrefillScheduler:
         if first is None:
             return NOBODY_WAITS
         return Waiting(num, first.spec.arrival_order, first.message.background)
-
-    def _ratio(self, line: WaitingLine, now: float) -> float:
-        """The fraction of their output for which running requests are promised memory in this
-        pass."""
-        ratio = self.new_token_ratio.current
-        if line.resumed:
-            first = next(line.order(now, self._queue.end), None)
-            ratio = careful_ratio(ratio, 0 if first is None else first.retractions)
-        return ratio
 
     def _rows_to_mix(self) -> IntArray:
         """The decoding rows that join a prefill step, if this is enabled and memory allows."""
@@ -515,10 +487,18 @@ class PrefillScheduler:
 
     def _admit(self, line: WaitingLine, request: Request, now: float) -> None:
         cached_len = request.prefix.length
-        trace = self._log.admitted(request, now)
+        trace = self._log.history.admitted(
+            request.id,
+            cached_len,
+            request.fill_len,
+            request.extend_end,
+            now,
+            self._planner.num_steps,
+        )
         if request.admitted_s < 0:
             request.admitted_s = now
-            self._limits.admitted(request, now)
+            self._limits.drain.admitted(now)
+            self._limits.deadlines.admitted(request)
             request.cached_tokens = cached_len
             matched_len = cached_len
             if self._kv.groups:

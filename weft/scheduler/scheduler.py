@@ -294,7 +294,7 @@ class Scheduler:
             # attempt.
             if finish.status == QUEUE_IS_FULL.status and not retry_after_s:
                 num_waiting = len(self.waiting_queue)
-                retry_after_s = self.limits.retry_after_s(num_waiting, self.now)
+                retry_after_s = self.limits.drain.retry_after_s(num_waiting, self.now)
             predicted = trace.drafts.get("prediction", NO_DRAFTS)
             accepted = predicted.num_right
             rejected = predicted.num_drafts - predicted.num_right
@@ -560,7 +560,7 @@ class Scheduler:
             kv_evictable=kv.cache.evictable_pages * page_size,
             kv_held=kv.cache.pinned_pages * page_size,
             new_token_ratio=self.prefills.new_token_ratio.current,
-            batch_is_full=self.prefills.is_full,
+            batch_is_full=self.waiting_queue.online.is_full,
             total_evicted_tokens=kv.cache.total_evicted_pages * page_size,
             kv_quarantined=len(kv.allocator.quarantined) * page_size,
             **kv.room.usage(),
