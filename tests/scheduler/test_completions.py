@@ -195,7 +195,7 @@ def test_who_may_advance_by_several_tokens_has_all_its_memory() -> None:
     rows = world.scheduler.running_batch.rows
     assert len(rows) == 2
     completions = CompletionBudget(world.scheduler.kv, rows, 0.5, [])
-    assert len(completions._left) == 1
+    assert len(completions._ends.left) == 1
     assert completions._promised == 19 + 1
 
 

@@ -149,7 +149,7 @@ def test_a_policy_that_cannot_take_over_leaves_the_one_before_in_its_place(
     world = World(settings(schedule_policy=before, max_running_requests=1))
     for number in range(5):
         world.send([number, 7], max_new_tokens=2, tenant=f"t{number % 2}")
-    queue, cache = world.scheduler.waiting_queue, world.scheduler.kv.cache
+    queue, cache = world.scheduler.waiting_queue.online, world.scheduler.kv.cache
     policy, listeners, order = queue.policy, [*cache.listeners], list(queue.order(0.0))
 
     def fails(self: Fair, request: Request) -> int:

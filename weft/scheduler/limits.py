@@ -55,7 +55,7 @@ class RequestLimits:
     def refusal(self, message: GenerateRequest, settings: SchedulerSettings) -> Refusal | None:
         """Why a request can never run and is refused; None if it can run."""
         vocab_size = settings.vocab_size
-        num_tokens = len(message.input_ids) // TOKEN_BYTES
+        num_tokens = message.prompt_len
         if not num_tokens:
             return Refusal("the prompt is empty", 400)
         prompt = np.frombuffer(message.input_ids, dtype=np.int32, count=num_tokens)
@@ -171,7 +171,7 @@ def _wrong_form(message: GenerateRequest, asked: PoolingParams, limits: PoolingL
     if not limits.num_token_types:
         return "token_type_ids are given, but this model knows no kinds of segments"
     if len(types) * TOKEN_BYTES != len(message.input_ids):
-        num_tokens = len(message.input_ids) // TOKEN_BYTES
+        num_tokens = message.prompt_len
         return (
             f"token_type_ids has the length {len(types):,}; {num_tokens:,} is expected, an entry "
             "for each token"

@@ -62,7 +62,7 @@ class RoomForFirst(NamedTuple):
     order: Iterator[Request] | None = None
 
 
-class Walk(NamedTuple):
+class LineWalk(NamedTuple):
     """A walk over one line of the queue. `is_through`: no request lacked anything that a request of
     the next line would take."""
 
@@ -261,13 +261,13 @@ class PrefillScheduler:
             return None
         return chunk
 
-    def _walk(self, line: WaitingLine, now: float, order: Iterator[Request] | None) -> Walk:
+    def _walk(self, line: WaitingLine, now: float, order: Iterator[Request] | None) -> LineWalk:
         """Admit requests of one line. Its open chunk goes first, even when the batch is full: it
         owns a row, which it releases only after its prompt is computed."""
         queue = self._queue
         chunk = self._chunk_of(line)
         if chunk is None and not self._may_walk(line, now):
-            return Walk(None, is_through=not line.has_candidates(queue.end))
+            return LineWalk(None, is_through=not line.has_candidates(queue.end))
         decode_rows = self._rows_to_mix()
         adder = self._new_adder(line, decode_rows, now)
         sharing = PrefixSharing(self._kv)
@@ -286,7 +286,7 @@ class PrefillScheduler:
         if not adder.can_run:
             # An open chunk of a later line may be what was in the way.
             is_foreign = self.chunked_req is not None and chunk is None
-            return Walk(None, is_through=picked.is_through or is_foreign)
+            return LineWalk(None, is_through=picked.is_through or is_foreign)
         if picked.is_through and line is not queue.lines[-1]:
             self._record_behind(now)
         for request in picked.requests:
@@ -295,7 +295,7 @@ class PrefillScheduler:
             assert self.chunked_req is None, "two prompts are open"
             self.chunked_req = adder.new_chunked_req
         self._counters.num_prefilled_tokens += adder.input_tokens
-        return Walk(self._planner.make_batch(adder.can_run, decode_rows), is_through=True)
+        return LineWalk(self._planner.make_batch(adder.can_run, decode_rows), is_through=True)
 
     def _record_behind(self, now: float) -> None:
         """Record why background requests wait, if some do."""

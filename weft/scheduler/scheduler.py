@@ -23,7 +23,6 @@ import msgspec
 from weft.arrays import IntArray
 from weft.grammar.protocol import NOT_FOLLOWED
 from weft.memory.allocator import OutOfPages
-from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
@@ -116,7 +115,7 @@ class Scheduler:
             return
         arrival_order = self.counters.num_requests
         self.counters.num_requests += 1
-        prompt_len = len(message.input_ids) // TOKEN_BYTES
+        prompt_len = message.prompt_len
         num_waiting = len(self.waiting_queue)
         self.history.arrived(
             message.id,
