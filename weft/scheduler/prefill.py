@@ -204,13 +204,19 @@ class PrefillScheduler:
         Returns a batch with prefills, or None if no prompt can be computed. Background requests are
         looked at if no online request could run, and none lacks what they would take.
         """
-        line = self._first_line()
         pace = self._pace
         # Most steps follow a decode step and need no further check.
-        if pace is not None and pace.since_s > 0 and pace.decode_is_due(self._waiting(line)):
+        if (
+            pace is not None
+            and pace.since_s > 0
+            and pace.decode_is_due(self._waiting(self._first_line()))
+        ):
             self.record_no_walk(now, Stop.TURN)
             return None
         self._log.history.begin_walk()
+        if self.chunked_req is None and not self._queue.has_candidates:
+            return None
+        line = self._first_line()
         walk = self._walk(line, now, order)
         if walk.batch is None and walk.is_through and line is not self._queue.lines[-1]:
             walk = self._walk(self._queue.lines[-1], now, None)
