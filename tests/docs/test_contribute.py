@@ -97,6 +97,20 @@ PAGES = [
         ),
         "tests/test_check_model.py",
     ),
+    Page(
+        "adapter-kind.md",
+        ("weft/executor/lora/kinds/loha.py",),
+        "tests/executor/lora/test_loha.py",
+    ),
+    Page(
+        "request-field.md",
+        (
+            "weft/messages/requests.py",
+            "weft/server/requests.py",
+            "weft/scheduler/scheduler.py",
+        ),
+        "tests/server/test_never_waits.py",
+    ),
 ]
 
 

@@ -188,7 +188,7 @@ class Loop:
             if scheduler.pace is not None:
                 seconds = self._done_s - began_s - result.encoder_s
                 scheduler.pace.observe(batch, seconds)
-            return scheduler.process_batch_result(batch, result, self._done_s)
+            return scheduler.process_batch_result(batch, result, self._done_s, began_s)
         except Exception as exc:
             self._on_fault(exc)
             self._drain()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from types import TracebackType
@@ -25,7 +25,7 @@ from weft.assemble.adapters import adapter_files
 from weft.assemble.prepare import load_recipe, load_tokenizer
 from weft.client.adapters import AdapterLoader, AdapterNames, AdapterRefused
 from weft.client.client import EngineClient
-from weft.config.adapters import parse_lora_paths
+from weft.config.adapters import LoraPath, parse_lora_paths
 from weft.config.options import SettingsError
 from weft.launch.context import LaunchContext
 from weft.launch.engine_group import EngineGroup, journals
@@ -135,6 +135,11 @@ class Front:
         self.readiness.end()
 
     @property
+    def refused(self) -> Callable[[str], None]:
+        """Counts what exceeded a limit."""
+        return self.client.metrics.refused
+
+    @property
     def lost(self) -> asyncio.Task[ExitStatus]:
         """Done when no engine is left; its result is the reason. All open requests have been
         answered by then."""
@@ -190,6 +195,18 @@ class Front:
             ordered.cancel()
         return ExitStatus(0)
 
+    async def load_adapters(self, asked: Sequence[LoraPath]) -> None:
+        """Load adapters that an earlier front of the same model had. One that cannot be loaded any
+        more is logged, and unknown from now on."""
+        loader = AdapterLoader(self.adapters, self.client)
+        for one in asked:
+            if one.name in self.adapters.by_name:
+                continue
+            try:
+                await loader.load(one)
+            except AdapterRefused as exc:
+                log.warning("adapter_not_loaded_again", name=one.name, reason=exc)
+
     async def _follow_engines(self) -> ExitStatus:
         end = await self._engines.run(self.client)
         if self.client.state.is_alive:
@@ -211,14 +228,17 @@ class Front:
         self.readiness.mark_ready()
         return ready
 
-    async def save_cache(self, left_s: float, abort: asyncio.Task[Any]) -> None:
+    async def save_cache(self, left_s: float, abort: asyncio.Task[Any] | None = None) -> None:
         """Let the engine write its cache to disk for `left_s` seconds. `abort` (a second signal)
         stops the wait immediately."""
         if not self._context.prepared.config.cache_dir:
             return
         left_s = max(left_s, 0.0)
         save = asyncio.create_task(self.client.call(SaveCache(left_s), left_s + SAVE_GRACE_S))
-        await asyncio.wait({save, abort, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+        waited: set[asyncio.Task[Any]] = {save, self.lost}
+        if abort is not None:
+            waited.add(abort)
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if not save.done():
             save.cancel()
         elif save.exception() is None:
@@ -247,6 +267,7 @@ def _client(
         metrics=parts.metrics,
         tracer=tracer,
         log_requests=config.log_requests,
+        log_slow_s=config.log_slow_s,
         max_pending_tokens=limits.max_pending_tokens,
         max_request_share=limits.max_request_share,
         step_timeout_s=config.step_timeout_s,

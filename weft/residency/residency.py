@@ -56,11 +56,16 @@ class Residency:
         assert self.models[name].level is Level.ABSENT, f"{name} is in memory"
         del self.models[name]
 
+    def is_open(self, name: str) -> bool:
+        """Whether a request that comes now may begin."""
+        model = self.models[name]
+        return model.level is Level.READY and not (model.gives_way or model.must_leave)
+
     def request(self, name: str, now_s: float) -> bool:
         """A request for a model. Returns whether it may begin; else it waits until `admit`, or
         `give_up`."""
         model = self.models[name]
-        if model.level is Level.READY and not (model.gives_way or model.must_leave):
+        if self.is_open(name):
             model.num_open += 1
             model.used_s = now_s
             return True
@@ -69,9 +74,9 @@ class Residency:
 
     def admit(self, name: str, now_s: float) -> int:
         """How many of the waiting requests begin now: all of them if the model is ready."""
-        model = self.models[name]
-        if model.level is not Level.READY or model.gives_way or model.must_leave:
+        if not self.is_open(name):
             return 0
+        model = self.models[name]
         num = len(model.waiting)
         model.waiting.clear()
         model.asked_s = None
@@ -127,6 +132,18 @@ class Residency:
 
     def shrunk(self, name: str) -> None:
         self.models[name].level = Level.SMALL
+
+    def not_changed(self, name: str, now_s: float) -> None:
+        """A model could not be shrunk, and will not be asked again; or not be grown, and is
+        unloaded before it answers."""
+        model = self.models[name]
+        model.can_shrink = False
+        model.must_leave = model.must_leave or model.level is Level.GROWING
+        self._ready(model, now_s)
+
+    def lost(self, name: str) -> None:
+        """The engine of a model has ended by itself: what is left of it is cleared away."""
+        self.models[name].level = Level.UNLOADING
 
     def unloaded(self, name: str) -> None:
         """A model is not in memory any more: it was unloaded, its load failed, or its engine is

@@ -346,6 +346,8 @@ class KvMemory:
             self._before_dropping()
         self.allocator.free(self.accounts.owned_pages(request))
         self.prefixes.unlock(request)
+        if inserted is not None and request.message.background:
+            self.cache.cool(inserted.handle)
         if not keep:
             self.allocator.free(self.cache.forget(request.prefix.handle))
         self.columns.clear(row)

@@ -509,7 +509,12 @@ class PrefillScheduler:
             matched_len = cached_len
             if self._kv.groups:
                 matched_len = self._kv.prefixes.matched_len(request)
-            trace.reuse = Reuse(request.reusable_len, matched_len, self._kv.cache.num_emptied)
+            trace.reuse = Reuse(
+                request.reusable_len,
+                matched_len,
+                self._kv.cache.num_emptied,
+                request.message.tenant,
+            )
             self._counters.num_prompt_tokens += request.spec.prompt_len
             self._counters.num_cached_tokens += cached_len
         self._kv.take_row(request)

@@ -60,7 +60,7 @@ class Scheduler:
         self.kv = make_memory(settings)
         columns = self.kv.columns
         self.counters = Counters()
-        self.history = RequestHistory()
+        self.history = RequestHistory(settings.sized_for.max_running_requests)
         self.hooks = FeatureHooks(features)
         self.outbox = Outbox()
         self.limits = RequestLimits(settings, self.kv.room.capacity)
@@ -310,6 +310,7 @@ class Scheduler:
     def _release_row(self, request: Request, *, keep: bool = True) -> None:
         """Take a request out of its row, and so out of the batch. Its known tokens are kept."""
         with self.outbox.atomic():
+            self.history.leaves_row(request.id, request.row)
             known_len = int(self.kv.columns.known_len[request.row])
             request.packed = self.kv.columns.packed(request.row, known_len)
             for feature in self.hooks.of(request):
@@ -442,8 +443,8 @@ class Scheduler:
         """
         known_len = int(self.kv.columns.known_len[request.row])
         detail = f"{why}; {known_len:,} tokens to be found again"
-        self.history.retracted(request.id, detail, self.now, self.planner.num_steps)
         self._release_row(request)
+        self.history.retracted(request.id, detail, self.now, self.planner.num_steps)
         request.fill_len = known_len
         request.state = RequestState.WAITING
         request.retractions += 1
@@ -453,16 +454,23 @@ class Scheduler:
     # Results
 
     def process_batch_result(
-        self, batch: Batch, result: Result, now: float | None = None
+        self, batch: Batch, result: Result, now: float | None = None, began_s: float | None = None
     ) -> StepOutput | None:
-        """Process the tokens that a step sampled. Returns the reply to the front, if there is
-        one."""
+        """Process the tokens that a step sampled. Returns the reply to the front, if there is one.
+
+        `began_s`: when the device began the step; None: just now.
+        """
         if now is not None:
             self.now = now
+        if began_s is None:
+            began_s = self.now
         columns = self.kv.columns
         is_eos = self.limits.is_eos
         settled = self.planner.settle(batch, result, is_eos)
         if settled is None:
+            self.history.stepped(
+                batch, columns, began_s, self.now, result.encoder_s, has_tokens=False
+            )
             return self.outbox.take_output()
         effects = self.hooks.commit(batch, columns, settled)
         worthless = slots_of_ended(columns, batch, settled)
@@ -480,10 +488,7 @@ class Scheduler:
         for id, detail in effects.notes:
             if self.history.is_open(id):
                 self.history.note(id, EventKind.ENCODER, detail, self.now, batch.plan.step)
-        for request in batch.prefills:
-            row = request.row
-            if row != NO_ROW and columns.known_len[row] > columns.prompt_len[row]:
-                self.history.first_token(request.id, self.now, batch.plan.step)
+        self.history.stepped(batch, columns, began_s, self.now, result.encoder_s)
         for end in outcome.ends:
             self.outbox.attempt(self._end, end)
         if len(worthless):
