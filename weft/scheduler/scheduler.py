@@ -188,7 +188,7 @@ class Scheduler:
             max_requests += self.kv.rows.num_free
         for loser in line.overflow(newcomer, max_requests, max_tokens):
             self.counters.num_queue_full += 1
-            self.finish(loser, "error", message=QUEUE_IS_FULL.message, status=QUEUE_IS_FULL.status)
+            self._finish(loser, "error", message=QUEUE_IS_FULL.message, status=QUEUE_IS_FULL.status)
 
     # Requests go
 
@@ -196,7 +196,7 @@ class Scheduler:
         """End a request with an error, whether it is open or could not be opened."""
         request = self.requests.get(id)
         if request is not None:
-            self.finish(
+            self._finish(
                 request,
                 "error",
                 message=message,
@@ -215,15 +215,15 @@ class Scheduler:
             request = self.requests.get(id)
             if request is not None:
                 why = message.message
-                self.finish(request, message.reason, message=why, status=message.status)
+                self._finish(request, message.reason, message=why, status=message.status)
 
     def expire(self, now: float) -> None:
         """End the requests whose deadline is over."""
         self.now = now
         for late in self.limits.deadlines.expired(self.requests, now):
-            self.finish(late.request, "abort", message=late.message, status=late.status)
+            self._finish(late.request, "abort", message=late.message, status=late.status)
 
-    def finish(
+    def _finish(
         self,
         request: Request,
         reason: FinishReason,
@@ -500,13 +500,13 @@ class Scheduler:
         """End a request with its last token."""
         request = self.kv.columns.requests[end.row]
         if end.reason != "error":
-            self.finish(request, end.reason, matched=end.matched)
+            self._finish(request, end.reason, matched=end.matched)
             return
         # What the request itself makes impossible is the client's fault; other errors are the
         # server's.
         is_of_client = end.message.startswith((NOT_FOLLOWED, NOTHING_LEFT))
         status = 400 if is_of_client else 500
-        self.finish(request, "error", message=end.message, status=status, keep=False)
+        self._finish(request, "error", message=end.message, status=status, keep=False)
 
     def memory_came_back(self) -> None:
         """There is more KV memory than in the last pass over the queue."""
