@@ -289,7 +289,7 @@ def test_check_finds(module: str, source: str) -> None:
         ("scheduler.loop", "from weft.plan.step import Plan"),
         ("memory.radix", "from weft.memory.allocator import RowTable\nimport numpy"),
         ("server", "from weft.version import __version__"),
-        ("cli.main", "from weft.engine.loop import Loop"),
+        ("cli.main", "from weft.engine.core import Loop"),
     ],
 )
 def test_check_lets_pass(module: str, source: str) -> None:

@@ -357,7 +357,7 @@ def test_a_plain_step_visits_the_audit_and_the_load_and_no_other_service() -> No
         "the audit of KV memory",
         "the report of the load",
     }
-    assert not hooks.has_work
+    assert not hooks.working
     assert hooks.before_step == hooks.refuses == hooks.opened == hooks.filter_output == ()
     world.run_dry()
 

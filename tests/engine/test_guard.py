@@ -98,7 +98,7 @@ def run_to_the_end(world: EngineWorld) -> None:
     assert not engine.services.sessions.feature._by_id or set(
         engine.services.sessions.feature._by_id
     ) <= {id for id, finish in world.finished.items() if finish.status == 200}
-    policy = engine.scheduler.waiting_queue.policy
+    policy = engine.scheduler.waiting_queue.online.policy
     if isinstance(policy, Fair):
         assert not policy._waiting
         assert not policy._tenants.num_waiting.any()
@@ -226,7 +226,7 @@ def test_a_policy_that_cannot_take_the_queue_over_is_not_switched_to(
             reply = world.tell(SetPolicy(call=5, policy="dfs-weight"))
         if isinstance(reply, CallFailed):
             assert world.scheduler.settings.schedule_policy == "fair"
-            assert isinstance(world.scheduler.waiting_queue.policy, Fair)
+            assert isinstance(world.scheduler.waiting_queue.online.policy, Fair)
         run_to_the_end(world)
         assert not broken(world)
 

@@ -48,7 +48,7 @@ def read_by_heads(driver: Driver) -> list[torch.Tensor]:
     for turns in steps:
         driver.runner.launch(asking(driver.plan(*turns))).result()
         num_sampled = sum(turn.samples for turn in turns)
-        head = fused_of(driver)._head
+        head = fused_of(driver)._head.sized
         assert head is not None
         found.append(head.input[:num_sampled].clone())
     return found

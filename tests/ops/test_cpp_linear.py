@@ -13,7 +13,7 @@ from weft.ops.codes import CodeFormat
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, WeightFormat
 from weft.ops.cpp.library import Library
-from weft.ops.cpp.ops import PackedMatrix, Panels
+from weft.ops.cpp.matrices import PackedMatrix, Panels
 from weft.ops.quantize import INT4, INT8, quantize_as, round_rows
 
 FLOATS = (WeightFormat.F32, WeightFormat.BF16)

@@ -14,7 +14,8 @@ from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, WeightFormat
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.lora import CppAdapters
-from weft.ops.cpp.ops import CppOps, PackedMatrix
+from weft.ops.cpp.matrices import PackedMatrix
+from weft.ops.cpp.ops import CppOps
 from weft.ops.cpp.program import ProgramRecorder
 from weft.ops.fusion import Source
 from weft.ops.lora import LoraPart, row_blocks

@@ -190,7 +190,7 @@ def test_steps_screen_and_new_weights_are_copied(tmp_path: Path) -> None:
     steps = fused_of(driver)
     assert steps.tensors
     before = chosen(driver)
-    assert [type(args) for args in steps._likeliest.args] == [abi.ScreenedHeadArgs]
+    assert [type(args) for args in steps._head.likeliest.args] == [abi.ScreenedHeadArgs]
     assert driver.runner.control(UpdateFromDisk("new")).result().ok
     after = chosen(driver)
     assert driver.runner.control(UpdateFromDisk("old")).result().ok
@@ -201,5 +201,5 @@ def test_steps_screen_and_new_weights_are_copied(tmp_path: Path) -> None:
     steps = fused_of(fresh)
     steps._copy = None
     assert chosen(fresh) == after
-    assert steps._likeliest is steps._greedy
+    assert steps._head.likeliest is steps._head.greedy
     fresh.runner.close()

@@ -84,7 +84,6 @@ CORE = (
     "scheduler.pace.pace",
     "scheduler.planner",
     "scheduler.policies",
-    "scheduler.policies.aging",
     "scheduler.policies.protocol",
     "scheduler.outbox",
     "scheduler.prefill",

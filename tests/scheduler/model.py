@@ -141,7 +141,7 @@ class Model:
         self._wrap(scheduler, "set_policy", self._follow_switch)
         self._wrap(self.world, "take_in", self._note_arrival)
         self._wrap(self.world, "receive", self._note_tokens)
-        self.follower.listen(scheduler.waiting_queue.policy)
+        self.follower.listen(scheduler.waiting_queue.online.policy)
         match = scheduler.kv.prefixes.match
 
         def counted(request: Request) -> None:
@@ -178,7 +178,7 @@ class Model:
     ) -> Batch | None:
         scheduler = self.scheduler
         self._is_full &= not self._something_left()
-        assert scheduler.prefills.is_full == self._is_full, (
+        assert scheduler.waiting_queue.online.is_full == self._is_full, (
             "the batch is taken for full, or not, without a reason"
         )
         self.follower.compare(scheduler)
@@ -206,7 +206,7 @@ class Model:
         assert open_id == expected.open_id
         assert self._looked_at == expected.looked_at
         self._is_full = expected.is_full
-        assert scheduler.prefills.is_full == self._is_full
+        assert scheduler.waiting_queue.online.is_full == self._is_full
         return batch
 
     def _follow_switch(self, real: Callable[[str], None], name: str) -> None:
@@ -219,13 +219,13 @@ class Model:
             one.id for one in requests if one.row == NO_ROW and not one.retractions
         }
         self.follower.unknown = {one.id for one in requests if one.row != NO_ROW}
-        self.follower.listen(self.scheduler.waiting_queue.policy)
+        self.follower.listen(self.scheduler.waiting_queue.online.policy)
 
     def _something_left(self) -> bool:
         """Whether a row was given up, or another policy chosen, since the last look."""
         before = self._given_up, self._policy
         self._given_up = int(self.scheduler.kv.columns.epoch.sum())
-        self._policy = self.scheduler.waiting_queue.policy
+        self._policy = self.scheduler.waiting_queue.online.policy
         return before != (self._given_up, self._policy)
 
     def _count(self, expected: SchedulingPass, admitted: list[Request]) -> None:
@@ -240,7 +240,7 @@ class Model:
                 self.admitted_s[request.id] = self.world.time
             if request.id in self._turns:
                 self._since_turn = 0
-            elif not request.retractions or queue.policy.classes is not None:
+            elif not request.retractions or queue.online.policy.classes is not None:
                 self._since_turn += 1
 
     def _count_step(
@@ -387,7 +387,7 @@ class Model:
                 return
 
     def _pass_over(self, request: Request) -> None:
-        follower = self.scheduler.waiting_queue.policy.follower
+        follower = self.scheduler.waiting_queue.online.policy.follower
         if follower is not None:
             follower.passed_over(request)
 

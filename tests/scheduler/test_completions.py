@@ -195,7 +195,7 @@ def test_who_may_advance_by_several_tokens_has_all_its_memory() -> None:
     rows = world.scheduler.running_batch.rows
     assert len(rows) == 2
     completions = CompletionBudget(world.scheduler.kv, rows, 0.5, [])
-    assert len(completions._left) == 1
+    assert len(completions._ends.left) == 1
     assert completions._promised == 19 + 1
 
 
@@ -263,7 +263,7 @@ def test_it_is_explained_with_the_numbers_of_the_tightest_completion() -> None:
         "waits: no KV memory before enough running requests complete: with it, 74 tokens will be "
         "needed before one of the completions, and 73 will be available"
     )
-    assert not world.scheduler.prefills.is_full
+    assert not world.scheduler.waiting_queue.online.is_full
 
 
 def lengths(pairs: Sequence[tuple[int, int]]) -> list[Length]:

@@ -77,9 +77,9 @@ def test_a_wrong_text_is_refused_with_the_word_and_what_is_allowed(
 def test_old_names_make_the_policies_that_they_made() -> None:
     for name in policies.names():
         assert why_not(name) == ""
-        policy = World(settings(schedule_policy=name)).scheduler.waiting_queue.policy
+        policy = World(settings(schedule_policy=name)).scheduler.waiting_queue.online.policy
         assert type(policy).__module__.startswith("weft.scheduler.policies.")
-    same = World(settings(schedule_policy="fair(key) > lpm")).scheduler.waiting_queue.policy
+    same = World(settings(schedule_policy="fair(key) > lpm")).scheduler.waiting_queue.online.policy
     assert type(same) is Fair
 
 
@@ -266,7 +266,7 @@ def test_a_flood_of_names_gains_nothing_because_a_name_of_the_client_is_no_tenan
 
 def test_a_class_is_forgotten_when_its_last_request_has_gone() -> None:
     world = World(settings(schedule_policy="priority > fair(key)", max_running_requests=2))
-    policy = world.scheduler.waiting_queue.policy
+    policy = world.scheduler.waiting_queue.online.policy
     assert isinstance(policy, Classes)
     for number in range(60):
         world.send([1], max_new_tokens=2, priority=number, tenant=f"t{number}")

@@ -277,7 +277,7 @@ def test_tenants_that_want_nothing_are_forgotten() -> None:
     for number in range(300):
         world.send([1], max_new_tokens=1, tenant=f"t{number}")
         world.run_dry(check=False)
-    policy = world.scheduler.waiting_queue.policy
+    policy = world.scheduler.waiting_queue.online.policy
     assert isinstance(policy, Fair)
     assert len(policy._tenants._numbers) < 20
 
@@ -305,7 +305,7 @@ def test_a_tenant_that_fills_the_queue_makes_room_for_the_share_of_others() -> N
 
 def test_tenants_whose_requests_were_aborted_before_they_ran_are_forgotten() -> None:
     world = small_world()
-    policy = world.scheduler.waiting_queue.policy
+    policy = world.scheduler.waiting_queue.online.policy
     assert isinstance(policy, Fair)
     for number in range(300):
         world.abort(Abort(ids=(world.send([1], max_new_tokens=1, tenant=f"t{number}"),)))
@@ -388,7 +388,7 @@ def test_fair_order_matches_reference(seed: int) -> None:
     requests = [(rng.randrange(1, num_tenants), rng.choice([0, 0, 3, 5, 8])) for _ in range(number)]
     waiting = waiting_table([(tenant, 1) for tenant, _ in requests])
     lanes = TenantLanes(
-        (LongestPrefix(World(settings()).scheduler.waiting_queue.policy.context),),
+        (LongestPrefix(World(settings()).scheduler.waiting_queue.online.policy.context),),
         set(range(number)),
     )
     lanes.update(waiting, num_tenants)

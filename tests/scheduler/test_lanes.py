@@ -41,7 +41,7 @@ KEPT = (
 
 def context(token_s: float = 0.0) -> PolicyContext:
     """Prompts take `token_s` seconds a token."""
-    known = World(settings(seed=5)).scheduler.waiting_queue.policy.context
+    known = World(settings(seed=5)).scheduler.waiting_queue.online.policy.context
     pace = SimpleNamespace(model=lambda: SimpleNamespace(token_s=token_s))
     return known._replace(pace=cast(Pace, pace))
 

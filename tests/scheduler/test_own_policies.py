@@ -82,7 +82,7 @@ def test_a_policy_with_an_account_hears_of_everything_and_has_a_number_for_each_
     world, ids = waiting_world(f"{OWN}ByTag")
     assert order(world) == [ids[1], ids[3], ids[0], ids[4], ids[2]]
     world.run_dry()
-    policy = world.scheduler.waiting_queue.policy
+    policy = world.scheduler.waiting_queue.online.policy
     assert isinstance(policy, GuardedPolicy)
     own = policy._watch.own
     assert isinstance(own, ByTag)

@@ -289,7 +289,7 @@ def test_policies_are_sorted_and_each_module_of_the_folder_is_one() -> None:
     modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     assert policies.names() == tuple(sorted(name.replace("_", "-") for name in modules))
     for name in policies.names():
-        policy = World(settings(schedule_policy=name)).scheduler.waiting_queue.policy
+        policy = World(settings(schedule_policy=name)).scheduler.waiting_queue.online.policy
         assert type(policy).__module__ == f"weft.scheduler.policies.kinds.{name.replace('-', '_')}"
 
 

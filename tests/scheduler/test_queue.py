@@ -110,7 +110,7 @@ def test_a_full_queue_refuses_the_latest_of_the_lowest_class_or_the_arrival(
             gone = rng.choice([*queue.waiting, (-1, 0, 0)])
             queue.waiting = [one for one in queue.waiting if one is not gone]
             if gone[0] >= 0:
-                world.scheduler.finish(world.request(gone[0]), "abort")
+                world.scheduler._finish(world.request(gone[0]), "abort")
                 world.scheduler.outbox.take_output()
     assert world.scheduler.counters.num_queue_full > 5
     assert world.scheduler.waiting_queue.num_tokens == sum(tokens for _, _, tokens in queue.waiting)
@@ -149,7 +149,7 @@ def test_a_policy_that_cannot_take_over_leaves_the_one_before_in_its_place(
     world = World(settings(schedule_policy=before, max_running_requests=1))
     for number in range(5):
         world.send([number, 7], max_new_tokens=2, tenant=f"t{number % 2}")
-    queue, cache = world.scheduler.waiting_queue, world.scheduler.kv.cache
+    queue, cache = world.scheduler.waiting_queue.online, world.scheduler.kv.cache
     policy, listeners, order = queue.policy, [*cache.listeners], list(queue.order(0.0))
 
     def fails(self: Fair, request: Request) -> int:

@@ -144,7 +144,7 @@ def test_a_request_that_caches_no_page_leaves_nothing_of_its_salt(policy: str) -
     cache = world.scheduler.kv.cache
     assert isinstance(cache, RadixCache)
     assert len(cache._roots) == 0
-    index = world.scheduler.waiting_queue.policy.prefix_index
+    index = world.scheduler.waiting_queue.online.policy.prefix_index
     assert index is None or not index._buckets
 
 
@@ -602,5 +602,5 @@ def test_stop_tokens_beyond_the_vocabulary_end_nothing() -> None:
 
 
 def test_the_core_imports_no_torch() -> None:
-    code = "import weft.engine.engine, weft.engine.loop, sys; sys.exit('torch' in sys.modules)"
+    code = "import weft.engine.engine, weft.engine.core, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -52,7 +52,7 @@ def test_a_shadow_counts_requests_it_would_have_admitted_earlier_or_later() -> N
     world, (long, middle, short) = three_prompts("shortest-prefill-first")
     world.run_dry()
     world.check_outputs()
-    policy = world.scheduler.waiting_queue.policy
+    policy = world.scheduler.waiting_queue.online.policy
     assert isinstance(policy, Shadowed)
     notes = policy.notes()
     assert notes[long].num_before == 2
@@ -187,7 +187,7 @@ def test_what_a_shadow_would_have_changed_is_kept_when_another_policy_decides() 
 
 
 def shadow_of(world: World) -> Shadowed:
-    policy = world.scheduler.waiting_queue.policy
+    policy = world.scheduler.waiting_queue.online.policy
     assert isinstance(policy, Shadowed)
     return policy
 

@@ -30,8 +30,8 @@ from weft.memory.tiers.protocol import (
 
 RUBBISH = -77
 
-# States by weights, namespace and all tokens up to the end; what resume states have by "resume
-# state" and the same.
+# States by weights, namespace and all tokens up to the end; resume states by their name and the
+# same.
 Blocks = dict[tuple[object, ...], list[int]]
 
 

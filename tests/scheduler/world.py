@@ -25,7 +25,7 @@ from tests.scheduler.state_oracle import StateOracle
 from tests.scheduler.window_oracle import WindowOracle
 from weft.client.aux_outputs import prompt_logprobs
 from weft.config.media import MediaRules
-from weft.engine.loop import Loop
+from weft.engine.core import Loop
 from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
 from weft.messages.replies import AuxPiece, Finish, StepOutput

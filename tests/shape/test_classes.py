@@ -21,10 +21,8 @@ class Exempt(NamedTuple):
 
 EXCEPTIONS = {
     "Columns": Exempt(20, 10, "a table: an attribute is a column, and rows move in all of them"),
-    "CompletionReply": Exempt(17, 7, "not divided yet: text, token lists and parts of the answer"),
     "Counters": Exempt(20, 1, "a table: an attribute is a number that is only added to"),
     "CppOps": Exempt(11, 40, "a method is an operation of the protocol Ops"),
-    "CpuFusedSteps": Exempt(20, 12, "not divided yet: the arrays of a call, and its layout"),
     "EngineClient": Exempt(12, 29, "not divided yet: calls, generation, deliveries"),
     "Fleet": Exempt(13, 29, "has the interface of EngineClient, for several engines"),
     "GuardedProtocol": Exempt(11, 27, "overrides the moments of a connection that httptools has"),

@@ -241,7 +241,7 @@ def describe_shadow(run: Replay) -> Iterator[str]:
     """What the shadow policy would have changed: in total, and for the requests with the largest
     changes."""
     scheduler = run.engine.scheduler
-    policy = scheduler.waiting_queue.policy
+    policy = scheduler.waiting_queue.online.policy
     if not isinstance(policy, Shadowed):
         yield "the shadow policy was switched off in the journal"
         return

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from weft.client.prompt import PARAM, to_token_params
 from weft.config.numbers import counted
-from weft.messages.media import ID_BYTES, MediaItem
+from weft.messages.media import MediaItem
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams, check_number, check_token_ids
 from weft.messages.status import EngineReady
@@ -146,7 +146,7 @@ def batch_requests(requests: Sequence[GenerateRequest]) -> BatchGenerate:
 
 def _resolve_length(request: GenerateRequest, engine: EngineReady, *, clamps: bool) -> int | None:
     """The largest number of tokens to generate; None if the engine must compute it."""
-    prompt_len = len(request.input_ids) // ID_BYTES
+    prompt_len = request.prompt_len
     if prompt_len == 0:
         raise InvalidParam("prompt", "the prompt is empty; it must have at least 1 token")
     max_new_tokens = request.sampling.max_new_tokens

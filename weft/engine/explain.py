@@ -62,7 +62,7 @@ def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus
         prefilling=num_with_row - num_decoding,
         max_queued_requests=scheduler.settings.max_queued_requests,
         max_running_requests=scheduler.settings.max_running_requests,
-        batch_is_full=scheduler.prefills.is_full,
+        batch_is_full=scheduler.waiting_queue.online.is_full,
         chunked_rid=None if chunked is None else chunked.message.rid,
         free_tokens=scheduler.kv.room.available,
         sessions=num_sessions,
@@ -219,7 +219,7 @@ def _state(request: Request, compiling: Container[int]) -> str:
 
 def shadow_words(scheduler: Scheduler, id: int) -> str:
     """How the shadow policy would have treated a request; empty without a shadow policy."""
-    policy = scheduler.waiting_queue.policy
+    policy = scheduler.waiting_queue.online.policy
     if not isinstance(policy, Shadowed):
         return ""
     note = policy.note_of(id)

@@ -81,12 +81,7 @@ class ServiceHooks:
         self.after_step: tuple[Service, ...] = ()
         self.filter_output: tuple[Service, ...] = ()
         self.holds_steps = False
-        self._working: set[Service] = set()  # attached services for which the engine must step
-
-    @property
-    def has_work(self) -> bool:
-        """Whether the engine should step without waiting for a message."""
-        return bool(self._working)
+        self.working: set[Service] = set()  # attached services for which the engine must step
 
     def arrange(self, services: Sequence[Service]) -> None:
         """Set all services of the engine, in the order of their calls. None is attached."""
@@ -99,7 +94,7 @@ class ServiceHooks:
 
     def detach(self, service: Service) -> None:
         """Stop calling this service. Does nothing if it is not attached."""
-        self._working.discard(service)
+        self.working.discard(service)
         if service in self.attached:
             self._replace([other for other in self.attached if other is not service])
 
@@ -108,12 +103,12 @@ class ServiceHooks:
     def begin_work(self, service: Service) -> None:
         """Attach this service and let the engine step without waiting for messages, until
         `end_work` or `detach`."""
-        self._working.add(service)
+        self.working.add(service)
         self.attach(service)
 
     def end_work(self, service: Service) -> None:
         """The service stays attached, but the engine no longer steps for it."""
-        self._working.discard(service)
+        self.working.discard(service)
 
     def _replace(self, attached: Sequence[Service]) -> None:
         # Built again on each change, which is rare, so that a step only iterates over tuples.

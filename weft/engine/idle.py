@@ -42,7 +42,7 @@ class Idle:
         core = self._core
         if core.has_news:
             return 0.0
-        if not core.loop.has_work and not core.hooks.has_work:
+        if not core.loop.has_work and not core.hooks.working:
             return max(self._wake_at(has_requests=False) - core.ended_s, 0.0)
         if not core.loop.num_stuck or core.has_sent:
             return 0.0

@@ -298,7 +298,7 @@ class Replay:
         except UnknownPolicy as exc:
             raise BadJournal(f"its policy is not here: {exc}") from exc
         if began.state:
-            context = engine.scheduler.waiting_queue.policy.context
+            context = engine.scheduler.waiting_queue.online.policy.context
             find = partial(self._outside, surroundings(engine), context)
             try:
                 restore(engine, began.state, find)

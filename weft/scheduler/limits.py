@@ -48,14 +48,14 @@ class RequestLimits:
     def __init__(self, settings: SchedulerSettings, capacity: int) -> None:
         self.max_len = min(settings.context_length, capacity)  # prompt and output together
         self.deadlines = Deadlines(max_queue_s=settings.max_queue_s, max_run_s=settings.max_run_s)
-        self._drain = QueueDrain()
+        self.drain = QueueDrain()
         self.is_eos: BoolArray = np.zeros(settings.vocab_size, dtype=np.bool_)  # [vocab_size]
         self.is_eos[list(settings.eos_token_ids)] = True
 
     def refusal(self, message: GenerateRequest, settings: SchedulerSettings) -> Refusal | None:
         """Why a request can never run and is refused; None if it can run."""
         vocab_size = settings.vocab_size
-        num_tokens = len(message.input_ids) // TOKEN_BYTES
+        num_tokens = message.prompt_len
         if not num_tokens:
             return Refusal("the prompt is empty", 400)
         prompt = np.frombuffer(message.input_ids, dtype=np.int32, count=num_tokens)
@@ -84,15 +84,6 @@ class RequestLimits:
         """The longest prompt and output of a request together, in tokens."""
         max_new = message.sampling.max_new_tokens
         return self.max_len if max_new is None else prompt_len + max_new
-
-    def admitted(self, request: Request, now: float) -> None:
-        """A request has got a row for the first time."""
-        self._drain.admitted(now)
-        self.deadlines.admitted(request)
-
-    def retry_after_s(self, num_waiting: int, now: float) -> int:
-        """Seconds after which a client should retry whom the queue refused or kept too long."""
-        return self._drain.retry_after_s(num_waiting, now)
 
     def shrink(self, context_length: int, capacity: int) -> None:
         """Reduce the limits after a loss of KV memory."""
@@ -180,7 +171,7 @@ def _wrong_form(message: GenerateRequest, asked: PoolingParams, limits: PoolingL
     if not limits.num_token_types:
         return "token_type_ids are given, but this model knows no kinds of segments"
     if len(types) * TOKEN_BYTES != len(message.input_ids):
-        num_tokens = len(message.input_ids) // TOKEN_BYTES
+        num_tokens = message.prompt_len
         return (
             f"token_type_ids has the length {len(types):,}; {num_tokens:,} is expected, an entry "
             "for each token"

@@ -27,14 +27,7 @@ from weft.scheduler.admission import (
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks, QueueWalk
 from weft.scheduler.groups.protocol import GroupBudget, Lack, PassFacts, Shortage
-from weft.scheduler.history import (
-    Counters,
-    EventKind,
-    RequestHistory,
-    RequestTrace,
-    Reuse,
-    Stop,
-)
+from weft.scheduler.history import Counters, EventKind, RequestHistory, Reuse, Stop
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
 from weft.scheduler.pace.pace import NOBODY_WAITS, Pace, Waiting
@@ -69,7 +62,7 @@ class RoomForFirst(NamedTuple):
     order: Iterator[Request] | None = None
 
 
-class Walk(NamedTuple):
+class LineWalk(NamedTuple):
     """A walk over one line of the queue. `is_through`: no request lacked anything that a request of
     the next line would take."""
 
@@ -93,17 +86,6 @@ class PassLog:
     def __init__(self, history: RequestHistory, planner: Planner) -> None:
         self.history = history
         self._planner = planner  # numbers the steps
-
-    def admitted(self, request: Request, now: float) -> RequestTrace:
-        """A request has got a row. Returns its trace."""
-        return self.history.admitted(
-            request.id,
-            request.prefix.length,
-            request.fill_len,
-            request.extend_end,
-            now,
-            self._planner.num_steps,
-        )
 
     def record_stop(
         self,
@@ -200,11 +182,6 @@ class PrefillScheduler:
         self.chunked_req = None
         self.note_room()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no online request can be admitted before a request ends."""
-        return self._queue.online.is_full
-
     def note_room(self) -> None:
         """A request may be admitted again."""
         for line in self._queue.lines:
@@ -227,13 +204,19 @@ class PrefillScheduler:
         Returns a batch with prefills, or None if no prompt can be computed. Background requests are
         looked at if no online request could run, and none lacks what they would take.
         """
-        line = self._first_line()
         pace = self._pace
         # Most steps follow a decode step and need no further check.
-        if pace is not None and pace.has_prefilled and pace.decode_is_due(self._waiting(line)):
+        if (
+            pace is not None
+            and pace.since_s > 0
+            and pace.decode_is_due(self._waiting(self._first_line()))
+        ):
             self.record_no_walk(now, Stop.TURN)
             return None
         self._log.history.begin_walk()
+        if self.chunked_req is None and not self._queue.has_candidates:
+            return None
+        line = self._first_line()
         walk = self._walk(line, now, order)
         if walk.batch is None and walk.is_through and line is not self._queue.lines[-1]:
             walk = self._walk(self._queue.lines[-1], now, None)
@@ -284,13 +267,13 @@ class PrefillScheduler:
             return None
         return chunk
 
-    def _walk(self, line: WaitingLine, now: float, order: Iterator[Request] | None) -> Walk:
+    def _walk(self, line: WaitingLine, now: float, order: Iterator[Request] | None) -> LineWalk:
         """Admit requests of one line. Its open chunk goes first, even when the batch is full: it
         owns a row, which it releases only after its prompt is computed."""
         queue = self._queue
         chunk = self._chunk_of(line)
         if chunk is None and not self._may_walk(line, now):
-            return Walk(None, is_through=not line.has_candidates(queue.end))
+            return LineWalk(None, is_through=not line.has_candidates(queue.end))
         decode_rows = self._rows_to_mix()
         adder = self._new_adder(line, decode_rows, now)
         sharing = PrefixSharing(self._kv)
@@ -309,7 +292,7 @@ class PrefillScheduler:
         if not adder.can_run:
             # An open chunk of a later line may be what was in the way.
             is_foreign = self.chunked_req is not None and chunk is None
-            return Walk(None, is_through=picked.is_through or is_foreign)
+            return LineWalk(None, is_through=picked.is_through or is_foreign)
         if picked.is_through and line is not queue.lines[-1]:
             self._record_behind(now)
         for request in picked.requests:
@@ -318,7 +301,7 @@ class PrefillScheduler:
             assert self.chunked_req is None, "two prompts are open"
             self.chunked_req = adder.new_chunked_req
         self._counters.num_prefilled_tokens += adder.input_tokens
-        return Walk(self._planner.make_batch(adder.can_run, decode_rows), is_through=True)
+        return LineWalk(self._planner.make_batch(adder.can_run, decode_rows), is_through=True)
 
     def _record_behind(self, now: float) -> None:
         """Record why background requests wait, if some do."""
@@ -382,7 +365,11 @@ class PrefillScheduler:
         if self._hooks.piece_budgets:
             pieces = self._hooks.new_piece_budgets(budget)
         groups: Sequence[GroupBudget] = ()
-        ratio = self._ratio(line, now)
+        # The fraction of their output for which running requests are promised memory.
+        ratio = self.new_token_ratio.current
+        if line.resumed:
+            first = next(line.order(now, self._queue.end), None)
+            ratio = careful_ratio(ratio, 0 if first is None else first.retractions)
         mixed_kv = kv.room.decode_pages(decode_rows) * settings.page_size if mixes else 0
         if kv.groups:
             groups = kv.room.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
@@ -414,15 +401,6 @@ class PrefillScheduler:
         if first is None:
             return NOBODY_WAITS
         return Waiting(num, first.spec.arrival_order, first.message.background)
-
-    def _ratio(self, line: WaitingLine, now: float) -> float:
-        """The fraction of their output for which running requests are promised memory in this
-        pass."""
-        ratio = self.new_token_ratio.current
-        if line.resumed:
-            first = next(line.order(now, self._queue.end), None)
-            ratio = careful_ratio(ratio, 0 if first is None else first.retractions)
-        return ratio
 
     def _rows_to_mix(self) -> IntArray:
         """The decoding rows that join a prefill step, if this is enabled and memory allows."""
@@ -515,10 +493,18 @@ class PrefillScheduler:
 
     def _admit(self, line: WaitingLine, request: Request, now: float) -> None:
         cached_len = request.prefix.length
-        trace = self._log.admitted(request, now)
+        trace = self._log.history.admitted(
+            request.id,
+            cached_len,
+            request.fill_len,
+            request.extend_end,
+            now,
+            self._planner.num_steps,
+        )
         if request.admitted_s < 0:
             request.admitted_s = now
-            self._limits.admitted(request, now)
+            self._limits.drain.admitted(now)
+            self._limits.deadlines.admitted(request)
             request.cached_tokens = cached_len
             matched_len = cached_len
             if self._kv.groups:

@@ -92,7 +92,7 @@ class Recovery:
                 queue.line_of(request).resume(request)
         outbox.is_in_doubt = False
         for id in sorted(failed & requests.keys()):
-            scheduler.finish(requests[id], "error", message=message, status=500)
+            scheduler.fail(id, message)
         step = scheduler.planner.num_steps
         for request in with_row:
             if request.id in requests:

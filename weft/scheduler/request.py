@@ -112,7 +112,7 @@ class Request:
         arrival_s: float,
         goes_first: bool = False,
     ) -> None:
-        prompt_len = len(message.input_ids) // TOKEN_BYTES
+        prompt_len = message.prompt_len
         key_head = b""
         # Features keep them; here they would be stored twice, and recorded in journals.
         if message.vectors:
@@ -281,7 +281,7 @@ class RowFacts(NamedTuple):
         return RowFacts(np.repeat(self.rows, counts), self.as_of, sampling, *columns)
 
 
-class Turns(Protocol):
+class RowTurns(Protocol):
     """Decides which decoding rows have a turn in the next step."""
 
     def take(self, columns: Columns, rows: IntArray) -> IntArray:
@@ -336,7 +336,7 @@ class Columns:
         self.has_stop_ids: BoolArray = np.zeros(num_rows, dtype=np.bool_)
         self.background: BoolArray = np.zeros(num_rows, dtype=np.bool_)
         # Each leaves out rows that have no turn in the next step.
-        self.turns: list[Turns] = []
+        self.turns: list[RowTurns] = []
         self.sampling = SamplingColumns.zeros(num_rows)
         # All columns of a request except its tokens.
         self._numbers: list[NDArray[Any]] = [

@@ -23,7 +23,6 @@ import msgspec
 from weft.arrays import IntArray
 from weft.grammar.protocol import NOT_FOLLOWED
 from weft.memory.allocator import OutOfPages
-from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
@@ -116,7 +115,7 @@ class Scheduler:
             return
         arrival_order = self.counters.num_requests
         self.counters.num_requests += 1
-        prompt_len = len(message.input_ids) // TOKEN_BYTES
+        prompt_len = message.prompt_len
         num_waiting = len(self.waiting_queue)
         self.history.arrived(
             message.id,
@@ -189,7 +188,7 @@ class Scheduler:
             max_requests += self.kv.rows.num_free
         for loser in line.overflow(newcomer, max_requests, max_tokens):
             self.counters.num_queue_full += 1
-            self.finish(loser, "error", message=QUEUE_IS_FULL.message, status=QUEUE_IS_FULL.status)
+            self._finish(loser, "error", message=QUEUE_IS_FULL.message, status=QUEUE_IS_FULL.status)
 
     # Requests go
 
@@ -197,7 +196,7 @@ class Scheduler:
         """End a request with an error, whether it is open or could not be opened."""
         request = self.requests.get(id)
         if request is not None:
-            self.finish(
+            self._finish(
                 request,
                 "error",
                 message=message,
@@ -216,15 +215,15 @@ class Scheduler:
             request = self.requests.get(id)
             if request is not None:
                 why = message.message
-                self.finish(request, message.reason, message=why, status=message.status)
+                self._finish(request, message.reason, message=why, status=message.status)
 
     def expire(self, now: float) -> None:
         """End the requests whose deadline is over."""
         self.now = now
         for late in self.limits.deadlines.expired(self.requests, now):
-            self.finish(late.request, "abort", message=late.message, status=late.status)
+            self._finish(late.request, "abort", message=late.message, status=late.status)
 
-    def finish(
+    def _finish(
         self,
         request: Request,
         reason: FinishReason,
@@ -294,7 +293,7 @@ class Scheduler:
             # attempt.
             if finish.status == QUEUE_IS_FULL.status and not retry_after_s:
                 num_waiting = len(self.waiting_queue)
-                retry_after_s = self.limits.retry_after_s(num_waiting, self.now)
+                retry_after_s = self.limits.drain.retry_after_s(num_waiting, self.now)
             predicted = trace.drafts.get("prediction", NO_DRAFTS)
             accepted = predicted.num_right
             rejected = predicted.num_drafts - predicted.num_right
@@ -501,13 +500,13 @@ class Scheduler:
         """End a request with its last token."""
         request = self.kv.columns.requests[end.row]
         if end.reason != "error":
-            self.finish(request, end.reason, matched=end.matched)
+            self._finish(request, end.reason, matched=end.matched)
             return
         # What the request itself makes impossible is the client's fault; other errors are the
         # server's.
         is_of_client = end.message.startswith((NOT_FOLLOWED, NOTHING_LEFT))
         status = 400 if is_of_client else 500
-        self.finish(request, "error", message=end.message, status=status, keep=False)
+        self._finish(request, "error", message=end.message, status=status, keep=False)
 
     def memory_came_back(self) -> None:
         """There is more KV memory than in the last pass over the queue."""
@@ -565,7 +564,7 @@ class Scheduler:
             kv_evictable=kv.cache.evictable_pages * page_size,
             kv_held=kv.cache.pinned_pages * page_size,
             new_token_ratio=self.prefills.new_token_ratio.current,
-            batch_is_full=self.prefills.is_full,
+            batch_is_full=self.waiting_queue.online.is_full,
             total_evicted_tokens=kv.cache.total_evicted_pages * page_size,
             kv_quarantined=len(kv.allocator.quarantined) * page_size,
             **kv.room.usage(),

@@ -131,7 +131,7 @@ def _guessed_len(
     sampling = message.sampling
     bound = sampling.max_new_tokens
     if bound is None:
-        bound = max(context_length - len(message.input_ids) // 4, 1)
+        bound = max(context_length - message.prompt_len, 1)
     if sampling.ignore_eos:
         return bound
     return lengths.guess(message.tenant, beyond=num_tokens, bound=bound)
@@ -148,7 +148,7 @@ class _Seen:
         self, number: int, sent_s: float, message: GenerateRequest, finish: Finish, tap: _Tap
     ) -> None:
         tenant = self._tenants.setdefault(message.tenant, len(self._tenants))
-        self._columns.enter(number, sent_s, len(message.input_ids) // 4, tenant)
+        self._columns.enter(number, sent_s, message.prompt_len, tenant)
         self._columns.finish(msgspec.structs.replace(finish, id=number), tap.ended_s[message.id])
         self._columns.first_s[number] = tap.first_s.get(message.id, np.nan)
         # The front ended some of them, at a stop string.

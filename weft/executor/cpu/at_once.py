@@ -19,7 +19,8 @@ from weft.models.layers.attention import Heads
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, StepArgs, WeightFormat
 from weft.ops.cpp.library import Library
-from weft.ops.cpp.ops import CppOps, PackedMatrix
+from weft.ops.cpp.matrices import PackedMatrix
+from weft.ops.cpp.ops import CppOps
 from weft.ops.cpp.program import Program
 from weft.ops.protocol import Matrix
 

@@ -108,6 +108,68 @@ class GuessBuffers:
         self.args.step = ctypes.addressof(of_step.draw_columns)
 
 
+class FusedHead:
+    """The programs of a model's head for one size: they choose the likeliest tokens, or draw, under
+    grammar masks if there are some."""
+
+    def __init__(self) -> None:
+        self.sized: SizedProgram | None = None  # None: the next step must choose
+        self.greedy = Program([], [])
+        self.drawing = self.greedy
+        self.likeliest = self.greedy  # as `greedy`, for steps without masks
+        self.mask = abi.MaskArgs()
+        # The arrays that `mask` points to.
+        self._masked_rows = np.empty(0)
+        self._words = np.empty(0)
+
+    def forbid(self, mask: GrammarMask) -> None:
+        """Let the head forbid the tokens that the mask does not allow."""
+        args = self.mask
+        self._words = np.ascontiguousarray(mask.bitmask.words)
+        self._masked_rows = mask.index.astype(np.int64)
+        num_masks = len(mask.index)
+        args.num_masks = num_masks
+        args.mask_stride = self._words.size // num_masks
+        args.masks = self._words.ctypes.data
+        args.rows = self._masked_rows.ctypes.data
+
+    def use(self, head: SizedProgram, buffers: SamplingBuffers, copy: HeadCopy | None) -> None:
+        """Write the logits of `head` and the tokens into these buffers. `copy`: of its matrix, by
+        which steps that take the likeliest tokens leave out most products."""
+        self.sized = head
+        max_logits = buffers.max_logits.ctypes.data
+        chosen = buffers.chosen.ctypes.data
+        logits = head.output.data_ptr()
+        vocab_size = head.output.shape[1]
+        stride = head.output.stride(0)
+        self.mask.logits = logits
+        self.mask.vocab_size = vocab_size
+        self.mask.stride = stride
+        of_draws = buffers.draw_columns
+        draws = [getattr(of_draws, name) for name, _ in of_draws._fields_]
+        argmax = abi.ArgmaxArgs(
+            logits,
+            vocab_size,
+            stride,
+            chosen,
+            max_logits,
+        )
+        draw = abi.DrawArgs(
+            logits,
+            vocab_size,
+            stride,
+            max_logits,
+            *draws,
+            chosen,
+        )
+        self.greedy = head.program.then(self.mask, argmax)
+        self.drawing = self.greedy.then(draw)
+        self.likeliest = self.greedy
+        exact = screenable(head.program)
+        if copy is not None and copy.is_sound and exact is not None:
+            self.likeliest = copy.program(exact, argmax)
+
+
 class CpuFusedSteps:
     """The `ModelSteps` of a model whose programs these kernels run."""
 
@@ -134,16 +196,9 @@ class CpuFusedSteps:
         self._columns = np.empty(0)
         self._rotation: IntArray = np.empty((3, 0), np.int32)  # `step` points to it
         self._body: SizedProgram | None = None
-        self._head: SizedProgram | None = None
+        self._head = FusedHead()
         self._guesses: GuessBuffers | None = None  # of a draft model
-        self._greedy = Program([], [])
-        self._drawing = self._greedy
-        self._likeliest = self._greedy  # as `_greedy`, for steps without masks
         self._copy: HeadCopy | None = None
-        self._mask = abi.MaskArgs()
-        # The arrays that `_mask` points to.
-        self._masked_rows = np.empty(0)
-        self._words = np.empty(0)
         # The arguments of the library. The adapters of tokens are set by `executor/lora`.
         self.step = abi.FusedStep(
             table=rows.slots.data_ptr(),
@@ -169,7 +224,7 @@ class CpuFusedSteps:
         if self._copy is None:
             self._copy = HeadCopy(self._library, exact)
         self._copy.fill()
-        self._head = None  # the next step chooses its programs anew
+        self._head.sized = None  # the next step chooses its programs anew
 
     @property
     def tensors(self) -> Sequence[Tensor]:
@@ -200,16 +255,16 @@ class CpuFusedSteps:
         num_sampling = len(plan.sampling.positions)
         self._lay_out(plan, num_sampling)
         step = self.step
-        self._mask.num_masks = 0
+        self._head.mask.num_masks = 0
         mask = find(plan.logits, GrammarMask)
-        head = self._likeliest
+        head = self._head.likeliest
         if mask is not None:
-            self._forbid(mask)
-            head = self._greedy
+            self._head.forbid(mask)
+            head = self._head.greedy
         if not plan.sampling.is_greedy:
             for name in Sampling.__slots__:
                 getattr(self._buffers.draws, name)[:num_sampling] = getattr(plan.sampling, name)
-            head = self._drawing
+            head = self._head.drawing
         step.head = head.address
         step.num_head = len(head.args)
         self._library.run_fused(step)
@@ -226,17 +281,17 @@ class CpuFusedSteps:
         library. `GuessPasses` says the same step by step. Raises MemoryError."""
         counts = drafting.counts
         num_guesses = len(plan.sampling.positions)
-        self._mask.num_masks = 0
+        self._head.mask.num_masks = 0
         self._lay_out(plan, int(np.count_nonzero(plan.samples)))
         if self._guesses is None or num_guesses > self._guesses.capacity:
             num_rows = len(self._rows.slots)
             self._guesses = GuessBuffers(2 * num_guesses, num_rows)
         guesses = self._guesses
         guesses.give(counts, drafting.slots)
-        head = self._likeliest
+        head = self._head.likeliest
         if not plan.sampling.is_greedy:
             guesses.draw(plan.sampling, self._buffers)
-            head = self._drawing
+            head = self._head.drawing
         step = self.step
         step.head = head.address
         step.num_head = len(head.args)
@@ -280,17 +335,6 @@ class CpuFusedSteps:
             self._rotation = np.ascontiguousarray(plan.rotation, np.int32)
             step.rotation = self._rotation.ctypes.data
 
-    def _forbid(self, mask: GrammarMask) -> None:
-        """Let the head forbid the tokens that the mask does not allow."""
-        args = self._mask
-        self._words = np.ascontiguousarray(mask.bitmask.words)
-        self._masked_rows = mask.index.astype(np.int64)
-        num_masks = len(mask.index)
-        args.num_masks = num_masks
-        args.mask_stride = self._words.size // num_masks
-        args.masks = self._words.ctypes.data
-        args.rows = self._masked_rows.ctypes.data
-
     def _make_room(self, num_tokens: int, num_sampling: int) -> None:
         """Have programs, and memory for their numbers, that are large enough."""
         body = self._model.body.for_rows(num_tokens)
@@ -300,10 +344,9 @@ class CpuFusedSteps:
             self._use_body(body)
         if num_sampling > self._buffers.capacity:
             self._buffers = SamplingBuffers(2 * num_sampling)
-            self._head = None
+            self._head.sized = None
         head = self._model.head.for_rows(num_sampling)
-        if head is not self._head:
-            self._head = head
+        if head is not self._head.sized:
             self._use_head(head)
 
     def _use_body(self, body: SizedProgram) -> None:
@@ -324,42 +367,12 @@ class CpuFusedSteps:
     def _use_head(self, head: SizedProgram) -> None:
         step = self.step
         buffers = self._buffers
-        max_logits = buffers.max_logits.ctypes.data
-        chosen = buffers.chosen.ctypes.data
-        step.max_logits = max_logits
-        step.chosen = chosen
+        step.max_logits = buffers.max_logits.ctypes.data
+        step.chosen = buffers.chosen.ctypes.data
         step.tokens = buffers.tokens.ctypes.data
         step.invalid = buffers.invalid.ctypes.data
         step.last = head.input.data_ptr()
-        logits = head.output.data_ptr()
-        vocab_size = head.output.shape[1]
-        stride = head.output.stride(0)
-        self._mask.logits = logits
-        self._mask.vocab_size = vocab_size
-        self._mask.stride = stride
-        of_draws = buffers.draw_columns
-        draws = [getattr(of_draws, name) for name, _ in of_draws._fields_]
-        argmax = abi.ArgmaxArgs(
-            logits,
-            vocab_size,
-            stride,
-            chosen,
-            max_logits,
-        )
-        draw = abi.DrawArgs(
-            logits,
-            vocab_size,
-            stride,
-            max_logits,
-            *draws,
-            chosen,
-        )
-        self._greedy = head.program.then(self._mask, argmax)
-        self._drawing = self._greedy.then(draw)
-        self._likeliest = self._greedy
-        exact = screenable(head.program)
-        if self._copy is not None and self._copy.is_sound and exact is not None:
-            self._likeliest = self._copy.program(exact, argmax)
+        self._head.use(head, buffers, self._copy)
 
 
 def state_columns(states: StateSlots) -> tuple[IntArray, ...]:

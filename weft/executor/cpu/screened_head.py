@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, OpKind, StepArgs, WeightFormat
 from weft.ops.cpp.library import Library
-from weft.ops.cpp.ops import PackedMatrix
+from weft.ops.cpp.matrices import PackedMatrix
 from weft.ops.cpp.program import Program
 
 MIN_WEIGHTS = 1 << 22  # below, a head is in the cache, and nothing is gained

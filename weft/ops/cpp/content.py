@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.ops.codes import CodeFormat
-from weft.ops.cpp.ops import CppOps, KeptCodes, PackedMatrix
+from weft.ops.cpp.matrices import KeptCodes, PackedMatrix
+from weft.ops.cpp.ops import CppOps
 from weft.ops.plain import PlainMatrix
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from weft.arrays import IntArray
 from weft.ops.cpp import abi
-from weft.ops.cpp.ops import PackedMatrix, Panels, PartSpan, RecordedParts
+from weft.ops.cpp.matrices import PackedMatrix, Panels, PartSpan
+from weft.ops.cpp.ops import RecordedParts
 from weft.ops.cpp.weight_memory import WeightMemory, rounded_to_lines
 from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables, PutAdapter, row_blocks
 from weft.ops.protocol import Matrix

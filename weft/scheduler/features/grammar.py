@@ -3,7 +3,7 @@
 The decisions follow from the answers of the grammar service: which grammars are ready (`take`), and
 whether each token is allowed (`advance`). Both are inputs of the core, and are recorded like the
 results of steps. A bitmask depends on every token before it, so such a step blocks the overlap
-(`engine/loop.py`). This module does not read the bits: the plan carries a `LazyBitmask`, which may
+(`engine/core.py`). This module does not read the bits: the plan carries a `LazyBitmask`, which may
 still be being computed.
 
 Where the grammar allows only one text, its tokens are appended without sampling, and computed

@@ -96,7 +96,7 @@ class MediaFeature(Feature):
             return wrong
         # The memory of layers with windows is sized for the longest chunk.
         chunk_len = self._settings.chunk_len
-        num_tokens = len(message.input_ids) // 4
+        num_tokens = message.prompt_len
         longest = longest_piece(message.spans, num_tokens, self._settings.page_size)
         if chunk_len is not None and longest > chunk_len:
             return (

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from weft.arrays import FloatArray, IntArray
-from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
 from weft.plan.inputs import InputVectors
@@ -35,7 +34,7 @@ class InputVectorsFeature(Feature):
         self.by_id: dict[int, FloatArray] = {}  # [prompt_len, hidden size]
 
     def refusal(self, message: GenerateRequest) -> Refusal | None:
-        num_tokens = len(message.input_ids) // TOKEN_BYTES
+        num_tokens = message.prompt_len
         needed_bytes = num_tokens * self._hidden_size * VALUE_BYTES
         if len(message.vectors) == needed_bytes:
             return None

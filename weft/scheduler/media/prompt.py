@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import FloatArray, IntArray
-from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.media import MediaItem
 from weft.messages.requests import GenerateRequest
 from weft.plan.inputs import EncoderInput, MediaValues
@@ -78,7 +77,7 @@ def read_prompt(message: GenerateRequest, *, has_three_positions: bool) -> Media
         items.append(PlacedInput(one.start, one.end, given, one.line_len))
     positions = None
     if has_three_positions:
-        prompt_len = len(message.input_ids) // TOKEN_BYTES
+        prompt_len = message.prompt_len
         positions = three_positions(message.media, prompt_len)
     return MediaPrompt(tuple(items), positions)
 
@@ -130,7 +129,7 @@ def _in_a_grid(first: int, grid: tuple[int, int, int], time_step: float) -> IntA
 
 def wrong_media(message: GenerateRequest) -> str:
     """Why the items of a request do not fit its prompt; empty if they fit."""
-    prompt_len = len(message.input_ids) // TOKEN_BYTES
+    prompt_len = message.prompt_len
     begin = 0
     for number, item in enumerate(message.media):
         name = f"media item {number} ({item.kind})"

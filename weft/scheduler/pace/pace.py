@@ -170,8 +170,9 @@ class Pace:
         self._decodes: deque[tuple[Plan, float]] = deque(maxlen=NUM_KEPT)
         self._model: CostModel | None = None  # the last fit for callers that ask in every step
         self._num_since_fit = 0  # measured steps
-        # The cost of the steps that were planned since the last step of the running requests.
-        self._since_s = 0.0
+        # The cost of the steps that were planned since the last step of the running requests; above
+        # 0 if prompts were computed since then.
+        self.since_s = 0.0
         self._budget: StepBudget | None = None  # of the last pass
 
     def observe(self, batch: Batch, seconds: float) -> None:
@@ -198,19 +199,19 @@ class Pace:
         plan = batch.plan
         if plan.drafting is not None:
             # The running requests still wait.
-            self._since_s += self.draft_cost.seconds(*size_of(plan, plan.drafting))
+            self.since_s += self.draft_cost.seconds(*size_of(plan, plan.drafting))
             return
         has_decodes = plan.layers is None and len(batch.rows) > len(batch.prefills)
         if has_decodes or not self._load(self._next_rows()).tokens:
-            self._since_s = 0.0
+            self.since_s = 0.0
             return
         self._learn()
         if self.cost.is_known:
-            self._since_s += self.cost.seconds(StepLoad.of(plan))
+            self.since_s += self.cost.seconds(StepLoad.of(plan))
         else:
-            self._since_s = math.inf
+            self.since_s = math.inf
         if plan.ahead is not None:
-            self._since_s += plan.ahead.seconds
+            self.since_s += plan.ahead.seconds
 
     def model(self) -> CostModel | None:
         """The cost of steps, perhaps without the last few; None while too little is known."""
@@ -220,11 +221,6 @@ class Pace:
             if self.cost.is_known:
                 self._model = self.cost.model()
         return self._model
-
-    @property
-    def has_prefilled(self) -> bool:
-        """Whether prompts were computed since the running requests' last step."""
-        return self._since_s > 0
 
     def decode_is_due(self, waiting: Waiting) -> bool:
         """Whether the running requests must have a turn before the next piece of a prompt."""
@@ -246,19 +242,19 @@ class Pace:
             return None
         self._learn()
         max_tokens = 2 * self._largest
-        min_tokens = 0 if self._since_s else self._bounds.min_tokens
+        min_tokens = 0 if self.since_s else self._bounds.min_tokens
         if self.cost.lacks_decodes:
             # Without this, an endless series of prompts would prevent any step without prompts.
             self._budget = StepBudget(0.0, (1.0, 0.0), max_tokens, min_tokens=0)
             return self._budget
         if not self.cost.is_known:
-            left_s = 0.0 if self._since_s else math.inf
+            left_s = 0.0 if self.since_s else math.inf
             self._budget = StepBudget(left_s, (1.0, 0.0), max_tokens, min_tokens)
             return self._budget
         cost = self.cost.model()
         decode_s = cost.seconds(self._load(rows))
         bound_s = min(max(slowdown * decode_s, LEAST_BOUND_S), self._longest_s)
-        left_s = bound_s - self._since_s - decode_s
+        left_s = bound_s - self.since_s - decode_s
         if not mixes:
             # The running requests then have a step of their own after this one.
             left_s -= cost.step_s
@@ -279,7 +275,7 @@ class Pace:
         if len(online):
             slowed_s = self._bounds.background_slowdown * cost.seconds(self._load(online))
             bound_s = min(bound_s, slowed_s, self._longest_s)
-        left_s = bound_s - self._since_s - cost.seconds(self._load(rows))
+        left_s = bound_s - self.since_s - cost.seconds(self._load(rows))
         if not mixes and len(rows):
             left_s -= cost.step_s
         rates = cost.token_s / self._bounds.num_pieces, cost.pair_s / self._bounds.num_pieces
@@ -341,7 +337,7 @@ class Pace:
 
     def _left_s(self, rows: IntArray) -> float:
         """The time left of the bound beside the next step of `rows`, which wait for it."""
-        return self._longest_s - self._since_s - self.cost.seconds(self._load(rows))
+        return self._longest_s - self.since_s - self.cost.seconds(self._load(rows))
 
     def _slowdown(self, rows: IntArray, waiting: Waiting) -> float:
         """How many times as long the next step of `rows` may take because of the prompts.

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.arrays import IntArray
+from weft.arrays import IntArray, LongArray
 from weft.memory.allocator import num_pages_for
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.request import Request
@@ -39,6 +39,18 @@ class TightestMoment(NamedTuple):
     @property
     def fits(self) -> bool:
         return self.needed <= self.available
+
+
+class Ends(NamedTuple):
+    """The ends of requests with a known length, the next one first."""
+
+    left: LongArray  # [N] tokens until the end
+    freed: LongArray  # [N] tokens that the end frees, without those until then
+
+    def with_one(self, left: int, freed: int) -> Ends:
+        """With one more, after those that end at the same time."""
+        at = int(np.searchsorted(self.left, left, side="right"))
+        return Ends(np.insert(self.left, at, left), np.insert(self.freed, at, freed))
 
 
 def has_known_length(request: Request) -> bool:
@@ -69,44 +81,44 @@ class CompletionBudget:
     ) -> None:
         self._kv = kv
         self._page_size = kv.page_size
-        self._promised = 0.0  # tokens for requests without a known end
         self._open = {request.id: self._rest_of(request) for request in open_prompts}
         self._taken = 0  # tokens of memory that this step takes for prompts
-        self._left: list[int] = []  # of each request with a known end: tokens until then
-        self._freed: list[int] = []  # tokens that its end frees, without those until then
         columns = kv.columns
-        for row in rows.tolist():
-            left = max(int(columns.max_len[row] - columns.seq_len[row]), 0)
-            if has_known_length(columns.requests[row]):
-                self._left.append(left)
-                self._freed.append(self._pages_of(int(columns.kv_len[row])))
-                continue
-            expected = min(left, CLIP_MAX_NEW_TOKENS)
-            self._promised += expected * ratio if columns.stops_at_eos[row] else expected
+        requests = columns.requests[rows]
+        is_known = np.fromiter(map(has_known_length, requests), np.bool_, len(rows))
+        left = np.maximum(columns.max_len[rows] - columns.seq_len[rows], 0).astype(np.int64)
+        num_pages = -(-columns.kv_len[rows].astype(np.int64) // self._page_size)
+        # The requests with a known end, the next end first.
+        order = np.argsort(left[is_known], kind="stable")
+        self._ends = Ends(left[is_known][order], (num_pages * self._page_size)[is_known][order])
+        # Tokens for requests without a known end. They are added one after the other, so that the
+        # sum does not depend on how numpy adds.
+        others = rows[~is_known]
+        expected = np.minimum(left[~is_known], CLIP_MAX_NEW_TOKENS).astype(np.float64)
+        expected[columns.stops_at_eos[others]] *= ratio
+        self._promised = 0.0
+        for promised in expected.tolist():
+            self._promised += promised
             self._promised += self._page_size
 
     def tightest(self, request: Request, extend: int, *, is_unsplit: bool) -> TightestMoment:
         """Simulate all completions with one more request, of whose prompt `extend` tokens are to be
         computed. `is_unsplit`: in this step."""
-        left = list(self._left)
-        freed = list(self._freed)
+        ends = self._ends
         # One token is left over: what runs must be able to go on.
         kept = self._pages_of(extend) + math.ceil(self._promised) + 1
         kept += sum(self._open.values())
         output = request.max_len - request.fill_len
         if is_unsplit:
-            left.append(output)
-            freed.append(self._pages_of(request.fill_len))
+            ends = ends.with_one(output, self._pages_of(request.fill_len))
         else:
             kept += output + self._page_size
         free = self._kv.room.rest - self._taken
-        if not left:
+        if not len(ends.left):
             return TightestMoment(kept, free)
-        order = np.argsort(left, kind="stable")
-        num_running = np.arange(len(order), 0, -1)
-        freed_in_order = np.array(freed)[order]
-        needed = kept + (np.array(left)[order] + self._page_size) * num_running
-        available = free + np.cumsum(freed_in_order) - freed_in_order
+        num_running = np.arange(len(ends.left), 0, -1)
+        needed = kept + (ends.left + self._page_size) * num_running
+        available = free + np.cumsum(ends.freed) - ends.freed
         tightest = int(np.argmax(needed - available))
         return TightestMoment(int(needed[tightest]), int(available[tightest]))
 
@@ -119,8 +131,8 @@ class CompletionBudget:
         if extend < request.remaining_prefill:
             self._open[request.id] = self._rest_of(request) - charged
         elif has_known_length(request):
-            self._left.append(request.max_len - request.fill_len)
-            self._freed.append(self._pages_of(request.fill_len))
+            left = request.max_len - request.fill_len
+            self._ends = self._ends.with_one(left, self._pages_of(request.fill_len))
         else:
             self._promised += reserve + self._page_size
 

@@ -95,10 +95,6 @@ class SplitPrefills:
     def chunked_req(self) -> Request | None:
         return self._unsplit.chunked_req
 
-    @property
-    def is_full(self) -> bool:
-        return self._unsplit.is_full
-
     def note_room(self) -> None:
         """A request may be admitted again."""
         self._unsplit.note_room()

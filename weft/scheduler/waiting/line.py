@@ -15,8 +15,7 @@ from itertools import chain
 
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
-from weft.scheduler.policies.aging import AgingTurns
-from weft.scheduler.policies.protocol import Policy, RequestClasses, RequestFollower
+from weft.scheduler.policies.protocol import AgingTurns, Policy, RequestClasses, RequestFollower
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 
@@ -147,7 +146,8 @@ class WaitingLine:
         self.num_tokens += request.fill_len
         try:
             self._waiting.append(request)
-            self.cached_lens.add(request, self._waiting)
+            if self.cached_lens.index is not None:
+                self.cached_lens.add(request, self._waiting)
             if self.policy.follower is not None:
                 self._introduce(self.policy.follower, request)
         except BaseException:

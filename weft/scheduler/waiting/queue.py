@@ -104,7 +104,10 @@ class WaitingQueue:
     @property
     def num_tokens(self) -> int:
         """Tokens of the prompts of all requests that never ran."""
-        return sum(line.num_tokens for line in self.lines)
+        num_tokens = 0
+        for line in self.lines:
+            num_tokens += line.num_tokens
+        return num_tokens
 
     def first_come(self, num: int) -> list[Request]:
         """The first `num` requests, line by line, in order of arrival, retracted ones before all
@@ -117,29 +120,24 @@ class WaitingQueue:
     # Classes
 
     @property
-    def policy(self) -> Policy:
-        """The policy of the online requests."""
-        return self.online.policy
-
-    @property
     def classes(self) -> RequestClasses | None:
         """The classes of all requests; None: all are of one class."""
-        return self.policy.classes if len(self.lines) == 1 else self
+        return self.online.policy.classes if len(self.lines) == 1 else self
 
     def rank(self, request: Request) -> int:
         """Class of a request; 0 if there are no classes. Lower ones go first."""
         if request.message.background:
             return BACKGROUND_RANK
-        classes = self.policy.classes
+        classes = self.online.policy.classes
         return 0 if classes is None else classes.rank(request)
 
     def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
         """[n] whether the requests of `rows` [n] may be retracted for the waiting one: background
         requests for every online one, and for no other."""
-        is_below: BoolArray = self.policy.context.columns.background.take(rows)
+        is_below: BoolArray = self.online.policy.context.columns.background.take(rows)
         if waiting.message.background:
             return is_below & False
-        classes = self.policy.classes
+        classes = self.online.policy.classes
         if classes is None:
             return is_below
         return is_below | classes.far_below(waiting, rows)

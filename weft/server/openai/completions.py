@@ -182,6 +182,29 @@ class LogprobsSpec(NamedTuple):
     skip_special_tokens: bool  # for the offsets of tokens in the text
 
 
+class WantedParts(NamedTuple):
+    """What a client wants of an answer besides text."""
+
+    usage: bool  # at the end of a stream
+    each_usage: bool  # with each chunk
+    ids: bool
+    prompt: bool  # something about the prompt
+    num_prompt_logprobs: int | None  # likeliest tokens per token of the prompt; None: not requested
+
+    @classmethod
+    def of(cls, body: CompletionRequest) -> WantedParts:
+        options = body.stream_options or StreamOptions()
+        usage = bool(options.include_usage)
+        num_prompt_logprobs = body.prompt_logprobs
+        return cls(
+            usage=usage,
+            each_usage=usage and bool(options.continuous_usage_stats),
+            ids=bool(body.return_token_ids),
+            prompt=bool(body.echo or body.return_token_ids) or num_prompt_logprobs is not None,
+            num_prompt_logprobs=num_prompt_logprobs,
+        )
+
+
 class CompletionReply:
     """Text completions as bytes. Chunks of plain text are assembled from prepared parts."""
 
@@ -202,15 +225,7 @@ class CompletionReply:
         self._n = params.n
         self._prompt_ids = prompt_ids
         self._echo = echo
-        options = body.stream_options or StreamOptions()
-        self._tells_usage = bool(options.include_usage)
-        self._tells_each_usage = self._tells_usage and bool(options.continuous_usage_stats)
-        self._return_ids = bool(body.return_token_ids)
-        self._tells_prompt = bool(body.echo or body.return_token_ids) or (
-            body.prompt_logprobs is not None
-        )
-        # Likeliest tokens per token of the prompt; None: not requested.
-        self._num_prompt_logprobs = body.prompt_logprobs
+        self._wants = WantedParts.of(body)
         self._logprobs: LogprobsSpec | None = None
         if params.logprobs is not None:
             self._logprobs = LogprobsSpec(
@@ -225,10 +240,10 @@ class CompletionReply:
         self._opened: set[int] = set()  # choices whose first chunk was sent
         self._offsets: dict[int, TextOffsets] = {}  # by choice, if log probabilities are requested
         self._prefix = b""  # start of a chunk of plain text; empty if chunks have more
-        is_plain = not (self._return_ids or self._tells_each_usage)
+        is_plain = not (self._wants.ids or self._wants.each_usage)
         if generation.stream and is_plain and self._logprobs is None:
             self._prefix = _plain_prefix(self._header)
-        self._suffix = b',"usage":null}\n\n' if self._tells_usage else b"}\n\n"
+        self._suffix = b',"usage":null}\n\n' if self._wants.usage else b"}\n\n"
 
     def full_body(self, deltas: Sequence[Delta]) -> bytes:
         choices: list[Any] = [written(self._choice(delta)) for delta in deltas]
@@ -246,14 +261,14 @@ class CompletionReply:
             **self._header._asdict(),
             choices=[self._choice(delta)],
         )
-        if self._tells_each_usage:
+        if self._wants.each_usage:
             chunk.usage = self._count.usage()
-        elif self._tells_usage:
+        elif self._wants.usage:
             chunk.usage = None
         return event(chunk)
 
     def closing(self) -> bytes:
-        if not self._tells_usage:
+        if not self._wants.usage:
             return b""
         usage = self._count.usage()
         return event(
@@ -269,11 +284,11 @@ class CompletionReply:
         choice = CompletionChoice(index=delta.choice, text=delta.text)
         if delta.choice not in self._opened:
             self._opened.add(delta.choice)
-            if self._tells_prompt:
+            if self._wants.prompt:
                 self._open(choice)
         if self._logprobs is not None:
             choice.logprobs = self._logprobs_of(delta, self._logprobs)
-        if self._return_ids:
+        if self._wants.ids:
             choice.token_ids = delta.token_ids
         if delta.end is not None:
             choice.finish_reason = delta.end.reason
@@ -289,12 +304,12 @@ class CompletionReply:
         prompt = choice.index // self._n
         if self._echo is not None:
             choice.text = self._echo.texts[prompt] + choice.text
-        if self._num_prompt_logprobs is not None:
+        if self._wants.num_prompt_logprobs is not None:
             tokens = prompt_logprobs(self._generation.completions[choice.index].aux_outputs)
             choice.prompt_logprobs = vllm_logprobs(
-                self._tokenizer, tokens, self._num_prompt_logprobs
+                self._tokenizer, tokens, self._wants.num_prompt_logprobs
             )
-        if self._return_ids:
+        if self._wants.ids:
             choice.prompt_token_ids = self._prompt_ids[prompt]
 
     def _logprobs_of(self, delta: Delta, spec: LogprobsSpec) -> CompletionLogprobs:

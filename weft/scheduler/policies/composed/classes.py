@@ -20,10 +20,9 @@ import numpy as np
 from weft.arrays import LongArray
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
-from weft.scheduler.policies.aging import AgingTurns
 from weft.scheduler.policies.kinds.priority import Priority
 from weft.scheduler.policies.lanes.lanes import Lanes, requests_of
-from weft.scheduler.policies.protocol import Policy, PolicyContext, RequestFollower
+from weft.scheduler.policies.protocol import AgingTurns, Policy, PolicyContext, RequestFollower
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import WaitingTable, chosen
 

@@ -19,8 +19,7 @@ from weft.arrays import LongArray
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
 from weft.scheduler.history import Counters
-from weft.scheduler.policies.aging import AgingTurns
-from weft.scheduler.policies.protocol import Policy
+from weft.scheduler.policies.protocol import AgingTurns, Policy
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import NUM_HEAD, WaitingTable
 
