@@ -1,21 +1,29 @@
-"""llama.cpp by its C interface, all requests in one batch a step. engine_llama.py FILE.gguf [threads]"""
+"""llama.cpp or ik_llama.cpp by its C interface, all requests in one batch a step.
+
+engine_llama.py FILE.gguf [threads] [--repack]     # ik_llama.cpp lays weights out anew when it loads them
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 
-import llama_cpp as ll
 import numpy as np
 from engine import serve
+from llama_package import IS_IK, clear, ll
 
 BATCH, CONTEXT, SEQUENCES = 512, 40_960, 32
+REPACK = "--repack"
 
 
 class Llama:
-    def __init__(self, path: str, threads: int) -> None:
+    def __init__(self, path: str, threads: int, *, repacks: bool) -> None:
         ll.llama_backend_init()
-        self.model = ll.llama_model_load_from_file(path.encode(), ll.llama_model_default_params())
+        of_model = ll.llama_model_default_params()
+        if repacks:
+            of_model.repack_tensors = True
+            of_model.use_mmap = False
+        self.model = ll.llama_model_load_from_file(path.encode(), of_model)
         params = ll.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = (
             CONTEXT,
@@ -24,7 +32,8 @@ class Llama:
             SEQUENCES,
         )
         params.n_threads = params.n_threads_batch = threads
-        params.kv_unified = False
+        if not IS_IK:
+            params.kv_unified = False
         self.context = ll.llama_init_from_model(self.model, params)
         self.vocab_size = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self.model))
         self.batch = ll.llama_batch_init(BATCH, 0, 1)
@@ -49,7 +58,7 @@ class Llama:
 
     def generate(self, prompts: list[list[int]], lens: list[int]) -> None:
         """Prompts in pieces that fill a batch beside the sequences that decode."""
-        ll.llama_memory_clear(ll.llama_get_memory(self.context), True)
+        clear(self.context)
         done, made, last = [0] * len(prompts), [0] * len(prompts), [0] * len(prompts)
         while any(count < wanted for count, wanted in zip(made, lens, strict=True)):
             work, owners = [], []
@@ -70,8 +79,12 @@ class Llama:
 
 
 def main() -> None:
-    threads = int(sys.argv[2]) if len(sys.argv) > 2 else os.cpu_count() or 1
-    serve(Llama(sys.argv[1], threads).generate)
+    path, *rest = (word for word in sys.argv[1:] if word != REPACK)
+    threads = int(rest[0]) if rest else os.cpu_count() or 1
+    repacks = REPACK in sys.argv
+    if repacks and not IS_IK:
+        sys.exit(f"{REPACK} is of ik_llama.cpp; llama.cpp lays weights out anew by itself")
+    serve(Llama(path, threads, repacks=repacks).generate)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""llama.cpp reads texts. read_llama.py FILE.gguf [threads]
+"""llama.cpp or ik_llama.cpp reads texts. read_llama.py FILE.gguf [threads]
 
 A command is a line of token ids; the answer is a line `@@ N` and then, of every place between two tokens, the logits of
 all N tokens of the vocabulary as float32 bytes.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
-import llama_cpp as ll
 import numpy as np
 from engine import ANSWER
+from llama_package import clear, ll
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     answers = sys.stdout.buffer
     for line in sys.stdin:
         tokens = [int(text) for text in line.split()]
-        ll.llama_memory_clear(ll.llama_get_memory(context), True)
+        clear(context)
         batch.n_tokens = len(tokens) - 1
         for place, token in enumerate(tokens[:-1]):
             batch.token[place] = token

@@ -57,6 +57,15 @@ def test_refusal_imports_nothing_that_loads_models() -> None:
     assert "torch" not in loaded_by("serve", "/nowhere", "--port", "0")
 
 
+def test_help_does_not_load_the_families_of_models() -> None:
+    code = (
+        "import sys\nfrom weft.cli.main import main\nmain(['--help'])\n"
+        "print('weft.config.model' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
 def test_import_of_the_package_is_instant() -> None:
     code = f"import sys, weft\nprint([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

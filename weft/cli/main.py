@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from weft.config.environment import warn_of_variables
-from weft.config.model import ModelError
+from weft.config.model_errors import ModelError
 from weft.config.options import SettingsError, did_you_mean
 
 VERBS = {

@@ -18,6 +18,7 @@
 #include "encoder_pointwise.h"
 #include "gemm_codes.h"
 #include "gemm_shorts.h"
+#include "gemm_stored.h"
 #include "lora.h"
 #include "tiles.h"
 
@@ -202,11 +203,36 @@ static void multiply_panel_of_shorts(const PackedWeight& w, const Activations& x
   }
 }
 
+// One row, with codes as they are stored.
+static void multiply_panel_as_stored(const PackedWeight& w, const Activations& x,
+                                     const LinearItem& item, char* panel, const char* ahead,
+                                     float* sums) {
+  const int64_t num_blocks = w.padded_in / block_of(w);
+  const StoredProduct product{
+      reinterpret_cast<const int8_t*>(x.data) + item.row * kSlab,
+      x.slab_stride,
+      w.padded_in,
+      panel + bytes_of_head(w),
+      address_of_scale(w, panel, 0, false),
+      panel,
+      x.scales + item.row,
+      x.starts + item.row,
+      x.factors + item.row,
+      x.rows,
+      sums,
+      ahead,
+      ceil_div(bytes_of_panel(w), num_blocks * kLine),
+  };
+  multiply_stored(w, product);
+}
+
 // Codes are cut into pieces of nearly the same size: what they are made, and their scales, stay in
 // the cache.
 static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
                                     const LinearItem& item, char* panel, const char* ahead,
                                     const LinearSpace& space, float* sums) {
+  if (item.num_rows == 1 && has_stored_tile(w))
+    return multiply_panel_as_stored(w, x, item, panel, ahead, sums);
   // Of kInStep inputs.
   const int64_t step_bytes = (bytes_of_panel(w) - bytes_of_head(w)) / (w.padded_in / kInStep);
   const int64_t block = block_of(w);

@@ -1,0 +1,149 @@
+// Products of one row with a panel of codes as it is stored: all outputs at once, so that its codes
+// are read once, from their beginning to their end, and its scales where they stand.
+//
+// It computes what gemm_codes.h does, by the same operations in the same order: a row has the same
+// bits by itself and among others. What differs is what the processor waits for. With one row that
+// is memory: a pass of its own that makes scales floats, or one pass for each half of the outputs,
+// would be seen.
+#pragma once
+
+#include "gemm_codes.h"
+
+namespace weft {
+namespace WEFT_NAMESPACE {
+
+// With more vectors, their sums and those of integers are too many for the registers.
+constexpr bool kHasStoredTiles = kVectorsOfPanel <= 4;
+constexpr int64_t kLine = 64;
+
+struct StoredProduct {
+  const int8_t* a;
+  int64_t slab_stride;
+  int64_t k;
+  const char* codes;
+  const char* scales;     // as program.h draws them
+  const char* coarse;     // the same
+  const float* x_scales;  // [k / block][x_stride], as the next two
+  const int32_t* x_starts;
+  const float* x_factors;
+  int64_t x_stride;
+  float* c;           // [kPanel]
+  const char* ahead;  // memory that is wanted next, ..
+  int64_t num_ahead;  // .. and how many lines of it to prefetch with each block
+};
+
+// Whether there is a tile for these codes. Where one instruction multiplies bytes, codes of eight
+// bits are read faster by the tiles of several rows, which prefetch less.
+WEFT_INLINE bool has_stored_tile(const PackedWeight& w) {
+  if (!kHasStoredTiles || w.has_table || w.scale_type == kScaleF32)
+    return false;
+  if (w.format == kI6)
+    return w.group == kRowGroup || w.group == kRowGroup / 2;
+  return w.group == kRowGroup && (w.format == kI4 || !kSameDot);
+}
+
+// Scales (or mins) of a block times `factors`, which only coarse ones have.
+template <int64_t kType>
+WEFT_INLINE void load_scales(const char* at, const F32 (&factors)[kVectorsOfPanel],
+                             F32 (&scales)[kVectorsOfPanel]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectorsOfPanel; v++) {
+    if constexpr (kType == kScaleCoarse) {
+      scales[v] = mul(load_i8((const int8_t*)at + v * kLanes), factors[v]);
+    } else {
+      scales[v] = scales_at<kType>(at, nullptr, v * kLanes);
+    }
+  }
+}
+
+template <class Kind, int kBlock, int64_t kType, bool kMins>
+static __attribute__((noinline)) void tile_stored(const StoredProduct& p) {
+  constexpr int V = kVectorsOfPanel;
+  constexpr int64_t kKinds = kMins ? 2 : 1;
+  constexpr int64_t kBytes = kPanel * (kType == kScaleCoarse ? 1 : 2);  // of a group's scales
+  CodesProduct row = {};
+  row.a = p.a;
+  row.slab_stride = p.slab_stride;
+  row.x_starts = p.x_starts;
+  row.x_stride = p.x_stride;
+  const char* b = p.codes;
+  const char* scales = p.scales;
+  const char* coarse = p.coarse;
+  const char* ahead = p.ahead;
+  F32 c[V];
+  F32 factors[V];
+  F32 factors_of_mins[V];
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++)
+    c[v] = factors[v] = factors_of_mins[v] = zero();
+  int64_t index = 0;
+  for (int64_t k = 0; k < p.k; coarse += kKinds * kPanel * 2) {
+    if constexpr (kType == kScaleCoarse) {
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) {
+        factors[v] = load_f16((const uint16_t*)coarse + v * kLanes);
+        if (kMins)
+          factors_of_mins[v] = load_f16((const uint16_t*)coarse + kPanel + v * kLanes);
+      }
+    }
+    for (const int64_t end = least(k + kCoarse, p.k); k < end; k += kBlock, index++) {
+      for (const char* last = ahead + p.num_ahead * kLine; ahead < last; ahead += kLine)
+        __builtin_prefetch(ahead, 0, 2);
+      I32 sums[1][V];
+      F32 w[V];
+      sum_block<Kind, kBlock, 1, V>(row, k, index, b, sums);
+      load_scales<kType>(scales, factors, w);
+      const F32 x = all(p.x_scales[index * p.x_stride]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) {
+        hold(sums[0][v]);
+        c[v] = muladd(to_f32(sums[0][v]), mul(x, w[v]), c[v]);
+      }
+      if constexpr (kMins) {
+        load_scales<kType>(scales + kBytes, factors_of_mins, w);
+        const F32 factor = all(p.x_factors[index * p.x_stride]);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++)
+          c[v] = muladd(factor, w[v], c[v]);
+      }
+      scales += kKinds * kBytes;
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++)
+    store(p.c + v * kLanes, c[v]);
+}
+
+template <class Kind, int kBlock, int64_t kType>
+static void stored_by_mins(const PackedWeight& w, const StoredProduct& p) {
+  return w.has_mins ? tile_stored<Kind, kBlock, kType, true>(p)
+                    : tile_stored<Kind, kBlock, kType, false>(p);
+}
+
+template <class Kind, int kBlock>
+static void stored_by_scales(const PackedWeight& w, const StoredProduct& p) {
+  switch (w.scale_type) {
+    case kScaleF16:
+      return stored_by_mins<Kind, kBlock, kScaleF16>(w, p);
+    case kScaleBf16:
+      return stored_by_mins<Kind, kBlock, kScaleBf16>(w, p);
+    default:
+      return stored_by_mins<Kind, kBlock, kScaleCoarse>(w, p);
+  }
+}
+
+// The product of one row with one panel.
+static void multiply_stored(const PackedWeight& w, const StoredProduct& p) {
+  if constexpr (kHasStoredTiles) {
+    if (w.format == kI4)
+      return stored_by_scales<NibbleCodes, kRowGroup>(w, p);
+    if (w.format == kI8)
+      return stored_by_scales<ByteCodes<kSameDot>, kRowGroup>(w, p);
+    if (w.group == kRowGroup)
+      return stored_by_scales<SixCodes, kRowGroup>(w, p);
+    stored_by_scales<SixCodes, kRowGroup / 2>(w, p);
+  }
+}
+
+}  // namespace WEFT_NAMESPACE
+}  // namespace weft
