@@ -86,6 +86,7 @@ class GenerateRequest(
     tells_cache: bool = False
     # Another server computes the prompt, or continues this request; None: neither.
     handoff: HandoffParams | None = None
+    may_pause: bool = False  # it may end with calls of tools, and be continued with their results
 
     @property
     def prompt_len(self) -> int:

@@ -6,8 +6,8 @@ module handles templates, tools and reasoning; each API writes its own answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from weft.client.generation import Delta, Generation, TextDelivery
 from weft.client.requests import check_task, pack_ids, unpack_ids
 from weft.json_types import JsonObject
 from weft.messages.media import MediaItem
-from weft.messages.pins import PinMark
+from weft.messages.pins import PinMark, ToolPause
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
 from weft.server.chat.agents import without_headers
@@ -43,7 +43,7 @@ from weft.server.media import require_media, require_uncut
 from weft.server.prompt_ids import encode_texts, truncation
 from weft.server.requests import make_requests, sampling_of, submit
 from weft.text.media.sources import MediaSource
-from weft.text.parsers.events import Event
+from weft.text.parsers.events import CallBegin, Event
 from weft.text.parsers.formats import FORCED, ReasoningFormat, ToolFormat
 from weft.text.parsers.output import ParsedOutput
 from weft.text.templates.chat_template import MAX_SOURCE_LEN
@@ -64,6 +64,9 @@ class Conversation:
     has_reasoning: bool
     custom_calls: list[CustomCalls]  # by choice; empty if the request has no custom tools
     call_id_len: int
+    # Tells the engine that the client will come back with results of tools.
+    pause: Callable[[ToolPause], None] | None = None
+    called: list[str] = field(default_factory=list)  # names of tools
 
     @property
     def params(self) -> SamplingParams:
@@ -71,7 +74,13 @@ class Conversation:
 
     def events(self, delta: Delta) -> list[Event]:
         """The new events of one completion."""
-        return self.outputs[delta.choice].push(delta.text, is_last=delta.end is not None)
+        events = self.outputs[delta.choice].push(delta.text, is_last=delta.end is not None)
+        if self.pause is not None:
+            self.called.extend(one.name for one in events if isinstance(one, CallBegin))
+            if delta.end is not None and self.finish_reason(delta) == "tool_calls":
+                id = self.generation.completions[0].spec.request.id
+                self.pause(ToolPause(id=id, tools=tuple(self.called)))
+        return events
 
     def events_and_custom_calls(self, delta: Delta) -> Sequence[Event | CustomCall]:
         """Like `events`, for APIs with custom tools."""
@@ -136,6 +145,8 @@ async def start_chat(
             made = replace(made, prediction=await _predicted(context, body.prediction))
         if is_marked or body.cache_control is not None or marks:
             made = replace(made, pins=await _pins(context, body, ids, marks))
+        if use.names and params.n == 1:
+            made = replace(made, may_pause=True)
         delivery = _delivery(context, body, made)
         generation = submit(context, [made], [delivery], stream=bool(body.stream), valid=valid)
         generation.warn((*warnings, *unenforced_grammars))
@@ -158,6 +169,7 @@ async def start_chat(
         has_reasoning=has_reasoning,
         custom_calls=[CustomCalls(use.custom) for _ in range(params.n)] if use.custom else [],
         call_id_len=FORCED.id_len if own_tools is None else own_tools.id_len,
+        pause=context.client.send if made.may_pause else None,
     )
 
 
