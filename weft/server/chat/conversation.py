@@ -133,7 +133,8 @@ async def start_chat(
     params.check(context.client.engine.vocab_size)  # before the work of rendering
     valid = params
     try:
-        ids, media, is_marked, warnings = await _prompt_ids(context, body, params)
+        prompt = await _prompt_ids(context, body, params)
+        ids, media = prompt.ids, prompt.media
         if holds_reasoning:
             params = _beside_reasoning(context, params, ids)
         elif params.grammar is not None:
@@ -143,13 +144,13 @@ async def start_chat(
             made = replace(made, media=media)
         if body.prediction is not None:
             made = replace(made, prediction=await _predicted(context, body.prediction))
-        if is_marked or body.cache_control is not None or marks:
-            made = replace(made, pins=await _pins(context, body, ids, marks))
+        if prompt.is_marked or body.cache_control is not None or marks:
+            made = replace(made, pins=await _pins(context, body, prompt, marks))
         if use.names and params.n == 1:
             made = replace(made, may_pause=True)
         delivery = _delivery(context, body, made)
         generation = submit(context, [made], [delivery], stream=bool(body.stream), valid=valid)
-        generation.warn((*warnings, *unenforced_grammars))
+        generation.warn((*prompt.warnings, *unenforced_grammars))
     except InvalidParam as exc:
         if exc.param == "prompt":  # the name in `text` and `client`
             exc.param = "messages" if body.input_ids is None else "input_ids"
@@ -295,18 +296,19 @@ def _delivery(context: ServerContext, body: ChatRequest, made: GenerateRequest) 
     return delivery._replace(reasoning=partial(format.parser, prompt_end, eager=True))
 
 
-class ChatPrompt(NamedTuple):
-    ids: list[int]
-    media: tuple[MediaItem, ...] = ()  # images, videos and sounds; `ids` have their placeholders
-    is_marked: bool = False  # whether a block has a cache_control
-    warnings: tuple[str, ...] = ()  # of the template
-
-
 class ChatText(NamedTuple):
     text: str  # output of the model's template, with a mark for each of `sources`
     sources: list[MediaSource]  # images, videos and sounds
     is_marked: bool
     warnings: tuple[str, ...]
+
+
+class ChatPrompt(NamedTuple):
+    ids: list[int]
+    media: tuple[MediaItem, ...] = ()  # images, videos and sounds; `ids` have their placeholders
+    is_marked: bool = False  # whether a block has a cache_control
+    warnings: tuple[str, ...] = ()  # of the template
+    rendered: ChatText | None = None  # None: the request has ids
 
 
 async def _prompt_ids(
@@ -327,7 +329,9 @@ async def _prompt_ids(
             return await _with_media(context, body, "", sources)
     if cut is not None:
         ids = cut.cut(ids, context.info.context_length, params.max_new_tokens)
-    return ChatPrompt(ids, warnings=prompt.warnings if prompt is not None else ())
+    if prompt is None:
+        return ChatPrompt(ids)
+    return ChatPrompt(ids, warnings=prompt.warnings, rendered=prompt.rendered)
 
 
 async def chat_prompt(
@@ -335,10 +339,11 @@ async def chat_prompt(
 ) -> ChatPrompt:
     """The conversation as token ids, rendered by the model's template. `bytes_before`: bytes of the
     encoder inputs of other prompts of the request."""
-    text, sources, is_marked, warnings = await chat_text(context, body)
+    rendered = await chat_text(context, body)
+    text, sources, is_marked, warnings = rendered
     if sources:
         found = await _with_media(context, body, text, sources, bytes_before)
-        return found._replace(is_marked=is_marked, warnings=warnings)
+        return found._replace(is_marked=is_marked, warnings=warnings, rendered=rendered)
     cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
     special = bool(body.add_special_tokens)
     [ids] = await encode_texts(
@@ -347,19 +352,19 @@ async def chat_prompt(
         add_special_tokens=special,
         truncates=cut is not None,
     )
-    return ChatPrompt(ids, (), is_marked, warnings)
+    return ChatPrompt(ids, (), is_marked, warnings, rendered)
 
 
 async def _pins(
     context: ServerContext,
     body: ChatRequest,
-    ids: list[int],
+    prompt: ChatPrompt,
     marks: Sequence[CacheMark[ChatRequest]],
 ) -> tuple[PinMark, ...]:
     """The ends of a prompt's marked blocks in its tokens, in ascending order. Of a prompt with
     media, only the part before the first item counts."""
     marks = marks or chat_marks(body)
-    text, sources, *_ = await chat_text(context, body)
+    text, sources, *_ = prompt.rendered or await chat_text(context, body)
     if sources:
         for media_mark in require_media(context.media, sources).marks.values():
             text = text.partition(media_mark)[0]
@@ -381,7 +386,7 @@ async def _pins(
     )
     ends: dict[int, float] = {}  # time to live by length in tokens
     for beginning, ttl_s in zip(found, lengths.values(), strict=True):
-        end = num_alike(ids, beginning)
+        end = num_alike(prompt.ids, beginning)
         ends[end] = max(ends.get(end, 0.0), ttl_s)
     return tuple(PinMark(length=end, ttl_s=ends[end]) for end in sorted(ends) if end)
 
