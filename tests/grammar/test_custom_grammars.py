@@ -132,6 +132,20 @@ def test_of_several_grammars_the_wrong_one_is_shown_without_the_rules_around_it(
     assert "right" not in message
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "gpt_oss", "pythonic"])
+@pytest.mark.parametrize(("syntax", "definition"), [("lark", "start: ("), ("regex", "(a")])
+def test_the_error_of_a_grammar_names_its_tool(
+    compiler: LlgCompiler, name: str, syntax: str, definition: str
+) -> None:
+    format = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    wrong = {"type": "custom", "custom": {"name": "query", "format": format}}
+    use = tool_use([SHELL, PATCH_TOOL, wrong], None, parallel=True)
+    grammar = call_grammar(use, TOOL_FORMATS[name], has_mark=False)
+    assert grammar is not None
+    with pytest.raises(InvalidGrammar, match="the tool 'query': "):
+        compiler.compile(Key(grammar.kind, grammar.text))
+
+
 def test_only_another_constraint_leaves_a_grammar_out_with_a_warning() -> None:
     use = tool_use([SHELL, PATCH_TOOL], None, parallel=True)
     [warning] = unenforced(use, is_enforced=False)

@@ -143,6 +143,7 @@ class World:
         pins = tuple(PinMark(**mark) for mark in sampling.pop("pins", ()))  # type: ignore[attr-defined]
         rid = str(sampling.pop("rid", f"r{id}"))
         adapter = str(sampling.pop("adapter", ""))
+        may_pause = bool(sampling.pop("may_pause", False))
         prediction = np.array(sampling.pop("prediction", []), dtype=np.int32).tobytes()
         params = SamplingParams(**sampling)
         request = GenerateRequest(
@@ -163,6 +164,7 @@ class World:
             adapter=adapter,
             media=media,
             pins=pins,
+            may_pause=may_pause,
         )
         self.sent[id] = request
         self.outputs[id] = []

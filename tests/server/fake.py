@@ -29,6 +29,7 @@ from weft.config.server import ServerConfig
 from weft.messages import control, sessions, status
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
+from weft.messages.pins import ToolPause
 from weft.messages.replies import (
     AuxPiece,
     Finish,
@@ -87,6 +88,7 @@ class FakeEngine:
     busy: bool = False  # the cache cannot be flushed
     seen: list[GenerateRequest] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
+    paused: list[ToolPause] = field(default_factory=list)
     running: dict[int, _Running] = field(default_factory=dict)
     stepping: bool = False
 
@@ -118,6 +120,8 @@ class FakeEngine:
                         finished=[_end(one.request, "abort", 200, message.message) for one in gone]
                     )
                 )
+            case ToolPause():
+                self.paused.append(message)
             case ControlRequest():
                 reply = self.reply(message)
                 if reply is not None:

@@ -15,6 +15,7 @@ from tests.server.fake import HANG_S, RunningServer, running
 from tests.server.scripted import HI, ask, say
 from weft.config.options import SettingsError, options_of
 from weft.config.server import ServerConfig
+from weft.messages.pins import ToolPause
 from weft.messages.sampling import ThinkingMarks
 
 FORECAST: dict[str, Any] = {
@@ -197,3 +198,19 @@ def test_a_custom_grammar_holds_calls_in_reasoning_and_its_budget_stays(
     assert (grammar.kind, grammar.behind) == ("structural_tag", None)
     assert request.sampling.thinking_budget == 64
     assert isinstance(request.sampling.thinking_marks, ThinkingMarks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engine_hears_which_tools_a_client_will_come_back_from(
+    servers: dict[str, RunningServer], stream: bool
+) -> None:
+    server = servers["qwen"]
+    engine = server.engine
+    engine.seen.clear()
+    engine.paused.clear()
+    for said, tools in ((XML, TOOLS), ("No.", TOOLS), (XML, [])):
+        say(server, said)
+        body = {"messages": HI, "tools": tools, "stream": stream}
+        httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=HANG_S)
+    assert [request.may_pause for request in engine.seen] == [True, True, False]
+    assert engine.paused == [ToolPause(id=engine.seen[0].id, tools=("forecast", "news"))]

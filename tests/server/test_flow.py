@@ -27,13 +27,13 @@ from weft.messages.requests import BatchGenerate
 def sent(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[ToEngine]:
     """What goes to the engine."""
     messages: list[ToEngine] = []
-    send = server.client._send
+    send = server.client.send
 
     def spy(message: ToEngine) -> None:
         messages.append(message)
         send(message)
 
-    monkeypatch.setattr(server.client, "_send", spy)
+    monkeypatch.setattr(server.client, "send", spy)
     return messages
 
 

@@ -116,7 +116,7 @@ class EngineClient:
         self.num_late_tokens = 0  # tokens for requests that had ended here
         self.session_keeper: SessionKeeper | None = None  # None: they end with the engine
         self._tokenizer = tokenizer
-        self._send = send
+        self.send = send  # sends a message that has no reply
         slow: SlowRequests | None = None
         if log_slow_s:
             misses = self.metrics.completions.misses
@@ -275,9 +275,9 @@ class EngineClient:
 
     def _send_requests(self, requests: Sequence[GenerateRequest]) -> None:
         if len(requests) == 1:
-            self._send(requests[0])
+            self.send(requests[0])
         else:
-            self._send(batch_requests(requests))
+            self.send(batch_requests(requests))
 
     # ---- what comes from the engine
 
@@ -443,7 +443,7 @@ class EngineClient:
                 lens.append(completion.num_tokens)
         if ids:
             message = "a stop string was found"
-            self._send(Abort(ids=tuple(ids), output_lens=tuple(lens), message=message))
+            self.send(Abort(ids=tuple(ids), output_lens=tuple(lens), message=message))
 
     # ---- ends
 
@@ -456,7 +456,7 @@ class EngineClient:
         in_engine = [one for one in named if not self._abort_deferred(one)]
         if in_engine:
             ids = [one.spec.request.id for one in in_engine]
-            self._send(Abort(ids=tuple(ids)))
+            self.send(Abort(ids=tuple(ids)))
         return len(named)
 
     def abort_all(self) -> int:
@@ -464,7 +464,7 @@ class EngineClient:
         num_open = self.num_open
         for completion in list(self._open.by_id.values()):
             self._abort_deferred(completion)
-        self._send(Abort(all=True))
+        self.send(Abort(all=True))
         return num_open
 
     def engine_lost(self, reason: str) -> None:
@@ -481,7 +481,7 @@ class EngineClient:
         self._open.forget_deferred()
         open_now = list(self._open.by_id.values())
         if open_now and self.state.lost is None:
-            self._send(Abort(ids=tuple(self._open.by_id), message=message))
+            self.send(Abort(ids=tuple(self._open.by_id), message=message))
         for completion in open_now:
             id = completion.spec.request.id
             finish = Finish(id=id, reason="error", message=message, status=503)
@@ -504,7 +504,7 @@ class EngineClient:
         message = "the client does not read its answer"
         id = completion.spec.request.id
         self.metrics.refused("max_pending_tokens")
-        self._send(Abort(ids=(id,), message=message))
+        self.send(Abort(ids=(id,), message=message))
         finish = Finish(id=id, reason="abort", message=message)
         self._end(completion, finish)
 
@@ -529,7 +529,7 @@ class EngineClient:
         """End an open completion with an error, here and in the engine."""
         id = completion.spec.request.id
         finish = Finish(id=id, reason="error", message=message, status=500)
-        self._send(Abort(ids=(id,), message=message))
+        self.send(Abort(ids=(id,), message=message))
         end = completion.break_off(finish, self.state.weight_version)
         self._open.remove(completion)
         self.recorder.record(completion, end, finish, is_logged=self.log_requests)
@@ -553,7 +553,7 @@ class EngineClient:
             self._open.remove(completion)
             self.recorder.record(completion, end, None, is_logged=self.log_requests)
         if left and self.state.lost is None:
-            self._send(Abort(ids=tuple(left), message=message))
+            self.send(Abort(ids=tuple(left), message=message))
 
     # ---- control
 
@@ -568,7 +568,7 @@ class EngineClient:
         the engine failed on it.
         """
         self.state.require_ready()
-        return await self.calls.call(self._send, request, timeout_s)
+        return await self.calls.call(self.send, request, timeout_s)
 
     async def get_state(self, timeout_s: float = CALL_TIMEOUT_S) -> Stats:
         """The engine's current numbers."""

@@ -246,6 +246,14 @@ class SchedulingOptions:
         low=0.0,
         high=0.9,
     )
+    tool_pause_s: float = option(
+        120.0,
+        "longest time for which the KV of a chat is kept that has called tools, as a part of "
+        "--max-pinned; how long follows from earlier pauses; 0: not at all",
+        group="cache",
+        low=0.0,
+        high=86_400.0,
+    )
     tenant_cache: str = option(
         "",
         "part of --max-pinned that the pins of a tenant may hold, alice=0.3,bob=0.1; others may "

@@ -15,6 +15,7 @@ import msgspec
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
 from weft.engine.tiers.service import TierService
+from weft.engine.tool_pauses import ToolPauses
 from weft.messages.cache import GetCacheReply
 from weft.messages.pins import PinStatus
 from weft.messages.replies import StepOutput
@@ -38,8 +39,10 @@ class PinService(Service):
         core: EngineCore,
         feature: PinsFeature,
         tiers: TierService | None,
+        pauses: ToolPauses,
     ) -> None:
         self._core = core
+        self.pauses = pauses  # pins of chats that wait for results of tools
         self.feature = feature
         self._tiers = tiers
         # Time of the next attempt to read lost KV from the store, and the interval after that.

@@ -30,6 +30,7 @@ from weft.engine.prefill_log import PrefillLog
 from weft.engine.session_service import SessionService
 from weft.engine.surroundings import Profiler, Surroundings
 from weft.engine.tiers.service import TierService
+from weft.engine.tool_pauses import ToolPauses
 from weft.engine.until_idle import CacheFlushes, EngineShutdown
 from weft.messages.status import Stats
 from weft.scheduler.features.handoff import LendFeature, PullFeature
@@ -53,7 +54,8 @@ class Services:
         self.tiers: TierService | None = None
         if features.tiers is not None:
             self.tiers = TierService(core, features.tiers, around.tiers)
-        self.pins = PinService(core, features.pins, self.tiers)
+        pauses = ToolPauses(core, features.tool_pauses, self.tiers)
+        self.pins = PinService(core, features.pins, self.tiers, pauses)
         self.handoff = self._handoff(settings, around)
         self.shutdown = EngineShutdown(core)
         self.pause = Pause(core)
@@ -125,6 +127,7 @@ class Services:
                 self.input_gate,
                 self.pause,
                 *stored,
+                self.pins.pauses,
                 self.pins,  # after a step it comes before the store, so that new pins are written
             ]
         )

@@ -27,7 +27,7 @@ from weft.grammar.enforceable import (
 )
 from weft.grammar.masks import Words
 from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
-from weft.grammar.tags import LarkWriter, Pieces, as_format, lark_inside
+from weft.grammar.tags import LarkWriter, Pieces, as_format, grammars_inside, of_tool
 from weft.json_types import JsonObject
 
 # White space between the tokens of JSON: bounded, because a weak model would never end it.
@@ -135,16 +135,22 @@ class LlgCompiler:
             raise InvalidGrammar(_plain(str(exc))) from exc
 
     def _error_inside(self, key: Key) -> str:
-        """The error of the first Lark grammar inside a tag that is wrong by itself. That of the
+        """The error of the first grammar inside a tag that is wrong by itself. That of the
         whole tag shows rules that its author has not written, and not which grammar it is."""
         if key.kind != "structural_tag":
             return ""
         make = self._library.LLMatcher
         with suppress(ValueError, RecursionError):  # the tag is no JSON, or nested too deeply
-            for definition in lark_inside(json.loads(key.text)):
-                error = self._matcher(str(make.grammar_from_lark(definition))).error
+            for format in grammars_inside(json.loads(key.text)):
+                definition = str(format["definition"])
+                if format["syntax"] == "regex":
+                    grammar = make.grammar_from_regex(from_ecma(definition))
+                else:
+                    grammar = make.grammar_from_lark(definition)
+                error = self._matcher(str(grammar)).error
                 if error:
-                    return f"{error}; the grammar is {definition[:MAX_SHOWN]!r}"
+                    shown = definition[:MAX_SHOWN]
+                    return f"{of_tool(format)}{error}; the grammar is {shown!r}"
         return ""
 
     def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:

@@ -65,17 +65,23 @@ def with_schemas(format: Any, change: Callable[[Any], Any]) -> Any:
     return changed
 
 
-def lark_inside(format: Any) -> Iterator[str]:
-    """The Lark grammars inside a format, in order. The format may be wrong."""
+def grammars_inside(format: Any) -> Iterator[Format]:
+    """The formats with grammars of their own inside a format, in order. The format may be wrong."""
     if isinstance(format, list):
         for one in format:
-            yield from lark_inside(one)
+            yield from grammars_inside(one)
     elif isinstance(format, dict):
         definition = format.get("definition")
-        if format.get("syntax") == "lark" and isinstance(definition, str):
-            yield definition
+        if format.get("syntax") in ("lark", "regex") and isinstance(definition, str):
+            yield format
         else:
-            yield from lark_inside(list(format.values()))
+            yield from grammars_inside(list(format.values()))
+
+
+def of_tool(format: Format) -> str:
+    """Whose grammar a format has, before an error; empty if it is that of no tool."""
+    tool = format.get("tool")
+    return f"the tool {tool!r}: " if isinstance(tool, str) else ""
 
 
 class LarkWriter:
@@ -144,6 +150,12 @@ class LarkWriter:
 
     def _grammar(self, format: Format) -> str:
         """A grammar of its own inside this one, with `in_json` of a text in a JSON string."""
+        try:
+            return self._own_grammar(format)
+        except InvalidGrammar as exc:
+            raise InvalidGrammar(f"{of_tool(format)}{exc}") from exc
+
+    def _own_grammar(self, format: Format) -> str:
         definition = format["definition"]
         in_json = bool(format.get("in_json"))
         match format["syntax"]:

@@ -19,6 +19,7 @@ from weft.messages.calls import (
     control_replies,
     control_requests,
 )
+from weft.messages.pins import ToolPause
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sessions import SessionChanges
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         GenerateRequest
         | BatchGenerate
         | Abort
+        | ToolPause
         | UnreadableMessages
         | Shutdown
         | ControlRequest[Any]
@@ -50,7 +52,15 @@ if TYPE_CHECKING:
 else:
     # A decoder distinguishes messages by their tags, so it needs each type, not their base classes.
     ToEngine = Union[
-        (GenerateRequest, BatchGenerate, Abort, UnreadableMessages, Shutdown, *REQUESTS.values())
+        (
+            GenerateRequest,
+            BatchGenerate,
+            Abort,
+            ToolPause,
+            UnreadableMessages,
+            Shutdown,
+            *REQUESTS.values(),
+        )
     ]
     FromEngine = Union[
         (

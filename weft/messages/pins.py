@@ -28,6 +28,14 @@ class PinStatus(msgspec.Struct, frozen=True, kw_only=True):
     uses: int  # requests that have marked it
 
 
+class ToolPause(msgspec.Struct, frozen=True, kw_only=True, tag="tool_pause"):
+    """A request with `may_pause` has ended with calls of these tools, so its client will come back
+    with their results. Unknown ids are ignored."""
+
+    id: int
+    tools: tuple[str, ...]
+
+
 class UnpinReply(SuccessReply):
     tokens: int = 0  # tokens that are not pinned any more
 

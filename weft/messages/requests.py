@@ -90,6 +90,7 @@ class GenerateRequest(
     tells_cause_to: str | None = None
     # Another server computes the prompt, or continues this request; None: neither.
     handoff: HandoffParams | None = None
+    may_pause: bool = False  # it may end with calls of tools, and be continued with their results
 
     @property
     def prompt_len(self) -> int:

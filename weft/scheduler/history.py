@@ -406,6 +406,12 @@ class RequestHistory:
         """Record an event of an open request."""
         self._open[id].add(self._event(now, step, kind, detail))
 
+    def note_ended(self, id: int, kind: EventKind, detail: str, now: float, step: int) -> None:
+        """Record an event of a request that has ended. Does nothing if it is forgotten."""
+        trace = self._finished.get(id)
+        if trace is not None:
+            trace.add(self._event(now, step, kind, detail))
+
     def admitted(
         self, id: int, found: int, fill_len: int, extend_end: int, now: float, step: int
     ) -> RequestTrace:

@@ -62,7 +62,7 @@ from weft.messages.control import (
 )
 from weft.messages.outside import CallOutside
 from weft.messages.picture import GetPrefix, Watch
-from weft.messages.pins import Unpin
+from weft.messages.pins import ToolPause, Unpin
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.messages.sessions import CloseSession, KeepSessions, OpenSession
 from weft.messages.status import Shutdown, UnreadableMessages
@@ -184,12 +184,17 @@ def shutdown(services: Services, message: Shutdown) -> None:
     services.shutdown.begin(services.clock() + message.drain_s)
 
 
+def tool_pause(services: Services, message: ToolPause) -> None:
+    services.pins.pauses.paused(message, services.clock())
+
+
 def count_unreadable(services: Services, message: UnreadableMessages) -> None:
     services.scheduler.counters.num_unreadable += message.num
 
 
 HANDLERS: dict[type, Handler] = {
     Abort: work.abort,
+    ToolPause: tool_pause,
     AbortRequest: work.abort_request,
     SetPolicy: work.set_policy,
     BlockInput: work.block_input,

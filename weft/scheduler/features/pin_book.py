@@ -240,14 +240,15 @@ class PinBook:
     ) -> bool:
         entries = list(entries)
         own = [entry for entry in entries if entry.tenant == tenant]
-        for limit, counted in ((self.max_pages, entries), (self._quota(tenant), own)):
+        for limit, counted in ((self.max_pages, entries), (self.quota(tenant), own)):
             marked = _marked(counted, kv)
             marked[pages] = True
             if int(np.count_nonzero(marked)) > limit:
                 return False
         return True
 
-    def _quota(self, tenant: str) -> int:
+    def quota(self, tenant: str) -> int:
+        """Pages that all pins of a tenant may hold."""
         return int(self.max_pages * self._shares.get(tenant, 1.0))
 
     def _why_full(
@@ -257,7 +258,7 @@ class PinBook:
         kv: KvMemory,
     ) -> str:
         num_tokens = len(pages) * kv.page_size
-        quota = self._quota(tenant) * kv.page_size
+        quota = self.quota(tenant) * kv.page_size
         if num_tokens > quota:
             return f"{num_tokens:,} tokens are more than the {quota:,} that may be pinned"
         used = self.num_pages(kv) * kv.page_size

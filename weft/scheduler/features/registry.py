@@ -28,6 +28,7 @@ from weft.scheduler.features.prompt_logprobs import PromptLogprobsFeature
 from weft.scheduler.features.sessions import Sessions
 from weft.scheduler.features.thinking import ThinkingBudgetFeature
 from weft.scheduler.features.tiers import TiersFeature
+from weft.scheduler.features.tool_pauses import ToolPausesFeature
 from weft.scheduler.features.vectors import InputVectorsFeature
 from weft.scheduler.settings import SchedulerSettings
 
@@ -59,6 +60,7 @@ class Features:
             self.tiers = TiersFeature(settings.tiers)
             stored = (self.tiers,)
         self.pins = PinsFeature(settings, self.tiers)
+        self.tool_pauses = ToolPausesFeature(settings, self.pins.book)
         self.handoff: LendFeature | PullFeature | None = None
         handed: tuple[Feature, ...] = ()
         if settings.handoff is not None:
@@ -85,6 +87,7 @@ class Features:
             self.deadlines,
             self.grammar,
             self.pins,
+            self.tool_pauses,
             *stored,
             *handed,
         )

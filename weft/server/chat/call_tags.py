@@ -205,7 +205,8 @@ def _arguments(use: ToolUse, name: str, call: CallText, schema: JsonObject) -> J
     grammar = use.grammars.get(name)
     if grammar is None:
         return call.arguments.of(schema)
-    return call.arguments.with_text(grammar.format(in_json=call.arguments.in_json))
+    text = {**grammar.format(in_json=call.arguments.in_json), "tool": name}
+    return call.arguments.with_text(text)
 
 
 def _tag(begin: str, content: JsonObject, end: str) -> JsonObject:

@@ -7,8 +7,8 @@ module handles templates, tools and reasoning; each API writes its own answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from weft.client.generation import Delta, Generation, TextDelivery
 from weft.client.requests import check_task, pack_ids, unpack_ids
 from weft.json_types import JsonObject
 from weft.messages.media import MediaItem
-from weft.messages.pins import PinMark
+from weft.messages.pins import PinMark, ToolPause
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
 from weft.observe.request_context import current
@@ -45,7 +45,7 @@ from weft.server.media import require_media, require_uncut
 from weft.server.prompt_ids import encode_texts, truncation
 from weft.server.requests import make_requests, sampling_of, submit
 from weft.text.media.sources import MediaSource
-from weft.text.parsers.events import Event
+from weft.text.parsers.events import CallBegin, Event
 from weft.text.parsers.formats import FORCED, ReasoningFormat, ToolFormat
 from weft.text.parsers.output import ParsedOutput
 from weft.text.templates.chat_template import MAX_SOURCE_LEN
@@ -66,6 +66,9 @@ class Conversation:
     has_reasoning: bool
     custom_calls: list[CustomCalls]  # by choice; empty if the request has no custom tools
     call_id_len: int
+    # Tells the engine that the client will come back with results of tools.
+    pause: Callable[[ToolPause], None] | None = None
+    called: list[str] = field(default_factory=list)  # names of tools
 
     @property
     def params(self) -> SamplingParams:
@@ -73,7 +76,13 @@ class Conversation:
 
     def events(self, delta: Delta) -> list[Event]:
         """The new events of one completion."""
-        return self.outputs[delta.choice].push(delta.text, is_last=delta.end is not None)
+        events = self.outputs[delta.choice].push(delta.text, is_last=delta.end is not None)
+        if self.pause is not None:
+            self.called.extend(one.name for one in events if isinstance(one, CallBegin))
+            if delta.end is not None and self.finish_reason(delta) == "tool_calls":
+                id = self.generation.completions[0].spec.request.id
+                self.pause(ToolPause(id=id, tools=tuple(self.called)))
+        return events
 
     def events_and_custom_calls(self, delta: Delta) -> Sequence[Event | CustomCall]:
         """Like `events`, for APIs with custom tools."""
@@ -126,7 +135,8 @@ async def start_chat(
     params.check(context.client.engine.vocab_size)  # before the work of rendering
     valid = params
     try:
-        ids, media, is_marked, warnings = await _prompt_ids(context, body, params)
+        prompt = await _prompt_ids(context, body, params)
+        ids, media = prompt.ids, prompt.media
         if holds_reasoning:
             params = _beside_reasoning(context, params, ids)
         elif params.grammar is not None:
@@ -136,11 +146,13 @@ async def start_chat(
             made = replace(made, media=media)
         if body.prediction is not None:
             made = replace(made, prediction=await _predicted(context, body.prediction))
-        if is_marked or body.cache_control is not None or marks:
-            made = replace(made, pins=await _pins(context, body, ids, marks))
+        if prompt.is_marked or body.cache_control is not None or marks:
+            made = replace(made, pins=await _pins(context, body, prompt, marks))
+        if use.names and params.n == 1:
+            made = replace(made, may_pause=True)
         delivery = _delivery(context, body, made)
         generation = submit(context, [made], [delivery], stream=bool(body.stream), valid=valid)
-        generation.warn((*warnings, *unenforced_grammars))
+        generation.warn((*prompt.warnings, *unenforced_grammars))
     except InvalidParam as exc:
         if exc.param == "prompt":  # the name in `text` and `client`
             exc.param = "messages" if body.input_ids is None else "input_ids"
@@ -160,6 +172,7 @@ async def start_chat(
         has_reasoning=has_reasoning,
         custom_calls=[CustomCalls(use.custom) for _ in range(params.n)] if use.custom else [],
         call_id_len=FORCED.id_len if own_tools is None else own_tools.id_len,
+        pause=context.client.send if made.may_pause else None,
     )
 
 
@@ -285,18 +298,19 @@ def _delivery(context: ServerContext, body: ChatRequest, made: GenerateRequest) 
     return delivery._replace(reasoning=partial(format.parser, prompt_end, eager=True))
 
 
-class ChatPrompt(NamedTuple):
-    ids: list[int]
-    media: tuple[MediaItem, ...] = ()  # images, videos and sounds; `ids` have their placeholders
-    is_marked: bool = False  # whether a block has a cache_control
-    warnings: tuple[str, ...] = ()  # of the template
-
-
 class ChatText(NamedTuple):
     text: str  # output of the model's template, with a mark for each of `sources`
     sources: list[MediaSource]  # images, videos and sounds
     is_marked: bool
     warnings: tuple[str, ...]
+
+
+class ChatPrompt(NamedTuple):
+    ids: list[int]
+    media: tuple[MediaItem, ...] = ()  # images, videos and sounds; `ids` have their placeholders
+    is_marked: bool = False  # whether a block has a cache_control
+    warnings: tuple[str, ...] = ()  # of the template
+    rendered: ChatText | None = None  # None: the request has ids
 
 
 async def _prompt_ids(
@@ -317,7 +331,9 @@ async def _prompt_ids(
             return await _with_media(context, body, "", sources)
     if cut is not None:
         ids = cut.cut(ids, context.info.context_length, params.max_new_tokens)
-    return ChatPrompt(ids, warnings=prompt.warnings if prompt is not None else ())
+    if prompt is None:
+        return ChatPrompt(ids)
+    return ChatPrompt(ids, warnings=prompt.warnings, rendered=prompt.rendered)
 
 
 async def chat_prompt(
@@ -325,10 +341,11 @@ async def chat_prompt(
 ) -> ChatPrompt:
     """The conversation as token ids, rendered by the model's template. `bytes_before`: bytes of the
     encoder inputs of other prompts of the request."""
-    text, sources, is_marked, warnings = await chat_text(context, body)
+    rendered = await chat_text(context, body)
+    text, sources, is_marked, warnings = rendered
     if sources:
         found = await _with_media(context, body, text, sources, bytes_before)
-        return found._replace(is_marked=is_marked, warnings=warnings)
+        return found._replace(is_marked=is_marked, warnings=warnings, rendered=rendered)
     cut = truncation(context, body.truncate_prompt_tokens, body.truncation_side)
     special = bool(body.add_special_tokens)
     [ids] = await encode_texts(
@@ -337,19 +354,19 @@ async def chat_prompt(
         add_special_tokens=special,
         truncates=cut is not None,
     )
-    return ChatPrompt(ids, (), is_marked, warnings)
+    return ChatPrompt(ids, (), is_marked, warnings, rendered)
 
 
 async def _pins(
     context: ServerContext,
     body: ChatRequest,
-    ids: list[int],
+    prompt: ChatPrompt,
     marks: Sequence[CacheMark[ChatRequest]],
 ) -> tuple[PinMark, ...]:
     """The ends of a prompt's marked blocks in its tokens, in ascending order. Of a prompt with
     media, only the part before the first item counts."""
     marks = marks or chat_marks(body)
-    text, sources, *_ = await chat_text(context, body)
+    text, sources, *_ = prompt.rendered or await chat_text(context, body)
     if sources:
         for media_mark in require_media(context.media, sources).marks.values():
             text = text.partition(media_mark)[0]
@@ -371,7 +388,7 @@ async def _pins(
     )
     ends: dict[int, float] = {}  # time to live by length in tokens
     for beginning, ttl_s in zip(found, lengths.values(), strict=True):
-        end = num_alike(ids, beginning)
+        end = num_alike(prompt.ids, beginning)
         ends[end] = max(ends.get(end, 0.0), ttl_s)
     return tuple(PinMark(length=end, ttl_s=ends[end]) for end in sorted(ends) if end)
 

@@ -52,7 +52,9 @@ def tool_use(
     for index, tool in enumerate(as_functions(tools) or ()):
         name = _name(tool, index)  # checks that it is a function
         if name in functions:
-            raise ApiError(400, f"two tools have the name {name!r}", param="tools")
+            first = list(functions).index(name)
+            message = f"two tools have the name {name!r}: number {first + 1} and number {index + 1}"
+            raise ApiError(400, message, param="tools")
         functions[name] = tool["function"]
     custom = frozenset(tool["custom"]["name"] for tool in tools or () if is_custom(tool))
     grammars = _grammars(tools or ())
