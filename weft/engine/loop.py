@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from weft.memory.allocator import OutOfPages
 from weft.messages.replies import StepOutput
+from weft.observe.survivable import survived
 from weft.plan.step import Runner, Step
 from weft.scheduler.batch import Batch
 from weft.scheduler.scheduler import Scheduler
@@ -83,8 +84,8 @@ class Loop:
             self.repair()
         try:
             batch = self._plan()
-        except Exception as exc:
-            self.begin_anew(exc)
+        except BaseException as exc:
+            self.begin_anew(survived(exc))
             return scheduler.outbox.take_output()
         # Planning also ends requests whose deadline is over. Exceptions of their hooks are handled
         # here.
@@ -174,8 +175,8 @@ class Loop:
                 seconds = self._done_s - began_s - result.encoder_s
                 scheduler.pace.observe(batch, seconds)
             return scheduler.process_batch_result(batch, result, self._done_s)
-        except Exception as exc:
-            self._on_fault(exc)
+        except BaseException as exc:
+            self._on_fault(survived(exc))
             self._drain()
             failed = scheduler.open_ids(batch)
             scheduler.recompute(failed, RESULT_FAILED, "a fault was found", in_doubt=True)

@@ -25,6 +25,7 @@ from weft.assemble.prepare import load_recipe, load_tokenizer
 from weft.client.adapters import AdapterLoader, AdapterNames, AdapterRefused
 from weft.client.client import EngineClient
 from weft.config.adapters import parse_lora_paths
+from weft.config.cache import outlives
 from weft.config.options import SettingsError
 from weft.launch.context import LaunchContext
 from weft.launch.engine_group import EngineGroup, journals
@@ -174,7 +175,7 @@ class Front:
     async def _save_cache(self, deadline: float, abort: asyncio.Task[Any]) -> None:
         """Let the engine write its cache to disk until `deadline`. `abort` (a second signal) stops
         the wait immediately."""
-        if not self._context.prepared.config.cache_dir:
+        if not outlives(self._context.prepared.config):
             return
         left_s = max(deadline - time.monotonic(), 0.0)
         save = asyncio.create_task(self.client.call(SaveCache(left_s), left_s + SAVE_GRACE_S))

@@ -28,6 +28,7 @@ from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import Finish, FinishReason, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
+from weft.observe.survivable import survived
 from weft.plan.logits import NOTHING_LEFT
 from weft.plan.step import Result
 from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, slots_of_ended
@@ -553,8 +554,8 @@ class Scheduler:
         """
         try:
             self._recompute(failed, message, why, in_doubt=in_doubt)
-        except Exception as exc:
-            self.outbox.faults.append(exc)
+        except BaseException as exc:
+            self.outbox.faults.append(survived(exc))
             self._recompute(failed, message, why, in_doubt=True)
 
     def _recompute(self, failed: set[int], message: str, why: str, *, in_doubt: bool) -> None:
