@@ -33,6 +33,7 @@ from weft.launch.engines import Engines, OneEngine
 from weft.launch.model_facts import model_facts
 from weft.launch.watch import ExitStatus
 from weft.messages.cache import SaveCache
+from weft.messages.control import UnblockInput
 from weft.messages.status import EngineReady
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
@@ -169,6 +170,8 @@ class Front:
                 raise SettingsError(
                     f"--lora-paths: the adapter {asked.name!r} cannot be loaded: {exc}"
                 ) from exc
+        if self._context.config.start_ramp_s:
+            await self.client.call(UnblockInput(ramp_s=self._context.config.start_ramp_s))
         self.readiness.mark_ready()
         return ready
 

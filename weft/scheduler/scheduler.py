@@ -670,10 +670,10 @@ class Scheduler:
 
     # Observation
 
-    def note_device_is_busy(self) -> None:
+    def note_device_is_busy(self, why: Stop = Stop.DEVICE) -> None:
         """Note that no step is planned: the device is busy with other work, or its memory is
         released."""
-        self.prefills.record_no_walk(self._now, Stop.DEVICE)
+        self.prefills.record_no_walk(self._now, why)
 
     @property
     def has_work(self) -> bool:

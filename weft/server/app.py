@@ -54,7 +54,7 @@ from weft.server.ollama import routes as ollama
 from weft.server.openai import chat, completions
 from weft.server.openai.responses import routes as responses
 from weft.server.openapi import docs_page, openapi_document
-from weft.server.operation import Handler, Operation, get
+from weft.server.operation import Handler, Operation, get, with_known_query
 from weft.server.page import routes as page
 from weft.server.plugins import outside_operations
 from weft.server.pooling import classify, embeddings, scores
@@ -156,7 +156,7 @@ def create_app(
     operations = (*OPERATIONS, *own, *_documents(info.version, own))
     routes: list[Route] = []
     for one in operations:
-        endpoint = Endpoint(context, one.handler)
+        endpoint = Endpoint(context, with_known_query(one).handler)
         routes.append(Route(one.path, endpoint, methods=[one.method]))
     origins = _words(config.cors_origins)
     pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)
