@@ -124,11 +124,13 @@ def kill_at_random(folder: Path, rng: random.Random, everybody: list[Client]) ->
     try:
         num_checked = check(server, everybody, rng)
         has_begun = threading.Semaphore(0)
-        threads = []
+        threads: list[threading.Thread] = []
         for client in everybody:
-            jobs = [(_store, (client, server, has_begun))] * NUM_CLIENTS
-            jobs += [(_talk, (client, server, one, has_begun)) for one in client.sessions]
-            threads += [threading.Thread(target=job, args=args) for job, args in jobs]
+            stores = (client, server, has_begun)
+            threads += [threading.Thread(target=_store, args=stores) for _ in range(NUM_CLIENTS)]
+            for one in client.sessions:
+                talks = (client, server, one, has_begun)
+                threads.append(threading.Thread(target=_talk, args=talks))
         for thread in threads:
             thread.start()
         for _ in range(rng.randint(1, 4 * len(threads))):

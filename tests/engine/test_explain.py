@@ -228,7 +228,10 @@ def test_a_request_that_is_refused_has_a_story_of_two_entries() -> None:
     world.time = 3.0
     id = world.send([1] * 500, max_new_tokens=1)
     one = explain(world, id)
-    refused = "finished: refused: the prompt has 500 tokens and 1 are to be generated; together at most 200 fit"
+    refused = (
+        "finished: refused: the prompt has 500 tokens and 1 are to be generated; together at most "
+        "200 fit, of which now 200 are free and 0 can be evicted"
+    )
     assert [entry.what for entry in one.timeline] == ["arrived: 500 prompt tokens", refused]
     assert (one.state, one.output_tokens, one.stages.total_s) == ("finished", 0, 0.0)
 

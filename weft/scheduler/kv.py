@@ -636,6 +636,13 @@ def evictable(kv: KvMemory) -> int:
     return min(kv.cache.evictable_pages * kv.page_size, kv.available)
 
 
+def left(kv: KvMemory) -> str:
+    """What is left of memory, as the end of a text about tokens that do not fit."""
+    num_evictable = evictable(kv)
+    num_free = kv.available - num_evictable
+    return f", of which now {num_free:,} are free and {num_evictable:,} can be evicted"
+
+
 def out_of_memory(kv: KvMemory, step: str, num_tokens: int) -> str:
     """What users read if a prefill or a decode needs memory that is not there."""
     num_evictable = evictable(kv)

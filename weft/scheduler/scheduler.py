@@ -35,7 +35,7 @@ from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, slot
 from weft.scheduler.build import Shared, make_memory, make_steps
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
-from weft.scheduler.kv import out_of_memory
+from weft.scheduler.kv import left, out_of_memory
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
@@ -140,7 +140,7 @@ class Scheduler:
             self.planner.num_steps,
         )
         if refused is None:
-            refused = self.limits.refusal(message, self.settings)
+            refused = self.limits.refusal(message, self.settings, partial(left, self.kv))
         if refused is not None:
             self._refuse(message, refused)
             return
