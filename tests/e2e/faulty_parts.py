@@ -28,7 +28,7 @@ from weft.executor.kv_pool import KVPool
 from weft.executor.logit_processors.processor import ProcessorRequest
 from weft.executor.plain.attention import TorchPaged
 from weft.executor.runner import Pass, Run
-from weft.memory.accounting.holders import HeldEnding
+from weft.memory.accounting.holders import ResumeStateInUse
 from weft.messages.outside import OutsideControl
 from weft.models.layers.attention import Heads
 from weft.plan.step import Plan, Result
@@ -219,7 +219,9 @@ class FaultyGroup(KvGroup):
             return {"anything": ANYTHING}
         return {}
 
-    def audit(self, requests: Mapping[str, ScheduledRequest], held: Sequence[HeldEnding]) -> None:
+    def audit(
+        self, requests: Mapping[str, ScheduledRequest], held: Sequence[ResumeStateInUse]
+    ) -> None:
         planted("group.audit")
 
     @property

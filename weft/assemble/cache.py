@@ -116,8 +116,8 @@ def make_tiers(
         pools: list[Sequence[Tensor]] = [store.kv_cache]
         if others is not None:
             pools += others(store.kv_cache)
-        pages, endings = memory_of(config, model, pools)
-        return make_store(config, model, folder, cache_folder, runner, notify, pages, endings)
+        pages, resume_states = memory_of(config, model, pools)
+        return make_store(config, model, folder, cache_folder, runner, notify, pages, resume_states)
     memory = _host_memory(config, store.kv_cache)
     below: Tiers | None = None
     if cache_folder is not None or own_store(config):
@@ -183,7 +183,7 @@ def _outside(
     runner: TorchRunner,
     notify: Callable[[], None],
     pages: KvPages,
-    endings: KvPages | None,
+    resume_states: KvPages | None,
 ) -> OutsideTiers:
     """Raises SettingsError for a store that cannot be made."""
     [(name, kind)] = plugins(config.plugins, "tiers")
@@ -202,7 +202,7 @@ def _outside(
         block_len=config.cache_block,
         weights=_fingerprints(config, model, folder, runner, None),
         notify=notify,
-        endings=endings,
+        resume_states=resume_states,
     )
     tiers.start()
     return tiers
@@ -216,7 +216,7 @@ def _on_disk(
     runner: TorchRunner,
     notify: Callable[[], None],
     pages: KvPages,
-    endings: KvPages | None,
+    resume_states: KvPages | None,
 ) -> DiskTiers:
     assert cache_folder is not None, "the store on disk has a folder"
     weights = _fingerprints(config, model, folder, runner, cache_folder / REMEMBERED)
@@ -228,7 +228,7 @@ def _on_disk(
         max_bytes=int(config.cache_disk_gb * 1e9),
         weights=weights,
         notify=notify,
-        endings=endings,
+        resume_states=resume_states,
     )
     tiers.start()
     return tiers
@@ -237,9 +237,9 @@ def _on_disk(
 def memory_of(
     config: EngineConfig, model: ModelConfig, pools: Sequence[Sequence[Tensor]]
 ) -> tuple[KvPages, KvPages | None]:
-    """The memory of pages, and the memory of endings (states, or pages of windows) if the model has
-    them. `pools`: the tensors of each rank's KV pool: K and V and their scales layer by layer, then
-    the states."""
+    """The memory of pages, and the memory of resume states (states, or pages of windows) if the
+    model has them. `pools`: the tensors of each rank's KV pool: K and V and their scales layer by
+    layer, then the states."""
     page_size = config.page_size
     num_layers = model.num_layers
     num_of_tokens = num_layers * (4 if model.kv_dtype == "int8" else 2)

@@ -111,9 +111,9 @@ class DeviceJobs(Service):
 
     def after_step(self, now: float) -> None:
         if self._pause.mode is None:
-            self._core.scheduler.note_device_is_busy(
-                Stop.BARRIER if self.is_meeting else Stop.DEVICE
-            )
+            scheduler = self._core.scheduler
+            why = Stop.BARRIER if self.is_meeting else Stop.DEVICE
+            scheduler.prefills.record_no_walk(scheduler.now, why)
         reply = self._reply
         self._reply = None
         if reply is not None:
@@ -155,7 +155,7 @@ class DeviceJobs(Service):
             scheduler.kv.weights_changed()
         if reply.kv_is_stale:
             num_requests += len(scheduler.requests) - len(scheduler.waiting_queue)
-            scheduler.recompute(set(), "", "the weights were updated")
+            self._core.recovery.recompute(set(), "", "the weights were updated")
         # An update that failed halfway makes the KV stale, too, but it is not a new version.
         if reply.ok and reply.kv_is_stale:
             self.weight_version = job.weight_version or self.weight_version

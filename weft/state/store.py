@@ -551,7 +551,7 @@ def _file_id(path: Path) -> tuple[int, int] | None:
 
 
 def _overwrite(path: Path) -> None:
-    """Overwrite a file in its place, which takes no room, and remove it."""
+    """Overwrite a file where it is, which takes no room, and remove it."""
     with suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
         left = file.seek(0, os.SEEK_END)
         file.seek(0)

@@ -55,4 +55,4 @@ class Lookup:
 
     def _can_resume(self, chain: KeyChain, block: bytes) -> bool:
         """Whether a sequence can be resumed after a block."""
-        return self._memory.endings is None or chain.ending(block) in self._stored
+        return self._memory.resume_states is None or chain.resume_state(block) in self._stored

@@ -39,8 +39,8 @@ from weft.tiers.pages import PoolPages
 class DiskTiers:
     """`weights` is called on the engine's thread, once for each set of weights, and returns a
     function that computes their fingerprint on another thread. `notify` is called when there is
-    news, on any thread. `folder` must exist. `endings`: the memory of endings, if sequences have
-    some; None: they can be resumed after every block."""
+    news, on any thread. `folder` must exist. `resume_states`: the memory of resume states, if
+    sequences have some; None: they can be resumed after every block."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class DiskTiers:
         weights: Callable[[], Callable[[], bytes]],
         notify: Callable[[], None],
         floor_bytes: int = FLOOR_BYTES,
-        endings: PoolPages | None = None,
+        resume_states: PoolPages | None = None,
     ) -> None:
         self._index = BlockIndex(folder)
         self._memory = BlockMemory(
-            pool=pool, page_size=page_size, block_len=block_len, endings=endings
+            pool=pool, page_size=page_size, block_len=block_len, resume_states=resume_states
         )
         self._max_bytes = max_bytes
         self._notify = notify
@@ -98,9 +98,10 @@ class DiskTiers:
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
-        self._reader.read(self._jobs.enter(self._opening.chain, ticket, key, start, pages, ending))
+        chain = self._opening.chain
+        self._reader.read(self._jobs.enter(chain, ticket, key, start, pages, resume_state))
 
     def keep(
         self,
@@ -108,9 +109,10 @@ class DiskTiers:
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
-        self._writer.do(self._jobs.enter(self._opening.chain, ticket, key, start, pages, ending))
+        chain = self._opening.chain
+        self._writer.do(self._jobs.enter(chain, ticket, key, start, pages, resume_state))
 
     def cancel(self, ticket: int) -> None:
         self._jobs.cancel(ticket)

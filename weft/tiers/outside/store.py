@@ -68,12 +68,12 @@ class OutsideTiers:
         block_len: int,
         weights: Callable[[], Callable[[], bytes]],
         notify: Callable[[], None],
-        endings: PoolPages | None = None,
+        resume_states: PoolPages | None = None,
     ) -> None:
         self._own = own
         self._name = name
         self._memory = BlockMemory(
-            pool=pool, page_size=page_size, block_len=block_len, endings=endings
+            pool=pool, page_size=page_size, block_len=block_len, resume_states=resume_states
         )
         self._notify = notify
         self._jobs = Jobs(notify)
@@ -107,10 +107,10 @@ class OutsideTiers:
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         self._reads.queue.put(
-            self._jobs.enter(self._opening.chain, ticket, key, start, pages, ending)
+            self._jobs.enter(self._opening.chain, ticket, key, start, pages, resume_state)
         )
 
     def keep(
@@ -119,9 +119,9 @@ class OutsideTiers:
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
-        job = self._jobs.enter(self._opening.chain, ticket, key, start, pages, ending)
+        job = self._jobs.enter(self._opening.chain, ticket, key, start, pages, resume_state)
         job.is_read = False
         self._writes.queue.put(job)
 
@@ -314,7 +314,7 @@ class Writes:
                 continue
             began_s = time.monotonic()
             block = block_bytes(part.key, part.tokens, part.pieces)
-            if not self._jobs.is_whole(job):
+            if not self._jobs.is_complete(job):
                 break  # the pages may have changed while they were copied
             self._own.put(part.key, block)
             self._known.add(part.key)
