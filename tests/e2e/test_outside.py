@@ -264,8 +264,6 @@ def read_here(plugins: str) -> None:
         ("routes=own_parts:ROWS", "is no weft.server.operation.Operation"),
         ("passes=own_parts:RowCounter", "is no subclass of weft.executor.runner.Pass"),
         ("families=own_parts:ROWS", "is no dict of weft.config.families.family.Family"),
-        ("tiers=own_parts:HELLO", "is no subclass of weft.tiers.outside.block_store.BlockStore"),
-        ("tiers=own_parts:Shelf,tiers=own_parts:Shelf", "one store from outside is possible"),
     ],
 )
 def test_a_part_that_cannot_be_used_is_refused_by_name(
@@ -281,8 +279,10 @@ def test_a_part_that_cannot_be_used_is_refused_by_name(
     [
         ("control=script:ROWS", "control=script:ROWS: it could not be loaded: SystemExit: 0"),
         ("kv_groups=own_parts:ROWS", "makes no weft.scheduler.groups.protocol.KvGroup"),
+        ("tiers=own_parts:HELLO", "is no subclass of weft.tiers.outside.block_store.BlockStore"),
+        ("tiers=own_parts:Shelf,tiers=own_parts:Shelf", "one store from outside is possible"),
     ],
-    ids=["in the front", "in the engine"],
+    ids=["in the front", "in the engine", "a store", "two stores"],
 )
 def test_a_part_that_cannot_be_used_ends_the_start_with_one_line(
     folder: Path, plugins: str, why: str

@@ -13,11 +13,11 @@ RAMP_S = 3600.0  # no test waits for its end
 def test_a_server_starts_with_a_ramp(num_engines: int) -> None:
     server = Server("--start-ramp-s", str(RAMP_S), "--dp-size", str(num_engines))
     try:
-        wait_until(lambda: server.get("/requests")["input_state"] == "ramping")
-        told = server.get("/requests")
+        wait_until(lambda: server.get("/requests")["queue"]["input_state"] == "ramping")
+        told = server.get("/requests")["queue"]
         assert told["input_state"] == "ramping"
         assert RAMP_S - 600 < told["ramp_left_s"] <= RAMP_S
         server.post("/unblock")
-        assert wait_until(lambda: server.get("/requests")["input_state"] == "unblocked")
+        assert wait_until(lambda: server.get("/requests")["queue"]["input_state"] == "unblocked")
     finally:
         server.stop()
