@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.bench.roofline import LeastWork, Point, Roofs, point, read_sizes, report
+from weft.bench.roofline import LeastWork, Point, Roofs, cache_bytes, point, read_sizes, report
 from weft.cli.main import main
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
@@ -44,7 +44,10 @@ def test_the_work_of_a_step_is_what_it_computes_and_reads_at_least() -> None:
     assert prompt.num_ops == 2 * 8 * in_layers + 2 * HEAD + pairs
 
 
-def test_a_step_is_bound_by_the_roof_that_it_is_nearer_to() -> None:
+def test_a_step_is_bound_by_the_roof_that_it_is_nearer_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("weft.bench.roofline.cache_bytes", lambda: 0)
     step = StepTime(num_tokens=1, context=1, num_samples=1, seconds=0.5)
     work = LeastWork.of(step, model())
     roofs = Roofs(bytes_per_s=4 * work.num_bytes, ops_per_s=20 * work.num_ops)
@@ -61,6 +64,15 @@ def test_the_nearer_roof_is_drawn() -> None:
     assert lines[2].endswith("bandwidth  " + "#" * 15)
     assert lines[3].split()[:7] == ["prefill", "64", "320.0", "5.00", "20%", "130%", "compute"]
     assert lines[3].endswith(" " + "#" * 30)
+
+
+def test_what_fits_the_cache_is_named_and_has_no_part_of_the_bandwidth() -> None:
+    cached = Point("decode", 1, 0.02, of_bytes=2.5, of_ops=0.5, is_cached=True)
+    line = report([cached]).splitlines()[2]
+    assert "%" not in line.replace("50%", "")
+    assert "in cache" in line
+    assert line.endswith("cache or compute  " + "#" * 15)
+    assert cache_bytes() >= 0
 
 
 def test_sizes_that_are_no_numbers_are_refused() -> None:

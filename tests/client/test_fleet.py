@@ -480,6 +480,29 @@ def test_all_engines_change_their_inputs_at_one_moment_or_at_the_same_step(
     assert failed.message == f"engine 1 does not answer (no sign of life): {then}"
 
 
+def test_replicas_block_at_the_moment_at_which_the_front_sends_it() -> None:
+    """Each engine gets it before all requests that are sent later."""
+    world = World()
+    world.fleet.send(BlockInput(call=1))
+    world.fleet.send(request(1))
+    sent = [message for rank in range(2) for message in world.got[rank]]
+    assert [one for one in sent if isinstance(one, BlockInput)] == [BlockInput(call=1)] * 2
+    for rank in range(2):
+        last = world.got[rank][-1]
+        assert isinstance(last, BlockInput) or last.id == 1
+
+
+@pytest.mark.parametrize("is_blocked", [False, True])
+def test_the_input_of_a_new_engine_opens_with_the_ramp_of_a_start(is_blocked: bool) -> None:
+    changes = EngineChanges()
+    changes.start_ramp_s = 30.0
+    if is_blocked:
+        changes.note(BlockInput())
+        assert changes.for_new_engine() == [BlockInput()]
+    else:
+        assert changes.for_new_engine() == [UnblockInput(ramp_s=30.0)]
+
+
 def test_a_call_fails_if_one_engine_refuses() -> None:
     world = World()
     good = SetPolicyReply(call=1, success=True, before="fcfs")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,11 +20,13 @@ from typing import Any
 import pytest
 
 from tests.e2e.server import HANG_S, Server
-from tests.pages import BLOCK, CONTRIBUTE
+from tests.pages import BLOCK, CONTRIBUTE, ROOT
+from weft import LLM, SamplingParams
 from weft.config.engine import EngineConfig
 from weft.config.families.table import add_outside
 from weft.config.options import Command, SettingsError
-from weft.executor.build import outside_passes
+from weft.config.plugins import KINDS
+from weft.executor.outside.passes import outside_passes
 from weft.server.app import OPERATIONS
 from weft.server.plugins import outside_operations
 from weft.weights.known import BUNDLED
@@ -36,8 +39,11 @@ PLUGINS = ",".join(
         "passes=own_parts:StepCounter",
         "kv_groups=own_parts:row_counter",
         "families=own_parts:FAMILIES",
+        "tiers=own_parts:Shelf",
     ]
 )
+NAMED = "control=rows,routes=hello,passes=step-counter,kv_groups=row-counter,tiers=shelf"
+PROMPT = list(range(20, 220))
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +73,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        patch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).parents[2]}")
+        patch.setenv("PYTHONPATH", f"{folder}:{ROOT}")
         server = Server(
             *("--model", str(folder / "own-model"), "--plugins", PLUGINS),
             *("--schedule-policy", "own_parts:ShortestName"),
             *("--logit-processors", f"{folder}/own_parts.py:Only"),
+            *("--attention-backend", "own_parts:OneByOne"),
             *("--journal", str(folder / "journal")),
         )
         yield server
         assert server.stop(signal.SIGTERM) == 0
+    assert replay(folder, f"{folder}:{ROOT}").returncode == 0
+    lacking = replay(folder, str(ROOT))
+    assert (lacking.returncode, "Traceback" in lacking.stderr) == (2, False)
+    assert "there is no module 'own_parts'" in lacking.stderr
+
+
+def replay(folder: Path, python_path: str) -> subprocess.CompletedProcess[str]:
+    """`weft replay` of what the server did."""
+    return subprocess.run(
+        [sys.executable, "-m", "weft", "replay", str(folder / "journal")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": python_path, "PATH": "/usr/bin:/bin"},
+    )
 
 
 def refused(server: Server, path: str, **body: object) -> tuple[int, str]:
@@ -86,7 +108,7 @@ def refused(server: Server, path: str, **body: object) -> tuple[int, str]:
 
 
 def generate(server: Server, **body: Any) -> dict[str, Any]:
-    body.setdefault("input_ids", [20, 21, 22])
+    body.setdefault("input_ids", PROMPT[:3])
     body["sampling_params"] = {"temperature": 0, "max_new_tokens": 5, "ignore_eos": True}
     told: dict[str, Any] = server.post("/generate", **body)
     return told
@@ -99,7 +121,7 @@ def ctl(server: Server, folder: Path, *words: str) -> subprocess.CompletedProces
         text=True,
         check=False,
         env={
-            "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
+            "PYTHONPATH": f"{folder}:{ROOT}",
             "WEFT_PLUGINS": PLUGINS,
             "PATH": "/usr/bin:/bin",
         },
@@ -127,10 +149,65 @@ def test_parts_from_outside_work_over_http_and_weft_ctl(server: Server, folder: 
     done = ctl(server, folder, "rows", "--least", "1")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tokens"] == after["tokens"] + 5
+    assert done.stdout.count("blocks") == 1
     by_name = server.post("/rpc", method="call_outside", params={"name": "own_parts:ROWS"})
     assert by_name["result"]["wrong"] == ""
     other = server.post("/rpc", method="call_outside", params={"name": "os:system"})
     assert "there is no 'os:system'; --plugins has own_parts:ROWS" in other["result"]["wrong"]
+
+
+def test_the_attention_backend_computes_the_same_tokens(server: Server) -> None:
+    before = server.post("/rows")["layers"]
+    told = generate(server, input_ids=PROMPT[:70])
+    assert server.post("/rows")["layers"] > before
+    llm = LLM("weft-nano", attention_backend="torch", kv_tokens=512, threads=1)
+    params = SamplingParams(max_new_tokens=5, temperature=0, ignore_eos=True)
+    [plain] = llm.generate([PROMPT[:70]], params)
+    assert told["output_ids"] == list(plain.token_ids)
+
+
+def test_the_store_keeps_blocks_and_gives_them_back(server: Server) -> None:
+    first = generate(server, input_ids=PROMPT)
+    server.post("/cache/save")
+    assert server.post("/rows")["blocks"] >= 3
+    server.post("/flush_cache")
+    again = generate(server, input_ids=PROMPT)
+    assert again["output_ids"] == first["output_ids"]
+    told = server.get("/cache")
+    assert (told["folder"], told["disk"], told["faults"]) == ("the shelf", "open", 0)
+    assert told["disk_hit_tokens"] >= 192
+    server.post("/cache/clear")
+    assert server.post("/rows")["blocks"] == 0
+
+
+def test_a_package_gives_its_parts_names(folder: Path, tmp_path: Path) -> None:
+    """The entry points of the page, as an installer writes them."""
+    [described] = re.findall(r"^```toml pyproject.toml\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    points = tomllib.loads(described)["project"]["entry-points"]
+    groups = {group.removeprefix("weft."): names for group, names in points.items()}
+    assert groups.keys() >= {*KINDS, "attention_backends", "policies", "logit_processors"}
+    shutil.copy(folder / "own_parts.py", tmp_path)
+    installed = tmp_path / "own_parts-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: own-parts\nVersion: 1.0\n")
+    lines = []
+    for group, names in points.items():
+        lines.append(f"[{group}]")
+        lines += [f"{name} = {value}" for name, value in names.items()]
+    (installed / "entry_points.txt").write_text("\n".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+        server = Server(
+            *("--model", str(folder / "own-model"), "--plugins", f"{NAMED},families=own-llama"),
+            *("--schedule-policy", "shortest-name", "--attention-backend", "one-by-one"),
+        )
+        only = {"name": "only", "params": {"token": 77}}
+        said = generate(server, custom_logit_processor=[only])
+        counted = server.post("/rows")
+        assert server.get("/own/hello?name=you")["hello"] == "you"
+        assert server.stop(signal.SIGTERM) == 0
+    assert said["output_ids"] == [77] * 5
+    assert min(counted["rows_taken"], counted["steps"], counted["layers"]) > 0
 
 
 def test_faults_of_parts_end_no_other_request(server: Server, folder: Path) -> None:
@@ -202,8 +279,10 @@ def test_a_part_that_cannot_be_used_is_refused_by_name(
     [
         ("control=script:ROWS", "control=script:ROWS: it could not be loaded: SystemExit: 0"),
         ("kv_groups=own_parts:ROWS", "makes no weft.scheduler.groups.protocol.KvGroup"),
+        ("tiers=own_parts:HELLO", "is no subclass of weft.tiers.outside.block_store.BlockStore"),
+        ("tiers=own_parts:Shelf,tiers=own_parts:Shelf", "one store from outside is possible"),
     ],
-    ids=["in the front", "in the engine"],
+    ids=["in the front", "in the engine", "a store", "two stores"],
 )
 def test_a_part_that_cannot_be_used_ends_the_start_with_one_line(
     folder: Path, plugins: str, why: str
@@ -215,7 +294,7 @@ def test_a_part_that_cannot_be_used_ends_the_start_with_one_line(
         check=False,
         timeout=HANG_S,
         env={
-            "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
+            "PYTHONPATH": f"{folder}:{ROOT}",
             "PATH": "/usr/bin:/bin",
             "OMP_NUM_THREADS": "1",
         },
@@ -223,3 +302,32 @@ def test_a_part_that_cannot_be_used_ends_the_start_with_one_line(
     assert done.returncode == 2
     assert why in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--plugins", "passes=faulty_parts:RaisingPass"], "SystemExit: always"),
+        (["--plugins", "tiers=faulty_parts:UnmadeStore"], "cannot be made: SystemExit"),
+        (["--plugins", "kv_groups=faulty_parts:text_group"], "available is 'anything'"),
+        (["--plugins", "kv_groups=faulty_parts:endless_group"], "longest is inf"),
+        (["--plugins", "kv_groups=faulty_parts:raising_group"], "ArithmeticError: always"),
+        (["--attention-backend", "faulty_parts:NarrowAttention"], "is expected"),
+        (["--attention-backend", "faulty_parts:NoAttention"], "it has no prepare, narrow, forward"),
+        (["--attention-backend", "faulty_parts:plant"], "it cannot be made: TypeError"),
+        (["--attention-backend", "magic"], "it is neither a backend of weft"),
+    ],
+)
+def test_a_part_that_fails_at_once_ends_the_start_with_one_line(
+    options: list[str], why: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "serve", "weft-nano", "--port", "0", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+        env={"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}", "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 2
+    assert why in done.stderr.splitlines()[-1]

@@ -228,9 +228,23 @@ def test_a_request_that_is_refused_has_a_story_of_two_entries() -> None:
     world.time = 3.0
     id = world.send([1] * 500, max_new_tokens=1)
     one = explain(world, id)
-    refused = "finished: refused: the prompt has 500 tokens and 1 are to be generated; together at most 200 fit"
+    refused = (
+        "finished: refused: the prompt has 500 tokens and 1 are to be generated; together at most "
+        "200 fit"
+    )
     assert [entry.what for entry in one.timeline] == ["arrived: 500 prompt tokens", refused]
     assert (one.state, one.output_tokens, one.stages.total_s) == ("finished", 0, 0.0)
+
+
+def test_a_request_that_memory_can_never_hold_is_told_what_is_left_of_it() -> None:
+    world = World(settings(num_pages=10, context_length=500))
+    id = world.send([1] * 300, max_new_tokens=1)
+    [_, refused] = explain(world, id).timeline
+    max_len = world.scheduler.limits.max_len
+    free = world.scheduler.kv.room.available
+    assert refused.what.endswith(
+        f"at most {max_len} fit, of which now {free} are free and 0 can be evicted"
+    )
 
 
 def test_a_request_that_could_not_be_opened_has_ended_with_its_error_and_no_token(

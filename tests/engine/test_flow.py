@@ -474,13 +474,23 @@ def test_engines_that_keep_step_change_their_inputs_when_all_have_met(
     assert world.tell(BlockInput(call=1, together=True)) is None
     world.steps(2)
     assert gate.state == "barrier"
+    early = world.send([9] * 5, max_new_tokens=4, ignore_eos=True)
+    world.steps(1)
+    assert (
+        world.why()
+        == [
+            "waits: all engines come to the same step, to open or block their inputs there; "
+            "no step runs meanwhile"
+        ]
+        * 2
+    )
     meetings[0].reply = DeviceReply(ok=True)
     world.steps(1)
     (reply,) = world.answers(InputReply)
     assert (reply.call, reply.state) == (1, "blocked")
     held = [world.send([9] * 5, max_new_tokens=2) for _ in range(3)]
     world.steps(10)
-    assert list(world.finished) == [running]
+    assert sorted(world.finished) == [running, early]
     assert world.tell(UnblockInput(call=2, together=True)) is None
     world.steps(2)
     assert gate.state == "barrier"
@@ -495,4 +505,4 @@ def test_engines_that_keep_step_change_their_inputs_when_all_have_met(
     meetings[2].reply = DeviceReply(ok=True)
     world.run_dry()
     assert gate.state == "unblocked"
-    assert list(world.finished) == [running, *held]
+    assert sorted(world.finished) == [running, early, *held]

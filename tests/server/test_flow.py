@@ -145,3 +145,24 @@ def test_prompts_of_one_request_and_their_completions_travel_in_one_message(
     assert (len(batch.prompts), batch.prompt_of) == (2, [0, 0, 0, 1, 1, 1])
     assert not any(member.input_ids for member in batch.requests)
     assert [len(member.input_ids) for member in batch.members()] == [12] * 6
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "there"),
+    [
+        ("POST", "/unblock?ramp=5", "its parameters are ramp_s"),
+        ("POST", "/continue_generation?ramp_s=1&later=1", "its parameters are ramp_s"),
+        ("POST", "/block?now=1", "it has none"),
+        ("GET", "/requests?limits=5", "its parameters are limit"),
+        ("POST", "/flush_cache?timeouts=1", "its parameters are timeout"),
+        ("POST", "/cache/clear?all=1", "it has none"),
+    ],
+)
+def test_control_routes_refuse_parameters_that_they_do_not_have(
+    http: httpx.Client, method: str, path: str, there: str
+) -> None:
+    answer = http.request(method, path)
+    name = path.rpartition("?")[2].rpartition("&")[2].partition("=")[0]
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    plain = path.partition("?")[0]
+    assert answer.json()["error"]["message"] == f"{plain} has no parameter {name!r}: {there}"

@@ -232,6 +232,30 @@ def test_asking_for_a_refused_request_gives_the_reason(
     assert "no request named" in again["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "part"),
+    [
+        ("/v1/completions", {"prompt": 7}, "prompt"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": -7}, "max_tokens"),
+        ("/v1/completions", {"prompt": "x" * 40_000, "max_tokens": []}, "max_tokens"),
+        ("/generate", {"text": "x", "sampling_params": 7}, "sampling_params"),
+        ("/v1/completions", {"prompt": "x", "model": "nobody"}, "nobody"),
+    ],
+)
+def test_a_request_whose_body_was_refused_is_found_by_the_name_in_it(
+    telling: RunningServer, http: httpx.Client, path: str, body: dict[str, Any], part: str
+) -> None:
+    refused = http.post(path, json={**body, "rid": "mine"})
+    assert refused.headers["x-request-id"] == refused.json()["request_id"] == "mine"
+    message = http.get("/requests/mine").json()["error"]["message"]
+    assert message.startswith(f"the request to {path} was answered with {refused.status_code} ")
+    assert part in message
+    # A name that cannot be a name is not used.
+    for name in ("n" * 10_000, 7, ["mine"], "two words", ""):
+        other = http.post(path, json={**body, "rid": name})
+        assert other.headers["x-request-id"] not in (name, "mine")
+
+
 def test_only_the_latest_refusals_are_remembered() -> None:
     now = [100.0]
     refusals = RefusalLog(clock=lambda: now[0])

@@ -282,3 +282,16 @@ def test_an_error_of_the_template_names_the_input() -> None:
             error = answer.json()["error"]
             assert (answer.status_code, error["param"]) == (400, "input")
             assert "turns must alternate" in error["message"]
+
+
+def test_include_takes_the_names_of_the_api_alone(
+    tool_sdk: openai.OpenAI, tool_server: RunningServer
+) -> None:
+    record_prompts(tool_server, "Hello")
+    known: Any = ["web_search_call.action.sources", "reasoning.encrypted_content"]
+    assert tool_sdk.responses.create(model=MODEL, input="Hi", include=known).status == "completed"
+    unknown: Any = [*known, "foo"]
+    with pytest.raises(openai.BadRequestError) as caught:
+        tool_sdk.responses.create(model=MODEL, input="Hi", include=unknown)
+    assert caught.value.param == "include[2]"
+    assert "include has 'foo'; it may have message.output_text.logprobs, " in str(caught.value)

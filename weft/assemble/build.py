@@ -25,7 +25,7 @@ from weft.assemble.kv_events import make_cache_events
 from weft.assemble.model_config import choose_model
 from weft.assemble.ranks import StartedRanks
 from weft.config.amounts import parameters, size
-from weft.config.cache import stores_kv
+from weft.config.cache import outlives, stores_kv
 from weft.config.draft_model import draft_settings, runs_as
 from weft.config.engine import EngineConfig
 from weft.config.media import MediaRules
@@ -41,6 +41,7 @@ from weft.executor.assembly import DraftSpec
 from weft.executor.build import load_runner
 from weft.executor.logit_processors.load import load_processors
 from weft.executor.logit_processors.processors import Processors
+from weft.executor.outside.attention import is_from_outside
 from weft.executor.profile.profile import RunnerProfiler
 from weft.executor.runner import TorchRunner
 from weft.grammar.backends import make_compiler, missing
@@ -145,11 +146,23 @@ def _build(
     if settings.handoff is not None:
         handoff = make_handoff(config, model, cache_folder, runner, wakeup.notify)
     events = make_cache_events(config)
+    failures = FailureLog()
     engine = _engine(
-        config, settings, runner, profiler, journal, grammars, processors, tiers, handoff, events
+        config,
+        settings,
+        runner,
+        profiler,
+        journal,
+        grammars,
+        processors,
+        tiers,
+        handoff,
+        events,
+        failures,
     )
     weakref.finalize(engine, events.stop)
     _warm_up(engine)
+    _refuse_faulty_parts(config, failures.first)
     warm_s = time.monotonic()
     # All objects of now stay: the garbage collector need not visit them again.
     garbage.freeze()
@@ -286,7 +299,7 @@ def _states(config: EngineConfig, model: ModelConfig) -> StateSettings | None:
     """The settings of the scheduler for layers that keep a state; None without such layers."""
     if not model.state_bytes:
         return None
-    if config.cache_dir:
+    if outlives(config):
         # A request can resume from the store only after a whole number of blocks.
         num_blocks = -(-StateSettings.least_border // config.cache_block)
         least_border = num_blocks * config.cache_block
@@ -370,6 +383,7 @@ def _engine(
     tiers: Tiers,
     handoff: Handoff,
     events: CacheEvents,
+    on_failure: Callable[[Exception], None],
 ) -> Engine | RecordedEngine:
     """The engine; with a journal, an engine that records."""
     make_engine: Callable[..., Engine | RecordedEngine] = Engine
@@ -385,7 +399,7 @@ def _engine(
         runner,
         clock=time.monotonic,
         overlap=_depth(config),
-        on_failure=_log_failure,
+        on_failure=on_failure,
         profiler=profiler,
         grammars=grammars,
         processors=processors,
@@ -422,5 +436,26 @@ def _warm_up(engine: Engine | RecordedEngine) -> None:
     engine.warm_up(request)
 
 
-def _log_failure(exc: Exception) -> None:
-    logging.getLogger("weft.engine").error("a step failed", exc_info=exc)
+def _refuse_faulty_parts(config: EngineConfig, failure: Exception | None) -> None:
+    """Raise SettingsError if the warm-up failed, and code from outside took part in it."""
+    parts = [config.plugins]
+    if is_from_outside(config.attention_backend):
+        parts.append(f"--attention-backend {config.attention_backend}")
+    named = ", ".join(filter(None, parts))
+    if failure is None or not named:
+        return
+    raise SettingsError(
+        f"the first step failed: {type(failure).__name__}: {failure} (parts from outside: {named})"
+    ) from failure
+
+
+class FailureLog:
+    """Gets each exception of a step."""
+
+    def __init__(self) -> None:
+        self.first: Exception | None = None
+
+    def __call__(self, exc: Exception) -> None:
+        if self.first is None:
+            self.first = exc
+        logging.getLogger("weft.engine").error("a step failed", exc_info=exc)

@@ -1,5 +1,5 @@
-"""Builds the stores of `--cache-dir` and `--cache-host-gb`: their folder, memory and settings, and
-the fingerprint of this engine's model."""
+"""Builds the stores of `--cache-dir`, `--cache-host-gb` and `--plugins tiers=`: their folder,
+memory and settings, and the fingerprint of this engine's model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from weft.config.amounts import size
-from weft.config.cache import has_host_tier, host_bytes, stores_kv
+from weft.config.cache import has_host_tier, host_bytes, of_store, own_store, stores_kv
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.parallel import kept_together
+from weft.config.plugins import plugins, refused
 from weft.config.resolve import kept_as
 from weft.config.sizing import window_tokens
 from weft.executor.cpu.kv_io import KvPages
@@ -31,6 +32,8 @@ from weft.tiers.disk.store import DiskTiers
 from weft.tiers.disk.writer import FLOOR_BYTES
 from weft.tiers.host.store import HostTiers
 from weft.tiers.keys import digest_of_files, fingerprint_of
+from weft.tiers.outside.block_store import BlockStore
+from weft.tiers.outside.store import OutsideTiers
 from weft.version import __version__
 from weft.weights.origin import WeightOrigin, files_of, origin_of
 
@@ -80,6 +83,8 @@ def tier_settings(config: EngineConfig, model: ModelConfig) -> TierSettings | No
     where = "disk"
     if has_host:
         where = "host memory"
+    elif own_store(config):
+        where = f"the store {own_store(config)}"
     kept = kept_together(kept_as(config, model), config.tp_size)
     return TierSettings(
         block_len=config.cache_block,
@@ -101,22 +106,23 @@ def make_tiers(
     others: Callable[[Sequence[Tensor]], Sequence[Sequence[Tensor]]] | None = None,
 ) -> Tiers:
     """Start the store of an engine that has loaded `model` from `folder`: on disk in
-    `cache_folder`, in host memory, or in host memory with the disk below it. `others`: maps the KV
+    `cache_folder`, in a store from outside, in host memory, or in host memory with one of the other
+    two below it. `others`: maps the KV
     pool of this process to those of the other ranks, whose K and V are stored with its own. Raises
     SettingsError."""
     store = weight_store(runner)
+    make_store = _outside if own_store(config) else _on_disk
     if not has_host_tier(config):
-        assert cache_folder is not None
         pools: list[Sequence[Tensor]] = [store.kv_cache]
         if others is not None:
             pools += others(store.kv_cache)
         pages, resume_states = memory_of(config, model, pools)
-        return _on_disk(config, model, folder, cache_folder, runner, notify, pages, resume_states)
+        return make_store(config, model, folder, cache_folder, runner, notify, pages, resume_states)
     memory = _host_memory(config, store.kv_cache)
-    below = None
-    if cache_folder is not None:
+    below: Tiers | None = None
+    if cache_folder is not None or own_store(config):
         pages = KvPages(memory.tensors, config.page_size)
-        below = _on_disk(config, model, folder, cache_folder, runner, notify, pages, None)
+        below = make_store(config, model, folder, cache_folder, runner, notify, pages, None)
     tiers = HostTiers(
         memory,
         page_size=config.page_size,
@@ -150,29 +156,70 @@ def _host_memory(config: EngineConfig, tensors: Sequence[Tensor]) -> HostMemory:
         ) from exc
 
 
-def _on_disk(
+def _fingerprints(
     config: EngineConfig,
     model: ModelConfig,
     folder: Path,
-    cache_folder: Path,
     runner: TorchRunner,
-    notify: Callable[[], None],
-    pages: KvPages,
-    resume_states: KvPages | None,
-) -> DiskTiers:
+    remembered: Path | None,
+) -> Callable[[], Callable[[], bytes]]:
+    """Returns a function that computes the fingerprint of the weights in use now."""
     store = weight_store(runner)
     described = [LAYOUT, __version__, repr(model), kernels_of(config, runner)]
     described.append(f"pages of {config.page_size}, blocks of {config.cache_block}")
     if config.tp_size > 1:
         described.append(f"{config.tp_size} ranks that meet by {config.dist_backend}")
     if config.load_format != "dummy" and not files_of(folder):
-        raise SettingsError(f"--cache-dir: there is no file of weights in {folder}")
+        raise SettingsError(f"{of_store(config)}: there is no file of weights in {folder}")
     store.follows_origin = True
+    return lambda: partial(_identify, described, store.origin, remembered)
 
-    def weights() -> Callable[[], bytes]:
-        """A function that computes the fingerprint of the weights in use now."""
-        return partial(_identify, described, store.origin, cache_folder / REMEMBERED)
 
+def _outside(
+    config: EngineConfig,
+    model: ModelConfig,
+    folder: Path,
+    cache_folder: Path | None,
+    runner: TorchRunner,
+    notify: Callable[[], None],
+    pages: KvPages,
+    resume_states: KvPages | None,
+) -> OutsideTiers:
+    """Raises SettingsError for a store that cannot be made."""
+    [(name, kind)] = plugins(config.plugins, "tiers")
+    if not (isinstance(kind, type) and issubclass(kind, BlockStore)):
+        raise refused("tiers", name, "is no subclass of weft.tiers.outside.block_store.BlockStore")
+    try:
+        own = kind()
+        shown = str(own.name or name)
+    except (Exception, SystemExit) as exc:  # whatever it raises: it is the code of others
+        raise refused("tiers", name, f"cannot be made: {type(exc).__name__}: {exc}") from exc
+    tiers = OutsideTiers(
+        own,
+        shown,
+        pages,
+        page_size=config.page_size,
+        block_len=config.cache_block,
+        weights=_fingerprints(config, model, folder, runner, None),
+        notify=notify,
+        resume_states=resume_states,
+    )
+    tiers.start()
+    return tiers
+
+
+def _on_disk(
+    config: EngineConfig,
+    model: ModelConfig,
+    folder: Path,
+    cache_folder: Path | None,
+    runner: TorchRunner,
+    notify: Callable[[], None],
+    pages: KvPages,
+    resume_states: KvPages | None,
+) -> DiskTiers:
+    assert cache_folder is not None, "the store on disk has a folder"
+    weights = _fingerprints(config, model, folder, runner, cache_folder / REMEMBERED)
     tiers = DiskTiers(
         cache_folder,
         pages,
@@ -221,7 +268,7 @@ def weight_store(runner: TorchRunner) -> WeightStore:
     return runner.store
 
 
-def _identify(described: list[str], origin: WeightOrigin, remembered: Path) -> bytes:
+def _identify(described: list[str], origin: WeightOrigin, remembered: Path | None) -> bytes:
     return fingerprint_of(described, weights_digest(origin, remembered))
 
 

@@ -7,16 +7,19 @@ Both roofs are measured in the same run, on the threads that compute: bytes a se
 from memory, and operations a second of a large product. What a step must do at least (its
 operations, and the bytes of weights and KV) is counted, and divided by its time and by the roof.
 Rounds of roofs and steps take turns, and the fastest of each counts, because other programs only
-make it slower. It counts dense decoders whose weights are kept as numbers, not as codes.
+make it slower. It counts dense decoders whose weights are kept as numbers, not as codes. A model
+that fits the processor's cache is not read from memory: the table says so instead of a part.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from weft.assemble.model_config import choose_model
@@ -36,6 +39,7 @@ READ_BYTES = 512_000_000  # more than any cache
 PRODUCT = (1_024, 2_048, 2_048)
 OUTPUT_LEN = 8  # of a decode round: its median step is one with all requests
 BAR_LEN = 30
+UNITS = {"K": 10, "M": 20, "G": 30}  # powers of 2 in sizes of caches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +115,19 @@ class Point(NamedTuple):
     seconds: float
     of_bytes: float
     of_ops: float
+    # What it reads fits the processor's cache, so the bandwidth of memory is no roof of it.
+    is_cached: bool = False
 
     @property
     def bound_by(self) -> str:
+        if self.is_cached:
+            return "cache or compute"
         return "bandwidth" if self.of_bytes > self.of_ops else "compute"
+
+    @property
+    def used(self) -> float:
+        """The larger part of a roof that holds for it."""
+        return self.of_ops if self.is_cached else max(self.of_bytes, self.of_ops)
 
 
 def bench_roofline(settings: Settings) -> int:
@@ -164,6 +177,7 @@ def point(
         seconds=step.seconds,
         of_bytes=work.num_bytes / step.seconds / roofs.bytes_per_s,
         of_ops=work.num_ops / step.seconds / roofs.ops_per_s,
+        is_cached=work.num_bytes < cache_bytes(),
     )
 
 
@@ -178,7 +192,7 @@ def report(points: Sequence[Point]) -> str:
             f"{one.size:,}",
             f"{milliseconds:.1f}",
             f"{milliseconds / one.size:.2f}",
-            f"{one.of_bytes:.0%}",
+            "in cache" if one.is_cached else f"{one.of_bytes:.0%}",
             f"{one.of_ops:.0%}",
             one.bound_by,
         ]
@@ -186,7 +200,7 @@ def report(points: Sequence[Point]) -> str:
     head, rule, *lines = table(header, rows).splitlines()
     drawn = []
     for one, line in zip(points, lines, strict=True):
-        length = round(BAR_LEN * min(max(one.of_bytes, one.of_ops), 1.0))
+        length = round(BAR_LEN * min(one.used, 1.0))
         drawn.append(f"{line}  {'#' * length}")
     return "\n".join([head, rule, *drawn])
 
@@ -224,6 +238,16 @@ def read_sizes(
     if not sizes or min(sizes) < 1:
         raise SettingsError(f"{name} is {text!r}; numbers like 1,16 are expected")
     return sizes
+
+
+def cache_bytes() -> int:
+    """Size of the largest cache of the first processor; 0: unknown."""
+    largest = 0
+    for size in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        found = re.fullmatch(r"(\d+)([KMG])", size.read_text().strip())
+        if found is not None:
+            largest = max(largest, int(found[1]) << UNITS[found[2]])
+    return largest
 
 
 def processor_name() -> str:

@@ -170,6 +170,7 @@ class EngineClient:
                 self._tokenizer,
                 clamps=clamps,
                 valid=valid,
+                stats=self.state.stats,
             )
             to_send.append(one_to_send)
             if request.sampling.stop or request.sampling.stop_regex:

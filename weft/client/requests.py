@@ -18,7 +18,7 @@ from weft.config.numbers import counted
 from weft.messages.media import MediaItem
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams, check_number, check_token_ids
-from weft.messages.status import EngineReady
+from weft.messages.status import EngineReady, Stats
 from weft.text.tokenizer import ContextExceeded, Tokenizer
 
 SMALLEST_TOP_P = 1e-6
@@ -52,10 +52,12 @@ def checked(
     *,
     clamps: bool,
     valid: SamplingParams | None = None,
+    stats: Stats | None = None,
 ) -> GenerateRequest:
     """The request with its length resolved and with words turned into tokens.
 
-    `valid`: parameters that were checked before, which are not checked again.
+    `valid`: parameters that were checked before, which are not checked again. `stats`: the latest
+    numbers of the engine, for the error of a prompt that does not fit its memory.
 
     `clamps` cuts a `max_new_tokens` beyond the context instead of refusing it. Raises
     `InvalidParam`.
@@ -77,7 +79,7 @@ def checked(
         _check_vectors_and_states(request, engine)
     if request.media:
         _check_media(request)
-    max_new_tokens = _resolve_length(request, engine, clamps=clamps)
+    max_new_tokens = _resolve_length(request, engine, stats, clamps=clamps)
     if max_new_tokens != params.max_new_tokens:
         params = replace(params, max_new_tokens=max_new_tokens)
     if params.bad_words or params.thinking_budget is not None:
@@ -144,7 +146,9 @@ def batch_requests(requests: Sequence[GenerateRequest]) -> BatchGenerate:
     )
 
 
-def _resolve_length(request: GenerateRequest, engine: EngineReady, *, clamps: bool) -> int | None:
+def _resolve_length(
+    request: GenerateRequest, engine: EngineReady, stats: Stats | None, *, clamps: bool
+) -> int | None:
     """The largest number of tokens to generate; None if the engine must compute it."""
     prompt_len = request.prompt_len
     if prompt_len == 0:
@@ -162,8 +166,8 @@ def _resolve_length(request: GenerateRequest, engine: EngineReady, *, clamps: bo
         raise ContextExceeded(
             "prompt",
             f"the prompt has {_described_len(request)}; "
-            f"at most {engine.max_prompt_tokens:,} fit the KV cache; shorten it, "
-            "or raise --kv-tokens of the server",
+            f"at most {engine.max_prompt_tokens:,} fit the KV cache{_now_there(stats)}; "
+            "shorten it, or raise --kv-tokens of the server",
         )
     if max_new_tokens is None:
         if request.session is not None:
@@ -179,6 +183,15 @@ def _resolve_length(request: GenerateRequest, engine: EngineReady, *, clamps: bo
         f"together they exceed the context of {context:,} tokens; "
         f"lower max_tokens to {context - prompt_len:,} at most",
     )
+
+
+def _now_there(stats: Stats | None) -> str:
+    """What is in the KV cache now, in words."""
+    if stats is None or not stats.kv_tokens:
+        return ""
+    evictable = stats.kv_evictable + stats.kv_held
+    free = stats.kv_tokens - stats.kv_used - evictable
+    return f", of which now {free:,} are free and {evictable:,} can be evicted"
 
 
 def _described_len(request: GenerateRequest) -> str:

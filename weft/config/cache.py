@@ -1,11 +1,12 @@
-"""Settings of KV in a folder (`--cache-dir`) and in host memory (`--cache-host-gb`), and their
-conditions on the model and other settings."""
+"""Settings of KV in a folder (`--cache-dir`), in host memory (`--cache-host-gb`) and in a store
+from outside (`--plugins tiers=`), and their conditions on the model and other settings."""
 
 from __future__ import annotations
 
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
+from weft.config.plugins import plugin_names
 
 BLOCK_LEN = 64  # tokens
 
@@ -20,7 +21,24 @@ def block_len(config: EngineConfig) -> int:
 
 def stores_kv(config: EngineConfig) -> bool:
     """Whether KV is also stored outside the pool."""
-    return bool(config.cache_dir) or has_host_tier(config)
+    return outlives(config) or has_host_tier(config)
+
+
+def outlives(config: EngineConfig) -> bool:
+    """Whether KV is stored where it outlives the process."""
+    return bool(config.cache_dir or own_store(config))
+
+
+def own_store(config: EngineConfig) -> str:
+    """The name of the store from outside of weft; "" without one."""
+    return next(iter(plugin_names(config.plugins, "tiers")), "")
+
+
+def of_store(config: EngineConfig) -> str:
+    """The option of the store that outlives the process."""
+    if own_store(config):
+        return f"--plugins tiers={own_store(config)}"
+    return "--cache-dir"
 
 
 def has_host_tier(config: EngineConfig) -> bool:
@@ -36,24 +54,39 @@ def host_bytes(config: EngineConfig, pool_bytes: int) -> int:
 
 def check_cache(config: EngineConfig, model: ModelConfig) -> None:
     """Raise SettingsError if KV cannot be stored. `config` is resolved."""
+    if own_store(config):
+        why = _no_own_store(config)
+        if why:
+            raise SettingsError(f"{of_store(config)}: {why}")
     if has_host_tier(config):
         why = _no_prefixes(config) or _no_host_tier(config, model)
         if why:
             name = "--cache-host-gb" if config.cache_host_gb else "--cache-host-ratio"
             raise SettingsError(f"{name}: {why}")
-    elif config.cache_dir:
+    elif outlives(config):
         why = _no_prefixes(config)
         if config.device == "cuda":
-            why = (
-                "KV of a GPU reaches the folder only by the memory of the host; set --cache-host-gb"
-            )
+            why = "KV of a GPU reaches it only by the memory of the host; set --cache-host-gb"
         if why:
-            raise SettingsError(f"--cache-dir: {why}")
+            raise SettingsError(f"{of_store(config)}: {why}")
     if config.cache_block % config.page_size:
         raise SettingsError(
             f"--cache-block is {config.cache_block}; whole pages of {config.page_size} tokens "
             "are expected"
         )
+
+
+def _no_own_store(config: EngineConfig) -> str:
+    if len(plugin_names(config.plugins, "tiers")) > 1:
+        return "one store from outside is possible"
+    if config.cache_dir:
+        return "--cache-dir is another store for the same KV; one of the two is possible"
+    for option, size in (("--tp-size", config.tp_size), ("--pp-size", config.pp_size)):
+        if size > 1:
+            return f"KV that is divided between processes does not reach it ({option} 1)"
+    if config.disaggregation_mode == "decode":
+        return "a decode server takes KV only from other servers (--disaggregation-mode)"
+    return ""
 
 
 def _no_prefixes(config: EngineConfig) -> str:

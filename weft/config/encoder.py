@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.config.amounts import size
+from weft.config.cache import of_store, outlives
 from weft.config.engine import EngineConfig
 from weft.config.gpu import MAX_RUNNING
 from weft.config.model import ModelConfig
@@ -43,6 +44,8 @@ def encoder(
                 f"--{name.replace('_', '-')} is given, but {model.name} is an encoder: it has no "
                 "KV cache"
             )
+    if outlives(asked):
+        raise SettingsError(f"{of_store(asked)}: {model.name} is an encoder: it has no KV cache")
     running = config.max_running_requests or MAX_RUNNING
     context = config.context_length
     tokens = config.max_prefill_tokens

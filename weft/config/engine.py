@@ -196,9 +196,10 @@ class ModelOptions:
     attention_backend: str = option(
         "auto",
         "code that computes attention, except in the CPU kernels: auto takes Triton on a GPU, "
-        "else torch",
+        "else torch; module:Class is one from outside of weft",
         group="device",
         choices=("auto", "torch", *GPU_ATTENTION_BACKENDS),
+        judge="weft.config.plugins:why_no_backend",
     )
     cuda_graph: bool = option(
         True,
@@ -661,7 +662,7 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     plugins: str = option(
         "",
         "parts from outside of weft, KIND=module:Name, separated by commas; the kinds are control, "
-        "routes, passes, kv_groups and families (docs/contribute/outside.md)",
+        "routes, passes, kv_groups, families and tiers (docs/contribute/outside.md)",
         group="processors",
         judge="weft.config.plugins:why_no_plugins",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.config.engine import EngineConfig
+from weft.config.engine import GPU_ATTENTION_BACKENDS, EngineConfig
 from weft.config.machine import GpuCard
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
@@ -46,7 +46,7 @@ def check_device(config: EngineConfig, device: str, gpus: Sequence[GpuCard] = ()
         )
     if config.kv_dtype == "fp8" and config.attention_backend == "torch":
         raise SettingsError("--kv-dtype fp8 needs --attention-backend triton; torch cannot read it")
-    if device == "cpu" and config.attention_backend not in ("auto", "torch"):
+    if device == "cpu" and config.attention_backend in GPU_ATTENTION_BACKENDS:
         name = config.attention_backend
         raise SettingsError(f"--attention-backend {name} needs --device cuda; the device is cpu")
     if device == "cpu" and config.cuda_graph_sizes:

@@ -8,11 +8,16 @@ must be: whoever uses it looks at it, and refuses it before anything is served.
 from __future__ import annotations
 
 import importlib
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from weft.config.options import SettingsError
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 COLON = ":"
+BACKENDS = "weft.attention_backends"  # group of entry points for --attention-backend
 # Kind → what its objects are. The group of a kind's entry points is `weft.KIND`.
 KINDS = {
     "control": "a control request with its handler, route and command",
@@ -20,11 +25,17 @@ KINDS = {
     "passes": "a pass around the computation of steps",
     "kv_groups": "layers with memory of their own",
     "families": "families of models",
+    "tiers": "a store of KV outside of the pool",
 }
 
 
 class PluginError(ValueError):
     """An object from outside cannot be loaded or used; the message says why."""
+
+
+class OutsideFault(RuntimeError):
+    """Code from outside raised, or gave something of no use: the device itself is well. The message
+    names the plugin."""
 
 
 class Plugin(NamedTuple):
@@ -84,6 +95,16 @@ def refused(
     return SettingsError(f"--plugins: {kind}={name} {why}")
 
 
+def why_no_backend(name: str) -> str:
+    """Why this is no name of an attention backend; empty if it may be one. Nothing is loaded."""
+    if COLON in name or any(True for _ in _points(name, BACKENDS)):
+        return ""
+    return (
+        "it is neither a backend of weft (auto, torch, triton), nor module:Class, nor an entry "
+        f"point of the group {BACKENDS}"
+    )
+
+
 def load_object(
     name: str,
     group: str,
@@ -119,13 +140,18 @@ def _of_module(name: str) -> object:
     return found
 
 
+def _points(name: str, group: str) -> Iterable[EntryPoint]:
+    """The entry points of this name, of all installed packages."""
+    from importlib.metadata import entry_points  # it takes a moment, and few need it
+
+    return entry_points(group=group, name=name)
+
+
 def _of_package(
     name: str,
     group: str,
 ) -> object:
-    from importlib.metadata import entry_points  # it takes a moment, and few need it
-
-    for point in entry_points(group=group, name=name):
+    for point in _points(name, group):
         found: object = point.load()
         return found
     raise PluginError(f"no installed package has it as an entry point of the group {group}")

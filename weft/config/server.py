@@ -239,6 +239,14 @@ class ServerConfig:
         group="server",
         elsewhere=("otlp_traces_endpoint",),
     )
+    start_ramp_s: float = option(
+        0.0,
+        "seconds after a start, also of one engine that is started again, in which requests are "
+        "admitted at a growing rate, as after POST /unblock?ramp_s; 0: all at once",
+        group="server",
+        low=0.0,
+        high=3600.0,
+    )
     step_timeout_s: float = option(
         300.0,
         "time after which an engine that is still computing one step counts as hanging; 0: never",

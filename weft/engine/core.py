@@ -31,6 +31,7 @@ from weft.messages.codec import FromEngine
 from weft.messages.replies import StepOutput
 from weft.messages.status import Stats
 from weft.observe.log import EventLog
+from weft.observe.survivable import survived
 from weft.plan.step import Runner, Step
 from weft.scheduler.batch import Batch
 from weft.scheduler.history import EventKind
@@ -98,8 +99,8 @@ class Loop:
             self.repair()
         try:
             batch = self._plan()
-        except Exception as exc:
-            self.begin_anew(exc)
+        except BaseException as exc:
+            self.begin_anew(survived(exc))
             return scheduler.outbox.take_output()
         # Planning also ends requests whose deadline is over. Exceptions of their hooks are handled
         # here.
@@ -189,8 +190,8 @@ class Loop:
                 seconds = self._done_s - began_s - result.encoder_s
                 scheduler.pace.observe(batch, seconds)
             return scheduler.process_batch_result(batch, result, self._done_s, began_s)
-        except Exception as exc:
-            self._on_fault(exc)
+        except BaseException as exc:
+            self._on_fault(survived(exc))
             self._drain()
             failed = self._recovery.open_ids(batch)
             self._recovery.recompute(failed, RESULT_FAILED, "a fault was found", in_doubt=True)

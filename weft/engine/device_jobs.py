@@ -21,7 +21,7 @@ from weft.messages.codec import FromEngine
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.weights import FIRST_VERSION
 from weft.observe.log import EventLog
-from weft.plan.device import DeviceReply, DeviceRequest, Done, Pending
+from weft.plan.device import DeviceReply, DeviceRequest, Done, MeetOthers, Pending
 from weft.plan.step import Runner
 from weft.scheduler.history import Stop
 from weft.scheduler.limits import Refusal
@@ -81,6 +81,11 @@ class DeviceJobs(Service):
         """Whether steps may run."""
         return not self.is_busy and not self.released
 
+    @property
+    def is_meeting(self) -> bool:
+        """Whether the device waits for the other engines that keep step, and does nothing else."""
+        return self._current is not None and isinstance(self._current[0].request, MeetOthers)
+
     def submit(self, job: DeviceJob) -> None:
         """Run this job after those that are queued. Its answer is sent after a later step."""
         self._jobs.append(job)
@@ -107,7 +112,8 @@ class DeviceJobs(Service):
     def after_step(self, now: float) -> None:
         if self._pause.mode is None:
             scheduler = self._core.scheduler
-            scheduler.prefills.record_no_walk(scheduler.now, Stop.DEVICE)
+            why = Stop.BARRIER if self.is_meeting else Stop.DEVICE
+            scheduler.prefills.record_no_walk(scheduler.now, why)
         reply = self._reply
         self._reply = None
         if reply is not None:

@@ -28,7 +28,7 @@ from weft.memory.tiers.protocol import NoTiers, Tiers
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.requests import BatchGenerate, GenerateRequest
 from weft.observe.log import EventLog
-from weft.observe.survivable import is_survivable
+from weft.observe.survivable import is_survivable, survived
 from weft.plan.step import Runner
 from weft.scheduler.features.processors import ProcessorChecks
 from weft.scheduler.scheduler import Scheduler
@@ -171,8 +171,8 @@ class Engine:
             self._run_step()
         except EngineBroken:
             raise
-        except Exception as exc:
-            core.loop.begin_anew(exc)
+        except BaseException as exc:
+            core.loop.begin_anew(survived(exc))
             core.has_news = True
         core.repair_if_in_doubt()
         core.send_output(core.scheduler.outbox.take_output())
@@ -193,8 +193,8 @@ class Engine:
         for service in hooks.before_step:
             try:
                 service.before_step(core.began_s)
-            except Exception as exc:
-                guard.hook_failed(service.name, exc)
+            except BaseException as exc:
+                guard.hook_failed(service.name, survived(exc))
         output = core.loop.rest() if is_paused else core.loop.step()
         core.repair_if_in_doubt()
         core.send_output(output)
@@ -202,5 +202,5 @@ class Engine:
         for service in hooks.after_step:
             try:
                 service.after_step(core.ended_s)
-            except Exception as exc:
-                guard.hook_failed(service.name, exc)
+            except BaseException as exc:
+                guard.hook_failed(service.name, survived(exc))

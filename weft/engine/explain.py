@@ -548,6 +548,11 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
             )
         case Stop.ROOM:
             return "waits: running requests are being retracted for one of a far higher priority"
+        case Stop.BARRIER:
+            return (
+                "waits: all engines come to the same step, to open or block their inputs there; "
+                "no step runs meanwhile"
+            )
         case Stop.DEVICE:
             return (
                 "waits: weights or memory are being changed, or memory is released; "

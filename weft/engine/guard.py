@@ -7,7 +7,7 @@ continues.
     a hook raises           ─▶ it is called again in the next step
     the scheduler raises    ─▶ the loop recomputes; the guard reports it
     the device raises       ─▶ the loop ends the requests of the step; after `MAX_FAILURES_IN_A_ROW`
-                               steps the engine ends, too
+                               steps the engine ends, too, unless code from outside raised
 
 Each failure is logged once, with its traceback. No request stays partly open: the scheduler opens a
 request completely or not at all (`Scheduler.add_request`).
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from weft.config.plugins import OutsideFault
 from weft.messages.calls import CallFailed
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.control import AuditKv, ExplainRequest, GetInternalState, GetState, ListRequests
@@ -131,8 +132,11 @@ class Guard:
         self._scheduler.counters.num_faults += 1
 
     def on_failure(self, exc: Exception) -> None:
-        """A step failed on the device. Raises EngineBroken after too many failures in a row."""
+        """A step failed on the device. Raises EngineBroken after too many failures in a row; a
+        fault of code from outside is none of the device."""
         self._report(exc)
+        if isinstance(exc, OutsideFault):
+            return
         # A turn without a failure ends the series. If two steps fail in one turn, both count.
         if self.num_turns > self._failed_turn + 1:
             self._failures_in_a_row = 0

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
-from weft.config.plugins import plugins, refused
 from weft.config.resolve import kept_as
 from weft.executor.assembly import DraftSpec, RunnerSpec
 from weft.executor.cpu import build as cpu
@@ -16,8 +15,9 @@ from weft.executor.drafting.build import draft_spec, paired
 from weft.executor.gpu import build as gpu
 from weft.executor.lockstep.group import ExpertGroup
 from weft.executor.logit_processors.processors import Processors
+from weft.executor.outside.passes import outside_passes
 from weft.executor.passes.kinds import PassParts, make_passes
-from weft.executor.runner import Pass, TorchRunner
+from weft.executor.runner import TorchRunner
 from weft.executor.wire.followers import Ranks
 from weft.parallel.peers import Peers
 
@@ -76,19 +76,6 @@ def _build(spec: RunnerSpec) -> TorchRunner:
     own = outside_passes(spec.engine.plugins)
     runner = _build_own(spec)
     return runner.within(*own) if own else runner
-
-
-def outside_passes(setting: str) -> list[Pass]:
-    """The passes of `--plugins`, which stand around all others. Raises SettingsError."""
-    found = []
-    for name, kind in plugins(setting, "passes"):
-        if not (isinstance(kind, type) and issubclass(kind, Pass)):
-            raise refused("passes", name, "is no subclass of weft.executor.runner.Pass")
-        try:
-            found.append(kind())
-        except Exception as exc:  # whatever it raises: it is the code of others
-            raise refused("passes", name, f"cannot be made: {exc}") from exc
-    return found
 
 
 def _build_own(spec: RunnerSpec) -> TorchRunner:

@@ -17,6 +17,7 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.config.numbers import counted
+from weft.config.plugins import OutsideFault
 from weft.engine.engine import Engine
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks
 from weft.grammar.protocol import Advance, CompileResult, Constraint, GrammarMatcher, Key
@@ -111,6 +112,14 @@ class RecordedFailure(Exception):
     def __init__(self, described: str) -> None:
         super().__init__(described.partition(": ")[2])
         self.described = described
+
+
+def failure(described: str) -> Exception:
+    """The recorded exception of a step, for which the engine does what it did then."""
+    kind, _, message = described.partition(": ")
+    if kind == OutsideFault.__name__:
+        return OutsideFault(message)
+    return RecordedFailure(described)
 
 
 class StepTimes:
@@ -495,7 +504,7 @@ class _Runner:
         replay._compare(recorded, launched(plan, replay.began.version), plan)
         failed = self._script.peek()
         if isinstance(failed, Failed) and failed.at_launch:
-            raise RecordedFailure(self._script.expect(Failed, self._replay, "").message)
+            raise failure(self._script.expect(Failed, self._replay, "").message)
         replay.times.launched(plan, replay.last_s)
         return _Step(self._script, self._replay, plan.step)
 
@@ -530,7 +539,7 @@ class _Step:
 
     def result(self) -> Result:
         if isinstance(self._script.peek(), Failed):
-            raise RecordedFailure(self._script.expect(Failed, self._replay, "").message)
+            raise failure(self._script.expect(Failed, self._replay, "").message)
         sampled = self._script.expect(
             Sampled, self._replay, f"waits for the result of step {self._number}"
         )

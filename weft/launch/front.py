@@ -26,6 +26,7 @@ from weft.assemble.prepare import load_recipe, load_tokenizer
 from weft.client.adapters import AdapterLoader, AdapterNames, AdapterRefused
 from weft.client.client import EngineClient
 from weft.config.adapters import LoraPath, parse_lora_paths
+from weft.config.cache import outlives
 from weft.config.options import SettingsError
 from weft.launch.context import LaunchContext
 from weft.launch.engine_group import EngineGroup, journals
@@ -34,6 +35,7 @@ from weft.launch.model_catalog import StoreCatalog
 from weft.launch.model_facts import model_facts
 from weft.launch.watch import ExitStatus
 from weft.messages.cache import SaveCache
+from weft.messages.control import UnblockInput
 from weft.messages.status import EngineReady
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
@@ -227,13 +229,15 @@ class Front:
                 raise SettingsError(
                     f"--lora-paths: the adapter {asked.name!r} cannot be loaded: {exc}"
                 ) from exc
+        if self._context.config.start_ramp_s:
+            await self.client.call(UnblockInput(ramp_s=self._context.config.start_ramp_s))
         self.readiness.mark_ready()
         return ready
 
     async def save_cache(self, left_s: float, abort: asyncio.Task[Any] | None = None) -> None:
         """Let the engine write its cache to disk for `left_s` seconds. `abort` (a second signal)
         stops the wait immediately."""
-        if not self._context.prepared.config.cache_dir:
+        if not outlives(self._context.prepared.config):
             return
         left_s = max(left_s, 0.0)
         save = asyncio.create_task(self.client.call(SaveCache(left_s), left_s + SAVE_GRACE_S))

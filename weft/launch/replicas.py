@@ -63,6 +63,7 @@ class Replicas:
             config.load_balance_method, num_engines, context.prepared.config.kv_tokens
         )
         self._fleet = Fleet(self._members, router, on_availability=self._availability)
+        self._fleet.changes.start_ramp_s = config.start_ramp_s
         self._client: EngineClient | None = None
         self._links = [EngineLink(process) for process in group.processes]
         self._starts: list[list[float]] = [[] for _ in range(num_engines)]

@@ -73,6 +73,12 @@ class KvRoom:
         """Of the available tokens, those that the prefix cache would have to give up."""
         return min(self._cache.evictable_pages * self._page_size, self.available)
 
+    def left(self) -> str:
+        """What is left of memory, as the end of a text about tokens that do not fit."""
+        num_evictable = self.evictable
+        num_free = self.available - num_evictable
+        return f", of which now {num_free:,} are free and {num_evictable:,} can be evicted"
+
     def out_of_memory(self, step: str, num_tokens: int) -> str:
         """What users read if a prefill or a decode needs memory that is not there."""
         num_evictable = self.evictable

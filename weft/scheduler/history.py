@@ -181,6 +181,7 @@ class Stop(Enum):
     POLICY = "policy"  # the policy lets no other request join the running ones
     TURN = "turn"  # running requests have their turn before the next piece of a prompt
     ROOM = "room"  # running requests are being retracted to make room
+    BARRIER = "barrier"  # the engines that keep step meet, to open or block their inputs
     ONLINE = "online"  # online requests were admitted, and the others are background requests
     DEVICE = "device"  # the device does other work, or its memory is released
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -52,8 +52,14 @@ class RequestLimits:
         self.is_eos: BoolArray = np.zeros(settings.vocab_size, dtype=np.bool_)  # [vocab_size]
         self.is_eos[list(settings.eos_token_ids)] = True
 
-    def refusal(self, message: GenerateRequest, settings: SchedulerSettings) -> Refusal | None:
-        """Why a request can never run and is refused; None if it can run."""
+    def refusal(
+        self,
+        message: GenerateRequest,
+        settings: SchedulerSettings,
+        left: Callable[[], str] = str,
+    ) -> Refusal | None:
+        """Why a request can never run and is refused; None if it can run. `left`: returns what is
+        left of memory, in words."""
         vocab_size = settings.vocab_size
         num_tokens = message.prompt_len
         if not num_tokens:
@@ -69,9 +75,10 @@ class RequestLimits:
         max_new = message.sampling.max_new_tokens
         new = 1 if max_new is None else max_new
         if num_tokens + new > self.max_len:
+            is_memory_short = self.max_len < settings.context_length
             return Refusal(
                 f"the prompt has {num_tokens:,} tokens and {new:,} are to be generated; "
-                f"together at most {self.max_len:,} fit",
+                f"together at most {self.max_len:,} fit{left() if is_memory_short else ''}",
                 400,
             )
         why_not = _out_of_range(message)

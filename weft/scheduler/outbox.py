@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import msgspec
 
 from weft.messages.replies import Finish, StepOutput
+from weft.observe.survivable import survived
 
 
 class Outbox:
@@ -76,8 +77,8 @@ class Outbox:
         """Call a hook. If it raises, keep the exception for `take_faults`."""
         try:
             hook(*arguments, **more)
-        except Exception as exc:
-            self.faults.append(exc)
+        except BaseException as exc:
+            self.faults.append(survived(exc))
             self.is_in_doubt = True
 
     def blame(self, ids: Sequence[int]) -> set[int]:

@@ -7,6 +7,7 @@ that go on are computed again from their tokens. A plain step uses nothing of th
 
 from __future__ import annotations
 
+from weft.observe.survivable import survived
 from weft.scheduler.batch import Batch
 from weft.scheduler.build import make_policy
 from weft.scheduler.request import NO_ROW
@@ -53,8 +54,8 @@ class Recovery:
         scheduler = self._scheduler
         try:
             self._recompute(failed, message, why, in_doubt=in_doubt)
-        except Exception as exc:
-            scheduler.outbox.faults.append(exc)
+        except BaseException as exc:
+            scheduler.outbox.faults.append(survived(exc))
             self._recompute(failed, message, why, in_doubt=True)
 
     def _recompute(self, failed: set[int], message: str, why: str, *, in_doubt: bool) -> None:

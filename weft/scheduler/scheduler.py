@@ -127,7 +127,7 @@ class Scheduler:
             self.planner.num_steps,
         )
         if refused is None:
-            refused = self.limits.refusal(message, self.settings)
+            refused = self.limits.refusal(message, self.settings, self.kv.room.left)
         if refused is not None:
             self._refuse(message, refused)
             return

@@ -62,7 +62,7 @@ from weft.server.ollama import routes as ollama
 from weft.server.openai import batches, chat, completions, files
 from weft.server.openai.responses import routes as responses
 from weft.server.openapi import docs_page, openapi_document
-from weft.server.operation import Handler, Operation, get
+from weft.server.operation import Handler, Operation, get, with_known_query
 from weft.server.page import routes as page
 from weft.server.plugins import outside_operations
 from weft.server.pooling import classify, embeddings, scores
@@ -256,7 +256,7 @@ def model_app(
     operations = (*OPERATIONS, *own, *_documents(info.version, own))
     routes: list[Route] = []
     for one in operations:
-        endpoint = Endpoint(context, one.handler)
+        endpoint = Endpoint(context, with_known_query(one).handler)
         routes.append(Route(one.path, endpoint, methods=[one.method]))
     # Not wrapped in Starlette's application, because each piece of an answer would pass through it.
     inner: ASGIApp = Router(routes, redirect_slashes=False)

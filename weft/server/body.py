@@ -23,7 +23,7 @@ from weft.config.limits import Limits
 from weft.json_types import JsonObject
 from weft.messages.wrong_field import wrong_field
 from weft.observe.log import EventLog
-from weft.observe.request_context import current
+from weft.observe.request_context import current, rename
 from weft.server.auth import is_from_browser
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, ClientGone, not_supported, over
@@ -67,13 +67,23 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
     body = await read_body(request, int(largest_mb * 1_000_000), limits.body_timeout_s, name)
     read_s = time.perf_counter()
     require_room(len(body))
-    if len(body) <= INLINE_LEN:
-        decoded, others = _decoded(limits, vocab_size, body, type)
-    else:
-        is_large = len(body) >= LARGE_LEN
-        request.scope["weft.large_body"] = is_large
-        work = partial(_decoded, limits, vocab_size, body, type)
-        decoded, others = await context.readers.run(work, is_long=is_large)
+    work = partial(_decoded, limits, vocab_size, body, type)
+    try:
+        if len(body) <= INLINE_LEN:
+            decoded, others = work()
+        else:
+            is_large = len(body) >= LARGE_LEN
+            request.scope["weft.large_body"] = is_large
+            decoded, others = await context.readers.run(work, is_long=is_large)
+    except ApiError:
+        # So that `weft ctl why` finds it by the client's name for it.
+        read_name = partial(_name_in, body, limits.max_rid_len)
+        if len(body) <= INLINE_LEN:
+            rename(read_name())
+        else:
+            rename(await context.readers.run(read_name, is_long=False))
+        raise
+    rename(_name_of(decoded, limits.max_rid_len))
     call = current.get()
     if call is not None:
         call.read_s += read_s - began_s
@@ -89,6 +99,31 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
     if media_kwargs:
         _check_media_kwargs(context, media_kwargs)
     return decoded
+
+
+class _Named(msgspec.Struct):
+    """A body of which nothing but the client's name for it is read."""
+
+    rid: object = None
+    request_id: object = None
+
+
+def _name_in(body: bytes, max_len: int) -> str:
+    """The client's name for the request in a body that is refused; "" if there is none."""
+    try:
+        return _name_of(msgspec.json.decode(body, type=_Named), max_len)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+def _name_of(decoded: msgspec.Struct, max_len: int) -> str:
+    """The client's name for the request in its body; "" if it has none, several, or one that is too
+    long."""
+    for field in ("rid", "request_id"):
+        name = getattr(decoded, field, None)
+        if name and isinstance(name, str) and len(name) <= max_len:
+            return name
+    return ""
 
 
 def _check_media_kwargs(context: ServerContext, kwargs: JsonObject) -> None:

@@ -7,7 +7,7 @@ route only what its entry says.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import msgspec
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from weft.server.auth import Access
 from weft.server.context import ServerContext
+from weft.server.errors import ApiError
 
 Handler: TypeAlias = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
 
@@ -30,6 +31,7 @@ class Operation:
     answer: type[msgspec.Struct] | None = None
     query: tuple[str, ...] = ()  # numbers in the query; the table of ranges has their bounds
     access: Access = "user"
+    texts: tuple[str, ...] = ()  # texts in the query
 
     @property
     def is_open(self) -> bool:
@@ -63,5 +65,25 @@ def post(
     answer: type[msgspec.Struct] | None = None,
     query: tuple[str, ...] = (),
     access: Access = "user",
+    texts: tuple[str, ...] = (),
 ) -> Operation:
-    return Operation("POST", path, handler, summary, body, answer, query, access)
+    return Operation("POST", path, handler, summary, body, answer, query, access, texts)
+
+
+def with_known_query(one: Operation) -> Operation:
+    """A route for administration that refuses what its query does not have: unread, a misspelt
+    parameter would mean something else. Other routes are as they are, because clients of other
+    servers send parameters that have no meaning here."""
+    if one.access != "admin":
+        return one
+    known = (*one.query, *one.texts)
+
+    async def call(context: ServerContext, request: Request) -> ASGIApp:
+        for name in request.query_params:
+            if name not in known:
+                there = f"its parameters are {', '.join(known)}" if known else "it has none"
+                message = f"{request.url.path} has no parameter {name[:64]!r}: {there}"
+                raise ApiError(400, message, param=name[:64])
+        return await one.handler(context, request)
+
+    return replace(one, handler=call)

@@ -1,23 +1,27 @@
 """Routes from outside of weft: those of control requests, and those that modules bring as they are.
 
-A handler that raises is the answer 500 to its own request, as with any route.
+A handler that raises, or calls `sys.exit`, is the answer 500 to its own request, as with any route.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import AsyncContentStream, StreamingResponse
 from starlette.types import ASGIApp
 
 from weft.config.plugins import plugins, refused
 from weft.messages.outside import CallOutside, OutsideControl
 from weft.observe.log import EventLog
+from weft.observe.survivable import survived
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.operation import Operation, post
+from weft.server.operation import Handler, Operation, post
 
 log = EventLog("admin")
 
@@ -38,7 +42,28 @@ def outside_operations(
             if not isinstance(one, Operation):
                 raise refused("routes", name, "is no weft.server.operation.Operation")
             _add(found, known, one, f"routes={name}")
-    return tuple(found)
+    return tuple(replace(one, handler=_fenced(one.handler)) for one in found)
+
+
+def _fenced(handler: Handler) -> Handler:
+    """A handler whose stream cannot end the server: Starlette sends a stream from a task of its
+    own, and `sys.exit` in a task ends the event loop."""
+
+    async def call(context: ServerContext, request: Request) -> ASGIApp:
+        answer = await handler(context, request)
+        if isinstance(answer, StreamingResponse):
+            answer.body_iterator = _pieces(answer.body_iterator)
+        return answer
+
+    return call
+
+
+async def _pieces(body: AsyncContentStream) -> AsyncIterator[Any]:
+    try:
+        async for piece in body:
+            yield piece
+    except BaseException as exc:
+        raise survived(exc) from None
 
 
 def control_route(

@@ -129,14 +129,23 @@ class ResponseStore:
         if kept.size > MAX_STORED_BYTES:
             self.drop(response["id"])
             return
-        if self._state is not None:
-            parts = {
-                RESPONSE: kept.response_json,
-                HISTORY: kept.history_json,
-                ITEMS: kept.items_json,
-            }
-            self._state.put(KIND, owner, response["id"], parts)
+        self._write(response["id"], kept)
         self._enter(response["id"], kept)
+
+    def put_again(self) -> None:
+        """Write all that is stored once more, because the disk has lost it."""
+        for id, kept in self._stored.items():
+            self._write(id, kept)
+
+    def _write(self, id: str, kept: Stored) -> None:
+        if self._state is None:
+            return
+        parts = {
+            RESPONSE: kept.response_json,
+            HISTORY: kept.history_json,
+            ITEMS: kept.items_json,
+        }
+        self._state.put(KIND, kept.owner, id, parts)
 
     def get(
         self,

@@ -38,6 +38,7 @@ FORMAT = 1  # of the tables and of the bodies of all records
 APPLICATION = 0x77656674  # "weft", in the header of the file
 BUSY_S = 5.0  # for another program that looks into the file
 RETRY_S = 1.0  # after a write that failed
+OVERWRITE_BYTES = 1 << 20  # at a time
 # Kept for the next try while the disk takes nothing; with more, clients are refused.
 MAX_UNWRITTEN_BYTES = 256_000_000
 MAX_UNWRITTEN = 100_000  # records
@@ -188,9 +189,11 @@ class StateStore:
         self._lock = _locked(folder)
         try:
             self._connection = _connect(folder / FILE)
-        except StateError:
+            self._file = _file_id(folder / FILE)
+        except (StateError, OSError):
             os.close(self._lock)
             raise
+        self.fault = ""  # why the last write failed; "": it did not. The thread writes it
         self._queue: queue.SimpleQueue[_Put | _Question | None] = queue.SimpleQueue()
         self._num_put = 0
         self._num_done = 0  # the thread writes it: all up to this number is on disk
@@ -198,7 +201,6 @@ class StateStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._unwritten = _Unwritten()  # of the thread
-        self._has_failed = False  # the last write, of the thread
         self._is_full = False  # the thread writes it
         self.num_commits = 0
 
@@ -218,6 +220,16 @@ class StateStore:
         a disk that takes nothing; what has begun may still be put."""
         if self._is_full:
             raise StateError(f"too much waits to be written to {self.folder}")
+
+    def why_gone(self) -> str:
+        """Why nothing can be written, if the file was removed or replaced; else ""."""
+        if self._file is None or _file_id(self.folder / FILE) == self._file:
+            return ""
+        # SQLite would go on in a file that has no name any more.
+        return (
+            f"{self.folder / FILE} was removed or replaced while the server runs; put it back, or "
+            "start the server again to begin with an empty state"
+        )
 
     def put(
         self,
@@ -294,6 +306,13 @@ class StateStore:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
         await self.ask(shrink)
+
+    async def begin_anew(self) -> bool:
+        """Overwrite and remove the files, and begin with an empty database, unless all that was put
+        can be written now. What is not written yet stays, and is written then. Returns whether it
+        did. For a disk without room, on which not even a deletion can be written: all that is in
+        the files must have been deleted before."""
+        return await self.ask(lambda connection: self._begin_anew())
 
     def close(self) -> None:
         """Write what was put, and close the database. A second call does nothing."""
@@ -385,12 +404,12 @@ class StateStore:
         except Exception as exc:  # whatever it is: all that wait must be told
             error = StateError(f"the state could not be written to {self.folder}: {exc}")
             log.seldom("not_written", folder=self.folder, reason=exc)
-            self._has_failed = True
+            self.fault = str(exc)
             self._is_full = self._unwritten.is_full
         else:
-            if self._has_failed:
+            if self.fault:
                 log.info("written_again", writes=len(self._unwritten))
-                self._has_failed = False
+                self.fault = ""
             self._unwritten.clear()
             self._is_full = False
             self._num_done = last
@@ -400,6 +419,11 @@ class StateStore:
         self,
         writes: Iterable[_Write],
     ) -> None:
+        gone = self.why_gone()
+        if gone:
+            raise StateError(gone)
+        if self._file is None:
+            self._open_again()  # it could not be made when all began anew
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -411,6 +435,26 @@ class StateStore:
                 connection.execute("ROLLBACK")
             raise
         self.num_commits += 1
+
+    def _open_again(self) -> None:
+        path = self.folder / FILE
+        self._connection = _connect(path)
+        self._file = _file_id(path)
+
+    def _begin_anew(self) -> bool:
+        if not self._unwritten:
+            return False
+        gone = self.why_gone()
+        if gone:
+            raise StateError(gone)
+        path = self.folder / FILE
+        self._connection.close()
+        self._file = None
+        for one in (path, *(Path(f"{path}{suffix}") for suffix in ("-wal", "-shm"))):
+            _overwrite(one)
+        self._open_again()
+        log.info("begun_anew", folder=self.folder)
+        return True
 
     def _answer(
         self,
@@ -495,6 +539,26 @@ def _locked(folder: Path) -> int:
         os.close(handle)
         raise StateError(f"the folder {folder} is in use by another server") from exc
     return handle
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one with its name; None: there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _overwrite(path: Path) -> None:
+    """Overwrite a file where it is, which takes no room, and remove it."""
+    with suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
+        left = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        while left > 0:
+            left -= file.write(bytes(min(left, OVERWRITE_BYTES)))
+        os.fsync(file.fileno())
+    path.unlink(missing_ok=True)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

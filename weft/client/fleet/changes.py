@@ -59,6 +59,7 @@ class EngineChanges:
     """The changes that a new engine needs, in order."""
 
     def __init__(self) -> None:
+        self.start_ramp_s = 0.0  # the input of a new engine opens with this ramp; 0: at once
         self._last: dict[str, Change] = {}
         self._settings: dict[str, Setting] = {}
         self._adapters: dict[str, LoadLoraAdapter] = {}  # by uid
@@ -110,5 +111,7 @@ class EngineChanges:
         if self._settings:
             found.append(SetInternalState(server_args=dict(self._settings)))
         found += self._last.values()
+        if self.start_ramp_s and "input" not in self._last:
+            found.append(UnblockInput(ramp_s=self.start_ramp_s))
         found += self._released
         return found

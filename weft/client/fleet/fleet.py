@@ -101,7 +101,7 @@ from weft.route.policy import (
 MAX_SESSIONS = 65_536  # whose engine is remembered; the least recently used are forgotten
 FIRST_OWN_CALL = 1 << 40  # calls of the client have smaller ids
 KEEPS_STEP = "lockstep"  # the pass of engines that run their steps together
-BARRIER_S = 0.1  # until all engines block or open their inputs
+BARRIER_S = 0.1  # until all engines open their inputs
 MEETING_S = 8.0  # in which engines that keep step must come to the same step for it
 PREPARING_S = 0.1  # before an engine that prepares its profiler is asked again
 BEING_SET_UP = "it is being set up like the others"
@@ -594,10 +594,13 @@ def _at_once(
     ready: Sequence[EngineReady | None],
 ) -> BlockInput | UnblockInput:
     """The version of `request` that takes effect in all engines at once: at the same step if they
-    keep step, else at one moment. All engines have it by then; they have the clock of this
-    machine."""
+    keep step, else at one moment. The moment of a block is now: an engine gets it before all
+    requests that are sent later. All engines have the order to open by its moment; they have the
+    clock of this machine."""
     if all(_keeps_step(one) for one in ready):
         return replace(request, together=True, at_s=time.monotonic() + MEETING_S)
+    if isinstance(request, BlockInput):
+        return request
     return replace(request, at_s=time.monotonic() + BARRIER_S)
 
 

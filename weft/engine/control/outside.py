@@ -34,4 +34,6 @@ def call_outside(
         reply = own.handler(services, asked)
     except ValueError as exc:  # also of a field that is wrong
         return CallOutsideReply(wrong=str(exc))
+    if not isinstance(reply, msgspec.Struct):
+        raise TypeError(f"{message.name} returned {type(reply).__name__}, and no msgspec.Struct")
     return CallOutsideReply(body=msgspec.msgpack.encode(reply))

@@ -144,6 +144,8 @@ def health_check(services: Services, message: HealthCheck) -> HealthCheckReply |
     """Answered after the next result, or at once if there can be none."""
     if services.pause.mode is not None:
         return HealthCheckReply(success=True, message="generation is paused")
+    if services.device_jobs.is_meeting:
+        return HealthCheckReply(success=True, message="all engines meet at the same step")
     if not services.device_jobs.is_free:
         return HealthCheckReply(success=True, message="weights or memory are being changed")
     services.health.ask(message.call, services.clock())

@@ -35,6 +35,7 @@ from weft.executor.gpu.staging import GpuUploader, H2DBuffer
 from weft.executor.gpu.staging import split as split_numbers
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool, StatePool
+from weft.executor.outside.attention import METHODS, own_backend
 from weft.executor.overlap.runs import DeviceRuns
 from weft.executor.passes.experts import counting
 from weft.executor.passes.split import split
@@ -275,8 +276,9 @@ def _make_attention(
     if name == "auto":
         name = DEFAULT_BACKEND
     if name not in GPU_ATTENTION_BACKENDS:
-        known = ", ".join(GPU_ATTENTION_BACKENDS)
-        raise ValueError(f"attention backend {name!r} is unknown; there are {known}")
+        needs = (*METHODS, "tiling", "expect")
+        own = own_backend(name, config, pool, context_length, needs)
+        return cast(GpuAttentionBackend, own)
     module, _, cls = GPU_ATTENTION_BACKENDS[name].partition(":")
     make = getattr(import_module(module), cls)
     return cast(GpuAttentionBackend, make(config, pool, context_length))

@@ -42,7 +42,7 @@ def load_processors(files: str) -> Processors:
             )
         try:
             found[name], homes[name] = kind(), home
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             raise SettingsError(
                 f"logit processor {name!r} of {home} could not be made: {_named(exc)}"
             ) from exc

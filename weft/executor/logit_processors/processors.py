@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.executor.logit_processors.processor import LogitProcessor, ProcessorRequest
 from weft.observe.log import EventLog
+from weft.observe.survivable import survived
 from weft.plan.logits import ProcessorCall
 
 MAX_MESSAGE_LEN = 300
@@ -44,7 +45,8 @@ class Processors:
             processor.check(params)
         except ValueError as exc:
             return f"logit processor {name!r}: {_short(exc)}"
-        except Exception as exc:
+        except BaseException as exc:
+            exc = survived(exc)
             return f"logit processor {name!r} could not check its parameters: {_named(exc)}"
         return ""
 
@@ -83,7 +85,8 @@ class Processors:
         changed = logits[rows]  # a copy
         try:
             self._by_name[name].apply(changed, list(by_row.values()))
-        except Exception as exc:
+        except BaseException as exc:
+            exc = survived(exc)
             if len(by_row) > 1:
                 return self._apply_to_each(name, logits, by_row)
             log.seldom("processor_failed", name=name, error=_named(exc))

@@ -19,8 +19,11 @@ from weft.executor.assembly import (
     media_passes,
     tensors_of,
 )
+from weft.executor.backend import AttentionBackend
 from weft.executor.device import StepDevice
 from weft.executor.inputs import DeviceRowTable
+from weft.executor.kv_pool import KVPool
+from weft.executor.outside.attention import fenced_backend, is_from_outside
 from weft.executor.passes.experts import counting
 from weft.executor.passes.split import split
 from weft.executor.plain.attention import TorchPaged
@@ -52,7 +55,7 @@ def build_decoder(
     on = rows.slots.device
     pool = make_kv_pool(spec, on)
     ops = plain_ops(spec, on)
-    attention = TorchPaged(spec.attended, pool)
+    attention = _make_attention(spec, pool)
     state_pool = make_state_pool(spec, on)
     states = None if state_pool is None else TorchStates(spec.model, state_pool)
     model = make_model(spec.model, ops, states)
@@ -86,6 +89,14 @@ def build_decoder(
     ]
     device = announcing(spec, device, sender)
     return in_lockstep(spec, ops, unsplit, weights, device, passes)
+
+
+def _make_attention(spec: RunnerSpec, pool: KVPool) -> AttentionBackend:
+    """Raises SettingsError for a backend from outside that cannot be used."""
+    name = spec.engine.attention_backend
+    if is_from_outside(name):
+        return fenced_backend(name, spec.attended, pool, spec.context_length)
+    return TorchPaged(spec.attended, pool)
 
 
 def build_encoder(

@@ -22,6 +22,7 @@ class StateAnswer(msgspec.Struct, kw_only=True):
     folder: str
     format: int
     kinds: list[KindCount]
+    fault: str = ""  # why the last write failed; it is tried again each second
 
 
 class PruneBody(msgspec.Struct, kw_only=True):
@@ -41,7 +42,13 @@ async def get_state(
 ) -> ASGIApp:
     """Counts, bytes and ages of what is stored, by kind; 400 without `--state-dir`."""
     state = _state(context)
-    answer = StateAnswer(folder=str(state.folder), format=FORMAT, kinds=await state.counts())
+    fault = state.fault or state.why_gone()
+    kinds: list[KindCount] = []
+    try:
+        kinds = await state.counts()
+    except StateError as exc:
+        fault = fault or str(exc)
+    answer = StateAnswer(folder=str(state.folder), format=FORMAT, kinds=kinds, fault=fault)
     return json_response(answer)
 
 
@@ -59,13 +66,15 @@ async def clear(
     request: Request,
 ) -> ASGIApp:
     """Remove all stored responses, except those that are still generated, and close all
-    sessions."""
-    return json_response(await _remove(context, 0.0))
+    sessions; also on a disk without room."""
+    return json_response(await _remove(context, 0.0, is_all=True))
 
 
 async def _remove(
     context: ServerContext,
     older_than_s: float,
+    *,
+    is_all: bool = False,
 ) -> RemovedAnswer:
     state = _state(context)
     assert context.sessions is not None, "sessions are kept with the rest"
@@ -77,7 +86,7 @@ async def _remove(
         if not reply.success:
             context.sessions.forget(owner, id)
     try:
-        await state.settled()
+        await _settle(context, state, is_all=is_all)
     except StateError as exc:  # logged where it was raised
         removed = f"{counted(num_responses, 'response')} and {counted(len(names), 'session')}"
         message = (
@@ -88,6 +97,18 @@ async def _remove(
     await state.give_back()
     log.info("state_removed", responses=num_responses, sessions=len(names))
     return RemovedAnswer(responses=num_responses, sessions=len(names))
+
+
+async def _settle(context: ServerContext, state: StateStore, *, is_all: bool) -> None:
+    """Wait until the removed records are off the disk. Raises StateError."""
+    try:
+        await state.settled()
+    except StateError:
+        # A deletion takes room until it is written. If everything goes, it need not be written.
+        if not is_all or not await state.begin_anew():
+            raise
+        context.responses.put_again()
+        await state.settled()
 
 
 def _state(context: ServerContext) -> StateStore:

@@ -276,6 +276,7 @@ ROUTES = (
         "Replace some weights",
         TensorsBody,
         access="admin",
+        texts=("weight_version", "abort_all_requests"),
     ),
     post(
         "/update_weights_from_distributed",

@@ -80,6 +80,33 @@ def write_block(
     return written
 
 
+def block_bytes(key: bytes, tokens: bytes, pieces: Sequence[memoryview]) -> bytes:
+    """A block as one piece of bytes, for a store that has no files."""
+    checksum = 0
+    size = 0
+    for piece in pieces:
+        checksum = zlib.crc32(piece, checksum)
+        size += len(piece)
+    return b"".join([_header(key, tokens, size, checksum), *pieces])
+
+
+def copy_block(block: bytes, key: bytes, tokens: bytes, pieces: Sequence[memoryview]) -> None:
+    """Copy the pages of a block from `block_bytes` into `pieces`. Raises DamagedBlock for anything
+    that is not this block; then no byte has been copied."""
+    size = sum(len(piece) for piece in pieces)
+    start = header_bytes(len(tokens))
+    if len(block) != start + size:
+        raise DamagedBlock(f"it has {len(block):,} bytes instead of {start + size:,}")
+    checksum = _check_header(block[:start], key, tokens, size)
+    pages = memoryview(block)[start:]
+    if zlib.crc32(pages) != checksum:
+        raise DamagedBlock("its checksum is wrong")
+    at = 0
+    for piece in pieces:
+        piece[:] = pages[at : at + len(piece)]
+        at += len(piece)
+
+
 def touch(paths: Sequence[Path]) -> None:
     """Note in files that they are used now, in this order."""
     for path in paths:

@@ -30,14 +30,19 @@ class TransferJob:
     key: CacheKey
     start: int
     pages: IntArray
-    resume_state: IntArray  # empty: no resume state is transferred
+    resume_state: IntArray  # empty: nothing follows the blocks
     asked_s: float
+    is_read: bool = True  # into the pool; else from it
     has_resume_state: bool = False  # the resume state has been read
     is_cancelled: bool = False
 
+    def has_read(self, num_tokens: int) -> None:
+        """A part has been read: a block, or, with 0 tokens, the resume state, which comes last."""
+        self.has_resume_state = not num_tokens
+
 
 class StoredPart(NamedTuple):
-    """A block of a transfer, or its resume state."""
+    """A block of a transfer, or what follows the last one."""
 
     key: bytes
     tokens: bytes  # of the block, or of the block before the resume state
@@ -99,20 +104,35 @@ class Jobs:
 
     # Called by the engine
 
-    def add(self, job: TransferJob) -> None:
+    def enter(
+        self,
+        chain: KeyChain | None,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        resume_state: IntArray,
+    ) -> TransferJob:
+        """A transfer begins now."""
+        job = TransferJob(ticket, chain, key, start, pages, resume_state, time.monotonic())
         with self._lock:
-            self._under_way[job.ticket] = job
+            self._under_way[ticket] = job
+        return job
 
     def num_pages(self) -> int:
         """Pages of all transfers under way."""
         with self._lock:
             return sum(len(job.pages) for job in self._under_way.values())
 
-    def cancel(self, ticket: int) -> None:
+    def cancel(self, ticket: int, *, at_once: bool = False) -> None:
+        """`at_once`: a read ends now, because no thread writes into its pages afterwards."""
         with self._lock:
             job = self._under_way.get(ticket)
-            if job is not None:
-                job.is_cancelled = True
+            if job is None:
+                return
+            job.is_cancelled = True
+        if at_once and job.is_read:
+            self.end_read(job, 0)
 
     def take(self) -> TierNews:
         """The transfers that have ended since the last call."""
@@ -123,11 +143,11 @@ class Jobs:
             self.has_news = False
         return news
 
-    def settle(self) -> None:
+    def settle(self, *, at_once: bool = False) -> None:
         """Cancel all transfers, wait until they have ended, and forget it."""
+        for ticket in list(self._under_way):
+            self.cancel(ticket, at_once=at_once)
         with self._lock:
-            for job in self._under_way.values():
-                job.is_cancelled = True
             self._lock.wait_for(lambda: not self._under_way, SETTLE_S)
             self._landed.clear()
             self._written.clear()
@@ -140,10 +160,20 @@ class Jobs:
         with self._lock:
             return not job.is_cancelled
 
+    def while_owned(self, job: TransferJob, work: Callable[[], None]) -> bool:
+        """Do `work` if the pages still belong to the job, which cannot be cancelled meanwhile.
+        Returns whether they did."""
+        with self._lock:
+            if job.is_cancelled:
+                return False
+            work()
+            return True
+
     def end_read(self, job: TransferJob, num_tokens: int) -> None:
         seconds = time.monotonic() - job.asked_s
         with self._lock:
-            del self._under_way[job.ticket]
+            if self._under_way.pop(job.ticket, None) is None:
+                return  # it was cancelled, and has ended with that
             self._landed.append(Landed(job.ticket, num_tokens, seconds, job.has_resume_state))
             self._tell()
         self._notify()

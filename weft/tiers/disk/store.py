@@ -22,18 +22,17 @@ from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.memory.tiers.protocol import (
     NO_NEWS,
     NOT_STORED,
-    NOTHING_PRESENT,
     Present,
     Sought,
     TierNews,
     TierReport,
 )
 from weft.tiers.disk.index import BlockIndex
-from weft.tiers.disk.jobs import BlockMemory, Jobs, TransferJob
+from weft.tiers.disk.jobs import BlockMemory, Jobs
+from weft.tiers.disk.lookup import Lookup
 from weft.tiers.disk.opening import Opening
 from weft.tiers.disk.reader import BlockReader
 from weft.tiers.disk.writer import FLOOR_BYTES, BlockWriter
-from weft.tiers.keys import KeyChain
 from weft.tiers.pages import PoolPages
 
 
@@ -64,6 +63,7 @@ class DiskTiers:
         self._notify = notify
         self._jobs = Jobs(notify)
         self._opening = Opening(weights, block_len, notify)
+        self._lookup = Lookup(self._opening, self._memory, self._index)
         self._reader = BlockReader(self._index, self._memory, self._jobs, self._opening)
         self._writer = BlockWriter(
             self._index,
@@ -82,7 +82,7 @@ class DiskTiers:
 
     def seek(self, id: int, key: CacheKey, have: int, since: int) -> Sought:
         self._writer.was_asked = True
-        num_tokens = self._resumable(key, have)
+        num_tokens = self._lookup.resumable(key, have)
         if num_tokens <= since:
             return NOT_STORED
         num_pages = max(num_tokens - have, 0) / self._memory.page_size + self._jobs.num_pages()
@@ -90,17 +90,7 @@ class DiskTiers:
         return Sought(num_tokens, num_bytes / self._reader.rate)
 
     def lacks(self, key: CacheKey) -> Present:
-        chain = self._opening.chain
-        if chain is None:
-            return NOTHING_PRESENT
-        last = b""
-        num_tokens = 0
-        for one in chain.keys(key):
-            if one not in self._index:
-                return Present(num_tokens, can_resume=False)
-            num_tokens += self._memory.block_len
-            last = one
-        return Present(num_tokens, self._can_resume(chain, last))
+        return self._lookup.present(key)
 
     def fetch(
         self,
@@ -110,7 +100,8 @@ class DiskTiers:
         pages: IntArray,
         resume_state: IntArray = NO_PAGES,
     ) -> None:
-        self._reader.read(self._enter(ticket, key, start, pages, resume_state))
+        chain = self._opening.chain
+        self._reader.read(self._jobs.enter(chain, ticket, key, start, pages, resume_state))
 
     def keep(
         self,
@@ -120,7 +111,8 @@ class DiskTiers:
         pages: IntArray,
         resume_state: IntArray = NO_PAGES,
     ) -> None:
-        self._writer.do(self._enter(ticket, key, start, pages, resume_state))
+        chain = self._opening.chain
+        self._writer.do(self._jobs.enter(chain, ticket, key, start, pages, resume_state))
 
     def cancel(self, ticket: int) -> None:
         self._jobs.cancel(ticket)
@@ -161,31 +153,3 @@ class DiskTiers:
             dropped_blocks=self._writer.num_dropped,
             faults=self._jobs.num_faults,
         )
-
-    def _resumable(self, key: CacheKey, have: int) -> int:
-        """Number of tokens at the beginning of a sequence that are stored or among the first
-        `have`, and after which it can be resumed."""
-        chain = self._opening.chain
-        if chain is None:
-            return 0
-        num_tokens = 0
-        resumable = 0
-        for one in chain.keys(key):
-            if num_tokens + self._memory.block_len > have and one not in self._index:
-                break
-            num_tokens += self._memory.block_len
-            if self._can_resume(chain, one):
-                resumable = num_tokens
-        return resumable
-
-    def _can_resume(self, chain: KeyChain, block: bytes) -> bool:
-        """Whether a resume state allows to resume a sequence after a block."""
-        return self._memory.resume_states is None or chain.resume_state(block) in self._index
-
-    def _enter(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, resume_state: IntArray
-    ) -> TransferJob:
-        chain = self._opening.chain
-        job = TransferJob(ticket, chain, key, start, pages, resume_state, time.monotonic())
-        self._jobs.add(job)
-        return job

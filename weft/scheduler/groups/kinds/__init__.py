@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from weft.config.plugins import load_object, refused
@@ -42,11 +43,32 @@ def make_groups(parts: GroupParts) -> list[KvGroup]:
 def _from_outside(name: str, parts: GroupParts) -> KvGroup | None:
     from weft.scheduler.groups.protocol import KvGroup
 
+    wrong = ""
     try:
         make = load_object(name, "weft.kv_groups")
         group = make(parts) if callable(make) else make
-    except Exception as exc:  # whatever it raises: it is the code of others
+        if isinstance(group, KvGroup):
+            wrong = _wrong_numbers(group)
+    except (Exception, SystemExit) as exc:  # whatever it raises: it is the code of others
         raise refused("kv_groups", name, f"cannot be made: {exc}") from exc
     if group is not None and not isinstance(group, KvGroup):
         raise refused("kv_groups", name, "makes no weft.scheduler.groups.protocol.KvGroup")
+    if wrong:
+        raise refused("kv_groups", name, wrong)
     return group
+
+
+def _wrong_numbers(group: KvGroup) -> str:
+    """Which of a group's numbers is none; "" if all are."""
+    available = group.available
+    numbers = {
+        "available": 0 if available is None else available,
+        "num_pages": group.num_pages,
+        "longest": group.longest(1_000_000),
+        "imbalance": group.imbalance,
+        **group.usage(),
+    }
+    for what, number in numbers.items():
+        if not isinstance(number, Integral):
+            return f"{what} is {number!r:.40}; an integer is expected"
+    return ""

@@ -15,6 +15,7 @@ import numpy as np
 from weft.arrays import BoolArray, IntArray, LongArray
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
+from weft.observe.survivable import survived
 from weft.scheduler.policies.protocol import KeyPolicy, Policy, PolicyContext
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import DoubleArray, WaitingTable
@@ -60,8 +61,9 @@ class _Watch:
             return otherwise
         try:
             return function(*arguments)
-        except Exception as exc:
-            self.failed(f"raised {type(exc).__name__}: {exc}", exc)
+        except BaseException as exc:
+            cause = survived(exc)
+            self.failed(f"raised {type(exc).__name__}: {exc}", cause)
             return otherwise
 
     def failed(

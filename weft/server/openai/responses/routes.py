@@ -30,6 +30,7 @@ from weft.server.openai.responses.tools import offered_tools
 from weft.server.openai.responses.translate import (
     SEALED_REASONING,
     chat_request,
+    check_include,
     errors_name_input,
     messages,
     output_items,
@@ -52,6 +53,7 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
     previous = _previous(context, request, body.previous_response_id)
     opener = Opener(context.limits)
     history = messages(body.items, opener, previous, left_out)
+    check_include(body.include)
     if not history:
         raise ApiError(400, "input is empty; at least one item is needed", param="input")
     offered = offered_tools(body.tools, body.tool_choice)

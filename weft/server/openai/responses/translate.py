@@ -25,6 +25,18 @@ from weft.server.requests import copy_generation
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
 SEALED_REASONING = "reasoning.encrypted_content"  # in `include`
+# What `include` may name. All others ask for parts of items that no answer has here, or that every
+# answer has.
+INCLUDED = (
+    LOGPROBS,
+    SEALED_REASONING,
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
 _SAME = (  # further fields with the same meaning in both
     "parallel_tool_calls",
     "stop_in_reasoning",
@@ -69,6 +81,14 @@ def chat_request(
     if body.truncation == "auto" and body.truncate_prompt_tokens is None and not has_media:
         request.truncate_prompt_tokens = -1
     return request
+
+
+def check_include(include: Sequence[str] | None) -> None:
+    """Raises ApiError for a name that the API does not have."""
+    for index, name in enumerate(include or ()):
+        if name not in INCLUDED:
+            message = f"include has {name[:64]!r}; it may have {', '.join(INCLUDED)}"
+            raise ApiError(400, message, param=f"include[{index}]")
 
 
 def wants_logprobs(body: ResponsesRequest) -> bool:

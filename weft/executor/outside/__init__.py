@@ -1,0 +1,1 @@
+"""Parts of a runner that come from outside of weft (`--plugins`, `--attention-backend`)."""

@@ -1,0 +1,1 @@
+"""KV in a store from outside of weft (`--plugins tiers=module:Class`)."""
