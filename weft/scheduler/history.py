@@ -23,7 +23,7 @@ import numpy as np
 
 from weft.memory.prefix_cache import CacheKey
 from weft.scheduler.accounts.gaps import MAX_NAMED, NO_GAP, StepNote, TokenGaps
-from weft.scheduler.accounts.spent import Phase, Spent, StepClock
+from weft.scheduler.accounts.spent import Phase, Spent, SpentOn, StepClock
 from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
@@ -319,7 +319,7 @@ class RequestTrace:
         self.first_token_s = NEVER
         self.finished_s = NEVER
         self.retractions = Retractions()
-        self.spent = Spent(now)
+        self.spent = Spent(now, [0.0] * len(SpentOn))
         self.gap = NO_GAP  # the longest one before it left its last row
         self.num_events_dropped = 0  # from the middle of `events`
         self.num_waits_dropped = 0  # from the middle of `waits`
@@ -451,9 +451,12 @@ class RequestHistory:
             has_prompts=num_prompts > 0,
             has_decode=len(batch.rows) > num_prompts,
         )
+        ids: list[int] = []  # of the first ones
         lens = batch.lens[:num_prompts].tolist()
         for request, num_own in zip(prefills, lens, strict=True):
             row = request.row
+            if len(ids) < MAX_NAMED:
+                ids.append(request.id)
             if row == NO_ROW:
                 continue  # it has ended in the meantime
             trace = self._open[request.id]
@@ -474,7 +477,7 @@ class RequestHistory:
             now,
             sum(lens),
             len(batch.rows) - num_prompts,
-            tuple([request.id for request in prefills[:MAX_NAMED]]),
+            tuple(ids),
             num_prompts,
         )
         self.gaps.add(note, at)

@@ -11,12 +11,12 @@ difference of two readings. It knows neither requests nor batches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 
-class Part(IntEnum):
+class SpentOn(IntEnum):
     """What the time of a request was spent on; the index of its seconds in `Spent.seconds`."""
 
     WAIT = 0  # in the queue, until it was first admitted
@@ -107,15 +107,17 @@ class Spent:
     """The time of one request so far. All before `since_s` is in `seconds`."""
 
     since_s: float
+    seconds: list[float]  # by `SpentOn`
     phase: Phase = Phase.WAITS
     was_admitted: bool = False
     # The totals at `since_s`, while its tokens are computed; None: its first piece has not begun.
     totals: StepTotals | None = None
-    seconds: list[float] = field(default_factory=lambda: [0.0] * len(Part))  # by `Part`
 
     def admitted(self, now: float, *, has_tokens: bool) -> None:
         """It has got a row. `has_tokens`: it had its first token before."""
-        self.seconds[Part.WAIT_AGAIN if self.was_admitted else Part.WAIT] += now - self.since_s
+        self.seconds[SpentOn.WAIT_AGAIN if self.was_admitted else SpentOn.WAIT] += (
+            now - self.since_s
+        )
         self.since_s = now
         self.phase = Phase.AGAIN if has_tokens else Phase.PROMPT
         self.was_admitted = True
@@ -125,45 +127,43 @@ class Spent:
         """A step has computed `num_own` of its tokens; `is_whole`: with them, all that it had to
         compute before it decodes."""
         if self.phase is Phase.AGAIN:
-            if is_whole:
-                self.seconds[Part.AGAIN] += step.ended_s - self.since_s
-                self._begin(step, Phase.DECODES)
-            return
-        self.close(step.began_s, step.before)
-        busy_s = step.ended_s - step.began_s - step.encoder_s
-        own_s = busy_s * num_own / step.num_tokens
-        self.seconds[Part.OWN] += own_s
-        self.seconds[Part.SHARED] += busy_s - own_s
-        self.seconds[Part.ENCODE] += step.encoder_s
-        self._begin(step, Phase.DECODES if is_whole else Phase.PROMPT)
-
-    def _begin(self, step: StepSpan, phase: Phase) -> None:
+            if not is_whole:
+                return
+            self.seconds[SpentOn.AGAIN] += step.ended_s - self.since_s
+        else:
+            self.close(step.began_s, step.before)
+            busy_s = step.ended_s - step.began_s - step.encoder_s
+            own_s = busy_s * num_own / step.num_tokens
+            self.seconds[SpentOn.OWN] += own_s
+            self.seconds[SpentOn.SHARED] += busy_s - own_s
+            self.seconds[SpentOn.ENCODE] += step.encoder_s
         self.since_s = step.ended_s
         self.totals = step.after
-        self.phase = phase
+        if is_whole:
+            self.phase = Phase.DECODES
 
     def close(self, now: float, totals: StepTotals) -> None:
         """Add the time up to `now`, when the clock has these totals."""
         seconds = self.seconds
         before = self.totals
         if self.phase is Phase.WAITS:
-            seconds[Part.WAIT_AGAIN if self.was_admitted else Part.WAIT] += now - self.since_s
+            seconds[SpentOn.WAIT_AGAIN if self.was_admitted else SpentOn.WAIT] += now - self.since_s
         elif self.phase is Phase.AGAIN:
-            seconds[Part.AGAIN] += now - self.since_s
+            seconds[SpentOn.AGAIN] += now - self.since_s
         elif before is None:
-            seconds[Part.AHEAD] += now - self.since_s
+            seconds[SpentOn.AHEAD] += now - self.since_s
         elif self.phase is Phase.PROMPT:
-            seconds[Part.BETWEEN] += totals.rest_s - before.rest_s
-            seconds[Part.OTHERS] += totals.decode_s - before.decode_s
-            seconds[Part.OTHERS] += totals.mixed_s - before.mixed_s
-            seconds[Part.OTHERS] += totals.prompts_s - before.prompts_s
-            seconds[Part.OTHERS] += totals.encode_s - before.encode_s
+            seconds[SpentOn.BETWEEN] += totals.rest_s - before.rest_s
+            seconds[SpentOn.OTHERS] += totals.decode_s - before.decode_s
+            seconds[SpentOn.OTHERS] += totals.mixed_s - before.mixed_s
+            seconds[SpentOn.OTHERS] += totals.prompts_s - before.prompts_s
+            seconds[SpentOn.OTHERS] += totals.encode_s - before.encode_s
         else:
-            seconds[Part.DECODE] += totals.decode_s - before.decode_s
-            seconds[Part.MIXED] += totals.mixed_s - before.mixed_s
+            seconds[SpentOn.DECODE] += totals.decode_s - before.decode_s
+            seconds[SpentOn.MIXED] += totals.mixed_s - before.mixed_s
             prompts_s = totals.prompts_s - before.prompts_s
-            seconds[Part.PROMPTS] += prompts_s + totals.encode_s - before.encode_s
-            seconds[Part.REST] += totals.rest_s - before.rest_s
+            seconds[SpentOn.PROMPTS] += prompts_s + totals.encode_s - before.encode_s
+            seconds[SpentOn.REST] += totals.rest_s - before.rest_s
         self.since_s = now
         self.totals = totals
 
