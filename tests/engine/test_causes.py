@@ -420,8 +420,8 @@ def test_of_requests_of_others_only_lengths_in_pages_are_told() -> None:
     world = world_of()
     run(world, [*HEAD, 1, *TAIL], tenant="ann", rid="secret")
     id = run(world, [*HEAD, *range(1, 3), *TAIL], tenant="bob")
-    for viewer in ("bob", ""):
-        one = seen_by(world, id, viewer)
+    for stranger in ("bob", ""):
+        one = seen_by(world, id, stranger)
         assert (one.cause, one.rid, one.theirs) == (Cause.INSERTED, "", [])
         assert "secret" not in one.words
         assert one.same_tokens % PAGE == 0

@@ -443,16 +443,20 @@ class RequestHistory:
         device began it at `began_s`, and its encoder took `encoder_s` of the time."""
         prefills = batch.prefills
         num_prompts = len(prefills)
+        num_tokens = 0
+        lens: list[int] = []
+        if num_prompts:  # without prompts nobody shares the step
+            num_tokens = int(batch.lens.sum())
+            lens = batch.lens[:num_prompts].tolist()
         step = self.clock.add(
             began_s,
             now,
             encoder_s,
-            int(batch.lens.sum()),
+            num_tokens,
             has_prompts=num_prompts > 0,
             has_decode=len(batch.rows) > num_prompts,
         )
         ids: list[int] = []  # of the first ones
-        lens = batch.lens[:num_prompts].tolist()
         for request, num_own in zip(prefills, lens, strict=True):
             row = request.row
             if len(ids) < MAX_NAMED:

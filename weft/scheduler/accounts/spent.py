@@ -73,10 +73,10 @@ class StepClock:
         has_decode: bool,
     ) -> StepSpan:
         """A step has ended. Steps end in order, and none begins before the last one has ended."""
-        before = self.totals
+        decode_s, mixed_s, prompts_s, encode_s, rest_s = self.totals
         if self.known_s is not None:
-            before = before._replace(rest_s=before.rest_s + began_s - self.known_s)
-        decode_s, mixed_s, prompts_s, encode_s, rest_s = before
+            rest_s += began_s - self.known_s
+        before = StepTotals(decode_s, mixed_s, prompts_s, encode_s, rest_s)
         busy_s = ended_s - began_s - encoder_s
         if not has_prompts:
             decode_s += busy_s
@@ -90,9 +90,10 @@ class StepClock:
 
     def at(self, now: float) -> StepTotals:
         """The totals at a moment after the last result, if no step has begun since."""
-        if self.known_s is None:
+        if self.known_s is None or now == self.known_s:
             return self.totals
-        return self.totals._replace(rest_s=self.totals.rest_s + now - self.known_s)
+        decode_s, mixed_s, prompts_s, encode_s, rest_s = self.totals
+        return StepTotals(decode_s, mixed_s, prompts_s, encode_s, rest_s + now - self.known_s)
 
 
 class Phase(IntEnum):
