@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from weft.engine.causes import ADVICE, RUN_LEN, Cause, common_len, find_holder
 from weft.messages.control import CacheCause, PrefixHolder
 from weft.scheduler import history
 
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = 4
 HEAD = list(range(100, 140))
 TAIL = list(range(200, 280))
@@ -342,6 +344,16 @@ def test_a_run_of_sixteen_tokens_is_the_same_again_and_a_shorter_one_is_an_accid
         run(world, [*HEAD, 1, *TAIL[:length]])
         one = found(world, [*HEAD, 2, *TAIL[:length], 3, *QUESTION])
         assert one.cause == name, length
+
+
+def test_the_limits_of_a_change_are_those_that_users_read() -> None:
+    page = (DOCS / "guides" / "observability.md").read_text("utf-8")
+    assert f"at least {RUN_LEN} tokens after them are the same again" in page
+    assert f"the change ends within {causes.MAX_SPAN:,} tokens" in page
+    assert f"the last {history.MAX_FINISHED:,} that ended" in page
+    for name in Cause:
+        assert f"`{name}`" in page, name
+        assert name in ADVICE
 
 
 def test_a_change_ends_within_a_bounded_span(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,9 +164,9 @@ def test_a_block_and_a_pause_are_told() -> None:
     world.tell(UnblockInput(call=4))
     world.run_dry()
     assert parts(world, running)["paused"] == 8.0
-    assert parts(world, blocked)["held"] > 8.0
-    (held,) = [one for one in told(world, blocked).times if one.part == "held"][:1]
-    assert held.detail
+    assert parts(world, blocked)["blocked"] > 8.0
+    (blocked_part,) = [one for one in told(world, blocked).times if one.part == "blocked"][:1]
+    assert blocked_part.detail
 
 
 def test_a_request_that_waits_or_runs_has_the_times_so_far() -> None:

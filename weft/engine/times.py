@@ -29,7 +29,7 @@ from weft.scheduler.history import (
 from weft.scheduler.request import NO_ROW
 from weft.scheduler.scheduler import Scheduler
 
-# Every part, in the order in which it is told; docs/guides/observability.md explains them.
+# Every part, in the order in which they are listed; docs/guides/observability.md explains them.
 PARTS = {
     SpentOn.AHEAD: "step_before",
     SpentOn.OWN: "prefill",
@@ -44,9 +44,9 @@ PARTS = {
     SpentOn.WAIT_AGAIN: "queue_again",
     SpentOn.AGAIN: "prefill_again",
 }
-WAITS = ("grammar", "stored", "handoff", "held", "queue")  # the parts of `SpentOn.WAIT`
+WAITS = ("grammar", "stored", "handoff", "blocked", "queue")  # the parts of `SpentOn.WAIT`
 PAUSE = "paused"  # taken out of the time between steps
-MAX_REASONS = 6  # different reasons for waiting that are told; the others are one part
+MAX_REASONS = 6  # different reasons for waiting that are listed; the others are one part
 CAME = "the step that ran when it came"
 
 # Events that come in pairs or more: from the first to the last of them it waits for the same thing.
@@ -148,7 +148,7 @@ def _waiting(
 def _own_spans(trace: RequestTrace, begin_s: float, end_s: float) -> list[WaitSpan]:
     """The spans in which the request waited for something of its own: in order, without overlap.
 
-    Of two that overlap, the earlier one counts, and of the later one what is behind it.
+    Of two that overlap, the earlier one counts, and of the later one what comes after it.
     """
     spans: list[WaitSpan] = []
     events = [event for event in trace.events if event.time_s <= end_s]
@@ -161,7 +161,7 @@ def _own_spans(trace: RequestTrace, begin_s: float, end_s: float) -> list[WaitSp
     for event, after in zip(events, [*events[1:], None], strict=True):
         if event.kind is EventKind.WAITING_REASON:
             until_s = end_s if after is None else after.time_s
-            spans.append(WaitSpan(event.time_s, until_s, "held", event.detail))
+            spans.append(WaitSpan(event.time_s, until_s, "blocked", event.detail))
     spans.sort()
     found: list[WaitSpan] = []
     at_s = begin_s

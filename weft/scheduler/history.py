@@ -464,9 +464,9 @@ class RequestHistory:
             if row == NO_ROW:
                 continue  # it has ended in the meantime
             trace = self._open[request.id]
-            is_whole = bool(columns.known_len[row] > request.fill_len)
-            trace.spent.computed(step, num_own, is_whole=is_whole)
-            if not is_whole:
+            is_last = bool(columns.known_len[row] > request.fill_len)
+            trace.spent.computed(step, num_own, is_last=is_last)
+            if not is_last:
                 continue
             self.gaps.enter(row, trace.gap, now)
             if trace.first_token_s == NEVER:

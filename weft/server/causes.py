@@ -2,7 +2,7 @@
 (`return_cache_cause`).
 
 The engine is asked when the request has ended, so requests that do not ask pay nothing. Of a
-request of another tenant only lengths are told.
+request of another tenant only lengths are shown.
 """
 
 from __future__ import annotations

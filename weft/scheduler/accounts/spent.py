@@ -124,11 +124,11 @@ class Spent:
         self.was_admitted = True
         self.totals = None
 
-    def computed(self, step: StepSpan, num_own: int, *, is_whole: bool) -> None:
-        """A step has computed `num_own` of its tokens; `is_whole`: with them, all that it had to
+    def computed(self, step: StepSpan, num_own: int, *, is_last: bool) -> None:
+        """A step has computed `num_own` of its tokens; `is_last`: with them, all that it had to
         compute before it decodes."""
         if self.phase is Phase.AGAIN:
-            if not is_whole:
+            if not is_last:
                 return
             self.seconds[SpentOn.AGAIN] += step.ended_s - self.since_s
         else:
@@ -140,7 +140,7 @@ class Spent:
             self.seconds[SpentOn.ENCODE] += step.encoder_s
         self.since_s = step.ended_s
         self.totals = step.after
-        if is_whole:
+        if is_last:
             self.phase = Phase.DECODES
 
     def close(self, now: float, totals: StepTotals) -> None:
