@@ -164,7 +164,7 @@ def _replay_stretch(reader: JournalReader, options: ReplayOptions) -> bool:
         print("\n".join(describe_shadow(run)))
     if is_same and options.until < 0:
         _read_the_rest(reader)
-    print(_ending(run, reader, time.perf_counter() - began))
+    print(_last_line(run, reader, time.perf_counter() - began))
     return is_same
 
 
@@ -185,7 +185,7 @@ def _show(reader: JournalReader, options: ReplayOptions) -> int:
         camera.look(run.last_s)
         if not is_same or run.step == before:
             break
-    print(_ending(run, reader, time.perf_counter() - began), flush=True)
+    print(_last_line(run, reader, time.perf_counter() - began), flush=True)
     film = Film(
         title=Path(options.file).name,
         summary=beginning,
@@ -323,7 +323,7 @@ def _beginning(run: Replay, offset: int) -> str:
     return text
 
 
-def _ending(run: Replay, reader: JournalReader, took_s: float) -> str:
+def _last_line(run: Replay, reader: JournalReader, took_s: float) -> str:
     served_s = 0.0
     if run.first_s is not None:
         served_s = run.last_s - run.first_s

@@ -88,8 +88,8 @@ class Nearest(NamedTuple):
 
     @property
     def shown_len(self) -> int:
-        """`num_same`, as far as it may be shown: a client that learns how many tokens it has guessed
-        of a prompt of another guesses it token by token."""
+        """`num_same`, as far as it may be shown: a client that learns how many tokens it guessed of
+        a prompt of another guesses it token by token."""
         if self.is_shown:
             return self.num_same
         return self.num_same // self.page_size * self.page_size

@@ -64,7 +64,7 @@ def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus
         max_running_requests=scheduler.settings.max_running_requests,
         batch_is_full=scheduler.prefills.is_full,
         chunked_rid=None if chunked is None else chunked.message.rid,
-        free_tokens=scheduler.kv.available,
+        free_tokens=scheduler.kv.room.available,
         sessions=num_sessions,
         queued_tokens=queue.num_tokens,
         max_queued_tokens=scheduler.settings.max_queued_tokens,
@@ -251,7 +251,8 @@ class Reasons:
         self._scheduler = scheduler
         self.compiling = compiling
         self._last = scheduler.history.last_pass
-        self._behind = ""  # the reason for all requests after the one where the last pass stopped
+        # The reason for all requests after the one where the last pass stopped.
+        self._reason_of_rest = ""
 
     def of(self, request: Request) -> str:
         """The reason; never empty for a waiting request, empty for a running one.
@@ -286,9 +287,9 @@ class Reasons:
     def _of_pass(self, last: SchedulingPass, trace: RequestTrace) -> str:
         if last.id == trace.id:
             return _reason(self._scheduler, last, trace)
-        if not self._behind:
-            self._behind = _reason(self._scheduler, last, trace)
-        return self._behind
+        if not self._reason_of_rest:
+            self._reason_of_rest = _reason(self._scheduler, last, trace)
+        return self._reason_of_rest
 
 
 def _num_output(scheduler: Scheduler, request: Request) -> int:
@@ -515,6 +516,8 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
                 f"waits: the token budget of the step has {one.available:,} left, "
                 f"{name} has {one.needed:,} to compute"
             )
+        case Stop.ONLINE:
+            return "waits: it is a background request, and others were admitted"
         case Stop.TIME:
             return (
                 f"waits: the step has time for {counted(one.available, 'more token')} "

@@ -1,6 +1,6 @@
 """The time of a request in the engine, part by part, in words. The parts add up to all of it.
 
-The seconds are those of `scheduler/accounts/spent.py`. The time in the queue is divided further,
+The seconds are those of `scheduler/times/spent.py`. The time in the queue is divided further,
 by what the history has of it: first by the events of the request itself, then by the walks over the
 queue that left it waiting.
 
@@ -18,8 +18,6 @@ from typing import NamedTuple
 from weft.config.numbers import counted
 from weft.engine.pause import WHY as PAUSED
 from weft.messages.control import LongestGap, TimePart
-from weft.scheduler.accounts.gaps import Gap
-from weft.scheduler.accounts.spent import Phase, Spent, SpentOn
 from weft.scheduler.history import (
     NEVER,
     EventKind,
@@ -28,6 +26,8 @@ from weft.scheduler.history import (
 )
 from weft.scheduler.request import NO_ROW
 from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.times.gaps import Gap
+from weft.scheduler.times.spent import Phase, Spent, SpentOn
 
 # Every part, in the order in which they are listed; docs/guides/observability.md explains them.
 PARTS = {

@@ -122,7 +122,7 @@ class CacheListener(Protocol):
         ...
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """The end of the cached prefix of a sequence."""
 
     handle: Handle
@@ -148,7 +148,7 @@ class PrefixCache(Protocol):
         """Length in tokens of what `match` would find. Changes nothing."""
         ...
 
-    def locate(self, key: CacheKey, end: int) -> Place:
+    def locate(self, key: CacheKey, end: int) -> Location:
         """The end of the cached prefix of the first `end` bytes of a key. Changes nothing."""
         ...
 
@@ -196,6 +196,11 @@ class PrefixCache(Protocol):
         Returns the pages [num_pages]; they belong to the caller. Raises OutOfPages if there are
         fewer; then nothing has been dropped.
         """
+        ...
+
+    def cool(self, handle: Handle) -> None:
+        """Evict the end of the sequence that ends at `handle` before all others, unless it is used
+        again or another sequence continues after it."""
         ...
 
     def forget(self, handle: Handle) -> IntArray:
@@ -269,8 +274,8 @@ class NoPrefixCache:
     def peek(self, key: CacheKey) -> int:
         return 0
 
-    def locate(self, key: CacheKey, end: int) -> Place:
-        return Place(None, 0, is_end=True)
+    def locate(self, key: CacheKey, end: int) -> Location:
+        return Location(None, 0, is_end=True)
 
     def following(self, key: CacheKey, num_tokens: int) -> bytes:
         return b""
@@ -303,6 +308,9 @@ class NoPrefixCache:
         if num_pages:
             raise OutOfPages(f"{num_pages} pages to evict; nothing is cached")
         return NO_PAGES
+
+    def cool(self, handle: Handle) -> None:
+        pass
 
     def forget(self, handle: Handle) -> IntArray:
         return NO_PAGES

@@ -65,6 +65,7 @@ class GenerateRequest(
     tenant: str = ""  # tenant for the policy "fair"; all requests without a name are one tenant
     user: str = ""  # the name in the request; it has no effect
     priority: int = 0
+    background: bool = False  # it gets what other requests leave
     timeout_ms: int = 0  # from arrival until the engine ends the request in any state; 0: no limit
     cache_salt: str = ""  # requests share cached prefixes only with equal salts
     session: SessionParams | None = None  # the prompt is appended to the history of this session

@@ -45,6 +45,7 @@ SECONDS = (
 TOKENS = tuple(float(2**power) for power in range(18))
 COUNTS = tuple(float(2**power) for power in range(7))
 MAX_EXEMPLAR_LEN = 120  # of a request's name; the format allows 128 including the label
+FRONT = "front"  # name of the front among the processes
 _OTHER = 2**40  # not a priority that clients can use
 
 
@@ -396,7 +397,7 @@ class Processes(Collector):
     """Processor time and memory of the front and of the added processes."""
 
     def __init__(self) -> None:
-        self._pids = {"front": os.getpid()}
+        self._pids = {FRONT: os.getpid()}
 
     def add(self, component: str, pid: int) -> None:
         self._pids[component] = pid

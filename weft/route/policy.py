@@ -36,7 +36,7 @@ class RoutedRequest(NamedTuple):
     room: int | None = None  # number of a handoff between a prefill and a decode engine
 
 
-class EngineBooks:
+class EngineAccount:
     """A router's record of one engine."""
 
     def __init__(self, kv_tokens: int) -> None:
@@ -75,7 +75,7 @@ class EngineRouter:
         kv_tokens: int,
     ) -> None:
         """`method` is a key of `METHODS`; `kv_tokens` is the KV memory of one engine, in tokens."""
-        self.engines = [EngineBooks(kv_tokens) for _ in range(num_engines)]
+        self.engines = [EngineAccount(kv_tokens) for _ in range(num_engines)]
         self._choose = METHODS[method]
         self._reads_prompts = self._choose is cache_aware
         self._open: dict[int, OpenRequest] = {}
@@ -168,11 +168,11 @@ class EngineRouter:
         return block_names(request.tokens, request.namespace)
 
 
-Method = Callable[[Sequence[EngineBooks], Sequence[int], RoutedRequest, Sequence[bytes]], int]
+Method = Callable[[Sequence[EngineAccount], Sequence[int], RoutedRequest, Sequence[bytes]], int]
 
 
 def round_robin(
-    engines: Sequence[EngineBooks],
+    engines: Sequence[EngineAccount],
     ranks: Sequence[int],
     request: RoutedRequest,
     names: Sequence[bytes],
@@ -182,7 +182,7 @@ def round_robin(
 
 
 def total_requests(
-    engines: Sequence[EngineBooks],
+    engines: Sequence[EngineAccount],
     ranks: Sequence[int],
     request: RoutedRequest,
     names: Sequence[bytes],
@@ -192,7 +192,7 @@ def total_requests(
 
 
 def total_tokens(
-    engines: Sequence[EngineBooks],
+    engines: Sequence[EngineAccount],
     ranks: Sequence[int],
     request: RoutedRequest,
     names: Sequence[bytes],
@@ -202,7 +202,7 @@ def total_tokens(
 
 
 def follow_bootstrap_room(
-    engines: Sequence[EngineBooks],
+    engines: Sequence[EngineAccount],
     ranks: Sequence[int],
     request: RoutedRequest,
     names: Sequence[bytes],
@@ -220,7 +220,7 @@ def follow_bootstrap_room(
 
 
 def cache_aware(
-    engines: Sequence[EngineBooks],
+    engines: Sequence[EngineAccount],
     ranks: Sequence[int],
     request: RoutedRequest,
     names: Sequence[bytes],

@@ -22,11 +22,11 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.memory.prefix_cache import CacheKey
-from weft.scheduler.accounts.gaps import MAX_NAMED, NO_GAP, StepNote, TokenGaps
-from weft.scheduler.accounts.spent import Phase, Spent, SpentOn, StepClock
 from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
+from weft.scheduler.times.gaps import MAX_NAMED, NO_GAP, StepNote, TokenGaps
+from weft.scheduler.times.spent import Phase, Spent, SpentOn, StepClock
 
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # finished requests that are remembered
@@ -181,6 +181,7 @@ class Stop(Enum):
     POLICY = "policy"  # the policy lets no other request join the running ones
     TURN = "turn"  # running requests have their turn before the next piece of a prompt
     ROOM = "room"  # running requests are being retracted to make room
+    ONLINE = "online"  # online requests were admitted, and the others are background requests
     DEVICE = "device"  # the device does other work, or its memory is released
 
 
@@ -251,7 +252,7 @@ class Reuse(NamedTuple):
     """What a request could have found in the cache at its first admission."""
 
     reusable_len: int  # tokens of its prompt that may come from the cache
-    matched_len: int  # of these, cached, whether or not a request can resume behind them
+    matched_len: int  # of these, cached, whether or not a request can resume after them
     num_emptied: int  # the cache had been emptied so often
     tenant: str = ""  # of the request
 

@@ -31,6 +31,7 @@ from weft.server.fields.engine import want_engine_of
 from weft.server.fields.handoff import with_handoff
 from weft.server.fields.numbers import header_number
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
+from weft.server.fields.service_tier import is_background
 from weft.server.fields.session import SessionFields, session_params
 from weft.server.limits import check_size, check_totals, require_accepting, require_embeds_room
 from weft.server.model_names import adapter_of
@@ -43,6 +44,7 @@ class CommonFields(Protocol):
     """The fields of every body that makes a request to the engine."""
 
     priority: int | None
+    service_tier: str | None
     timeout_ms: int | None
     ttft_ms: int | None
 
@@ -82,6 +84,7 @@ class GenerationFields(CommonSamplingFields, kw_only=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     priority: int | None = None
+    service_tier: str | None = None  # flex: in the background (`server/fields/service_tier.py`)
     timeout_ms: int | None = None
     ttft_ms: int | None = None
     session_id: str | None = None  # has no effect here; routers use it for affinity
@@ -249,6 +252,7 @@ def common_request(
         tenant=sharing.tenant,
         cache_salt=sharing.cache_salt,
         priority=body.priority or 0,
+        background=is_background(body.service_tier),
         timeout_ms=timeout_ms,
         ttft_ms=ttft_ms,
     )

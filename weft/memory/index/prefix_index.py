@@ -131,7 +131,7 @@ class PrefixIndex:
         """Cached tokens of a sequence."""
         return self._sequences[number].length // TOKEN_BYTES
 
-    def ending_at(self, anchor: Anchor) -> Iterator[int]:
+    def arrivals_at(self, anchor: Anchor) -> Iterator[int]:
         """The numbers of sequences whose cached prefix ends at `anchor`, in rising order. Lazy."""
         bucket = self._buckets.get(anchor)
         if bucket is None:

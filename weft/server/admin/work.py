@@ -80,10 +80,10 @@ async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
         if not message:
             message = f"no request named {rid[:128]!r} is open or among the last that ended"
         raise ApiError(404, message, param="rid")
-    return json_response({"requests": [_as_text(context, one) for one in found]})
+    return json_response({"requests": [explanation_fields(context, one) for one in found]})
 
 
-def _as_text(context: ServerContext, one: Explanation) -> JsonObject:
+def explanation_fields(context: ServerContext, one: Explanation) -> JsonObject:
     """An explanation, with the front's part of its time, and with its timeline and the tokens at
     which it left the cache also as text."""
     front = context.client.recorder.fronts.get(one.id)

@@ -85,6 +85,7 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     return_cached_tokens_details: bool | None = None
     return_cache_cause: bool | None = None  # why not more of the prompt was cached
     priority: int | None = None
+    service_tier: str | None = None
     timeout_ms: int | None = None
     ttft_ms: int | None = None
     cache_salt: str | None = None
