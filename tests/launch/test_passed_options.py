@@ -255,7 +255,8 @@ def test_the_front_explains_what_is_slower_than_the_option(seconds: float) -> No
     config = ServerConfig(log_slow_s=seconds)
     context: Any = SimpleNamespace(config=config, limits=Limits())
     engines: Any = SimpleNamespace(send=lambda message: None)
-    client = front._client(context, infill_tokenizer(), engines, Metrics(), NoTracer())
+    parts = front.FrontParts(infill_tokenizer(), None, Metrics())
+    client = front._client(context, parts, engines, NoTracer())
     slow = client.recorder._slow
     if seconds:
         assert slow is not None
