@@ -391,6 +391,24 @@ def test_a_request_that_is_still_open_is_named_after_those_that_have_ended() -> 
     assert cause(world, third).rid == "ended"
 
 
+def test_of_requests_that_ended_in_one_step_or_are_all_open_the_first_is_named() -> None:
+    world = world_of()
+    for number, name in enumerate(("first", "second")):
+        world.send([*HEAD, number, *TAIL], max_new_tokens=2, ignore_eos=True, rid=name)
+    world.run_dry()
+    ended = [trace.finished_s for trace in world.scheduler.history.traces()]
+    assert ended[0] == ended[1]
+    assert found(world, [*HEAD, 3, *TAIL]).rid == "first"
+    world = world_of()
+    for number, name in enumerate(("first", "second")):
+        world.send([*HEAD, number, *TAIL], max_new_tokens=60, ignore_eos=True, rid=name)
+        world.step()
+    third = world.send([*HEAD, 3, *TAIL], max_new_tokens=1)
+    world.step()
+    world.step()
+    assert cause(world, third).rid == "first"
+
+
 def test_a_longer_beginning_counts_more_than_an_earlier_end() -> None:
     world = world_of()
     run(world, [*HEAD[:20], 1, *TAIL], rid="first")
