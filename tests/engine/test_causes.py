@@ -22,6 +22,7 @@ from weft.arrays import IntArray
 from weft.engine import causes
 from weft.engine import explain as insight
 from weft.engine.causes import ADVICE, RUN_LEN, Cause, common_len, find_holder
+from weft.memory.prefix_cache import shared_len
 from weft.messages.control import CacheCause, PrefixHolder
 from weft.scheduler import history
 
@@ -122,6 +123,16 @@ def test_tools_in_another_order_are_said_to_be_so() -> None:
     one = found(world, [*HEAD, *third, *second, *first, *QUESTION])
     assert (one.cause, one.same_tokens) == (Cause.REORDERED, len(HEAD))
     assert one.missed_tokens == 3 * 32 + len(QUESTION) // 16 * 16
+
+
+def test_two_changes_of_which_the_first_is_as_long_as_the_rest_are_no_other_order() -> None:
+    for length, name in ((32, Cause.CHANGED), (48, Cause.REORDERED)):
+        world = world_of()
+        run(world, [*HEAD, *range(400, 416), *TAIL[:32], *range(420, 436), *TAIL[32 : 32 + length]])
+        one = found(
+            world, [*HEAD, *range(500, 516), *TAIL[:32], *range(520, 536), *TAIL[32 : 32 + length]]
+        )
+        assert one.cause == name, length
 
 
 def test_another_salt_hides_a_prompt() -> None:
@@ -300,6 +311,16 @@ def test_common_tokens_are_counted_whole() -> None:
     assert common_len(packed(1), b"") == 0
 
 
+def test_a_beginning_in_common_is_counted_in_whole_pieces() -> None:
+    for tail in range(8):
+        one = b"abcd" * 3 + b"x" * tail
+        other = b"abcd" * 3 + b"y" * tail
+        assert shared_len(one, 0, len(one), other, 4) == 12, tail
+        assert shared_len(b"--" + one, 2, 2 + len(one), one, 4) == len(one), "one is the other"
+    assert shared_len(b"xbcd", 0, 4, b"abcd", 4) == 0
+    assert shared_len(b"abcdx", 0, 5, b"abcdy", 4) == 4
+
+
 def test_only_the_newest_requests_of_a_name_are_compared_with_all_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -460,6 +481,14 @@ def test_of_requests_of_others_only_lengths_in_pages_are_told() -> None:
         one = seen_by(world, id, viewer)
         assert (one.rid, one.same_tokens) == ("secret", 41)
         assert one.theirs[: len(TAIL)] == TAIL[:24]
+
+
+def test_without_keys_nobody_is_shown_a_prompt() -> None:
+    world = world_of()
+    run(world, [*HEAD, 1, *TAIL])
+    id = run(world, [*HEAD, 2, *TAIL])
+    one = seen_by(world, id, "")
+    assert (one.cause, one.rid, one.theirs) == (Cause.CHANGED, "", [])
 
 
 def test_a_client_is_not_told_that_others_have_a_prompt_in_another_namespace() -> None:

@@ -68,6 +68,9 @@ def test_a_request_alone_computes_its_prompt_and_decodes() -> None:
     }
     (own,) = [one for one in told(world, id).times if one.part == "prefill"]
     assert own.detail == "40 tokens in 3 pieces"
+    gap = told(world, id).longest_gap
+    assert gap is not None
+    assert (gap.step, gap.seconds) == (3, 0.125 + STEP_S + TOKEN_S), "the first step after a token"
 
 
 def test_two_prompts_of_a_step_share_its_time_by_their_tokens() -> None:
