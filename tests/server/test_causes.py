@@ -136,6 +136,8 @@ def test_every_api_tells_the_cause_where_it_tells_what_was_cached(server: RealSe
                 stream=True,
             ).text
         )["input_tokens_details"],
+        chat(server, "/api/chat", stream=False).json(),
+        json.loads(chat(server, "/api/chat").text.splitlines()[-1]),
         server.post("/generate", **said).json()["meta_info"],
         last_usage(server.post("/generate", stream=True, **said).text),
     ]
