@@ -3,8 +3,10 @@ prompts."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +21,12 @@ from tests.scheduler.world import World
 from weft.arrays import IntArray
 from weft.engine import causes
 from weft.engine import explain as insight
-from weft.engine.causes import ADVICE, Cause, common_len
-from weft.messages.control import CacheCause
+from weft.engine.causes import ADVICE, RUN_LEN, Cause, common_len, find_holder
+from weft.memory.prefix_cache import shared_len
+from weft.messages.control import CacheCause, PrefixHolder
 from weft.scheduler import history
 
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = 4
 HEAD = list(range(100, 140))
 TAIL = list(range(200, 280))
@@ -119,6 +123,16 @@ def test_tools_in_another_order_are_said_to_be_so() -> None:
     one = found(world, [*HEAD, *third, *second, *first, *QUESTION])
     assert (one.cause, one.same_tokens) == (Cause.REORDERED, len(HEAD))
     assert one.missed_tokens == 3 * 32 + len(QUESTION) // 16 * 16
+
+
+def test_two_changes_of_which_the_first_is_as_long_as_the_rest_are_no_other_order() -> None:
+    for length, name in ((32, Cause.CHANGED), (48, Cause.REORDERED)):
+        world = world_of()
+        run(world, [*HEAD, *range(400, 416), *TAIL[:32], *range(420, 436), *TAIL[32 : 32 + length]])
+        one = found(
+            world, [*HEAD, *range(500, 516), *TAIL[:32], *range(520, 536), *TAIL[32 : 32 + length]]
+        )
+        assert one.cause == name, length
 
 
 def test_another_salt_hides_a_prompt() -> None:
@@ -219,7 +233,7 @@ def test_remembered_sequences_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
     assert cause(world, 11).cause == Cause.FIRST_SEEN
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(40))
 def test_causes_agree_with_a_comparison_of_whole_prompts(seed: int) -> None:
     rng = random.Random(seed)
     world = world_of(num_pages=rng.choice([80, 400]), vocab_size=1_000)
@@ -228,6 +242,8 @@ def test_causes_agree_with_a_comparison_of_whole_prompts(seed: int) -> None:
     for _ in range(25):
         prompt = list(rng.choice(heads)[: rng.randrange(1, 60)])
         prompt += [rng.randrange(10, 900) for _ in range(rng.randrange(1, 40))]
+        if sent and rng.random() < 0.4:
+            prompt = edited(rng, rng.choice(sent)[1])
         salt = rng.choice(["", "", "a"])
         id = run(world, prompt, salt=salt)
         one = cause(world, id)
@@ -250,7 +266,32 @@ def test_causes_agree_with_a_comparison_of_whole_prompts(seed: int) -> None:
             assert (one.cause, one.missed_tokens) == (Cause.EVICTED, lost)
         else:
             assert one.cause not in (Cause.EVICTED, Cause.EMPTIED, Cause.COMPUTING)
+        if one.cause in (Cause.CHANGED, Cause.INSERTED, Cause.DROPPED):
+            assert one.same_tokens == shared[True]
+            begin = shared[True]
+            nearest = [
+                tokens[begin:]
+                for name, tokens in sent
+                if name == salt and _same(prompt, tokens) == begin
+            ]
+            changed = (one.changed_tokens, one.replaced_tokens)
+            assert changed in [_fewest(prompt[begin:], theirs) for theirs in nearest]
         sent.append((salt, [*prompt, *world.outputs[id]]))
+
+
+def edited(rng: random.Random, tokens: list[int]) -> list[int]:
+    """The tokens with some of them changed, left out, or with new ones among them."""
+    at = rng.randrange(len(tokens))
+    until = at + rng.randrange(4)
+    new = [rng.randrange(10, 900) for _ in range(rng.randrange(4))]
+    return [*tokens[:at], *new, *tokens[until:], 905]
+
+
+def _fewest(ours: list[int], theirs: list[int]) -> tuple[int, int]:
+    """The fewest tokens of both after which `RUN_LEN` are the same."""
+    pairs = itertools.product(range(len(ours)), range(len(theirs)))
+    found = [(i, j) for i, j in pairs if _same(ours[i:], theirs[j:]) >= RUN_LEN]
+    return min(found, key=lambda pair: (sum(pair), pair[0]), default=(len(ours), len(theirs)))
 
 
 def _same(one: list[int], other: list[int]) -> int:
@@ -268,6 +309,16 @@ def test_common_tokens_are_counted_whole() -> None:
     assert common_len(packed(1, 2, 3), packed(1, 2)) == 2
     assert common_len(packed(1, 2, 3), packed(1, 258, 3)) == 1
     assert common_len(packed(1), b"") == 0
+
+
+def test_a_beginning_in_common_is_counted_in_whole_pieces() -> None:
+    for tail in range(8):
+        one = b"abcd" * 3 + b"x" * tail
+        other = b"abcd" * 3 + b"y" * tail
+        assert shared_len(one, 0, len(one), other, 4) == 12, tail
+        assert shared_len(b"--" + one, 2, 2 + len(one), one, 4) == len(one), "one is the other"
+    assert shared_len(b"xbcd", 0, 4, b"abcd", 4) == 0
+    assert shared_len(b"abcdx", 0, 5, b"abcdy", 4) == 4
 
 
 def test_only_the_newest_requests_of_a_name_are_compared_with_all_others(
@@ -306,3 +357,164 @@ def test_runs_are_looked_for_in_a_bounded_part_of_a_prompt(monkeypatch: pytest.M
     run(world, [*HEAD, *TAIL, *QUESTION])
     found(world, [*HEAD, *QUESTION, *TAIL])
     assert looked_at == [32, 32]
+
+
+def test_a_run_of_sixteen_tokens_is_the_same_again_and_a_shorter_one_is_an_accident() -> None:
+    for length, name in ((RUN_LEN - 1, Cause.NEW_TEXT), (RUN_LEN, Cause.CHANGED)):
+        world = world_of()
+        run(world, [*HEAD, 1, *TAIL[:length]])
+        one = found(world, [*HEAD, 2, *TAIL[:length], 3, *QUESTION])
+        assert one.cause == name, length
+
+
+def test_the_limits_of_a_change_are_those_that_users_read() -> None:
+    page = (DOCS / "guides" / "observability.md").read_text("utf-8")
+    assert f"at least {RUN_LEN} tokens after them are the same again" in page
+    assert f"the change ends within {causes.MAX_SPAN:,} tokens" in page
+    assert f"the last {history.MAX_FINISHED:,} that ended" in page
+    for name in Cause:
+        assert f"`{name}`" in page, name
+        assert name in ADVICE
+
+
+def test_a_change_ends_within_a_bounded_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causes, "MAX_SPAN", 8)
+    for length, is_found in ((8, True), (9, False)):
+        world = world_of()
+        run(world, [*HEAD, *range(400, 400 + length), *TAIL])
+        one = found(world, [*HEAD, *range(500, 500 + length), *TAIL])
+        assert (one.changed_tokens == length) is is_found, length
+        # Beyond it, the text is still known to be there, but not where.
+        assert one.cause == (Cause.CHANGED if is_found else Cause.REORDERED), length
+
+
+def test_of_equal_requests_the_one_that_ended_first_is_named_and_an_open_one_last() -> None:
+    world = world_of()
+    late = world.send([*HEAD, 1, *TAIL], max_new_tokens=30, ignore_eos=True, rid="late")
+    world.step()
+    run(world, [*HEAD, 2, *TAIL], rid="later", max_new_tokens=40)
+    assert late in world.finished
+    run(world, [*HEAD, 3, *TAIL], rid="latest")
+    assert found(world, [*HEAD, 4, *TAIL]).rid == "late"
+
+
+def test_a_request_that_is_still_open_is_named_after_those_that_have_ended() -> None:
+    world = world_of()
+    still = world.send([*HEAD, 1, *TAIL], max_new_tokens=60, ignore_eos=True, rid="open")
+    world.step()
+    world.send([*HEAD, 2, *TAIL], max_new_tokens=3, ignore_eos=True, rid="ended")
+    for _ in range(6):
+        world.step()
+    third = world.send([*HEAD, 3, *TAIL], max_new_tokens=1)
+    for _ in range(3):
+        world.step()
+    assert still not in world.finished
+    assert cause(world, third).rid == "ended"
+
+
+def test_of_requests_that_ended_in_one_step_or_are_all_open_the_first_is_named() -> None:
+    world = world_of()
+    for number, name in enumerate(("first", "second")):
+        world.send([*HEAD, number, *TAIL], max_new_tokens=2, ignore_eos=True, rid=name)
+    world.run_dry()
+    ended = [trace.finished_s for trace in world.scheduler.history.traces()]
+    assert ended[0] == ended[1]
+    assert found(world, [*HEAD, 3, *TAIL]).rid == "first"
+    world = world_of()
+    for number, name in enumerate(("first", "second")):
+        world.send([*HEAD, number, *TAIL], max_new_tokens=60, ignore_eos=True, rid=name)
+        world.step()
+    third = world.send([*HEAD, 3, *TAIL], max_new_tokens=1)
+    world.step()
+    world.step()
+    assert cause(world, third).rid == "first"
+
+
+def test_a_longer_beginning_counts_more_than_an_earlier_end() -> None:
+    world = world_of()
+    run(world, [*HEAD[:20], 1, *TAIL], rid="first")
+    run(world, [*HEAD, 2, *TAIL], rid="second")
+    assert found(world, [*HEAD, 3, *TAIL]).rid == "second"
+
+
+@pytest.mark.parametrize("adapters", [("", "a1"), ("a1", "b2")])
+def test_another_adapter_hides_a_prompt(adapters: tuple[str, str]) -> None:
+    world = world_of()
+    ids = []
+    for adapter in (*adapters, adapters[1]):
+        ids.append(world.send([*HEAD, *TAIL], max_new_tokens=2, ignore_eos=True, adapter=adapter))
+        world.run_dry(check=False)  # the model of this world has no adapters
+    one = cause(world, ids[1])
+    assert (one.cause, one.rid) == (Cause.OTHER_NAMESPACE, "r0")
+    assert cause(world, ids[2]).cause == Cause.FOUND
+
+
+def test_a_change_is_named_for_a_model_with_windows_and_states() -> None:
+    world = World(both())
+    run(world, [*range(10, 110), 5, *range(110, 150)])
+    one = found(world, [*range(10, 110), 6, *range(110, 150)])
+    assert (one.cause, one.same_tokens) in ((Cause.CHANGED, 100), (Cause.NO_RESUME_POINT, 100))
+
+
+# What a client is told of requests of others
+
+
+def seen_by(world: World, id: int, viewer: str | None) -> CacheCause:
+    (one,) = insight.trace_request_flow(
+        world.scheduler, f"r{id}", world.time, number=id, viewer=viewer
+    )
+    assert one.cache_cause is not None
+    return one.cache_cause
+
+
+def test_of_requests_of_others_only_lengths_in_pages_are_told() -> None:
+    world = world_of()
+    run(world, [*HEAD, 1, *TAIL], tenant="ann", rid="secret")
+    id = run(world, [*HEAD, *range(1, 3), *TAIL], tenant="bob")
+    for stranger in ("bob", ""):
+        one = seen_by(world, id, stranger)
+        assert (one.cause, one.rid, one.theirs) == (Cause.INSERTED, "", [])
+        assert "secret" not in one.words
+        assert one.same_tokens % PAGE == 0
+        assert one.same_tokens == 40
+    for viewer in ("ann", None):
+        one = seen_by(world, id, viewer)
+        assert (one.rid, one.same_tokens) == ("secret", 41)
+        assert one.theirs[: len(TAIL)] == TAIL[:24]
+
+
+def test_without_keys_nobody_is_shown_a_prompt() -> None:
+    world = world_of()
+    run(world, [*HEAD, 1, *TAIL])
+    id = run(world, [*HEAD, 2, *TAIL])
+    one = seen_by(world, id, "")
+    assert (one.cause, one.rid, one.theirs) == (Cause.CHANGED, "", [])
+
+
+def test_a_client_is_not_told_that_others_have_a_prompt_in_another_namespace() -> None:
+    world = world_of()
+    run(world, [*HEAD, *TAIL], tenant="ann", salt="hers")
+    id = run(world, [*HEAD, *TAIL], tenant="bob", salt="his")
+    assert seen_by(world, id, "bob").cause == Cause.FIRST_SEEN
+    assert seen_by(world, id, "").cause == Cause.FIRST_SEEN
+    assert seen_by(world, id, None).cause == Cause.OTHER_NAMESPACE
+    own = run(world, [*HEAD, *TAIL], tenant="bob", salt="other")
+    assert seen_by(world, own, "bob").rid == f"r{id}"
+
+
+def test_an_engine_tells_which_request_has_the_beginning_of_a_prompt() -> None:
+    world = world_of()
+    run(world, [*HEAD, *TAIL], tenant="ann", rid="there")
+    prompt = packed([*HEAD, *TAIL[:21], 7, 7])
+
+    def holder(before_s: float, viewer: str | None = None) -> PrefixHolder | None:
+        return find_holder(world.scheduler, "", prompt, before_s, viewer)
+
+    assert holder(world.time) == PrefixHolder(same_tokens=61, usable_tokens=60, rid="there")
+    assert holder(world.time, "bob") == PrefixHolder(same_tokens=60, usable_tokens=60, rid="")
+    assert holder(0.0) is None
+    assert find_holder(world.scheduler, "salt", prompt, world.time, None) is None
+
+
+def packed(ids: Sequence[int]) -> bytes:
+    return b"".join(id.to_bytes(4, "little") for id in ids)

@@ -68,6 +68,9 @@ def test_a_request_alone_computes_its_prompt_and_decodes() -> None:
     }
     (own,) = [one for one in told(world, id).times if one.part == "prefill"]
     assert own.detail == "40 tokens in 3 pieces"
+    gap = told(world, id).longest_gap
+    assert gap is not None
+    assert (gap.step, gap.seconds) == (3, 0.125 + STEP_S + TOKEN_S), "the first step after a token"
 
 
 def test_two_prompts_of_a_step_share_its_time_by_their_tokens() -> None:
@@ -164,9 +167,9 @@ def test_a_block_and_a_pause_are_told() -> None:
     world.tell(UnblockInput(call=4))
     world.run_dry()
     assert parts(world, running)["paused"] == 8.0
-    assert parts(world, blocked)["held"] > 8.0
-    (held,) = [one for one in told(world, blocked).times if one.part == "held"][:1]
-    assert held.detail
+    assert parts(world, blocked)["blocked"] > 8.0
+    (blocked_part,) = [one for one in told(world, blocked).times if one.part == "blocked"][:1]
+    assert blocked_part.detail
 
 
 def test_a_request_that_waits_or_runs_has_the_times_so_far() -> None:

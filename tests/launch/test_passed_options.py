@@ -6,6 +6,7 @@ import http.client
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,8 +29,11 @@ from weft.config.server import ServerConfig
 from weft.grammar.pool import GrammarPool
 from weft.journal.file import JournalReader
 from weft.journal.records import BEGINNING
+from weft.launch import front
 from weft.launch.route import route
 from weft.messages.requests import Abort
+from weft.observe.metrics import Metrics
+from weft.observe.trace import NoTracer
 from weft.relay.app import Relay
 from weft.scheduler.settings import HandoffSettings
 from weft.server import media
@@ -244,3 +248,18 @@ def test_memory_and_time_for_pictures_are_those_of_the_options(
     served.close()
     assert asked == [1_500_000]
     assert times == [3.5]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 2.5])
+def test_the_front_explains_what_is_slower_than_the_option(seconds: float) -> None:
+    config = ServerConfig(log_slow_s=seconds)
+    context: Any = SimpleNamespace(config=config, limits=Limits())
+    engines: Any = SimpleNamespace(send=lambda message: None)
+    parts = front.FrontParts(infill_tokenizer(), None, Metrics())
+    client = front._client(context, parts, engines, NoTracer())
+    slow = client.recorder._slow
+    if seconds:
+        assert slow is not None
+        assert slow._longest_s == seconds
+    else:
+        assert slow is None

@@ -39,6 +39,19 @@ def test_a_second_question_goes_on_from_the_first(server: Server, look: Look) ->
     page.see(".it:nth-of-type(4) .after, .it .after", "cached")
 
 
+def test_an_answer_says_why_its_prompt_was_computed_and_where_its_time_went(
+    server: Server, look: Look
+) -> None:
+    page = look(server.url).live()
+    page.page.fill("#text", "why is this one computed?")
+    page.page.press("#text", "Enter")
+    page.see(".it .why", "prompt tokens computed, because")
+    page.see(".after button", "Story").click()
+    page.see("#story .parts li", "prefill")
+    page.see("#story .parts li", "decode")
+    page.see("#story .facts", "cache:")
+
+
 def test_an_answer_of_reasoning_alone_is_over_when_it_ends(server: Server, look: Look) -> None:
     page = look(server.url).live()
     body = f"data: {json.dumps({'choices': [{'delta': {'reasoning_content': 'hm'}}]})}\n\ndata: [DONE]\n\n"

@@ -481,3 +481,23 @@ def test_workers_with_one_model_take_requests_that_name_none_or_an_unknown_one()
         assert front.ask(model="an-adapter").status_code == 200
         assert sum(front.counts) == 3
         assert {"model": "an-adapter"}.items() <= front.workers[1].bodies[-1].items()
+
+
+def test_a_server_is_told_which_other_one_had_more_of_the_prompt() -> None:
+    servers = [ScriptedServer(), ScriptedServer()]
+    body = {"prompt": "The same words again. " * 40, "max_tokens": 1}
+    with serving(*servers) as workers, staged(worker=workers) as stage:
+        httpx.post(f"{stage.url}/v1/completions", json=body)
+        (first,) = [rank for rank, server in enumerate(servers) if server.bodies]
+        router = stage.relay.targets.router
+        others = [RoutedRequest(bytes([number]) * 4_000) for number in range(1, 5)]
+        for number, other in enumerate(others):  # it has a lot to do
+            router.open(900 + number, other, [first])
+        forged = {"x-weft-elsewhere": "anything"}
+        httpx.post(f"{stage.url}/v1/completions", json=body, headers=forged)
+        head = servers[1 - first].heads[0]
+        assert head["x-weft-elsewhere"].startswith(f"{workers[first].url} had about ")
+        assert head["x-weft-elsewhere"].endswith(" tokens more of its prompt")
+        assert "x-weft-elsewhere" not in servers[first].heads[0]
+        told = httpx.get(f"{stage.url}/metrics").text
+        assert "weft:route_elsewhere_total 1.0" in told

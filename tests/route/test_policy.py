@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from weft.route.index import BLOCK_LEN, SentPrefixes, block_names
-from weft.route.policy import METHODS, OPEN_REQUEST_TOKENS, EngineRouter, RoutedRequest
+from weft.route.policy import (
+    METHODS,
+    OPEN_REQUEST_TOKENS,
+    Elsewhere,
+    EngineRouter,
+    RoutedRequest,
+)
 
 KV_TOKENS = 100_000
 
@@ -207,3 +213,24 @@ def test_only_whole_blocks_have_names() -> None:
     names = block_names(prompt(0, 3 * BLOCK_LEN - 1).tokens)
     assert len(names) == 2
     assert names == block_names(prompt(0, 3 * BLOCK_LEN).tokens)[:2]
+
+
+def test_an_engine_that_had_more_of_a_prompt_is_known_while_the_request_is_open() -> None:
+    router = EngineRouter("cache_aware", 3, KV_TOKENS)
+    router.open(0, prompt(1, 640), [2])
+    assert router.elsewhere(0) is None, "nobody had any of it"
+    router.open(1, prompt(1, 640), [0])
+    assert router.elsewhere(1) == Elsewhere(2, 640)
+    router.open(2, prompt(1, 960), [0])
+    assert router.elsewhere(2) is None, "it has as much as the other"
+    router.open(3, prompt(1, 960), [1, 2])
+    assert router.elsewhere(3) == Elsewhere(0, 960), "the engine with nothing to do has it"
+    router.ended(3)
+    assert router.elsewhere(3) is None
+
+
+def test_a_method_that_reads_no_prompts_knows_no_other_engine() -> None:
+    router = EngineRouter("round_robin", 2, KV_TOKENS)
+    for id in range(4):
+        router.open(id, prompt(1, 640), range(2))
+        assert router.elsewhere(id) is None

@@ -49,7 +49,7 @@ def cause_lines(cause: JsonObject | None) -> Iterator[str]:
         if cause["missed_s"] is not None:
             cost += f", {cause['missed_s']:.2f} s"
         yield f"  cost: {cost}"
-    # Without a text here nothing parts: the whole prompt is there, under another name or no more.
+    # Without a text here nothing parts: all of the prompt is there, under another name or no more.
     ours = cause.get("ours_text", cause["ours"])
     theirs = cause.get("theirs_text", cause["theirs"])
     if cause["missed_tokens"] and ours and theirs:

@@ -47,7 +47,7 @@ class FrontTimes:
             TimePart(
                 part="dispatch",
                 seconds=ended_s - self.started_s - engine_s,
-                detail="the way to the engine and back",
+                detail="the way to the engine, which reads between its steps, and back",
             )
         ]
         if self.sent_s:

@@ -83,13 +83,13 @@ class Nearest(NamedTuple):
     prompt: bytes  # of this request
     tokens: bytes  # of the earlier one
     num_same: int
-    is_shown: bool  # its name and its text may be told
+    is_shown: bool  # its name and its text may be shown
     page_size: int
 
     @property
-    def told_len(self) -> int:
-        """`num_same`, as far as it may be told: whoever learns how many tokens they have guessed of
-        the prompt of another guesses it token by token."""
+    def shown_len(self) -> int:
+        """`num_same`, as far as it may be shown: a client that learns how many tokens it guessed of
+        a prompt of another guesses it token by token."""
         if self.is_shown:
             return self.num_same
         return self.num_same // self.page_size * self.page_size
@@ -115,7 +115,7 @@ def cause_of(
     """Why not more of a request's prompt came from the cache; None if it was not admitted yet.
 
     `viewer`: the tenant who asks; empty: nobody knows who. Requests of others in other namespaces
-    do not exist for them, and of those in the same namespace they are told only lengths. None: an
+    do not exist for them, and of those in the same namespace they see only lengths. None: an
     administrator.
     """
     reuse = trace.reuse
@@ -174,12 +174,12 @@ def _found(
     return CacheCause(
         cause=cause,
         rid=near.trace.rid if near is not None and near.is_shown else "",
-        same_tokens=0 if near is None else near.told_len,
+        same_tokens=0 if near is None else near.shown_len,
         changed_tokens=0 if change is None else change.ours,
         replaced_tokens=0 if change is None else change.theirs,
         missed_tokens=missed,
         missed_s=missed_s,
-        ours=[] if near is None else _ids(near.prompt, near.told_len),
+        ours=[] if near is None else _ids(near.prompt, near.shown_len),
         theirs=_ids(near.tokens, near.num_same) if near is not None and near.is_shown else [],
         words=_words(trace, cause, near, missed, change),
         advice=ADVICE[cause] if missed or cause == Cause.CACHE_OFF else "",
@@ -194,7 +194,7 @@ def _words(
     change: Divergence | None,
 ) -> str:
     name = "" if near is None else near.name
-    num_same = 0 if near is None else near.told_len
+    num_same = 0 if near is None else near.shown_len
     same = f"its first {counted(num_same, 'token')} are those of {name}"
     match cause:
         case Cause.FOUND:
@@ -267,7 +267,7 @@ def find_holder(
     page_size = scheduler.kv.page_size
     usable = _usable(same, page_size, len(prompt) // TOKEN_BYTES - 1)
     rid = same.trace.rid if same.is_shown else ""
-    return PrefixHolder(same_tokens=same.told_len, usable_tokens=usable, rid=rid)
+    return PrefixHolder(same_tokens=same.shown_len, usable_tokens=usable, rid=rid)
 
 
 def _key_of(scheduler: Scheduler, trace: RequestTrace) -> CacheKey | None:

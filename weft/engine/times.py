@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from weft.config.numbers import counted
@@ -26,26 +27,26 @@ from weft.scheduler.history import (
 from weft.scheduler.request import NO_ROW
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.times.gaps import Gap
-from weft.scheduler.times.spent import Part, Phase, Spent
+from weft.scheduler.times.spent import Phase, Spent, SpentOn
 
-# Every part, in the order in which it is told; docs/guides/observability.md explains them.
+# Every part, in the order in which they are listed; docs/guides/observability.md explains them.
 PARTS = {
-    Part.AHEAD: "step_before",
-    Part.OWN: "prefill",
-    Part.SHARED: "prefill_shared",
-    Part.ENCODE: "encoder",
-    Part.OTHERS: "prefill_waits",
-    Part.BETWEEN: "prefill_between",
-    Part.DECODE: "decode",
-    Part.MIXED: "decode_mixed",
-    Part.PROMPTS: "decode_stalled",
-    Part.REST: "decode_between",
-    Part.WAIT_AGAIN: "queue_again",
-    Part.AGAIN: "prefill_again",
+    SpentOn.AHEAD: "step_before",
+    SpentOn.OWN: "prefill",
+    SpentOn.SHARED: "prefill_shared",
+    SpentOn.ENCODE: "encoder",
+    SpentOn.OTHERS: "prefill_waits",
+    SpentOn.BETWEEN: "prefill_between",
+    SpentOn.DECODE: "decode",
+    SpentOn.MIXED: "decode_mixed",
+    SpentOn.PROMPTS: "decode_stalled",
+    SpentOn.REST: "decode_between",
+    SpentOn.WAIT_AGAIN: "queue_again",
+    SpentOn.AGAIN: "prefill_again",
 }
-WAITS = ("grammar", "stored", "handoff", "held", "queue")  # the parts of `Part.WAIT`
+WAITS = ("grammar", "stored", "handoff", "blocked", "queue")  # the parts of `SpentOn.WAIT`
 PAUSE = "paused"  # taken out of the time between steps
-MAX_REASONS = 6  # different reasons for waiting that are told; the others are one part
+MAX_REASONS = 6  # different reasons for waiting that are listed; the others are one part
 CAME = "the step that ran when it came"
 
 # Events that come in pairs or more: from the first to the last of them it waits for the same thing.
@@ -74,8 +75,8 @@ def time_parts(
     details = _details(trace)
     for part, name in PARTS.items():
         seconds = spent.seconds[part]
-        if part in (Part.BETWEEN, Part.REST):
-            paused_s = min(_paused_s(trace, now, before_token=part is Part.BETWEEN), seconds)
+        if part in (SpentOn.BETWEEN, SpentOn.REST):
+            paused_s = min(_paused_s(trace, now, before_token=part is SpentOn.BETWEEN), seconds)
             if paused_s:
                 parts.append(TimePart(part=PAUSE, seconds=paused_s, detail=PAUSED))
             seconds -= paused_s
@@ -88,13 +89,12 @@ def _so_far(scheduler: Scheduler, trace: RequestTrace, now: float) -> Spent:
     """The time of a request, of an open one up to now."""
     spent = trace.spent
     if trace.finished_s == NEVER:
-        seconds = list(spent.seconds)
-        spent = Spent(spent.since_s, spent.phase, spent.was_admitted, spent.totals, seconds)
+        spent = replace(spent, seconds=list(spent.seconds))
         spent.close(max(now, spent.since_s), scheduler.history.clock.at(max(now, spent.since_s)))
     return spent
 
 
-def _details(trace: RequestTrace) -> dict[Part, str]:
+def _details(trace: RequestTrace) -> dict[SpentOn, str]:
     computed = trace.prompt_tokens - trace.cached_tokens
     num_pieces = 0
     for event in trace.events:
@@ -105,13 +105,13 @@ def _details(trace: RequestTrace) -> dict[Part, str]:
         own += f" in {num_pieces:,} pieces"
     again = trace.retractions
     return {
-        Part.OWN: own,
-        Part.SHARED: "tokens of others in the same steps",
-        Part.OTHERS: "steps without a piece of its prompt",
-        Part.MIXED: "steps that computed prompts of others, too",
-        Part.PROMPTS: "steps for prompts of others alone",
-        Part.WAIT_AGAIN: f"it was taken back {counted(again.num, 'time')}",
-        Part.AGAIN: f"{counted(again.recomputed_tokens, 'token')} that it had lost",
+        SpentOn.OWN: own,
+        SpentOn.SHARED: "tokens of others in the same steps",
+        SpentOn.OTHERS: "steps without a piece of its prompt",
+        SpentOn.MIXED: "steps that computed prompts of others, too",
+        SpentOn.PROMPTS: "steps for prompts of others alone",
+        SpentOn.WAIT_AGAIN: f"it was taken back {counted(again.num, 'time')}",
+        SpentOn.AGAIN: f"{counted(again.recomputed_tokens, 'token')} that it had lost",
     }
 
 
@@ -123,7 +123,7 @@ def _waiting(
 ) -> Iterator[TimePart]:
     """The time before the first admission, by what it waited for."""
     begin_s = trace.arrived_s
-    end_s = begin_s + spent.seconds[Part.WAIT]
+    end_s = begin_s + spent.seconds[SpentOn.WAIT]
     totals: dict[tuple[str, str], float] = defaultdict(float)
     at_s = begin_s
     for span in [*_own_spans(trace, begin_s, end_s), WaitSpan(end_s, end_s, "", "")]:
@@ -148,7 +148,7 @@ def _waiting(
 def _own_spans(trace: RequestTrace, begin_s: float, end_s: float) -> list[WaitSpan]:
     """The spans in which the request waited for something of its own: in order, without overlap.
 
-    Of two that overlap, the earlier one counts, and of the later one what is behind it.
+    Of two that overlap, the earlier one counts, and of the later one what comes after it.
     """
     spans: list[WaitSpan] = []
     events = [event for event in trace.events if event.time_s <= end_s]
@@ -161,7 +161,7 @@ def _own_spans(trace: RequestTrace, begin_s: float, end_s: float) -> list[WaitSp
     for event, after in zip(events, [*events[1:], None], strict=True):
         if event.kind is EventKind.WAITING_REASON:
             until_s = end_s if after is None else after.time_s
-            spans.append(WaitSpan(event.time_s, until_s, "held", event.detail))
+            spans.append(WaitSpan(event.time_s, until_s, "blocked", event.detail))
     spans.sort()
     found: list[WaitSpan] = []
     at_s = begin_s

@@ -250,7 +250,7 @@ class ExplainRequest(ControlRequest[ExplainRequestReply]):
     rid: str
     with_prompt: bool = False  # for questions to other engines: `FindPrefix`
     number: int = -1  # only of the one with this number, unless it is below 0
-    # The tenant who asks: of requests of others it is told only lengths; empty: of all requests.
+    # The tenant who asks: of requests of others it gets only lengths; empty: of all requests.
     # None: an administrator.
     viewer: str | None = None
 
@@ -260,7 +260,7 @@ class PrefixHolder(msgspec.Struct, frozen=True, kw_only=True):
 
     same_tokens: int
     usable_tokens: int  # of these, what the cache could give to a request for the prompt
-    rid: str  # empty: it is not told
+    rid: str  # empty: it is not shown
     dp_rank: int = 0  # rank of the engine; the front sets it
 
 

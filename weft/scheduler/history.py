@@ -26,7 +26,7 @@ from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
 from weft.scheduler.times.gaps import MAX_NAMED, NO_GAP, StepNote, TokenGaps
-from weft.scheduler.times.spent import Phase, Spent, StepClock
+from weft.scheduler.times.spent import Phase, Spent, SpentOn, StepClock
 
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # finished requests that are remembered
@@ -321,7 +321,7 @@ class RequestTrace:
         self.first_token_s = NEVER
         self.finished_s = NEVER
         self.retractions = Retractions()
-        self.spent = Spent(now)
+        self.spent = Spent(now, [0.0] * len(SpentOn))
         self.gap = NO_GAP  # the longest one before it left its last row
         self.num_events_dropped = 0  # from the middle of `events`
         self.num_waits_dropped = 0  # from the middle of `waits`
@@ -451,23 +451,30 @@ class RequestHistory:
         device began it at `began_s`, and its encoder took `encoder_s` of the time."""
         prefills = batch.prefills
         num_prompts = len(prefills)
+        num_tokens = 0
+        lens: list[int] = []
+        if num_prompts:  # without prompts nobody shares the step
+            num_tokens = int(batch.lens.sum())
+            lens = batch.lens[:num_prompts].tolist()
         step = self.clock.add(
             began_s,
             now,
             encoder_s,
-            int(batch.lens.sum()),
+            num_tokens,
             has_prompts=num_prompts > 0,
             has_decode=len(batch.rows) > num_prompts,
         )
-        lens = batch.lens[:num_prompts].tolist()
+        ids: list[int] = []  # of the first ones
         for request, num_own in zip(prefills, lens, strict=True):
             row = request.row
+            if len(ids) < MAX_NAMED:
+                ids.append(request.id)
             if row == NO_ROW:
                 continue  # it has ended in the meantime
             trace = self._open[request.id]
-            is_whole = bool(columns.known_len[row] > request.fill_len)
-            trace.spent.computed(step, num_own, is_whole=is_whole)
-            if not is_whole:
+            is_last = bool(columns.known_len[row] > request.fill_len)
+            trace.spent.computed(step, num_own, is_last=is_last)
+            if not is_last:
                 continue
             self.gaps.enter(row, trace.gap, now)
             if trace.first_token_s == NEVER:
@@ -482,7 +489,7 @@ class RequestHistory:
             now,
             sum(lens),
             len(batch.rows) - num_prompts,
-            tuple([request.id for request in prefills[:MAX_NAMED]]),
+            tuple(ids),
             num_prompts,
         )
         self.gaps.add(note, at)

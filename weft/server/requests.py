@@ -24,7 +24,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.request_context import rename
 from weft.server.auth import owner_of
-from weft.server.chat.causes import ask_causes, cause_reader
+from weft.server.causes import ask_causes, cause_reader
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
 from weft.server.fields.engine import want_engine_of
@@ -300,6 +300,9 @@ def make_requests(
             extra_key=body.extra_key,
         ),
     )
+    tells_cause_to = None
+    if body.return_cache_cause:
+        tells_cause_to = cause_reader(request, common.tenant)
     found: list[GenerateRequest] = []
     for prompt_ids in ids:
         own_sampling = sampling
@@ -318,7 +321,7 @@ def make_requests(
             adapter=adapter,
             session=session,
             tells_cache=bool(body.return_cached_tokens_details),
-            tells_cause_to=cause_reader(request, body, common.tenant),
+            tells_cause_to=tells_cause_to,
         )
         found.append(one)
     if body.bootstrap_room is not None or body.kv_transfer_params:

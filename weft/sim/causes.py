@@ -2,7 +2,7 @@
 other settings would have saved.
 
 The causes are those of `weft ctl why`. Each is looked for when its request has ended, so they are
-those that the engine itself would have told.
+those that the engine itself would give.
 """
 
 from __future__ import annotations

@@ -79,11 +79,11 @@ class TokenGaps:
         self._seconds[rows] = seconds[is_longer]
         self._until_s[rows] = step.ended_s
         since_s = step.ended_s - float(seconds[is_longer].max())
-        inside = [one for one in self._steps if one.ended_s > since_s]
-        longest = max(inside, key=_duration)
+        longest = step
+        for one in reversed(self._steps):
+            if one.ended_s <= since_s:
+                break
+            if one.ended_s - one.began_s > longest.ended_s - longest.began_s:
+                longest = one
         for row in rows.tolist():  # one by one: numpy would spread the tuple over the rows
             self._longest[row] = longest
-
-
-def _duration(step: StepNote) -> float:
-    return step.ended_s - step.began_s

@@ -11,12 +11,12 @@ difference of two readings. It knows neither requests nor batches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 
-class Part(IntEnum):
+class SpentOn(IntEnum):
     """What the time of a request was spent on; the index of its seconds in `Spent.seconds`."""
 
     WAIT = 0  # in the queue, until it was first admitted
@@ -73,10 +73,10 @@ class StepClock:
         has_decode: bool,
     ) -> StepSpan:
         """A step has ended. Steps end in order, and none begins before the last one has ended."""
-        before = self.totals
+        decode_s, mixed_s, prompts_s, encode_s, rest_s = self.totals
         if self.known_s is not None:
-            before = before._replace(rest_s=before.rest_s + began_s - self.known_s)
-        decode_s, mixed_s, prompts_s, encode_s, rest_s = before
+            rest_s += began_s - self.known_s
+        before = StepTotals(decode_s, mixed_s, prompts_s, encode_s, rest_s)
         busy_s = ended_s - began_s - encoder_s
         if not has_prompts:
             decode_s += busy_s
@@ -90,9 +90,10 @@ class StepClock:
 
     def at(self, now: float) -> StepTotals:
         """The totals at a moment after the last result, if no step has begun since."""
-        if self.known_s is None:
+        if self.known_s is None or now == self.known_s:
             return self.totals
-        return self.totals._replace(rest_s=self.totals.rest_s + now - self.known_s)
+        decode_s, mixed_s, prompts_s, encode_s, rest_s = self.totals
+        return StepTotals(decode_s, mixed_s, prompts_s, encode_s, rest_s + now - self.known_s)
 
 
 class Phase(IntEnum):
@@ -107,63 +108,63 @@ class Spent:
     """The time of one request so far. All before `since_s` is in `seconds`."""
 
     since_s: float
+    seconds: list[float]  # by `SpentOn`
     phase: Phase = Phase.WAITS
     was_admitted: bool = False
     # The totals at `since_s`, while its tokens are computed; None: its first piece has not begun.
     totals: StepTotals | None = None
-    seconds: list[float] = field(default_factory=lambda: [0.0] * len(Part))  # by `Part`
 
     def admitted(self, now: float, *, has_tokens: bool) -> None:
         """It has got a row. `has_tokens`: it had its first token before."""
-        self.seconds[Part.WAIT_AGAIN if self.was_admitted else Part.WAIT] += now - self.since_s
+        self.seconds[SpentOn.WAIT_AGAIN if self.was_admitted else SpentOn.WAIT] += (
+            now - self.since_s
+        )
         self.since_s = now
         self.phase = Phase.AGAIN if has_tokens else Phase.PROMPT
         self.was_admitted = True
         self.totals = None
 
-    def computed(self, step: StepSpan, num_own: int, *, is_whole: bool) -> None:
-        """A step has computed `num_own` of its tokens; `is_whole`: with them, all that it had to
+    def computed(self, step: StepSpan, num_own: int, *, is_last: bool) -> None:
+        """A step has computed `num_own` of its tokens; `is_last`: with them, all that it had to
         compute before it decodes."""
         if self.phase is Phase.AGAIN:
-            if is_whole:
-                self.seconds[Part.AGAIN] += step.ended_s - self.since_s
-                self._begin(step, Phase.DECODES)
-            return
-        self.close(step.began_s, step.before)
-        busy_s = step.ended_s - step.began_s - step.encoder_s
-        own_s = busy_s * num_own / step.num_tokens
-        self.seconds[Part.OWN] += own_s
-        self.seconds[Part.SHARED] += busy_s - own_s
-        self.seconds[Part.ENCODE] += step.encoder_s
-        self._begin(step, Phase.DECODES if is_whole else Phase.PROMPT)
-
-    def _begin(self, step: StepSpan, phase: Phase) -> None:
+            if not is_last:
+                return
+            self.seconds[SpentOn.AGAIN] += step.ended_s - self.since_s
+        else:
+            self.close(step.began_s, step.before)
+            busy_s = step.ended_s - step.began_s - step.encoder_s
+            own_s = busy_s * num_own / step.num_tokens
+            self.seconds[SpentOn.OWN] += own_s
+            self.seconds[SpentOn.SHARED] += busy_s - own_s
+            self.seconds[SpentOn.ENCODE] += step.encoder_s
         self.since_s = step.ended_s
         self.totals = step.after
-        self.phase = phase
+        if is_last:
+            self.phase = Phase.DECODES
 
     def close(self, now: float, totals: StepTotals) -> None:
         """Add the time up to `now`, when the clock has these totals."""
         seconds = self.seconds
         before = self.totals
         if self.phase is Phase.WAITS:
-            seconds[Part.WAIT_AGAIN if self.was_admitted else Part.WAIT] += now - self.since_s
+            seconds[SpentOn.WAIT_AGAIN if self.was_admitted else SpentOn.WAIT] += now - self.since_s
         elif self.phase is Phase.AGAIN:
-            seconds[Part.AGAIN] += now - self.since_s
+            seconds[SpentOn.AGAIN] += now - self.since_s
         elif before is None:
-            seconds[Part.AHEAD] += now - self.since_s
+            seconds[SpentOn.AHEAD] += now - self.since_s
         elif self.phase is Phase.PROMPT:
-            seconds[Part.BETWEEN] += totals.rest_s - before.rest_s
-            seconds[Part.OTHERS] += totals.decode_s - before.decode_s
-            seconds[Part.OTHERS] += totals.mixed_s - before.mixed_s
-            seconds[Part.OTHERS] += totals.prompts_s - before.prompts_s
-            seconds[Part.OTHERS] += totals.encode_s - before.encode_s
+            seconds[SpentOn.BETWEEN] += totals.rest_s - before.rest_s
+            seconds[SpentOn.OTHERS] += totals.decode_s - before.decode_s
+            seconds[SpentOn.OTHERS] += totals.mixed_s - before.mixed_s
+            seconds[SpentOn.OTHERS] += totals.prompts_s - before.prompts_s
+            seconds[SpentOn.OTHERS] += totals.encode_s - before.encode_s
         else:
-            seconds[Part.DECODE] += totals.decode_s - before.decode_s
-            seconds[Part.MIXED] += totals.mixed_s - before.mixed_s
+            seconds[SpentOn.DECODE] += totals.decode_s - before.decode_s
+            seconds[SpentOn.MIXED] += totals.mixed_s - before.mixed_s
             prompts_s = totals.prompts_s - before.prompts_s
-            seconds[Part.PROMPTS] += prompts_s + totals.encode_s - before.encode_s
-            seconds[Part.REST] += totals.rest_s - before.rest_s
+            seconds[SpentOn.PROMPTS] += prompts_s + totals.encode_s - before.encode_s
+            seconds[SpentOn.REST] += totals.rest_s - before.rest_s
         self.since_s = now
         self.totals = totals
 

@@ -37,7 +37,7 @@ from weft.messages.control import (
 from weft.observe import garbage
 from weft.observe.log import EventLog
 from weft.server.body import json_response, read_body, read_json
-from weft.server.chat.causes import cause_fields
+from weft.server.causes import cause_fields
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number

@@ -12,8 +12,8 @@ from weft.client.generation import Completion, Delta
 from weft.json_types import JsonObject
 from weft.messages.replies import Finish
 from weft.server.anthropic.models import AnthropicUsage, CacheCreation, MessageAnswer
+from weft.server.causes import cause_of_prompts
 from weft.server.chat.answers import AnswerHeader, cached_details, pinned_by_ttl
-from weft.server.chat.causes import cause_of_prompts
 from weft.server.chat.conversation import Conversation
 from weft.server.chat.sealed import sealed
 from weft.server.chat.tools import call_id

@@ -21,7 +21,7 @@ from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
 from weft.messages.replies import CacheUsePiece, Finish, TokenLogprobs
 from weft.server.body import json_bytes
-from weft.server.chat.causes import cause_of_prompts
+from weft.server.causes import cause_of_prompts
 from weft.server.chat.models import (
     CachedTokensDetails,
     ChatLogprobs,

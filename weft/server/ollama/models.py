@@ -48,6 +48,7 @@ class OllamaRequest(TaggedModel, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     mm_processor_kwargs: JsonObject | None = None  # sizes of images (vLLM)
+    return_cache_cause: bool | None = None  # why not more of the prompt was cached
 
 
 class OllamaFunctionCall(msgspec.Struct, kw_only=True):

@@ -12,6 +12,7 @@ import msgspec
 from weft.client.generation import Delta
 from weft.json_types import JsonObject
 from weft.messages.replies import Finish
+from weft.server.causes import cause_of_prompts
 from weft.server.chat.answers import chat_logprobs
 from weft.server.chat.conversation import Conversation
 from weft.server.context import ServerContext
@@ -123,6 +124,10 @@ class OllamaReply:
         prompt_s = 0.0
         if first_at:
             prompt_s = max(first_at - self._began - end.queue_s, 0.0)
+        completions = self._conversation.generation.completions
+        cause: JsonObject = {}
+        if self._conversation.request.tells_cause_to is not None:
+            cause["cache_cause"] = cause_of_prompts(completions)
         return {
             "done": True,
             "done_reason": "stop" if end.reason == "abort" else end.reason,
@@ -132,6 +137,7 @@ class OllamaReply:
             "prompt_eval_duration": int(prompt_s * 1e9),
             "eval_count": end.completion_tokens,
             "eval_duration": int(max(total_s - prompt_s - end.queue_s, 0.0) * 1e9),
+            **cause,
         }
 
 

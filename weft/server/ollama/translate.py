@@ -88,6 +88,7 @@ def _sampled(request: ChatRequest, body: OllamaRequest) -> ChatRequest:
     request.logprobs = body.logprobs
     request.top_logprobs = body.top_logprobs
     request.mm_processor_kwargs = body.mm_processor_kwargs
+    request.return_cache_cause = body.return_cache_cause
     if body.options is not None:
         copy_sampling(body.options, request)
         max_tokens = body.options.num_predict

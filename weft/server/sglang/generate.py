@@ -21,7 +21,7 @@ from weft.json_types import JsonObject
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.server.body import read_json
-from weft.server.chat.causes import cause_reader
+from weft.server.causes import cause_reader
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.fields.engine import want_engine_of
@@ -300,6 +300,9 @@ async def _requests(
         rid=rids[0],
         sharing=sharing_of(context, request, salt=body.cache_salt, extra_key=body.extra_key),
     )
+    tells_cause_to = None
+    if body.return_cache_cause:
+        tells_cause_to = cause_reader(request, common.tenant)
     found = []
     for index, own in enumerate(asked):
         params = own.params
@@ -318,7 +321,7 @@ async def _requests(
             vectors=vectors[index],
             media=media.placed(index, ids[index]) if media.loaded else (),
             tells_cache=bool(body.return_cached_tokens_details),
-            tells_cause_to=cause_reader(request, body, common.tenant),
+            tells_cause_to=tells_cause_to,
         )
         found.append(one)
     if body.bootstrap_room is not None or body.kv_transfer_params:

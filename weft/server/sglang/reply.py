@@ -15,8 +15,8 @@ from weft.client.aux_outputs import hidden_states
 from weft.client.generation import Completion, Delta
 from weft.json_types import JsonObject
 from weft.server.body import json_bytes, written
+from weft.server.causes import cause_of_prompts
 from weft.server.chat.answers import event, meta_cached_details, meta_info
-from weft.server.chat.causes import cause_of_prompts
 from weft.server.sglang.logprobs import JsonList, NativeLogprobs
 
 FREE_LEN = 32_768  # bytes of an answer that every event of a stream may repeat

@@ -2,13 +2,12 @@
 (`return_cache_cause`).
 
 The engine is asked when the request has ended, so requests that do not ask pay nothing. Of a
-request of another tenant only lengths are told.
+request of another tenant only lengths are shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -25,15 +24,9 @@ from weft.server.context import ServerContext
 MAX_PROMPTS = 64  # of one request, about which the engine is asked
 
 
-class AsksForCause(Protocol):
-    return_cache_cause: bool | None
-
-
-def cause_reader(request: Request, body: AsksForCause, tenant: str) -> str | None:
+def cause_reader(request: Request, tenant: str) -> str:
     """The tenant whose requests a client may read about; empty if clients have no keys, because
-    then nobody knows whose requests are whose. None: it does not ask."""
-    if not body.return_cache_cause:
-        return None
+    then nobody knows whose requests are whose."""
     return tenant if owner_of(request) else ""
 
 
