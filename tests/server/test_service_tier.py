@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 
 from tests.server.fake import running
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/chat/completions": {**CHAT, "max_tokens": 1},
     "/v1/messages": {**CHAT, "model": "tiny/byte-model", "max_tokens": 1},
