@@ -1,5 +1,5 @@
-"""Models are pulled from a server that speaks the hub's protocol: whole and checked, whatever is cut
-off, refused or wrong on the way."""
+"""Models are pulled from a server that speaks the hub's protocol: whole and checked, whatever is
+cut off, refused or wrong on the way."""
 
 from __future__ import annotations
 
