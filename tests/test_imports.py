@@ -45,6 +45,7 @@ ALLOWED = {
     "route": set(),
     "residency": set(),
     "state": {"observe"},
+    "store": {"weights", "config", "observe"},
     "relay": {"route", "server", "config", "observe"},
     "text": {"messages", "config", "observe"},
     "client": {"route", "text", "messages", "config", "observe"},
@@ -108,6 +109,7 @@ WITHOUT_TORCH = (
         "engine",
         "journal",
         "state",
+        "store",
     ),
     *("text", "client", "server", "assemble", "launch", "cli", "sim", "bench"),
 )

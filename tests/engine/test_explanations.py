@@ -37,7 +37,7 @@ from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.prefill import PrefillScheduler, lacking
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
-from weft.scheduler.waiting_line import WaitingLine
+from weft.scheduler.waiting.line import WaitingLine
 
 MOST_NEW = 4_096  # tokens that a request is expected to generate at most
 
@@ -65,7 +65,7 @@ def unlocked_tokens(scheduler: Scheduler, request: Request | None = None) -> int
             locked.add((id(node), len(node.key)))
             node = node.parent
     num_locked = sum(len_bytes // 4 for _, len_bytes in locked) // kv.page_size
-    return kv.capacity - (num_own + num_locked) * kv.page_size
+    return kv.room.capacity - (num_own + num_locked) * kv.page_size
 
 
 def expected_of_running(scheduler: Scheduler, ratio: float) -> float:
@@ -127,7 +127,8 @@ class Witness:
             new = min(one.max_len - one.fill_len, MOST_NEW) if with_output else 0
             return num_pages_for(num_tokens, page_size) * page_size + page_size + new
 
-        retractions = scheduler.waiting_queue.online.retractions_of_first(scheduler._now)
+        first = next(scheduler.waiting_queue.online.order(scheduler.now), None)
+        retractions = 0 if first is None else first.retractions
         ratio = scheduler.prefills.new_token_ratio.current
         if retractions:
             ratio = min(1.0, max(ratio, 1 / 16) * 2.0**retractions)

@@ -12,7 +12,8 @@ import pytest
 import weft
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.protocol import Compiled, Compiler, Key
-from weft.server.chat.tools import ToolUse, generic_tag, tool_use
+from weft.server.chat.call_tags import generic_tag
+from weft.server.chat.tools import ToolUse, tool_use
 from weft.text.parsers.formats import TOOL_FORMATS
 from weft.text.tokenizer import Tokenizer
 
@@ -164,6 +165,19 @@ GENERIC_CASES: list[tuple[Any, bool, bool, list[str], list[str]]] = [
     ("none", True, True, ["<answer>Hi", f"<answer>Like {NO_CALLS[0]}"], ["", F, "Hi"]),
 ]
 FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"type": "any_text", "excludes": ["no", "##"]}, ["", "n o\n#"], ["a no", "n##"]),
+    (
+        {
+            "type": "sequence",
+            "elements": [
+                {"type": "any_text", "excludes": ["no"]},
+                {"type": "const_string", "value": "!"},
+            ],
+        },
+        ["!", "n o!"],
+        ["no!", "yes"],
+    ),
+    ({**TRIGGERED, "excludes": ["no"]}, ["Hi", "<f>3</f> Hi"], ["no", "<f>3</f> no"]),
     (
         {
             "type": "sequence",

@@ -1,68 +1,25 @@
-"""Grammars of custom tools inside calls: whatever a weak model writes, the tool's text is in its
-grammar."""
+"""Grammars of custom tools: the same texts in JSON as by themselves, and what is refused."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import weft
 from tests.grammar.formats import accepts
+from tests.grammar.weak_model import EOS, PATCH, PATCH_TOOL, SHELL
 from weft.grammar.in_json import lark_in_json, regex_in_json
 from weft.grammar.llg import LlgCompiler
-from weft.grammar.protocol import Compiled, InvalidGrammar, Key
-from weft.server.chat.custom_tools import input_of
-from weft.server.chat.tools import call_grammar, tool_use, unenforced
-from weft.text.parsers.events import CallArguments, CallBegin
-from weft.text.parsers.formats import FORCED, TOOL_FORMATS, ToolFormat
-from weft.text.parsers.output import ParsedOutput
+from weft.grammar.protocol import InvalidGrammar, Key
+from weft.server.chat.call_tags import call_grammar, unenforced
+from weft.server.chat.tools import tool_use
+from weft.text.parsers.formats import TOOL_FORMATS
 from weft.text.tokenizer import Tokenizer
 
 FOLDER = Path(weft.__file__).parent / "bundled" / "weft-nano"
-EOS = 0
-NUM_TEXTS = 200
-MAX_TOKENS = 600
-# Files are added, removed, moved and changed by lines with a sign in front, as coding agents'
-# patches are.
-PATCH = """
-start: head change+ tail
-head: "*** Begin Patch" LF
-tail: "*** End Patch" LF?
-
-change: added | removed | updated
-added: "*** Add File: " path LF new_line+
-removed: "*** Delete File: " path LF
-updated: "*** Update File: " path LF moved? lines?
-path: /(.+)/
-new_line: "+" /(.*)/ LF -> line
-moved: "*** Move to: " path LF
-lines: (place | line)+ last?
-place: ("@@" | "@@ " /(.+)/) LF
-line: ("+" | "-" | " ") /(.*)/ LF
-last: "*** End of File" LF
-
-%import common.LF
-"""
-PATCH_TOOL = {
-    "type": "custom",
-    "custom": {
-        "name": "apply_patch",
-        "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": PATCH}},
-    },
-}
-SHELL = {
-    "type": "function",
-    "function": {
-        "name": "shell",
-        "parameters": {"type": "object", "properties": {"cmd": {"type": "string"}}},
-    },
-}
-FORCED_PATCH = {"type": "custom", "custom": {"name": "apply_patch"}}
 
 
 @pytest.fixture(scope="module")
@@ -73,118 +30,6 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def compiler(tokenizer: Tokenizer) -> LlgCompiler:
     return LlgCompiler(FOLDER / "tokenizer.json", tokenizer.vocab_size, [EOS])
-
-
-def is_patch(text: str) -> bool:
-    """Whether a text is a patch, read line by line without the grammar."""
-    lines = text.removesuffix("\n").split("\n")
-    if lines[0] != "*** Begin Patch" or lines[-1] != "*** End Patch" or len(lines) < 3:
-        return False
-    kind = ""
-    for number, line in enumerate(lines[1:-1], start=1):
-        head = re.fullmatch(r"\*\*\* (Add|Delete|Update) File: .+", line)
-        if head:
-            kind = head[1]
-            if kind == "Add" and not lines[number + 1].startswith("+"):
-                return False
-        elif kind == "Add":
-            if not line.startswith("+"):
-                return False
-        elif kind != "Update" or not re.fullmatch(
-            r"\*\*\* Move to: .+|@@|@@ .+|[-+ ].*|\*\*\* End of File", line
-        ):
-            return False
-    return bool(kind)
-
-
-class WeakModel:
-    """Writes random tokens that are allowed, and likes those that end lines and texts."""
-
-    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._weights = np.ones(tokenizer.vocab_size)
-        [self._line_feed] = tokenizer.encode("n", add_special_tokens=False)  # behind a backslash
-        for token in range(tokenizer.vocab_size):
-            text = tokenizer.token_text(token)
-            if text in ("\\", "\n", '"'):
-                self._weights[token] = 1_000.0
-            elif text in ("</", "**", " E", "}"):
-                self._weights[token] = 100.0
-
-    def write(
-        self, compiler: LlgCompiler, tokenizer: Tokenizer, grammar: Compiled, begin: str
-    ) -> str | None:
-        """A text that begins with `begin`; None if it has not ended in time."""
-        matcher, mask = grammar.matcher.fork(), grammar.mask[None].copy()
-        ids = tokenizer.encode(begin, add_special_tokens=False)
-        for token in ids:
-            assert mask[0, token // 32] >> (token % 32) & 1, "the grammar refuses the beginning"
-            matcher.consume(token)
-            compiler.fill([matcher], mask)
-        for _ in range(MAX_TOKENS):
-            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-            if EOS in allowed:
-                return tokenizer.decode(ids)
-            weights = self._weights[allowed]
-            token = int(self._rng.choice(allowed, p=weights / weights.sum()))
-            if ids and tokenizer.token_text(ids[-1]) == "\\" and self._line_feed in allowed:
-                token = self._line_feed
-            matcher.consume(token)
-            assert not matcher.error
-            ids.append(token)
-            if matcher.is_complete:
-                return tokenizer.decode(ids)
-            compiler.fill([matcher], mask)
-        return None
-
-
-def compiled(compiler: LlgCompiler, tools: list[Any], choice: Any, format: ToolFormat) -> Compiled:
-    use = tool_use(tools, choice, parallel=False)
-    grammar = call_grammar(use, format, has_mark=False)
-    assert grammar is not None
-    return compiler.compile(Key(grammar.kind, grammar.text))
-
-
-def inputs(text: str, format: ToolFormat) -> list[str]:
-    """The texts of the calls of apply_patch in an answer."""
-    parser = ParsedOutput(None, format.parser({"apply_patch", "shell"}, eager=False))
-    calls: list[list[str]] = []
-    for event in parser.push(text, is_last=True):
-        if isinstance(event, CallBegin):
-            assert event.name == "apply_patch"
-            calls.append([])
-        elif isinstance(event, CallArguments):
-            calls[-1].append(event.text)
-    return [input_of("".join(call)) for call in calls]
-
-
-BEGINNINGS = {
-    "hermes": '<tool_call>\n{"name": "apply_patch", "arguments":',
-    "qwen3_coder": "I change it.\n<tool_call>\n<function=apply_patch>\n",
-    "glm45": "<tool_call>apply_patch\n",
-    "minimax_m2": '<minimax:tool_call>\n<invoke name="apply_patch">\n',
-    "generic": '<tool_call>\n{"name": "apply_patch",',
-    "forced": "",
-}
-
-
-@pytest.mark.parametrize("name", BEGINNINGS)
-def test_every_patch_of_a_weak_model_is_a_patch(
-    compiler: LlgCompiler, tokenizer: Tokenizer, name: str
-) -> None:
-    format = FORCED if name == "forced" else TOOL_FORMATS[name]
-    choice = FORCED_PATCH if name == "forced" else None
-    grammar = compiled(compiler, [SHELL, PATCH_TOOL], choice, format)
-    num_found = 0
-    num_texts = NUM_TEXTS if name == "hermes" else NUM_TEXTS // 5
-    for seed in range(num_texts):
-        text = WeakModel(tokenizer, seed).write(compiler, tokenizer, grammar, BEGINNINGS[name])
-        if text is None:
-            continue
-        for patch in inputs(text, format):
-            assert is_patch(patch), patch
-            num_found += 1
-    assert num_found >= 0.9 * num_texts
 
 
 SUM = """
@@ -287,15 +132,12 @@ def test_of_several_grammars_the_wrong_one_is_shown_without_the_rules_around_it(
     assert "right" not in message
 
 
-def test_a_format_of_calls_without_fixed_texts_is_warned_of() -> None:
+def test_only_another_constraint_leaves_a_grammar_out_with_a_warning() -> None:
     use = tool_use([SHELL, PATCH_TOOL], None, parallel=True)
-    [warning] = unenforced(
-        use, TOOL_FORMATS["mistral"], call_grammar(use, TOOL_FORMATS["mistral"], has_mark=False)
-    )
-    assert "not enforced" in warning
-    assert "apply_patch" in warning
-    hermes = TOOL_FORMATS["hermes"]
-    assert unenforced(use, hermes, call_grammar(use, hermes, has_mark=False)) == ()
+    [warning] = unenforced(use, is_enforced=False)
+    assert "not enforced, as another constraint is set: apply_patch" in warning
+    assert unenforced(use, is_enforced=True) == ()
+    assert unenforced(tool_use([SHELL], None, parallel=True), is_enforced=False) == ()
 
 
 def test_a_grammar_of_a_tool_that_may_not_be_called_constrains_nothing() -> None:

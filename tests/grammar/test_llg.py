@@ -38,7 +38,8 @@ from weft.grammar.backends import missing
 from weft.grammar.llg import LlgCompiler
 from weft.grammar.protocol import InvalidGrammar, Key
 from weft.grammar.tags import as_format
-from weft.server.chat.tools import ToolUse, generic_tag, strict_tag
+from weft.server.chat.call_tags import free_tag, generic_tag
+from weft.server.chat.tools import ToolUse
 from weft.text.parsers.formats import TOOL_FORMATS
 from weft.text.tokenizer import Tokenizer
 
@@ -181,10 +182,14 @@ def test_calls_of_strict_tools_fit_their_schemas_and_text_stays_free(
     compiler: LlgCompiler, tokenizer: Tokenizer
 ) -> None:
     hermes = TOOL_FORMATS["hermes"]
-    assert hermes.around is not None
+    assert hermes.forms is not None
     city = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
-    use = ToolUse(arguments={"weather": city, "news": {"type": "object"}})
-    tag = strict_tag(use, hermes.mark, hermes.around)
+    use = ToolUse(
+        names=frozenset(("weather", "news")),
+        strict=frozenset(("weather",)),
+        schemas={"weather": city, "news": {"type": "object", "properties": {}}},
+    )
+    tag = free_tag(use, hermes.forms)
 
     def call(name: str, arguments: str) -> str:
         return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'

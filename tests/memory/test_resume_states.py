@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
+from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import NOBODY
-from weft.memory.pins import Pins
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.radix import Node, RadixCache
 from weft.memory.states.group import NO_SLOT, StateGroup, WantedCopy

@@ -381,7 +381,7 @@ def count_cuts(world: TimedWorld) -> None:
     world.last_step = batch.plan.step
     room = min(settings.chunk_len, settings.max_prefill_tokens) - batch.plan.num_tokens
     is_cut = any(not request.completes for request in batch.prefills)
-    pages_left = world.scheduler.kv.available // settings.page_size
+    pages_left = world.scheduler.kv.room.available // settings.page_size
     world.num_cut_by_time += is_cut and room >= 2 * settings.page_size and pages_left > 2
 
 

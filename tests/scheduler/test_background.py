@@ -168,7 +168,7 @@ def test_it_does_not_take_what_an_online_request_waits_for() -> None:
 
 def test_an_online_request_that_is_not_ready_stops_no_background_request() -> None:
     patience = Patience()
-    world = World(settings(), features=[patience])
+    world = World(settings(), features=(patience,))
     background = world.send(line(4), max_new_tokens=2, ignore_eos=True, background=True)
     waits = world.send(line(4, 1), max_new_tokens=2, ignore_eos=True)  # an odd number
     world.step()
@@ -298,6 +298,20 @@ def test_background_requests_with_one_prefix_run_one_after_the_other() -> None:
     order = [sent.index(id) % 2 for id in world.finished]
     changes = sum(a != b for a, b in pairwise(order))
     assert changes <= 2
+
+
+def test_what_background_requests_leave_in_the_cache_is_evicted_first() -> None:
+    world = World(settings(num_pages=100, max_running_requests=1))
+    chat = line(30)
+    world.send(chat, max_new_tokens=1)
+    world.run_dry()
+    for number in range(1, 9):
+        world.send(line(30, number), max_new_tokens=9, ignore_eos=True, background=True)
+        world.run_dry()
+    assert world.scheduler.stats().total_evicted_tokens > 0
+    again = world.send([*chat, 5], max_new_tokens=1)
+    world.run_dry()
+    assert world.finished[again].cached_tokens == 30
 
 
 def test_why_a_background_request_waits() -> None:

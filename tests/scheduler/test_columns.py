@@ -85,7 +85,9 @@ def test_pages_that_a_request_holds_are_counted_while_its_prompt_is_computed() -
     while world.has_work:
         world.step()
         request = world.scheduler.requests.get(id)
-        assert kv.num_owned == (0 if request is None else len(kv.owned_pages(request)))
+        assert kv.accounts.num_owned == (
+            0 if request is None else len(kv.accounts.owned_pages(request))
+        )
 
 
 def test_a_row_goes_on_with_the_pages_that_another_has_put_into_the_cache_meanwhile() -> None:

@@ -110,7 +110,7 @@ def test_a_full_queue_refuses_the_latest_of_the_lowest_class_or_the_arrival(
             gone = rng.choice([*queue.waiting, (-1, 0, 0)])
             queue.waiting = [one for one in queue.waiting if one is not gone]
             if gone[0] >= 0:
-                world.scheduler._finish(world.request(gone[0]), "abort")
+                world.scheduler.finish(world.request(gone[0]), "abort")
                 world.scheduler.outbox.take_output()
     assert world.scheduler.counters.num_queue_full > 5
     assert world.scheduler.waiting_queue.num_tokens == sum(tokens for _, _, tokens in queue.waiting)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 
+from tests.scheduler.accounts import audit
 from tests.scheduler.cache_check import CacheCheck
 from tests.scheduler.draft_oracle import DraftOracle
 from tests.scheduler.groups import find_states, find_transfers, find_windows
@@ -32,6 +34,7 @@ from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionParams
 from weft.plan.step import Plan, Result
 from weft.scheduler.feature import Feature
+from weft.scheduler.history import NEVER
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
@@ -214,6 +217,15 @@ class World:
         for finish in output.finished:
             assert finish.id not in self.finished, "two final words"
             self.finished[finish.id] = finish
+            self.check_time(finish.id)
+
+    def check_time(self, id: int) -> None:
+        """Every moment of a request that has ended was spent on something."""
+        trace = self.scheduler.history.trace(id)
+        if trace is not None and trace.finished_s != NEVER:
+            assert min(trace.spent.seconds) >= -1e-9, trace.spent
+            total_s = trace.finished_s - trace.arrived_s
+            assert math.isclose(sum(trace.spent.seconds), total_s, abs_tol=1e-6), trace.spent
 
     def run_dry(self, check: bool = True) -> None:
         idle = 0
@@ -237,7 +249,7 @@ class World:
         scheduler, kv = self.scheduler, self.scheduler.kv
         for fault in scheduler.outbox.take_faults():  # where no engine has taken them
             self.failed(fault)
-        scheduler.audit()
+        audit(scheduler)
         kv.cache.check()
         if self.num_steps % CACHE_CHECKED_EVERY == 0:
             self.cache_check.check(kv.cache)

@@ -170,3 +170,30 @@ def test_a_budget_of_gpt_oss_ends_its_message_of_reasoning(
     [request] = server.engine.seen
     marks = ThinkingMarks(tuple(ANALYSIS.encode()), tuple(b"<|end|>"), is_open=False)
     assert request.sampling.thinking_marks == marks
+
+
+def test_a_custom_grammar_holds_calls_in_reasoning_and_its_budget_stays(
+    servers: dict[str, RunningServer],
+) -> None:
+    """Calls of harmony may stand in any message, so the grammar applies from the first token on."""
+    server = servers["gpt-oss"]
+    server.engine.seen.clear()
+    call = (
+        f"{ANALYSIS}Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.sum "
+        '<|constrain|>json<|message|>{"input": "1+2"}<|call|>'
+    )
+    say(server, call)
+    format = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[0-9+]+"}}
+    tool = {"type": "custom", "custom": {"name": "sum", "format": format}}
+    body = {"messages": HI, "tools": [tool, *TOOLS], "thinking_budget": 64}
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=HANG_S)
+    [choice] = reply.json()["choices"]
+    assert "X-Weft-Warnings" not in reply.headers
+    assert choice["message"]["reasoning_content"] == "Hm."
+    assert choice["message"]["tool_calls"][0]["custom"] == {"name": "sum", "input": "1+2"}
+    [request] = server.engine.seen
+    grammar = request.sampling.grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.behind) == ("structural_tag", None)
+    assert request.sampling.thinking_budget == 64
+    assert isinstance(request.sampling.thinking_marks, ThinkingMarks)

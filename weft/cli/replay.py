@@ -14,7 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from weft.cli.film import Camera, Film, show_film
+from weft.cli.why import causes
 from weft.config.numbers import counted
 from weft.config.options import Command, SettingsError, asked_help, option
 from weft.engine import explain as insight
@@ -48,6 +51,13 @@ class ReplayOptions:
     rid: str = option(
         "",
         "show what happened to the requests of this name, and why",
+        group="replay",
+        everyday=True,
+    )
+    why: str = option(
+        "",
+        "show why the requests of this name were slow: the cause of what they missed in the cache, "
+        "and where their time went",
         group="replay",
         everyday=True,
     )
@@ -148,6 +158,8 @@ def _replay_stretch(reader: JournalReader, options: ReplayOptions) -> bool:
         is_same = run.run(None)
     if options.rid:
         print("\n".join(describe_requests(run, options.rid)))
+    if options.why:
+        print("\n".join(describe_why(run, options.why)))
     if options.shadow:
         print("\n".join(describe_shadow(run)))
     if is_same and options.until < 0:
@@ -254,6 +266,14 @@ def describe_requests(run: Replay, rid: str) -> Iterator[str]:
         yield f"no request named {rid!r} is open or among the last that ended"
     for one in found:
         yield from describe_request(one)
+
+
+def describe_why(run: Replay, rid: str) -> Iterator[str]:
+    """Why the requests with this name were slow, as `weft ctl why` tells it, with token ids."""
+    found = insight.trace_request_flow(run.engine.scheduler, rid, run.last_s)
+    if not found:
+        yield f"no request named {rid!r} is open or among the last that ended"
+    yield from causes({"requests": msgspec.to_builtins(found)})
 
 
 def describe_request(one: Explanation) -> Iterator[str]:

@@ -70,6 +70,8 @@ def with_reasoning_marks(
     """`params` with the marks of the model's reasoning, if it has a budget. `prompt`: token ids."""
     if params.thinking_budget is None or format is None:
         return params
+    if params.thinking_marks is not None:  # of a grammar that holds the reasoning as well
+        return params
     if params.grammar is not None:
         # The grammar knows the marks. One without marks holds from the first token on: then there
         # is no reasoning, and nothing to bound.

@@ -21,7 +21,7 @@ from weft.grammar.ecma import from_ecma
 from weft.grammar.enforceable import Enforceable, exact_literals
 from weft.grammar.masks import Words
 from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
-from weft.grammar.tags import LarkWriter, as_format, lark_inside
+from weft.grammar.tags import LarkWriter, Pieces, as_format, lark_inside
 from weft.json_types import JsonObject
 
 # White space between the tokens of JSON: bounded, because a weak model would never end it.
@@ -242,17 +242,28 @@ class LlgCompiler:
         writer = LarkWriter(
             schema=rule,
             regex=lambda pattern: self._library.regex_to_lark(from_ecma(pattern)),
-            special=self._special,
+            split=self._split,
         )
         return str(self._library.LLMatcher.grammar_from_lark(writer.grammar(as_format(tag))))
 
-    def _special(self, text: str) -> int | None:
-        """The id of a text that is one special token, else None."""
-        tokens = self._tokenizer.tokenize_str(text, parse_special=True)
-        if len(tokens) != 1 or not self._tokenizer.is_special_token(tokens[0]):
-            return None
-        token: int = tokens[0]
-        return token
+    def _split(self, text: str) -> Pieces:
+        """The special tokens in a text, and the texts between them."""
+        tokenizer = self._tokenizer
+        pieces: Pieces = []
+        run: list[int] = []  # of other tokens
+        for token in tokenizer.tokenize_str(text, parse_special=True):
+            if not tokenizer.is_special_token(token):
+                run.append(token)
+                continue
+            if run:
+                pieces.append(tokenizer.decode_str(run))
+                run = []
+            pieces.append(token)
+        if not pieces:
+            return [text]
+        if run:
+            pieces.append(tokenizer.decode_str(run))
+        return pieces
 
 
 def _without_dialect(schema: Any) -> Any:

@@ -3,8 +3,15 @@
     {"structures": [{"begin", "schema", "end"}], "triggers": [...]}     the older form
     {"format": {"type": ..., ...}}                                      the newer: nested formats
 
-Free text ends where the next format begins; so it may come last, or before a fixed text. This
-module knows nothing of schemas and tokens: functions translate both.
+Free text ends where the next format begins; so it may come last, or before a fixed text. Free text
+with tags in it (`triggered_tags`) has fields of our own, for calls of tools:
+
+    first              formats that may begin the text, beside a tag
+    never_first        a pattern that the text does not begin with
+    excluded_pattern   a pattern that no free text contains, as `excludes` are texts
+    is_last            nothing follows a tag
+
+This module knows nothing of schemas and tokens: functions translate both.
 """
 
 from __future__ import annotations
@@ -19,6 +26,8 @@ from weft.json_types import JsonObject
 
 Format: TypeAlias = JsonObject
 TEXT = r"/(.|\n)*/"
+# Special tokens (ids) and the texts between them, in order.
+Pieces: TypeAlias = list[str | int]
 _REPEATS = {"optional": "?", "star": "*", "plus": "+"}
 
 
@@ -76,14 +85,14 @@ class LarkWriter:
         self,
         schema: Callable[[Any], str],
         regex: Callable[[str], str],
-        special: Callable[[str], int | None],
+        split: Callable[[str], Pieces],
     ) -> None:
         """`schema` writes a JSON schema as the body of a rule, `regex` a pattern as what stands
-        between slashes; `special` returns the id of a text that is one special token, else None."""
+        between slashes; `split` finds the special tokens in a text."""
         self._schema = schema
         self._regex = regex
-        self._special = special
-        self._rules: list[str] = []
+        self._split = split
+        self._names: dict[str, str] = {}  # of the rules, by attributes and body
 
     def grammar(self, format: Format) -> str:
         """The whole grammar. Raises InvalidGrammar."""
@@ -93,13 +102,16 @@ class LarkWriter:
             raise InvalidGrammar(f"structural_tag: a format has no {exc.args[0]!r}") from exc
         except (TypeError, AttributeError, RecursionError) as exc:
             raise InvalidGrammar(f"structural_tag: a format is not valid: {exc}") from exc
-        return "\n".join(["%llguidance {}", f"start: {start}", *self._rules])
+        rules = [f"{name}{rest}" for rest, name in self._names.items()]
+        return "\n".join(["%llguidance {}", f"start: {start}", *rules])
 
-    def _rule(self, body: str, attributes: str = "") -> str:
-        """Add a rule. Returns its name."""
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}{attributes}: {body}")
-        return name
+    def _rule(self, body: str, attributes: str = "", prefix: str = "r") -> str:
+        """Add a rule, unless it is there. Returns its name."""
+        return self._names.setdefault(f"{attributes}: {body}", f"{prefix}{len(self._names)}")
+
+    def _terminal(self, body: str) -> str:
+        """Add a terminal, which is read as one. Returns its name."""
+        return self._rule(body, prefix="T")
 
     def _write(self, format: Format) -> str:
         """A format as text for the body of a rule."""
@@ -112,8 +124,8 @@ class LarkWriter:
                 return self._rule(f"/{self._regex(format['pattern'])}/")
             case "grammar":
                 return self._rule(self._grammar(format))
-            case "any_text" if not format.get("excludes"):
-                return self._rule(TEXT)
+            case "any_text":
+                return self._passing(format) + self._rule(self._text(format))
             case "sequence":
                 return self._sequence(format["elements"])
             case "or":
@@ -124,7 +136,7 @@ class LarkWriter:
                 return self._repeat(format)
             case "tag":
                 return self._sequence(_parts(format))
-            case "triggered_tags" if not format.get("excludes"):
+            case "triggered_tags":
                 return self._triggered(format)
             case "tags_with_separator":
                 return self._separated(format)
@@ -164,8 +176,7 @@ class LarkWriter:
         remaining = iter(parts)
         for part in remaining:
             # Free text and the fixed text after it are one rule, which ends with the fixed text.
-            is_free = part["type"] == "any_text" and not part.get("excludes")
-            behind = next(remaining, None) if is_free else None
+            behind = next(remaining, None) if part["type"] == "any_text" else None
             if behind is None:
                 written.append(self._write(part))
                 continue
@@ -173,7 +184,8 @@ class LarkWriter:
                 raise InvalidGrammar(
                     "structural_tag: after any_text there must be a fixed text, or nothing"
                 )
-            written.append(self._up_to(behind["value"]))
+            until = self._up_to(behind["value"], self._text(part))
+            written.append(self._passing(part) + until)
         return f"({' '.join(written)})"
 
     def _triggered(self, format: Format) -> str:
@@ -188,22 +200,35 @@ class LarkWriter:
             # The rule of the trigger ends with the trigger, so the rest of the tag comes after it.
             rest = self._sequence(_parts({**tag, "begin": begin[len(trigger) :]}))
             rests.setdefault(trigger, []).append(rest)
-        first: list[str] = []
-        later: list[str] = []
-        for trigger, of_trigger in rests.items():
-            first.append(f"{self._literal(trigger)} ({' | '.join(of_trigger)})")
-        for trigger, of_trigger in rests.items():
-            later.append(f"{self._up_to(trigger)} ({' | '.join(of_trigger)})")
-        first_tag = " | ".join(first)
-        later_tag = " | ".join(later)
-        begins_with_tag = bool(format.get("at_least_one"))
-        if format.get("stop_after_first"):
-            if begins_with_tag:
-                return f"({first_tag})"
-            return f"({later_tag} | {self._rule(TEXT)})"
-        if begins_with_tag:
-            return f"(({first_tag}) ({later_tag})* {self._rule(TEXT)})"
-        return f"(({later_tag})* {self._rule(TEXT)})"
+        text = self._text(format, spelled=tuple(rests))
+        first_text = text
+        if format.get("never_first"):
+            first_text = self._terminal(f"{text} & ~/({format['never_first']})(.|\\n)*/")
+        later_tag = self._tags_in(rests, text)
+        first = [self._write(one) for one in format.get("first") or ()]
+        is_last = bool(format.get("stop_after_first") or format.get("is_last"))
+        if format.get("at_least_one"):
+            for trigger, of_trigger in rests.items():
+                first.append(f"{self._literal(trigger)} ({_either(of_trigger)})")
+            if is_last:
+                return f"({_either(first)})"
+            return f"(({_either(first)}) ({later_tag})* {self._rule(text)})"
+        if not first and first_text == text and not is_last:
+            return f"(({later_tag})* {self._rule(text)})"
+        first_tag = _either([*first, self._tags_in(rests, first_text)])
+        if is_last:
+            return f"({first_tag} | {self._rule(first_text)})"
+        more = f"({first_tag}) ({later_tag})* {self._rule(text)}"
+        return f"({more} | {self._rule(first_text)})"
+
+    def _tags_in(self, rests: dict[str, list[str]], text: str) -> str:
+        """Free text, and then a tag."""
+        return _either(
+            [
+                f"{self._up_to(trigger, text)} ({_either(of_trigger)})"
+                for trigger, of_trigger in rests.items()
+            ]
+        )
 
     def _separated(self, format: Format) -> str:
         one = self._alternatives(format["tags"])
@@ -214,18 +239,47 @@ class LarkWriter:
             return f"({written})"
         return f"({written})?"
 
-    def _up_to(self, text: str) -> str:
+    def _text(self, format: Format, spelled: tuple[str, ...] = ()) -> str:
+        """The terminal of free text. It has no special tokens; of the texts `spelled`, those that
+        contain one cannot be written with other tokens, either."""
+        excluded = list(map(json.dumps, format.get("excludes") or ()))
+        excluded += [json.dumps(one) for one in spelled if self._split(one) != [one]]
+        if format.get("excluded_pattern"):
+            excluded.append(f"/{format['excluded_pattern']}/")
+        if not excluded:
+            return TEXT
+        return self._terminal(f"{TEXT} & ~({TEXT} ({_either(excluded)}) {TEXT})")
+
+    def _passing(self, format: Format) -> str:
+        """Free text up to special tokens that may stand in it."""
+        ids: list[str] = []
+        for mark in format.get("passing") or ():
+            ids += [f"<[{one}]>" for one in self._split(mark) if isinstance(one, int)]
+        return f"({self._rule(self._text(format))} ({_either(ids)}))* " if ids else ""
+
+    def _up_to(self, text: str, free: str) -> str:
         """Free text up to and including the first `text`."""
-        special = self._special(text)
-        if special is not None:
-            return f"{self._rule(TEXT)} <[{special}]>"
-        return self._rule(f"{TEXT} {json.dumps(text)}", "[lazy]")
+        pieces = self._split(text)
+        if pieces == [text]:
+            return self._rule(f"{free} {json.dumps(text)}", "[lazy]")
+        # A special token ends the free text by itself.
+        before = ""
+        if isinstance(pieces[0], str):
+            before = json.dumps(pieces.pop(0))
+        return f"{self._terminal(f'{free} {before}')} {_written(pieces)}"
 
     def _literal(self, text: str) -> str:
-        special = self._special(text)
-        if special is None:
-            return json.dumps(text)
-        return f"<[{special}]>"
+        return _written(self._split(text))
+
+
+def _written(pieces: Pieces) -> str:
+    return " ".join(
+        f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece) for piece in pieces
+    )
+
+
+def _either(rules: list[str]) -> str:
+    return " | ".join(rules)
 
 
 def _trigger_of(begin: str, triggers: list[str]) -> str:

@@ -267,6 +267,7 @@ def _client(
         metrics=parts.metrics,
         tracer=tracer,
         log_requests=config.log_requests,
+        log_slow_s=config.log_slow_s,
         max_pending_tokens=limits.max_pending_tokens,
         max_request_share=limits.max_request_share,
         step_timeout_s=config.step_timeout_s,

@@ -85,6 +85,9 @@ class GenerateRequest(
     pins: tuple[PinMark, ...] = ()  # prefixes of the prompt that stay cached, the shortest first
     # The reply tells where the cached tokens of the prompt were. With `pins` it always does.
     tells_cache: bool = False
+    # The answer tells why not more of the prompt was cached; of other requests, it names those of
+    # this tenant and gives of all others lengths alone. None: it does not.
+    tells_cause_to: str | None = None
     # Another server computes the prompt, or continues this request; None: neither.
     handoff: HandoffParams | None = None
 

@@ -197,6 +197,33 @@ class Maker:
         return Savings(self._registry, PREFIX)
 
 
+class MissMetrics:
+    """Why prompts of slow requests were not in the prefix cache."""
+
+    def __init__(self, make: Maker) -> None:
+        self._requests = make.counter(
+            "slow_requests",
+            "Requests that were slow to begin (--log-slow-s) and were explained, by the reason why "
+            "not more of their prompts was cached.",
+            "cause",
+        )
+        self._tokens = make.counter(
+            "cache_missed_tokens",
+            "Prompt tokens of these requests that would have been cached otherwise.",
+            "cause",
+        )
+        self._seconds = make.counter(
+            "cache_missed_seconds",
+            "The part of these tokens in the time of the prefills of these requests.",
+            "cause",
+        )
+
+    def count(self, cause: str, missed_tokens: int, missed_s: float) -> None:
+        self._requests.labels(cause).inc()
+        self._tokens.labels(cause).inc(missed_tokens)
+        self._seconds.labels(cause).inc(missed_s)
+
+
 class CompletionMetrics:
     """The client's view of completions, from their parameters to their ends."""
 
@@ -261,6 +288,7 @@ class CompletionMetrics:
             "num_failed_requests", "Completions that failed.", "model_name", "status_code"
         )
         self.savings = make.savings()
+        self.misses = MissMetrics(make)
         # disconnect: the client has left; late: the completion has already ended here.
         abandoned = make.counter(
             "abandoned_tokens",

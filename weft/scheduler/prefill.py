@@ -27,18 +27,25 @@ from weft.scheduler.admission import (
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks, QueueWalk
 from weft.scheduler.groups.protocol import GroupBudget, Lack, PassFacts, Shortage
-from weft.scheduler.history import Counters, EventKind, RequestHistory, Reuse, Stop
+from weft.scheduler.history import (
+    Counters,
+    EventKind,
+    RequestHistory,
+    RequestTrace,
+    Reuse,
+    Stop,
+)
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
 from weft.scheduler.pace.pace import NOBODY_WAITS, Pace, Waiting
 from weft.scheduler.planner import Planner
 from weft.scheduler.policies.protocol import RequestClasses
-from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request, RequestState
 from weft.scheduler.reserve.completions import CompletionBudget, can_simulate
 from weft.scheduler.retraction import victims_for
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.waiting_line import WaitingLine
+from weft.scheduler.waiting.line import WaitingLine
+from weft.scheduler.waiting.queue import WaitingQueue
 
 # A pass ends after this many requests that wait for the encoder.
 MAX_PASSED_OVER = 64
@@ -80,6 +87,70 @@ class Picked(NamedTuple):
 NO_ROOM = RoomForFirst([])  # shared, so its list must stay empty
 
 
+class PassLog:
+    """Writes into the histories of requests what a pass decides, and why its walks end."""
+
+    def __init__(self, history: RequestHistory, planner: Planner) -> None:
+        self.history = history
+        self._planner = planner  # numbers the steps
+
+    def admitted(self, request: Request, now: float) -> RequestTrace:
+        """A request has got a row. Returns its trace."""
+        return self.history.admitted(
+            request.id,
+            request.prefix.length,
+            request.fill_len,
+            request.extend_end,
+            now,
+            self._planner.num_steps,
+        )
+
+    def record_stop(
+        self,
+        now: float,
+        result: AddResult,
+        request: Request,
+        adder: PrefillAdder,
+        *,
+        was_picked: bool,
+    ) -> None:
+        """Record why the walk ended, with the numbers of that moment."""
+        if was_picked:
+            self.record_pass(now, Stop.BUDGET if result is AddResult.OTHER else Stop.NO_TOKEN)
+            return
+        shortage = adder.shortage
+        assert shortage is not None, "a request was refused without a reason"
+        self.record_pass(now, STOPS[shortage.lack], request, shortage)
+
+    def record_pass(
+        self,
+        now: float,
+        stop: Stop,
+        last: Request | None = None,
+        shortage: Shortage | None = None,
+    ) -> None:
+        """Record the end of a walk, and what the request `last` lacks, if there is one."""
+        id = -1 if last is None else last.id
+        step = self._planner.num_steps
+        if shortage is None:
+            self.history.record_pass(now, step, stop, id)
+            return
+        self.history.record_pass(
+            now,
+            step,
+            stop,
+            id,
+            needed=shortage.needed,
+            available=shortage.available,
+            free=shortage.free,
+            evictable=shortage.evictable,
+            memory=shortage.memory,
+        )
+
+    def note(self, now: float, request: Request, kind: EventKind, detail: str) -> None:
+        self.history.note(request.id, kind, detail, now, self._planner.num_steps)
+
+
 class PrefillScheduler:
     """Admits waiting requests. It keeps what the next pass must know of earlier passes.
 
@@ -103,14 +174,13 @@ class PrefillScheduler:
         self._settings = settings
         self._piece_len = settings.piece_len  # None: prompts are never cut
         self._kv = kv
-        self._resumes_everywhere = kv.resumes_everywhere
         self._queue = queue
         self._running = running
         self._hooks = hooks
         self._pace = pace
         self._limits = limits
         self._planner = planner
-        self._history = history
+        self._log = PassLog(history, planner)
         self._counters = counters
         self.chunked_req: Request | None = None  # the request whose prompt is partly computed
         self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
@@ -163,7 +233,7 @@ class PrefillScheduler:
         if pace is not None and pace.has_prefilled and pace.decode_is_due(self._waiting(line)):
             self.record_no_walk(now, Stop.TURN)
             return None
-        self._history.begin_walk()
+        self._log.history.begin_walk()
         walk = self._walk(line, now, order)
         if walk.batch is None and walk.is_through and line is not self._queue.lines[-1]:
             walk = self._walk(self._queue.lines[-1], now, None)
@@ -194,8 +264,8 @@ class PrefillScheduler:
     def record_no_walk(self, now: float, stop: Stop) -> None:
         """Record that no request is looked at before the next step, if some wait."""
         if self._queue.has_candidates:
-            self._history.begin_walk()
-            self._record_pass(now, stop)
+            self._log.history.begin_walk()
+            self._log.record_pass(now, stop)
 
     # Inside
 
@@ -224,7 +294,7 @@ class PrefillScheduler:
         decode_rows = self._rows_to_mix()
         adder = self._new_adder(line, decode_rows, now)
         sharing = PrefixSharing(self._kv)
-        if not self._resumes_everywhere:
+        if not self._kv.prefixes.resumes_everywhere:
             sharing = CopySharing(self._kv)
         if chunk is not None:
             sharing.picked(chunk)
@@ -235,7 +305,7 @@ class PrefillScheduler:
             picked = self._pick_waiting(line, adder, sharing, now, order)
         elif line.has_candidates(queue.end):
             picked = Picked([], is_through=False)
-            self._record_pass(now, Stop.FULL)
+            self._log.record_pass(now, Stop.FULL)
         if not adder.can_run:
             # An open chunk of a later line may be what was in the way.
             is_foreign = self.chunked_req is not None and chunk is None
@@ -253,7 +323,7 @@ class PrefillScheduler:
     def _record_behind(self, now: float) -> None:
         """Record why background requests wait, if some do."""
         if self._queue.lines[-1].has_candidates(self._queue.end):
-            self._record_pass(now, Stop.ONLINE)
+            self._log.record_pass(now, Stop.ONLINE)
 
     def _victims_of(self, first: Request, classes: RequestClasses, now: float) -> list[Request]:
         """The running requests that must be retracted so that `first` can be admitted."""
@@ -287,7 +357,7 @@ class PrefillScheduler:
             return False
         if line.is_full or not self._kv.rows.num_free:
             line.look()
-            self._record_pass(now, Stop.FULL if line.is_full else Stop.NO_ROW)
+            self._log.record_pass(now, Stop.FULL if line.is_full else Stop.NO_ROW)
             line.is_full = True
             return False
         return True
@@ -296,9 +366,9 @@ class PrefillScheduler:
         self.chunked_req = adder.add_chunked_req(request)
         if adder.can_run:
             piece = f"{request.kv_len:,} to {request.extend_end:,} of {request.fill_len:,}"
-            self._note(now, request, EventKind.CHUNK, f"computes {piece}")
+            self._log.note(now, request, EventKind.CHUNK, f"computes {piece}")
         else:
-            self._note(now, request, EventKind.STALLED, lacking(adder.shortage))
+            self._log.note(now, request, EventKind.STALLED, lacking(adder.shortage))
 
     def _new_adder(self, line: WaitingLine, decode_rows: IntArray, now: float) -> PrefillAdder:
         settings = self._settings
@@ -313,9 +383,9 @@ class PrefillScheduler:
             pieces = self._hooks.new_piece_budgets(budget)
         groups: Sequence[GroupBudget] = ()
         ratio = self._ratio(line, now)
-        mixed_kv = kv.decode_pages(decode_rows) * settings.page_size if mixes else 0
+        mixed_kv = kv.room.decode_pages(decode_rows) * settings.page_size if mixes else 0
         if kv.groups:
-            groups = kv.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
+            groups = kv.room.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
         completions = None
         if not kv.cache.shares and can_simulate(settings):
             open_prompts = self.open_prompts()
@@ -326,7 +396,7 @@ class PrefillScheduler:
             max_prefill_tokens=settings.max_prefill_tokens,
             chunked_prefill_size=self._piece_len,
             is_alone=not len(running_rows) and self.chunked_req is None,
-            mixed_tokens=kv.decode_tokens(decode_rows) if mixes else 0,
+            mixed_tokens=kv.room.decode_tokens(decode_rows) if mixes else 0,
             mixed_kv=mixed_kv,
             budget=budget,
             groups=groups,
@@ -350,7 +420,8 @@ class PrefillScheduler:
         pass."""
         ratio = self.new_token_ratio.current
         if line.resumed:
-            ratio = careful_ratio(ratio, line.retractions_of_first(now, self._queue.end))
+            first = next(line.order(now, self._queue.end), None)
+            ratio = careful_ratio(ratio, 0 if first is None else first.retractions)
         return ratio
 
     def _rows_to_mix(self) -> IntArray:
@@ -362,9 +433,9 @@ class PrefillScheduler:
         if not len(rows):
             return NO_ROWS
         budget = min(self._piece_len, settings.max_prefill_tokens)
-        if not self._kv.decode_fits(rows):
+        if not self._kv.room.decode_fits(rows):
             return NO_ROWS
-        if self._kv.decode_tokens(rows) + settings.page_size > budget:
+        if self._kv.room.decode_tokens(rows) + settings.page_size > budget:
             return NO_ROWS
         return rows
 
@@ -389,7 +460,7 @@ class PrefillScheduler:
             self.seen.add(request.id)
             if len(picked) >= self._kv.rows.num_free:
                 line.is_full = True
-                self._record_pass(now, Stop.NO_ROW, request)
+                self._log.record_pass(now, Stop.NO_ROW, request)
                 return Picked(picked, is_through=False)
             if not self._hooks.may_run(request):
                 why = self._hooks.why_waits(request)
@@ -399,12 +470,12 @@ class PrefillScheduler:
             if apart:
                 self._pass_over(line, now, request, EventKind.WAITING_REASON, apart)
                 continue
-            self._kv.match(request)
+            self._kv.prefixes.match(request)
             if sharing.defers(request):
                 why = "another request of this step computes its prefix"
                 self._pass_over(line, now, request, EventKind.DEFERRED, why)
                 if sharing.num_deferred == sharing.MAX_DEFERRED:
-                    self._record_pass(now, Stop.DEFERRED)
+                    self._log.record_pass(now, Stop.DEFERRED)
                     return Picked(picked, is_through=False)
                 continue
             num_before = len(adder.can_run)
@@ -420,14 +491,14 @@ class PrefillScheduler:
                 num_passed_over += 1
                 if num_passed_over < MAX_PASSED_OVER:
                     continue
-                self._record_pass(now, Stop.ENCODER)
+                self._log.record_pass(now, Stop.ENCODER)
                 return Picked(picked, is_through=False)
             if result is AddResult.NO_TOKEN:
                 line.is_full = True
-            self._record_stop(now, result, request, adder, was_picked=was_picked)
+            self._log.record_stop(now, result, request, adder, was_picked=was_picked)
             return Picked(picked, is_through=False)
         if num_seen < line.num_candidates(self._queue.end):
-            self._record_pass(now, Stop.POLICY)
+            self._log.record_pass(now, Stop.POLICY)
         return Picked(picked, is_through=True)
 
     def _queue_walk(self, picked: list[Request], now: float) -> QueueWalk:
@@ -437,29 +508,27 @@ class PrefillScheduler:
     def _pass_over(
         self, line: WaitingLine, now: float, request: Request, kind: EventKind, why: str
     ) -> None:
-        self._note(now, request, kind, why)
+        self._log.note(now, request, kind, why)
         follower = line.policy.follower
         if follower is not None:
             follower.passed_over(request)
 
     def _admit(self, line: WaitingLine, request: Request, now: float) -> None:
         cached_len = request.prefix.length
-        trace = self._history.admitted(
-            request.id,
-            cached_len,
-            request.fill_len,
-            request.extend_end,
-            now,
-            self._planner.num_steps,
-        )
+        trace = self._log.admitted(request, now)
         if request.admitted_s < 0:
             request.admitted_s = now
             self._limits.admitted(request, now)
             request.cached_tokens = cached_len
             matched_len = cached_len
             if self._kv.groups:
-                matched_len = self._kv.matched_len(request)
-            trace.reuse = Reuse(request.reusable_len, matched_len, self._kv.cache.num_emptied)
+                matched_len = self._kv.prefixes.matched_len(request)
+            trace.reuse = Reuse(
+                request.reusable_len,
+                matched_len,
+                self._kv.cache.num_emptied,
+                request.message.tenant,
+            )
             self._counters.num_prompt_tokens += request.spec.prompt_len
             self._counters.num_cached_tokens += cached_len
         self._kv.take_row(request)
@@ -467,53 +536,6 @@ class PrefillScheduler:
         request.state = RequestState.PREFILLING
         for feature in self._hooks.of(request):
             feature.enter_row(request)
-
-    # History
-
-    def _record_stop(
-        self,
-        now: float,
-        result: AddResult,
-        request: Request,
-        adder: PrefillAdder,
-        *,
-        was_picked: bool,
-    ) -> None:
-        """Record why the walk ended, with the numbers of that moment."""
-        if was_picked:
-            self._record_pass(now, Stop.BUDGET if result is AddResult.OTHER else Stop.NO_TOKEN)
-            return
-        shortage = adder.shortage
-        assert shortage is not None, "a request was refused without a reason"
-        self._record_pass(now, STOPS[shortage.lack], request, shortage)
-
-    def _record_pass(
-        self,
-        now: float,
-        stop: Stop,
-        last: Request | None = None,
-        shortage: Shortage | None = None,
-    ) -> None:
-        """Record the end of a walk, and what the request `last` lacks, if there is one."""
-        id = -1 if last is None else last.id
-        step = self._planner.num_steps
-        if shortage is None:
-            self._history.record_pass(now, step, stop, id)
-            return
-        self._history.record_pass(
-            now,
-            step,
-            stop,
-            id,
-            needed=shortage.needed,
-            available=shortage.available,
-            free=shortage.free,
-            evictable=shortage.evictable,
-            memory=shortage.memory,
-        )
-
-    def _note(self, now: float, request: Request, kind: EventKind, detail: str) -> None:
-        self._history.note(request.id, kind, detail, now, self._planner.num_steps)
 
 
 def lacking(shortage: Shortage | None) -> str:

@@ -276,7 +276,7 @@ class PullService(Service):
             log.error("pages_lost", pages=len(transfer.pages), after_s=HUNG_S)
             self._transfers.give_up(ticket)
             self._core.settle()
-            self._core.scheduler.shrink()
+            self._core.recovery.shrink()
 
     # Observation
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from weft.memory.index.subtree_counts import Anchor, SubtreeCounts, anchor_of
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, PrefixCache
-from weft.memory.radix import Node, path_up, shared_len
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, PrefixCache, shared_len
+from weft.memory.radix import Node, path_up
 
 # Moves per insertion or call of `move_on`: each takes about 10 us of a step.
 MAX_MOVES = 32

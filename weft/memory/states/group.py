@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import IntArray
+from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import NOBODY, PageAllocator
-from weft.memory.pins import Pins
 from weft.memory.radix import Node
 from weft.memory.states.snapshots import StateSnapshots
 

@@ -56,7 +56,7 @@ class PlayedRunning:
     def __init__(self, kv: KvMemory) -> None:
         self.num_steps = 0.0  # decode steps since the beginning
         self.free_rows = kv.rows.num_free
-        self.free_tokens = float(kv.available)
+        self.free_tokens = float(kv.room.available)
         self.context = 0  # tokens to which they attend
         # Of each request: the step with which it ends, its tokens, and the memory that it frees.
         self._ends: list[tuple[float, int, float]] = []

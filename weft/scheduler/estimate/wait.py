@@ -16,9 +16,9 @@ from weft.scheduler.history import Counters
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.pace.step_cost import StepLoad
-from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.waiting.queue import WaitingQueue
 
 # Requests that are simulated; later ones are assumed to go as fast. Each takes about 15 us before
 # the step in which a request with a deadline arrives; under `fair` about 7 us more.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray
-from weft.memory.pins import Pin
+from weft.memory.accounting.pins import Pin
 from weft.memory.prefix_cache import CacheKey
 from weft.scheduler.kv import KvMemory
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from weft.arrays import IntArray
 from weft.memory.accounting.audit import Fault
 from weft.memory.accounting.holders import ResumeStateInUse
-from weft.memory.pins import Pins
+from weft.memory.accounting.pins import Pins
 from weft.memory.prefix_cache import Handle, Inserted, PrefixCache
 from weft.memory.tiers.resume_states import ResumeStates
 from weft.plan.step import Plan

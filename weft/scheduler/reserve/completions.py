@@ -99,7 +99,7 @@ class CompletionBudget:
             freed.append(self._pages_of(request.fill_len))
         else:
             kept += output + self._page_size
-        free = self._kv.rest - self._taken
+        free = self._kv.room.rest - self._taken
         if not left:
             return TightestMoment(kept, free)
         order = np.argsort(left, kind="stable")

@@ -197,7 +197,7 @@ class SpeculativePlanner(Planner):
         """The drafts that a step has room and time for beside `num_before` tokens of prompts."""
         room = self._speculator.pace.draft_room(num_before)
         if num_before:
-            num_others = num_before + self._kv.decode_tokens(rows)
+            num_others = num_before + self._kv.room.decode_tokens(rows)
             room = min(room, self._max_tokens - num_others)
         if room == math.inf:
             return drafts
@@ -207,7 +207,7 @@ class SpeculativePlanner(Planner):
         """The first drafts for which there is memory in addition to that of the step itself."""
         kv = self._kv
         page_size = kv.page_size
-        spare = kv.available - kv.decode_pages(rows) * page_size
+        spare = kv.room.available - kv.room.decode_pages(rows) * page_size
         for i, draft in enumerate(drafts):
             num_pages = -(-len(draft.tokens) // page_size)
             spare -= num_pages * page_size

@@ -26,9 +26,9 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import MIN_TOKENS, Pace, Waiting
 from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.planner import Planner, StepTokens, prepare_for_extend
-from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.waiting.queue import WaitingQueue
 
 NO_STEP = -1
 

@@ -6,6 +6,7 @@ module handles templates, tools and reasoning; each API writes its own answers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,9 @@ from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
+from weft.observe.request_context import current
 from weft.server.chat.agents import without_headers
+from weft.server.chat.call_tags import call_grammar, unenforced
 from weft.server.chat.content import without_media
 from weft.server.chat.custom_tools import (
     CustomCall,
@@ -32,7 +35,7 @@ from weft.server.chat.custom_tools import (
 )
 from weft.server.chat.marks import chat_marks, has_marked_tool
 from weft.server.chat.models import ChatMessage, ChatRequest, PredictedContent
-from weft.server.chat.tools import NO_TOOLS, ToolUse, call_grammar, tool_use, unenforced
+from weft.server.chat.tools import NO_TOOLS, ToolUse, tool_use
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.cache_control import TTL_S, CacheMark, new_stamp, num_alike
@@ -109,16 +112,24 @@ async def start_chat(
     if body.tools is not None or body.tool_choice is not None:
         use = tool_use(body.tools, body.tool_choice, parallel=_is_parallel(context, body))
     tool_format = _tool_format(context, body, use)
-    params = _sampling(context, body, use, tool_format)
-    unheld = unenforced(use, tool_format, params.grammar) if use.grammars else ()
-    has_reasoning = _looks_for_reasoning(context, body, params)
+    of_calls = _grammar_of_calls(body, use, tool_format)
+    params = _sampling(context, body, use, of_calls)
+    is_enforced = of_calls is not None and params.grammar is of_calls
+    unenforced_grammars = unenforced(use, is_enforced=is_enforced)
+    # Reasoning in which calls may stand is a part of their grammar.
+    holds_reasoning = is_enforced and tool_format is not None and tool_format.holds_reasoning
+    has_reasoning = _looks_for_reasoning(context, body, params) or (
+        holds_reasoning and context.formats.reasoning is not None
+    )
     if tool_format is not None or has_reasoning:  # their marks may be special tokens
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     params.check(context.client.engine.vocab_size)  # before the work of rendering
     valid = params
     try:
         ids, media, is_marked, warnings = await _prompt_ids(context, body, params)
-        if params.grammar is not None:
+        if holds_reasoning:
+            params = _beside_reasoning(context, params, ids)
+        elif params.grammar is not None:
             params = _after_reasoning(context, params, params.grammar, ids)
         [made] = make_requests(context, request, body, [ids], params)
         if media:
@@ -129,7 +140,7 @@ async def start_chat(
             made = replace(made, pins=await _pins(context, body, ids, marks))
         delivery = _delivery(context, body, made)
         generation = submit(context, [made], [delivery], stream=bool(body.stream), valid=valid)
-        generation.warn((*warnings, *unheld))
+        generation.warn((*warnings, *unenforced_grammars))
     except InvalidParam as exc:
         if exc.param == "prompt":  # the name in `text` and `client`
             exc.param = "messages" if body.input_ids is None else "input_ids"
@@ -156,7 +167,7 @@ async def start_chat(
 
 
 def _sampling(
-    context: ServerContext, body: ChatRequest, use: ToolUse, tool_format: ToolFormat | None
+    context: ServerContext, body: ChatRequest, use: ToolUse, of_calls: Grammar | None
 ) -> SamplingParams:
     """The sampling parameters, with the grammar for the use of tools, and the budget of a reasoning
     switch."""
@@ -172,8 +183,8 @@ def _sampling(
         logprobs=top_logprobs if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    if tool_format is not None:
-        params = _with_calls(params, body, use, tool_format)
+    if of_calls is not None:
+        params = _with_calls(params, use, of_calls)
     if params.thinking_budget is None and context.formats.reasoning is not None:
         budget = soft_budget(body.thinking, body.reasoning_effort)
         params = msgspec.structs.replace(params, thinking_budget=budget)
@@ -186,19 +197,25 @@ def _max_tokens(body: ChatRequest) -> int | None:
     return body.max_tokens
 
 
-def _with_calls(
-    params: SamplingParams, body: ChatRequest, use: ToolUse, tool_format: ToolFormat
-) -> SamplingParams:
-    """Parameters with the grammar of calls, if they need one. Another constraint overrides optional
-    calls."""
-    if params.grammar is not None:
-        if use.schema is None:
-            return params
-        message = "a forced tool call and another constraint exclude each other"
-        raise ApiError(400, message, param="tool_choice")
+def _grammar_of_calls(
+    body: ChatRequest, use: ToolUse, tool_format: ToolFormat | None
+) -> Grammar | None:
+    """The grammar for the use of tools, if it needs one."""
+    if tool_format is None:
+        return None
     # A prompt of the client's, or an answer that goes on, has no position for the mark.
     has_mark = body.input_ids is None and not body.continue_final_message
-    return _with_grammar(params, call_grammar(use, tool_format, has_mark=has_mark))
+    return call_grammar(use, tool_format, has_mark=has_mark)
+
+
+def _with_calls(params: SamplingParams, use: ToolUse, of_calls: Grammar) -> SamplingParams:
+    """Parameters with the grammar of calls. Another constraint overrides optional calls."""
+    if params.grammar is None:
+        return _with_grammar(params, of_calls)
+    if use.schema is None:
+        return params
+    message = "a forced tool call and another constraint exclude each other"
+    raise ApiError(400, message, param="tool_choice")
 
 
 def _with_grammar(params: SamplingParams, grammar: Grammar | None) -> SamplingParams:
@@ -222,6 +239,20 @@ def _after_reasoning(
     end = context.tokenizer.encode(format.answer or format.end, add_special_tokens=False)
     marks = ThinkingMarks(tuple(begin), tuple(end), format.delays_answer(prompt_end))
     return _with_grammar(params, msgspec.structs.replace(grammar, behind=marks))
+
+
+def _beside_reasoning(
+    context: ServerContext, params: SamplingParams, ids: Sequence[int]
+) -> SamplingParams:
+    """The marks of the reasoning for its budget, as the grammar does not wait for them."""
+    format = context.formats.reasoning
+    if format is None or params.thinking_budget is None:
+        return params
+    tail = context.tokenizer.decode(ids[-_TAIL_LEN:], skip_special_tokens=False)
+    begin = context.tokenizer.encode(format.begin, add_special_tokens=False)
+    end = context.tokenizer.encode(format.end, add_special_tokens=False)
+    marks = ThinkingMarks(tuple(begin), tuple(end), format.is_open(tail))
+    return msgspec.structs.replace(params, thinking_marks=marks)
 
 
 # ---- the prompt
@@ -429,7 +460,11 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
         tools_in_messages=_has_generic_calls(context),
     )
     # A template of the request can be long work; the model's own is not the client's choice.
+    began_s = time.perf_counter()
     rendered = await (while_client_waits(rendering) if body.chat_template else rendering)
+    call = current.get()
+    if call is not None:
+        call.render_s += time.perf_counter() - began_s
     return ChatText(rendered.text, sources, has_marks, rendered.warnings)
 
 

@@ -10,19 +10,14 @@ from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import msgspec
-
 from weft.json_types import JsonObject
-from weft.messages.sampling import Grammar
 from weft.server.chat.custom_tools import TextGrammar, as_functions, is_custom, text_grammar
 from weft.server.errors import ApiError
-from weft.text.parsers.formats import RawText, ToolFormat
 
 MAX_DESCRIBED = 64  # characters of a wrong value that a message repeats
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")  # of a namespace: with its name
 NO_SCHEMAS: Mapping[str, JsonObject] = MappingProxyType({})
 NO_GRAMMARS: Mapping[str, TextGrammar] = MappingProxyType({})
-ANY_TEXT: JsonObject = {"type": "any_text"}
 # No person reads such JSON, and a weak model would go on with white space.
 COMPACT: JsonObject = {"x-guidance": {"whitespace_flexible": False}}
 _ALPHABET = string.ascii_letters + string.digits
@@ -34,8 +29,7 @@ class ToolUse(NamedTuple):
     names: frozenset[str] = frozenset()
     schema: JsonObject | None = None  # schema of the calls, if the answer must be calls
     one_call: bool = False
-    # Schemas of arguments by name, if calling is optional and at least one tool is strict.
-    arguments: dict[str, JsonObject] | None = None
+    strict: frozenset[str] = frozenset()  # names of strict tools, if calling is optional
     # The names that are custom tools, and the grammars of those that have one.
     custom: frozenset[str] = frozenset()
     grammars: Mapping[str, TextGrammar] = NO_GRAMMARS
@@ -70,9 +64,7 @@ def tool_use(
         return ToolUse(
             names=frozenset(functions),
             one_call=not parallel,
-            arguments=_strict_arguments(
-                functions, has_grammars=not grammars.keys().isdisjoint(functions)
-            ),
+            strict=frozenset(name for name, one in functions.items() if one.get("strict") is True),
             custom=custom & functions.keys(),
             grammars=_only(grammars, functions),
             schemas={name: _parameters(function) for name, function in functions.items()},
@@ -177,140 +169,6 @@ def _moved(schema: Any, pointer: str) -> Any:
     return moved
 
 
-def call_grammar(use: ToolUse, format: ToolFormat, *, has_mark: bool) -> Grammar | None:
-    """The grammar for the calls of an answer in this format; None if the format and the tools need
-    none. `has_mark`: see `generic_tag`."""
-    if format.answer:
-        tag = generic_tag(use, format, has_mark=has_mark)
-    elif use.schema is not None:
-        if not use.grammars:
-            return Grammar("json_schema", _json_text(use.schema))
-        tag = forced_tag(use)
-    elif use.arguments and format.around is not None:
-        tag = strict_tag(use, format.trigger, format.around)
-    elif use.grammars and format.raw is not None:
-        tag = raw_tag(use, format.raw)
-    else:
-        return None
-    return Grammar("structural_tag", _json_text(tag))
-
-
-def unenforced(use: ToolUse, format: ToolFormat | None, grammar: Grammar | None) -> tuple[str, ...]:
-    """A warning about grammars of custom tools that nothing holds the model to."""
-    has_form = format is not None and (use.schema is not None or format.around or format.raw)
-    is_of_calls = grammar is not None and grammar.kind == "structural_tag"
-    if not use.grammars or (has_form and is_of_calls):
-        return ()
-    names = ", ".join(use.grammars)
-    reason = (
-        "this model's calls have no fixed form" if not has_form else "another constraint is set"
-    )
-    return (f"the grammars of these custom tools are not enforced, as {reason}: {names}",)
-
-
-def _json_text(value: JsonObject) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def strict_tag(use: ToolUse, trigger: str, around: tuple[str, str]) -> JsonObject:
-    """A structural tag: free text in which calls must name one of the functions and follow its
-    schema or grammar.
-
-    `around`: the text before the arguments of a call (with NAME for the name), and the text after.
-    """
-    assert use.arguments is not None, "there is something to hold calls to"
-    return {"format": _triggered(_call_tags(use, use.arguments, around), trigger)}
-
-
-def raw_tag(use: ToolUse, raw: RawText) -> JsonObject:
-    """A structural tag for a format that writes texts as they are: free text in which calls of
-    custom tools follow their grammars. Other calls only end."""
-    tags: list[JsonObject] = []
-    for name in sorted(use.names):
-        grammar = use.grammars.get(name)
-        begin, content, end = raw.call_begin, ANY_TEXT, raw.call_end
-        if grammar is not None:
-            begin = f"{raw.call_begin}{raw.text_begin.replace('KEY', 'input')}"
-            content = grammar.format(in_json=False)
-            end = f"{raw.text_end}{raw.call_end}"
-        tags.append(_tag(begin.replace("NAME", name), content, end))
-    return {"format": _triggered(tags, raw.trigger)}
-
-
-def forced_tag(use: ToolUse) -> JsonObject:
-    """The list of calls of `forced_schema`, where custom tools follow their grammars."""
-    schemas = {name: {**schema, **COMPACT} for name, schema in use.schemas.items()}
-    calls: JsonObject = {
-        "type": "tags_with_separator",
-        "tags": _call_tags(use, schemas, ('{"name": "NAME", "parameters": ', "}")),
-        "separator": ", ",
-        "at_least_one": True,
-        "stop_after_first": use.one_call,
-    }
-    return {"format": _in_sequence(_fixed("["), calls, _fixed("]"))}
-
-
-def generic_tag(use: ToolUse, format: ToolFormat, *, has_mark: bool) -> JsonObject:
-    """A structural tag that makes a model choose between calls and an answer, or write calls if
-    they are forced.
-
-    `has_mark`: the answer begins with its mark. Without one, it is free text with calls.
-    """
-    assert format.around is not None, "the generic format has fixed text around arguments"
-    schemas: dict[str, JsonObject] = {}
-    for name, schema in use.schemas.items():
-        schemas[name] = {"type": "object", **schema, **COMPACT}  # also one without a type
-    tags = _call_tags(use, schemas, format.around)
-    calls: JsonObject = {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": "\n",
-        "at_least_one": True,
-        "stop_after_first": use.one_call,
-    }
-    if use.schema is not None:
-        return {"format": calls}
-    text: JsonObject = ANY_TEXT
-    if tags:
-        text = {**_triggered(tags, format.trigger), "stop_after_first": use.one_call}
-    if not has_mark:
-        return {"format": text}
-    answer = _in_sequence(_fixed(format.answer), text)
-    return {"format": {"type": "or", "elements": [calls, answer]} if tags else answer}
-
-
-def _triggered(tags: list[JsonObject], trigger: str) -> JsonObject:
-    return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
-
-
-def _call_tags(
-    use: ToolUse, schemas: Mapping[str, JsonObject], around: tuple[str, str]
-) -> list[JsonObject]:
-    """A tag for the calls of each function; a custom tool has one argument, in its grammar."""
-    before, after = around
-    tags: list[JsonObject] = []
-    for name, schema in schemas.items():
-        content: JsonObject = {"type": "json_schema", "json_schema": schema}
-        grammar = use.grammars.get(name)
-        if grammar is not None:
-            text = grammar.format(in_json=True)
-            content = _in_sequence(_fixed('{"input": "'), text, _fixed('"}'))
-        tags.append(_tag(before.replace("NAME", name), content, after))
-    return tags
-
-
-def _tag(begin: str, content: JsonObject, end: str) -> JsonObject:
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
-def _fixed(text: str) -> JsonObject:
-    return {"type": "const_string", "value": text}
-
-
-def _in_sequence(*elements: JsonObject) -> JsonObject:
-    return {"type": "sequence", "elements": list(elements)}
-
-
 def _allowed(
     functions: dict[str, JsonObject], choice: JsonObject
 ) -> tuple[dict[str, JsonObject], str]:
@@ -344,22 +202,6 @@ def _allowed_name(tool: Any) -> Any:
         return None
     function = tool.get("function", tool.get("custom", tool))
     return function.get("name") if isinstance(function, dict) else None
-
-
-def _strict_arguments(
-    functions: dict[str, JsonObject], *, has_grammars: bool
-) -> dict[str, JsonObject] | None:
-    """The schema of each function's arguments; any object for a function that is not strict.
-
-    None if no function is strict and no custom tool has a grammar.
-    """
-    found: dict[str, JsonObject] = {}
-    has_strict = has_grammars
-    for name, function in functions.items():
-        is_strict = function.get("strict") is True
-        has_strict = has_strict or is_strict
-        found[name] = _parameters(function) if is_strict else {"type": "object"}
-    return found if has_strict else None
 
 
 def call_id(id_len: int) -> str:

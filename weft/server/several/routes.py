@@ -17,14 +17,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from weft.client.engine_state import EngineUnavailable
+from weft.client.explained import explained
 from weft.json_types import JsonObject
 from weft.messages.by_name import plain
-from weft.messages.control import AbortRequest, ExplainRequest, ListRequests
+from weft.messages.control import AbortRequest, ListRequests
 from weft.observe.log import EventLog
 from weft.server.admin.facts import METRICS_TYPE, OPEN_METRICS_TYPE, cards
 from weft.server.admin.loads import aggregated, loads_of, refresh
 from weft.server.admin.models import ModelBody, OfferedModel, OfferedModels, StatusOfModel
-from weft.server.admin.work import DEFAULT_LIMIT, explained
+from weft.server.admin.work import DEFAULT_LIMIT, explanation_fields
 from weft.server.aliases import AbortManyRequest
 from weft.server.body import json_bytes, json_response, read_json
 from weft.server.chat.agents import AgentFacts, agent_model
@@ -303,10 +304,13 @@ async def explain(roster: Roster, request: Request) -> ASGIApp:
             found.append({**msgspec.to_builtins(one), "text": [text]})
     for name, served in roster.loaded().items():
         try:
-            reply = await served.context.client.call(ExplainRequest(rid))
+            explanations = await explained(served.context.client, rid)
         except EngineUnavailable:
             continue
-        found += [explained(served.context, one) | {"model": name} for one in reply.found]
+        found += [
+            {**explanation_fields(served.context, explanation), "model": name}
+            for explanation in explanations
+        ]
     if not found:
         message = roster.blank.context.refusals.describe(rid)
         if not message:

@@ -11,28 +11,10 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from weft.text.parsers import gemma, generic, harmony, readers, xml_calls
+from weft.text.parsers.call_forms import CALL_FORMS, CallForms
 from weft.text.parsers.output import Parser
 from weft.text.parsers.pythonic import LFM2_BEGIN, OLMO3_BEGIN, lfm2, olmo3, pythonic
 from weft.text.parsers.stream import NO_SCHEMAS, Reading, Schema, Stream
-
-
-class RawText(NamedTuple):
-    """How calls are written in a format where an argument that is a text stands as it is."""
-
-    call_begin: str  # with NAME in place of the function's name
-    text_begin: str  # after `call_begin`, with KEY in place of the argument's
-    text_end: str
-    call_end: str
-
-    @property
-    def trigger(self) -> str:
-        """The text with which each call begins."""
-        return self.call_begin.partition("NAME")[0]
-
-
-_QWEN_RAW = RawText(
-    f"{xml_calls.QWEN_FUNCTION}NAME>", "\n<parameter=KEY>\n", "\n</parameter>\n", "</function>"
-)
 
 
 class ToolFormat(NamedTuple):
@@ -44,22 +26,19 @@ class ToolFormat(NamedTuple):
     other_mark: str = ""  # another such text, which models do not generate before calls
     # Characters of a call's id after "call_"; Mistral's templates require 9 and no prefix.
     id_len: int = 24
-    # The texts before the arguments of a call (with NAME in place of its name), and after them.
-    around: tuple[str, str] | None = None
-    raw: RawText | None = None
+    forms: CallForms | None = None  # the calls to which a grammar holds a model
     # The text before an answer without calls, for models that learnt no format: prompts describe
     # this one (`text/templates/tools_in_messages.py`), and a grammar makes the model choose.
     answer: str = ""
 
+    @property
+    def holds_reasoning(self) -> bool:
+        """Whether a grammar of calls holds the reasoning as well, as calls may stand in it."""
+        return self.forms is not None and self.forms.has_reasoning
+
     def is_marked(self, source: str) -> bool:
         """Whether the source of chat templates contains a mark of this format."""
         return any(mark and mark in source for mark in (self.mark, self.other_mark))
-
-    @property
-    def trigger(self) -> str:
-        """The text with which a call begins, in a format with text `around` its arguments."""
-        before, _ = self.around or ("", "")
-        return before.partition("\n")[0]
 
     def parser(
         self,
@@ -122,24 +101,11 @@ class ReasoningFormat(NamedTuple):
 
 GENERIC = "generic"
 # In the order of detection: templates of one format may contain the mark of a later one.
-TOOL_FORMATS = {
-    "seed_oss": ToolFormat(xml_calls.seed_oss, mark=xml_calls.SEED_BEGIN, raw=_QWEN_RAW),
-    "qwen3_coder": ToolFormat(xml_calls.qwen3_coder, mark=xml_calls.QWEN_FUNCTION, raw=_QWEN_RAW),
-    "glm45": ToolFormat(
-        xml_calls.glm45,
-        mark=xml_calls.GLM_KEY,
-        raw=RawText(
-            "<tool_call>NAME",
-            f"\n{xml_calls.GLM_KEY}KEY</arg_key>\n<arg_value>",
-            "</arg_value>\n",
-            "</tool_call>",
-        ),
-    ),
-    "hermes": ToolFormat(
-        readers.hermes,
-        mark="<tool_call>",
-        around=('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
-    ),
+_READERS = {
+    "seed_oss": ToolFormat(xml_calls.seed_oss, mark=xml_calls.SEED_BEGIN),
+    "qwen3_coder": ToolFormat(xml_calls.qwen3_coder, mark=xml_calls.QWEN_FUNCTION),
+    "glm45": ToolFormat(xml_calls.glm45, mark=xml_calls.GLM_KEY),
+    "hermes": ToolFormat(readers.hermes, mark="<tool_call>"),
     "llama3": ToolFormat(
         readers.llama3,
         mark=readers.LLAMA3_TAG,
@@ -147,13 +113,7 @@ TOOL_FORMATS = {
     ),
     "mistral": ToolFormat(readers.mistral, mark=readers.MISTRAL_MARKER, id_len=9),
     "deepseek": ToolFormat(readers.deepseek, mark=readers.DEEPSEEK_CALL_BEGIN),
-    "minimax_m2": ToolFormat(
-        xml_calls.minimax_m2,
-        mark=xml_calls.MINIMAX_BEGIN,
-        raw=RawText(
-            '<invoke name="NAME">', '\n<parameter name="KEY">', "</parameter>\n", "</invoke>"
-        ),
-    ),
+    "minimax_m2": ToolFormat(xml_calls.minimax_m2, mark=xml_calls.MINIMAX_BEGIN),
     "deepseek_v32": ToolFormat(xml_calls.deepseek_v32, mark=xml_calls.DSML),
     "step3": ToolFormat(xml_calls.step3, mark=xml_calls.STEP3_CALLS_BEGIN),
     "lfm2": ToolFormat(lfm2, mark=LFM2_BEGIN, other_mark="<|tool_list_start|>"),
@@ -178,8 +138,9 @@ TOOL_FORMATS = {
     "olmo3": ToolFormat(olmo3, mark=OLMO3_BEGIN),
     "pythonic": ToolFormat(pythonic),
     # No mark: a chat template that shows no format gets this one.
-    GENERIC: ToolFormat(generic.generic, around=generic.AROUND, answer=generic.ANSWER),
+    GENERIC: ToolFormat(generic.generic, answer=generic.ANSWER),
 }
+TOOL_FORMATS = {name: format._replace(forms=CALL_FORMS[name]) for name, format in _READERS.items()}
 FORCED = ToolFormat(readers.forced)
 
 _granite_reasoning = partial(

@@ -26,7 +26,7 @@ MESSAGE = "<|message|>"
 ANALYSIS = "<|channel|>analysis<|message|>"
 END = "<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
-_ENDS = (END, "<|call|>", "<|return|>")
+ENDS = (END, "<|call|>", "<|return|>")
 _BEGINS = (START, CHANNEL)
 _RECIPIENT = "to="
 # A header whose white space has been replaced by single spaces.
@@ -62,7 +62,7 @@ def messages(stream: Stream, begin: str, end: str, *, inside: bool) -> Reading[N
     else:
         mark = yield from _content(stream, AnswerText)
     while mark:
-        found = yield from stream.take_until(MESSAGE, START, *_ENDS, limit=MAX_NAME_LEN)
+        found = yield from stream.take_until(MESSAGE, START, *ENDS, limit=MAX_NAME_LEN)
         header = None
         if found is not None:
             header = parsed_header(mark + found.text)
@@ -96,7 +96,7 @@ def calls(stream: Stream) -> Reading[None]:
     else:
         mark = yield from stream.text_until(*_BEGINS)
     while mark:
-        found = yield from stream.take_until(MESSAGE, START, *_ENDS, limit=MAX_NAME_LEN)
+        found = yield from stream.take_until(MESSAGE, START, *ENDS, limit=MAX_NAME_LEN)
         if found is not None and found.marker == START:
             stream.give_up(keep=START)
             mark = START
@@ -105,7 +105,7 @@ def calls(stream: Stream) -> Reading[None]:
             header = parsed_header(mark + found.text)
             if header is not None and (yield from _call(stream, header.recipient)):
                 yield from stream.skip_space()
-                yield from stream.accept_one(*_ENDS)
+                yield from stream.accept_one(*ENDS)
                 yield from stream.skip_space()
                 stream.settle()
         mark = yield from stream.text_until(*_BEGINS)
@@ -117,7 +117,7 @@ def _call(stream: Stream, recipient: str) -> Reading[bool]:
     if name not in stream.names:
         return False
     yield from stream.skip_space()
-    if (yield from stream.accept_one(*_ENDS)):
+    if (yield from stream.accept_one(*ENDS)):
         return complete_call(stream, name, "{}")
     return (yield from json_arguments(stream, name))
 
@@ -146,11 +146,11 @@ def _content(
 
     Consumes and returns the mark that begins the next message; "" at the end of the text.
     """
-    marker = yield from stream.text_until(*_ENDS, *_BEGINS, kind=kind)
-    while marker in _ENDS:
+    marker = yield from stream.text_until(*ENDS, *_BEGINS, kind=kind)
+    while marker in ENDS:
         if raw:
             stream.give_up()
         yield from stream.skip_space()
         stream.settle()
-        marker = yield from stream.text_until(*_ENDS, *_BEGINS)
+        marker = yield from stream.text_until(*ENDS, *_BEGINS)
     return marker

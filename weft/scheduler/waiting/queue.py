@@ -1,6 +1,6 @@
 """The waiting queue, and the order in which a pass looks at it.
 
-The queue is a list of lines (`waiting_line.py`), one for each class of service: online requests,
+The queue is a list of lines (`line.py`), one for each class of service: online requests,
 and behind them background requests, which get what the first line leaves (`background/`). The
 second line exists from its first request on. The queue knows requests and policies; it does not
 know why a request is admitted, or what runs.
@@ -17,7 +17,7 @@ from weft.memory.prefix_cache import PrefixCache
 from weft.scheduler.background.opening import BackgroundOpening
 from weft.scheduler.policies.protocol import Policy, RequestClasses
 from weft.scheduler.request import Request
-from weft.scheduler.waiting_line import WaitingLine
+from weft.scheduler.waiting.line import WaitingLine
 from weft.scheduler.waiting_table import EVERYBODY
 
 # Background requests are of lower class than all that a policy knows.
@@ -99,7 +99,7 @@ class WaitingQueue:
     def stop_indexes(self) -> None:
         """Stop notifying the indexes of changes of the cache."""
         for line in self.lines:
-            line.stop_index()
+            line.cached_lens.stop()
 
     @property
     def num_tokens(self) -> int:

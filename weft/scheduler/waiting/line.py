@@ -21,12 +21,52 @@ from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 
 
+class CachedLens:
+    """How much of each waiting request is cached, kept up to date while a policy reads it from a
+    cache that shares."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self.index: PrefixIndex | None = None  # None: no policy reads it
+
+    def start(self, policy: Policy, table: WaitingTable) -> None:
+        """Follow the cache for the requests of a table, if the policy reads their lengths."""
+        self.index = None
+        if not policy.reads_cache or not self._cache.shares:
+            return
+        counts = policy.new_counts()
+        self.index = PrefixIndex(self._cache, table.set_cached_len, counts)
+        policy.use_index(self.index, counts)
+        for request in table:
+            self.add(request, table)
+        self._cache.listeners.append(self.index)
+
+    def add(self, request: Request, table: WaitingTable) -> None:
+        """A request has joined the table."""
+        if self.index is None:
+            return
+        key = request.cache_key(request.packed)
+        arrival_order = request.spec.arrival_order
+        length = self.index.add(arrival_order, key, request.reusable_len * TOKEN_BYTES)
+        table.set_cached_len(arrival_order, length)
+
+    def stop(self) -> None:
+        """Stop following the changes of the cache."""
+        if self.index in self._cache.listeners:
+            self._cache.listeners.remove(self.index)
+
+    def go_on_with(self, index: PrefixIndex | None) -> None:
+        """Follow the cache again with an index that was stopped."""
+        self.index = index
+        if index is not None:
+            self._cache.listeners.append(index)
+
+
 class WaitingLine:
     """The waiting requests of one class of service, in the order of one policy. A request that has
     waited `aging_s` seconds is overdue; 0: never, and then there is no `AgingTurns`."""
 
     def __init__(self, policy: Policy, cache: PrefixCache, aging_s: float = 0.0) -> None:
-        self._cache = cache
         self._aging_s = aging_s
         self._waiting = WaitingTable()  # requests that never ran
         self.resumed: list[Request] = []  # retracted requests: few, sorted by arrival
@@ -34,8 +74,7 @@ class WaitingLine:
         # No request of this line can be admitted before a request ends.
         self.is_full = False
         self.num_tokens = 0  # of the prompts of all requests that never ran
-        # The cached lengths of the waiting requests, if the policy reads a cache that shares.
-        self._prefix_index: PrefixIndex | None = None
+        self.cached_lens = CachedLens(cache)
         self.policy = policy
         self._start_policy()
 
@@ -54,26 +93,19 @@ class WaitingLine:
         indices = self._waiting.indices()[: num - len(found)]
         return found + [self._waiting.request_at(index) for index in indices.tolist()]
 
-    def retractions_of_first(self, now: float, end: int = EVERYBODY) -> int:
-        """How often the first request of the order was retracted."""
-        first = next(self.order(now, end), None)
-        return 0 if first is None else first.retractions
-
     def use(self, policy: Policy) -> None:
         """Order by this policy from now on. If it raises, the previous policy stays."""
         before = self.policy
-        index_before = self._prefix_index
+        index_before = self.cached_lens.index
         columns = self._waiting.policy_columns()
-        self.stop_index()
+        self.cached_lens.stop()
         self.policy = policy
         try:
             self._start_policy()
         except BaseException:
-            self.stop_index()
+            self.cached_lens.stop()
             self.policy = before
-            self._prefix_index = index_before
-            if index_before is not None:
-                self._cache.listeners.append(index_before)
+            self.cached_lens.go_on_with(index_before)
             self._waiting.restore(columns)
             raise
         if self._turns is not None:
@@ -85,9 +117,9 @@ class WaitingLine:
 
     def go_on_with(self, policy: Policy, tags: dict[int, int]) -> None:
         """Order by a policy that knows the waiting requests and has given them these tags."""
-        self.stop_index()
+        self.cached_lens.stop()
         self.policy = policy
-        self._start_index()
+        self.cached_lens.start(policy, self._waiting)
         for arrival_order, tag in tags.items():
             self._waiting.set_tag(arrival_order, tag)
 
@@ -115,8 +147,7 @@ class WaitingLine:
         self.num_tokens += request.fill_len
         try:
             self._waiting.append(request)
-            if self._prefix_index is not None:
-                self._index(self._prefix_index, request)
+            self.cached_lens.add(request, self._waiting)
             if self.policy.follower is not None:
                 self._introduce(self.policy.follower, request)
         except BaseException:
@@ -138,7 +169,12 @@ class WaitingLine:
         losers: list[Request] = []
         if requests_over <= 0 and tokens_over <= 0:
             return losers
-        for loser in self._displaced(newcomer):
+        displaced: Iterator[Request] = iter(())
+        if self.policy.displacement is not None:
+            displaced = self.policy.displacement.displaced(
+                self._waiting, self._waiting.indices(), newcomer
+            )
+        for loser in displaced:
             losers.append(loser)
             requests_over -= 1
             tokens_over -= loser.fill_len
@@ -207,8 +243,8 @@ class WaitingLine:
         """The requests that are not blocked, best first. Lazy: the caller may stop at any
         request."""
         policy = self.policy
-        if self._prefix_index is not None:
-            self._prefix_index.move_on()
+        if self.cached_lens.index is not None:
+            self.cached_lens.index.move_on()
         fresh = policy.order_waiting(self._waiting, end, now)
         if policy.classes is not None:
             return self._order_by_class(policy.classes, fresh, end, now)
@@ -232,21 +268,15 @@ class WaitingLine:
         oldest: Iterator[Request] = iter(())
         if self.policy.ages:
             oldest = self._waiting.came_by(now - self._aging_s, end)
-        overdue = heapq.merge(
-            self._overdue_resumed(now), oldest, key=lambda one: one.spec.arrival_order
-        )
+        resumed = [one for one in self.resumed if 0 < self._aging_s <= now - one.spec.arrival_s]
+        overdue = heapq.merge(resumed, oldest, key=lambda one: one.spec.arrival_order)
         return self._turns.interleave(overdue, ranked)
-
-    def _overdue_resumed(self, now: float) -> Iterator[Request]:
-        for request in self.resumed:
-            if 0 < self._aging_s <= now - request.spec.arrival_s:
-                yield request
 
     # Inside
 
     def _start_policy(self) -> None:
         """Introduce the waiting requests to a policy that has seen none of them."""
-        self._start_index()
+        self.cached_lens.start(self.policy, self._waiting)
         follower = self.policy.follower
         if follower is not None:
             for request in self._waiting:
@@ -256,46 +286,14 @@ class WaitingLine:
         """Introduce a request that begins to wait to a policy that keeps an account."""
         self._waiting.set_tag(request.spec.arrival_order, follower.arrived(request))
 
-    def _start_index(self) -> None:
-        """Keep the cached lengths of all waiting requests up to date, if the policy reads them."""
-        policy = self.policy
-        cache = self._cache
-        self._prefix_index = None
-        if not policy.reads_cache or not cache.shares:
-            return
-        counts = policy.new_counts()
-        index = PrefixIndex(cache, self._waiting.set_cached_len, counts)
-        policy.use_index(index, counts)
-        self._prefix_index = index
-        for request in self._waiting:
-            self._index(index, request)
-        cache.listeners.append(index)
-
-    def stop_index(self) -> None:
-        """Stop notifying the index of changes of the cache."""
-        index = self._prefix_index
-        if index in self._cache.listeners:
-            self._cache.listeners.remove(index)
-
-    def _index(self, index: PrefixIndex, request: Request) -> None:
-        key = request.cache_key(request.packed)
-        length = index.add(request.spec.arrival_order, key, request.reusable_len * TOKEN_BYTES)
-        self._waiting.set_cached_len(request.spec.arrival_order, length)
-
-    def _displaced(self, newcomer: Request) -> Iterator[Request]:
-        displacement = self.policy.displacement
-        if displacement is None:
-            return iter(())
-        return displacement.displaced(self._waiting, self._waiting.indices(), newcomer)
-
     def _forget(self, request: Request) -> None:
         """Undo the parts of an `append` that raised."""
         self.num_tokens -= request.fill_len
         self._waiting.discard(request)
         if self.policy.follower is not None:
             self.policy.follower.dropped(request)
-        self.stop_index()
-        self._start_index()
+        self.cached_lens.stop()
+        self.cached_lens.start(self.policy, self._waiting)
 
     def _take_out(self, request: Request) -> bool:
         """Remove a request. Returns whether it had never run."""
@@ -303,6 +301,6 @@ class WaitingLine:
             self.resumed.remove(request)
             return False
         self.num_tokens -= request.fill_len
-        if self._prefix_index is not None:
-            self._prefix_index.remove(request.spec.arrival_order)
+        if self.cached_lens.index is not None:
+            self.cached_lens.index.remove(request.spec.arrival_order)
         return True
