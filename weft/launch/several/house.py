@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from typing import Any
 
 from weft.client.calls import EngineFault
@@ -214,7 +215,8 @@ class House:
                 self.line.fail(name, ApiError(503, message, code="model_load_failed"))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
+        # Not in the context of the request that happens to be the first one for its model.
+        task = asyncio.create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
