@@ -37,7 +37,7 @@ from weft.bench.http import HttpClient, HttpError
 from weft.handoff.decode import DecodeSide
 from weft.handoff.facts import KvFacts
 from weft.handoff.prefill import PrefillSide
-from weft.memory.handoff.protocol import MeetingPlace
+from weft.memory.handoff.protocol import RoomAddress
 from weft.memory.prefix_cache import CacheKey
 
 SECRETS = {"checksums": "", "authenticated": "a secret of both sides"}
@@ -132,8 +132,8 @@ class Taker:
         number = self._number
         room = f"room {number}"
         self._commands.send(("lend", self._name, room, self._key))
-        place = MeetingPlace("127.0.0.1", self._port, room)
-        self._side.ask(number, place, self._key, 0)
+        address = RoomAddress("127.0.0.1", self._port, room)
+        self._side.ask(number, address, self._key, 0)
         self._wait_for("found")
         self._side.bind(number, number)
         began = time.perf_counter()

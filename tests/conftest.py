@@ -12,17 +12,17 @@ import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG as HTTPX
 from hypothesis import HealthCheck, settings
 
-from tests.durations import DurationRecorder, LongestFirst, read_durations
+from tests.durations import DurationRecorder, read_durations
 from tests.hanging import HangGuard, Offspring
+from tests.workers import ForkedWorkers
 from weft.observe.log import setup
 
-USED = pytest.StashKey[bool]()  # whether a test has asked for the fresh seed
+USED = pytest.StashKey[bool]()  # whether a test asks for the fresh seed
 OFFSPRING = pytest.StashKey[Offspring]()
 LEFT = pytest.StashKey[list[str]]()  # commands of processes that tests have left running
 
@@ -47,7 +47,7 @@ for name in [name for name in os.environ if name.startswith("WEFT_") and name !=
     del os.environ[name]
 # Nor on whether SmolLM2 is installed: the bundled model is the default here.
 os.environ["WEFT_DEFAULT_MODEL"] = "weft-nano"
-# A thousand processes need not compile weft each anew, nor three that run the tests all tests.
+# A thousand processes need not compile weft each anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Processes that tests start find what tests define (tests.text.media_fakes).
@@ -79,6 +79,8 @@ def _keep_the_last_line_the_last() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "seed of the schedules that are new in each run; the last line of a run tells it"
     parser.addoption("--fresh-seed", type=int, default=None, help=text)
+    text = "run files of tests in so many processes; 0: all in this one"
+    parser.addoption("--workers", type=int, default=0, metavar="N", help=text)
     parser.addoption("--all", action="store_true", help="run slow tests, too")
     text = "write the seconds of each file into tests/durations.json"
     parser.addoption("--record-durations", action="store_true", help=text)
@@ -89,11 +91,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.fresh_seed = random.SystemRandom().randrange(1, 10**9)
     config.pluginmanager.register(HangGuard())
     config.stash[OFFSPRING] = Offspring()
-    if config.pluginmanager.has_plugin("xdist"):
-        config.pluginmanager.register(LeftByWorkers(config))
-    if hasattr(config, "workerinput"):
-        config.pluginmanager.register(LongestFirst(read_durations()))
-    elif config.option.record_durations:
+    if config.option.workers:
+        config.pluginmanager.register(ForkedWorkers(config.option.workers, read_durations()))
+    if config.option.record_durations:
         config.pluginmanager.register(DurationRecorder())
 
 
@@ -102,26 +102,9 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     """No server outlives the tests that started it."""
     yield
     left = session.config.stash[OFFSPRING].left()
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output["left"] = left
-        return
-    left += session.config.stash.get(LEFT, [])
     session.config.stash[LEFT] = left
     if left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-class LeftByWorkers:
-    """Collects what the processes of pytest-xdist report."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        left = self._config.stash.get(LEFT, [])
-        self._config.stash[LEFT] = left + getattr(node, "workeroutput", {}).get("left", [])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -132,6 +115,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    names = [getattr(item, "fixturenames", ()) for item in session.items]
+    session.config.stash[USED] = any("fresh_seed" in one for one in names)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -148,7 +136,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def fresh_seed(request: pytest.FixtureRequest) -> int:
     """A number that is another in each run, but for `--fresh-seed`."""
-    request.config.stash[USED] = True
     return int(request.config.option.fresh_seed)
 
 

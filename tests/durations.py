@@ -1,7 +1,6 @@
 """Starts the files of tests that take longest first, so that the processes of a run end together.
 
-Left to itself, pytest-xdist starts those with the most tests first, and a server's few slow tests
-come last. `tests/durations.json` has the seconds of each file that takes over a second;
+`tests/durations.json` has the seconds of each file that takes over a second;
 `--record-durations` brings it up to date.
 """
 
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -37,15 +36,15 @@ def updated(record: Mapping[str, float], ran: Mapping[str, float], root: Path) -
     }
 
 
-class LongestFirst:
-    """Orders files; the tests of a file keep their order."""
-
-    def __init__(self, durations: Mapping[str, float]) -> None:
-        self._durations = durations
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items.sort(key=lambda item: -self._durations.get(file_of(item.nodeid), 0.0))
+def longest_first(
+    items: Iterable[pytest.Item], durations: Mapping[str, float]
+) -> list[list[pytest.Item]]:
+    """The tests of each file, in their order; what takes longest first."""
+    files: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        files[file_of(item.nodeid)].append(item)
+    names = sorted(files, key=lambda name: -durations.get(name, 0.0))
+    return [files[name] for name in names]
 
 
 class DurationRecorder:

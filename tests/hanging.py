@@ -23,6 +23,7 @@ import pytest
 
 LIMIT_S = 300.0  # of one phase of a test; another by `@pytest.mark.timeout(seconds)`
 GRACE_S = 60.0  # from the exception to the end of the process
+RENEWED_S = 10.0  # so long the thread that would end the process serves for one phase after another
 MAX_EXTENSIONS = 4  # on a machine with more work than processors, a test has so many limits more
 BUSY_LOAD = 2.0  # threads that want a processor, for each processor
 OWNER = "TESTS_OF_WEFT"  # environment variable of all that the tests of one process start
@@ -37,10 +38,34 @@ class Hung(Exception):
     """The test has taken longer than its limit."""
 
 
+class LastResort:
+    """Ends the process, with its stacks written, if a phase takes far too long and no exception
+    helps. A thread waits for that; to start and to join one for each of sixty thousand phases takes
+    longer than what most of them do."""
+
+    def __init__(self, stderr: int) -> None:
+        """`stderr`: the file to which stacks are written."""
+        self.stderr = stderr
+        self._began_s = 0.0
+        self._most_s = 0.0
+
+    def expect_end(self, most_s: float) -> None:
+        """End the process in `most_s`, or up to `RENEWED_S` later."""
+        now = time.monotonic()
+        if most_s == self._most_s and now < self._began_s + RENEWED_S:
+            return
+        self._began_s = now
+        self._most_s = most_s
+        faulthandler.dump_traceback_later(most_s + RENEWED_S, exit=True, file=self.stderr)
+
+    def forget(self) -> None:
+        self._most_s = 0.0
+        faulthandler.cancel_dump_traceback_later()
+
+
 @contextlib.contextmanager
-def bounded(limit_s: float, stderr: int) -> Iterator[None]:
-    """Raise `Hung` in this thread, the main one, if the body takes longer than `limit_s`. `stderr`:
-    the file to which stacks are written."""
+def bounded(limit_s: float, last_resort: LastResort) -> Iterator[None]:
+    """Raise `Hung` in this thread, the main one, if the body takes longer than `limit_s`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -52,13 +77,13 @@ def bounded(limit_s: float, stderr: int) -> Iterator[None]:
             extensions += 1
             arm()
             return
-        faulthandler.dump_traceback(stderr, all_threads=True)
+        faulthandler.dump_traceback(last_resort.stderr, all_threads=True)
         raise Hung(f"the test has taken longer than {limit_s * (1 + extensions):,.0f} s")
 
     def arm() -> None:
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         most_s = limit_s * (MAX_EXTENSIONS + 1 - extensions) + GRACE_S
-        faulthandler.dump_traceback_later(most_s, exit=True, file=stderr)
+        last_resort.expect_end(most_s)
 
     before = signal.signal(signal.SIGALRM, ring)
     arm()
@@ -66,7 +91,6 @@ def bounded(limit_s: float, stderr: int) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, before)
 
 
@@ -79,21 +103,26 @@ class HangGuard:
     """Bounds each phase. These hooks run where pytest catches what a phase raises."""
 
     def __init__(self) -> None:
-        self._stderr = os.dup(2)  # while a test runs, 2 is a file that nobody reads
+        # While a test runs, 2 is a file that nobody reads.
+        self._last_resort = LastResort(os.dup(2))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        self._last_resort.forget()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        with bounded(limit_of(item), self._stderr):
+        with bounded(limit_of(item), self._last_resort):
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        with bounded(limit_of(item), self._stderr):
+        with bounded(limit_of(item), self._last_resort):
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
-        with bounded(limit_of(item), self._stderr):
+        with bounded(limit_of(item), self._last_resort):
             return (yield)
 
 

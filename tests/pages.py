@@ -55,11 +55,12 @@ def patched(text: str, hunk: str, place: str) -> str:
 
 
 def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments on the code in `tree`."""
+    """Run Python with these arguments on the code in `tree`: pytest without plugins, which take
+    longer to load than the few tests of a page to run."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
+        env={**os.environ, "PYTHONPATH": str(tree), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

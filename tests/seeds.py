@@ -16,8 +16,12 @@ def seeds(usual: int, of_all: int) -> list[Any]:
 
 def every_second(cases: Iterable[Any]) -> list[Any]:
     """The cases, every second of which is for `scripts/test --all` alone."""
-    found = list(cases)
-    return [slow([case])[0] if place % 2 else case for place, case in enumerate(found)]
+    return one_in(2, cases)
+
+
+def one_in(num: int, cases: Iterable[Any]) -> list[Any]:
+    """The cases: the first of each `num` for every run, the others for `scripts/test --all`."""
+    return [slow([case])[0] if place % num else case for place, case in enumerate(cases)]
 
 
 def slow(cases: Iterable[Any]) -> list[Any]:

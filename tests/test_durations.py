@@ -13,7 +13,7 @@ from tests.durations import (
     ROOT,
     SHORTEST_S,
     DurationRecorder,
-    LongestFirst,
+    longest_first,
     read_durations,
     updated,
 )
@@ -29,9 +29,11 @@ def report(nodeid: str, seconds: float) -> pytest.TestReport:
 
 def test_the_file_that_takes_longest_starts_first_and_its_tests_keep_their_order() -> None:
     items = items_of("a.py::two", "b.py::second", "c.py::one", "b.py::first", "a.py::one")
-    LongestFirst({"b.py": 9.0, "c.py": 2.0}).pytest_collection_modifyitems(items)
-    assert [item.nodeid for item in items] == [
-        *("b.py::second", "b.py::first", "c.py::one", "a.py::two", "a.py::one")
+    files = longest_first(items, {"b.py": 9.0, "c.py": 2.0})
+    assert [[item.nodeid for item in file] for file in files] == [
+        ["b.py::second", "b.py::first"],
+        ["c.py::one"],
+        ["a.py::two", "a.py::one"],
     ]
 
 

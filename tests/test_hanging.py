@@ -22,6 +22,7 @@ import time
 from tests import hanging
 
 hanging.GRACE_S = 0.3
+hanging.RENEWED_S = 0.0
 hanging.LAST_END_S = 0.3
 hanging.BUSY_LOAD = 1e9
 os.getloadavg = lambda: (float(os.environ.get("FAKE_LOAD", "0")), 0.0, 0.0)
@@ -86,7 +87,7 @@ def test_hangs():
     time.sleep(240)
 """
 WAITING = STARTING + "    time.sleep(240)\n"
-HERE_AND_THERE = [("-n", "0"), ("-n", "1", "--dist", "loadfile", "--max-worker-restart", "0")]
+HERE_AND_THERE = [("--workers", "0"), ("--workers", "1")]
 DEAF = """
 import signal
 import time
@@ -107,7 +108,7 @@ def begin(tmp_path: Path, source: str, *options: str, **environ: str) -> subproc
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(source)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    timeout: x\n    slow: x\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "xdist"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest"]
     # Without the other plugins that are installed, which take longer to load than these tests to
     # run.
     environ = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT), **environ}
@@ -142,7 +143,7 @@ def test_each_phase_that_hangs_fails_alone_and_what_is_left_running_ends(
 
 
 def test_a_busy_machine_has_more_time_but_not_for_ever(tmp_path: Path) -> None:
-    status, text = run(tmp_path, PATIENT, "-n", "0", FAKE_LOAD="1e12")
+    status, text = run(tmp_path, PATIENT, "--workers", "0", FAKE_LOAD="1e12")
     assert status == 1, text
     assert "1 failed, 1 passed" in text, text
     assert "taken longer than 2 s" in text, text  # 0.3 s and four more
@@ -159,7 +160,7 @@ def test_a_test_that_hears_no_signal_is_ended_with_its_stacks_written(
 
 
 def test_a_server_that_a_test_leaves_running_fails_the_run(tmp_path: Path) -> None:
-    status, text = run(tmp_path, STARTING, "-n", "0")
+    status, text = run(tmp_path, STARTING, "--workers", "0")
     assert status == 1
     assert "left a process running" in text, text
 

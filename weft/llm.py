@@ -583,7 +583,7 @@ class LLM:
         """Give the engine what waits for it, let it do one step, and take what comes out."""
         engine = self._engine
         client = self._client
-        with HeldInterrupt():
+        with DelayedInterrupt():
             while self._inbox:
                 reply = engine.submit(self._inbox.popleft())
                 if reply is not None:
@@ -620,7 +620,7 @@ def _media_loader(prepared: Prepared, tokenizer: Tokenizer) -> MediaLoader | Non
     return MediaLoader(processor, ids, Fetcher(MEDIA_ACCESS), MEDIA_LIMITS)
 
 
-class HeldInterrupt:
+class DelayedInterrupt:
     """Within this block Ctrl-C waits for its end: nothing is interrupted in the middle.
 
     Only the main thread can do this; elsewhere the block does nothing, because Ctrl-C does not

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.text.tokens import byte_tokenizer
+from weft.client.front_times import FrontTimes
 from weft.client.generation import Completion, CompletionSpec, Generation
 from weft.client.requests import pack_ids
 from weft.messages.requests import GenerateRequest
@@ -26,6 +27,7 @@ def make_completion(params: SamplingParams, *, stream_interval: int = 1) -> Comp
         latency=METRICS.completions.latencies[0],
         started_s=0.0,
         arrived_s=0.0,
+        front=FrontTimes(0.0),
         stream_interval=stream_interval,
     )
     generation = Generation(stream=True, on_close=lambda generation: None)

@@ -460,7 +460,7 @@ def test_a_wait_is_reported_with_the_fronts_part_and_other_warnings_as_they_are(
     async def main() -> None:
         world = World()
         for _ in range(REFRESH):
-            world.client._recorder.delay.learn(0.002)
+            world.client.recorder.delay.learn(0.002)
         (completion,) = world.submit().completions
         id = completion.spec.request.id
         warnings = [

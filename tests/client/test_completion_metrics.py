@@ -9,6 +9,7 @@ from tests.text.tokens import byte_tokenizer
 from weft.client import completion_metrics
 from weft.client.completion_metrics import CompletionRecorder
 from weft.client.front_delay import FrontDelay
+from weft.client.front_times import FrontTimes
 from weft.client.generation import Completion, CompletionSpec, Generation
 from weft.messages.replies import WAIT_HEADER, Finish
 from weft.messages.requests import GenerateRequest
@@ -37,6 +38,7 @@ def record(
         latency=metrics.completions.latencies[0],
         started_s=ARRIVED_S + 0.25,
         arrived_s=ARRIVED_S,
+        front=FrontTimes(ARRIVED_S),
     )
     generation = Generation(stream=True, on_close=lambda generation: None)
     completion = Completion(spec, generation, byte_tokenizer().detokenizer())

@@ -43,8 +43,9 @@ PAGES = [
     ),
     Page(
         "pass.md",
-        ("weft/executor/profile/long_steps.py", "weft/executor/build.py"),
+        ("weft/executor/passes/kinds/long_steps.py",),
         "tests/executor/test_long_steps.py",
+        is_last=True,
     ),
     Page(
         "model.md",
@@ -65,7 +66,7 @@ PAGES = [
             "weft/plan/logits.py",
             "weft/scheduler/features/forbid_repeat.py",
             "weft/scheduler/features/registry.py",
-            "weft/executor/sampler.py",
+            "weft/executor/outputs/sampler.py",
         ),
         "tests/scheduler/test_forbid_repeat.py",
     ),
@@ -95,6 +96,20 @@ PAGES = [
             "weft/server/admin/work.py",
         ),
         "tests/test_check_model.py",
+    ),
+    Page(
+        "adapter-kind.md",
+        ("weft/executor/lora/kinds/loha.py",),
+        "tests/executor/lora/test_loha.py",
+    ),
+    Page(
+        "request-field.md",
+        (
+            "weft/messages/requests.py",
+            "weft/server/requests.py",
+            "weft/scheduler/scheduler.py",
+        ),
+        "tests/server/test_never_waits.py",
     ),
 ]
 

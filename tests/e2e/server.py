@@ -50,10 +50,13 @@ class Server:
             if not self._url.wait(HANG_S) or not self.url:
                 raise AssertionError("the server did not start:\n" + "\n".join(self.lines))
             self.engines = self._find_engines()
-            self.engine = self.engines[0]
         except BaseException:
             self._kill()
             raise
+
+    @property
+    def engine(self) -> psutil.Process:
+        return self.engines[0]
 
     def _kill(self) -> None:
         self.process.kill()  # the engine ends with it

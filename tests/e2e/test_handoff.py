@@ -97,7 +97,7 @@ def test_without_the_prefill_server_prompts_are_computed(trio: Trio) -> None:
 
 
 @pytest.mark.parametrize("layers", ["windows", "states"])
-def test_prompts_of_other_layers_are_handed_over_with_their_ending(
+def test_prompts_of_other_layers_are_handed_over_with_their_resume_state(
     layers: str, tmp_path: Path
 ) -> None:
     trio = Trio(model=str(write_model_with(layers, tmp_path)))

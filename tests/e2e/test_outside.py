@@ -4,6 +4,7 @@ server uses all its parts."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,11 @@ import pytest
 from tests.e2e.server import HANG_S, Server
 from tests.pages import BLOCK, CONTRIBUTE
 from weft.config.engine import EngineConfig
+from weft.config.families.table import add_outside
 from weft.config.options import Command, SettingsError
+from weft.executor.build import outside_passes
+from weft.server.app import OPERATIONS
+from weft.server.plugins import outside_operations
 from weft.weights.known import BUNDLED
 
 PAGE = CONTRIBUTE / "outside.md"
@@ -165,19 +170,40 @@ def test_a_setting_that_cannot_be_read_is_refused(plugins: str, why: str) -> Non
         Command("weft serve", "", EngineConfig).read(["--plugins", plugins], {})
 
 
+def read_here(plugins: str) -> None:
+    """What a start does with its plugins, in the front and in the engine."""
+    outside_operations(plugins, OPERATIONS)
+    outside_passes(plugins)
+    add_outside(plugins)
+
+
 @pytest.mark.parametrize(
     ("plugins", "why"),
     [
         ("control=no_such:ROWS", "there is no module 'no_such'"),
         ("control=own_parts:NONE", "own_parts has no 'NONE'"),
         ("control=rows", "no installed package has it as an entry point of the group weft.control"),
-        ("control=script:ROWS", "control=script:ROWS: it could not be loaded: SystemExit: 0"),
         ("control=own_parts:HELLO", "is no weft.messages.outside.OutsideControl"),
         ("routes=own_parts:ROWS", "is no weft.server.operation.Operation"),
         ("passes=own_parts:RowCounter", "is no subclass of weft.executor.runner.Pass"),
-        ("kv_groups=own_parts:ROWS", "makes no weft.scheduler.groups.protocol.KvGroup"),
         ("families=own_parts:ROWS", "is no dict of weft.config.families.family.Family"),
     ],
+)
+def test_a_part_that_cannot_be_used_is_refused_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, plugins: str, why: str
+) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    with pytest.raises(SettingsError, match=re.escape(why)):
+        read_here(plugins)
+
+
+@pytest.mark.parametrize(
+    ("plugins", "why"),
+    [
+        ("control=script:ROWS", "control=script:ROWS: it could not be loaded: SystemExit: 0"),
+        ("kv_groups=own_parts:ROWS", "makes no weft.scheduler.groups.protocol.KvGroup"),
+    ],
+    ids=["in the front", "in the engine"],
 )
 def test_a_part_that_cannot_be_used_ends_the_start_with_one_line(
     folder: Path, plugins: str, why: str
@@ -188,7 +214,11 @@ def test_a_part_that_cannot_be_used_ends_the_start_with_one_line(
         text=True,
         check=False,
         timeout=HANG_S,
-        env={"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}", "PATH": "/usr/bin:/bin"},
+        env={
+            "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
+            "PATH": "/usr/bin:/bin",
+            "OMP_NUM_THREADS": "1",
+        },
     )
     assert done.returncode == 2
     assert why in done.stderr

@@ -37,6 +37,7 @@ from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.prefill import PrefillScheduler, lacking
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.waiting.line import WaitingLine
 
 MOST_NEW = 4_096  # tokens that a request is expected to generate at most
 
@@ -64,7 +65,7 @@ def unlocked_tokens(scheduler: Scheduler, request: Request | None = None) -> int
             locked.add((id(node), len(node.key)))
             node = node.parent
     num_locked = sum(len_bytes // 4 for _, len_bytes in locked) // kv.page_size
-    return kv.capacity - (num_own + num_locked) * kv.page_size
+    return kv.room.capacity - (num_own + num_locked) * kv.page_size
 
 
 def expected_of_running(scheduler: Scheduler, ratio: float) -> float:
@@ -99,10 +100,10 @@ class Witness:
             return plan(scheduler, now, in_flight=in_flight)
 
         def make_adder(
-            prefills: PrefillScheduler, decode_rows: IntArray, now: float
+            prefills: PrefillScheduler, line: WaitingLine, decode_rows: IntArray, now: float
         ) -> PrefillAdder:
             witness.decode_rows = decode_rows
-            return make(prefills, decode_rows, now)
+            return make(prefills, line, decode_rows, now)
 
         def watched(adder: PrefillAdder, request: Request, *, has_chunked_req: bool) -> AddResult:
             num_before = len(adder.can_run)
@@ -126,7 +127,8 @@ class Witness:
             new = min(one.max_len - one.fill_len, MOST_NEW) if with_output else 0
             return num_pages_for(num_tokens, page_size) * page_size + page_size + new
 
-        retractions = scheduler.waiting_queue.retractions_of_first(scheduler._now)
+        first = next(scheduler.waiting_queue.online.order(scheduler.now), None)
+        retractions = 0 if first is None else first.retractions
         ratio = scheduler.prefills.new_token_ratio.current
         if retractions:
             ratio = min(1.0, max(ratio, 1 / 16) * 2.0**retractions)

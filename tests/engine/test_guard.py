@@ -254,10 +254,11 @@ def test_a_health_check_whose_request_cannot_be_opened_asks_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = EngineWorld(settings())
-    append = world.scheduler.waiting_queue.resume
-    monkeypatch.setattr(world.scheduler.waiting_queue, "resume", lambda one: 1 / 0)
+    line = world.scheduler.waiting_queue.online
+    append = line.resume
+    monkeypatch.setattr(line, "resume", lambda one: 1 / 0)
     assert isinstance(world.tell(HealthCheck(call=3)), CallFailed)
-    monkeypatch.setattr(world.scheduler.waiting_queue, "resume", append)
+    monkeypatch.setattr(line, "resume", append)
     assert world.tell(HealthCheck(call=4)) is None
     world.step()
     assert PROBE.id in world.scheduler.requests or world.answers(HealthCheckReply)

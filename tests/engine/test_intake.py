@@ -133,7 +133,7 @@ def test_replies_to_rpc_calls_go_to_the_caller_and_all_others_to_the_front(
     assert decode_from_engine(other.recv()) == FlushCacheReply(call=7, success=True)
     [to_front] = [reply for reply in sockets.sent if isinstance(reply, ControlReply)]
     assert isinstance(to_front, GetStateReply)
-    assert (to_front.call, to_front.stats.kv_tokens) == (9, world.scheduler.kv.capacity)
+    assert (to_front.call, to_front.stats.kv_tokens) == (9, world.scheduler.kv.room.capacity)
 
 
 def test_the_front_hears_of_new_weights_whoever_has_changed_them(sockets: Sockets) -> None:

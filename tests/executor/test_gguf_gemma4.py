@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.caches import set_own_cache
 from tests.executor.driver import Turn, make_driver
 from tests.executor.gguf_files import Stored, plain, write_gguf
 from tests.executor.gguf_models import (
@@ -94,7 +95,7 @@ ROPE_FREQS = torch.tensor([1.0] * 4 + [1e30] * 12)
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    set_own_cache(tmp_path / "cache", monkeypatch)
 
 
 def weights_of(config: dict[str, Any]) -> dict[str, torch.Tensor]:

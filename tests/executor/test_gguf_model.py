@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.caches import set_own_cache
 from tests.executor.driver import Turn, make_driver
 from tests.executor.gguf_files import (
     Stored,
@@ -64,7 +65,7 @@ from weft.weights.root import default_root
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    set_own_cache(tmp_path / "cache", monkeypatch)
     return tmp_path / "cache"
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.caches import set_own_cache
 from tests.executor.driver import Turn, make_driver
 from tests.executor.gguf_files import plain, random_blocks, write_gguf
 from tests.executor.gguf_models import (
@@ -31,7 +32,7 @@ TOKENS = list(range(1, 40))
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    set_own_cache(tmp_path / "cache", monkeypatch)
 
 
 def written(folder: Path, architecture: str, remove: tuple[str, ...] = (), **changes: Any) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.caches import set_own_cache
 from tests.executor.gguf_files import write_gguf
 from tests.executor.gguf_models import hf_weights, metadata, stored
 from weft.assemble import model_folder
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def no_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(known.DEFAULT)
-    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    set_own_cache(tmp_path / "cache", monkeypatch)
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tests.executor.driver import ReadyBitmask, ints, logprobs_of, sampler_plan
-from weft.executor.sampler import SamplerOutput
-from weft.executor.sampler import sample as sample_by
+from weft.executor.outputs.sampler import SamplerOutput
+from weft.executor.outputs.sampler import sample as sample_by
 from weft.ops.noise import gumbel, row_keys
 from weft.ops.sampling import TorchSamplerOps, threshold
 from weft.plan.logits import (

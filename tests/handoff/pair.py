@@ -15,7 +15,7 @@ from tests.tiers.pool import HANG_S, PAGE_SIZE, BytesPool, key_of, pages
 from weft.handoff.decode import DecodeSide
 from weft.handoff.facts import Facts, KvFacts
 from weft.handoff.prefill import PrefillSide
-from weft.memory.handoff.protocol import MeetingPlace
+from weft.memory.handoff.protocol import RoomAddress
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
 
 FACTS = {"page size": "4", "digest of the weights": "abc"}
@@ -43,7 +43,7 @@ class Pair:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.pools = BytesPool(), BytesPool()
-        self.endings = BytesPool(), BytesPool()
+        self.resume_states = BytesPool(), BytesPool()
         common: dict[str, Any] = {"page_size": PAGE_SIZE, "notify": self._ring, "beat_s": beat_s}
         self.prefill = PrefillSide(
             listener,
@@ -52,7 +52,7 @@ class Pair:
             lease_s=HANG_S,
             facts=KvFacts(self._finder(0)),
             room_s=room_s,
-            endings=self.endings[0],
+            resume_states=self.resume_states[0],
             **common,
         )
         self.decode = DecodeSide(
@@ -60,7 +60,7 @@ class Pair:
             secret=secrets[1],
             facts=KvFacts(self._finder(1)),
             silence_s=silence_s,
-            endings=self.endings[1],
+            resume_states=self.resume_states[1],
             **common,
         )
         self.news: dict[str, list[Any]] = {
@@ -91,8 +91,8 @@ class Pair:
         """Whether both sides know their facts."""
         return all(not isinstance(side._facts.now, str) for side in (self.prefill, self.decode))
 
-    def place(self, room: str = "r", port: int = 0) -> MeetingPlace:
-        return MeetingPlace("127.0.0.1", port or self.port, room)
+    def place(self, room: str = "r", port: int = 0) -> RoomAddress:
+        return RoomAddress("127.0.0.1", port or self.port, room)
 
     def wait_until(self, condition: Callable[[], Any]) -> None:
         deadline = time.monotonic() + HANG_S
@@ -114,13 +114,13 @@ class Pair:
         self.prefill.lend(room, key_part(key_of(24), num_tokens), held)
         return content
 
-    def lend_with_ending(self, num_tokens: int = 24, seed: int = 1) -> tuple[bytes, bytes]:
-        """The same, with an ending in the places 3 and 9. Returns the content of both."""
+    def lend_with_resume_state(self, num_tokens: int = 24, seed: int = 1) -> tuple[bytes, bytes]:
+        """The same, with a resume state in the places 3 and 9. Returns the content of both."""
         held = pages(5, num_tokens // PAGE_SIZE)
-        ending = np.array([9, 3], dtype=np.int32)
+        resume_state = np.array([9, 3], dtype=np.int32)
         content = self.pools[0].fill(held, seed)
-        last = self.endings[0].fill(ending, seed + 1)
-        self.prefill.lend("r", key_part(key_of(24), num_tokens), held, ending)
+        last = self.resume_states[0].fill(resume_state, seed + 1)
+        self.prefill.lend("r", key_part(key_of(24), num_tokens), held, resume_state)
         return content, last
 
     def ask(self, pull: int = 0, have: int = 0, room: str = "r", port: int = 0) -> None:

@@ -46,52 +46,52 @@ def test_what_is_lent_arrives_as_it_is_and_is_given_back(pair: Pair) -> None:
     assert pair.decode.report().faults == pair.prefill.report().faults == 0
 
 
-ENDING = np.array([20, 21], dtype=np.int32)  # places of the server that asks
+RESUME_STATE = np.array([20, 21], dtype=np.int32)  # places of the server that asks
 
 
-def fetch_with_ending(pair: Pair, ticket: int, start: int, end: int) -> None:
+def fetch_with_resume_state(pair: Pair, ticket: int, start: int, end: int) -> None:
     pair.decode.bind(ticket, 0)
     num_pages = (end - start) // PAGE_SIZE
-    pair.decode.fetch(ticket, key_part(key_of(24), end), start, pages(40, num_pages), ENDING)
+    pair.decode.fetch(ticket, key_part(key_of(24), end), start, pages(40, num_pages), RESUME_STATE)
 
 
 @pytest.mark.parametrize("start", [0, 8, 24])
-def test_an_ending_comes_behind_its_pages_or_alone(pair: Pair, start: int) -> None:
-    content, ending = pair.lend_with_ending()
+def test_a_resume_state_comes_behind_its_pages_or_alone(pair: Pair, start: int) -> None:
+    content, resume_state = pair.lend_with_resume_state()
     pair.ask()
     assert pair.wait_for("found") == FoundKv(0, 24)
-    fetch_with_ending(pair, 7, start, 24)
+    fetch_with_resume_state(pair, 7, start, 24)
     landed = pair.wait_for("landed")
-    assert (landed.num_tokens, landed.has_ending) == (24 - start, True)
+    assert (landed.num_tokens, landed.has_resume_state) == (24 - start, True)
     num_pages = (24 - start) // PAGE_SIZE
     assert pair.content(num_pages) == content[len(content) - num_pages * BytesPool.page_bytes :]
-    assert pair.endings[1].content(ENDING) == ending
+    assert pair.resume_states[1].content(RESUME_STATE) == resume_state
 
 
-def test_without_its_ending_a_part_has_none(pair: Pair) -> None:
-    pair.lend_with_ending()
+def test_without_its_resume_state_a_part_has_none(pair: Pair) -> None:
+    pair.lend_with_resume_state()
     pair.ask()
     pair.wait_for("found")
     pair.fetch(7, 0, 8)
     landed = pair.wait_for("landed")
-    assert (landed.num_tokens, landed.has_ending) == (8, False)
+    assert (landed.num_tokens, landed.has_resume_state) == (8, False)
 
 
-def test_what_needs_its_ending_is_lent_as_a_whole_or_not_at_all(pair: Pair) -> None:
-    pair.lend_with_ending()
+def test_what_needs_its_resume_state_is_lent_as_a_whole_or_not_at_all(pair: Pair) -> None:
+    pair.lend_with_resume_state()
     pair.decode.ask(0, pair.place(), key_part(key_of(24), 20), 0)
     missed = pair.wait_for("missed")
     assert missed.reason == "refused"
     assert "only 20 of the 24 tokens of the room are wanted" in missed.message
 
 
-def test_an_ending_that_nobody_has_is_not_sent(pair: Pair) -> None:
+def test_a_resume_state_that_nobody_has_is_not_sent(pair: Pair) -> None:
     pair.lend()
     pair.ask()
     pair.wait_for("found")
-    fetch_with_ending(pair, 7, 0, 24)
+    fetch_with_resume_state(pair, 7, 0, 24)
     landed = pair.wait_for("landed")
-    assert not landed.has_ending
+    assert not landed.has_resume_state
     assert pair.wait_for("missed").reason == "lost"
 
 

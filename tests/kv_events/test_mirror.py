@@ -39,7 +39,7 @@ class Followed:
         read(self.blocks, self.mirror.apply(self.notes.take()))
         assert self.blocks == blocks_of(self.tree)
         late: Blocks = {}
-        read(late, self.mirror.whole())
+        read(late, self.mirror.snapshot())
         assert late == self.blocks
 
 
@@ -68,11 +68,11 @@ def test_whoever_follows_the_events_has_the_tree(seed: int) -> None:
 
 
 def test_hashes_follow_from_the_tokens_however_the_tree_cuts_them() -> None:
-    whole = block_hashes("", None, bytes(range(48)), 16)
+    snapshot = block_hashes("", None, bytes(range(48)), 16)
     first = block_hashes("", None, bytes(range(16)), 16)
-    assert first + block_hashes("", first[-1], bytes(range(16, 48)), 16) == whole
-    assert len({*whole, *block_hashes("salt", None, bytes(range(48)), 16)}) == 6
-    assert all(0 <= number < 1 << 63 for number in whole)
+    assert first + block_hashes("", first[-1], bytes(range(16, 48)), 16) == snapshot
+    assert len({*snapshot, *block_hashes("salt", None, bytes(range(48)), 16)}) == 6
+    assert all(0 <= number < 1 << 63 for number in snapshot)
 
 
 def test_a_block_tells_its_adapter_and_salt() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.caches import set_own_cache
 from tests.executor.gguf_files import damaged, gguf_bytes, random_blocks, write_gguf
 from tests.executor.gguf_models import hf_weights, metadata, stored, write_folder
 from weft import LLM, SamplingParams
@@ -34,7 +35,7 @@ SMALL = {"kv_tokens": 512, "threads": 1}
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    set_own_cache(tmp_path / "cache", monkeypatch)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])

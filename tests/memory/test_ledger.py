@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.scheduler import accounts
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.scenes import settings
 from weft.journal.replay import Replay
@@ -102,7 +103,7 @@ class Serving(RecordedWorld):
         self.send([9, 9], max_new_tokens=5)
         self.run_dry()
         assert not self.scheduler.requests
-        self.scheduler.audit()
+        accounts.audit(self.scheduler)
         replay = Replay(self.records)
         replay.run()
 
@@ -122,12 +123,12 @@ def test_a_page_that_is_lost_is_found_in_the_same_step_and_quarantined() -> None
 
 def test_the_sum_tells_what_is_lost_and_what_is_there_twice() -> None:
     kv = Serving().scheduler.kv
-    assert kv.imbalance == 0
+    assert kv.accounts.imbalance == 0
     lost = kv.allocator.alloc(2)
-    assert kv.imbalance == -2
+    assert kv.accounts.imbalance == -2
     kv.allocator.free(lost)
     kv.allocator.free(lost[:1])
-    assert kv.imbalance == 1
+    assert kv.accounts.imbalance == 1
 
 
 def test_pages_that_a_row_has_forgotten_are_missed_when_it_is_given_up_not_when_the_engine_is_idle() -> (
@@ -147,7 +148,7 @@ def test_a_page_that_is_freed_while_somebody_has_it_is_given_to_nobody_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = Serving()
-    held = world.scheduler.kv.owned_pages(world.request(1))[-1:]
+    held = world.scheduler.kv.accounts.owned_pages(world.request(1))[-1:]
     allocator = world.scheduler.kv.allocator
     allocator.free(held)
     free = allocator._free[: allocator.num_free]
@@ -168,7 +169,7 @@ def test_requests_that_were_given_the_same_page_end_and_others_are_computed_anew
     world = Serving()
     columns, kv = world.scheduler.kv.columns, world.scheduler.kv
     first, second = world.request(0), world.request(1)
-    mine = int(kv.owned_pages(first)[-1])
+    mine = int(kv.accounts.owned_pages(first)[-1])
     at = int(columns.seq_len[second.row]) - 2
     kv.rows.pages[second.row, at] = mine  # and so the page that was there is nobody's
     reply = world.audited()
@@ -209,7 +210,7 @@ def test_an_idle_engine_is_audited_now_and_then(monkeypatch: pytest.MonkeyPatch)
     world = Serving()
     world.run_dry()
     held = []
-    monkeypatch.setattr("weft.scheduler.kv.find_faults", lambda *args: held.append(1) or [])
+    monkeypatch.setattr("weft.scheduler.accounts.find_faults", lambda *args: held.append(1) or [])
     for _ in range(20):
         world.step()
     assert 3 <= len(held) <= 4  # every 5 s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.memory.pins import LostPin, Pins
+from weft.memory.accounting.pins import LostPin, Pins
 from weft.memory.prefix_cache import CacheKey, NoPrefixCache
 from weft.memory.radix import RadixCache
 

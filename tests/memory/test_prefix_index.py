@@ -66,7 +66,7 @@ class Indexed:
         order = list(self.counts.heaviest_first())
         assert len(order) == len(set(order)) == len(weight)
         assert all(self.counts.of(anchor) == weight[anchor] for anchor in order)
-        numbers = [number for anchor in order for number in self.index.ending_at(anchor)]
+        numbers = [number for anchor in order for number in self.index.arrivals_at(anchor)]
         assert sorted(numbers) == sorted(self.sequences)
         position = {anchor: i for i, anchor in enumerate(order)}
         siblings: dict[Anchor | None, list[Anchor]] = {}

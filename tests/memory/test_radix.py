@@ -17,6 +17,10 @@ def pack(tokens: list[int]) -> bytes:
     return np.array(tokens, dtype=np.int32).tobytes()
 
 
+def key(*tokens: int) -> CacheKey:
+    return CacheKey("", pack(list(tokens)))
+
+
 def pages(*numbers: int) -> np.ndarray:
     return np.array(numbers, dtype=np.int32)
 
@@ -70,6 +74,39 @@ def test_eviction_takes_the_least_recently_used_from_their_ends() -> None:
     assert tree.evict(2).tolist() == [6, 7]
     assert tree.match(CacheKey("", pack([5, 6, 7]))).length == 1
     assert tree.evict(1).tolist() == [2]
+
+
+def test_what_is_cool_goes_before_all_that_was_used_earlier() -> None:
+    tree = RadixCache(1)
+    tree.insert(key(1, 2, 3), pages(0, 1, 2))
+    tree.insert(key(1, 5, 6, 7), pages(9, 3, 4, 5))
+    tree.insert(key(8, 9), pages(6, 7))
+    tree.cool(tree.match(key(1, 5, 6, 7)).handle)
+    assert tree.evict(1).tolist() == [5]
+    assert tree.evict(3).tolist() == [3, 4, 2]  # its beginning belongs to others, too
+    # Used since, it is as any other.
+    tree.cool(tree.match(key(8, 9)).handle)
+    tree.match(key(8, 9))
+    assert tree.evict(1).tolist() == [1]
+    # A lock counts more.
+    last = tree.match(key(8, 9)).handle
+    tree.cool(last)
+    tree.lock(last)
+    assert tree.evict(1).tolist() == [0]
+    tree.unlock(last)
+    tree.check()
+
+
+def test_what_is_left_of_evicted_cool_sequences_does_not_grow() -> None:
+    tree = RadixCache(1)
+    tree.insert(key(0), pages(0))
+    for number in range(1, 5_000):
+        tree.insert(key(number), pages(number))
+        tree.cool(tree.match(key(number)).handle)
+        assert tree.evict(1).tolist() == [number]
+    assert len(tree._heap) + len(tree._new_leaves) < 1_100
+    assert tree.evict(1).tolist() == [0]
+    tree.check()
 
 
 def test_a_locked_path_is_never_evicted() -> None:
@@ -212,6 +249,10 @@ class TreeAgainstDict(RuleBasedStateMachine):
     def unpin(self, data: st.DataObject) -> None:
         handle, _, _ = self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))
         self.tree.unpin(handle)
+
+    @rule(namespace=namespaces, tokens=tokens)
+    def cool(self, namespace: str, tokens: list[int]) -> None:
+        self.tree.cool(self.tree.match(CacheKey(namespace, pack(tokens))).handle)
 
     @rule(num_pages=st.integers(0, 6))
     def evict(self, num_pages: int) -> None:

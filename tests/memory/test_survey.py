@@ -69,7 +69,7 @@ def test_a_walk_ends_when_it_has_seen_as_much_as_it_may(monkeypatch: pytest.Monk
     for number in range(100):
         insert(cache, [number, number + 1])
     found = walk(cache)
-    assert (found.num_nodes, found.is_whole) == (20, False)
+    assert (found.num_nodes, found.is_complete) == (20, False)
 
 
 def test_a_tree_may_change_while_it_is_looked_at() -> None:

@@ -307,6 +307,36 @@ def bitsandbytes(*, nested: bool = False) -> Format:
     return Format(described, pack)
 
 
+FORMATS: dict[str, Format] = {
+    "gptq": gptq(),
+    "gptq, group 64": gptq(group=64),
+    "gptq, group 128": gptq(group=128),
+    "gptq, one group": gptq(group=-1),
+    "gptq, asymmetric": gptq(sym=False),
+    "gptq, 8 bits": gptq(8),
+    "gptq, 8 bits, asymmetric": gptq(8, 128, sym=False),
+    "gptq_v2": gptq(v2=True),
+    "gptq_v2, asymmetric": gptq(sym=False, v2=True),
+    "gptq_v2 that is called gptq": gptq(stored_shift=0),
+    "gptq, inputs in another order": gptq(act_order=True),
+    "gptq, asymmetric, inputs in another order": gptq(group=64, sym=False, act_order=True),
+    "awq": awq(),
+    "awq, group 128": awq(128),
+    "pack-quantized": pack_quantized(),
+    "pack-quantized, by output": pack_quantized(group=-1),
+    "pack-quantized, asymmetric": pack_quantized(group=128, symmetric=False),
+    "pack-quantized, zero points of whole bytes": pack_quantized(symmetric=False, plain_zeros=True),
+    "pack-quantized, inputs in another order": pack_quantized(act_order=True),
+    "pack-quantized, 8 bits": pack_quantized(8),
+    "pack-quantized, 8 bits, asymmetric": pack_quantized(8, symmetric=False),
+    "mxfp4": mxfp4(),
+    "nvfp4": nvfp4(),
+    "nvfp4 of modelopt": nvfp4(modelopt=True),
+    "nf4": bitsandbytes(),
+    "nf4, scales in eight bits": bitsandbytes(nested=True),
+}
+
+
 class PackedCheckpoint:
     """A tiny checkpoint in one of the formats, and the model in transformers with the weights that
     it stands for."""

@@ -12,6 +12,7 @@ import torch
 from tests.models.many import Checkpoint
 from tests.models.pictures import IMAGE_TOKEN, PICTURES, make_with_pictures
 from tests.models.seeing import NUM_NEW, Prompt, SeeingServed
+from tests.scheduler.accounts import audit
 from weft.messages.media import MediaItem
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
@@ -191,4 +192,4 @@ def test_a_broken_picture_ends_its_requests_alone(seeing: Checkpoint) -> None:
     assert ended[bad_id].reason == "error"
     assert "image encoder failed" in ended[bad_id].message
     assert not served.outputs[bad_id]
-    served.engine.scheduler.audit()
+    audit(served.engine.scheduler)

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from tests.models.many import GEMMA4, GEMMA4_SMALL, SHAPE, Checkpoint, saved
+from tests.scheduler.accounts import audit
 from tests.scheduler.groups import windows_of
 from weft.assemble.build import build_engine
 from weft.config.engine import EngineConfig
@@ -100,7 +101,7 @@ class Served:
             for finish in output.finished:
                 assert finish.reason in ("stop", "length", "abort"), finish
                 self.cached[finish.id] = finish.cached_tokens
-        self.engine.scheduler.audit()
+        audit(self.engine.scheduler)
 
     def run(self, *prompts: Sequence[int], max_new: int = 24) -> list[int]:
         """Serve prompts side by side. Returns the numbers of their requests."""

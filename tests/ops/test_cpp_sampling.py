@@ -13,7 +13,7 @@ import torch
 from tests.executor.driver import logprobs_of, sampler_plan
 from tests.ops.conftest import SETS
 from tests.ops.draws import FILTERS, Columns, columns
-from weft.executor.sampler import sample
+from weft.executor.outputs.sampler import sample
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.sampling import CppSamplerOps, argmax
 from weft.ops.noise import gumbel, row_keys

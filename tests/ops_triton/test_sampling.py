@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.executor.driver import ReadyBitmask, logprobs_of, sampler_plan
 from tests.ops.draws import FILTERS, columns
 from tests.seeds import every_second
-from weft.executor.sampler import sample
+from weft.executor.outputs.sampler import sample
 from weft.ops import noise, sampling
 from weft.ops.sampling import TorchSamplerOps
 from weft.ops.triton import cut

@@ -27,7 +27,7 @@ def make_request(kv: KvMemory, prompt_len: int, max_new: int, first: int = 0) ->
     packed = np.arange(first, first + prompt_len, dtype=np.int32).tobytes()
     message = GenerateRequest(id=first, rid=str(first), input_ids=packed, sampling=SamplingParams())
     request = Request(message, max_len=prompt_len + max_new, seed=0, arrival_order=0, arrival_s=0.0)
-    kv.match(request)
+    kv.prefixes.match(request)
     return request
 
 

@@ -34,14 +34,14 @@ def states_of(runner: OracleRunner, key: CacheKey) -> list[int]:
     return states
 
 
-def ending_memory(
-    runner: OracleRunner, ending: IntArray, page_size: int
+def resume_state_memory(
+    runner: OracleRunner, resume_state: IntArray, page_size: int
 ) -> tuple[LongArray, IntArray]:
-    """The memory of endings, and where in it the places `ending` are."""
+    """The memory of resume states, and where in it the places `resume_state` are."""
     if runner.windows is not None:
-        return runner.windows.state, slots_of(ending, page_size)
+        return runner.windows.state, slots_of(resume_state, page_size)
     assert runner.states is not None
-    return runner.states.state, ending
+    return runner.states.state, resume_state
 
 
 class CacheCheck:

@@ -75,6 +75,7 @@ CONTROL: list[ToEngine] = [
     OpenSession(call=2, session_id="s"),
 ]
 CORE = (
+    "scheduler.accounts",
     "scheduler.admission",
     "scheduler.batch",
     "scheduler.limits",
@@ -87,7 +88,8 @@ CORE = (
     "scheduler.policies.protocol",
     "scheduler.outbox",
     "scheduler.prefill",
-    "scheduler.queue",
+    "scheduler.waiting.queue",
+    "scheduler.recovery",
     "scheduler.request",
     "scheduler.retraction",
     "scheduler.scheduler",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.scheduler.cache_check import ending_memory, states_of
+from tests.scheduler.cache_check import resume_state_memory, states_of
 from tests.scheduler.oracle_runner import OracleRunner
 from weft.arrays import IntArray
 from weft.config.handoff import REASONS
@@ -21,9 +21,9 @@ from weft.memory.handoff.protocol import (
     NOTHING_NEW,
     FoundKv,
     HandoffNews,
-    MeetingPlace,
     Missed,
     NoHandoff,
+    RoomAddress,
 )
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
 from weft.memory.tiers.protocol import Landed
@@ -41,7 +41,7 @@ class Coming:
     key: CacheKey
     start: int
     pages: IntArray
-    ending: IntArray
+    resume_state: IntArray
     turns: float
     is_cancelled: bool = False
 
@@ -65,7 +65,7 @@ class OracleHandoff(NoHandoff):
         self.missed: list[Missed] = []
         self.num_lent = 0
         self.num_read = 0
-        self.num_endings = 0  # places that were lent, and endings that have come
+        self.num_resume_states = 0  # places that were lent, and resume states that have come
         self.num_silent = 0
         self.num_dismissed = 0
         self.num_withdrawn = 0
@@ -76,11 +76,13 @@ class OracleHandoff(NoHandoff):
     def expect(self, room: str) -> None:
         self.expected.add(room)
 
-    def lend(self, room: str, key: CacheKey, pages: IntArray, ending: IntArray = NO_PAGES) -> None:
+    def lend(
+        self, room: str, key: CacheKey, pages: IntArray, resume_state: IntArray = NO_PAGES
+    ) -> None:
         assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES
-        assert self._has_endings == bool(len(ending))
-        self.num_endings += len(ending)
-        self.lent[room] = (key, pages.copy(), ending.copy())
+        assert self._has_resume_states == bool(len(resume_state))
+        self.num_resume_states += len(resume_state)
+        self.lent[room] = (key, pages.copy(), resume_state.copy())
         self.states[room] = states_of(self.runner, key)
         self.num_lent += len(pages)
         self.look_at_all()
@@ -98,17 +100,17 @@ class OracleHandoff(NoHandoff):
     def look_at_all(self) -> None:
         """Another server may read what is lent at any time."""
         assert self.runner is not None
-        for room, (_, pages, ending) in self.lent.items():
+        for room, (_, pages, resume_state) in self.lent.items():
             found = self.runner.state[slots_of(pages, self.page_size)].tolist()
             assert found == self.states[room], "pages changed while they were lent"
-            if len(ending):
-                memory, places = ending_memory(self.runner, ending, self.page_size)
+            if len(resume_state):
+                memory, places = resume_state_memory(self.runner, resume_state, self.page_size)
                 last = self.states[room][-len(places) :]
-                assert memory[places].tolist() == last, "an ending changed while it was lent"
+                assert memory[places].tolist() == last, "a resume state changed while it was lent"
 
     # Taking
 
-    def ask(self, pull: int, place: MeetingPlace, key: CacheKey, have: int) -> None:
+    def ask(self, pull: int, address: RoomAddress, key: CacheKey, have: int) -> None:
         assert have * TOKEN_BYTES < len(key.tokens)
         self.open.add(pull)
         self.asked[pull] = (key, have, self._turns())
@@ -117,21 +119,26 @@ class OracleHandoff(NoHandoff):
         self.pull_of[ticket] = pull
 
     @property
-    def _has_endings(self) -> bool:
+    def _has_resume_states(self) -> bool:
         assert self.runner is not None
         return self.runner.windows is not None or self.runner.states is not None
 
     def fetch(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES - start
-        assert self._has_endings or not len(ending)
+        assert self._has_resume_states or not len(resume_state)
         pull = self.pull_of.pop(ticket)
         if pull not in self.open:
             self.landed.append(Landed(ticket, 0, 0.0))
             return
         self.coming[ticket] = Coming(
-            ticket, pull, key, start, pages.copy(), ending.copy(), self._turns()
+            ticket, pull, key, start, pages.copy(), resume_state.copy(), self._turns()
         )
         self._spoil(self.coming[ticket])
 
@@ -148,7 +155,7 @@ class OracleHandoff(NoHandoff):
         if not any(coming.pull == pull for coming in self.coming.values()):
             self.open.discard(pull)
 
-    def dismiss(self, place: MeetingPlace) -> None:
+    def dismiss(self, address: RoomAddress) -> None:
         self.num_dismissed += 1
 
     def renew(self, why: str) -> None:
@@ -188,7 +195,7 @@ class OracleHandoff(NoHandoff):
             read = self._read(coming)
             self.landed.append(read)
             is_whole = read.num_tokens == len(coming.pages) * self.page_size
-            if not is_whole or (len(coming.ending) and not read.has_ending):
+            if not is_whole or (len(coming.resume_state) and not read.has_resume_state):
                 self._miss(coming.pull, self.rng.choice(["lost", "damaged"]))
         renewed: list[str] = []
         returned: list[str] = []
@@ -235,8 +242,8 @@ class OracleHandoff(NoHandoff):
         slots = slots_of(coming.pages, self.page_size)
         assert not any(np.isin(step.plan.slots, slots).any() for step in self.runner.pending)
         self.runner.state[slots] = RUBBISH
-        if len(coming.ending):
-            memory, places = ending_memory(self.runner, coming.ending, self.page_size)
+        if len(coming.resume_state):
+            memory, places = resume_state_memory(self.runner, coming.resume_state, self.page_size)
             memory[places] = RUBBISH
 
     def _read(self, coming: Coming) -> Landed:
@@ -250,11 +257,11 @@ class OracleHandoff(NoHandoff):
         states = states_of(self.runner, coming.key)
         self.runner.state[slots] = states[coming.start :][:num_tokens]
         self.num_read += num_tokens
-        has_ending = bool(len(coming.ending)) and num_pages == len(coming.pages)
-        if has_ending and self._fails():
-            has_ending = False
-        if has_ending:
-            memory, places = ending_memory(self.runner, coming.ending, self.page_size)
+        has_resume_state = bool(len(coming.resume_state)) and num_pages == len(coming.pages)
+        if has_resume_state and self._fails():
+            has_resume_state = False
+        if has_resume_state:
+            memory, places = resume_state_memory(self.runner, coming.resume_state, self.page_size)
             memory[places] = states[-len(places) :]
-            self.num_endings += 1
-        return Landed(coming.ticket, num_tokens, 0.0, has_ending)
+            self.num_resume_states += 1
+        return Landed(coming.ticket, num_tokens, 0.0, has_resume_state)

@@ -90,18 +90,28 @@ class OracleHost(HostTiers):
             self._store.runner = runner
 
     def fetch(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
-        super().fetch(ticket, key, start, pages, ending)
+        super().fetch(ticket, key, start, pages, resume_state)
         self._look_at_jobs()
 
     def keep(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         slots = slots_of(pages, self._page_size)
         expected = states_of(self.runner, key)[start:]
         assert self.runner.state[slots].tolist() == expected, "a page is not what its key says"
-        super().keep(ticket, key, start, pages, ending)
+        super().keep(ticket, key, start, pages, resume_state)
 
     def take(self) -> TierNews:
         self._look_at_jobs()

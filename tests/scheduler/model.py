@@ -142,13 +142,13 @@ class Model:
         self._wrap(self.world, "take_in", self._note_arrival)
         self._wrap(self.world, "receive", self._note_tokens)
         self.follower.listen(scheduler.waiting_queue.policy)
-        match = scheduler.kv.match
+        match = scheduler.kv.prefixes.match
 
         def counted(request: Request) -> None:
             self._looked_at += 1
             match(request)
 
-        scheduler.kv.match = counted  # type: ignore[method-assign]
+        scheduler.kv.prefixes.match = counted  # type: ignore[method-assign]
         return self
 
     def _wrap(self, owner: object, name: str, compare: Callable[..., Any]) -> None:
@@ -184,14 +184,14 @@ class Model:
         self.follower.compare(scheduler)
         order = self.expected_order()
         if order is not None:
-            assert list(scheduler.waiting_queue.order(scheduler._now)) == order
+            assert list(scheduler.waiting_queue.order(scheduler.now)) == order
         expected = self.expected_pass()
         admitted = [scheduler.requests[id] for id in expected.admitted]
         self._count(expected, admitted)
         self._looked_at = 0
         batch = real(now, order_of_room)
         if order is None:  # nor does the model know who had an overdue one's turn
-            turns = scheduler.waiting_queue._turns
+            turns = scheduler.waiting_queue.online._turns
             self._since_turn = 0 if turns is None else turns.num_since
         self.count["passes"] += 1
         self.count["open prompts"] += expected.open_id is not None
@@ -282,7 +282,7 @@ class Model:
         queue, settings, now = (
             self.scheduler.waiting_queue,
             self.scheduler.settings,
-            self.scheduler._now,
+            self.scheduler.now,
         )
         key = KEYS.get(settings.schedule_policy)
         if key is None:
@@ -369,7 +369,7 @@ class Model:
     def _walk(self, budget: Budget, found: SchedulingPass, free_rows: int) -> None:
         num_deferred = 0
         queue = self.scheduler.waiting_queue
-        for request in queue.order(self.scheduler._now):
+        for request in queue.order(self.scheduler.now):
             if len(found.admitted) >= free_rows:
                 found.is_full = True
                 return
@@ -399,7 +399,7 @@ class Model:
         """The part of their outputs that running requests are expected to use."""
         now = self.scheduler.prefills.new_token_ratio.current
         queue = self.scheduler.waiting_queue
-        first = next(iter(queue.order(self.scheduler._now)), None)
+        first = next(iter(queue.order(self.scheduler.now)), None)
         if first is None or not first.retractions:
             return now
         return min(1.0, max(now, 1 / 16) * 2.0**first.retractions)

@@ -365,7 +365,7 @@ def check_step(world: RecordedWorld) -> None:
     """A step with prompts keeps to the budgets of tokens, chunks included; a picture that is
     computed as a whole may be longer."""
     settings, batch = world.settings, world.scheduler.last_batch
-    if settings.keeps_items_whole:
+    if settings.keeps_items_unsplit:
         return
     if batch is not None and batch.prefills and settings.chunk_len is not None:
         assert batch.plan.num_tokens <= settings.chunk_len
@@ -381,7 +381,7 @@ def count_cuts(world: TimedWorld) -> None:
     world.last_step = batch.plan.step
     room = min(settings.chunk_len, settings.max_prefill_tokens) - batch.plan.num_tokens
     is_cut = any(not request.completes for request in batch.prefills)
-    pages_left = world.scheduler.kv.available // settings.page_size
+    pages_left = world.scheduler.kv.room.available // settings.page_size
     world.num_cut_by_time += is_cut and room >= 2 * settings.page_size and pages_left > 2
 
 
@@ -437,6 +437,7 @@ def run_random(
     composed: bool = False,
     pins: bool = False,
     num_stages: int = 1,
+    background: bool = False,
 ) -> RecordedWorld:
     """Run a random world to its end. If it breaks, its journal is in the file that the exception
     names. `switches`: the policy changes again and again. In every third world some requests belong
@@ -445,7 +446,7 @@ def run_random(
     guessed, rightly and wrongly. `guesses`: by a second model. `splits`: prefills are split by
     layers. `media`: prompts have pictures. `composed`: policies are made of several. `pins`: some
     requests pin the beginning of their prompts. `num_stages`: so many work at once on different
-    rows."""
+    rows. `background`: half of the requests are background requests."""
     rng = random.Random(seed)
     settings = random_settings(rng)
     if pins:
@@ -480,7 +481,7 @@ def run_random(
     if puts_aside:
         world.put_aside_often()
     with journal_of_failure(world, f"weft-world-{seed}-"):
-        drive(world, rng, num_requests, switches, talks, pins=pins)
+        drive(world, rng, num_requests, switches, talks, pins=pins, background=background)
     return world
 
 
@@ -492,6 +493,7 @@ def drive(
     talks: random.Random | None = None,
     *,
     pins: bool = False,
+    background: bool = False,
 ) -> None:
     """Send random requests and aborts, and look that all ends well."""
     talk = None if talks is None else Talk(world, talks)
@@ -507,6 +509,7 @@ def drive(
     wishes = random.Random(f"wishes beside {families[0]}")
     pictures = random.Random(f"pictures beside {families[0]}")
     marks = random.Random(f"pins beside {families[0]}")
+    classes = random.Random(f"classes beside {families[0]}")
     sent = 0
     while sent < num_requests or world.has_work:
         if (
@@ -536,6 +539,7 @@ def drive(
                     priority=rng.choice([0, 0, 0, 1, 2, 20]),
                     timeout_ms=rng.choice([0, 0, 0, 0, 0, 0, 0, 5_000, 20_000, 60_000]),
                     prediction=prediction(guesses, prompt) if world.settings.draft_sources else [],
+                    background=background and classes.random() < 0.5,
                 )
                 sent += 1
         if talk is not None and sent < num_requests:

@@ -210,7 +210,7 @@ def test_what_a_refused_request_is_said_to_need_is_the_least_with_which_it_is_ta
     refused = set()
     for left in range(1, 60):
         kv = make_kv(num_pages=100, page_size=page_size)
-        adder = make_adder(kv, reserved=float(kv.available - left), is_alone=is_alone)
+        adder = make_adder(kv, reserved=float(kv.room.available - left), is_alone=is_alone)
         adder.add_one_req(make_request(kv, 10, max_new), has_chunked_req=False)
         if not adder.can_run:
             assert adder.shortage is not None

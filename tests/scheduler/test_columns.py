@@ -37,7 +37,7 @@ def test_a_row_that_is_given_up_is_as_it_was_at_the_beginning() -> None:
             "min_p": 0.1,
             "seed": 11,
         },
-        **{"stop_token_ids": (250,), "priority": 3, "ignore_eos": False},
+        **{"stop_token_ids": (250,), "priority": 3, "ignore_eos": False, "background": True},
     )
     world.step()
     world.step()
@@ -85,7 +85,9 @@ def test_pages_that_a_request_holds_are_counted_while_its_prompt_is_computed() -
     while world.has_work:
         world.step()
         request = world.scheduler.requests.get(id)
-        assert kv.num_owned == (0 if request is None else len(kv.owned_pages(request)))
+        assert kv.accounts.num_owned == (
+            0 if request is None else len(kv.accounts.owned_pages(request))
+        )
 
 
 def test_a_row_goes_on_with_the_pages_that_another_has_put_into_the_cache_meanwhile() -> None:

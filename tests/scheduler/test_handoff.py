@@ -27,7 +27,7 @@ from tests.scheduler.world import EOS, VOCAB
 from tests.seeds import seeds
 from weft.engine import explain
 from weft.engine.handoff.pulling import HUNG_S, PullService
-from weft.memory.handoff.protocol import MeetingPlace
+from weft.memory.handoff.protocol import RoomAddress
 from weft.memory.prefix_cache import CacheKey
 from weft.messages.codec import ToEngine
 from weft.messages.control import FlushCache, SetPolicy
@@ -70,8 +70,8 @@ class HandedWorld(RecordedWorld):
     def tell(self, message: ToEngine) -> None:
         if isinstance(message, GenerateRequest) and self._wishes.random() < self._share:
             room = str(message.id % self._rooms)
-            place = HandoffParams(room, "there", 8998, self.lent_salt)
-            message = msgspec.structs.replace(message, handoff=place)
+            address = HandoffParams(room, "there", 8998, self.lent_salt)
+            message = msgspec.structs.replace(message, handoff=address)
         super().tell(message)
 
     @property
@@ -98,8 +98,8 @@ class HandedWorld(RecordedWorld):
         if len(self.leases) > 1:
             most = handoff.largest_share * self.scheduler.kv.allocator.num_pages
             assert self.leases.num_pages <= most
-            most = handoff.largest_share * self.leases.ending_capacity
-            assert self.leases.num_places <= most
+            most = handoff.largest_share * self.leases.resume_state_capacity
+            assert self.leases.num_resume_slots <= most
 
     def run_dry(self, check: bool = True) -> None:
         for _ in range(1_000):
@@ -152,7 +152,7 @@ class PullingWorld(HandedWorld):
 def run_world(
     seed: int, mode: str, layers: str = "", num_requests: int = 30, *, puts_aside: bool = False
 ) -> HandedWorld:
-    """`layers`: kinds of layers whose prompts need an ending, "windows" or "states"."""
+    """`layers`: kinds of layers whose prompts need a resume state, "windows" or "states"."""
     rng = random.Random(f"handoff {mode} {seed}")
     settings = random_settings(random.Random(seed))
     if rng.random() < 0.6:
@@ -194,7 +194,11 @@ def schedule(seed: int, mode: str, layers: str = "") -> Counter[str]:
     """What the schedule of a seed reaches, in which every invariant has been checked."""
     world = run_world(seed, mode, layers)
     world.replay(check=seed % 4 == 0)
-    found = Counter({f"endings in {mode}": world.handoff.num_endings}) if layers else Counter()
+    found = (
+        Counter({f"resume states in {mode}": world.handoff.num_resume_states})
+        if layers
+        else Counter()
+    )
     if mode == "prefill":
         lent = {"lent": world.handoff.num_lent, "expired": world.service.num_ended}
         return found + Counter(lent)
@@ -227,13 +231,13 @@ def test_a_journal_may_be_put_aside_while_pages_are_lent_or_come(mode: str, laye
 
 
 @pytest.mark.parametrize("layers", ["windows", "states"])
-def test_endings_are_lent_and_come(layers: str) -> None:
+def test_resume_states_are_lent_and_come(layers: str) -> None:
     reached = Counter[str]()
     for seed in range(NUM_SCHEDULES):
         reached.update(schedule(seed, "prefill", layers))
         reached.update(schedule(seed, "decode", layers))
-    assert reached["endings in prefill"] > 0, reached
-    assert reached["endings in decode"] > 0, reached
+    assert reached["resume states in prefill"] > 0, reached
+    assert reached["resume states in decode"] > 0, reached
 
 
 def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
@@ -317,16 +321,16 @@ STATES = {"states": StateSettings(num_slots=6, least_border=64)}
 
 @pytest.mark.parametrize(("layers", "num_host_pages"), [(WINDOWS, 3), (STATES, 1)])
 @pytest.mark.parametrize(("prompt_len", "num_lent"), [(41, 40), (40, 38), (3, 2)])
-def test_what_needs_an_ending_is_lent_up_to_where_another_server_resumes(
+def test_what_needs_a_resume_state_is_lent_up_to_where_another_server_resumes(
     layers: dict[str, Any], num_host_pages: int, prompt_len: int, num_lent: int
 ) -> None:
     world = lending(**layers)
     world.send(PROMPT[:prompt_len], max_new_tokens=0)
     world.run_dry()
-    ((key, pages, ending),) = world.handoff.lent.values()
+    ((key, pages, resume_state),) = world.handoff.lent.values()
     assert len(key.tokens) == num_lent * 4
     assert len(pages) == num_lent // 2
-    assert len(ending) == min(num_host_pages, len(pages))
+    assert len(resume_state) == min(num_host_pages, len(pages))
     world.time += 5.0
     world.step()
     assert not world.handoff.lent
@@ -335,7 +339,7 @@ def test_what_needs_an_ending_is_lent_up_to_where_another_server_resumes(
 
 
 @pytest.mark.parametrize("layers", [WINDOWS, STATES])
-def test_the_oldest_lease_ends_when_more_than_half_of_the_endings_would_be_lent(
+def test_the_oldest_lease_ends_when_more_than_half_of_the_resume_states_would_be_lent(
     layers: dict[str, Any],
 ) -> None:
     world = lending(num_pages=1_000, **layers)
@@ -347,7 +351,7 @@ def test_the_oldest_lease_ends_when_more_than_half_of_the_endings_would_be_lent(
 
 
 @pytest.mark.parametrize("layers", [WINDOWS, STATES])
-def test_a_prompt_comes_with_its_ending_and_only_its_last_token_is_computed(
+def test_a_prompt_comes_with_its_resume_state_and_only_its_last_token_is_computed(
     layers: dict[str, Any],
 ) -> None:
     world = pulling(**layers)
@@ -356,12 +360,12 @@ def test_a_prompt_comes_with_its_ending_and_only_its_last_token_is_computed(
     world.run_dry()
     assert world.finished[id].cached_tokens == 40
     assert world.scheduler.stats().total_prefilled_tokens == 1
-    assert world.handoff.num_endings == 1
+    assert world.handoff.num_resume_states == 1
     world.check_outputs()
     world.replay(check=True)
 
 
-def test_a_request_without_room_for_its_ending_waits_and_says_so() -> None:
+def test_a_request_without_room_for_its_resume_state_waits_and_says_so() -> None:
     world = pulling(states=StateSettings(num_slots=3, least_border=64))
     world._share = 0.0
     for first in (1, 2):
@@ -375,7 +379,7 @@ def test_a_request_without_room_for_its_ending_waits_and_says_so() -> None:
     request = world.scheduler.requests[id]
     why = world.service.feature.why_waits(request)
     assert why == "no memory for the ending of 40 tokens"
-    # The first part of a long prompt needs no ending, and does not go before it all the same.
+    # The first part of a long prompt needs no resume state, and does not go before it all the same.
     world.send(list(range(60, 200)), max_new_tokens=5)
     pulls = world.service.feature.pulls.values()
     for _ in range(5):
@@ -624,9 +628,9 @@ def test_kv_of_a_lender_with_a_namespace_of_its_own_is_not_found_by_others() -> 
     asked: list[CacheKey] = []
     ask = world.handoff.ask
 
-    def see(pull: int, place: MeetingPlace, key: CacheKey, have: int) -> None:
+    def see(pull: int, address: RoomAddress, key: CacheKey, have: int) -> None:
         asked.append(key)
-        ask(pull, place, key, have)
+        ask(pull, address, key, have)
 
     world.handoff.ask = see  # type: ignore[method-assign]
     world.lent_salt = "mine"

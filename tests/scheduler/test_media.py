@@ -17,7 +17,7 @@ from tests.scheduler.recorded import RecordedWorld
 from weft.config.media import MediaRules
 from weft.engine.explain import explain
 from weft.journal.replay import Replay
-from weft.memory.media.borders import border_before, border_behind
+from weft.memory.media.borders import border_after, border_before
 from weft.memory.media.ids import content_ids
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.radix import RadixCache
@@ -29,7 +29,7 @@ from weft.messages.sessions import SessionParams
 from weft.messages.weights import UpdateWeightsFromDisk
 from weft.plan.inputs import EncoderInput, MediaValues
 from weft.scheduler.features.media import MediaFeature
-from weft.scheduler.media.books import EncoderBooks
+from weft.scheduler.media.encoder_cache import EncoderCache
 from weft.scheduler.media.prompt import three_positions
 from weft.scheduler.speculation.sources import Known, PrefixTree
 
@@ -311,12 +311,12 @@ def test_ids_of_content_are_below_zero_and_its_own() -> None:
 def test_borders_are_inside_nothing_that_is_whole() -> None:
     spans = [(3, 7), (8, 13)]
     assert [border_before(end, spans, 4) for end in range(17)] == [0] * 8 + [8] * 8 + [16]
-    assert [border_behind(begin, spans, 4) for begin in range(9)] == [8] * 8 + [16]
+    assert [border_after(begin, spans, 4) for begin in range(9)] == [8] * 8 + [16]
     assert border_before(5, [], 4) == 4
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
-    books = EncoderBooks(10)
+    books = EncoderCache(10)
 
     def wanted(*names: str) -> list[EncoderInput]:
         values = MediaValues(np.zeros(0, dtype=np.float32))

@@ -46,7 +46,7 @@ def test_the_random_order_is_that_of_the_published_generator(seed: int) -> None:
     for number in range(200):
         world.send([number], max_new_tokens=1)
     keys = [splitmix((number + (seed % 2**32 << 32) + 1) * GOLDEN) for number in range(200)]
-    queue = world.scheduler.waiting_queue
+    queue = world.scheduler.waiting_queue.online
     assert [one.id for one in queue.order(0.0)] == sorted(range(200), key=keys.__getitem__)
     assert queue.policy.key(queue._waiting, queue._waiting.indices(), 0.0).tolist() == keys
 
@@ -110,7 +110,7 @@ def test_a_full_queue_refuses_the_latest_of_the_lowest_class_or_the_arrival(
             gone = rng.choice([*queue.waiting, (-1, 0, 0)])
             queue.waiting = [one for one in queue.waiting if one is not gone]
             if gone[0] >= 0:
-                world.scheduler._finish(world.request(gone[0]), "abort")
+                world.scheduler.finish(world.request(gone[0]), "abort")
                 world.scheduler.outbox.take_output()
     assert world.scheduler.counters.num_queue_full > 5
     assert world.scheduler.waiting_queue.num_tokens == sum(tokens for _, _, tokens in queue.waiting)

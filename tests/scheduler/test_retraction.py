@@ -27,15 +27,15 @@ def test_taking_back_a_request_frees_what_no_other_shares_with_it() -> None:
     first = world.send([*prefix, 1, 2], max_new_tokens=20, ignore_eos=True)
     decoding(world, first)
     kv = world.scheduler.kv
-    assert kv.freed_tokens(world.request(first)) == 24  # 22 tokens and the next: 6 pages
+    assert kv.room.freed_tokens(world.request(first)) == 24  # 22 tokens and the next: 6 pages
     second = world.send([*prefix, 3, 4], max_new_tokens=20, ignore_eos=True)
     decoding(world, second)
     for id in (first, second):
         request = world.request(id)
-        before = kv.available
-        expected = kv.freed_tokens(request)
+        before = kv.room.available
+        expected = kv.room.freed_tokens(request)
         world.scheduler.retract(request)
-        assert kv.available == before + expected
+        assert kv.room.available == before + expected
     assert world.finished == {}
     world.run_dry()
     world.check_outputs()

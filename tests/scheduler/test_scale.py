@@ -12,6 +12,7 @@ from weft.messages.replies import StepOutput
 from weft.plan.step import Result
 from weft.scheduler import policies
 from weft.scheduler.batch import Batch
+from weft.scheduler.recovery import Recovery
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 
@@ -119,7 +120,7 @@ def test_a_request_that_is_shortened_while_its_step_runs_ends_with_it() -> None:
     assert known == 2 * scheduler.kv.page_size - 2
     for page in free[:lost].tolist():
         allocator.quarantine(page, is_owned=False)
-    scheduler.shrink()
+    Recovery(scheduler).shrink()
     commit(scheduler, batch)
     output = commit(scheduler, plan(scheduler))
     assert output is not None

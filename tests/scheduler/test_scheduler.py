@@ -274,9 +274,9 @@ def test_pages_for_the_next_decode_step_follow_the_known_rule(page_size: int) ->
     columns.seq_len[:] = [5, 6, 8, 9]
     columns.kv_len[:] = columns.seq_len - 1  # K and V of the last token are still to be written
     rows = np.arange(4, dtype=np.int32)
-    assert kv.decode_pages(rows) == (4 if page_size == 1 else 2)
+    assert kv.room.decode_pages(rows) == (4 if page_size == 1 else 2)
     columns.kv_len[:] = [2, 3, 4, 9 - 7]  # and of some before it
-    assert (kv.decode_tokens(rows), kv.decode_pages(rows)) == (
+    assert (kv.room.decode_tokens(rows), kv.room.decode_pages(rows)) == (
         17,
         17 if page_size == 1 else 1 + 1 + 1 + 2,
     )

@@ -11,10 +11,10 @@ from tests.scheduler.random_worlds import run_random
 from weft.arrays import IntArray
 from weft.scheduler.request import Columns
 from weft.scheduler.settings import SchedulerSettings
-from weft.scheduler.stages.columns import TurnColumns
+from weft.scheduler.stages.turns import StageTurns
 
 
-def columns(num_rows: int = 6, **settings: int) -> TurnColumns:
+def columns(num_rows: int = 6, **settings: int) -> Columns:
     """Rows that decode, of which all tokens are known, and which end at 90."""
     of_all = SchedulerSettings(
         num_pages=1,
@@ -24,14 +24,15 @@ def columns(num_rows: int = 6, **settings: int) -> TurnColumns:
         max_running_requests=num_rows,
         **settings,
     )
-    found = TurnColumns(num_rows, of_all)
+    found = Columns(num_rows, of_all.context_length)
+    found.turns.append(StageTurns(num_rows, of_all))
     found.max_len[:] = 90
     found.seq_len[:] = 5
     found.known_len[:] = 5
     return found
 
 
-def steps_of(found: TurnColumns, num_steps: int, depth: int) -> list[list[int]]:
+def steps_of(found: Columns, num_steps: int, depth: int) -> list[list[int]]:
     """The rows of each step, with `depth` steps in flight behind each."""
     rows = np.arange(len(found.seq_len), dtype=np.int32)
     in_flight: deque[IntArray] = deque()

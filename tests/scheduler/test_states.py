@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.scheduler.accounts import audit, find_faults
 from tests.scheduler.group_world import group_settings, prompt, serve_alone
 from tests.scheduler.groups import states_of
 from tests.scheduler.random_worlds import run_random
@@ -299,7 +300,7 @@ def test_a_request_that_fails_leaves_no_state() -> None:
     world.scheduler.merge_last_batch()
     world.scheduler.fail(id, "it went wrong")
     world.run_dry()
-    world.scheduler.audit()
+    audit(world.scheduler)
     assert len(states_of(world.scheduler.kv).snapshots) == 0
 
 
@@ -310,10 +311,10 @@ def test_an_audit_names_the_owners_of_every_slot() -> None:
     slot = int(states.snapshots.owned_slots()[0])
     states.allocator.free(np.array([slot], dtype=np.int32))
     with pytest.raises(AccountingError, match=f"state page {slot} .* free list and the prefix"):
-        world.scheduler.audit()
-    world.scheduler.kv.quarantine(world.scheduler.find_faults())
+        audit(world.scheduler)
+    world.scheduler.kv.accounts.quarantine(find_faults(world.scheduler))
     world.scheduler.flush_cache()
-    world.scheduler.audit()
+    audit(world.scheduler)
     assert states.allocator.quarantined == {slot}
     assert world.scheduler.stats().state_slots == 39
 

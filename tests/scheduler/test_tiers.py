@@ -58,7 +58,7 @@ LAYERS = [{"windows": True}, {"states": True}, {"draft": True}]
 
 @pytest.mark.parametrize("layers", LAYERS, ids=["windows", "states", "draft"])
 @pytest.mark.parametrize("seed", [600, *slow([603, 604])])
-def test_whatever_the_store_does_with_endings_every_invariant_holds(
+def test_whatever_the_store_does_with_resume_states_every_invariant_holds(
     seed: int, layers: dict[str, bool]
 ) -> None:
     for world in run_tiered(seed, 24, pins=seed % 2 == 0, **layers):
@@ -276,9 +276,9 @@ def test_a_transfer_begins_when_all_steps_that_were_planned_before_have_ended() 
     world.step()
     world.send(PROMPT, max_new_tokens=2, ignore_eos=True)
     (transfer,) = world.transfers.table.values()
-    world.transfers.begin(transfer.behind)
+    world.transfers.begin(transfer.planned_step)
     assert not transfer.is_started
-    world.transfers.begin(transfer.behind + 1)
+    world.transfers.begin(transfer.planned_step + 1)
     assert transfer.is_started
     world.run_dry()
     world.check_idle()

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.scheduler.accounts import audit, find_faults
 from tests.scheduler.group_world import CHUNK, group_settings, prompt, serve_alone
 from tests.scheduler.groups import windows_of
 from tests.scheduler.random_worlds import run_random
@@ -114,7 +115,7 @@ def test_a_decoding_row_holds_its_window_and_two_pages() -> None:
     for _ in range(60):
         world.step(check=False)
     assert held_tokens(world, id) <= WINDOW + 2 * 16
-    assert windows_of(world.scheduler.kv).pool.num_held * 16 == held_tokens(world, id)
+    assert windows_of(world.scheduler.kv).pool.num_owned * 16 == held_tokens(world, id)
 
 
 def test_the_same_bytes_admit_three_times_the_requests() -> None:
@@ -277,11 +278,11 @@ def test_an_audit_counts_the_users_of_every_page() -> None:
     page = int(np.flatnonzero(pool.kept)[0])
     pool.kept[page] += 1
     with pytest.raises(AccountingError, match=f"window page {page} .* tails"):
-        world.scheduler.audit()
-    faults = world.scheduler.find_faults()
-    world.scheduler.kv.quarantine(faults)
+        audit(world.scheduler)
+    faults = find_faults(world.scheduler)
+    world.scheduler.kv.accounts.quarantine(faults)
     world.scheduler.flush_cache()
-    world.scheduler.audit()
+    audit(world.scheduler)
     assert pool.allocator.quarantined == {page}
 
 
@@ -299,11 +300,11 @@ def test_every_window_page_out_of_use_is_out_of_the_capacity(chunk_len: int) -> 
         in_windows = num_left * kv.page_size
         assert world.scheduler.stats().kv_window_tokens == in_windows
         if not chunk_len:
-            assert kv.capacity == min(in_pool, in_windows)
+            assert kv.room.capacity == min(in_pool, in_windows)
         elif num_left >= least:
-            assert kv.capacity == in_pool
+            assert kv.room.capacity == in_pool
         else:
-            assert kv.capacity == 0
+            assert kv.room.capacity == 0
 
 
 def test_pages_too_few_for_a_request_alone_are_refused() -> None:
@@ -322,7 +323,7 @@ def test_settings_without_windows_have_one_pool() -> None:
 def lacking(kv: KvMemory, rows: IntArray, num_ahead: int) -> int:
     """The specification of `KvMemory.lacking`, row by row."""
     missing = []
-    next_tokens = kv.decode_pages(rows) * kv.page_size
+    next_tokens = kv.room.decode_pages(rows) * kv.page_size
     windows = windows_of(kv)
     in_all = 0
     in_windows = 0
@@ -331,7 +332,7 @@ def lacking(kv: KvMemory, rows: IntArray, num_ahead: int) -> int:
         held = kv_len - int(windows.first[row])
         in_all += num_ahead
         in_windows += min(num_ahead, max(windows.full_row - held, 0))
-    for wanted, free in ((in_all, kv.rest), (in_windows, windows.available)):
+    for wanted, free in ((in_all, kv.room.rest), (in_windows, windows.available)):
         missing.append(max(wanted, next_tokens) - free)
     return max(missing)
 
@@ -353,7 +354,7 @@ def test_what_is_missing_is_missing_in_the_pool_that_has_less(
         rows = np.array([row for row in running if row >= 0], dtype=np.int32)
         for num_ahead in (0, 1, 20, 200):
             expected = lacking(kv, rows, num_ahead)
-            assert kv.lacking(rows, num_ahead) == expected
+            assert kv.room.lacking(rows, num_ahead) == expected
             found.add(expected)
     assert len(found) > 20
     world.run_dry()

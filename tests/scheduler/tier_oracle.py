@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.scheduler.cache_check import ending_memory, states_of
+from tests.scheduler.cache_check import resume_state_memory, states_of
 from tests.scheduler.oracle_runner import OracleRunner
 from weft.arrays import IntArray, LongArray
 from weft.memory.allocator import slots_of
@@ -30,7 +30,7 @@ from weft.memory.tiers.protocol import (
 
 RUBBISH = -77
 
-# States by weights, namespace and all tokens up to the end; what endings have by "ending" and the
+# States by weights, namespace and all tokens up to the end; what resume states have by "resume state" and the
 # same.
 Blocks = dict[tuple[object, ...], list[int]]
 
@@ -44,9 +44,9 @@ class Job:
     is_read: bool
     turns: float  # until it ends, in calls of `take`
     weights: int
-    ending: IntArray
+    resume_state: IntArray
     is_cancelled: bool = False
-    has_ending: bool = False
+    has_resume_state: bool = False
 
 
 class OracleTiers(NoTiers):
@@ -77,7 +77,7 @@ class OracleTiers(NoTiers):
         self.num_written = 0
         self.num_faults = 0
         self.num_silent = 0
-        self.num_endings = 0  # that were read
+        self.num_resume_states = 0  # that were read
 
     def seek(self, id: int, key: CacheKey, have: int, since: int) -> Sought:
         has_opened = self.turns_to_open < 0
@@ -91,16 +91,18 @@ class OracleTiers(NoTiers):
 
     def lacks(self, key: CacheKey) -> Present:
         num_tokens = self._stored(key)
-        can_resume = not self._has_endings or self._ending(key, num_tokens) in self.blocks
+        can_resume = (
+            not self._has_resume_states or self._resume_state(key, num_tokens) in self.blocks
+        )
         return Present(num_tokens, can_resume)
 
     @property
-    def _has_endings(self) -> bool:
+    def _has_resume_states(self) -> bool:
         assert self.runner is not None
         return self.runner.windows is not None or self.runner.states is not None
 
-    def _ending(self, key: CacheKey, end: int) -> tuple[object, ...]:
-        return "ending", self.weights, key.namespace, key.tokens[: end * TOKEN_BYTES]
+    def _resume_state(self, key: CacheKey, end: int) -> tuple[object, ...]:
+        return "resume_state", self.weights, key.namespace, key.tokens[: end * TOKEN_BYTES]
 
     def _stored(self, key: CacheKey, have: int = 0) -> int:
         num_tokens = 0
@@ -113,20 +115,30 @@ class OracleTiers(NoTiers):
 
     def _resumable(self, key: CacheKey, have: int) -> int:
         end = self._stored(key, have)
-        while self._has_endings and end and self._ending(key, end) not in self.blocks:
+        while self._has_resume_states and end and self._resume_state(key, end) not in self.blocks:
             end -= self.block_len
         return end
 
     def fetch(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
-        self.jobs[ticket] = self._job(ticket, key, start, pages, ending, is_read=True)
+        self.jobs[ticket] = self._job(ticket, key, start, pages, resume_state, is_read=True)
         self._spoil(self.jobs[ticket])
 
     def keep(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
-        self.jobs[ticket] = self._job(ticket, key, start, pages, ending, is_read=False)
+        self.jobs[ticket] = self._job(ticket, key, start, pages, resume_state, is_read=False)
         self._look_at(self.jobs[ticket])
 
     def _job(
@@ -135,14 +147,16 @@ class OracleTiers(NoTiers):
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray,
+        resume_state: IntArray,
         *,
         is_read: bool,
     ) -> Job:
         assert len(pages) * self.page_size == len(key.tokens) // TOKEN_BYTES - start
-        assert self._has_endings or not len(ending)
+        assert self._has_resume_states or not len(resume_state)
         turns = self._turns()
-        return Job(ticket, key, start, pages.copy(), is_read, turns, self.weights, ending.copy())
+        return Job(
+            ticket, key, start, pages.copy(), is_read, turns, self.weights, resume_state.copy()
+        )
 
     def cancel(self, ticket: int) -> None:
         job = self.jobs[ticket]
@@ -186,7 +200,7 @@ class OracleTiers(NoTiers):
                 continue
             del self.jobs[job.ticket]
             if job.is_read:
-                landed.append(Landed(job.ticket, self._read(job), 0.0, job.has_ending))
+                landed.append(Landed(job.ticket, self._read(job), 0.0, job.has_resume_state))
             else:
                 written.append(Written(job.ticket, self._write(job)))
         news = TierNews(tuple(landed), tuple(written), self.turns_to_open == -1)
@@ -218,8 +232,8 @@ class OracleTiers(NoTiers):
         is_pool = self._memory is None
         assert not any(np.isin(step.plan.slots, slots).any() for step in pending if is_pool)
         self.memory[slots] = RUBBISH
-        if len(job.ending):
-            memory, places = self._ending_memory(job)
+        if len(job.resume_state):
+            memory, places = self._resume_state_memory(job)
             memory[places] = RUBBISH
 
     def _look_at(self, job: Job) -> None:
@@ -227,14 +241,14 @@ class OracleTiers(NoTiers):
         found = self.memory[self._slots(job)].tolist()
         states = states_of(self.runner, job.key)
         assert found == states[job.start :], "pages changed while they were written"
-        if len(job.ending):
-            memory, places = self._ending_memory(job)
-            assert memory[places].tolist() == states[-len(places) :], "an ending is another's"
+        if len(job.resume_state):
+            memory, places = self._resume_state_memory(job)
+            assert memory[places].tolist() == states[-len(places) :], "a resume state is another's"
 
-    def _ending_memory(self, job: Job) -> tuple[LongArray, IntArray]:
-        """The memory of endings, and where in it that of a transfer is."""
+    def _resume_state_memory(self, job: Job) -> tuple[LongArray, IntArray]:
+        """The memory of resume states, and where in it that of a transfer is."""
         assert self.runner is not None
-        return ending_memory(self.runner, job.ending, self.page_size)
+        return resume_state_memory(self.runner, job.resume_state, self.page_size)
 
     def _read(self, job: Job) -> int:
         assert self.runner is not None
@@ -255,12 +269,17 @@ class OracleTiers(NoTiers):
             num_tokens += self.block_len
         self.num_read += num_tokens
         is_whole = job.start + num_tokens == len(job.key.tokens) // TOKEN_BYTES
-        name = self._ending(job.key, job.start + num_tokens)
-        if is_whole and len(job.ending) and job.weights == self.weights and name in self.blocks:
-            memory, places = self._ending_memory(job)
+        name = self._resume_state(job.key, job.start + num_tokens)
+        if (
+            is_whole
+            and len(job.resume_state)
+            and job.weights == self.weights
+            and name in self.blocks
+        ):
+            memory, places = self._resume_state_memory(job)
             memory[places] = self.blocks[name]
-            job.has_ending = True
-            self.num_endings += 1
+            job.has_resume_state = True
+            self.num_resume_states += 1
         return num_tokens
 
     def _write(self, job: Job) -> int:
@@ -274,9 +293,9 @@ class OracleTiers(NoTiers):
             self.blocks[name] = states[end - self.block_len : end]
             num_bytes += self.block_len
         else:
-            if len(job.ending) and job.weights == self.weights:
-                _, places = self._ending_memory(job)
-                self.blocks[self._ending(job.key, len(states))] = states[-len(places) :]
+            if len(job.resume_state) and job.weights == self.weights:
+                _, places = self._resume_state_memory(job)
+                self.blocks[self._resume_state(job.key, len(states))] = states[-len(places) :]
                 num_bytes += 1
         self.num_written += num_bytes
         return num_bytes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 
+from tests.scheduler.accounts import audit
 from tests.scheduler.cache_check import CacheCheck
 from tests.scheduler.draft_oracle import DraftOracle
 from tests.scheduler.groups import find_states, find_transfers, find_windows
@@ -32,6 +34,7 @@ from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionParams
 from weft.plan.step import Plan, Result
 from weft.scheduler.feature import Feature
+from weft.scheduler.history import NEVER
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
@@ -136,6 +139,7 @@ class World:
         tenant = str(sampling.pop("tenant", user))  # each user is a tenant, unless it is said
         timeout_ms = int(str(sampling.pop("timeout_ms", 0)))
         ttft_ms = int(str(sampling.pop("ttft_ms", 0)))
+        background = bool(sampling.pop("background", False))
         pins = tuple(PinMark(**mark) for mark in sampling.pop("pins", ()))  # type: ignore[attr-defined]
         rid = str(sampling.pop("rid", f"r{id}"))
         adapter = str(sampling.pop("adapter", ""))
@@ -153,6 +157,7 @@ class World:
             tenant=tenant,
             user=str(user),
             priority=int(str(priority)),
+            background=background,
             timeout_ms=timeout_ms,
             ttft_ms=ttft_ms,
             prediction=prediction,
@@ -214,6 +219,15 @@ class World:
         for finish in output.finished:
             assert finish.id not in self.finished, "two final words"
             self.finished[finish.id] = finish
+            self.check_time(finish.id)
+
+    def check_time(self, id: int) -> None:
+        """Every moment of a request that has ended was spent on something."""
+        trace = self.scheduler.history.trace(id)
+        if trace is not None and trace.finished_s != NEVER:
+            assert min(trace.spent.seconds) >= -1e-9, trace.spent
+            total_s = trace.finished_s - trace.arrived_s
+            assert math.isclose(sum(trace.spent.seconds), total_s, abs_tol=1e-6), trace.spent
 
     def run_dry(self, check: bool = True) -> None:
         idle = 0
@@ -237,7 +251,7 @@ class World:
         scheduler, kv = self.scheduler, self.scheduler.kv
         for fault in scheduler.outbox.take_faults():  # where no engine has taken them
             self.failed(fault)
-        scheduler.audit()
+        audit(scheduler)
         kv.cache.check()
         if self.num_steps % CACHE_CHECKED_EVERY == 0:
             self.cache_check.check(kv.cache)
@@ -251,9 +265,11 @@ class World:
         waiting = list(scheduler.waiting_queue)
         assert len(waiting) + len(with_row) == len(scheduler.requests)
         assert all(r.state is RequestState.WAITING and not r.prefix.is_locked for r in waiting)
-        index = scheduler.waiting_queue.policy.prefix_index
-        if index is not None:
-            for request in waiting:
+        for line in scheduler.waiting_queue.lines:
+            index = line.policy.prefix_index
+            if index is None:
+                continue
+            for request in line:
                 if (
                     not request.retractions and request.admitted_s < 0 and request.id >= 0
                 ):  # below 0: of the engine
@@ -284,13 +300,13 @@ class World:
         if kv.cache.shares:
             nodes = list(kv.cache.nodes())
             assert locked == {id(node) for node in nodes if node.locks}
-            held = Counter[int]()
+            owned = Counter[int]()
             for pin in kv.pins:
                 node = pin.handle
                 while node.key:
-                    held[id(node)] += 1
+                    owned[id(node)] += 1
                     node = node.parent
-            assert held == {id(node): node.pins for node in nodes if node.pins}
+            assert owned == {id(node): node.pins for node in nodes if node.pins}
 
     def check_idle(self) -> None:
         kv = self.scheduler.kv
@@ -305,7 +321,7 @@ class World:
         windows = find_windows(kv)
         if windows is not None:
             assert windows.available == windows.capacity
-            assert not windows.pool.held.any()
+            assert not windows.pool.owned.any()
         states = find_states(kv)
         if states is not None:
             assert states.available == states.capacity

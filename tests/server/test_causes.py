@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.real_engine import RealServer, serving
-from weft.cli.ctl import causes
+from weft.cli.why import causes
 
 NANO = Path(__file__).parents[2] / "weft" / "bundled" / "weft-nano"
 RULES = "Answer in one word. Never say why. Write names in full, and dates as numbers. " * 6

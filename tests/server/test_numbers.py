@@ -17,6 +17,7 @@ import msgspec.inspect as inspected
 import pytest
 
 import weft
+from tests.scheduler.accounts import audit
 from tests.seeds import seeds
 from tests.server.real_engine import RealServer, serving
 from weft.config.limits import Limits
@@ -255,7 +256,7 @@ def unharmed(server: RealServer) -> None:
     assert not scheduler.requests
     assert not server.client.num_open
     assert scheduler.counters.num_failed == 0
-    scheduler.audit()
+    audit(scheduler)
 
 
 def test_a_request_that_forbids_every_token_is_the_fault_of_its_client(server: RealServer) -> None:
@@ -278,6 +279,10 @@ def test_a_request_that_forbids_every_token_is_the_fault_of_its_client(server: R
 
 WITH_BODIES = [one for one in OPERATIONS if one.body is not None]
 NUMERIC_ROUTES = [one for one in WITH_BODIES if places(one.body)]  # type: ignore[arg-type]
+# The first name of each route; of its other names some fields are tried.
+FIRST_NAMES = {(one.handler, one.body): one for one in reversed(NUMERIC_ROUTES)}
+OTHER_NAMES_STEP = 6
+UNHARMED_STEP = 8  # fields, after which the engine is looked at
 
 
 @pytest.mark.parametrize("operation", NUMERIC_ROUTES, ids=lambda one: f"{one.method} {one.path}")
@@ -288,7 +293,10 @@ def test_no_number_of_a_body_is_a_fault(
     assert operation.body is not None
     right = RIGHT.get(operation.path, {})
     mark = "\x00here\x00"
+    is_first = FIRST_NAMES[operation.handler, operation.body] is operation
     for number, place in enumerate(places(operation.body)):
+        if not is_first and (number + part) % OTHER_NAMES_STEP:
+            continue
         body = json.dumps(with_value(right, place, mark))
         for extreme in EXTREMES[(number + part) % 5 :: 5]:
             for text in texts(place, extreme):
@@ -305,7 +313,9 @@ def test_no_number_of_a_body_is_a_fault(
                 assert answer.status_code < 500, what
                 assert answer.status_code < 400 or is_in_form(operation.path, answer), what
                 check_words(operation.path, place, extreme, text, answer, what)
-        unharmed(server)
+        if number % UNHARMED_STEP == 0:
+            unharmed(server)
+    unharmed(server)
 
 
 def check_words(

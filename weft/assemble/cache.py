@@ -110,8 +110,8 @@ def make_tiers(
         pools: list[Sequence[Tensor]] = [store.kv_cache]
         if others is not None:
             pools += others(store.kv_cache)
-        pages, endings = memory_of(config, model, pools)
-        return _on_disk(config, model, folder, cache_folder, runner, notify, pages, endings)
+        pages, resume_states = memory_of(config, model, pools)
+        return _on_disk(config, model, folder, cache_folder, runner, notify, pages, resume_states)
     memory = _host_memory(config, store.kv_cache)
     below = None
     if cache_folder is not None:
@@ -158,7 +158,7 @@ def _on_disk(
     runner: TorchRunner,
     notify: Callable[[], None],
     pages: KvPages,
-    endings: KvPages | None,
+    resume_states: KvPages | None,
 ) -> DiskTiers:
     store = weight_store(runner)
     described = [LAYOUT, __version__, repr(model), kernels_of(config, runner)]
@@ -181,7 +181,7 @@ def _on_disk(
         max_bytes=int(config.cache_disk_gb * 1e9),
         weights=weights,
         notify=notify,
-        endings=endings,
+        resume_states=resume_states,
     )
     tiers.start()
     return tiers
@@ -190,9 +190,9 @@ def _on_disk(
 def memory_of(
     config: EngineConfig, model: ModelConfig, pools: Sequence[Sequence[Tensor]]
 ) -> tuple[KvPages, KvPages | None]:
-    """The memory of pages, and the memory of endings (states, or pages of windows) if the model has
-    them. `pools`: the tensors of each rank's KV pool: K and V and their scales layer by layer, then
-    the states."""
+    """The memory of pages, and the memory of resume states (states, or pages of windows) if the
+    model has them. `pools`: the tensors of each rank's KV pool: K and V and their scales layer by
+    layer, then the states."""
     page_size = config.page_size
     num_layers = model.num_layers
     num_of_tokens = num_layers * (4 if model.kv_dtype == "int8" else 2)

@@ -58,7 +58,7 @@ def make_handoff(
     """Start the prefill or decode side of a handoff, for an engine that has loaded `model`. Raises
     SettingsError if it cannot listen."""
     store = weight_store(runner)
-    pages, endings = memory_of(config, model, [store.kv_cache])
+    pages, resume_states = memory_of(config, model, [store.kv_cache])
     store.follows_origin = True
     described = described_facts(config, model, kernels_of(config, runner))
     remembered = None if cache_folder is None else cache_folder / REMEMBERED
@@ -79,7 +79,7 @@ def make_handoff(
             lease_s=config.handoff_lease_s,
             facts=facts,
             notify=notify,
-            endings=endings,
+            resume_states=resume_states,
         )
     else:
         if not config.handoff_secret and not config.handoff_lenders:
@@ -95,7 +95,7 @@ def make_handoff(
             secret=config.handoff_secret,
             facts=facts,
             notify=notify,
-            endings=endings,
+            resume_states=resume_states,
         )
     side.start()
     return side

@@ -29,11 +29,12 @@ from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
 from weft.config.options import SettingsError
 from weft.json_types import JsonMapping
 from weft.observe.log import EventLog
-from weft.weights.fetch import DESCRIPTIONS, local_folder, local_path
+from weft.weights.fetch import local_folder, local_path
 from weft.weights.gguf import files
 from weft.weights.gguf.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from weft.weights.gguf.reader import GgufFile
 from weft.weights.known import SAMPLING, SMOLLM2, known_name, missing_default
+from weft.weights.pull.choose import DESCRIPTIONS
 
 log = EventLog("serve")
 

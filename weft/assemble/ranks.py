@@ -270,7 +270,7 @@ def pp_stage_of(rank: int, config: EngineConfig) -> PpStage:
 
 def joined(
     config: EngineConfig,
-    place: GroupRank,
+    group_rank: GroupRank,
     followers: Followers | None,
     *,
     store: Callable[[], Any],
@@ -281,8 +281,8 @@ def joined(
     `store`; then this rank listens on `address` of this machine. Raises RankLost."""
     timeout_s = config.dist_timeout
     if memory is not None:
-        return Ranks(place, followers, timeout_s, memory=SharedSegment(memory))
-    rank, size = place
+        return Ranks(group_rank, followers, timeout_s, memory=SharedSegment(memory))
+    rank, size = group_rank
     comm: Collective
     if config.dist_backend == "tcp":
         comm = SocketComm(
@@ -295,7 +295,7 @@ def joined(
         )
     else:
         comm = TorchComm(store(), rank=rank, size=size, timeout_s=timeout_s, address=address)
-    return Ranks(place, followers, timeout_s, collective=comm)
+    return Ranks(group_rank, followers, timeout_s, collective=comm)
 
 
 def joined_as(args: FollowerArgs) -> Ranks:

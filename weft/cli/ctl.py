@@ -34,6 +34,7 @@ import msgspec.inspect
 
 from weft.cli.readable import readable
 from weft.cli.remote import RemoteServer, error_of
+from weft.cli.why import cause_lines, causes
 from weft.config.numbers import counted
 from weft.config.options import SWITCH_WORDS, SettingsError, did_you_mean
 from weft.config.plugins import plugins, refused
@@ -144,32 +145,7 @@ def traces(answer: Any) -> Iterator[str]:
         )
         for line in one["text"]:
             yield f"  {line}"
-        yield from _cause(one.get("cache_cause"))
-
-
-def causes(answer: Any) -> Iterator[str]:
-    """Why not more of the prompts of requests came from the cache."""
-    for one in answer["requests"]:
-        cached = f"{one['cached_tokens']:,} of {counted(one['prompt_tokens'], 'prompt token')}"
-        yield f"{one['rid']} (request {one['id']}): {cached} were cached"
-        yield from _cause(one.get("cache_cause"))
-
-
-def _cause(cause: JsonObject | None) -> Iterator[str]:
-    if cause is None:
-        return
-    yield f"  cache: {cause['cause']}: {cause['words']}"
-    if cause["missed_tokens"]:
-        cost = counted(cause["missed_tokens"], "token")
-        if cause["missed_s"] is not None:
-            cost += f", {cause['missed_s']:.2f} s"
-        yield f"  cost: {cost}"
-    # Without a text here nothing parts: the whole prompt is there, under another name or no more.
-    if cause["missed_tokens"] and cause.get("ours_text") and cause.get("theirs_text"):
-        yield f"  here: {cause['ours_text']!r}"
-        yield f"  earlier: {cause['theirs_text']!r}"
-    if cause["advice"]:
-        yield f"  advice: {cause['advice']}"
+        yield from cause_lines(one.get("cache_cause"))
 
 
 def experts(answer: Any) -> Iterator[str]:

@@ -30,6 +30,11 @@ VERBS = {
         "weft.cli.agents.launch:launch",
         "start a coding agent against a running server",
     ),
+    "pull": ("weft.cli.store.pull:pull", "fetch a model of the Hugging Face hub"),
+    "list": ("weft.cli.store.list:list_models", "list the models of this machine"),
+    "show": ("weft.cli.store.show:show", "show what a model is, without loading it"),
+    "rm": ("weft.cli.store.rm:rm", "remove a model, or the weights cache"),
+    "cp": ("weft.cli.store.cp:cp", "copy a model to another name"),
     "generate": (
         "weft.cli.generate:generate",
         "complete prompts without a server, from a file or the command line",
@@ -59,14 +64,12 @@ VERBS = {
 
 # What users of other engines type -> what weft has in its place.
 ELSEWHERE = {
-    "pull": "weft serve ORG/MODEL fetches a model when it starts",
-    "list": "weft doctor MODEL tells about a model; GET /v1/models of a server lists its own",
-    "ls": "weft doctor MODEL tells about a model; GET /v1/models of a server lists its own",
+    "ls": "weft list shows the models of this machine",
+    "remove": "weft rm removes a model",
+    "download": "weft pull fetches a model",
     "run": "weft chat MODEL chats, weft generate completes, weft serve MODEL serves",
     "ps": "weft ctl requests shows what a server runs",
     "stop": "Ctrl-C or SIGTERM stops weft serve; weft ctl abort ends requests",
-    "show": "weft doctor MODEL tells about a model",
-    "rm": "models of the hub are in its own cache: hf cache rm",
     "start": "weft serve starts a server",
     "server": "weft serve starts a server",
     "complete": "weft generate completes prompts",

@@ -14,7 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from weft.cli.film import Camera, Film, show_film
+from weft.cli.why import causes
 from weft.config.numbers import counted
 from weft.config.options import Command, SettingsError, asked_help, option
 from weft.engine import explain as insight
@@ -48,6 +51,13 @@ class ReplayOptions:
     rid: str = option(
         "",
         "show what happened to the requests of this name, and why",
+        group="replay",
+        everyday=True,
+    )
+    why: str = option(
+        "",
+        "show why the requests of this name were slow: the cause of what they missed in the cache, "
+        "and where their time went",
         group="replay",
         everyday=True,
     )
@@ -148,11 +158,13 @@ def _replay_stretch(reader: JournalReader, options: ReplayOptions) -> bool:
         is_same = run.run(None)
     if options.rid:
         print("\n".join(describe_requests(run, options.rid)))
+    if options.why:
+        print("\n".join(describe_why(run, options.why)))
     if options.shadow:
         print("\n".join(describe_shadow(run)))
     if is_same and options.until < 0:
         _read_the_rest(reader)
-    print(_ending(run, reader, time.perf_counter() - began))
+    print(_last_line(run, reader, time.perf_counter() - began))
     return is_same
 
 
@@ -173,7 +185,7 @@ def _show(reader: JournalReader, options: ReplayOptions) -> int:
         camera.look(run.last_s)
         if not is_same or run.step == before:
             break
-    print(_ending(run, reader, time.perf_counter() - began), flush=True)
+    print(_last_line(run, reader, time.perf_counter() - began), flush=True)
     film = Film(
         title=Path(options.file).name,
         summary=beginning,
@@ -256,6 +268,14 @@ def describe_requests(run: Replay, rid: str) -> Iterator[str]:
         yield from describe_request(one)
 
 
+def describe_why(run: Replay, rid: str) -> Iterator[str]:
+    """Why the requests with this name were slow, as `weft ctl why` tells it, with token ids."""
+    found = insight.trace_request_flow(run.engine.scheduler, rid, run.last_s)
+    if not found:
+        yield f"no request named {rid!r} is open or among the last that ended"
+    yield from causes({"requests": msgspec.to_builtins(found)})
+
+
 def describe_request(one: Explanation) -> Iterator[str]:
     stages = one.stages
     spans = (
@@ -303,7 +323,7 @@ def _beginning(run: Replay, offset: int) -> str:
     return text
 
 
-def _ending(run: Replay, reader: JournalReader, took_s: float) -> str:
+def _last_line(run: Replay, reader: JournalReader, took_s: float) -> str:
     served_s = 0.0
     if run.first_s is not None:
         served_s = run.last_s - run.first_s

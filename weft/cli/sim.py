@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, make_dataclass
+from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +43,7 @@ from weft.scheduler import policies
 from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.policies.composed.build import why_not
 from weft.scheduler.settings import SchedulerSettings, StateSettings
+from weft.sim.causes import CauseSums, ExplainedEngine, savings
 from weft.sim.changes import changes
 from weft.sim.changes import describe as describe_changes
 from weft.sim.cluster import simulate_cluster
@@ -53,7 +54,7 @@ from weft.sim.fit import WatchedCost, fit, fit_encoder, fit_usual, read_steps
 from weft.sim.journal import Journal, read_journal
 from weft.sim.plot import plot
 from weft.sim.report import Slo, Summary, by_tenant, compare, describe, outcomes, summarize
-from weft.sim.run import Clock, Record, simulate
+from weft.sim.run import Around, Clock, Record, simulate
 from weft.sim.speed import MachineSpeed
 from weft.sim.synthetic import PictureTraffic, Traffic, synthetic
 from weft.sim.table import number, table
@@ -155,6 +156,13 @@ class SimOptions:
         group="sim",
         everyday=True,
         low=0.0,
+    )
+    why: bool = option(
+        False,
+        "print why prompts were not cached, with the share of each cause, and what the settings of "
+        "--compare would have saved; without it, what the policy lpm and twice the KV memory would",
+        group="sim",
+        everyday=True,
     )
     json: str = option(
         "",
@@ -285,10 +293,14 @@ def sim(argv: Sequence[str]) -> int:
     slo = Slo(options.slo_ttft or float("inf"), options.slo_itl or float("inf"))
     variants = _variants(vars(settings.make(engine)) | fixed, options.compare, options_of(engine))
     variants = _routed(variants, options)
+    if options.why and options.replicas > 1:
+        raise SettingsError("--why explains one engine: leave --replicas out")
     records = []
     filmed: list[FilmedEngine] = []
     if options.page and len(variants) > 1:
         raise SettingsError("--page shows one run: leave --compare out")
+    if options.page and options.why:
+        raise SettingsError("--page shows a run, and --why explains one: leave one of them out")
     if options.page and options.replicas > 1:
         raise SettingsError("--page shows one engine: leave --replicas out")
     trial = Trial(options, traffic, pictures, journal, cost, encoder_cost)
@@ -321,6 +333,8 @@ def sim(argv: Sequence[str]) -> int:
         tenants = by_tenant(record)
         if tenants:
             print(f"\n{variant.name or 'simulated'}\n{tenants}")
+    if options.why:
+        _print_why(trial, variants, records)
     if options.json:
         _write_json(options, cost, variants, records, summaries, recorded)
     if options.plot:
@@ -329,6 +343,31 @@ def sim(argv: Sequence[str]) -> int:
         summary = f"cost {options.cost}, policy {variants[0].settings.schedule_policy}"
         show_film(filmed[0].film("weft sim", summary), options.port)
     return 0
+
+
+def _print_why(trial: Trial, variants: Sequence[SimVariant], records: Sequence[Record]) -> None:
+    """Print the causes of each run, and what the others would have saved against the first."""
+    for variant in variants:
+        print(f"\n{variant.name or 'simulated'}\n{trial.causes[variant.name].lines()}")
+    names = [variant.name for variant in variants]
+    compared = list(records)
+    if len(variants) == 1:
+        for other in _alternatives(variants[0].settings):
+            names.append(other.name)
+            compared.append(trial.play(other, []).record)
+    print()
+    for line in savings(names, compared):
+        print(line)
+
+
+def _alternatives(settings: SchedulerSettings) -> list[SimVariant]:
+    """The settings that are tried beside a single run."""
+    found = []
+    if settings.schedule_policy != "lpm":
+        found.append(SimVariant("lpm", replace(settings, schedule_policy="lpm")))
+    larger = replace(settings, num_pages=2 * settings.num_pages)
+    found.append(SimVariant("twice the KV memory", larger))
+    return found
 
 
 def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> list[SimVariant]:
@@ -429,6 +468,7 @@ class Trial:
         self._journal = journal
         self._cost = cost
         self._overlaps = options.overlap
+        self.causes: dict[str, CauseSums] = {}  # of each variant, with --why
         self._speed: MachineSpeed | None = None
         if journal is not None:
             self._overlaps = options.overlap and journal.overlaps
@@ -443,6 +483,16 @@ class Trial:
             filmed.append(FilmedEngine(engine, clock))
             return filmed[0]
 
+        sums = self.causes.setdefault(variant.name, CauseSums())
+
+        def explained(engine: Engine, clock: Clock) -> ExplainedEngine:
+            return ExplainedEngine(engine, clock, sums)
+
+        around: Around | None = None
+        if self._options.page:
+            around = film
+        elif self._options.why:
+            around = explained
         began = time.perf_counter()
         note = ""
         if variant.router:
@@ -463,7 +513,7 @@ class Trial:
                 watched,
                 self._arrivals(),
                 overlap=self._overlaps,
-                around=film if self._options.page else None,
+                around=around,
                 speed=self._speed,
                 encoder_cost=self._encoder_cost,
             )

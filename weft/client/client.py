@@ -16,6 +16,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -31,6 +32,8 @@ from weft.client.engine_state import (
     OpenCompletions,
     ShareLimits,
 )
+from weft.client.explained import explained
+from weft.client.front_times import MAX_FRONT_TIMES, FrontTimes
 from weft.client.generation import Completion, CompletionSpec, Generation, TextDelivery
 from weft.client.requests import (
     batch_requests,
@@ -40,6 +43,7 @@ from weft.client.requests import (
     unpack_ids,
     without_prompt,
 )
+from weft.client.slow_requests import SlowRequests
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine, Unreadable
 from weft.messages.control import GetState
@@ -93,13 +97,16 @@ class EngineClient:
         metrics: Metrics | None = None,
         tracer: Tracer | None = None,
         log_requests: bool = False,
+        log_slow_s: float = 0.0,
         max_pending_tokens: int = MAX_PENDING_TOKENS,
         step_timeout_s: float = 0.0,
         max_request_share: float = 0.0,
         clamp_max_tokens: bool = False,
         hang_after_s: float = HANG_AFTER_S,
     ) -> None:
-        """The limits are those of `ClientLimits`, and of `HangDetector`."""
+        """`log_slow_s`: the log explains a request whose first token comes later; 0: none.
+
+        The limits are those of `ClientLimits`, and of `HangDetector`."""
         self.metrics = metrics or Metrics()
         self.state = EngineState(self.metrics, HangDetector(step_timeout_s, hang_after_s))
         # One for each engine behind this client; the launcher of several writes it.
@@ -110,7 +117,11 @@ class EngineClient:
         self.session_keeper: SessionKeeper | None = None  # None: they end with the engine
         self._tokenizer = tokenizer
         self.send = send  # sends a message that has no reply
-        self._recorder = CompletionRecorder(self.metrics, tracer)
+        slow: SlowRequests | None = None
+        if log_slow_s:
+            misses = self.metrics.completions.misses
+            slow = SlowRequests(partial(explained, self), misses, log_slow_s)
+        self.recorder = CompletionRecorder(self.metrics, tracer, slow)
         self._limits = ClientLimits(max_pending_tokens, max_request_share, clamp_max_tokens)
         self._numbers = itertools.count(1)
         self._open = OpenCompletions()
@@ -206,6 +217,23 @@ class EngineClient:
         http = current.get()
         sampling = request.sampling
         ids = unpack_ids(request.input_ids)
+        arrived_s = started_s
+        front = FrontTimes(started_s, started_s=started_s)
+        if http is not None:
+            arrived_s = http.arrived_s
+            front = FrontTimes(
+                arrived_s,
+                http.read_s,
+                http.parse_s,
+                http.render_s,
+                http.tokenize_s,
+                started_s,
+                elsewhere=http.elsewhere,
+            )
+        fronts = self.recorder.fronts
+        fronts[id] = front
+        if len(fronts) > MAX_FRONT_TIMES:
+            del fronts[next(iter(fronts))]
         num_embed_bytes = len(request.vectors)
         if request.media:  # shared by its completions
             num_embed_bytes = media_bytes(request) // sampling.n
@@ -215,7 +243,8 @@ class EngineClient:
             prompt_len=len(ids),
             latency=self.metrics.completions.latencies[request.priority],
             started_s=started_s,
-            arrived_s=started_s if http is None else http.arrived_s,
+            arrived_s=arrived_s,
+            front=front,
             num_embed_bytes=num_embed_bytes,
             stream_interval=min(delivery.stream_interval, self._limits.max_pending_tokens),
             traceparent="" if http is None else http.traceparent,
@@ -324,7 +353,7 @@ class EngineClient:
             if warned.id in by_id:
                 text = warned.text
                 if warned.header == WAIT_HEADER:
-                    text = self._recorder.delay.added_to(text)
+                    text = self.recorder.delay.added_to(text)
                 by_id[warned.id].warnings.append((warned.header, text))
         for output in step.aux:
             if output.id in by_id:
@@ -486,7 +515,7 @@ class EngineClient:
             self._break_off(completion, exc)
             return
         self._open.remove(completion)
-        self._recorder.record(completion, end, finish, is_logged=self.log_requests)
+        self.recorder.record(completion, end, finish, is_logged=self.log_requests)
 
     def _break_off(self, completion: Completion, exc: BaseException) -> None:
         """End one completion with an error, because its output could not be processed."""
@@ -503,7 +532,7 @@ class EngineClient:
         self.send(Abort(ids=(id,), message=message))
         end = completion.break_off(finish, self.state.weight_version)
         self._open.remove(completion)
-        self._recorder.record(completion, end, finish, is_logged=self.log_requests)
+        self.recorder.record(completion, end, finish, is_logged=self.log_requests)
 
     def _close(self, generation: Generation) -> None:
         """The consumer left before the end: abort the completions that are still open."""
@@ -522,7 +551,7 @@ class EngineClient:
             finish = Finish(id=id, reason="abort", message=message)
             end = completion.break_off(finish)
             self._open.remove(completion)
-            self._recorder.record(completion, end, None, is_logged=self.log_requests)
+            self.recorder.record(completion, end, None, is_logged=self.log_requests)
         if left and self.state.lost is None:
             self.send(Abort(ids=tuple(left), message=message))
 

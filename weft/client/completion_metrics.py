@@ -13,7 +13,9 @@ from collections.abc import Callable
 from logging import DEBUG
 
 from weft.client.front_delay import FrontDelay
+from weft.client.front_times import FrontTimes
 from weft.client.generation import Completion
+from weft.client.slow_requests import SlowRequests
 from weft.messages.replies import WAIT_HEADER, Finish
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
@@ -23,9 +25,19 @@ log = EventLog("client")
 
 
 class CompletionRecorder:
-    def __init__(self, metrics: Metrics, tracer: Tracer | None = None) -> None:
+    """`slow` hears of each completion that ends; None: nobody asks why one was slow."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        tracer: Tracer | None = None,
+        slow: SlowRequests | None = None,
+    ) -> None:
+        self._slow = slow
         self._metrics = metrics
         self.delay = FrontDelay()
+        # The front's times of requests, by number, the oldest first; the client writes them.
+        self.fronts: dict[int, FrontTimes] = {}
         # None: no tracer reads traces, so none are made.
         self._tracer = None if isinstance(tracer, NoTracer) else tracer
 
@@ -50,6 +62,8 @@ class CompletionRecorder:
             self._log(log.info, completion, end, stages, now)
         elif log.is_enabled_for(DEBUG):
             self._log(log.debug, completion, end, stages, now)
+        if self._slow is not None and finish is not None:
+            self._slow.note(completion, now)
         if self._tracer is not None:
             self._tracer.ended(self._trace(completion, end, stages, now))
 

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from weft.client.front_times import FrontTimes
+from weft.json_types import JsonObject
 from weft.messages.replies import AuxPiece, Finish, HiddenStatesPiece, TokenLogprobs
 from weft.messages.requests import GenerateRequest
 from weft.messages.weights import FIRST_VERSION
@@ -56,6 +58,7 @@ class CompletionSpec(NamedTuple):
     latency: Latency  # where its times are recorded
     started_s: float
     arrived_s: float  # when the HTTP request came
+    front: FrontTimes
     num_embed_bytes: int = 0  # of input embeddings that the engine keeps for it
     stream_interval: int = 1  # tokens in one delta, except the first
     traceparent: str = ""
@@ -171,7 +174,9 @@ class Completion:
         """End at once, as `finish` says, without the text that is still held back."""
         # The engine's count includes the history of a session.
         prompt_tokens = finish.prompt_tokens or self.spec.prompt_len
-        e2e_s = time.perf_counter() - self.spec.started_s
+        ended_s = time.perf_counter()
+        self.spec.front.ended_s = ended_s
+        e2e_s = ended_s - self.spec.started_s
         self.end = replace(
             finish,
             prompt_tokens=prompt_tokens,
@@ -236,6 +241,10 @@ class Generation:
         self.closed = False
         # Awaited before an end is sent to the client: what was stored with it must be on disk.
         self.before_end: Callable[[], Awaitable[None]] | None = None
+        # Awaited before an end is written: it gets what the answer tells besides.
+        self.before_answer: Callable[[], Awaitable[None]] | None = None
+        # Why not more of their prompts were cached, by the number of a request, if it asked.
+        self.causes: dict[int, JsonObject] = {}
         self._on_close = on_close
         self._news = asyncio.Event()  # set: there may be new output, and the consumer looks
         self._news.set()  # an in-process engine may have answered before the first look

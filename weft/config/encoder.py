@@ -9,7 +9,7 @@ from weft.config.engine import EngineConfig
 from weft.config.gpu import MAX_RUNNING
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.sizing import Sizing, whole_pages, work_bytes
+from weft.config.sizing import Sizing, rounded_up, work_bytes
 from weft.config.windows import KvPools
 
 # Tokens in one step on a CPU, so that the values between two layers stay in the processor's cache.
@@ -54,7 +54,7 @@ def encoder(
         prefix_cache=False,
         max_prefill_tokens=tokens,
         max_running_requests=running,
-        kv_tokens=(running + 1) * (whole_pages(context, config) + config.page_size),
+        kv_tokens=(running + 1) * (rounded_up(context, config) + config.page_size),
     )
     work = work_bytes(replace(filled, chunked_prefill_size=tokens), model)
     sizing = Sizing(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.config.drafts import OFF
 from weft.config.options import option
 from weft.config.quantized import METHODS
 from weft.config.scheduling import SchedulingOptions
@@ -125,6 +126,18 @@ class ModelOptions:
         "folder below which POST /update_weights_from_disk may read; the parent of the model's "
         "folder if not given",
         group="model",
+    )
+    weights_cache: str = option(
+        "auto",
+        "folder for weights as the CPU kernels have them in memory: the next start maps them, and "
+        "replicas share them; auto takes ~/.cache/weft/weights for models from 64 MB on, off none",
+        group="model",
+    )
+    weights_cache_gb: float = option(
+        20.0,
+        "gigabytes that --weights-cache may take; the least recently used models are removed",
+        group="model",
+        low=0.01,
     )
     context_length: int = option(
         0,
@@ -672,3 +685,9 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
         group="journal",
         low=0,
     )
+
+    @property
+    def keeps_runs(self) -> bool:
+        """Whether steps with drafts are planned before the drafts of the previous step are
+        compared."""
+        return bool(self.overlap) and self.speculative != OFF

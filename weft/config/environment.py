@@ -21,6 +21,7 @@ OTHERS = (
     "WEFT_API_KEY",
     "WEFT_ADMIN_API_KEY",
     "WEFT_ISA",
+    "WEFT_MODELS_DIR",
     "WEFT_PYTHON",
     "WEFT_URL",
 )

@@ -266,8 +266,21 @@ def asked_help(argv: Sequence[str]) -> str | None:
 class Settings:
     """The values that the user has set, from all sources."""
 
-    def __init__(self, values: Mapping[str, Value]) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Value],
+        words: Sequence[str] = (),
+        tables: Mapping[str, Mapping[str, Settings]] | None = None,
+    ) -> None:
+        """`words`: the arguments without a flag, if the command takes several; `tables`: the tables
+        of the configuration file, by the name of the group and their own."""
         self._values = values
+        self.words = tuple(words)
+        self.tables = tables or {}
+
+    def with_values(self, other: Settings) -> Settings:
+        """These settings with the values of `other`, which have priority."""
+        return Settings({**self._values, **other._values}, self.words, self.tables)
 
     def make(self, config: type[C]) -> C:
         """A `config` with the user's values, and defaults for the rest."""
@@ -289,13 +302,24 @@ class _OptionParser(argparse.ArgumentParser):
 
 class Command:
     """The options of one command: the fields of some dataclasses, and `--config`. `positional`: the
-    option that needs no flag.
+    option that needs no flag; `takes_several`: it may be given several times. `tables`: the tables
+    that the file may have, [GROUP.NAME], with the options of each.
     """
 
-    def __init__(self, name: str, about: str, *configs: type[Config], positional: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        about: str,
+        *configs: type[Config],
+        positional: str = "",
+        takes_several: bool = False,
+        tables: Mapping[str, Mapping[str, Option]] | None = None,
+    ) -> None:
         self._name = name
         self._about = about
         self._positional = positional
+        self._takes_several = takes_several
+        self._tables = tables or {}
         self._options = {option.name: option for config in configs for option in options_of(config)}
         self._aliases = {
             alias: option.name for option in self._options.values() for alias in option.aliases
@@ -324,25 +348,35 @@ class Command:
 
     def read(self, argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         """The values that the user has set. Raises SettingsError."""
-        written = self._command_line(argv)
+        words, written = self._command_line(argv)
         path = written.pop("config", "") or environ.get(ENV_PREFIX + "CONFIG", "")
-        values = self._file(Path(path)) if path else {}
+        values: dict[str, Value] = {}
+        tables: dict[str, dict[str, Settings]] = {}
+        if path:
+            values, tables = self._file(Path(path))
         for name, option in self._options.items():
             text = environ.get(option.env, "")
             if text and not _is_service_link(option.env, text):
                 values[name] = option.from_text(text, option.env)
         for name, text in written.items():
             values[name] = self._options[name].from_text(text, self._options[name].flag)
-        return Settings(values)
+        return Settings(values, words, tables)
 
-    def _command_line(self, argv: Sequence[str]) -> dict[str, str]:
+    def _command_line(self, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """The words without a flag if there are several, and the texts of the options."""
         parsed, unknown = self._parser(set()).parse_known_args(self._normalized(argv))
         for word in unknown:
             if word.startswith("-"):
                 raise SettingsError(f"unknown option {word.partition('=')[0]}{self._hint(word)}")
-        if unknown:
+        if unknown and not self._takes_several:
             raise SettingsError(f"unexpected argument {unknown[0]!r}")
         written: dict[str, str] = {}
+        words: list[str] = []
+        if self._takes_several:
+            words = [*parsed.positional, *unknown]  # also behind options
+            parsed.positional = words[0] if len(words) == 1 else None
+            if len(words) > 1 and getattr(parsed, self._positional) is not None:
+                raise SettingsError(f"{self._positional} is given by option, and as {words[0]!r}")
         for name, text in vars(parsed).items():
             if isinstance(text, list):  # an option of several lines, given several times
                 text = "\n".join(text)
@@ -354,9 +388,10 @@ class Command:
                     f"{self._positional} is given twice: {written['positional']!r} and by option"
                 )
             written[self._positional] = written.pop("positional")
-        return written
+        return (words if len(words) > 1 else []), written
 
-    def _file(self, path: Path) -> dict[str, Value]:
+    def _file(self, path: Path) -> tuple[dict[str, Value], dict[str, dict[str, Settings]]]:
+        """The values of a configuration file, and its tables."""
         import tomllib
 
         try:
@@ -371,8 +406,12 @@ class Command:
                 hint = "; settings are written in TOML: kv_tokens = 4096"
             message = f"the configuration file {path} is not valid TOML: {exc}{hint}"
             raise SettingsError(message) from exc
-        values = {}
+        values: dict[str, Value] = {}
+        tables: dict[str, dict[str, Settings]] = {}
         for key, value in content.items():
+            if key in self._tables:
+                tables[key] = self._read_tables(key, value, path)
+                continue
             name = key.replace("-", "_")
             name = self._aliases.get(name, name)
             if isinstance(value, dict) and name not in self._options:
@@ -382,7 +421,31 @@ class Command:
                     f"unknown key {key!r} in {path}{did_you_mean(name, self._options)}"
                 )
             values[name] = self._options[name].from_toml(value, f"{key} in {path}")
-        return values
+        return values, tables
+
+    def _read_tables(self, group: str, content: object, path: Path) -> dict[str, Settings]:
+        """The tables [GROUP.NAME] of a file, by name. Raises SettingsError."""
+        known = self._tables[group]
+        if not isinstance(content, dict):
+            raise SettingsError(f"{group} in {path} is no table; [{group}.NAME] is expected")
+        found: dict[str, Settings] = {}
+        for table, keys in content.items():
+            where = f"[{group}.{table}] of {path}"
+            if not isinstance(keys, dict):
+                raise SettingsError(f"{where} is {keys!r}; a table is expected")
+            values: dict[str, Value] = {}
+            for key, value in keys.items():
+                name = key.replace("-", "_")
+                name = self._aliases.get(name, name)
+                if name not in known and name in self._options:
+                    raise SettingsError(f"{key} in {where} is a setting of the whole server")
+                if name not in known:
+                    raise SettingsError(
+                        f"unknown key {key!r} in {where}{did_you_mean(name, known)}"
+                    )
+                values[name] = known[name].from_toml(value, f"{key} in {where}")
+            found[table] = Settings(values)
+        return found
 
     def _hint(self, word: str) -> str:
         name = word.lstrip("-").partition("=")[0].replace("-", "_")
@@ -458,7 +521,10 @@ class Command:
         if self._positional:
             text = self._options[self._positional].help
             parser.add_argument(
-                "positional", nargs="?", metavar=self._positional.upper(), help=text
+                "positional",
+                nargs="*" if self._takes_several else "?",
+                metavar=self._positional.upper(),
+                help=text,
             )
         groups = {name: parser.add_argument_group(name) for name in self.groups}
         for option in self._options.values():

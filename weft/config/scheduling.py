@@ -165,6 +165,25 @@ class SchedulingOptions:
         low=0,
         elsewhere=("priority_scheduling_preemption_threshold",),
     )
+    background_policy: str = option(
+        "fair > dfs-weight",
+        "order of waiting background requests, which go behind all others",
+        group="scheduling",
+        judge="weft.scheduler.policies.composed.build:why_not",
+    )
+    background_slowdown: float = option(
+        1.3,
+        "how many times as long steps of other requests may take for background requests",
+        group="scheduling",
+        low=1.0,
+    )
+    background_step_ms: float = option(
+        50.0,
+        "longest step with prompts of background requests while no other request runs, so that one "
+        "that arrives waits no longer; 0: as long as any",
+        group="scheduling",
+        low=0.0,
+    )
     speculative: str = option(
         "auto",
         "sources of guesses of the next tokens, which are computed together and compared: "

@@ -219,6 +219,14 @@ class ServerConfig:
         everyday=True,
         elsewhere=("enable_log_requests",),
     )
+    log_slow_s: float = option(
+        1.0,
+        "one log line, and metrics by cause, for requests whose first token takes longer than "
+        "this: why not more of the prompt was cached, and where the time went; 0: none",
+        group="server",
+        everyday=True,
+        low=0.0,
+    )
     metrics_compat: str = option(
         "none",
         "also give the metrics under the names of another engine",

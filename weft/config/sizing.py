@@ -72,8 +72,8 @@ class Sizing:
     def __str__(self) -> str:
         if not self.kv_bytes:
             return f"none: prompts of up to {self.context_length:,} tokens are computed whole"
-        whole = self.kv_tokens // self.context_length
-        requests = f"{counted(whole, 'request')} of {self.context_length:,} tokens"
+        num_contexts = self.kv_tokens // self.context_length
+        requests = f"{counted(num_contexts, 'request')} of {self.context_length:,} tokens"
         windows = ""
         if self.window_tokens:
             windows = (
@@ -182,7 +182,7 @@ def _kv_tokens(
 ) -> int:
     """Tokens of the KV cache: the user's number in whole pages, or as many as its bytes hold."""
     if asked.kv_tokens:
-        return whole_pages(asked.kv_tokens, config)
+        return rounded_up(asked.kv_tokens, config)
     fitting = pools.fitting(_kv_budget(asked, config, pools, weights, rest, free_bytes))
     # If every layer has a window, the other pool takes no memory: more tokens fit than are useful.
     return min(fitting, _most_tokens(config))
@@ -197,7 +197,7 @@ def _kv_budget(
     free_bytes: int,
 ) -> int:
     """Bytes for the KV cache if the user gave no size. `rest`: bytes left by weights and work."""
-    one_context = pools.num_bytes(whole_pages(config.context_length, config))
+    one_context = pools.num_bytes(rounded_up(config.context_length, config))
     useful = pools.num_bytes(_most_tokens(config))
     if asked.memory_fraction:
         return min(useful, rest, int(free_bytes * asked.memory_fraction) - weights)
@@ -212,10 +212,10 @@ def _kv_budget(
 def _most_tokens(config: EngineConfig) -> int:
     """Tokens of all requests that may run, each with a whole context: more are not needed."""
     num_requests = config.max_running_requests or MAX_RUNNING
-    return num_requests * whole_pages(config.context_length, config)
+    return num_requests * rounded_up(config.context_length, config)
 
 
-def whole_pages(num_tokens: int, config: EngineConfig) -> int:
+def rounded_up(num_tokens: int, config: EngineConfig) -> int:
     return -(-num_tokens // config.page_size) * config.page_size
 
 

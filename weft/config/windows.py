@@ -50,7 +50,7 @@ class KvPools:
         """Tokens in the pool of layers with windows, if the other pool has `kv_tokens`."""
         if not self.window:
             return 0
-        return self._whole_pages(max(self.least, int(kv_tokens * self.ratio)))
+        return self._rounded_up(max(self.least, int(kv_tokens * self.ratio)))
 
     def state_slots(self, kv_tokens: int) -> int:
         """Number of states beside `kv_tokens`."""
@@ -75,7 +75,7 @@ class KvPools:
         num_pages = bisect_right(range(LARGEST // self.page_size), num_bytes, key=needed) - 1
         return max(num_pages, 0) * self.page_size
 
-    def _whole_pages(self, num_tokens: int) -> int:
+    def _rounded_up(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size) * self.page_size
 
 

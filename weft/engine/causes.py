@@ -12,7 +12,7 @@ run, so requests pay nothing for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -20,16 +20,16 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.config.numbers import counted
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, find_tokens
-from weft.messages.control import CacheCause
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, find_tokens, shared_len
+from weft.messages.control import CacheCause, PrefixHolder
 from weft.scheduler.history import NEVER, RequestTrace
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
 
 RUN_LEN = 16  # tokens that are the same again, so that it is no accident
 NUM_SHOWN = 24  # tokens of both sequences, from the one on at which they part
-MAX_RUNS_LEN = 65_536  # tokens behind the first different one that are looked at for runs
-MAX_SPAN = 2_048  # tokens behind the first different one in which a change may end
+MAX_RUNS_LEN = 65_536  # tokens after the first different one that are looked at for runs
+MAX_SPAN = 2_048  # tokens after the first different one in which a change may end
 
 
 class Cause(StrEnum):
@@ -50,6 +50,7 @@ class Cause(StrEnum):
     COMPUTING = "being computed"
     NO_RESUME_POINT = "no resume point"
     EVICTED = "evicted"
+    OTHER_ENGINE = "other engine"  # found by the front, which asks the other engines
 
 
 # Every cause, and what one can do about it; docs/guides/observability.md explains them.
@@ -70,6 +71,7 @@ ADVICE = {
     Cause.EMPTIED: "",
     Cause.COMPUTING: "send such requests one after the other, or the first one a little earlier",
     Cause.NO_RESUME_POINT: "with more memory, more snapshots of states or tails of windows stay",
+    Cause.OTHER_ENGINE: "",  # it depends on the router: `weft/client/explained.py`
     Cause.EVICTED: "more KV memory, --cache-dir, or a pin would have kept it",
 }
 
@@ -81,6 +83,20 @@ class Nearest(NamedTuple):
     prompt: bytes  # of this request
     tokens: bytes  # of the earlier one
     num_same: int
+    is_shown: bool  # its name and its text may be told
+    page_size: int
+
+    @property
+    def told_len(self) -> int:
+        """`num_same`, as far as it may be told: whoever learns how many tokens they have guessed of
+        the prompt of another guesses it token by token."""
+        if self.is_shown:
+            return self.num_same
+        return self.num_same // self.page_size * self.page_size
+
+    @property
+    def name(self) -> str:
+        return f"request {self.trace.rid!r}" if self.is_shown else "another request"
 
 
 class Divergence(NamedTuple):
@@ -93,8 +109,15 @@ class Divergence(NamedTuple):
     num_same: int
 
 
-def cause_of(scheduler: Scheduler, trace: RequestTrace) -> CacheCause | None:
-    """Why not more of a request's prompt came from the cache; None if it was not admitted yet."""
+def cause_of(
+    scheduler: Scheduler, trace: RequestTrace, viewer: str | None = None
+) -> CacheCause | None:
+    """Why not more of a request's prompt came from the cache; None if it was not admitted yet.
+
+    `viewer`: the tenant who asks; empty: nobody knows who. Requests of others in other namespaces
+    do not exist for them, and of those in the same namespace they are told only lengths. None: an
+    administrator.
+    """
     reuse = trace.reuse
     if reuse is None:
         return None
@@ -113,7 +136,8 @@ def cause_of(scheduler: Scheduler, trace: RequestTrace) -> CacheCause | None:
         missed = (trace.prompt_tokens - 1) // page_size * page_size - cached
         return _found(trace, Cause.RECOMPUTED, missed=missed)
     prompt = key.tokens[: trace.prompt_tokens * TOKEN_BYTES]
-    same, other = _nearest(scheduler, trace, key.namespace, prompt)
+    earlier = _earlier(scheduler, trace)
+    same, other = _nearest(scheduler, earlier, key.namespace, prompt, viewer)
     num_same = 0 if same is None else same.num_same
     if other is not None and _usable(other, page_size, limit) > max(num_same, cached):
         missed = _usable(other, page_size, limit) - cached
@@ -149,14 +173,14 @@ def _found(
         missed_s = trace.prefill_s * missed / computed
     return CacheCause(
         cause=cause,
-        rid="" if near is None else near.trace.rid,
-        same_tokens=0 if near is None else near.num_same,
+        rid=near.trace.rid if near is not None and near.is_shown else "",
+        same_tokens=0 if near is None else near.told_len,
         changed_tokens=0 if change is None else change.ours,
         replaced_tokens=0 if change is None else change.theirs,
         missed_tokens=missed,
         missed_s=missed_s,
-        ours=[] if near is None else _ids(near.prompt, near.num_same),
-        theirs=[] if near is None else _ids(near.tokens, near.num_same),
+        ours=[] if near is None else _ids(near.prompt, near.told_len),
+        theirs=_ids(near.tokens, near.num_same) if near is not None and near.is_shown else [],
         words=_words(trace, cause, near, missed, change),
         advice=ADVICE[cause] if missed or cause == Cause.CACHE_OFF else "",
     )
@@ -169,8 +193,8 @@ def _words(
     missed: int,
     change: Divergence | None,
 ) -> str:
-    name = "" if near is None else f"request {near.trace.rid!r}"
-    num_same = 0 if near is None else near.num_same
+    name = "" if near is None else near.name
+    num_same = 0 if near is None else near.told_len
     same = f"its first {counted(num_same, 'token')} are those of {name}"
     match cause:
         case Cause.FOUND:
@@ -223,6 +247,29 @@ def _shown(change: Divergence) -> str:
 # ---- the remembered requests
 
 
+def prompt_of(scheduler: Scheduler, trace: RequestTrace) -> CacheKey:
+    """The prompt of a request as the cache compares it; empty if it is not remembered."""
+    key = _key_of(scheduler, trace)
+    if key is None:
+        return CacheKey("", b"")
+    return key.first(trace.prompt_tokens)
+
+
+def find_holder(
+    scheduler: Scheduler, namespace: str, prompt: bytes, before_s: float, viewer: str | None
+) -> PrefixHolder | None:
+    """The remembered request that begins most like a prompt of another engine, of those that were
+    admitted before `before_s`. `viewer`: as for `cause_of`."""
+    earlier = [one for one in scheduler.history.traces() if NEVER < one.admitted_s < before_s]
+    same, _ = _nearest(scheduler, earlier, namespace, prompt, viewer)
+    if same is None:
+        return None
+    page_size = scheduler.kv.page_size
+    usable = _usable(same, page_size, len(prompt) // TOKEN_BYTES - 1)
+    rid = same.trace.rid if same.is_shown else ""
+    return PrefixHolder(same_tokens=same.told_len, usable_tokens=usable, rid=rid)
+
+
 def _key_of(scheduler: Scheduler, trace: RequestTrace) -> CacheKey | None:
     """The sequence of a request as the cache compares it; None if it is not remembered."""
     request = scheduler.requests.get(trace.id)
@@ -253,25 +300,39 @@ def _order(trace: RequestTrace) -> tuple[float, int]:
 
 
 def _nearest(
-    scheduler: Scheduler, trace: RequestTrace, namespace: str, prompt: bytes
+    scheduler: Scheduler,
+    earlier: Iterable[RequestTrace],
+    namespace: str,
+    prompt: bytes,
+    viewer: str | None,
 ) -> tuple[Nearest | None, Nearest | None]:
-    """The request with most of the same first tokens in the same namespace, and in others. Of
-    equal ones the one that ended first, because its tokens were there for the longest time."""
+    """Of `earlier` requests, the one with most of the same first tokens in the same namespace, and
+    in others. Of equal ones the one that ended first, because its tokens were there for the longest
+    time."""
+    page_size = scheduler.kv.page_size
     found: dict[bool, Nearest] = {}
     ours = memoryview(prompt)  # its slices are no copies
-    for other in _earlier(scheduler, trace):
+    for other in earlier:
         key = _key_of(scheduler, other)
         if key is None:
             continue
         is_same = key.namespace == namespace
-        best = found.get(is_same, Nearest(other, prompt, b"", 0))
+        is_shown = viewer is None or _is_of(other, viewer)
+        if not is_same and not is_shown:
+            continue
+        best = found.get(is_same, Nearest(other, prompt, b"", 0, is_shown, page_size))
         end = best.num_same * TOKEN_BYTES
         if not key.tokens.startswith(ours[:end]):
             continue  # it has fewer tokens in common
         num_same = common_len(prompt, key.tokens)
         if num_same and (num_same, _age(other)) >= (best.num_same, _age(best.trace)):
-            found[is_same] = Nearest(other, prompt, key.tokens, num_same)
+            found[is_same] = Nearest(other, prompt, key.tokens, num_same, is_shown, page_size)
     return found.get(True), found.get(False)
+
+
+def _is_of(trace: RequestTrace, tenant: str) -> bool:
+    """Whether a request is of this tenant; nobody's request is of no tenant."""
+    return bool(tenant) and trace.reuse is not None and trace.reuse.tenant == tenant
 
 
 def _age(trace: RequestTrace) -> float:
@@ -281,12 +342,7 @@ def _age(trace: RequestTrace) -> float:
 
 def common_len(one: bytes, other: bytes) -> int:
     """How many of the first tokens of two packed sequences are the same."""
-    length = min(len(one), len(other)) // TOKEN_BYTES
-    ours = np.frombuffer(one, dtype=np.int32, count=length)
-    theirs = np.frombuffer(other, dtype=np.int32, count=length)
-    differs = ours != theirs
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
+    return shared_len(one, 0, len(one), other, TOKEN_BYTES) // TOKEN_BYTES
 
 
 def _ids(tokens: bytes, begin: int) -> list[int]:
@@ -311,7 +367,7 @@ def _why_lost(trace: RequestTrace, other: RequestTrace) -> Cause:
 
 
 def _change(prompt: bytes, near: Nearest) -> Divergence:
-    """What is different behind the tokens that two sequences have in common."""
+    """What is different after the tokens that two sequences have in common."""
     start = near.num_same * TOKEN_BYTES
     ours = prompt[start:]
     theirs = near.tokens[start:]

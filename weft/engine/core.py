@@ -14,6 +14,7 @@ from weft.messages.replies import StepOutput
 from weft.messages.status import Stats
 from weft.observe.log import EventLog
 from weft.scheduler.history import EventKind
+from weft.scheduler.recovery import Recovery
 from weft.scheduler.scheduler import Scheduler
 
 log = EventLog("engine")
@@ -24,6 +25,7 @@ class EngineCore:
 
     def __init__(self, scheduler: Scheduler, around: Surroundings, depth: int) -> None:
         self.scheduler = scheduler
+        self.recovery = Recovery(scheduler)
         self.clock = around.clock
         self.hooks = ServiceHooks()
         self.guard = Guard(scheduler, around.report_failure)

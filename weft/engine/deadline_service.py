@@ -171,12 +171,12 @@ class DeadlineService(Service):
         times = self._estimator.first_tokens_s(wanted, now, open_prompts, in_flight)
         found: dict[int, float] = {}
         for id, seconds in times.items():
-            held_s = self._held_s(scheduler.requests[id], now)
-            if held_s is not None:
-                found[id] = max(seconds, held_s)
+            blocked_s = self._blocked_s(scheduler.requests[id], now)
+            if blocked_s is not None:
+                found[id] = max(seconds, blocked_s)
         return found
 
-    def _held_s(self, request: Request, now: float) -> float | None:
+    def _blocked_s(self, request: Request, now: float) -> float | None:
         """The earliest first token of a request that is not admitted yet for its own sake, in
         seconds from now: 0 if nothing holds it, None if nothing is known."""
         if self._core.scheduler.waiting_queue.is_blocked(request):

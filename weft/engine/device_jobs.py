@@ -23,6 +23,7 @@ from weft.messages.weights import FIRST_VERSION
 from weft.observe.log import EventLog
 from weft.plan.device import DeviceReply, DeviceRequest, Done, Pending
 from weft.plan.step import Runner
+from weft.scheduler.history import Stop
 from weft.scheduler.limits import Refusal
 
 WHY = "memory of the engine is released until POST /resume_memory_occupation"
@@ -105,7 +106,8 @@ class DeviceJobs(Service):
 
     def after_step(self, now: float) -> None:
         if self._pause.mode is None:
-            self._core.scheduler.note_device_is_busy()
+            scheduler = self._core.scheduler
+            scheduler.prefills.record_no_walk(scheduler.now, Stop.DEVICE)
         reply = self._reply
         self._reply = None
         if reply is not None:
@@ -147,7 +149,7 @@ class DeviceJobs(Service):
             scheduler.kv.weights_changed()
         if reply.kv_is_stale:
             num_requests += len(scheduler.requests) - len(scheduler.waiting_queue)
-            scheduler.recompute(set(), "", "the weights were updated")
+            self._core.recovery.recompute(set(), "", "the weights were updated")
         # An update that failed halfway makes the KV stale, too, but it is not a new version.
         if reply.ok and reply.kv_is_stale:
             self.weight_version = job.weight_version or self.weight_version

@@ -189,13 +189,13 @@ class Engine:
             core.has_news = False
             core.loop.num_stuck = 0  # earlier steps found no work, but this one may
         # If a job ends in `before_step`, its reply is sent before another step is planned.
-        is_held = hooks.holds_steps
+        is_paused = hooks.holds_steps
         for service in hooks.before_step:
             try:
                 service.before_step(core.began_s)
             except Exception as exc:
                 guard.hook_failed(service.name, exc)
-        output = core.loop.rest() if is_held else core.loop.step()
+        output = core.loop.rest() if is_paused else core.loop.step()
         core.repair_if_in_doubt()
         core.send_output(output)
         core.ended_s = core.clock()

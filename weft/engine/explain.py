@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from weft.config.numbers import counted
-from weft.engine.causes import cause_of
+from weft.engine.causes import cause_of, prompt_of
+from weft.engine.times import longest_gap, time_parts
 from weft.messages.control import (
     CacheCause,
     Explanation,
@@ -63,7 +64,7 @@ def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus
         max_running_requests=scheduler.settings.max_running_requests,
         batch_is_full=scheduler.prefills.is_full,
         chunked_rid=None if chunked is None else chunked.message.rid,
-        free_tokens=scheduler.kv.available,
+        free_tokens=scheduler.kv.room.available,
         sessions=num_sessions,
         queued_tokens=queue.num_tokens,
         max_queued_tokens=scheduler.settings.max_queued_tokens,
@@ -111,17 +112,34 @@ def list_waiting(scheduler: Scheduler, now: float) -> Iterator[Request]:
 
 
 def trace_request_flow(
-    scheduler: Scheduler, rid: str, now: float, *, compiling: Container[int] = ()
+    scheduler: Scheduler,
+    rid: str,
+    now: float,
+    *,
+    number: int = -1,
+    viewer: str | None = None,
+    with_prompt: bool = False,
+    compiling: Container[int] = (),
 ) -> list[Explanation]:
-    """All open or remembered requests with exactly this name, newest first. `compiling` has the ids
-    of requests whose grammar is being compiled. Only the newest have a `cache_cause`, because each
-    is found by comparing the prompt with all that are remembered."""
+    """All open or remembered requests with exactly this name, newest first; with `number`, only the
+    one with this number. `compiling` has the ids of requests whose grammar is being compiled.
+
+    Only the newest have a `cache_cause`, because each is found by comparing the prompt with all
+    that are remembered; only they have their prompts, `with_prompt`. `viewer`: the tenant who asks;
+    None: an administrator, who sees all.
+    """
     found = [trace for trace in scheduler.history.traces() if trace.rid == rid]
+    if number >= 0:
+        found = [trace for trace in found if trace.id == number]
     found.sort(key=lambda trace: -trace.arrival_order)
     explained: list[Explanation] = []
     for index, trace in enumerate(found):
-        cause = cause_of(scheduler, trace) if index < NUM_CAUSES else None
-        explained.append(_explain(scheduler, trace, now, cause, compiling))
+        cause = cause_of(scheduler, trace, viewer) if index < NUM_CAUSES else None
+        one = _explain(scheduler, trace, now, cause, compiling)
+        if with_prompt and cause is not None:
+            namespace, prompt = prompt_of(scheduler, trace)
+            one = msgspec.structs.replace(one, namespace=namespace, prompt=prompt)
+        explained.append(one)
     return explained
 
 
@@ -233,7 +251,8 @@ class Reasons:
         self._scheduler = scheduler
         self.compiling = compiling
         self._last = scheduler.history.last_pass
-        self._behind = ""  # the reason for all requests after the one where the last pass stopped
+        # The reason for all requests after the one where the last pass stopped.
+        self._reason_of_rest = ""
 
     def of(self, request: Request) -> str:
         """The reason; never empty for a waiting request, empty for a running one.
@@ -268,9 +287,9 @@ class Reasons:
     def _of_pass(self, last: SchedulingPass, trace: RequestTrace) -> str:
         if last.id == trace.id:
             return _reason(self._scheduler, last, trace)
-        if not self._behind:
-            self._behind = _reason(self._scheduler, last, trace)
-        return self._behind
+        if not self._reason_of_rest:
+            self._reason_of_rest = _reason(self._scheduler, last, trace)
+        return self._reason_of_rest
 
 
 def _num_output(scheduler: Scheduler, request: Request) -> int:
@@ -296,12 +315,15 @@ def _explain(
         output_tokens=trace.output_tokens,
         cached_tokens=trace.cached_tokens,
         stages=stage_times(trace, now),
-        retractions=trace.num_retractions,
-        recomputed_tokens=trace.recomputed_tokens,
-        refound_tokens=trace.refound_tokens,
+        retractions=trace.retractions.num,
+        recomputed_tokens=trace.retractions.recomputed_tokens,
+        refound_tokens=trace.retractions.refound_tokens,
         why="",
         drafts=_drafts(scheduler, trace),
         shadow=shadow_words(scheduler, trace.id),
+        admitted_s=trace.admitted_s,
+        times=time_parts(scheduler, trace, now, reason=_reason),
+        longest_gap=longest_gap(scheduler, trace),
         cache_cause=cause,
         timeline=_timeline(scheduler, trace),
     )
@@ -494,6 +516,8 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
                 f"waits: the token budget of the step has {one.available:,} left, "
                 f"{name} has {one.needed:,} to compute"
             )
+        case Stop.ONLINE:
+            return "waits: it is a background request, and others were admitted"
         case Stop.TIME:
             return (
                 f"waits: the step has time for {counted(one.available, 'more token')} "

@@ -29,11 +29,11 @@ class Idle:
     It reads the times of the last step, not the clock, so a journal need not record the calls.
     """
 
-    def __init__(self, core: EngineCore, held: Sequence[Mapping[int, object]]) -> None:
-        """`held`: requests that wait for an event that wakes the engine, by id: for their grammars,
-        or for their KV."""
+    def __init__(self, core: EngineCore, blocked: Sequence[Mapping[int, object]]) -> None:
+        """`blocked`: requests that wait for an event that wakes the engine, by id: for their
+        grammars, or for their KV."""
         self._core = core
-        self._held = held
+        self._blocked = blocked
         self.min_step_s = 0.0  # the time that the caller must let pass from one step to the next
 
     @property
@@ -73,7 +73,7 @@ class Idle:
         if core.hooks.holds_steps:
             return False  # the queue is not read
         queue = core.scheduler.waiting_queue
-        held: set[int] = set()
-        for requests in self._held:
-            held.update(requests)
-        return queue.has_candidates and len(queue) > len(held)
+        blocked: set[int] = set()
+        for requests in self._blocked:
+            blocked.update(requests)
+        return queue.has_candidates and len(queue) > len(blocked)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import islice
 from typing import NamedTuple
 
 from weft.engine.core import EngineCore
@@ -147,7 +146,7 @@ class InputGate(Service):
 
     def _begin_ramp(self, now: float, ramp_s: float, next_arrival: int) -> None:
         queue = self._core.scheduler.waiting_queue
-        oldest = next(islice(queue, len(queue.resumed), None), None)  # of those that never ran
+        oldest = next(queue.newcomers(), None)
         why = (
             "the input opens gradually: requests go on in order of arrival, at a growing rate, "
             f"for {ramp_s:g} s"

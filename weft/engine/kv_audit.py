@@ -57,7 +57,7 @@ class KvAuditor(Service):
         """Pages and rows that are missing in the sums; (0, 0) if all are accounted for."""
         scheduler = self._scheduler
         num_with_row = len(scheduler.requests) - len(scheduler.waiting_queue)
-        return scheduler.kv.imbalance, num_with_row - scheduler.kv.rows.num_used
+        return scheduler.kv.accounts.imbalance, num_with_row - scheduler.kv.rows.num_used
 
     def audit(self, now: float) -> list[str]:
         """Check the owner of every page, and repair faults. Returns the faults. No step may be in
@@ -103,7 +103,7 @@ class KvAuditor(Service):
             num_pages=kv.allocator.num_pages,
             free=kv.allocator.num_free,
             cached=cache.evictable_pages + cache.pinned_pages + cache.protected_pages,
-            held=kv.num_owned,
+            held=kv.accounts.num_owned,
             rows=kv.rows.num_used,
             quarantined=len(kv.allocator.quarantined),
             total_faults=self._scheduler.counters.num_faults,
@@ -112,16 +112,17 @@ class KvAuditor(Service):
     def _repair(self) -> list[str]:
         """Quarantine faulty pages, and end the requests of a page with two owners."""
         scheduler = self._scheduler
-        faults = scheduler.find_faults()
+        faults = scheduler.kv.accounts.find_faults(scheduler.with_row())
         reports = [self._report(fault) for fault in faults]
-        scheduler.kv.quarantine(faults)
+        scheduler.kv.accounts.quarantine(faults)
         doubly_owned = [fault for fault in faults if len(fault.users) > 1]
         if doubly_owned:
             self._give_up(doubly_owned)
             # All pages were allocated again, so check again.
-            scheduler.kv.quarantine(scheduler.find_faults())
+            faults = scheduler.kv.accounts.find_faults(scheduler.with_row())
+            scheduler.kv.accounts.quarantine(faults)
         if faults:
-            self._scheduler.shrink()
+            self._core.recovery.shrink()
         return reports
 
     def _give_up(self, faults: Sequence[Fault]) -> None:
@@ -134,14 +135,14 @@ class KvAuditor(Service):
         for name, request in scheduler.with_row().items():
             if name in names:
                 ids.add(request.id)
-        scheduler.recompute(
+        self._core.recovery.recompute(
             ids, "its KV memory was given to another request, too", "KV memory was given to two"
         )
 
     def _report(self, fault: Fault) -> str:
         """The fault, and what is known of the page's last owner."""
         scheduler = self._scheduler
-        id = scheduler.kv.last_owner(fault)
+        id = scheduler.kv.accounts.last_owner(fault)
         if id == NOBODY:
             return str(fault)
         trace = scheduler.history.trace(id)

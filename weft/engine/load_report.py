@@ -52,7 +52,7 @@ class LoadReporter(Service):
         scheduler = self._core.scheduler
         grammar = self._features.grammar
         adapters = self._features.adapters
-        encoded = self._features.media.books
+        encoded = self._features.media.cache
         pins = self._features.pins
         kv = scheduler.kv
         pinned = 0
@@ -75,7 +75,7 @@ class LoadReporter(Service):
             total_grammar_shared=grammar.num_shared,
             total_grammar_refused=grammar.num_refused,
             total_forced_tokens=grammar.num_forced,
-            encoder_items=len(encoded.held),
+            encoder_items=len(encoded.encoded),
             encoder_tokens=encoded.num_tokens,
             encoder_bytes=encoded.num_tokens * encoded.vector_bytes,
             total_encoder_runs=encoded.num_runs,

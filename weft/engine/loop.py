@@ -23,6 +23,7 @@ from weft.memory.allocator import OutOfPages
 from weft.messages.replies import StepOutput
 from weft.plan.step import Runner, Step
 from weft.scheduler.batch import Batch
+from weft.scheduler.recovery import Recovery
 from weft.scheduler.scheduler import Scheduler
 
 DEVICE_FAILED = "the model failed on this request's step"
@@ -53,6 +54,7 @@ class Loop:
         on_fault: Callable[[Exception], None],
     ) -> None:
         self._scheduler = scheduler
+        self._recovery = Recovery(scheduler)
         self._runner = runner
         self._clock = clock
         self._depth = depth
@@ -118,18 +120,18 @@ class Loop:
         self._on_fault(exc)
         self._drain()
         self.num_stuck = 0
-        suspects = self._scheduler.suspects()
+        suspects = self._recovery.suspects()
         message = PLAN_FAILED
         if isinstance(exc, OutOfPages):
             message = f"{PLAN_FAILED}: {exc}"
-        self._scheduler.recompute(suspects, message, "a fault was found", in_doubt=True)
+        self._recovery.recompute(suspects, message, "a fault was found", in_doubt=True)
 
     def repair(self) -> None:
         """Reset the scheduler's state, because an operation was interrupted. The requests that it
         concerned have ended."""
         self._drain()
         self.num_stuck = 0
-        self._scheduler.recompute(set(), "", "a fault was found", in_doubt=True)
+        self._recovery.recompute(set(), "", "a fault was found", in_doubt=True)
 
     def _plan(self) -> Batch | None:
         """Choose the next step. None if there is nothing to run, or nothing before a result is
@@ -173,19 +175,19 @@ class Loop:
             if scheduler.pace is not None:
                 seconds = self._done_s - began_s - result.encoder_s
                 scheduler.pace.observe(batch, seconds)
-            return scheduler.process_batch_result(batch, result, self._done_s)
+            return scheduler.process_batch_result(batch, result, self._done_s, began_s)
         except Exception as exc:
             self._on_fault(exc)
             self._drain()
-            failed = scheduler.open_ids(batch)
-            scheduler.recompute(failed, RESULT_FAILED, "a fault was found", in_doubt=True)
+            failed = self._recovery.open_ids(batch)
+            self._recovery.recompute(failed, RESULT_FAILED, "a fault was found", in_doubt=True)
             return scheduler.outbox.take_output()
 
     def _give_up(self, batch: Batch, exc: Exception) -> None:
         """The device failed on a step: end its requests."""
         self._on_failure(exc)
         self._drain()
-        self._scheduler.process_batch_failure(batch, DEVICE_FAILED)
+        self._recovery.step_failed(batch, DEVICE_FAILED)
 
     def _drain(self) -> None:
         """After a failed step, wait for the other steps in flight. Their results are discarded."""

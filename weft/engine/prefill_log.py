@@ -51,7 +51,7 @@ class PrefillLog(Service):
             running=len(scheduler.running_batch.rows),
             queue=len(scheduler.waiting_queue),
             max_prefill_tokens=scheduler.settings.max_prefill_tokens,
-            free_tokens=scheduler.kv.available,
+            free_tokens=scheduler.kv.room.available,
             new_token_ratio=scheduler.prefills.new_token_ratio.current,
         )
         self._note()

@@ -66,15 +66,15 @@ class Services:
         self.flushes = CacheFlushes(core, self.tiers)
         self.health = HealthChecks(core)
         self.kv_auditor = KvAuditor(core)
-        held: list[Mapping[int, object]] = [features.grammar.queue]
+        blocked: list[Mapping[int, object]] = [features.grammar.queue]
         stored: list[KvNumbers] = []
         if self.tiers is not None:
-            held.append(self.tiers.feature.waiting)
+            blocked.append(self.tiers.feature.waiting)
             stored.append(self.tiers)
         if self.handoff is not None:
-            held.append(self.handoff.waiting)
+            blocked.append(self.handoff.waiting)
             stored.append(self.handoff)
-        self.idle = Idle(core, held)
+        self.idle = Idle(core, blocked)
         self.load = LoadReporter(core, features, stored)
         self.pictures = Pictures(core, features, self.load, self.pins, self.pause, self.input_gate)
         self.prefill_log = PrefillLog(core)

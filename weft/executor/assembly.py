@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from weft.config.drafts import OFF
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.parallel import of_rank
@@ -79,12 +78,6 @@ class RunnerSpec:
         if self.ranks is None:
             return self.model
         return of_rank(self.model, self.ranks.group_rank.size)
-
-    @property
-    def keeps_runs(self) -> bool:
-        """Whether steps with drafts are planned before the drafts of the previous step are
-        compared."""
-        return bool(self.engine.overlap) and self.engine.speculative != OFF
 
     @property
     def dtype(self) -> torch.dtype:

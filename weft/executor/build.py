@@ -16,7 +16,7 @@ from weft.executor.drafting.build import draft_spec, paired
 from weft.executor.gpu import build as gpu
 from weft.executor.lockstep.group import ExpertGroup
 from weft.executor.logit_processors.processors import Processors
-from weft.executor.passes.closing import ClosingPass
+from weft.executor.passes.kinds import PassParts, make_passes
 from weft.executor.runner import Pass, TorchRunner
 from weft.executor.wire.followers import Ranks
 from weft.parallel.peers import Peers
@@ -92,17 +92,20 @@ def outside_passes(setting: str) -> list[Pass]:
 
 
 def _build_own(spec: RunnerSpec) -> TorchRunner:
+    parts = PassParts(spec.engine, spec.model)
     if spec.engine.device == "cuda":
         device = gpu.find_gpu()
-        if spec.model.is_encoder:
-            return gpu.build_encoder(spec, device)
-        return gpu.build_decoder(spec, device)
+        build = gpu.build_encoder if spec.model.is_encoder else gpu.build_decoder
+        return _surrounded(build(spec, device), parts)
     if spec.model.is_encoder:
-        return cpu.build_encoder(spec)
+        return _surrounded(cpu.build_encoder(spec), parts)
     rows = cpu.make_rows(spec)
-    runner = cpu.build_decoder(spec, rows)
-    if spec.keeps_runs:
-        runner = runner.within(ClosingPass(rows))
+    runner = _surrounded(cpu.build_decoder(spec, rows), parts._replace(host_rows=rows))
     if spec.draft is None:
         return runner
     return paired(runner, cpu.build_decoder(draft_spec(spec), rows.beside()))
+
+
+def _surrounded(runner: TorchRunner, parts: PassParts) -> TorchRunner:
+    passes = make_passes(parts)
+    return runner.within(*passes) if passes else runner

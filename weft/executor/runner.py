@@ -28,7 +28,7 @@ from weft.executor.inputs import DeviceRowTable, Inputs
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.aux_outputs import ComputedStep, compute_aux_outputs
 from weft.executor.outputs.pooling import Pooler
-from weft.executor.sampler import SamplerOutput, sample
+from weft.executor.outputs.sampler import SamplerOutput, sample
 from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.states import LayerStates
 from weft.models.registry import DecoderModel, EncoderModel

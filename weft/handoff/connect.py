@@ -10,7 +10,7 @@ from weft.config.handoff import is_loopback
 from weft.handoff.facts import Facts, KvFacts
 from weft.handoff.greeting import Meeting, SentAway, greet
 from weft.handoff.wire import Ask, BadSpeech, Beat, Connection, DamagedPiece
-from weft.memory.handoff.protocol import MeetingPlace
+from weft.memory.handoff.protocol import RoomAddress
 
 CONNECT_S = 3.0
 
@@ -38,7 +38,7 @@ class Connector:
             raise SentAway(f"{facts} here")
         return facts
 
-    async def greeted(self, address: MeetingPlace) -> Connection:
+    async def greeted(self, address: RoomAddress) -> Connection:
         """A connection on which both sides have greeted. Raises SentAway if either side refuses,
         and Unreachable."""
         facts = self._known_facts()
@@ -60,7 +60,7 @@ class Connector:
             raise
         return connection
 
-    async def _connected(self, address: MeetingPlace) -> socket.socket:
+    async def _connected(self, address: RoomAddress) -> socket.socket:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, resolved = found[0]
@@ -75,7 +75,7 @@ class Connector:
             raise
         return sock
 
-    async def dismiss(self, address: MeetingPlace) -> None:
+    async def dismiss(self, address: RoomAddress) -> None:
         """Tell the other server that a room is not needed. If that fails, its lease expires."""
         with suppress(*NO_ANSWER):
             connection = await self.greeted(address)

@@ -21,7 +21,7 @@ from weft.handoff.wire import (
     Spoken,
     Wanted,
 )
-from weft.memory.handoff.protocol import FoundKv, MeetingPlace
+from weft.memory.handoff.protocol import FoundKv, RoomAddress
 from weft.memory.prefix_cache import CacheKey
 
 
@@ -30,7 +30,7 @@ class Talk:
     """The conversation about one room. Used by the thread only."""
 
     pull: int
-    address: MeetingPlace
+    address: RoomAddress
     key: CacheKey
     have: int
     orders: Orders = field(default_factory=Orders)
@@ -73,8 +73,8 @@ class TalkFollower:
                 delivery = talk.orders.take()
                 if delivery is not None:
                     talk.delivery = delivery
-                    with_ending = len(delivery.ending) > 0
-                    await connection.send(Wanted(delivery.start, delivery.end, with_ending))
+                    with_resume_state = len(delivery.resume_state) > 0
+                    await connection.send(Wanted(delivery.start, delivery.end, with_resume_state))
                     incoming = await self._receive(connection, incoming, delivery)
                     talk.delivery = None
                     self._deliveries.land(delivery)
@@ -125,7 +125,7 @@ class TalkFollower:
     async def _receive(
         self, connection: Connection, incoming: asyncio.Future[Spoken], delivery: Delivery
     ) -> asyncio.Future[Spoken]:
-        """Receive the pages of a delivery, and its ending. Returns the future of the next
+        """Receive the pages of a delivery, and its resume state. Returns the future of the next
         message."""
         while not delivery.is_complete:
             async with asyncio.timeout(self._silence_s):
@@ -153,11 +153,11 @@ class TalkFollower:
         first = delivery.num_pages
         memory = self._memory.pool
         pages = delivery.pages[first : first + piece.num_pages].tolist()
-        if piece.is_ending:
-            if self._memory.endings is None:
-                raise BadSpeech("an ending was not asked for")
-            memory = self._memory.endings
-            pages = delivery.ending.tolist()
+        if piece.is_resume_state:
+            if self._memory.resume_states is None:
+                raise BadSpeech("a resume state was not asked for")
+            memory = self._memory.resume_states
+            pages = delivery.resume_state.tolist()
         if (
             not pages
             or len(pages) != piece.num_pages
@@ -168,8 +168,8 @@ class TalkFollower:
         for page in pages:
             pieces += memory.pieces(page)
         await connection.receive_pages(pieces, delivery.gate)
-        if piece.is_ending:
-            delivery.has_ending = True
+        if piece.is_resume_state:
+            delivery.has_resume_state = True
         else:
             delivery.num_pages += piece.num_pages
         self._news.num_bytes += piece.num_bytes

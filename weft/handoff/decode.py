@@ -21,7 +21,7 @@ from weft.handoff.news import News
 from weft.handoff.pages import HandoffMemory
 from weft.handoff.talks import Talks
 from weft.handoff.thread import LoopThread
-from weft.memory.handoff.protocol import HandoffNews, HandoffReport, MeetingPlace, NoHandoff
+from weft.memory.handoff.protocol import HandoffNews, HandoffReport, NoHandoff, RoomAddress
 from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.observe.log import EventLog
 from weft.tiers.pages import PoolPages
@@ -33,8 +33,8 @@ log = EventLog("handoff")
 
 
 class DecodeSide(NoHandoff):
-    """`notify` is called when there is news, on any thread. `endings`: the memory of endings, if
-    sequences have some."""
+    """`notify` is called when there is news, on any thread. `resume_states`: the memory of resume
+    states, if sequences have some."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class DecodeSide(NoHandoff):
         notify: Callable[[], None],
         silence_s: float = SILENCE_S,
         beat_s: float = BEAT_S,
-        endings: PoolPages | None = None,
+        resume_states: PoolPages | None = None,
     ) -> None:
         self._facts = facts
         self._news = News(notify)
         self._pull_of: dict[int, int] = {}  # by ticket
         self._deliveries = Deliveries(page_size, self._news)
-        memory = HandoffMemory(pool=pool, endings=endings, page_size=page_size)
+        memory = HandoffMemory(pool=pool, resume_states=resume_states, page_size=page_size)
         follower = TalkFollower(
             memory, self._deliveries, self._news, silence_s=silence_s, beat_s=beat_s
         )
@@ -69,7 +69,7 @@ class DecodeSide(NoHandoff):
         """End all connections."""
         self._thread.stop()
 
-    def ask(self, pull: int, address: MeetingPlace, key: CacheKey, have: int) -> None:
+    def ask(self, pull: int, address: RoomAddress, key: CacheKey, have: int) -> None:
         self._thread.soon(self._talks.begin, Talk(pull, address, key, have))
 
     def bind(self, ticket: int, pull: int) -> None:
@@ -81,10 +81,10 @@ class DecodeSide(NoHandoff):
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         end = key.num_tokens
-        delivery = Delivery(ticket, start, end, pages, ending, time.monotonic())
+        delivery = Delivery(ticket, start, end, pages, resume_state, time.monotonic())
         self._deliveries.add(delivery)
         self._thread.soon(self._talks.order, self._pull_of.pop(ticket), delivery)
 
@@ -96,7 +96,7 @@ class DecodeSide(NoHandoff):
     def leave(self, pull: int) -> None:
         self._thread.soon(self._talks.leave, pull)
 
-    def dismiss(self, address: MeetingPlace) -> None:
+    def dismiss(self, address: RoomAddress) -> None:
         self._thread.soon(self._talks.say_goodbye, address)
 
     def renew(self, why: str) -> None:

@@ -23,15 +23,15 @@ class Delivery:
     start: int  # tokens
     end: int
     pages: IntArray
-    ending: IntArray  # empty: no ending is transferred
+    resume_state: IntArray  # empty: no resume state is transferred
     asked_s: float
     gate: PageGate = field(default_factory=PageGate)
     num_pages: int = 0  # pages that have been received completely
-    has_ending: bool = False  # the ending has been received
+    has_resume_state: bool = False  # the resume state has been received
 
     @property
     def is_complete(self) -> bool:
-        has_all = self.has_ending or not len(self.ending)
+        has_all = self.has_resume_state or not len(self.resume_state)
         return has_all and self.num_pages == len(self.pages)
 
 
@@ -93,5 +93,5 @@ class Deliveries:
         with self._lock:
             self._by_ticket.pop(delivery.ticket, None)
         self._news.landed(
-            Landed(delivery.ticket, num_tokens, seconds, has_ending=delivery.has_ending)
+            Landed(delivery.ticket, num_tokens, seconds, has_resume_state=delivery.has_resume_state)
         )

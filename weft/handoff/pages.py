@@ -12,10 +12,10 @@ from weft.tiers.pages import PoolPages
 
 @dataclass(frozen=True, kw_only=True)
 class HandoffMemory:
-    """`endings`: the memory of endings, if sequences have some."""
+    """`resume_states`: the memory of resume states, if sequences have some."""
 
     pool: PoolPages
-    endings: PoolPages | None
+    resume_states: PoolPages | None
     page_size: int  # tokens
 
 

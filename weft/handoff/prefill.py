@@ -32,7 +32,7 @@ log = EventLog("handoff")
 
 class PrefillSide(NoHandoff):
     """`notify` is called when there is news, on any thread. Serves the connections of `listener`.
-    `endings`: the memory of endings, if sequences have some."""
+    `resume_states`: the memory of resume states, if sequences have some."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class PrefillSide(NoHandoff):
         notify: Callable[[], None],
         beat_s: float = BEAT_S,
         room_s: float = ROOM_S,
-        endings: PoolPages | None = None,
+        resume_states: PoolPages | None = None,
     ) -> None:
-        memory = HandoffMemory(pool=pool, endings=endings, page_size=page_size)
+        memory = HandoffMemory(pool=pool, resume_states=resume_states, page_size=page_size)
         terms = LendTerms(memory=memory, lease_s=lease_s, beat_s=beat_s, room_s=room_s)
         self._listener = listener
         self._facts = facts
@@ -75,10 +75,12 @@ class PrefillSide(NoHandoff):
     def expect(self, room: str) -> None:
         self._thread.soon(self._rooms.expect, room)
 
-    def lend(self, room: str, key: CacheKey, pages: IntArray, ending: IntArray = NO_PAGES) -> None:
+    def lend(
+        self, room: str, key: CacheKey, pages: IntArray, resume_state: IntArray = NO_PAGES
+    ) -> None:
         gate = PageGate()
         self._gates[room] = gate
-        self._thread.soon(self._rooms.lend, room, LentKv(key, pages, ending, gate))
+        self._thread.soon(self._rooms.lend, room, LentKv(key, pages, resume_state, gate))
 
     def refuse(self, room: str, why: str) -> None:
         self._thread.soon(self._rooms.end, room, why)

@@ -28,7 +28,7 @@ class LentKv(NamedTuple):
 
     key: CacheKey
     pages: IntArray
-    ending: IntArray  # empty: it has none
+    resume_state: IntArray  # empty: it has none
     gate: PageGate
 
 

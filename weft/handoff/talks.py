@@ -12,7 +12,7 @@ from weft.handoff.greeting import Refusals, SentAway
 from weft.handoff.news import News
 from weft.handoff.pages import GateShut
 from weft.handoff.wire import Ask, BadSpeech, DamagedPiece
-from weft.memory.handoff.protocol import MeetingPlace, Missed
+from weft.memory.handoff.protocol import Missed, RoomAddress
 from weft.observe.log import EventLog
 
 log = EventLog("handoff")
@@ -80,7 +80,7 @@ class Talks:
             if talk.has_begun and talk.task is not None:
                 talk.task.cancel()
 
-    def say_goodbye(self, address: MeetingPlace) -> None:
+    def say_goodbye(self, address: RoomAddress) -> None:
         task = asyncio.get_running_loop().create_task(self._connector.dismiss(address))
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)

@@ -80,7 +80,7 @@ class Visit:
             await self._connection.send(Decline(why))
             return
         num_lent = room.lent.key.num_tokens
-        if len(room.lent.ending) and self._known < num_lent:
+        if len(room.lent.resume_state) and self._known < num_lent:
             why = (
                 f"only {self._known:,} of the {num_lent:,} tokens of the room are wanted, and this "
                 "model can only be resumed after all of them"
@@ -156,7 +156,7 @@ class Visit:
             self._news.renewed(self._name)
 
     async def _send(self, wanted: Wanted) -> None:
-        """Send pages in groups, and the ending. Raises GateShut when the lease ends."""
+        """Send pages in groups, and the resume state. Raises GateShut when the lease ends."""
         memory = self._terms.memory
         size = memory.page_size
         if wanted.start % size or not 0 <= wanted.start <= wanted.end <= self._known:
@@ -167,20 +167,22 @@ class Visit:
         at_once = max(GROUP_BYTES // max(memory.pool.page_bytes, 1), 1)
         for first in range(0, len(pages), at_once):
             await self._send_group(memory.pool, pages[first : first + at_once])
-        if wanted.with_ending:
-            if memory.endings is None:
-                raise BadSpeech("an ending is wanted, and there is none")
-            await self._send_group(memory.endings, room.lent.ending.tolist(), is_ending=True)
+        if wanted.with_resume_state:
+            if memory.resume_states is None:
+                raise BadSpeech("a resume state is wanted, and there is none")
+            await self._send_group(
+                memory.resume_states, room.lent.resume_state.tolist(), is_resume_state=True
+            )
 
     async def _send_group(
-        self, memory: PoolPages, pages: list[int], *, is_ending: bool = False
+        self, memory: PoolPages, pages: list[int], *, is_resume_state: bool = False
     ) -> None:
         pieces: list[memoryview] = []
         for page in pages:
             pieces += memory.pieces(page)
         num_bytes = sum(map(len, pieces))
         async with asyncio.timeout(SEND_S):
-            await self._connection.send(PageGroup(len(pages), num_bytes, is_ending))
+            await self._connection.send(PageGroup(len(pages), num_bytes, is_resume_state))
             await self._connection.send_pages(pieces, self._room.lent.gate)
         self._news.num_bytes += num_bytes
         self._renew()

@@ -100,16 +100,17 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
     start: int  # tokens, whole pages
     end: int
-    with_ending: bool = False  # the ending of the lent sequence, after the pages
+    # The resume state of the lent sequence, after the pages.
+    with_resume_state: bool = msgspec.field(default=False, name="with_ending")
 
 
 class PageGroup(msgspec.Struct, frozen=True, tag="piece"):
-    """The next wanted pages, or after them the ending. Their bytes follow, and the mark of
+    """The next wanted pages, or after them the resume state. Their bytes follow, and the mark of
     these."""
 
-    num_pages: int  # of an ending: its places
+    num_pages: int  # of a resume state: its slots or pages
     num_bytes: int
-    is_ending: bool = False
+    is_resume_state: bool = msgspec.field(default=False, name="is_ending")
 
 
 Spoken: TypeAlias = (

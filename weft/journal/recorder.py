@@ -69,8 +69,8 @@ from weft.memory.handoff.protocol import (
     Handoff,
     HandoffNews,
     HandoffReport,
-    MeetingPlace,
     NoHandoff,
+    RoomAddress,
 )
 from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.memory.tiers.protocol import (
@@ -407,14 +407,24 @@ class RecordedTiers:
         return present
 
     def fetch(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
-        self._tiers.fetch(ticket, key, start, pages, ending)
+        self._tiers.fetch(ticket, key, start, pages, resume_state)
 
     def keep(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
-        self._tiers.keep(ticket, key, start, pages, ending)
+        self._tiers.keep(ticket, key, start, pages, resume_state)
 
     def cancel(self, ticket: int) -> None:
         self._tiers.cancel(ticket)
@@ -454,8 +464,10 @@ class RecordedHandoff:
     def expect(self, room: str) -> None:
         self._handoff.expect(room)
 
-    def lend(self, room: str, key: CacheKey, pages: IntArray, ending: IntArray = NO_PAGES) -> None:
-        self._handoff.lend(room, key, pages, ending)
+    def lend(
+        self, room: str, key: CacheKey, pages: IntArray, resume_state: IntArray = NO_PAGES
+    ) -> None:
+        self._handoff.lend(room, key, pages, resume_state)
 
     def refuse(self, room: str, why: str) -> None:
         self._handoff.refuse(room, why)
@@ -463,8 +475,8 @@ class RecordedHandoff:
     def withdraw(self, room: str, why: str) -> None:
         self._handoff.withdraw(room, why)
 
-    def ask(self, pull: int, place: MeetingPlace, key: CacheKey, have: int) -> None:
-        self._handoff.ask(pull, place, key, have)
+    def ask(self, pull: int, address: RoomAddress, key: CacheKey, have: int) -> None:
+        self._handoff.ask(pull, address, key, have)
 
     def bind(self, ticket: int, pull: int) -> None:
         self._handoff.bind(ticket, pull)
@@ -472,13 +484,18 @@ class RecordedHandoff:
     def leave(self, pull: int) -> None:
         self._handoff.leave(pull)
 
-    def dismiss(self, place: MeetingPlace) -> None:
-        self._handoff.dismiss(place)
+    def dismiss(self, address: RoomAddress) -> None:
+        self._handoff.dismiss(address)
 
     def fetch(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
-        self._handoff.fetch(ticket, key, start, pages, ending)
+        self._handoff.fetch(ticket, key, start, pages, resume_state)
 
     def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None:
         self._handoff.keep(ticket, key, start, pages)

@@ -8,7 +8,7 @@ compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -171,7 +171,8 @@ class Replay:
         self.began = self._script.first()
         self.engine = self._make_engine(self.began)
         if shadow:
-            self.engine.scheduler.set_shadow(shadow)
+            scheduler = self.engine.scheduler
+            scheduler.apply(replace(scheduler.settings, shadow_policy=shadow))
         self.difference: Difference | None = None
         self.broke: str | None = None  # how the core or its invariants broke, as recorded
         self.first_step = self.step  # number of this journal's first step
@@ -230,7 +231,8 @@ class Replay:
         if not self.engine.has_work:
             self.times.is_idle()
         if self._check:
-            self.engine.scheduler.audit()
+            scheduler = self.engine.scheduler
+            scheduler.kv.accounts.audit(scheduler.with_row())
 
     def _guard(self, call: Callable[[], object]) -> None:
         """Make a call into the core. It may raise only what the journal recorded."""
@@ -436,12 +438,22 @@ class _Tiers(NoTiers):
         return Present(record.num_tokens, record.can_resume)
 
     def fetch(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         pass
 
     def keep(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray = NO_PAGES
+        self,
+        ticket: int,
+        key: CacheKey,
+        start: int,
+        pages: IntArray,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         pass
 

@@ -35,7 +35,7 @@ HASH_BYTES = 8
 HASH_MASK = (1 << 63) - 1
 
 
-class BlockPlace(NamedTuple):
+class BlockPosition(NamedTuple):
     """The place of a node in the tree."""
 
     parent: Handle  # None: the top of the namespace
@@ -45,10 +45,12 @@ class BlockPlace(NamedTuple):
 class CachedBlocks:
     """The copy of a node of the tree, with one hash for each block of its key."""
 
-    __slots__ = ("hashes", "key", "namespace", "place")
+    __slots__ = ("hashes", "key", "namespace", "position")
 
-    def __init__(self, place: BlockPlace, namespace: str, key: bytes, hashes: list[int]) -> None:
-        self.place = place
+    def __init__(
+        self, position: BlockPosition, namespace: str, key: bytes, hashes: list[int]
+    ) -> None:
+        self.position = position
         self.namespace = namespace
         self.key = key
         self.hashes = hashes
@@ -78,7 +80,7 @@ class CacheMirror:
                     events = [AllBlocksCleared()]  # it makes earlier events unnecessary
         return events
 
-    def whole(self) -> list[CacheEvent]:
+    def snapshot(self) -> list[CacheEvent]:
         """Events that bring a reader in any state to the current content."""
         events: list[CacheEvent] = [AllBlocksCleared()]
         reported: set[Handle] = set()
@@ -88,7 +90,7 @@ class CacheMirror:
             while node is not None and node not in reported:
                 reported.add(node)
                 path.append(node)
-                node = self._pieces[node].place.parent
+                node = self._pieces[node].position.parent
             events += [self._stored(self._pieces[node]) for node in reversed(path)]
         return events
 
@@ -99,9 +101,9 @@ class CacheMirror:
         if above is not None:
             namespace = above.namespace
             parent_hash = above.hashes[-1]
-        place = BlockPlace(change.parent, parent_hash)
+        position = BlockPosition(change.parent, parent_hash)
         hashes = block_hashes(namespace, parent_hash, change.key, self._step)
-        piece = CachedBlocks(place, namespace, change.key, hashes)
+        piece = CachedBlocks(position, namespace, change.key, hashes)
         self._pieces[change.leaf] = piece
         return self._stored(piece)
 
@@ -109,13 +111,13 @@ class CacheMirror:
         lower = self._pieces[change.lower]
         num_blocks = change.num_bytes // self._step
         upper = CachedBlocks(
-            lower.place,
+            lower.position,
             lower.namespace,
             lower.key[: change.num_bytes],
             lower.hashes[:num_blocks],
         )
         self._pieces[change.upper] = upper
-        lower.place = BlockPlace(change.upper, upper.hashes[-1])
+        lower.position = BlockPosition(change.upper, upper.hashes[-1])
         lower.key = lower.key[change.num_bytes :]
         lower.hashes = lower.hashes[num_blocks:]
 
@@ -137,7 +139,7 @@ class CacheMirror:
         token_ids = np.frombuffer(piece.key, np.uint32).tolist()
         return BlockStored(
             block_hashes=piece.hashes,
-            parent_block_hash=piece.place.parent_hash,
+            parent_block_hash=piece.position.parent_hash,
             token_ids=token_ids,
             block_size=self._page_size,
             lora_id=None,
@@ -183,6 +185,6 @@ def _extra_keys(piece: CachedBlocks, adapter: str, salt: str) -> ExtraKeys | Non
         return None
     each = [adapter] if adapter else None
     keys: ExtraKeys = [each] * len(piece.hashes)
-    if piece.place.parent_hash is None and salt:
+    if piece.position.parent_hash is None and salt:
         keys[0] = [*(each or []), salt]
     return keys

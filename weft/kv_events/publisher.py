@@ -104,6 +104,6 @@ class KvEventPublisher:
     def _publish_queued(self) -> None:
         if len(self._queue) > self._max_queue_size:
             # Too many for subscribers to follow one by one: they become one batch.
-            self._stream.publish_whole(self._queue)
+            self._stream.publish_snapshot(self._queue)
         while self._queue:
             self._stream.publish(self._queue.popleft())

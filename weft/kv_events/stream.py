@@ -56,11 +56,11 @@ class EventStream:
         if events:
             self._send(events)
 
-    def publish_whole(self, missed: deque[list[Change]]) -> None:
+    def publish_snapshot(self, missed: deque[list[Change]]) -> None:
         """Publish the whole tree, after changes that nobody could follow one by one."""
         while missed:
             self._mirror.apply(missed.popleft())
-        self._send(self._mirror.whole())
+        self._send(self._mirror.snapshot())
 
     def answer(self) -> None:
         """Answer a question: all batches from a number on, then `END_OF_REPLAY`."""
@@ -82,7 +82,7 @@ class EventStream:
             return []
         if self._kept and self._kept[0][0] <= first:
             return [batch for batch in self._kept if batch[0] >= first]
-        return [(self._next - 1, self._payload(self._mirror.whole()))]
+        return [(self._next - 1, self._payload(self._mirror.snapshot()))]
 
     def _open_pub(self) -> zmq.Socket[bytes]:
         config = self._config

@@ -18,6 +18,7 @@ import contextlib
 import math
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft.config.amounts import parameters, size
@@ -28,7 +29,6 @@ from weft.version import __version__
 
 if TYPE_CHECKING:
     from weft.assemble.prepare import Prepared
-    from weft.messages.status import EngineReady
 
 log = EventLog("serve")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -64,6 +64,11 @@ class Console:
         if prepared.sizing.note:
             self._phase("", f"{prepared.sizing.note} (--kv-tokens, --memory-fraction)")
 
+    def several(self, names: str, budget_bytes: int) -> None:
+        """The first line of a server with several models."""
+        self._print(f"weft {__version__} · {names or 'no models yet'}")
+        self._phase("memory", f"{size(budget_bytes)} for all models together")
+
     def progress(self, resident: int, wanted: int) -> None:
         """Show how far the engines are: they have `resident` bytes of memory, and their weights
         take `wanted`. On a terminal the line is rewritten in place."""
@@ -83,8 +88,8 @@ class Console:
         """Time between two calls of `progress`: a terminal shows them in one line."""
         return 0.5 if sys.stderr.isatty() else 10.0
 
-    def ready(self, ready: EngineReady, port: int) -> None:
-        for phase, what, seconds in ready.startup:
+    def ready(self, startup: Sequence[tuple[str, str, float]], port: int) -> None:
+        for phase, what, seconds in startup:
             self._phase(phase, f"{what} in {seconds:.1f} s")
         elapsed = time.perf_counter() - self._began
         self._print(f"ready in {elapsed:.1f} s · {self._url(port)}  (API /v1, metrics /metrics)")
@@ -118,6 +123,13 @@ class Console:
 
     def stopped(self) -> None:
         self._print("stopped")
+
+    def ended(self, reason: str, status: int) -> None:
+        """Say why the server has ended, unless the user asked for it."""
+        if reason and self._config.log_format == "json":
+            log.error("ended", reason=reason, status=status)
+        elif reason:
+            print(f"weft: {reason}", file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
         if self._config.log_format == "json":

@@ -20,6 +20,7 @@ class LaunchContext:
     config: ServerConfig
     limits: Limits  # connections limited to what the system allows
     digests: KeyDigests
+    aliases: tuple[str, ...] = ()  # other names by which requests may name the model
 
     @property
     def model_name(self) -> str:

@@ -115,6 +115,10 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._exit.done()
+
     async def ended(self) -> int:
         """Wait until the process ends. Returns its exit status, or -n if signal n ended it."""
         return await asyncio.shield(asyncio.wrap_future(self._exit))

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp
 
@@ -24,7 +25,7 @@ from weft.assemble.adapters import adapter_files
 from weft.assemble.prepare import load_recipe, load_tokenizer
 from weft.client.adapters import AdapterLoader, AdapterNames, AdapterRefused
 from weft.client.client import EngineClient
-from weft.config.adapters import parse_lora_paths
+from weft.config.adapters import LoraPath, parse_lora_paths
 from weft.config.options import SettingsError
 from weft.launch.context import LaunchContext
 from weft.launch.engine_group import EngineGroup, journals
@@ -36,10 +37,11 @@ from weft.messages.status import EngineReady
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
 from weft.observe.trace import NoTracer, Tracer
-from weft.server.app import create_app
+from weft.server.app import ModelApp, SharedParts, model_app, shared_parts, with_edge
 from weft.server.context import Readiness, ServerInfo
 from weft.server.limits import LEAST_BYTES, spare_bytes
 from weft.state.store import StateError
+from weft.text.media.families import ProcessorRecipe
 from weft.text.templates.chat_template import TemplateError
 from weft.text.tokenizer import Tokenizer
 from weft.version import __version__
@@ -58,27 +60,65 @@ class EngineLost(Exception):
         self.end = end
 
 
+class FrontParts(NamedTuple):
+    """What a front is built from beside its settings, and may outlive it."""
+
+    tokenizer: Tokenizer
+    processor: ProcessorRecipe | None
+    metrics: Metrics
+
+
+def load_parts(context: LaunchContext) -> FrontParts:
+    """Read what the front needs of the model. Takes as long as reading a tokenizer. Raises
+    ModelError and SettingsError."""
+    metrics = Metrics(context.model_name, context.config.metrics_compat)
+    if context.prepared.gpu_uuid:
+        metrics.watch_gpu(context.prepared.gpu_uuid)
+    tokenizer = load_tokenizer(context.prepared.folder)
+    return FrontParts(tokenizer, load_recipe(context.prepared), metrics)
+
+
 class Front:
     """A front that runs in one event loop. The processes in `group` have begun; the caller stops
     them."""
 
     def __init__(
-        self, context: LaunchContext, group: EngineGroup, tracer: Tracer | None = None
+        self,
+        context: LaunchContext,
+        group: EngineGroup,
+        tracer: Tracer | None = None,
+        *,
+        parts: FrontParts | None = None,
+        shared: SharedParts | None = None,
     ) -> None:
-        """Raises SettingsError for a chat template that cannot be used, and for too little
-        memory."""
-        tokenizer = load_tokenizer(context.prepared.folder)
+        """`parts`, `shared`: without them, the front makes its own.
+
+        Raises ModelError for a tokenizer that cannot be read, and SettingsError for a chat template
+        that cannot be used, and for too little memory."""
+        parts = parts or load_parts(context)
         _require_memory()
         self.readiness = Readiness()
+        self.adapters = AdapterNames(adapter_files(context.prepared), context.model_name)
         self._context = context
-        self._adapters = AdapterNames(adapter_files(context.prepared), context.model_name)
-        metrics = Metrics(context.model_name, context.config.metrics_compat)
-        if context.prepared.gpu_uuid:
-            metrics.watch_gpu(context.prepared.gpu_uuid)
-        self._engines = _engines(context, group, metrics)
-        self.client = _client(context, tokenizer, self._engines, metrics, tracer or NoTracer())
-        self.app = _app(context, tokenizer, self.client, self.readiness, self._adapters)
+        self._engines = _engines(context, group, parts.metrics)
+        self.client = _client(context, parts, self._engines, tracer or NoTracer())
+        self.served = _served(context, parts, self.client, self.readiness, self.adapters, shared)
         self._lost: asyncio.Task[ExitStatus] | None = None
+
+    @cached_property
+    def app(self) -> ASGIApp:
+        """The whole application of a server with this model alone."""
+        context = self._context
+        served = self.served
+        return with_edge(
+            served.routes,
+            served.operations,
+            context.config,
+            context.limits,
+            context.digests,
+            self.client.metrics,
+            served.context.refusals,
+        )
 
     async def __aenter__(self) -> Front:
         self._lost = asyncio.create_task(self._follow_engines())
@@ -93,6 +133,11 @@ class Front:
         self.lost.cancel()
         self._engines.close()
         self.readiness.end()
+
+    @property
+    def refused(self) -> Callable[[str], None]:
+        """Counts what exceeded a limit."""
+        return self.client.metrics.refused
 
     @property
     def lost(self) -> asyncio.Task[ExitStatus]:
@@ -145,10 +190,22 @@ class Front:
                 return self.lost.result()
             on_progress(client.num_open, 0.0)
             client.end_all("the server has been stopped")
-            await self._save_cache(deadline, ordered)
+            await self.save_cache(deadline - time.monotonic(), ordered)
         finally:
             ordered.cancel()
         return ExitStatus(0)
+
+    async def load_adapters(self, asked: Sequence[LoraPath]) -> None:
+        """Load adapters that an earlier front of the same model had. One that cannot be loaded any
+        more is logged, and unknown from now on."""
+        loader = AdapterLoader(self.adapters, self.client)
+        for one in asked:
+            if one.name in self.adapters.by_name:
+                continue
+            try:
+                await loader.load(one)
+            except AdapterRefused as exc:
+                log.warning("adapter_not_loaded_again", name=one.name, reason=exc)
 
     async def _follow_engines(self) -> ExitStatus:
         end = await self._engines.run(self.client)
@@ -160,7 +217,7 @@ class Front:
         ready = await self.client.state.wait_ready()
         if self.client.session_keeper is not None:
             await self.client.session_keeper.restore(self.client)
-        loader = AdapterLoader(self._adapters, self.client)
+        loader = AdapterLoader(self.adapters, self.client)
         for asked in parse_lora_paths(self._context.prepared.config.lora_paths):
             try:
                 await loader.load(asked)
@@ -171,14 +228,17 @@ class Front:
         self.readiness.mark_ready()
         return ready
 
-    async def _save_cache(self, deadline: float, abort: asyncio.Task[Any]) -> None:
-        """Let the engine write its cache to disk until `deadline`. `abort` (a second signal) stops
-        the wait immediately."""
+    async def save_cache(self, left_s: float, abort: asyncio.Task[Any] | None = None) -> None:
+        """Let the engine write its cache to disk for `left_s` seconds. `abort` (a second signal)
+        stops the wait immediately."""
         if not self._context.prepared.config.cache_dir:
             return
-        left_s = max(deadline - time.monotonic(), 0.0)
+        left_s = max(left_s, 0.0)
         save = asyncio.create_task(self.client.call(SaveCache(left_s), left_s + SAVE_GRACE_S))
-        await asyncio.wait({save, abort, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+        waited: set[asyncio.Task[Any]] = {save, self.lost}
+        if abort is not None:
+            waited.add(abort)
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if not save.done():
             save.cancel()
         elif save.exception() is None:
@@ -195,19 +255,19 @@ def _engines(context: LaunchContext, group: EngineGroup, metrics: Metrics) -> En
 
 def _client(
     context: LaunchContext,
-    tokenizer: Tokenizer,
+    parts: FrontParts,
     engines: Engines,
-    metrics: Metrics,
     tracer: Tracer,
 ) -> EngineClient:
     config = context.config
     limits = context.limits
     return EngineClient(
-        tokenizer,
+        parts.tokenizer,
         engines.send,
-        metrics=metrics,
+        metrics=parts.metrics,
         tracer=tracer,
         log_requests=config.log_requests,
+        log_slow_s=config.log_slow_s,
         max_pending_tokens=limits.max_pending_tokens,
         max_request_share=limits.max_request_share,
         step_timeout_s=config.step_timeout_s,
@@ -216,27 +276,29 @@ def _client(
     )
 
 
-def _app(
+def _served(
     context: LaunchContext,
-    tokenizer: Tokenizer,
+    parts: FrontParts,
     client: EngineClient,
     readiness: Readiness,
     adapters: AdapterNames,
-) -> ASGIApp:
+    shared: SharedParts | None,
+) -> ModelApp:
     """Raises SettingsError for a chat template or a state folder that cannot be used."""
     config = context.config
     try:
-        return create_app(
+        return model_app(
             client,
-            tokenizer,
+            parts.tokenizer,
             config,
             _info(context),
             readiness,
             context.limits,
-            context.digests,
             adapters,
-            load_recipe(context.prepared),
+            parts.processor,
             context.prepared.config.plugins,
+            shared=shared or shared_parts(config, readiness),
+            has_keys=bool(context.digests.user or context.digests.admin),
         )
     except StateError as exc:
         raise SettingsError(f"--state-dir is {config.state_dir}: {exc}") from exc
@@ -261,6 +323,7 @@ def _info(context: LaunchContext) -> ServerInfo:
     config = context.prepared.config
     return ServerInfo(
         model_name=context.model_name,
+        aliases=context.aliases,
         context_length=config.context_length,
         version=__version__,
         started_at=time.time(),

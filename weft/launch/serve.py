@@ -7,7 +7,6 @@ files and imports the front. All checks that can refuse the settings run before 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from weft.config.lockstep import with_engines
 from weft.config.media_options import media_options
 from weft.config.options import Command, asked_help
 from weft.config.server import ServerConfig
+from weft.config.several import GROUP, ModelsConfig, per_model
 from weft.launch.context import LaunchContext
 
 if TYPE_CHECKING:
@@ -39,12 +39,26 @@ ENGINE_STOP_S = 2.0
 SECRETS = ("WEFT_API_KEY", "WEFT_ADMIN_API_KEY", "WEFT_HANDOFF_SECRET", "WEFT_DIST_SECRET")
 
 
+def serve_command() -> Command:
+    return Command(
+        "weft serve",
+        ABOUT,
+        EngineConfig,
+        ServerConfig,
+        Limits,
+        ModelsConfig,
+        positional="model",
+        takes_several=True,
+        tables={GROUP: per_model()},
+    )
+
+
 def serve(argv: Sequence[str]) -> int:
     """Run until stopped. Returns the exit status.
     Raises SettingsError and ModelError before anything is loaded.
     """
     began = time.perf_counter()
-    command = Command("weft serve", ABOUT, EngineConfig, ServerConfig, Limits, positional="model")
+    command = serve_command()
     section = asked_help(argv)
     if section is not None:
         print(command.help(section))
@@ -54,6 +68,11 @@ def serve(argv: Sequence[str]) -> int:
     media_options(config)
     for name in SECRETS:  # neither the engine nor any other child process needs them
         os.environ.pop(name, None)
+    if settings.words or settings.tables or settings.given(ModelsConfig):
+        from weft.launch.several.serve import serve_several
+
+        return serve_several(settings, config, digests, began)
+
     engine = with_engines(settings.make(EngineConfig), config.dp_size)
     if engine.node_rank:
         from weft.launch.node import follow_node
@@ -94,12 +113,7 @@ def serve(argv: Sequence[str]) -> int:
                 end = _run(context, listener, console, group, signals)
     except Stopped:
         return 0
-    from weft.observe.log import EventLog
-
-    if end.reason and config.log_format == "json":
-        EventLog("serve").error("ended", reason=end.reason, status=end.status)
-    elif end.reason:
-        print(f"weft: {end.reason}", file=sys.stderr, flush=True)
+    console.ended(end.reason, end.status)
     return end.status
 
 

@@ -12,11 +12,15 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import psutil
+from starlette.types import ASGIApp
 
+from weft.config.limits import Limits
 from weft.config.options import SettingsError
+from weft.config.server import ServerConfig
 from weft.launch.console import Console
 from weft.launch.context import LaunchContext
 from weft.launch.engine_group import EngineGroup
@@ -54,19 +58,68 @@ async def _run(
     """Build the front, supervise it, close it."""
     signals = LoopSignals()
     front = Front(context, group, tracer)
-    refused = front.client.metrics.refused
-    http = make_server(front.app, context.config, context.limits, refused)
     garbage.freeze()  # imports and tokenizer stay; there is time while the engine loads
+    num_engines = max(context.config.dp_size, 1)
+    wanted = context.prepared.model.weights_bytes * num_engines
     async with front:
-        serving = asyncio.create_task(http.serve(sockets=[listener]))
-        port: int = listener.getsockname()[1]
-        try:
-            end = await Supervisor(context, front, console, signals, port).run(serving)
-        finally:
-            http.should_exit = True
-            await asyncio.wait({serving}, timeout=LAST_ANSWERS_S)
-            http.force_exit = True
-            serving.cancel()
+        return await supervise(
+            front, context.config, context.limits, console, signals, listener, wanted
+        )
+
+
+class ReadyFront(Protocol):
+    """What the console shows when a front is ready."""
+
+    @property
+    def startup(self) -> list[tuple[str, str, float]]: ...
+
+
+class SupervisedFront(Protocol):
+    """The front of one model or of several (`front.py`, `several/serve.py`)."""
+
+    @property
+    def app(self) -> ASGIApp: ...
+
+    @property
+    def refused(self) -> Callable[[str], None]:
+        """Counts what exceeded a limit."""
+
+    @property
+    def lost(self) -> asyncio.Task[ExitStatus]: ...
+
+    async def wait_ready(self) -> ReadyFront: ...
+
+    async def drain(
+        self,
+        timeout_s: float,
+        *,
+        abort: asyncio.Event | None = None,
+        on_progress: Callable[[int, float], None] = ...,
+    ) -> ExitStatus: ...
+
+
+async def supervise(
+    front: SupervisedFront,
+    config: ServerConfig,
+    limits: Limits,
+    console: Console,
+    signals: LoopSignals,
+    listener: socket.socket,
+    wanted: int = 0,
+) -> ExitStatus:
+    """Answer HTTP until an event ends the server. `wanted`: bytes that the engines load, to show
+    how far they are; 0: nothing is shown."""
+    http = make_server(front.app, config, limits, front.refused)
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    port: int = listener.getsockname()[1]
+    try:
+        supervisor = Supervisor(front, config, console, signals, port, wanted)
+        end = await supervisor.run(serving)
+    finally:
+        http.should_exit = True
+        await asyncio.wait({serving}, timeout=LAST_ANSWERS_S)
+        http.force_exit = True
+        serving.cancel()
     if not end.reason:
         console.stopped()
     return end
@@ -77,14 +130,16 @@ class Supervisor:
 
     def __init__(
         self,
-        context: LaunchContext,
-        front: Front,
+        front: SupervisedFront,
+        config: ServerConfig,
         console: Console,
         signals: LoopSignals,
         port: int,
+        wanted: int,
     ) -> None:
-        self._context = context
         self._front = front
+        self._config = config
+        self._wanted = wanted
         self._console = console
         self._signals = signals
         self._port = port
@@ -101,7 +156,7 @@ class Supervisor:
             await asyncio.wait({ready, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             progress.cancel()
             if ready.done() and not lost.done():
-                self._console.ready(ready.result(), self._port)
+                self._console.ready(ready.result().startup, self._port)
                 notify(READY)
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
@@ -122,12 +177,10 @@ class Supervisor:
 
     async def _show_progress(self) -> None:
         """Show how far the engines are with loading, until this is cancelled."""
-        num_engines = max(self._context.config.dp_size, 1)
-        wanted = self._context.prepared.model.weights_bytes * num_engines
         await asyncio.sleep(QUIET_S)
-        while True:
+        while self._wanted:
             resident = await asyncio.to_thread(memory_of_children)
-            self._console.progress(resident, wanted)
+            self._console.progress(resident, self._wanted)
             await asyncio.sleep(self._console.progress_every_s)
 
     async def _drain(self) -> ExitStatus:
@@ -140,7 +193,7 @@ class Supervisor:
             else:
                 self._console.aborting(num_open)
 
-        timeout_s = self._context.config.drain_s
+        timeout_s = self._config.drain_s
         return await self._front.drain(
             timeout_s, abort=self._signals.abort, on_progress=on_progress
         )

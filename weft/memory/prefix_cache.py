@@ -30,6 +30,32 @@ def find_tokens(tokens: bytes, pattern: bytes, start: int = 0, end: int | None =
     return at
 
 
+def shared_len(tokens: bytes, start: int, end: int, key: bytes, step: int) -> int:
+    """Bytes that `tokens[start:end]` and `key` begin with in common, in whole pieces of `step`
+    bytes; all of them if one is the beginning of the other.
+
+    Where the two differ, a binary search over the pieces finds it: a comparison of slices is one
+    memcmp, whatever their length.
+
+        0 ........ same ........ differ ........ length
+        | equal    |   unknown   | not equal to the end |
+    """
+    length = min(len(key), end - start)
+    # The whole key is the usual case; slicing it would copy it.
+    beginning = key if length == len(key) else key[:length]
+    if tokens[start : start + length] == beginning:
+        return length
+    same = 0
+    differ = -(-length // step)  # also if the last piece is not whole
+    while differ - same > 1:
+        middle = (same + differ) // 2
+        if tokens[start + same * step : start + middle * step] == key[same * step : middle * step]:
+            same = middle
+        else:
+            differ = middle
+    return same * step
+
+
 class CacheKey(NamedTuple):
     """The part of a sequence that the cache compares. Namespaces never share.
 
@@ -96,7 +122,7 @@ class CacheListener(Protocol):
         ...
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """The end of the cached prefix of a sequence."""
 
     handle: Handle
@@ -122,7 +148,7 @@ class PrefixCache(Protocol):
         """Length in tokens of what `match` would find. Changes nothing."""
         ...
 
-    def locate(self, key: CacheKey, end: int) -> Place:
+    def locate(self, key: CacheKey, end: int) -> Location:
         """The end of the cached prefix of the first `end` bytes of a key. Changes nothing."""
         ...
 
@@ -170,6 +196,11 @@ class PrefixCache(Protocol):
         Returns the pages [num_pages]; they belong to the caller. Raises OutOfPages if there are
         fewer; then nothing has been dropped.
         """
+        ...
+
+    def cool(self, handle: Handle) -> None:
+        """Evict the end of the sequence that ends at `handle` before all others, unless it is used
+        again or another sequence continues after it."""
         ...
 
     def forget(self, handle: Handle) -> IntArray:
@@ -243,8 +274,8 @@ class NoPrefixCache:
     def peek(self, key: CacheKey) -> int:
         return 0
 
-    def locate(self, key: CacheKey, end: int) -> Place:
-        return Place(None, 0, is_end=True)
+    def locate(self, key: CacheKey, end: int) -> Location:
+        return Location(None, 0, is_end=True)
 
     def following(self, key: CacheKey, num_tokens: int) -> bytes:
         return b""
@@ -277,6 +308,9 @@ class NoPrefixCache:
         if num_pages:
             raise OutOfPages(f"{num_pages} pages to evict; nothing is cached")
         return NO_PAGES
+
+    def cool(self, handle: Handle) -> None:
+        pass
 
     def forget(self, handle: Handle) -> IntArray:
         return NO_PAGES

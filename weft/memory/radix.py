@@ -27,12 +27,14 @@ from weft.memory.prefix_cache import (
     CacheKey,
     CacheListener,
     Inserted,
+    Location,
     Match,
-    Place,
+    shared_len,
 )
 
 PAGE_BYTES = 4  # of a page number in `Node.pages`
 MAX_WAYS = 64  # children per node that `following` looks at
+LEFT_OVER = 1_024  # entries of evicted nodes that a queue may have
 # Created once: looking up the type takes numpy longer than wrapping a short sequence.
 INT32 = np.dtype(np.int32)
 
@@ -108,6 +110,10 @@ class RadixCache:
         # heap, and a heap entry would add 72 bytes to the 620 of a leaf.
         self._heap: list[tuple[int, int, Node]] = []
         self._new_leaves: deque[Node] = deque()
+        # Leaves to evict before all others, and their last use when `cool` was called. They are in
+        # one of the other queues, too; their entries there are left over when they are evicted.
+        self._cool: deque[tuple[int, Node]] = deque()
+        self._num_left_over = 0
 
     # Lookup
 
@@ -124,11 +130,11 @@ class RadixCache:
     def peek(self, key: CacheKey) -> int:
         return self.locate(key, len(key.tokens)).length // TOKEN_BYTES
 
-    def locate(self, key: CacheKey, end: int) -> Place:
+    def locate(self, key: CacheKey, end: int) -> Location:
         namespace, tokens = key
         node: Node | None = self._roots.get(namespace)
         if node is None:
-            return Place(None, 0, is_end=True)
+            return Location(None, 0, is_end=True)
         step = self._step
         length = 0
         end = end // step * step
@@ -139,9 +145,9 @@ class RadixCache:
             shared = shared_len(tokens, length, end, child.key, step)
             length += shared
             if shared < len(child.key):
-                return Place(child, length, is_end=False)
+                return Location(child, length, is_end=False)
             node = child
-        return Place(node if length else None, length, is_end=True)
+        return Location(node if length else None, length, is_end=True)
 
     def following(self, key: CacheKey, num_tokens: int) -> bytes:
         namespace, tokens = key
@@ -149,15 +155,15 @@ class RadixCache:
         if root is None:
             return b""
         step = self._step
-        whole = len(tokens) // step * step  # bytes of whole pages
-        place = self.locate(key, whole)
-        if place.length < whole:
+        paged_len = len(tokens) // step * step  # bytes of whole pages
+        location = self.locate(key, paged_len)
+        if location.length < paged_len:
             return b""
-        node: Node = place.handle or root
+        node: Node = location.handle or root
         rest = b""  # bytes after the whole pages
-        if not place.is_end:
-            rest = node.key[_length_above(node, place.length) :]
-        tail = tokens[whole:]
+        if not location.is_end:
+            rest = node.key[_length_above(node, location.length) :]
+        tail = tokens[paged_len:]
         num_bytes = len(tail) + num_tokens * TOKEN_BYTES
         if not rest.startswith(tail[: len(rest)]):
             return b""
@@ -299,28 +305,28 @@ class RadixCache:
             raise OutOfPages(
                 f"{num_pages} pages to evict, {self.evictable_pages} are cached and unlocked"
             )
-        pieces: list[bytes] = []
-        missing = num_pages
+        pieces = self._evict_cool(num_pages)
+        missing = num_pages - sum(map(len, pieces)) // PAGE_BYTES
         while missing > 0:
             used, node = self._take_oldest()
+            if self._num_left_over and not self._is_there(node):
+                self._num_left_over -= 1
+                continue
             node.is_queued = False
             if node.children or node.locks or node.pins:
                 continue  # it is queued again when it becomes a free leaf
             if node.used != used:
                 self._queue(node)  # used since: queue it again with its last use
                 continue
-            num_here = len(node.pages) // PAGE_BYTES
-            num_taken = min(num_here, missing)
-            num_kept = num_here - num_taken
-            pieces.append(node.pages[num_kept * PAGE_BYTES :])
-            missing -= num_taken
-            if num_kept:
-                self._trim(node, num_kept)
-            else:
-                self._remove(node)
+            pieces.append(self._evict_end(node, missing))
+            missing -= len(pieces[-1]) // PAGE_BYTES
         self.evictable_pages -= num_pages
         self.total_evicted_pages += num_pages
         return np.frombuffer(b"".join(pieces), dtype=np.int32)
+
+    def cool(self, handle: Node | None) -> None:
+        if handle is not None and not (handle.children or handle.locks or handle.pins):
+            self._cool.append((handle.used, handle))
 
     def forget(self, handle: Node | None) -> IntArray:
         return self._drop(_leading_to(handle, {}))
@@ -365,6 +371,8 @@ class RadixCache:
         self._roots.clear()
         self._heap.clear()
         self._new_leaves.clear()
+        self._cool.clear()
+        self._num_left_over = 0
         self.num_emptied += 1
         self.evictable_pages = 0
         self.pinned_pages = 0
@@ -511,6 +519,52 @@ class RadixCache:
         used, _, node = heapq.heappop(heap)
         return used, node
 
+    def _evict_cool(self, num_pages: int) -> list[bytes]:
+        """Evict up to `num_pages` pages of what is to go before all others and was not used since.
+        Returns the packed page numbers."""
+        pieces: list[bytes] = []
+        missing = num_pages
+        while missing and self._cool:
+            used, node = self._cool.popleft()
+            is_free = not (node.children or node.locks or node.pins)
+            if not is_free or node.used != used or not self._is_there(node):
+                continue
+            piece = self._evict_end(node, missing)
+            pieces.append(piece)
+            missing -= len(piece) // PAGE_BYTES
+            if self._is_there(node):
+                self._cool.appendleft((used, node))
+                break
+            self._num_left_over += 1
+            # The piece before it, if the same request was the last to use it.
+            if node.parent is not None and node.parent.key:
+                self._cool.appendleft((used, node.parent))
+        if self._num_left_over > LEFT_OVER + len(self._heap) // 2:
+            self._tidy()
+        return pieces
+
+    def _evict_end(self, leaf: Node, num_pages: int) -> bytes:
+        """Remove up to `num_pages` pages from the end of a leaf. Returns their packed numbers."""
+        num_kept = max(len(leaf.pages) // PAGE_BYTES - num_pages, 0)
+        piece = leaf.pages[num_kept * PAGE_BYTES :]
+        if num_kept:
+            self._trim(leaf, num_kept)
+        else:
+            self._remove(leaf)
+        return piece
+
+    def _tidy(self) -> None:
+        """Remove the entries of evicted nodes."""
+        self._heap = [entry for entry in self._heap if self._is_there(entry[2])]
+        heapq.heapify(self._heap)
+        self._new_leaves = deque(leaf for leaf in self._new_leaves if self._is_there(leaf))
+        self._num_left_over = 0
+
+    def _is_there(self, node: Node) -> bool:
+        """Whether a node is in the tree: it may have been evicted."""
+        assert node.parent is not None
+        return node.parent.children.get(node.key[: self._step]) is node
+
     def _trim(self, leaf: Node, num_pages: int) -> None:
         """Keep only the first `num_pages` pages of a leaf."""
         leaf.key = leaf.key[: num_pages * self._step]
@@ -618,28 +672,3 @@ def path_up(handle: Node | None) -> Iterator[Node]:
         above = node.parent
         yield node
         node = above
-
-
-def shared_len(tokens: bytes, start: int, end: int, key: bytes, step: int) -> int:
-    """Bytes that `tokens[start:end]` and `key` share, in pages of `step` bytes.
-
-    The first page is known to be shared. Where the two differ, a binary search over the pages
-    finds it: a comparison of slices is one memcmp, whatever their length.
-
-        0 ........ same ........ differ ........ length
-        | equal    |   unknown   | not equal to the end |
-    """
-    length = min(len(key), end - start)
-    # The whole key is the usual case; slicing it would copy it.
-    beginning = key if length == len(key) else key[:length]
-    if tokens[start : start + length] == beginning:
-        return length
-    same = 1
-    differ = length // step
-    while differ - same > 1:
-        middle = (same + differ) // 2
-        if tokens[start + same * step : start + middle * step] == key[same * step : middle * step]:
-            same = middle
-        else:
-            differ = middle
-    return same * step

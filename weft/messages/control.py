@@ -165,10 +165,28 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
 
 
+class TimePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Seconds of a request that were spent on one thing. `docs/guides/observability.md` has the
+    names."""
+
+    part: str
+    seconds: float
+    detail: str = ""  # behind whom, by which rule, for how many tokens
+
+
+class LongestGap(msgspec.Struct, frozen=True, kw_only=True):
+    """The longest time between two tokens of a request."""
+
+    seconds: float
+    at_s: float  # when it ended, since the arrival of the request
+    step: int  # the longest step in it
+    what: str  # what this step did, and for whom
+
+
 class CacheCause(msgspec.Struct, frozen=True, kw_only=True):
     """Why not more of a prompt came from the cache."""
 
-    cause: str  # one of the causes of docs/guides/cache.md
+    cause: str  # one of the causes of docs/guides/observability.md
     rid: str  # the remembered request that begins most like it; empty: none
     same_tokens: int  # that both begin with
     # Where they part, this request has so many tokens instead of so many others.
@@ -176,7 +194,8 @@ class CacheCause(msgspec.Struct, frozen=True, kw_only=True):
     replaced_tokens: int
     missed_tokens: int  # would have been cached otherwise
     missed_s: float | None  # of its prefill, by the time of a token of it; None: it is not over
-    # The first tokens from there on, of this prompt and of the other sequence.
+    # The first tokens from there on, of this prompt and of the other sequence, unless they are kept
+    # from who asks.
     ours: list[int]
     theirs: list[int]
     words: str
@@ -205,6 +224,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     # of a pause.
     first_token_in_s: tuple[float, float, float] | None = None
     timeline: list[TimelineEntry]  # omitted entries are mentioned by an entry
+    # All of its time in the engine so far; the parts add up to `stages.total_s`.
+    times: list[TimePart] = []
+    longest_gap: LongestGap | None = None  # None before its second token
+    # Its prompt as the prefix cache compares it, if it was asked for.
+    namespace: str = ""
+    prompt: bytes = b""
+    admitted_s: float = -1.0  # first, on the engine's clock; below 0: not yet
     cache_cause: CacheCause | None = None  # only after admission; of the newest of a name
     row: int | None = None  # index of its row in the batch; None without one
     grammar: str = ""  # name of the grammar of an open request; equal grammars have equal names
@@ -222,6 +248,33 @@ class ExplainRequest(ControlRequest[ExplainRequestReply]):
     """
 
     rid: str
+    with_prompt: bool = False  # for questions to other engines: `FindPrefix`
+    number: int = -1  # only of the one with this number, unless it is below 0
+    # The tenant who asks: of requests of others it is told only lengths; empty: of all requests.
+    # None: an administrator.
+    viewer: str | None = None
+
+
+class PrefixHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The remembered request of an engine that begins most like a prompt."""
+
+    same_tokens: int
+    usable_tokens: int  # of these, what the cache could give to a request for the prompt
+    rid: str  # empty: it is not told
+    dp_rank: int = 0  # rank of the engine; the front sets it
+
+
+class FindPrefixReply(ControlReply):
+    found: list[PrefixHolder]
+
+
+class FindPrefix(ControlRequest[FindPrefixReply]):
+    """Ask for the remembered request that begins most like a prompt."""
+
+    namespace: str
+    prompt: bytes
+    before_s: float  # of those that were admitted before this moment of the engine's clock
+    viewer: str | None = None  # as in `ExplainRequest`
 
 
 class LogRequestTimesReply(ControlReply):

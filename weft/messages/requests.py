@@ -65,6 +65,7 @@ class GenerateRequest(
     tenant: str = ""  # tenant for the policy "fair"; all requests without a name are one tenant
     user: str = ""  # the name in the request; it has no effect
     priority: int = 0
+    background: bool = False  # it gets what other requests leave
     timeout_ms: int = 0  # from arrival until the engine ends the request in any state; 0: no limit
     cache_salt: str = ""  # requests share cached prefixes only with equal salts
     session: SessionParams | None = None  # the prompt is appended to the history of this session
@@ -84,6 +85,9 @@ class GenerateRequest(
     pins: tuple[PinMark, ...] = ()  # prefixes of the prompt that stay cached, the shortest first
     # The reply tells where the cached tokens of the prompt were. With `pins` it always does.
     tells_cache: bool = False
+    # The answer tells why not more of the prompt was cached; of other requests, it names those of
+    # this tenant and gives of all others lengths alone. None: it does not.
+    tells_cause_to: str | None = None
     # Another server computes the prompt, or continues this request; None: neither.
     handoff: HandoffParams | None = None
     may_pause: bool = False  # it may end with calls of tools, and be continued with their results

@@ -45,6 +45,7 @@ SECONDS = (
 TOKENS = tuple(float(2**power) for power in range(18))
 COUNTS = tuple(float(2**power) for power in range(7))
 MAX_EXEMPLAR_LEN = 120  # of a request's name; the format allows 128 including the label
+FRONT = "front"  # name of the front among the processes
 _OTHER = 2**40  # not a priority that clients can use
 
 
@@ -196,6 +197,33 @@ class Maker:
         return Savings(self._registry, PREFIX)
 
 
+class MissMetrics:
+    """Why prompts of slow requests were not in the prefix cache."""
+
+    def __init__(self, make: Maker) -> None:
+        self._requests = make.counter(
+            "slow_requests",
+            "Requests that were slow to begin (--log-slow-s) and were explained, by the reason why "
+            "not more of their prompts was cached.",
+            "cause",
+        )
+        self._tokens = make.counter(
+            "cache_missed_tokens",
+            "Prompt tokens of these requests that would have been cached otherwise.",
+            "cause",
+        )
+        self._seconds = make.counter(
+            "cache_missed_seconds",
+            "The part of these tokens in the time of the prefills of these requests.",
+            "cause",
+        )
+
+    def count(self, cause: str, missed_tokens: int, missed_s: float) -> None:
+        self._requests.labels(cause).inc()
+        self._tokens.labels(cause).inc(missed_tokens)
+        self._seconds.labels(cause).inc(missed_s)
+
+
 class CompletionMetrics:
     """The client's view of completions, from their parameters to their ends."""
 
@@ -260,6 +288,7 @@ class CompletionMetrics:
             "num_failed_requests", "Completions that failed.", "model_name", "status_code"
         )
         self.savings = make.savings()
+        self.misses = MissMetrics(make)
         # disconnect: the client has left; late: the completion has already ended here.
         abandoned = make.counter(
             "abandoned_tokens",
@@ -368,7 +397,7 @@ class Processes(Collector):
     """Processor time and memory of the front and of the added processes."""
 
     def __init__(self) -> None:
-        self._pids = {"front": os.getpid()}
+        self._pids = {FRONT: os.getpid()}
 
     def add(self, component: str, pid: int) -> None:
         self._pids[component] = pid

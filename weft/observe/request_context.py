@@ -1,4 +1,5 @@
-"""The HTTP request that the running task works on: its name, and its arrival time.
+"""The HTTP request that the running task works on: its name, its arrival time, and how long the
+front has worked on it.
 
 The HTTP edge of the server sets it. Log lines and traces take the name of the request from here, so
 that no function in between has to pass it on. Where requests wait for threads, `text/turns.py`
@@ -18,6 +19,14 @@ class RequestContext:
     arrived_s: float  # time.perf_counter
     traceparent: str = ""  # W3C header, as received
     tenant: str = ""  # a name for the key, or the address of a client without a key
+    # The server that had more of the prompt, in the words of the front that has chosen this one
+    # (`weft route`); empty: none.
+    elsewhere: str = ""
+    # Seconds so far that the front has spent on
+    read_s: float = 0.0  # receiving the body
+    parse_s: float = 0.0  # decoding and checking the body
+    render_s: float = 0.0  # the chat template
+    tokenize_s: float = 0.0
 
 
 current: ContextVar[RequestContext | None] = ContextVar("weft_call", default=None)

@@ -136,6 +136,10 @@ class ExpertsApart(Placement):
         self._peer = peer
         self._matrices: list[OwnedExperts] = []
 
+    @property
+    def part(self) -> tuple[str | int, ...]:
+        return ("experts", *self._peer)
+
     def expert_matrix(
         self,
         make: MakeExperts,

@@ -40,6 +40,12 @@ class MakeExperts(Protocol):
 class Placement:
     """All of the model. A subclass replaces what differs in its way of sharing."""
 
+    @property
+    def part(self) -> tuple[str | int, ...]:
+        """Which part of the model this process has; processes with equal parts have the same
+        content."""
+        return ()
+
     def matrix(
         self,
         make: MakeMatrix,

@@ -64,6 +64,10 @@ class PlainMatrix:
         """[out, in]"""
         return self._weight
 
+    def adopt(self, memory: Tensor) -> None:
+        """Keep the weight, with its content, in these bytes from now on."""
+        self._weight = memory.view(self._weight.dtype).view(self._weight.shape)
+
     def rounded(self, x: Tensor) -> Tensor:
         """x [T, in], rounded as products of this format round their inputs."""
         return x

@@ -94,6 +94,10 @@ class Sharded(Placement):
     def __init__(self, group_rank: GroupRank) -> None:
         self._group_rank = group_rank
 
+    @property
+    def part(self) -> tuple[str | int, ...]:
+        return ("sharded", *self._group_rank)
+
     def matrix(
         self,
         make: MakeMatrix,

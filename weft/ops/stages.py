@@ -62,6 +62,10 @@ class Staged(Placement):
     def __init__(self, pp_stage: PpStage) -> None:
         self._pp_stage = pp_stage
 
+    @property
+    def part(self) -> tuple[str | int, ...]:
+        return ("staged", *self._pp_stage)
+
     def layer_range(self, num_layers: int) -> LayerRange:
         pp_stage = self._pp_stage
         return LayerRange(pp_stage.layers(num_layers), pp_stage.is_first, pp_stage.is_last)

@@ -1,10 +1,9 @@
 """Changes of the logits that a step may carry, and the order in which they are made.
 
 An operation is a frozen value of arrays: a feature of the scheduler makes it, and the runner has a
-function for its type (`executor/sampler.py`). Where an operation names requests, `index` counts the
-S sampling requests of the step, from 0. This module knows neither requests nor tensors. A new kind
-of operation is a class and an entry in `ORDER`.
-"""
+function for its type (`executor/outputs/sampler.py`). Where an operation names requests, `index`
+counts the S sampling requests of the step, from 0. This module knows neither requests nor tensors.
+A new kind of operation is a class and an entry in `ORDER`."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ class HostRuns:
                 continue
             drafts = closed.tokens[token_end - num_drafts : token_end]
             num_right = 0
-            was_whole = not unsettled or self.lost[row] == 0
-            while was_whole and num_right < num_drafts:
+            was_right = not unsettled or self.lost[row] == 0
+            while was_right and num_right < num_drafts:
                 if sampled[begin + num_right] != drafts[num_right]:
                     break
                 num_right += 1
@@ -140,7 +140,7 @@ class HostRuns:
         more_rows = max(last_row + 1 - num_rows, 0)
         more_tokens = max(longest_run - longest, 0)
         if more_rows or more_tokens:
-            behind_rows = (0, more_rows)
-            behind_tokens = (0, more_tokens)
-            self.tokens = np.pad(self.tokens, (behind_rows, behind_tokens))
-            self.lost = np.pad(self.lost, behind_rows)
+            pad_rows = (0, more_rows)
+            pad_tokens = (0, more_tokens)
+            self.tokens = np.pad(self.tokens, (pad_rows, pad_tokens))
+            self.lost = np.pad(self.lost, pad_rows)

@@ -287,7 +287,7 @@ class Plan:
     unsettled: IntArray | None = None
     layers: LayerSpan | None = None  # None: all of them
     drafting: Drafting | None = None  # None: the model itself computes the step
-    # [R] place of each request's adapter among the loaded ones (`LoadAdapter`); BASE: no adapter;
+    # [R] slot of each request's adapter among the loaded ones (`LoadAdapter`); BASE: no adapter;
     # None: no request of the step has one
     adapters: IntArray | None = None
     # [3, T] positions in time, height and width by which tokens are rotated (M-RoPE); None: the
@@ -302,16 +302,16 @@ class Plan:
     def num_tokens(self) -> int:
         return len(self.tokens)
 
-    def adapters_of_tokens(self, num_places: int) -> IntArray | None:
-        """[T] the adapter of each token, BASE or one of the places 0..num_places-1; None: no token
+    def adapters_of_tokens(self, num_adapter_slots: int) -> IntArray | None:
+        """[T] the adapter of each token, BASE or one of the slots 0..num_places-1; None: no token
         has one."""
         if self.adapters is None:
             return None
         assert len(self.adapters) == len(self.rows), "adapters and rows disagree"
         lowest = self.adapters.min(initial=BASE)
         highest = self.adapters.max(initial=BASE)
-        assert lowest >= BASE, "an adapter in a place below 0"
-        assert highest < num_places, f"an adapter in place {highest} of {num_places}"
+        assert lowest >= BASE, "an adapter in a slot below 0"
+        assert highest < num_adapter_slots, f"an adapter in slot {highest} of {num_adapter_slots}"
         return np.repeat(self.adapters, self.lens)
 
     @property

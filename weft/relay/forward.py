@@ -42,6 +42,7 @@ HOP_BY_HOP = frozenset(
 )
 # Headers of answers that the front writes itself: the middleware, and uvicorn.
 OWN_HEADERS = frozenset({b"x-request-id", b"x-content-type-options", b"date"})
+ELSEWHERE = b"x-weft-elsewhere"  # tells a server which other one had more of the prompt
 MAX_PREFILL_BYTES = 1 << 20  # size of a prefill server's answer, which contains no tokens
 SESSION_PATHS = ("/open_session", "/close_session")
 RESPONSES = "/v1/responses"
@@ -240,8 +241,13 @@ class Forwarder:
 
         Raises `NotReached`, and `ApiError` if the server does not answer.
         """
+        headers = _headers(scope)
+        elsewhere = self._targets.elsewhere(id)
+        if elsewhere:
+            headers.append((ELSEWHERE, elsewhere.encode()))
+            self._metrics.sent_elsewhere()
         try:
-            answer = await server.lines.ask(scope["method"], _target(scope), _headers(scope), body)
+            answer = await server.lines.ask(scope["method"], _target(scope), headers, body)
         except NotReached:
             raise
         except ServerGone as exc:
@@ -317,7 +323,7 @@ def _headers(scope: Scope) -> Headers:
     names and origins as if the client had asked it directly."""
     headers: Headers = []
     for name, value in scope["headers"]:
-        if name not in HOP_BY_HOP and name != b"x-request-id":
+        if name not in HOP_BY_HOP and name not in (b"x-request-id", ELSEWHERE):
             headers.append((name, value))
     client = scope.get("client")
     if client is not None:

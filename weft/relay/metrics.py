@@ -33,6 +33,10 @@ class RelayMetrics:
         self._broken = make.counter(
             "route_broken", "Requests whose answer has broken off, or never came.", "role"
         )
+        self._elsewhere = make.counter(
+            "route_elsewhere",
+            "Requests for which another server had more of the prompt than the one that got them.",
+        )
         for reason in ALONE_REASONS:  # on the page from the start
             self._alone.labels(reason)
         self.registry.register(ServerNumbers(pools))
@@ -45,6 +49,9 @@ class RelayMetrics:
     def alone(self, reason: str) -> None:
         """`reason` is one of `ALONE_REASONS`."""
         self._alone.labels(reason).inc()
+
+    def sent_elsewhere(self) -> None:
+        self._elsewhere.inc()
 
     def broken(self, role: str) -> None:
         self._broken.labels(role).inc()

@@ -125,6 +125,15 @@ class RelayPool:
         server.num_sent += 1
         return server
 
+    def elsewhere(self, id: int) -> str:
+        """The server that had more of the prompt of an open request than its own, in words; empty
+        if there is none, or if the method reads no prompts."""
+        found = self.router.elsewhere(id)
+        if found is None:
+            return ""
+        url = self.servers[found.rank].address.url
+        return f"{url} had about {found.num_more:,} tokens more of its prompt"
+
     def _weight(self, rank: int, name: str) -> bytes:
         """The weight of a server for a name (rendezvous hashing): if a server is missing, only its
         own names move to other servers."""

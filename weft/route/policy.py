@@ -36,7 +36,7 @@ class RoutedRequest(NamedTuple):
     room: int | None = None  # number of a handoff between a prefill and a decode engine
 
 
-class EngineBooks:
+class EngineAccount:
     """A router's record of one engine."""
 
     def __init__(self, kv_tokens: int) -> None:
@@ -49,12 +49,20 @@ class EngineBooks:
         self.index = SentPrefixes(kv_tokens)
 
 
+class Elsewhere(NamedTuple):
+    """An engine that had more of a prompt than the one that got the request."""
+
+    rank: int
+    num_more: int  # tokens of the prompt that it had probably cached, beyond those of the other
+
+
 class OpenRequest(NamedTuple):
     """The amounts that an open request added to the record of its engine."""
 
     rank: int
     prompt_len: int
     pending_tokens: int
+    elsewhere: Elsewhere | None
 
 
 class EngineRouter:
@@ -67,7 +75,7 @@ class EngineRouter:
         kv_tokens: int,
     ) -> None:
         """`method` is a key of `METHODS`; `kv_tokens` is the KV memory of one engine, in tokens."""
-        self.engines = [EngineBooks(kv_tokens) for _ in range(num_engines)]
+        self.engines = [EngineAccount(kv_tokens) for _ in range(num_engines)]
         self._choose = METHODS[method]
         self._reads_prompts = self._choose is cache_aware
         self._open: dict[int, OpenRequest] = {}
@@ -95,7 +103,9 @@ class EngineRouter:
         self._num_choices += 1
         engine = self.engines[rank]
         prompt_len = len(request.tokens) // 4
-        pending = max(prompt_len - engine.index.hit_len(names), 1)
+        hit_len = engine.index.hit_len(names)
+        elsewhere = self._elsewhere(names, hit_len)
+        pending = max(prompt_len - hit_len, 1)
         engine.index.add(names)
         engine.num_open += 1
         engine.open_tokens += prompt_len
@@ -103,7 +113,7 @@ class EngineRouter:
         engine.num_sent += 1
         engine.sent_tokens += prompt_len
         engine.sent_at = self._num_choices
-        self._open[id] = OpenRequest(rank, prompt_len, pending)
+        self._open[id] = OpenRequest(rank, prompt_len, pending, elsewhere)
         return rank
 
     def began(self, id: int) -> None:
@@ -112,6 +122,22 @@ class EngineRouter:
         if request is not None and request.pending_tokens:
             self.engines[request.rank].pending_tokens -= request.pending_tokens
             self._open[id] = request._replace(pending_tokens=0)
+
+    def _elsewhere(self, names: Sequence[bytes], hit_len: int) -> Elsewhere | None:
+        """The engine with the most of a prompt, if that is more than `hit_len` tokens."""
+        if not names:
+            return None
+        lens = [engine.index.hit_len(names) for engine in self.engines]
+        most = max(lens)
+        if most <= hit_len:
+            return None
+        return Elsewhere(lens.index(most), most - hit_len)
+
+    def elsewhere(self, id: int) -> Elsewhere | None:
+        """The engine that had more of the prompt of an open request than its own, if the method
+        reads prompts."""
+        request = self._open.get(id)
+        return None if request is None else request.elsewhere
 
     def rank_of(self, id: int) -> int | None:
         """The engine of an open request; None for an unknown id."""
@@ -142,11 +168,11 @@ class EngineRouter:
         return block_names(request.tokens, request.namespace)
 
 
-Method = Callable[[Sequence[EngineBooks], Sequence[int], RoutedRequest, Sequence[bytes]], int]
+Method = Callable[[Sequence[EngineAccount], Sequence[int], RoutedRequest, Sequence[bytes]], int]
 
 
 def round_robin(
-    engines: Sequence[EngineBooks],
+    engines: Sequence[EngineAccount],
     ranks: Sequence[int],
     request: RoutedRequest,
     names: Sequence[bytes],
@@ -156,7 +182,7 @@ def round_robin(
 
 
 def total_requests(
-    engines: Sequence[EngineBooks],
+    engines: Sequence[EngineAccount],
     ranks: Sequence[int],
     request: RoutedRequest,
     names: Sequence[bytes],
@@ -166,7 +192,7 @@ def total_requests(
 
 
 def total_tokens(
-    engines: Sequence[EngineBooks],
+    engines: Sequence[EngineAccount],
     ranks: Sequence[int],
     request: RoutedRequest,
     names: Sequence[bytes],
@@ -176,7 +202,7 @@ def total_tokens(
 
 
 def follow_bootstrap_room(
-    engines: Sequence[EngineBooks],
+    engines: Sequence[EngineAccount],
     ranks: Sequence[int],
     request: RoutedRequest,
     names: Sequence[bytes],
@@ -194,7 +220,7 @@ def follow_bootstrap_room(
 
 
 def cache_aware(
-    engines: Sequence[EngineBooks],
+    engines: Sequence[EngineAccount],
     ranks: Sequence[int],
     request: RoutedRequest,
     names: Sequence[bytes],

@@ -25,7 +25,7 @@ from weft.arrays import IntArray
 from weft.memory.allocator import num_pages_for
 from weft.memory.prefix_cache import TOKEN_BYTES, Handle
 from weft.scheduler.groups.protocol import GroupBudget, Lack, Shortage
-from weft.scheduler.kv import KvMemory, evictable
+from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.reserve.completions import (
@@ -98,7 +98,7 @@ def spare_tokens(kv: KvMemory, ratio: float) -> float:
     rows = np.flatnonzero(columns.max_len).astype(np.int32)  # rows of open prompts, too
     reserved = expected_tokens(columns, rows, ratio)
     pending = int((columns.seq_len[rows] - columns.kv_len[rows]).sum())
-    return kv.available - pending - reserved
+    return kv.room.available - pending - reserved
 
 
 def careful_ratio(ratio: float, retractions: int) -> float:
@@ -194,7 +194,7 @@ class PrefillAdder:
     @property
     def rem_total_tokens(self) -> float:
         """Memory left, minus the tokens that are expected to be generated."""
-        left = self._kv.rest - self._total_offset
+        left = self._kv.room.rest - self._total_offset
         for group in self._groups:
             left = min(left, group.tokens_left)
         return left
@@ -202,7 +202,7 @@ class PrefillAdder:
     @property
     def cur_rem_tokens(self) -> int:
         """Memory left for this step alone."""
-        return self._kv.available - self._current_offset
+        return self._kv.room.available - self._current_offset
 
     def add_chunked_req(self, request: Request) -> Request | None:
         """Go on with the open chunk as far as the budgets allow. Returns it while its prompt is
@@ -241,10 +241,10 @@ class PrefillAdder:
             reserve = self._expected_new(request)
         if not self._fits(request, extend, reserve):
             return self._no_token(request, extend, reserve)
-        self._kv.lock(request)
+        self._kv.prefixes.lock(request)
         refused = self._add_locked(request, extend, reserve, has_chunked_req)
         if refused is not None:
-            self._kv.unlock(request)
+            self._kv.prefixes.unlock(request)
             return refused
         # What this very step takes is less than that. Where completions are simulated, the next
         # request may fit all the same.
@@ -305,7 +305,7 @@ class PrefillAdder:
         if completions is not None and not is_alone and has_known_length(request):
             # It may fit after any step, even if no request ends, so the batch is not full.
             needed, available = self._tightest(completions, request, extend)
-            self.shortage = Shortage(Lack.COMPLETIONS, needed, available, self._kv.available)
+            self.shortage = Shortage(Lack.COMPLETIONS, needed, available, self._kv.room.available)
             return AddResult.OTHER
         needed = self._pages_of(extend)
         if reserve or not is_alone:
@@ -327,7 +327,9 @@ class PrefillAdder:
 
     def _memory_shortage(self, needed: int, available: int) -> Shortage:
         kv = self._kv
-        return Shortage(Lack.MEMORY, needed, available, kv.available, evictable=evictable(kv))
+        return Shortage(
+            Lack.MEMORY, needed, available, kv.room.available, evictable=kv.room.evictable
+        )
 
     def _cut_short(self, extend: int, limit: int) -> Shortage:
         """Not a page of a prompt fits into the step: for time, if its tokens allowed more."""
@@ -339,7 +341,7 @@ class PrefillAdder:
         extend = request.remaining_prefill
         reserve = self._expected_new(request)
         needed = self._pages_of(extend) + self._page_size + reserve
-        lacking = needed - (self._kv.rest - self._total_offset)
+        lacking = needed - (self._kv.room.rest - self._total_offset)
         if self._completions is not None and has_known_length(request):
             tightest = self._tightest(self._completions, request, extend)
             lacking = tightest.needed - tightest.available - 1  # below 0: it fits
@@ -349,7 +351,7 @@ class PrefillAdder:
 
     def _fits(self, request: Request, extend: int, reserve: int) -> bool:
         charged = self._pages_of(extend)
-        left = self._kv.rest - self._total_offset
+        left = self._kv.room.rest - self._total_offset
         is_alone = self._is_alone and not self.can_run
         if not reserve and is_alone:
             fits = charged <= left
@@ -390,10 +392,10 @@ class PrefillAdder:
     ) -> TightestMoment:
         """The simulation of all completions with one more request."""
         # Features may cut a prompt shorter.
-        is_whole = not self._may_cut
-        if not is_whole and not self._pieces:
-            is_whole = extend <= self._step_limit(request)
-        return completions.tightest(request, extend, is_whole=is_whole)
+        is_unsplit = not self._may_cut
+        if not is_unsplit and not self._pieces:
+            is_unsplit = extend <= self._step_limit(request)
+        return completions.tightest(request, extend, is_unsplit=is_unsplit)
 
     def _piece_limit(self, request: Request, num_tokens: int) -> int:
         """How many of the next `num_tokens` of a prompt, which fit into the step, features let it
@@ -430,7 +432,7 @@ class PrefixSharing:
     """Keeps requests of one batch from computing the same new prefix twice (in-batch prefix
     caching). One object for each pass.
 
-    Two requests would do that if their cached prefixes end at the same place and the tokens after
+    Two requests would do that if their cached prefixes end at the same node and the tokens after
     it begin alike. The first goes; the others wait for the next pass, in which they find its
     prefix in the cache.
     """
@@ -497,6 +499,6 @@ class CopySharing(PrefixSharing):
         if not self._shares or not request.message.shares_kv:
             return
         namespace, tokens = request.cache_key(request.packed)
-        length = self._kv.next_copy(request)
+        length = self._kv.prefixes.next_copy(request)
         if length > request.kv_len:
             self._beginnings.append((namespace, tokens[: length * TOKEN_BYTES]))

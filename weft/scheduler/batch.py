@@ -220,7 +220,7 @@ def commit(
     ids = facts.ids
     more: Sequence[Forced] = forced
     if result.counts is not None:
-        more = [*_behind_first(columns, batch, result, result.counts, live), *forced]
+        more = [*_after_first(columns, batch, result, result.counts, live), *forced]
     if more:
         more_rows, more_tokens = _append(columns, more, is_eos, found)
         ids = np.concatenate([ids, columns.ids[more_rows]])
@@ -273,7 +273,7 @@ def stopped(columns: Columns, facts: RowFacts, tokens: IntArray, is_eos: BoolArr
     return stops
 
 
-def _behind_first(
+def _after_first(
     columns: Columns, batch: Batch, result: Result, counts: IntArray, live: BoolArray
 ) -> list[Forced]:
     """The tokens after the first one that a step gave to `live` [S] requests. `counts` [S] is the
@@ -285,8 +285,8 @@ def _behind_first(
             continue
         row = int(batch.sample_rows[i])
         room = int(columns.max_len[row] - columns.known_len[row])
-        behind_first = result.tokens[end - count + 1 : end]
-        tokens = behind_first[:room].tolist()
+        after_first = result.tokens[end - count + 1 : end]
+        tokens = after_first[:room].tolist()
         if tokens:
             more.append(Forced(row, tuple(tokens)))
     return more

@@ -1,7 +1,8 @@
-"""Chooses the parts of a scheduler by its settings: its memory, its passes over the queue, and what
-plans its steps.
+"""Chooses the parts of a scheduler by its settings: its policy, its memory, its passes over the
+queue, and what plans its steps.
 
     part      by default          with
+    policy    the one named       shadow_policy: Shadowed around it
     memory    KvMemory            a group for each kind of layers with memory of their own
     passes    PrefillScheduler    split_prefill_layers: SplitPrefills around it
     planner   Planner             draft_sources: SpeculativePlanner, with a draft model
@@ -15,11 +16,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.config.drafts import MODEL
+from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import PageAllocator, RowTable
-from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NoPrefixCache, PrefixCache
 from weft.memory.radix import RadixCache
-from weft.memory.tiers.endings import Endings, NoEndings
+from weft.memory.tiers.resume_states import NoResumeStates, ResumeStates
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.groups.kinds import make_groups
@@ -27,10 +28,13 @@ from weft.scheduler.groups.protocol import GroupParts, KvGroup
 from weft.scheduler.history import Counters, RequestHistory
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
+from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.planner import Planner
+from weft.scheduler.policies.composed.build import build_policy
+from weft.scheduler.policies.composed.shadowed import Shadowed
+from weft.scheduler.policies.protocol import Policy, PolicyContext
 from weft.scheduler.prefill import PrefillScheduler
-from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Columns
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.speculation.drafting import DraftingPlanner
@@ -40,7 +44,9 @@ from weft.scheduler.speculation.sources import make_sources
 from weft.scheduler.speculation.speculator import Speculator
 from weft.scheduler.split.planner import SplitPlanner
 from weft.scheduler.split.prefill import SplitPrefills, unmixed
-from weft.scheduler.stages.columns import TurnColumns
+from weft.scheduler.stages.turns import StageTurns
+from weft.scheduler.waiting.line import WaitingLine
+from weft.scheduler.waiting.queue import WaitingQueue
 
 
 class StepParts(NamedTuple):
@@ -63,6 +69,45 @@ class Shared:
     counters: Counters
 
 
+def make_policy(
+    settings: SchedulerSettings,
+    context: PolicyContext,
+    outbox: Outbox,
+    counters: Counters,
+    before: Policy | None = None,
+) -> Policy:
+    """The policy that decides, with its shadow if it has one; `before`: the policy that it follows.
+    Raises UnknownPolicy."""
+    live = build_policy(settings.schedule_policy, context)
+    policy = _with_shadow(settings.shadow_policy, live, outbox, counters)
+    if isinstance(policy, Shadowed) and isinstance(before, Shadowed):
+        policy.remember(before)
+    return policy
+
+
+def switch_shadow(queue: WaitingLine, name: str, outbox: Outbox, counters: Counters) -> None:
+    """Use this policy as the shadow of the queue's from now on; no name: no shadow. The live policy
+    is not affected. Raises UnknownPolicy."""
+    live = queue.policy
+    tags = queue.tags()
+    if isinstance(live, Shadowed):
+        tags = live.tags_of_live(tags)
+        live = live.live
+    policy = _with_shadow(name, live, outbox, counters)
+    if isinstance(policy, Shadowed):
+        tags = policy.introduce(queue, tags)
+    outbox.shadow_fault = ""
+    queue.go_on_with(policy, tags)
+
+
+def _with_shadow(name: str, live: Policy, outbox: Outbox, counters: Counters) -> Policy:
+    if not name:
+        return live
+    context = live.context._replace(report=outbox.shadow_failed)
+    shadow = build_policy(name, context)
+    return Shadowed(live, shadow, name=name, counters=counters)
+
+
 def make_memory(settings: SchedulerSettings) -> KvMemory:
     """The KV memory of a model."""
     page_size = settings.page_size
@@ -74,11 +119,9 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
         num_rows, settings.context_length, page_size, limit=settings.max_running_requests
     )
     allocator = PageAllocator(settings.num_pages, page_size)
-    columns: Columns
+    columns = Columns(num_rows, settings.context_length)
     if settings.num_stages > 1:
-        columns = TurnColumns(num_rows, settings)
-    else:
-        columns = Columns(num_rows, settings.context_length)
+        columns.turns.append(StageTurns(num_rows, settings))
     pins = Pins(cache)
     groups = make_groups(GroupParts(settings, cache, columns, pins))
     return KvMemory(
@@ -88,24 +131,24 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
         columns,
         pins=pins,
         groups=groups,
-        endings=_endings(settings, groups),
-        keeps_items_whole=settings.keeps_items_whole,
+        resume_states=_resume_states(settings, groups),
+        keeps_items_unsplit=settings.keeps_items_unsplit,
         repeats_runs=settings.repeats_runs,
     )
 
 
-def _endings(settings: SchedulerSettings, groups: Sequence[KvGroup]) -> Endings:
+def _resume_states(settings: SchedulerSettings, groups: Sequence[KvGroup]) -> ResumeStates:
     """What a sequence needs besides K and V to be resumed, if its KV leaves the pool."""
     block_len = settings.page_size
     if settings.tiers is not None:
         block_len = settings.tiers.block_len
     elif settings.handoff is None:
-        return NoEndings()
+        return NoResumeStates()
     for group in groups:
-        endings = group.endings(block_len)
-        if endings is not None:
-            return endings
-    return NoEndings()
+        resume_states = group.resume_states(block_len)
+        if resume_states is not None:
+            return resume_states
+    return NoResumeStates()
 
 
 def make_steps(shared: Shared) -> StepParts:
@@ -122,8 +165,8 @@ def make_steps(shared: Shared) -> StepParts:
         queue=shared.queue,
         pace=shared.pace,
     )
-    whole = _passes(unmixed(settings), shared, split)
-    passes = SplitPrefills(whole, split, history=shared.history, counters=shared.counters)
+    unsplit = _passes(unmixed(settings), shared, split)
+    passes = SplitPrefills(unsplit, split, history=shared.history, counters=shared.counters)
     return StepParts(split, passes)
 
 

@@ -19,14 +19,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
+
 from weft.memory.prefix_cache import CacheKey
+from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
+from weft.scheduler.request import NO_ROW, Columns
+from weft.scheduler.times.gaps import MAX_NAMED, NO_GAP, StepNote, TokenGaps
+from weft.scheduler.times.spent import Phase, Spent, StepClock
 
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # finished requests that are remembered
 MAX_PASSES = 2_048
 MAX_KEY_BYTES = 16 << 20  # of the sequences of finished requests
 NEVER = -1.0
+NO_TOKENS = np.empty(0, dtype=np.intp)  # rows
 
 
 @dataclass(slots=True)
@@ -174,6 +181,7 @@ class Stop(Enum):
     POLICY = "policy"  # the policy lets no other request join the running ones
     TURN = "turn"  # running requests have their turn before the next piece of a prompt
     ROOM = "room"  # running requests are being retracted to make room
+    ONLINE = "online"  # online requests were admitted, and the others are background requests
     DEVICE = "device"  # the device does other work, or its memory is released
 
 
@@ -244,8 +252,18 @@ class Reuse(NamedTuple):
     """What a request could have found in the cache at its first admission."""
 
     reusable_len: int  # tokens of its prompt that may come from the cache
-    matched_len: int  # of these, cached, whether or not a request can resume behind them
+    matched_len: int  # of these, cached, whether or not a request can resume after them
     num_emptied: int  # the cache had been emptied so often
+    tenant: str = ""  # of the request
+
+
+@dataclass(slots=True)
+class Retractions:
+    """How often a request was taken back, and what that cost."""
+
+    num: int = 0
+    recomputed_tokens: int = 0  # computed again after a retraction
+    refound_tokens: int = 0  # still cached after a retraction
 
 
 class RequestTrace:
@@ -260,18 +278,18 @@ class RequestTrace:
         "events",
         "finished_s",
         "first_token_s",
+        "gap",
         "id",
         "key",
         "no_draft",
         "num_events_dropped",
-        "num_retractions",
         "num_waits_dropped",
         "output_tokens",
         "prompt_tokens",
-        "recomputed_tokens",
-        "refound_tokens",
+        "retractions",
         "reuse",
         "rid",
+        "spent",
         "waits",
     )
 
@@ -301,9 +319,9 @@ class RequestTrace:
         self.admitted_s = NEVER
         self.first_token_s = NEVER
         self.finished_s = NEVER
-        self.num_retractions = 0
-        self.recomputed_tokens = 0  # computed again after a retraction
-        self.refound_tokens = 0  # still cached after a retraction
+        self.retractions = Retractions()
+        self.spent = Spent(now)
+        self.gap = NO_GAP  # the longest one before it left its last row
         self.num_events_dropped = 0  # from the middle of `events`
         self.num_waits_dropped = 0  # from the middle of `waits`
 
@@ -349,7 +367,10 @@ class RequestTrace:
 class RequestHistory:
     """Remembers open requests, and the latest finished ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_rows: int = 0) -> None:
+        """`num_rows`: of the table of running requests."""
+        self.clock = StepClock()
+        self.gaps = TokenGaps(num_rows)
         self._open: dict[int, RequestTrace] = {}
         self._finished: OrderedDict[int, RequestTrace] = OrderedDict()
         self._passes: deque[SchedulingPass] = deque(maxlen=MAX_PASSES)
@@ -398,6 +419,7 @@ class RequestHistory:
         `extend_end`."""
         trace = self._open[id]
         trace.stops_waiting(now, self.num_walks)
+        trace.spent.admitted(now, has_tokens=trace.first_token_s != NEVER)
         if trace.admitted_s == NEVER:
             trace.admitted_s = now
             trace.cached_tokens = found
@@ -405,8 +427,8 @@ class RequestHistory:
                 f"{found:,} tokens cached, computes {found:,} to {extend_end:,} of {fill_len:,}"
             )
         else:
-            trace.refound_tokens += found
-            trace.recomputed_tokens += fill_len - found
+            trace.retractions.refound_tokens += found
+            trace.retractions.recomputed_tokens += fill_len - found
             detail = (
                 f"again: of its {fill_len:,} tokens {found:,} are still cached, "
                 f"{fill_len - found:,} to compute"
@@ -414,17 +436,66 @@ class RequestHistory:
         trace.add(self._event(now, step, EventKind.ADMITTED, detail))
         return trace
 
-    def first_token(self, id: int, now: float, step: int) -> None:
-        """The request has output tokens. Only the first call counts."""
+    def stepped(
+        self,
+        batch: Batch,
+        columns: Columns,
+        began_s: float,
+        now: float,
+        encoder_s: float,
+        *,
+        has_tokens: bool = True,
+    ) -> None:
+        """The result of a step is known, and its tokens are in the columns, if it has any. The
+        device began it at `began_s`, and its encoder took `encoder_s` of the time."""
+        prefills = batch.prefills
+        num_prompts = len(prefills)
+        step = self.clock.add(
+            began_s,
+            now,
+            encoder_s,
+            int(batch.lens.sum()),
+            has_prompts=num_prompts > 0,
+            has_decode=len(batch.rows) > num_prompts,
+        )
+        lens = batch.lens[:num_prompts].tolist()
+        for request, num_own in zip(prefills, lens, strict=True):
+            row = request.row
+            if row == NO_ROW:
+                continue  # it has ended in the meantime
+            trace = self._open[request.id]
+            is_whole = bool(columns.known_len[row] > request.fill_len)
+            trace.spent.computed(step, num_own, is_whole=is_whole)
+            if not is_whole:
+                continue
+            self.gaps.enter(row, trace.gap, now)
+            if trace.first_token_s == NEVER:
+                trace.first_token_s = now
+                trace.add(self._event(now, batch.plan.step, EventKind.FIRST_TOKEN, ""))
+        at = batch.facts.at if has_tokens else NO_TOKENS
+        if has_tokens and batch.facts.as_of != columns.num_changes:
+            at = at[columns.epoch.take(at) == batch.facts.epochs]
+        note = StepNote(
+            batch.plan.step,
+            began_s,
+            now,
+            sum(lens),
+            len(batch.rows) - num_prompts,
+            tuple([request.id for request in prefills[:MAX_NAMED]]),
+            num_prompts,
+        )
+        self.gaps.add(note, at)
+
+    def leaves_row(self, id: int, row: int) -> None:
+        """An open request is about to leave its row."""
         trace = self._open[id]
-        if trace.first_token_s != NEVER:
-            return
-        trace.first_token_s = now
-        trace.add(self._event(now, step, EventKind.FIRST_TOKEN, ""))
+        if trace.spent.phase is Phase.DECODES:
+            trace.gap = self.gaps.leave(row)
 
     def retracted(self, id: int, detail: str, now: float, step: int) -> None:
         trace = self._open[id]
-        trace.num_retractions += 1
+        trace.retractions.num += 1
+        trace.spent.retracted(now, self.clock.at(now))
         trace.waits_again(now, step, self.num_walks)
         trace.add(self._event(now, step, EventKind.RETRACTED, detail))
 
@@ -451,6 +522,7 @@ class RequestHistory:
         """`key`: of its prompt and output; None if they are not cached."""
         trace = self._open.pop(id)
         trace.stops_waiting(now, self.num_walks + 1)
+        trace.spent.close(now, self.clock.at(now))
         trace.finished_s = now
         trace.output_tokens = output_tokens
         trace.add(self._event(now, step, EventKind.FINISHED, detail))

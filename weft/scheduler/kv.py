@@ -12,14 +12,14 @@ later step. This module knows no queue, policy or plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 
 import numpy as np
 
 from weft.arrays import IntArray, LongArray
-from weft.memory.accounting.audit import Fault, audit, find_faults
-from weft.memory.accounting.holders import HeldEnding, Holder
+from weft.memory.accounting.holders import Holder
+from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import (
     OutOfPages,
     PageAllocator,
@@ -30,15 +30,14 @@ from weft.memory.allocator import (
 )
 from weft.memory.handoff.leases import Leases
 from weft.memory.media.borders import border_before
-from weft.memory.pins import Pins
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle, Inserted, PrefixCache
-from weft.memory.tiers.endings import Endings, NoEndings
+from weft.memory.tiers.resume_states import NoResumeStates, ResumeStates
 from weft.plan.step import Plan, TableWrites
-from weft.scheduler.groups.protocol import GroupBudget, KvGroup, PassFacts
+from weft.scheduler.accounts import KvAccounts, KvRoom
+from weft.scheduler.groups.protocol import KvGroup
 from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
 
-NO_ENDINGS = NoEndings()  # of all models in which every page can be resumed
-POOL = ""  # the pool of all layers without a group, in reports of faults
+NO_RESUME_STATES = NoResumeStates()  # of all models in which every page can be resumed
 EMPTIED = "the cache was emptied"  # reason for the loss of a pin
 OTHER_WEIGHTS = "the weights were changed"
 
@@ -46,12 +45,104 @@ OTHER_WEIGHTS = "the weights were changed"
 Landing = Callable[[IntArray], None]
 
 
+class KvPrefixes:
+    """The cached prefixes of waiting requests: found, and locked when a request is picked.
+    `keeps_items_unsplit`: the tokens of a picture see each other both ways, so that no prefix ends
+    inside one."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        groups: Sequence[KvGroup],
+        page_size: int,
+        *,
+        keeps_items_unsplit: bool,
+    ) -> None:
+        self._cache = cache
+        self._groups = groups
+        self._page_size = page_size
+        self._keeps_items_unsplit = keeps_items_unsplit
+        # Whether a cached prefix can be resumed after each of its pages.
+        self.resumes_everywhere = all(group.resumes_everywhere for group in groups)
+        # The request of the last call of `match`, and how many of its tokens are cached, even if
+        # some group cannot resume after them.
+        self._found_id = -1
+        self._found_len = 0
+
+    def forget(self) -> None:
+        """All memory was freed."""
+        self._found_id = -1
+
+    def match(self, request: Request, most: int | None = None) -> None:
+        """Find the cached prefix of a waiting request in its first `most` tokens, up to where all
+        groups can resume it; None: in all tokens that it may reuse."""
+        if most is None:
+            most = request.reusable_len
+        reusable = request.packed[: most * TOKEN_BYTES]
+        handle, length, pages = self._cache.match(request.cache_key(reusable))
+        self._found_id = request.id
+        self._found_len = length
+        if self._groups and handle is not None:
+            node, length = self._resumable(handle, length)
+            if node is not handle:
+                handle = node
+                pages = self._cache.pages_of(node)
+        request.prefix = CachedPrefix(handle, length, pages, is_locked=False)
+        request.kv_len = length
+        if self._keeps_items_unsplit:
+            self._leave_items_unsplit(request)
+
+    def lock(self, request: Request) -> None:
+        """Protect the matched prefix from eviction."""
+        handle, length, pages, _ = request.prefix
+        self._cache.lock(handle)
+        request.prefix = CachedPrefix(handle, length, pages, is_locked=True)
+        if self._groups:
+            found_len = self.matched_len(request)
+            for group in self._groups:
+                group.lock(request, found_len)
+
+    def matched_len(self, request: Request) -> int:
+        """How much of a picked request's prompt is cached, whether or not it can resume there."""
+        return self._found_len if self._found_id == request.id else request.prefix.length
+
+    def unlock(self, request: Request) -> None:
+        handle, length, pages, is_locked = request.prefix
+        if is_locked:
+            self._cache.unlock(handle)
+            request.prefix = CachedPrefix(handle, length, pages, is_locked=False)
+        for group in self._groups:
+            group.unlock(request, handle)
+
+    def next_copy(self, request: Request) -> int:
+        """The length in tokens at which a picked request will leave the next point where others can
+        resume; 0: none. Only if not `resumes_everywhere`."""
+        copies = [
+            group.next_copy(request) for group in self._groups if not group.resumes_everywhere
+        ]
+        return max(copies)
+
+    def _resumable(self, handle: Handle, length: int) -> tuple[Handle, int]:
+        """The longest part of a cached prefix that every group can resume."""
+        num_agreed = 0  # groups in succession that can resume there
+        for group in cycle(self._groups):
+            node, length = group.resumable(handle, length)
+            num_agreed = num_agreed + 1 if node is handle else 1
+            handle = node
+            if num_agreed == len(self._groups) or handle is None:
+                break
+        return handle, length
+
+    def _leave_items_unsplit(self, request: Request) -> None:
+        """Shorten the matched prefix of a request so that it ends inside none of its items."""
+        unsplit_len = border_before(request.kv_len, request.message.spans, self._page_size)
+        if unsplit_len < request.kv_len:
+            self.match(request, unsplit_len)
+
+
 class KvMemory:
-    """`groups`: layers with memory of their own, which share `pins` and report their `endings`.
-    `keeps_items_whole`: the tokens of a picture see each other both ways, so that no prefix ends
-    inside one. `repeats_runs`: a step may compute the run of the step before again, whose drafts
-    are not compared yet.
-    """
+    """`groups`: layers with memory of their own, which share `pins` and report their
+    `resume_states`. For `keeps_items_unsplit` see `KvPrefixes`, for `repeats_runs` `KvRoom`."""
 
     def __init__(
         self,
@@ -62,8 +153,8 @@ class KvMemory:
         *,
         pins: Pins | None = None,
         groups: Sequence[KvGroup] = (),
-        endings: Endings = NO_ENDINGS,
-        keeps_items_whole: bool = False,
+        resume_states: ResumeStates = NO_RESUME_STATES,
+        keeps_items_unsplit: bool = False,
         repeats_runs: bool = False,
     ) -> None:
         self.rows = rows
@@ -72,58 +163,23 @@ class KvMemory:
         self.columns = columns
         self.groups = tuple(groups)
         self.pins = pins or Pins(cache)
-        self.endings = endings
-        self.leases = Leases(cache, self.endings)
+        self.resume_states = resume_states
+        self.leases = Leases(cache, self.resume_states)
         self.holders: list[Holder] = [self.leases]
         self.page_size = allocator.page_size
-        self._keeps_items_whole = keeps_items_whole
-        self._repeats_runs = repeats_runs
-        # The request of the last call of `match`, and how many of its tokens are cached, even if
-        # some group cannot resume after them.
-        self._found_id = -1
-        self._found_len = 0
+        self.prefixes = KvPrefixes(
+            cache, self.groups, self.page_size, keeps_items_unsplit=keeps_items_unsplit
+        )
+        self.room = KvRoom(allocator, cache, columns, self.groups, repeats_runs=repeats_runs)
+        self.accounts = KvAccounts(
+            rows, allocator, cache, columns, groups=self.groups, holders=self.holders
+        )
         self._landings: list[Landing] = []
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of the longest request that can run."""
-        num_pages = self.allocator.num_pages - len(self.allocator.quarantined)
-        capacity = num_pages * self.page_size
-        for group in self.groups:
-            capacity = group.longest(capacity)
-        return capacity
-
-    @property
-    def rest(self) -> int:
-        """Tokens that could be allocated now in the pool: free, evictable or pinned (pins are
-        removed)."""
-        cache = self.cache
-        num_pages = self.allocator.num_free + cache.evictable_pages + cache.pinned_pages
-        return num_pages * self.page_size
-
-    @property
-    def available(self) -> int:
-        """Tokens that could be allocated now, in the pool and in all groups."""
-        available = self.rest
-        for group in self.groups:
-            in_group = group.available
-            if in_group is not None:
-                available = min(available, in_group)
-        return available
 
     @property
     def pins_firmly(self) -> bool:
         """Whether a firm pin keeps everything of a prefix."""
         return all(group.pins_firmly for group in self.groups)
-
-    @property
-    def resumes_everywhere(self) -> bool:
-        """Whether a cached prefix can be resumed after each of its pages."""
-        return all(group.resumes_everywhere for group in self.groups)
-
-    def new_budgets(self, facts: PassFacts) -> list[GroupBudget]:
-        """The budgets of the groups in one pass over the queue."""
-        return [group.new_budget(facts) for group in self.groups]
 
     def add_holder(self, holder: Holder) -> None:
         """`holder` uses memory from now on. It is asked before the leases."""
@@ -139,55 +195,6 @@ class KvMemory:
         for landing in self._landings:
             landing(pages)
 
-    # A waiting request
-
-    def match(self, request: Request, most: int | None = None) -> None:
-        """Find the cached prefix of a waiting request in its first `most` tokens, up to where all
-        groups can resume it; None: in all tokens that it may reuse."""
-        if most is None:
-            most = request.reusable_len
-        reusable = request.packed[: most * TOKEN_BYTES]
-        handle, length, pages = self.cache.match(request.cache_key(reusable))
-        self._found_id = request.id
-        self._found_len = length
-        if self.groups and handle is not None:
-            node, length = self._resumable(handle, length)
-            if node is not handle:
-                handle = node
-                pages = self.cache.pages_of(node)
-        request.prefix = CachedPrefix(handle, length, pages, is_locked=False)
-        request.kv_len = length
-        if self._keeps_items_whole:
-            self._leave_items_whole(request)
-
-    def lock(self, request: Request) -> None:
-        """Protect the matched prefix from eviction."""
-        handle, length, pages, _ = request.prefix
-        self.cache.lock(handle)
-        request.prefix = CachedPrefix(handle, length, pages, is_locked=True)
-        if self.groups:
-            found_len = self.matched_len(request)
-            for group in self.groups:
-                group.lock(request, found_len)
-
-    def matched_len(self, request: Request) -> int:
-        """How much of a picked request's prompt is cached, whether or not it can resume there."""
-        return self._found_len if self._found_id == request.id else request.prefix.length
-
-    def unlock(self, request: Request) -> None:
-        handle, length, pages, is_locked = request.prefix
-        if is_locked:
-            self.cache.unlock(handle)
-            request.prefix = CachedPrefix(handle, length, pages, is_locked=False)
-        for group in self.groups:
-            group.unlock(request, handle)
-
-    def next_copy(self, request: Request) -> int:
-        """The length in tokens at which a picked request will leave the next point where others can
-        resume; 0: none. Only if not `resumes_everywhere`."""
-        copies = [group.next_copy(request) for group in self.groups if not group.resumes_everywhere]
-        return max(copies)
-
     def alloc(self, num_pages: int, owners: int | LongArray, step: str = "prefill") -> IntArray:
         """Allocate pages for requests (`owners`: their ids), and evict cached pages if too few are
         free.
@@ -199,7 +206,7 @@ class KvMemory:
         if missing > 0:
             self.pins.unpin_for(missing)
             if missing > self.cache.evictable_pages:
-                raise OutOfPages(out_of_memory(self, step, num_pages * self.page_size))
+                raise OutOfPages(self.room.out_of_memory(step, num_pages * self.page_size))
             self.allocator.free(self.cache.evict(missing))
         return self.allocator.alloc(num_pages, owners)
 
@@ -251,43 +258,6 @@ class KvMemory:
         self.allocator.free(pages)
         request.kv_len = start
         self.columns.kv_len[request.row] = start
-
-    def decode_tokens(self, rows: IntArray) -> int:
-        """Tokens that the next decode step of `rows` computes. A run whose drafts are not compared
-        yet counts again."""
-        columns = self.columns
-        starts = columns.kv_len[rows]
-        if self._repeats_runs:
-            starts = np.minimum(starts, columns.known_len[rows])
-        num_tokens = columns.seq_len[rows] - starts
-        return int(num_tokens.sum())
-
-    def decode_pages(self, rows: IntArray) -> int:
-        """Pages that the next decode step of `rows` allocates: one for each token that begins a
-        page.
-
-        page size 4, row with kv_len 6 and seq_len 9:   0 1 2 3 | 4 5 . . | .
-                                      ceil(9/4) - ceil(6/4) = 3 - 2 = 1 page for token 8
-        """
-        page_size = self.page_size
-        ends = self.columns.seq_len.take(rows)
-        starts = self.columns.kv_len.take(rows)
-        # -(-n // size) is n / size rounded up; so this subtracts the pages that the rows have.
-        num_pages = -(-ends // page_size)
-        num_pages += -starts // page_size
-        return int(num_pages.sum())
-
-    def decode_fits(self, rows: IntArray) -> bool:
-        """Whether there is memory for the next decode step of `rows`."""
-        for group in self.groups:
-            group.before_decode(rows)
-        available = self.available
-        # Usually there is memory even if each token began a page, and that count takes half the
-        # time.
-        num_tokens = (self.columns.seq_len - self.columns.kv_len).take(rows)
-        if int(num_tokens.sum()) * self.page_size <= available:
-            return True
-        return self.decode_pages(rows) * self.page_size <= available
 
     def extend_running(self, rows: IntArray, positions: IntArray) -> IntArray:
         """Allocate the slots [T] of T tokens of decoding rows.
@@ -350,7 +320,7 @@ class KvMemory:
         # Lock the new path first: the old path is part of it and must not become evictable in
         # between.
         self.cache.lock(inserted.handle)
-        self.unlock(request)
+        self.prefixes.unlock(request)
         request.prefix = CachedPrefix(inserted.handle, inserted.length, NO_PAGES, is_locked=True)
         self.columns.cached_len[request.row] = inserted.length
         for group in self.groups:
@@ -374,8 +344,10 @@ class KvMemory:
             self.columns.cached_len[row] = inserted.length
         else:
             self._before_dropping()
-        self.allocator.free(self.owned_pages(request))
-        self.unlock(request)
+        self.allocator.free(self.accounts.owned_pages(request))
+        self.prefixes.unlock(request)
+        if inserted is not None and request.message.background:
+            self.cache.cool(inserted.handle)
         if not keep:
             self.allocator.free(self.cache.forget(request.prefix.handle))
         self.columns.clear(row)
@@ -422,7 +394,7 @@ class KvMemory:
         # Before the cache, so that the groups that listen to it find nothing left to do.
         for group in self.groups:
             group.reset()
-        self._found_id = -1
+        self.prefixes.forget()
         self.pins.forget_all(EMPTIED)
         self.cache.drop()
         self.rows.reset()
@@ -466,147 +438,13 @@ class KvMemory:
         awaited = [holder.reclaim() for holder in self.holders]
         return any(awaited)
 
-    def lacking(self, rows: IntArray, num_ahead: int) -> int:
-        """Tokens of memory that are missing for the next decode step of `rows`, and for `num_ahead`
-        tokens of each row."""
-        num_tokens = self.decode_pages(rows) * self.page_size
-        lacking = max(num_tokens, len(rows) * num_ahead) - self.rest
-        for group in self.groups:
-            lacking = max(lacking, group.lacking(rows, num_tokens, num_ahead))
-        return lacking
-
-    def freed_tokens(self, request: Request) -> int:
-        """Tokens that become available if this request is retracted, in the memory of which the
-        smallest part is left."""
-        tightest: KvGroup | None = None
-        rest = self.rest
-        num_pages = self.allocator.num_pages
-        for group in self.groups:
-            in_group = group.available
-            if in_group is not None and in_group * num_pages <= rest * group.num_pages:
-                tightest = group
-                rest = in_group
-                num_pages = group.num_pages
-        if tightest is not None:
-            return tightest.freed_tokens(request)
-        num_computed = int(self.columns.kv_len[request.row])
-        own = num_pages_for(num_computed - request.prefix.length, self.page_size)
-        # Nodes that it shares with other requests stay locked by them.
-        unshared = self.cache.unshared_pages(request.prefix.handle)
-        return (own + unshared) * self.page_size
-
-    # Accounting
-
-    def usage(self) -> dict[str, int]:
-        """The fields of `Stats` about memory that requests own, or lock in the cache."""
-        num_pages = self.allocator.num_pages - len(self.allocator.quarantined)
-        usage = {"kv_used": num_pages * self.page_size - self.rest}
-        for group in self.groups:
-            usage.update(group.usage())
-        return usage
-
-    def audit(self, requests: Mapping[str, Request]) -> None:
-        """Check the owner of every page. `requests` are those with a row, by name. Raises
-        AccountingError."""
-        held = self._held_endings()
-        audit(self.allocator, self.cache, self._owned_by(requests))
-        for group in self.groups:
-            group.audit(requests, held)
-        assert not self.imbalance, f"the sum of all pages is off by {self.imbalance}"
-
-    def find_faults(self, requests: Mapping[str, Request]) -> list[Fault]:
-        """The pages that do not have exactly one owner. Raises AccountingError for a page outside
-        of the pool."""
-        held = self._held_endings()
-        faults = find_faults(self.allocator, self.cache, self._owned_by(requests))
-        for group in self.groups:
-            faults += group.find_faults(requests, held)
-        return faults
-
-    def quarantine(self, faults: Sequence[Fault]) -> None:
-        """Take the faulty pages out of use, now or when their owners free them."""
-        for fault in faults:
-            if fault.pool == POOL:
-                self.allocator.quarantine(fault.page, is_owned=fault.is_owned)
-        held = self._held_endings()
-        for group in self.groups:
-            own = [fault for fault in faults if fault.pool == group.pool]
-            if own:
-                group.quarantine(own, held)
-
-    def last_owner(self, fault: Fault) -> int:
-        """The id of the request that owned the page last, or NOBODY."""
-        for group in self.groups:
-            if fault.pool == group.pool:
-                return group.last_owner(fault)
-        return int(self.allocator.last_owner[fault.page])
-
-    def owned_pages(self, request: Request) -> IntArray:
-        """Pages that a request with a row owns, without those of the cache."""
-        num_computed = int(self.columns.kv_len[request.row])
-        return self.rows.pages_of(request.row, request.prefix.length, num_computed)
-
-    @property
-    def num_owned(self) -> int:
-        """Pages that requests and holders own, without those of the cache, computed from their
-        rows. Takes a few microseconds."""
-        num_tokens = self.columns.kv_len - self.columns.cached_len
-        if self.page_size > 1:
-            num_tokens += self.page_size - 1  # a partly filled page counts
-            num_tokens //= self.page_size
-        num_owned = int(np.add.reduce(num_tokens))
-        for holder in self.holders:
-            num_owned += holder.num_owned
-        return num_owned
-
-    @property
-    def imbalance(self) -> int:
-        """free + quarantined + cached + owned - all: pages that are counted twice, or, if negative,
-        not at all; of a group, if that of the pool is right."""
-        allocator = self.allocator
-        cache = self.cache
-        cached = cache.evictable_pages + cache.pinned_pages + cache.protected_pages
-        not_free = len(allocator.quarantined) + cached + self.num_owned
-        imbalance = allocator.num_free + not_free - allocator.num_pages
-        # Two wrong sums must not cancel out.
-        for group in self.groups:
-            imbalance = imbalance or group.imbalance
-        return imbalance
-
     # Inside
-
-    def _resumable(self, handle: Handle, length: int) -> tuple[Handle, int]:
-        """The longest part of a cached prefix that every group can resume."""
-        num_agreed = 0  # groups in succession that can resume there
-        for group in cycle(self.groups):
-            node, length = group.resumable(handle, length)
-            num_agreed = num_agreed + 1 if node is handle else 1
-            handle = node
-            if num_agreed == len(self.groups) or handle is None:
-                break
-        return handle, length
 
     def _before_dropping(self) -> None:
         """Computed tokens are invalid, or not wanted any more: the tree must be able to drop
         them."""
         for holder in self.holders:
             holder.tokens_become_invalid()
-
-    def _held_endings(self) -> list[HeldEnding]:
-        return [ending for holder in self.holders for ending in holder.held_endings()]
-
-    def _leave_items_whole(self, request: Request) -> None:
-        """Shorten the matched prefix of a request so that it ends inside none of its items."""
-        whole_len = border_before(request.kv_len, request.message.spans, self.page_size)
-        if whole_len < request.kv_len:
-            self.match(request, whole_len)
-
-    def _owned_by(self, requests: Mapping[str, Request]) -> dict[str, IntArray]:
-        """The pages that each of the requests and of the holders owns by itself."""
-        owned = {name: self.owned_pages(request) for name, request in requests.items()}
-        for holder in self.holders:
-            owned.update(holder.owned())
-        return owned
 
     def _insert(self, request: Request) -> Inserted:
         """Insert the computed tokens with known ids into the cache; free the row's duplicates."""
@@ -629,18 +467,3 @@ class KvMemory:
         for group in self.groups:
             group.inserted(request, inserted, before)
         return inserted
-
-
-def evictable(kv: KvMemory) -> int:
-    """Of the available tokens, those that the prefix cache would have to give up."""
-    return min(kv.cache.evictable_pages * kv.page_size, kv.available)
-
-
-def out_of_memory(kv: KvMemory, step: str, num_tokens: int) -> str:
-    """What users read if a prefill or a decode needs memory that is not there."""
-    num_evictable = evictable(kv)
-    return (
-        f"{step} out of memory: {num_tokens:,} tokens to allocate, "
-        f"{kv.available - num_evictable:,} are free and {num_evictable:,} can be evicted; "
-        "fewer running requests need less (--max-running-requests)"
-    )

@@ -219,7 +219,8 @@ class Deadlines:
     """The time limits of requests. They are checked when the next step is chosen, and a request is
     ended in any state.
 
-    For a request that was retracted to the queue only its own limit and `max_run_s` count. The
+    For a request that was retracted to the queue only its own limit and `max_run_s` count, and for
+    a background request its own alone. The
     deadlines are in a heap; those of ended requests are dropped when they reach its top.
     """
 
@@ -234,12 +235,12 @@ class Deadlines:
         arrival_s = request.spec.arrival_s
         if timeout_ms:
             self._push(arrival_s, request, DeadlineKind.OWN, timeout_ms / 1_000)
-        if self._max_queue_s < math.inf:
+        if self._max_queue_s < math.inf and not request.message.background:
             self._push(arrival_s, request, DeadlineKind.QUEUE, self._max_queue_s)
 
     def admitted(self, request: Request) -> None:
         """The request was admitted for the first time."""
-        if self._max_run_s < math.inf:
+        if self._max_run_s < math.inf and not request.message.background:
             self._push(request.admitted_s, request, DeadlineKind.RUN, self._max_run_s)
 
     def forget(self, request: Request) -> None:
@@ -253,6 +254,8 @@ class Deadlines:
         timeout_ms = request.message.timeout_ms
         arrival_s = request.spec.arrival_s
         own_s = arrival_s + timeout_ms / 1_000 if timeout_ms else math.inf
+        if request.message.background:
+            return own_s
         if request.admitted_s < 0:
             return min(own_s, arrival_s + self._max_queue_s)
         return min(own_s, request.admitted_s + self._max_run_s)

@@ -92,7 +92,7 @@ class Outbox:
         self.is_in_doubt = True
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def atomic(self) -> Iterator[None]:
         """Context in which pages move: if it is interrupted, the accounts are in doubt."""
         try:
             yield

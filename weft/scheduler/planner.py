@@ -105,7 +105,7 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
 def mix_with_running(extend: StepTokens, decode: StepTokens) -> StepTokens:
     """One step with both: prefills first, then the decoding rows."""
 
-    def behind_prompts(numbers: IntArray | None) -> IntArray | None:
+    def after_prompts(numbers: IntArray | None) -> IntArray | None:
         if numbers is None:
             return None
         return np.concatenate([np.zeros_like(extend.rows), numbers])
@@ -117,8 +117,8 @@ def mix_with_running(extend: StepTokens, decode: StepTokens) -> StepTokens:
         tokens=np.concatenate([extend.tokens, decode.tokens]),
         slots=np.concatenate([extend.slots, decode.slots]),
         samples=np.concatenate([extend.samples, decode.samples]),
-        drafts=behind_prompts(decode.drafts),
-        unsettled=behind_prompts(decode.unsettled),
+        drafts=after_prompts(decode.drafts),
+        unsettled=after_prompts(decode.unsettled),
     )
 
 

@@ -27,17 +27,25 @@ from weft.scheduler.admission import (
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks, QueueWalk
 from weft.scheduler.groups.protocol import GroupBudget, Lack, PassFacts, Shortage
-from weft.scheduler.history import Counters, EventKind, RequestHistory, Reuse, Stop
+from weft.scheduler.history import (
+    Counters,
+    EventKind,
+    RequestHistory,
+    RequestTrace,
+    Reuse,
+    Stop,
+)
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
 from weft.scheduler.pace.pace import NOBODY_WAITS, Pace, Waiting
 from weft.scheduler.planner import Planner
 from weft.scheduler.policies.protocol import RequestClasses
-from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request, RequestState
 from weft.scheduler.reserve.completions import CompletionBudget, can_simulate
 from weft.scheduler.retraction import victims_for
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.waiting.line import WaitingLine
+from weft.scheduler.waiting.queue import WaitingQueue
 
 # A pass ends after this many requests that wait for the encoder.
 MAX_PASSED_OVER = 64
@@ -61,7 +69,86 @@ class RoomForFirst(NamedTuple):
     order: Iterator[Request] | None = None
 
 
+class Walk(NamedTuple):
+    """A walk over one line of the queue. `is_through`: no request lacked anything that a request of
+    the next line would take."""
+
+    batch: Batch | None
+    is_through: bool
+
+
+class Picked(NamedTuple):
+    """The requests that a walk has picked. `is_through`: it has looked at the whole line."""
+
+    requests: list[Request]
+    is_through: bool
+
+
 NO_ROOM = RoomForFirst([])  # shared, so its list must stay empty
+
+
+class PassLog:
+    """Writes into the histories of requests what a pass decides, and why its walks end."""
+
+    def __init__(self, history: RequestHistory, planner: Planner) -> None:
+        self.history = history
+        self._planner = planner  # numbers the steps
+
+    def admitted(self, request: Request, now: float) -> RequestTrace:
+        """A request has got a row. Returns its trace."""
+        return self.history.admitted(
+            request.id,
+            request.prefix.length,
+            request.fill_len,
+            request.extend_end,
+            now,
+            self._planner.num_steps,
+        )
+
+    def record_stop(
+        self,
+        now: float,
+        result: AddResult,
+        request: Request,
+        adder: PrefillAdder,
+        *,
+        was_picked: bool,
+    ) -> None:
+        """Record why the walk ended, with the numbers of that moment."""
+        if was_picked:
+            self.record_pass(now, Stop.BUDGET if result is AddResult.OTHER else Stop.NO_TOKEN)
+            return
+        shortage = adder.shortage
+        assert shortage is not None, "a request was refused without a reason"
+        self.record_pass(now, STOPS[shortage.lack], request, shortage)
+
+    def record_pass(
+        self,
+        now: float,
+        stop: Stop,
+        last: Request | None = None,
+        shortage: Shortage | None = None,
+    ) -> None:
+        """Record the end of a walk, and what the request `last` lacks, if there is one."""
+        id = -1 if last is None else last.id
+        step = self._planner.num_steps
+        if shortage is None:
+            self.history.record_pass(now, step, stop, id)
+            return
+        self.history.record_pass(
+            now,
+            step,
+            stop,
+            id,
+            needed=shortage.needed,
+            available=shortage.available,
+            free=shortage.free,
+            evictable=shortage.evictable,
+            memory=shortage.memory,
+        )
+
+    def note(self, now: float, request: Request, kind: EventKind, detail: str) -> None:
+        self.history.note(request.id, kind, detail, now, self._planner.num_steps)
 
 
 class PrefillScheduler:
@@ -87,17 +174,15 @@ class PrefillScheduler:
         self._settings = settings
         self._piece_len = settings.piece_len  # None: prompts are never cut
         self._kv = kv
-        self._resumes_everywhere = kv.resumes_everywhere
         self._queue = queue
         self._running = running
         self._hooks = hooks
         self._pace = pace
         self._limits = limits
         self._planner = planner
-        self._history = history
+        self._log = PassLog(history, planner)
         self._counters = counters
         self.chunked_req: Request | None = None  # the request whose prompt is partly computed
-        self.is_full = False  # nothing can be admitted before a request ends
         self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
         self._num_queue_walks = 0  # number of walks with features that limit batches
         self.seen: set[int] = set()  # ids of requests that the last pass looked at
@@ -108,12 +193,22 @@ class PrefillScheduler:
             self.new_token_ratio = NewTokenRatio(settings.schedule_conservativeness)
         self._settings = settings
         self._piece_len = settings.piece_len
-        self.is_full = False  # there may be room now, or another request may be first
+        self.note_room()  # or another request may be first
 
     def reset(self) -> None:
         """No request has a row any more."""
         self.chunked_req = None
-        self.is_full = False
+        self.note_room()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no online request can be admitted before a request ends."""
+        return self._queue.online.is_full
+
+    def note_room(self) -> None:
+        """A request may be admitted again."""
+        for line in self._queue.lines:
+            line.is_full = False
 
     def open_prompts(self) -> list[Request]:
         """The requests whose prompts are partly computed."""
@@ -123,75 +218,112 @@ class PrefillScheduler:
         """A request has released its row."""
         if request is self.chunked_req:
             self.chunked_req = None
-        self.is_full = False
+        self.note_room()
 
     def next_batch(self, now: float, order: Iterator[Request] | None = None) -> Batch | None:
         """Admit waiting requests as far as memory and the budgets of a step allow. `order`: the
-        order of the queue, if it is known already.
+        order of the online requests, if it is known already.
 
-        Returns a batch with prefills, or None if no prompt can be computed. The open chunk goes
-        first, even when the batch is full: it owns a row, which it releases only after its prompt
-        is computed.
+        Returns a batch with prefills, or None if no prompt can be computed. Background requests are
+        looked at if no online request could run, and none lacks what they would take.
         """
+        line = self._first_line()
         pace = self._pace
         # Most steps follow a decode step and need no further check.
-        if pace is not None and pace.has_prefilled and pace.decode_is_due(self._waiting()):
+        if pace is not None and pace.has_prefilled and pace.decode_is_due(self._waiting(line)):
             self.record_no_walk(now, Stop.TURN)
             return None
-        self._history.begin_walk()
-        if self.chunked_req is None and not self._may_walk(now):
-            return None
-        decode_rows = self._rows_to_mix()
-        adder = self._new_adder(decode_rows, now)
-        sharing = PrefixSharing(self._kv)
-        if not self._resumes_everywhere:
-            sharing = CopySharing(self._kv)
-        if self.chunked_req is not None:
-            sharing.picked(self.chunked_req)
-            self._continue_chunk(self.chunked_req, adder, now)
-        picked: list[Request] = []
-        if not self.is_full:
-            picked = self._pick_waiting(adder, sharing, now, order or self._queue.order(now))
-        elif self._queue.has_candidates:
-            self._record_pass(now, Stop.FULL)
-        if not adder.can_run:
-            return None
-        for request in picked:
-            self._admit(request, now)
-        if adder.new_chunked_req is not None:
-            assert self.chunked_req is None, "two prompts are open"
-            self.chunked_req = adder.new_chunked_req
-        self._counters.num_prefilled_tokens += adder.input_tokens
-        return self._planner.make_batch(adder.can_run, decode_rows)
+        self._log.history.begin_walk()
+        walk = self._walk(line, now, order)
+        if walk.batch is None and walk.is_through and line is not self._queue.lines[-1]:
+            walk = self._walk(self._queue.lines[-1], now, None)
+        return walk.batch
 
     def room_for_first(self, now: float) -> RoomForFirst:
         """The running requests that must be retracted so that the first waiting request can be
         admitted.
 
-        None if there is room, if retraction does not help, or if the policy has no classes. A
-        request that was admitted because it was overdue is not retracted.
+        None if there is room, if retraction does not help, or if there are no classes. A request
+        that was admitted because it was overdue is not retracted.
         """
         queue = self._queue
-        classes = queue.policy.classes
-        if classes is None or not queue:
+        classes = queue.classes
+        line = queue.next_line
+        if classes is None or line is not queue.online:
             return NO_ROOM
-        order = queue.order(now)
+        order = line.order(now, queue.end)
         first = next(order, None)
         if first is None:
             return NO_ROOM
         victims = self._victims_of(first, classes, now)
         # With resumed requests, the pass asks the queue for a new order before it begins.
-        if victims or queue.resumed:
+        if victims or line.resumed:
             return RoomForFirst(victims)
         return RoomForFirst([], chain((first,), order))
 
     def record_no_walk(self, now: float, stop: Stop) -> None:
         """Record that no request is looked at before the next step, if some wait."""
         if self._queue.has_candidates:
-            self._history.begin_walk()
-            self._record_pass(now, stop)
+            self._log.history.begin_walk()
+            self._log.record_pass(now, stop)
 
     # Inside
+
+    def _first_line(self) -> WaitingLine:
+        """The first line of the queue with something to compute."""
+        queue = self._queue
+        for line in queue.lines:
+            if line.has_candidates(queue.end) or self._chunk_of(line) is not None:
+                return line
+        return queue.online
+
+    def _chunk_of(self, line: WaitingLine) -> Request | None:
+        """The open chunk, if it belongs to this line."""
+        chunk = self.chunked_req
+        if chunk is None or self._queue.line_of(chunk) is not line:
+            return None
+        return chunk
+
+    def _walk(self, line: WaitingLine, now: float, order: Iterator[Request] | None) -> Walk:
+        """Admit requests of one line. Its open chunk goes first, even when the batch is full: it
+        owns a row, which it releases only after its prompt is computed."""
+        queue = self._queue
+        chunk = self._chunk_of(line)
+        if chunk is None and not self._may_walk(line, now):
+            return Walk(None, is_through=not line.has_candidates(queue.end))
+        decode_rows = self._rows_to_mix()
+        adder = self._new_adder(line, decode_rows, now)
+        sharing = PrefixSharing(self._kv)
+        if not self._kv.prefixes.resumes_everywhere:
+            sharing = CopySharing(self._kv)
+        if chunk is not None:
+            sharing.picked(chunk)
+            self._continue_chunk(chunk, adder, now)
+        picked = Picked([], is_through=True)
+        if not line.is_full:
+            order = order or line.order(now, queue.end)
+            picked = self._pick_waiting(line, adder, sharing, now, order)
+        elif line.has_candidates(queue.end):
+            picked = Picked([], is_through=False)
+            self._log.record_pass(now, Stop.FULL)
+        if not adder.can_run:
+            # An open chunk of a later line may be what was in the way.
+            is_foreign = self.chunked_req is not None and chunk is None
+            return Walk(None, is_through=picked.is_through or is_foreign)
+        if picked.is_through and line is not queue.lines[-1]:
+            self._record_behind(now)
+        for request in picked.requests:
+            self._admit(line, request, now)
+        if adder.new_chunked_req is not None:
+            assert self.chunked_req is None, "two prompts are open"
+            self.chunked_req = adder.new_chunked_req
+        self._counters.num_prefilled_tokens += adder.input_tokens
+        return Walk(self._planner.make_batch(adder.can_run, decode_rows), is_through=True)
+
+    def _record_behind(self, now: float) -> None:
+        """Record why background requests wait, if some do."""
+        if self._queue.lines[-1].has_candidates(self._queue.end):
+            self._log.record_pass(now, Stop.ONLINE)
 
     def _victims_of(self, first: Request, classes: RequestClasses, now: float) -> list[Request]:
         """The running requests that must be retracted so that `first` can be admitted."""
@@ -210,18 +342,23 @@ class PrefillScheduler:
         below = [request for request in requests if not queue.is_overdue(request, now)]
         if self.chunked_req is not None:
             return below
-        adder = self._new_adder(NO_ROWS, now)
-        return victims_for(
+        adder = self._new_adder(queue.online, NO_ROWS, now)
+        victims = victims_for(
             first, below, self._kv, adder, self.new_token_ratio.current, classes.rank
         )
+        if victims is not None:
+            return victims
+        # Without background requests it would run alone, and then it fits.
+        are_all = len(queue.lines) > 1 and len(below) == len(self._running.rows)
+        return below if are_all else []
 
-    def _may_walk(self, now: float) -> bool:
-        if not self._queue.has_candidates:
+    def _may_walk(self, line: WaitingLine, now: float) -> bool:
+        if not line.has_candidates(self._queue.end):
             return False
-        if self.is_full or not self._kv.rows.num_free:
-            self._queue.look()
-            self._record_pass(now, Stop.FULL if self.is_full else Stop.NO_ROW)
-            self.is_full = True
+        if line.is_full or not self._kv.rows.num_free:
+            line.look()
+            self._log.record_pass(now, Stop.FULL if line.is_full else Stop.NO_ROW)
+            line.is_full = True
             return False
         return True
 
@@ -229,26 +366,26 @@ class PrefillScheduler:
         self.chunked_req = adder.add_chunked_req(request)
         if adder.can_run:
             piece = f"{request.kv_len:,} to {request.extend_end:,} of {request.fill_len:,}"
-            self._note(now, request, EventKind.CHUNK, f"computes {piece}")
+            self._log.note(now, request, EventKind.CHUNK, f"computes {piece}")
         else:
-            self._note(now, request, EventKind.STALLED, lacking(adder.shortage))
+            self._log.note(now, request, EventKind.STALLED, lacking(adder.shortage))
 
-    def _new_adder(self, decode_rows: IntArray, now: float) -> PrefillAdder:
+    def _new_adder(self, line: WaitingLine, decode_rows: IntArray, now: float) -> PrefillAdder:
         settings = self._settings
         kv = self._kv
         running_rows = self._running.rows
         mixes = len(decode_rows) > 0
         budget = None
         if self._pace is not None:
-            budget = self._pace.budget(self._waiting(), mixes=mixes)
+            budget = self._pace.budget(self._waiting(line), mixes=mixes)
         pieces: Sequence[PieceBudget] = ()
         if self._hooks.piece_budgets:
             pieces = self._hooks.new_piece_budgets(budget)
         groups: Sequence[GroupBudget] = ()
-        ratio = self._ratio(now)
-        mixed_kv = kv.decode_pages(decode_rows) * settings.page_size if mixes else 0
+        ratio = self._ratio(line, now)
+        mixed_kv = kv.room.decode_pages(decode_rows) * settings.page_size if mixes else 0
         if kv.groups:
-            groups = kv.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
+            groups = kv.room.new_budgets(PassFacts(running_rows, ratio, mixed_kv))
         completions = None
         if not kv.cache.shares and can_simulate(settings):
             open_prompts = self.open_prompts()
@@ -259,7 +396,7 @@ class PrefillScheduler:
             max_prefill_tokens=settings.max_prefill_tokens,
             chunked_prefill_size=self._piece_len,
             is_alone=not len(running_rows) and self.chunked_req is None,
-            mixed_tokens=kv.decode_tokens(decode_rows) if mixes else 0,
+            mixed_tokens=kv.room.decode_tokens(decode_rows) if mixes else 0,
             mixed_kv=mixed_kv,
             budget=budget,
             groups=groups,
@@ -267,22 +404,24 @@ class PrefillScheduler:
             completions=completions,
         )
 
-    def _waiting(self) -> Waiting:
-        num = len(self._queue)
-        first = self._queue.oldest
-        if self.chunked_req is not None:
+    def _waiting(self, line: WaitingLine) -> Waiting:
+        num = len(line)
+        first = line.oldest(self._queue.end)
+        chunk = self._chunk_of(line)
+        if chunk is not None:
             num += 1
-            first = self.chunked_req
+            first = chunk
         if first is None:
             return NOBODY_WAITS
-        return Waiting(num, first.spec.arrival_order)
+        return Waiting(num, first.spec.arrival_order, first.message.background)
 
-    def _ratio(self, now: float) -> float:
+    def _ratio(self, line: WaitingLine, now: float) -> float:
         """The fraction of their output for which running requests are promised memory in this
         pass."""
         ratio = self.new_token_ratio.current
-        if self._queue.resumed:
-            ratio = careful_ratio(ratio, self._queue.retractions_of_first(now))
+        if line.resumed:
+            first = next(line.order(now, self._queue.end), None)
+            ratio = careful_ratio(ratio, 0 if first is None else first.retractions)
         return ratio
 
     def _rows_to_mix(self) -> IntArray:
@@ -294,20 +433,21 @@ class PrefillScheduler:
         if not len(rows):
             return NO_ROWS
         budget = min(self._piece_len, settings.max_prefill_tokens)
-        if not self._kv.decode_fits(rows):
+        if not self._kv.room.decode_fits(rows):
             return NO_ROWS
-        if self._kv.decode_tokens(rows) + settings.page_size > budget:
+        if self._kv.room.decode_tokens(rows) + settings.page_size > budget:
             return NO_ROWS
         return rows
 
     def _pick_waiting(
         self,
+        line: WaitingLine,
         adder: PrefillAdder,
         sharing: PrefixSharing,
         now: float,
         order: Iterator[Request],
-    ) -> list[Request]:
-        """Walk the queue in the policy's order and pick requests, up to the first that does not
+    ) -> Picked:
+        """Walk a line in its policy's order and pick requests, up to the first that does not
         fit."""
         picked: list[Request] = []
         walk: QueueWalk | None = None
@@ -319,24 +459,24 @@ class PrefillScheduler:
             num_seen += 1
             self.seen.add(request.id)
             if len(picked) >= self._kv.rows.num_free:
-                self.is_full = True
-                self._record_pass(now, Stop.NO_ROW, request)
-                return picked
+                line.is_full = True
+                self._log.record_pass(now, Stop.NO_ROW, request)
+                return Picked(picked, is_through=False)
             if not self._hooks.may_run(request):
                 why = self._hooks.why_waits(request)
-                self._pass_over(now, request, EventKind.WAITING_REASON, why)
+                self._pass_over(line, now, request, EventKind.WAITING_REASON, why)
                 continue
             apart = "" if walk is None else self._hooks.why_not_batched(request, walk)
             if apart:
-                self._pass_over(now, request, EventKind.WAITING_REASON, apart)
+                self._pass_over(line, now, request, EventKind.WAITING_REASON, apart)
                 continue
-            self._kv.match(request)
+            self._kv.prefixes.match(request)
             if sharing.defers(request):
                 why = "another request of this step computes its prefix"
-                self._pass_over(now, request, EventKind.DEFERRED, why)
+                self._pass_over(line, now, request, EventKind.DEFERRED, why)
                 if sharing.num_deferred == sharing.MAX_DEFERRED:
-                    self._record_pass(now, Stop.DEFERRED)
-                    return picked
+                    self._log.record_pass(now, Stop.DEFERRED)
+                    return Picked(picked, is_through=False)
                 continue
             num_before = len(adder.can_run)
             result = adder.add_one_req(request, has_chunked_req=self.chunked_req is not None)
@@ -347,102 +487,55 @@ class PrefillScheduler:
             if result is AddResult.CONTINUE:
                 continue
             if result is AddResult.PASSED_OVER:
-                self._pass_over(now, request, EventKind.WAITING_REASON, WAITS_FOR_ENCODER)
+                self._pass_over(line, now, request, EventKind.WAITING_REASON, WAITS_FOR_ENCODER)
                 num_passed_over += 1
                 if num_passed_over < MAX_PASSED_OVER:
                     continue
-                self._record_pass(now, Stop.ENCODER)
-                return picked
+                self._log.record_pass(now, Stop.ENCODER)
+                return Picked(picked, is_through=False)
             if result is AddResult.NO_TOKEN:
-                self.is_full = True
-            self._record_stop(now, result, request, adder, was_picked=was_picked)
-            return picked
-        if num_seen < self._queue.num_candidates:
-            self._record_pass(now, Stop.POLICY)
-        return picked
+                line.is_full = True
+            self._log.record_stop(now, result, request, adder, was_picked=was_picked)
+            return Picked(picked, is_through=False)
+        if num_seen < line.num_candidates(self._queue.end):
+            self._log.record_pass(now, Stop.POLICY)
+        return Picked(picked, is_through=True)
 
     def _queue_walk(self, picked: list[Request], now: float) -> QueueWalk:
         self._num_queue_walks += 1
         return QueueWalk(self._num_queue_walks, now, picked, self._kv, self._queue.is_overdue)
 
-    def _pass_over(self, now: float, request: Request, kind: EventKind, why: str) -> None:
-        self._note(now, request, kind, why)
-        follower = self._queue.policy.follower
+    def _pass_over(
+        self, line: WaitingLine, now: float, request: Request, kind: EventKind, why: str
+    ) -> None:
+        self._log.note(now, request, kind, why)
+        follower = line.policy.follower
         if follower is not None:
             follower.passed_over(request)
 
-    def _admit(self, request: Request, now: float) -> None:
+    def _admit(self, line: WaitingLine, request: Request, now: float) -> None:
         cached_len = request.prefix.length
-        trace = self._history.admitted(
-            request.id,
-            cached_len,
-            request.fill_len,
-            request.extend_end,
-            now,
-            self._planner.num_steps,
-        )
+        trace = self._log.admitted(request, now)
         if request.admitted_s < 0:
             request.admitted_s = now
             self._limits.admitted(request, now)
             request.cached_tokens = cached_len
             matched_len = cached_len
             if self._kv.groups:
-                matched_len = self._kv.matched_len(request)
-            trace.reuse = Reuse(request.reusable_len, matched_len, self._kv.cache.num_emptied)
+                matched_len = self._kv.prefixes.matched_len(request)
+            trace.reuse = Reuse(
+                request.reusable_len,
+                matched_len,
+                self._kv.cache.num_emptied,
+                request.message.tenant,
+            )
             self._counters.num_prompt_tokens += request.spec.prompt_len
             self._counters.num_cached_tokens += cached_len
         self._kv.take_row(request)
-        self._queue.admit(request)
+        line.admit(request)
         request.state = RequestState.PREFILLING
         for feature in self._hooks.of(request):
             feature.enter_row(request)
-
-    # History
-
-    def _record_stop(
-        self,
-        now: float,
-        result: AddResult,
-        request: Request,
-        adder: PrefillAdder,
-        *,
-        was_picked: bool,
-    ) -> None:
-        """Record why the walk ended, with the numbers of that moment."""
-        if was_picked:
-            self._record_pass(now, Stop.BUDGET if result is AddResult.OTHER else Stop.NO_TOKEN)
-            return
-        shortage = adder.shortage
-        assert shortage is not None, "a request was refused without a reason"
-        self._record_pass(now, STOPS[shortage.lack], request, shortage)
-
-    def _record_pass(
-        self,
-        now: float,
-        stop: Stop,
-        last: Request | None = None,
-        shortage: Shortage | None = None,
-    ) -> None:
-        """Record the end of a walk, and what the request `last` lacks, if there is one."""
-        id = -1 if last is None else last.id
-        step = self._planner.num_steps
-        if shortage is None:
-            self._history.record_pass(now, step, stop, id)
-            return
-        self._history.record_pass(
-            now,
-            step,
-            stop,
-            id,
-            needed=shortage.needed,
-            available=shortage.available,
-            free=shortage.free,
-            evictable=shortage.evictable,
-            memory=shortage.memory,
-        )
-
-    def _note(self, now: float, request: Request, kind: EventKind, detail: str) -> None:
-        self._history.note(request.id, kind, detail, now, self._planner.num_steps)
 
 
 def lacking(shortage: Shortage | None) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -281,6 +281,15 @@ class RowFacts(NamedTuple):
         return RowFacts(np.repeat(self.rows, counts), self.as_of, sampling, *columns)
 
 
+class Turns(Protocol):
+    """Decides which decoding rows have a turn in the next step."""
+
+    def take(self, columns: Columns, rows: IntArray) -> IntArray:
+        """Those of the unfinished `rows` [n] that the next step may take. The same array if there
+        are none to leave out. Asked several times before a step."""
+        ...
+
+
 class Columns:
     """The numbers of requests that have a row, indexed by row. Only the scheduler writes them.
 
@@ -325,6 +334,9 @@ class Columns:
         self.max_len = ints()  # seq_len at which the request ends by length
         self.stops_at_eos: BoolArray = np.zeros(num_rows, dtype=np.bool_)
         self.has_stop_ids: BoolArray = np.zeros(num_rows, dtype=np.bool_)
+        self.background: BoolArray = np.zeros(num_rows, dtype=np.bool_)
+        # Each leaves out rows that have no turn in the next step.
+        self.turns: list[Turns] = []
         self.sampling = SamplingColumns.zeros(num_rows)
         # All columns of a request except its tokens.
         self._numbers: list[NDArray[Any]] = [
@@ -339,6 +351,7 @@ class Columns:
             self.max_len,
             self.stops_at_eos,
             self.has_stop_ids,
+            self.background,
             *self.sampling,
         ]
         self._facts: RowFacts | None = None  # the last result of `facts`
@@ -361,6 +374,7 @@ class Columns:
         self.max_len[row] = request.max_len
         self.stops_at_eos[row] = not sampling.ignore_eos
         self.has_stop_ids[row] = bool(sampling.stop_token_ids)
+        self.background[row] = request.message.background
         self.sampling.write(row, sampling, request.spec.seed)
         self.requests[row] = request
 
@@ -416,19 +430,23 @@ class Columns:
         return self.tokens[row, :length].tobytes()
 
     def unfinished(self, rows: IntArray) -> IntArray:
-        """The rows without those that end by length with the token that is being sampled.
+        """The rows that the next step may take: without those that end by length with the token
+        that is being sampled, and those that have no turn.
 
         If there are none to leave out, the same array.
         """
+        rows = self.all_unfinished(rows)
+        for turns in self.turns:
+            rows = turns.take(self, rows)
+        return rows
+
+    def all_unfinished(self, rows: IntArray) -> IntArray:
+        """Like `unfinished`, with the rows that have no turn."""
         # Comparing whole columns first needs one read by rows less.
         goes_on = (self.seq_len < self.max_len).take(rows)
         if goes_on.all():
             return rows
         return rows[goes_on]
-
-    def all_unfinished(self, rows: IntArray) -> IntArray:
-        """Like `unfinished`, for the rows of all turns (`stages/columns.py`)."""
-        return self.unfinished(rows)
 
     def num_output(self, row: int) -> int:
         """Output tokens whose ids are known."""

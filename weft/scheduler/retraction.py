@@ -43,7 +43,7 @@ def retract_until_fits(
     """
     kept = rows
     while len(kept) > 1:
-        missing = kv.lacking(kept, RETRACT_DECODE_STEPS)
+        missing = kv.room.lacking(kept, RETRACT_DECODE_STEPS)
         if missing <= 0 and len(kept) < len(rows):
             break
         requests = kv.columns.requests[kept]
@@ -60,29 +60,29 @@ def victims_for(
     adder: PrefillAdder,
     ratio: float,
     rank: Rank,
-) -> list[Request]:
+) -> list[Request] | None:
     """The requests of `below`, of lowest class and then of lowest cost, that must be retracted to
-    admit `first`.
+    admit `first`; an empty list if it can be admitted as it is.
 
     None if all of them are not enough, so that no request is retracted in vain. `adder` has the
     budgets of a pass without decoding rows.
     """
-    kv.match(first)
-    kv.lock(first)  # so that its own prefix is not evicted for it
+    kv.prefixes.match(first)
+    kv.prefixes.lock(first)  # so that its own prefix is not evicted for it
     lacking = adder.lacking(first)
-    kv.unlock(first)
+    kv.prefixes.unlock(first)
     victims: list[Request] = []
     rest = list(below)
     while lacking >= 0 or kv.rows.num_used - len(victims) >= kv.rows.limit:
         if not rest:
-            return []
+            return None
         missing = max(int(lacking), kv.page_size)
         victim = cheapest(rest, kv, missing, rank)
         rest.remove(victim)
         victims.append(victim)
         # It frees its memory, and the memory that was reserved for its output.
         row = np.array([victim.row], dtype=np.int32)
-        lacking -= kv.freed_tokens(victim)
+        lacking -= kv.room.freed_tokens(victim)
         lacking -= expected_tokens(kv.columns, row, ratio)
     return victims
 
@@ -91,7 +91,7 @@ def cheapest(requests: Iterable[Request], kv: KvMemory, missing: int, rank: Rank
     """The request to retract if `missing` tokens are needed."""
 
     def key(request: Request) -> tuple[int, float, int, int]:
-        freed = kv.freed_tokens(request)
+        freed = kv.room.freed_tokens(request)
         cost = _cost(kv, request, min(freed, missing))
         came_last = -request.spec.arrival_order
         return -rank(request), cost, freed, came_last

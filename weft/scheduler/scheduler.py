@@ -8,9 +8,9 @@ requests to the queue; their output is kept.
     add_request -> waiting_queue -> prefills -> running_batch -> outbox
                         ^------------- retract ------'
 
-The scheduler is the only writer of its state, and writes no other: settings change through `apply`,
-and `shrink` adapts it to lost memory. It knows neither the transport of messages nor the device.
-"""
+The scheduler is the only writer of its state, and writes no other: settings change through `apply`;
+after faults and lost memory, `Recovery` (`recovery.py`) resets it. It knows neither the transport
+of messages nor the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ import msgspec
 
 from weft.arrays import IntArray
 from weft.grammar.protocol import NOT_FOLLOWED
-from weft.memory.accounting.audit import Fault
 from weft.memory.allocator import OutOfPages
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import Finish, FinishReason, StepOutput
@@ -30,19 +29,16 @@ from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.status import Stats
 from weft.plan.logits import NOTHING_LEFT
 from weft.plan.step import Result
+from weft.scheduler.background.opening import BackgroundOpening
 from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, slots_of_ended
-from weft.scheduler.build import Shared, make_memory, make_steps
+from weft.scheduler.build import Shared, make_memory, make_policy, make_steps, switch_shadow
 from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
-from weft.scheduler.kv import out_of_memory
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace
-from weft.scheduler.policies.composed.build import build_policy
-from weft.scheduler.policies.composed.shadowed import Shadowed
-from weft.scheduler.policies.protocol import Policy, PolicyContext
+from weft.scheduler.policies.protocol import PolicyContext
 from weft.scheduler.prefill import NO_ROOM
-from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import (
     NO_ROW,
     Request,
@@ -52,6 +48,9 @@ from weft.scheduler.request import (
 )
 from weft.scheduler.retraction import retract_until_fits
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.waiting.queue import WaitingQueue
+
+A_HIGHER_PRIORITY = "a request of a far higher priority"
 
 
 class Scheduler:
@@ -62,10 +61,10 @@ class Scheduler:
         self.kv = make_memory(settings)
         columns = self.kv.columns
         self.counters = Counters()
-        self.history = RequestHistory()
+        self.history = RequestHistory(settings.sized_for.max_running_requests)
         self.hooks = FeatureHooks(features)
         self.outbox = Outbox()
-        self.limits = RequestLimits(settings, self.kv.capacity)
+        self.limits = RequestLimits(settings, self.kv.room.capacity)
         self.requests: dict[int, Request] = {}  # every open request, by id
         self.running_batch = RunningBatch()
         # How long a step may take, and what steps cost; None: neither limits nor drafts need it.
@@ -74,8 +73,10 @@ class Scheduler:
             self.pace = Pace(settings, columns, self.running_batch)
         report = self.outbox.policy_failed
         context = PolicyContext(settings, columns, self.running_batch, self.pace, report)
-        policy = self._new_policy(settings, context)
-        self.waiting_queue = WaitingQueue(policy, self.kv.cache, settings.aging_s)
+        policy = make_policy(settings, context, self.outbox, self.counters)
+        self.waiting_queue = WaitingQueue(
+            policy, self.kv.cache, settings.aging_s, BackgroundOpening(context)
+        )
         shared = Shared(
             settings=settings,
             kv=self.kv,
@@ -90,19 +91,7 @@ class Scheduler:
         self.planner, self.prefills = make_steps(shared)
         # The batch that ran last; its prefills are not in the running batch yet.
         self.last_batch: Batch | None = None
-        self._now = 0.0  # time of the last call that passed it
-
-    def _new_policy(self, settings: SchedulerSettings, context: PolicyContext) -> Policy:
-        """The policy that decides, with its shadow if it has one. Raises UnknownPolicy."""
-        live = build_policy(settings.schedule_policy, context)
-        return self._with_shadow(settings.shadow_policy, live)
-
-    def _with_shadow(self, name: str, live: Policy) -> Policy:
-        if not name:
-            return live
-        context = live.context._replace(report=self.outbox.shadow_failed)
-        shadow = build_policy(name, context)
-        return Shadowed(live, shadow, name=name, counters=self.counters)
+        self.now = 0.0  # time of the last call that passed it
 
     # Requests come
 
@@ -121,7 +110,7 @@ class Scheduler:
         must leave because the queue exceeds its limits. `features` are the features that the
         request uses, if the caller has found them already (`FeatureHooks.used_by`).
         """
-        self._now = now
+        self.now = now
         if message.id in self.requests:
             self.counters.num_duplicates += 1
             return
@@ -165,20 +154,21 @@ class Scheduler:
 
     def _refuse(self, message: GenerateRequest, refused: Refusal) -> None:
         why = refused.message
-        self.history.finished(message.id, f"refused: {why}", 0, self._now, self.planner.num_steps)
+        self.history.finished(message.id, f"refused: {why}", 0, self.now, self.planner.num_steps)
         self.outbox.finish(
             Finish(id=message.id, reason="error", message=why, status=refused.status)
         )
 
     def _enter(self, request: Request, features: tuple[Feature, ...]) -> None:
         """Open a request completely, or, if anything raises, not at all."""
-        join = self.waiting_queue.resume if request.spec.goes_first else self.waiting_queue.append
+        line = self.waiting_queue.line_of(request)
+        join = line.resume if request.spec.goes_first else line.append
         try:
             join(request)
             self.limits.deadlines.arrived(request)
         except BaseException:
-            if request in self.waiting_queue:
-                self.waiting_queue.remove(request)
+            if request in line:
+                line.remove(request)
             self.limits.deadlines.forget(request)
             raise
         self.requests[request.id] = request
@@ -186,19 +176,20 @@ class Scheduler:
             self.hooks.subscribe(request.id, features)
 
     def _end_overflow(self, newcomer: Request) -> None:
-        """End the requests that must leave, now that `newcomer` may have made the queue too
-        long."""
+        """End the requests that must leave, now that `newcomer` may have made its line of the queue
+        too long."""
         queue = self.waiting_queue
+        line = queue.line_of(newcomer)
         max_requests = self.settings.max_queued_requests
         max_tokens = self.settings.max_queued_tokens
-        if len(queue) <= max_requests and not max_tokens:
+        if len(line) <= max_requests and not max_tokens:
             return
         # The next pass will take as many requests from the queue as there are free rows.
-        if not self.prefills.is_full and queue.gate is None:
+        if not line.is_full and queue.gate is None:
             max_requests += self.kv.rows.num_free
-        for loser in queue.overflow(newcomer, max_requests, max_tokens):
+        for loser in line.overflow(newcomer, max_requests, max_tokens):
             self.counters.num_queue_full += 1
-            self._finish(loser, "error", message=QUEUE_IS_FULL.message, status=QUEUE_IS_FULL.status)
+            self.finish(loser, "error", message=QUEUE_IS_FULL.message, status=QUEUE_IS_FULL.status)
 
     # Requests go
 
@@ -206,7 +197,7 @@ class Scheduler:
         """End a request with an error, whether it is open or could not be opened."""
         request = self.requests.get(id)
         if request is not None:
-            self._finish(
+            self.finish(
                 request,
                 "error",
                 message=message,
@@ -216,7 +207,7 @@ class Scheduler:
             )
             return
         if self.history.is_open(id):
-            self.history.finished(id, f"error: {message}", 0, self._now, self.planner.num_steps)
+            self.history.finished(id, f"error: {message}", 0, self.now, self.planner.num_steps)
         self.outbox.finish(Finish(id=id, reason="error", message=message, status=status))
 
     def abort(self, message: Abort) -> None:
@@ -225,15 +216,15 @@ class Scheduler:
             request = self.requests.get(id)
             if request is not None:
                 why = message.message
-                self._finish(request, message.reason, message=why, status=message.status)
+                self.finish(request, message.reason, message=why, status=message.status)
 
     def expire(self, now: float) -> None:
         """End the requests whose deadline is over."""
-        self._now = now
+        self.now = now
         for late in self.limits.deadlines.expired(self.requests, now):
-            self._finish(late.request, "abort", message=late.message, status=late.status)
+            self.finish(late.request, "abort", message=late.message, status=late.status)
 
-    def _finish(
+    def finish(
         self,
         request: Request,
         reason: FinishReason,
@@ -270,7 +261,7 @@ class Scheduler:
             if has_row:
                 self._release_row(request, keep=keep)
             else:
-                self.outbox.attempt(self.waiting_queue.remove, request)
+                self.outbox.attempt(self.waiting_queue.line_of(request).remove, request)
         finally:  # the request has ended, even if removing it raised
             self._say_end(request, finish)
 
@@ -288,7 +279,7 @@ class Scheduler:
         rejected = 0
         try:
             for feature in features:
-                self.outbox.attempt(feature.end, request, finish.reason, self._now, self.kv)
+                self.outbox.attempt(feature.end, request, finish.reason, self.now, self.kv)
             detail = f"{finish.reason}, {num_output:,} tokens"
             if finish.message:
                 detail += f": {finish.message}"
@@ -296,14 +287,14 @@ class Scheduler:
             if request.message.shares_kv:
                 key = request.cache_key(request.packed)
             trace = self.history.finished(
-                request.id, detail, num_output, self._now, self.planner.num_steps, key
+                request.id, detail, num_output, self.now, self.planner.num_steps, key
             )
             prefill_s = trace.prefill_s
             # Only requests that the queue refused or kept too long need a time for the next
             # attempt.
             if finish.status == QUEUE_IS_FULL.status and not retry_after_s:
                 num_waiting = len(self.waiting_queue)
-                retry_after_s = self.limits.retry_after_s(num_waiting, self._now)
+                retry_after_s = self.limits.retry_after_s(num_waiting, self.now)
             predicted = trace.drafts.get("prediction", NO_DRAFTS)
             accepted = predicted.num_right
             rejected = predicted.num_drafts - predicted.num_right
@@ -319,12 +310,13 @@ class Scheduler:
 
     def _release_row(self, request: Request, *, keep: bool = True) -> None:
         """Take a request out of its row, and so out of the batch. Its known tokens are kept."""
-        with self.outbox.whole():
+        with self.outbox.atomic():
+            self.history.leaves_row(request.id, request.row)
             known_len = int(self.kv.columns.known_len[request.row])
             request.packed = self.kv.columns.packed(request.row, known_len)
             for feature in self.hooks.of(request):
                 self.outbox.attempt(feature.release, request)
-            follower = self.waiting_queue.policy.follower
+            follower = self.waiting_queue.line_of(request).policy.follower
             if follower is not None:
                 self.outbox.attempt(follower.left, request)
             self.prefills.row_released(request)
@@ -344,10 +336,15 @@ class Scheduler:
         self.expire(now)
         self.merge_last_batch()
         room = NO_ROOM
-        if self.waiting_queue.policy.classes is not None:
+        if self.waiting_queue.classes is not None:
             room = self.prefills.room_for_first(now)
-        if room.victims and not self._make_room(room.victims, in_flight):
+        if room.victims and in_flight:
+            # The result of a step must be known before requests give back their rows.
+            self.prefills.record_no_walk(now, Stop.ROOM)
             return None
+        for victim in room.victims:
+            by = "an online request" if victim.message.background else A_HIGHER_PRIORITY
+            self.retract(victim, f"{by} takes its place")
         batch = self.prefills.next_batch(now, room.order)
         if batch is None:
             batch = self.update_running_batch(in_flight=in_flight)
@@ -360,18 +357,6 @@ class Scheduler:
                 self.counters.num_prefill_steps += 1
         return batch
 
-    def _make_room(self, victims: list[Request], in_flight: bool) -> bool:
-        """Retract `victims`, so that a waiting request of a far higher class can take their memory.
-
-        Returns False if the result of a step must be known first.
-        """
-        if in_flight:
-            self.prefills.record_no_walk(self._now, Stop.ROOM)
-            return False
-        for victim in victims:
-            self.retract(victim, "a request of a far higher priority takes its place")
-        return True
-
     def merge_last_batch(self) -> None:
         """Share the pages that the last step prefilled; completed prompts join the running
         batch."""
@@ -380,7 +365,7 @@ class Scheduler:
             self.last_batch = None
             return
         joining = []
-        with self.outbox.whole():
+        with self.outbox.atomic():
             for request in last_batch.prefills:
                 if request.state is not RequestState.PREFILLING:
                     continue  # it has ended in the meantime
@@ -408,9 +393,9 @@ class Scheduler:
             if not len(self.running_batch.rows):
                 self.prefills.new_token_ratio.reset()
                 # No request runs whose end would open admission again.
-                self.prefills.is_full = False
+                self.prefills.note_room()
             return None
-        if self.kv.decode_fits(rows):
+        if self.kv.room.decode_fits(rows):
             self.prefills.new_token_ratio.decay()
         elif in_flight:
             return None
@@ -430,19 +415,21 @@ class Scheduler:
         firm pins are removed.
         """
         is_awaited = self.kv.reclaim()
-        if self.kv.decode_fits(rows):
+        if self.kv.room.decode_fits(rows):
             return rows
-        lack = out_of_memory(self.kv, "decode", self.kv.decode_pages(rows) * self.kv.page_size)
+        lack = self.kv.room.out_of_memory(
+            "decode", self.kv.room.decode_pages(rows) * self.kv.page_size
+        )
         self.outbox.out_of_memory = lack
         retract = partial(self.retract, why=f"no KV memory for the next step: {lack}")
         kept = retract_until_fits(self.kv, rows, self.waiting_queue.rank, retract)
-        if not self.kv.decode_fits(kept):
+        if not self.kv.room.decode_fits(kept):
             for request in self.prefills.open_prompts():
                 retract(request)
             # Only now, because this is the only request that runs.
-            while not self.kv.decode_fits(kept) and self.kv.pins.give_way():
+            while not self.kv.room.decode_fits(kept) and self.kv.pins.give_way():
                 pass
-            if not self.kv.decode_fits(kept):
+            if not self.kv.room.decode_fits(kept):
                 if not is_awaited:  # a request that fits alone has no memory
                     raise OutOfPages(lack)
                 return NO_ROWS
@@ -457,27 +444,34 @@ class Scheduler:
         """
         known_len = int(self.kv.columns.known_len[request.row])
         detail = f"{why}; {known_len:,} tokens to be found again"
-        self.history.retracted(request.id, detail, self._now, self.planner.num_steps)
         self._release_row(request)
+        self.history.retracted(request.id, detail, self.now, self.planner.num_steps)
         request.fill_len = known_len
         request.state = RequestState.WAITING
         request.retractions += 1
         self.counters.num_retractions += 1
-        self.waiting_queue.resume(request)
+        self.waiting_queue.line_of(request).resume(request)
 
     # Results
 
     def process_batch_result(
-        self, batch: Batch, result: Result, now: float | None = None
+        self, batch: Batch, result: Result, now: float | None = None, began_s: float | None = None
     ) -> StepOutput | None:
-        """Process the tokens that a step sampled. Returns the reply to the front, if there is
-        one."""
+        """Process the tokens that a step sampled. Returns the reply to the front, if there is one.
+
+        `began_s`: when the device began the step; None: just now.
+        """
         if now is not None:
-            self._now = now
+            self.now = now
+        if began_s is None:
+            began_s = self.now
         columns = self.kv.columns
         is_eos = self.limits.is_eos
         settled = self.planner.settle(batch, result, is_eos)
         if settled is None:
+            self.history.stepped(
+                batch, columns, began_s, self.now, result.encoder_s, has_tokens=False
+            )
             return self.outbox.take_output()
         effects = self.hooks.commit(batch, columns, settled)
         worthless = slots_of_ended(columns, batch, settled)
@@ -494,15 +488,12 @@ class Scheduler:
         self.counters.num_generated_tokens += len(outcome.tokens)
         for id, detail in effects.notes:
             if self.history.is_open(id):
-                self.history.note(id, EventKind.ENCODER, detail, self._now, batch.plan.step)
-        for request in batch.prefills:
-            row = request.row
-            if row != NO_ROW and columns.known_len[row] > columns.prompt_len[row]:
-                self.history.first_token(request.id, self._now, batch.plan.step)
+                self.history.note(id, EventKind.ENCODER, detail, self.now, batch.plan.step)
+        self.history.stepped(batch, columns, began_s, self.now, result.encoder_s)
         for end in outcome.ends:
             self.outbox.attempt(self._end, end)
         if len(worthless):
-            with self.outbox.whole():
+            with self.outbox.atomic():
                 self.kv.forget_written(worthless)
         return self.outbox.take_output()
 
@@ -510,112 +501,17 @@ class Scheduler:
         """End a request with its last token."""
         request = self.kv.columns.requests[end.row]
         if end.reason != "error":
-            self._finish(request, end.reason, matched=end.matched)
+            self.finish(request, end.reason, matched=end.matched)
             return
         # What the request itself makes impossible is the client's fault; other errors are the
         # server's.
         is_of_client = end.message.startswith((NOT_FOLLOWED, NOTHING_LEFT))
         status = 400 if is_of_client else 500
-        self._finish(request, "error", message=end.message, status=status, keep=False)
-
-    # Faults
-
-    def process_batch_failure(self, batch: Batch, message: str) -> None:
-        """A step failed on the device: end its requests with an error. No step is in flight."""
-        self.recompute(self.open_ids(batch), message, "a step failed on the device")
-
-    def open_ids(self, batch: Batch) -> set[int]:
-        """The requests of a batch that are still open."""
-        is_live = self.kv.columns.epoch[batch.rows] == batch.epochs
-        return set(self.kv.columns.ids[batch.rows[is_live]].tolist())
-
-    def suspects(self) -> set[int]:
-        """The ids of requests to end after a fault in planning: those that were concerned in an
-        earlier fault, too.
-
-        A fault that one request causes would come again and again, so no request is planned for a
-        third time. Concerned are requests that have a row or that the last pass looked at; if there
-        are none, all requests.
-        """
-        seen = self.prefills.seen
-        requests = self.requests.values()
-        concerned = [one.id for one in requests if one.row != NO_ROW or one.id in seen]
-        return self.outbox.blame(concerned or list(self.requests))
-
-    def recompute(
-        self, failed: set[int], message: str, why: str, *, in_doubt: bool = False
-    ) -> None:
-        """Discard all computed tokens: end the requests `failed`, and compute the others again.
-
-        The accounts of memory are reset, whatever their content. With `in_doubt`, the queue is
-        reset, too, and its policy forgets the requests that it has seen. If anything raises, all
-        this is done again with `in_doubt`. No step is in flight.
-        """
-        try:
-            self._recompute(failed, message, why, in_doubt=in_doubt)
-        except Exception as exc:
-            self.outbox.faults.append(exc)
-            self._recompute(failed, message, why, in_doubt=True)
-
-    def _recompute(self, failed: set[int], message: str, why: str, *, in_doubt: bool) -> None:
-        """Can be called again after an exception: until the rows are reset, the tokens of each
-        request are in its row, and afterwards in `Request.packed`."""
-        self.last_batch = None
-        self.prefills.reset()
-        with_row = [request for request in self.requests.values() if request.row != NO_ROW]
-        for request in with_row:
-            request.packed = self.kv.known_tokens(request)
-        for request in with_row:
-            for feature in self.hooks.of(request):
-                self.outbox.attempt(feature.release, request)
-            follower = self.waiting_queue.policy.follower
-            if follower is not None and not in_doubt:
-                follower.left(request)
-        if in_doubt:
-            self.waiting_queue.stop_index()  # it is made again below
-        self.running_batch.reset()
-        self.hooks.forget_device()
-        self.kv.reset()
-        for request in self.requests.values():
-            request.forget_kv()
-        if in_doubt:
-            policy = self._new_policy(self.settings, self.waiting_queue.policy.context)
-            self.waiting_queue.begin_anew(policy, self.requests.values())
-        else:
-            for request in with_row:
-                self.waiting_queue.resume(request)
-        self.outbox.is_in_doubt = False
-        for id in sorted(failed & self.requests.keys()):
-            self._finish(self.requests[id], "error", message=message, status=500)
-        for request in with_row:
-            if request.id in self.requests:
-                detail = f"{why}: all is computed anew"
-                self.history.retracted(request.id, detail, self._now, self.planner.num_steps)
-
-    def shrink(self) -> None:
-        """Adapt to lost KV memory: requests end earlier, and those that can no longer run end
-        now."""
-        self.limits.shrink(self.settings.context_length, self.kv.capacity)
-        max_len = self.limits.max_len
-        too_long = set()
-        for request in self.requests.values():
-            if request.fill_len >= max_len:
-                too_long.add(request.id)
-        if too_long:
-            message = (
-                "there is no KV memory for it any more: at most "
-                f"{max_len:,} tokens fit, its prefill and its output together"
-            )
-            self.recompute(too_long, message, "KV memory was lost")
-        for request in self.requests.values():
-            request.max_len = min(request.max_len, max_len)
-            if request.row != NO_ROW:
-                self.kv.columns.max_len[request.row] = request.max_len
-                self.kv.columns.num_changes += 1
+        self.finish(request, "error", message=end.message, status=status, keep=False)
 
     def memory_came_back(self) -> None:
         """There is more KV memory than in the last pass over the queue."""
-        self.prefills.is_full = False
+        self.prefills.note_room()
 
     # Settings and cache
 
@@ -625,7 +521,9 @@ class Scheduler:
         if settings.schedule_policy != self.settings.schedule_policy:
             self.set_policy(settings.schedule_policy)
         if settings.shadow_policy != self.settings.shadow_policy:
-            self.set_shadow(settings.shadow_policy)
+            switch_shadow(
+                self.waiting_queue.online, settings.shadow_policy, self.outbox, self.counters
+            )
         self.prefills.apply(settings)
         self.settings = settings
         self.kv.rows.limit = settings.max_running_requests
@@ -633,46 +531,23 @@ class Scheduler:
     def set_policy(self, name: str) -> None:
         """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
         settings = replace(self.settings, schedule_policy=name)
-        before = self.waiting_queue.policy
-        policy = self._new_policy(settings, before.context)
-        if isinstance(policy, Shadowed) and isinstance(before, Shadowed):
-            policy.remember(before)
+        policy = self.waiting_queue.online.policy
+        made = make_policy(settings, policy.context, self.outbox, self.counters, before=policy)
         self.outbox.policy_fault = ""
-        self.waiting_queue.use(policy)
+        self.waiting_queue.online.use(made)
         self.prefills.apply(settings)
         self.settings = settings
-
-    def set_shadow(self, name: str) -> None:
-        """Use this policy as the shadow policy from now on; no name: no shadow. The live policy is
-        not affected. Raises UnknownPolicy."""
-        queue = self.waiting_queue
-        live = queue.policy
-        tags = queue.tags()
-        if isinstance(live, Shadowed):
-            tags = live.tags_of_live(tags)
-            live = live.live
-        policy = self._with_shadow(name, live)
-        if isinstance(policy, Shadowed):
-            tags = policy.introduce(queue, tags)
-        self.outbox.shadow_fault = ""
-        queue.go_on_with(policy, tags)
-        self.settings = replace(self.settings, shadow_policy=name)
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache, if no request has a row. Returns whether it did."""
         if len(self.requests) > len(self.waiting_queue):
             return False
-        with self.outbox.whole():
+        with self.outbox.atomic():
             self.kv.reset_cache()
             self.hooks.forget_device()
         return True
 
     # Observation
-
-    def note_device_is_busy(self) -> None:
-        """Note that no step is planned: the device is busy with other work, or its memory is
-        released."""
-        self.prefills.record_no_walk(self._now, Stop.DEVICE)
 
     @property
     def has_work(self) -> bool:
@@ -686,25 +561,16 @@ class Scheduler:
             num_running=len(self.requests) - len(self.waiting_queue),
             num_waiting=len(self.waiting_queue),
             num_waiting_tokens=self.waiting_queue.num_tokens,
-            kv_tokens=kv.capacity,
+            kv_tokens=kv.room.capacity,
             kv_evictable=kv.cache.evictable_pages * page_size,
             kv_held=kv.cache.pinned_pages * page_size,
             new_token_ratio=self.prefills.new_token_ratio.current,
             batch_is_full=self.prefills.is_full,
             total_evicted_tokens=kv.cache.total_evicted_pages * page_size,
             kv_quarantined=len(kv.allocator.quarantined) * page_size,
-            **kv.usage(),
+            **kv.room.usage(),
             **self.counters.totals(),
         )
-
-    def audit(self) -> None:
-        """Check that every page has one owner. Raises AccountingError. Cost: linear in the pool."""
-        self.kv.audit(self.with_row())
-
-    def find_faults(self) -> list[Fault]:
-        """The pages that do not have exactly one owner. Raises AccountingError for a page outside
-        of the pool. Cost: linear in the pool."""
-        return self.kv.find_faults(self.with_row())
 
     def with_row(self) -> dict[str, Request]:
         """The requests that have a row, by name."""

@@ -157,7 +157,7 @@ class SchedulerSettings(SchedulingOptions):
         return min(self.chunk_len or self.max_prefill_tokens, self.max_prefill_tokens)
 
     @property
-    def keeps_items_whole(self) -> bool:
+    def keeps_items_unsplit(self) -> bool:
         """Whether a step computes all tokens of a picture, or none."""
         return self.media is not None and self.media.sees_both_ways
 
@@ -253,7 +253,7 @@ class SchedulerSettings(SchedulingOptions):
             )
 
     def _check_states(self, states: StateSettings) -> None:
-        if self.keeps_items_whole:
+        if self.keeps_items_unsplit:
             raise ValueError(
                 "layers that keep a state read tokens in their order; the tokens of a picture "
                 "cannot see each other both ways (sees_both_ways)"

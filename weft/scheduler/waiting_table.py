@@ -251,8 +251,8 @@ class WaitingTable:
             last = min(last, int(np.searchsorted(self.arrival_order[: self.used.end], end)))
         for first in range(0, last, SOME):
             is_used = self.used.flags[first : min(first + SOME, last)]
-            for place in np.flatnonzero(is_used).tolist():
-                request = self._requests[first + place]
+            for index in np.flatnonzero(is_used).tolist():
+                request = self._requests[first + index]
                 if request is not None:
                     yield request
 

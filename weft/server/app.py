@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -32,6 +34,7 @@ from weft.server.admin import (
     cache,
     facts,
     loads,
+    models,
     pins,
     prefixes,
     sessions,
@@ -47,7 +50,7 @@ from weft.server.context import Readiness, ServerContext, ServerInfo
 from weft.server.errors import ClientGone, error_response
 from weft.server.fields.engine import EngineHeader
 from weft.server.http.handoff import WithTransferParams
-from weft.server.http.middleware import RequestMiddleware
+from weft.server.http.middleware import EdgeMetrics, RequestMiddleware
 from weft.server.leaving import receiver
 from weft.server.media import serve_media
 from weft.server.ollama import routes as ollama
@@ -58,6 +61,7 @@ from weft.server.operation import Handler, Operation, get
 from weft.server.page import routes as page
 from weft.server.plugins import outside_operations
 from weft.server.pooling import classify, embeddings, scores
+from weft.server.refusals import RefusalLog
 from weft.server.response_store import ResponseStore
 from weft.server.session_store import SessionStore
 from weft.server.sglang import generate, parsing
@@ -86,6 +90,7 @@ OPERATIONS = (
     *health.ROUTES,
     *facts.ROUTES,
     *loads.ROUTES,
+    *models.ROUTES,
     *sessions.ROUTES,
     *state.ROUTES,
     *work.ROUTES,
@@ -98,6 +103,32 @@ OPERATIONS = (
     *aliases.ROUTES,
     *page.ROUTES,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedParts:
+    """What the models of one server have in common."""
+
+    responses: ResponseStore
+    state: StateStore | None  # None: nothing outlives the server
+    refusals: RefusalLog
+    session_mark: str = ""  # distinguishes the stored sessions of models with the same tokenizer
+
+
+def shared_parts(config: ServerConfig, readiness: Readiness) -> SharedParts:
+    """Open the stores of a server; they close at the end of `readiness`. Raises StateError."""
+    state = _open_state(config.state_dir, readiness)
+    responses = ResponseStore(state=state)
+    readiness.at_end(responses.close)
+    return SharedParts(responses=responses, state=state, refusals=RefusalLog())
+
+
+class ModelApp(NamedTuple):
+    """The routes of one model, and what their handlers use."""
+
+    context: ServerContext
+    routes: ASGIApp  # without the middleware
+    operations: tuple[Operation, ...]
 
 
 def create_app(
@@ -124,12 +155,45 @@ def create_app(
     limits = limits or Limits()
     if digests is None:
         digests, config = read_keys(config)
+    served = model_app(
+        client,
+        tokenizer,
+        config,
+        info,
+        readiness,
+        limits,
+        adapters,
+        processor,
+        plugins,
+        shared=shared_parts(config, readiness),
+        has_keys=bool(digests.user or digests.admin),
+    )
+    refusals = served.context.refusals
+    return with_edge(
+        served.routes, served.operations, config, limits, digests, client.metrics, refusals
+    )
+
+
+def model_app(
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    info: ServerInfo,
+    readiness: Readiness,
+    limits: Limits,
+    adapters: AdapterNames | None,
+    processor: ProcessorRecipe | None,
+    plugins: str,
+    *,
+    shared: SharedParts,
+    has_keys: bool,
+) -> ModelApp:
+    """The routes of one model; see `create_app`."""
     sources = load_sources(tokenizer, config)
     adapters = adapters or AdapterNames()
-    kept = _open_state(config.state_dir, readiness)
     context = ServerContext(
         feed=Feed(client, tokenizer, lambda: readiness.draining),
-        has_keys=bool(digests.user or digests.admin),
+        has_keys=has_keys,
         client=client,
         tokenizer=tokenizer,
         template=load_template(tokenizer, config),
@@ -140,13 +204,13 @@ def create_app(
         loader=AdapterLoader(adapters, client),
         media=serve_media(processor, tokenizer, config, limits) if processor is not None else None,
         limits=limits,
-        responses=ResponseStore(state=kept),
-        state=kept,
-        sessions=_kept_sessions(client, tokenizer, kept),
+        responses=shared.responses,
+        refusals=shared.refusals,
+        state=shared.state,
+        sessions=_kept_sessions(client, tokenizer, shared),
         infill=tokenizer.infill,
         formats=find_formats(config.tool_call_parser, config.reasoning_parser, sources),
     )
-    readiness.at_end(context.responses.close)
     if context.media is not None:
         readiness.at_drain(context.media.close)
         readiness.at_end(context.media.close)
@@ -158,22 +222,35 @@ def create_app(
     for one in operations:
         endpoint = Endpoint(context, one.handler)
         routes.append(Route(one.path, endpoint, methods=[one.method]))
-    origins = _words(config.cors_origins)
-    pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)
-    keys = Keys(digests, pages, open_metrics=config.open_metrics)
     # Not wrapped in Starlette's application, because each piece of an answer would pass through it.
     inner: ASGIApp = Router(routes, redirect_slashes=False)
     if config.dp_size > 1:
         inner = EngineHeader(inner, config.dp_size)
     if info.settings.get("disaggregation_mode") == PREFILL:
         inner = WithTransferParams(inner)
+    return ModelApp(context, inner, operations)
+
+
+def with_edge(
+    inner: ASGIApp,
+    operations: Sequence[Operation],
+    config: ServerConfig,
+    limits: Limits,
+    digests: KeyDigests,
+    metrics: EdgeMetrics,
+    refusals: RefusalLog,
+) -> ASGIApp:
+    """`inner` behind what every request passes: keys, limits of heads, counts, CORS."""
+    origins = _words(config.cors_origins)
+    pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)
+    keys = Keys(digests, pages, open_metrics=config.open_metrics)
     app: ASGIApp = RequestMiddleware(
         inner,
         keys,
-        client.metrics,
+        metrics,
         limits,
         RouteTable(operations).find,
-        context.refusals.note,
+        refusals.note,
     )
     if origins:
         app = CORSMiddleware(
@@ -203,12 +280,12 @@ def _open_state(folder: str, readiness: Readiness) -> StateStore | None:
 
 
 def _kept_sessions(
-    client: EngineClient, tokenizer: Tokenizer, kept: StateStore | None
+    client: EngineClient, tokenizer: Tokenizer, shared: SharedParts
 ) -> SessionStore | None:
     """Let the client keep the sessions of its engine, if there is a store for them."""
-    if kept is None:
+    if shared.state is None:
         return None
-    found = SessionStore(kept, tokenizer.digest)
+    found = SessionStore(shared.state, tokenizer.digest + shared.session_mark)
     client.session_keeper = found
     return found
 

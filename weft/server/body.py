@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Set
 from functools import cache, partial
 from itertools import islice
@@ -22,6 +23,7 @@ from weft.config.limits import Limits
 from weft.json_types import JsonObject
 from weft.messages.wrong_field import wrong_field
 from weft.observe.log import EventLog
+from weft.observe.request_context import current
 from weft.server.auth import is_from_browser
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, ClientGone, not_supported, over
@@ -61,7 +63,9 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
     if context.media is not None and limits.max_media_mb > largest_mb:
         name = "max_media_mb"
         largest_mb = limits.max_media_mb
+    began_s = time.perf_counter()
     body = await read_body(request, int(largest_mb * 1_000_000), limits.body_timeout_s, name)
+    read_s = time.perf_counter()
     require_room(len(body))
     if len(body) <= INLINE_LEN:
         decoded, others = _decoded(limits, vocab_size, body, type)
@@ -70,6 +74,10 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
         request.scope["weft.large_body"] = is_large
         work = partial(_decoded, limits, vocab_size, body, type)
         decoded, others = await context.readers.run(work, is_long=is_large)
+    call = current.get()
+    if call is not None:
+        call.read_s += read_s - began_s
+        call.parse_s += time.perf_counter() - read_s
     if others:
         context.client.metrics.unknown_fields(len(others))
         names = [name[:MAX_NAME_LEN] for name in islice(others, MAX_NAMES)]

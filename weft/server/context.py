@@ -52,6 +52,7 @@ class ServerInfo:
     """Facts that do not change while the server runs."""
 
     model_name: str  # the name in the API
+    aliases: tuple[str, ...] = ()  # other names by which requests may name the model
     context_length: int
     version: str
     started_at: float  # Unix time

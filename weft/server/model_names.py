@@ -42,7 +42,7 @@ def require_model(context: ServerContext, model: str | None) -> None:
     server accepts any name. During startup, raise 503 for an unknown name, which may become that of
     an adapter."""
     own_name = context.info.model_name
-    if model in (own_name, None, "", DEFAULT_MODEL):
+    if model in (own_name, None, "", DEFAULT_MODEL) or model in context.info.aliases:
         return
     if adapter_named(context, str(model)) or context.config.any_model_name:
         return

@@ -8,6 +8,7 @@ a body; each API writes its own answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -23,12 +24,14 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.request_context import rename
 from weft.server.auth import owner_of
+from weft.server.chat.causes import ask_causes, cause_reader
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, over
 from weft.server.fields.engine import want_engine_of
 from weft.server.fields.handoff import with_handoff
 from weft.server.fields.numbers import header_number
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
+from weft.server.fields.service_tier import is_background
 from weft.server.fields.session import SessionFields, session_params
 from weft.server.limits import check_size, check_totals, require_accepting, require_embeds_room
 from weft.server.model_names import adapter_of
@@ -41,6 +44,7 @@ class CommonFields(Protocol):
     """The fields of every body that makes a request to the engine."""
 
     priority: int | None
+    service_tier: str | None
     timeout_ms: int | None
     ttft_ms: int | None
 
@@ -68,6 +72,7 @@ class GenerationFields(CommonSamplingFields, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: Side | None = None
     return_cached_tokens_details: bool | None = None  # where the tokens were cached (SGLang)
+    return_cache_cause: bool | None = None  # why not more of them were
     # Constraints of the answer (`server/fields/grammar.py`):
     response_format: JsonObject | None = None
     guided_json: Any = None
@@ -79,6 +84,7 @@ class GenerationFields(CommonSamplingFields, kw_only=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     priority: int | None = None
+    service_tier: str | None = None  # flex: in the background (`server/fields/service_tier.py`)
     timeout_ms: int | None = None
     ttft_ms: int | None = None
     session_id: str | None = None  # has no effect here; routers use it for affinity
@@ -246,6 +252,7 @@ def common_request(
         tenant=sharing.tenant,
         cache_salt=sharing.cache_salt,
         priority=body.priority or 0,
+        background=is_background(body.service_tier),
         timeout_ms=timeout_ms,
         ttft_ms=ttft_ms,
     )
@@ -311,6 +318,7 @@ def make_requests(
             adapter=adapter,
             session=session,
             tells_cache=bool(body.return_cached_tokens_details),
+            tells_cause_to=cause_reader(request, body, common.tenant),
         )
         found.append(one)
     if body.bootstrap_room is not None or body.kv_transfer_params:
@@ -344,4 +352,7 @@ def submit(
         if request.vectors or request.media:
             require_embeds_room(context, requests)
             break
-    return context.client.submit(requests, deliveries, stream=stream, valid=valid)
+    generation = context.client.submit(requests, deliveries, stream=stream, valid=valid)
+    if requests[0].tells_cause_to is not None:
+        generation.before_answer = partial(ask_causes, context, generation)
+    return generation

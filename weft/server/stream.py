@@ -10,6 +10,7 @@ disconnect closes the generation at once, whether the answer is a stream or not.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -102,6 +103,9 @@ class Answer:
         finally:
             watcher.cancel()
             self._generation.close()
+            sent_s = time.perf_counter()
+            for completion in self._generation.completions:
+                completion.spec.front.sent_s = sent_s
 
     # ---- one body
 
@@ -120,6 +124,8 @@ class Answer:
         if failure is not None:
             await error_response(failure)(scope, receive, send)
             return
+        if self._generation.before_answer is not None:
+            await self._generation.before_answer()
         body = await self._written(deltas, scope.get("weft.writers"))
         if self._generation.before_end is not None:
             failure = await self._kept(self._generation.before_end)
@@ -187,6 +193,9 @@ class Answer:
                 await self._start(send)
                 started = True
             body = b""
+            before_answer = self._generation.before_answer
+            if before_answer is not None and self._generation.has_ends:
+                await before_answer()
             if failure is None:
                 try:
                     body = b"".join(map(self._reply.events, deltas))

@@ -106,12 +106,12 @@ class TrueLengths:
         tokens: IntArray = np.where(ends, np.int32(EOS), np.int32(FILLER))
         if not self._known:
             return tokens
-        for place, (number, position) in enumerate(
+        for index, (number, position) in enumerate(
             zip(numbers.tolist(), positions.tolist(), strict=True)
         ):
             start, known = self._known.get(number, NOTHING_KNOWN)
-            if start <= position < start + len(known) and not ends[place]:
-                tokens[place] = known[position - start]
+            if start <= position < start + len(known) and not ends[index]:
+                tokens[index] = known[position - start]
         return tokens
 
 

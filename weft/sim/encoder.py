@@ -71,7 +71,7 @@ class SimulatedEncoder:
 
     def __init__(self, cost: EncoderCost) -> None:
         self._cost = cost
-        self._held: set[bytes] = set()  # digests
+        self._encoded: set[bytes] = set()  # digests
         self._open: OpenItem | None = None
         self.num_runs = 0
         self.num_tokens = 0  # encoded tokens
@@ -87,27 +87,27 @@ class SimulatedEncoder:
         encoded: tuple[bytes, ...] = ()
         if plan.ahead is not None:
             seconds += self._work_ahead(plan.ahead)
-            encoded = tuple(one.digest for one in plan.ahead.encode if one.digest in self._held)
+            encoded = tuple(one.digest for one in plan.ahead.encode if one.digest in self._encoded)
         self.busy_s += seconds
         return seconds, encoded
 
     def _take(self, op: MediaVectors) -> float:
         if op.drops_all:
-            self._held.clear()
+            self._encoded.clear()
             self._open = None
-        self._held.difference_update(op.drop)
+        self._encoded.difference_update(op.drop)
         seconds = 0.0
         for one in op.encode:
-            if one.digest not in self._held:
+            if one.digest not in self._encoded:
                 seconds += self._work(one, math.inf)
-        assert self._held.issuperset(op.items), "a step takes what is not encoded"
+        assert self._encoded.issuperset(op.items), "a step takes what is not encoded"
         return seconds
 
     def _work_ahead(self, ahead: EncodeAhead) -> float:
         seconds = 0.0
         for one in ahead.encode:
             is_first = seconds == 0.0
-            if one.digest not in self._held and (is_first or seconds < ahead.seconds):
+            if one.digest not in self._encoded and (is_first or seconds < ahead.seconds):
                 seconds += self._work(one, ahead.seconds - seconds)
         return seconds
 
@@ -124,7 +124,7 @@ class SimulatedEncoder:
             self._open = self._open._replace(left_s=left_s - spent_s)
             return spent_s
         self._open = None
-        self._held.add(one.digest)
+        self._encoded.add(one.digest)
         return left_s
 
 
@@ -141,7 +141,7 @@ class EncoderTimes:
 
     def __init__(self) -> None:
         self.measured: list[EncoderTime] = []
-        self._held: set[bytes] = set()
+        self._encoded: set[bytes] = set()
         self._open_s = 0.0  # encoder seconds since an item was last ready
 
     def note(self, plan: Plan, result: Result) -> None:
@@ -150,16 +150,16 @@ class EncoderTimes:
         op = find(plan.inputs, MediaVectors)
         if op is not None:
             if op.drops_all:
-                self._held.clear()
-            self._held.difference_update(op.drop)
+                self._encoded.clear()
+            self._encoded.difference_update(op.drop)
             lengths |= {one.digest: one.length for one in op.encode}
         if plan.ahead is not None:
             ready = set(result.encoded)
             ahead = [one for one in plan.ahead.encode if one.digest in ready]
             lengths |= {one.digest: one.length for one in ahead}
         self._open_s += result.encoder_s
-        new = [length for digest, length in lengths.items() if digest not in self._held]
-        self._held.update(lengths)
+        new = [length for digest, length in lengths.items() if digest not in self._encoded]
+        self._encoded.update(lengths)
         if new and self._open_s > 0:
             self.measured.append(EncoderTime(len(new), sum(new), self._open_s))
         if new:

@@ -123,8 +123,8 @@ def refused_by(record: Record, tenant: int | None = None) -> dict[str, int]:
     if tenant is not None:
         refused &= record.tenant == tenant
     found: dict[str, int] = {}
-    for place, reason in sorted(enumerate(record.reasons), key=lambda each: each[1]):
-        num = int((refused & (record.reason == place)).sum())
+    for index, reason in sorted(enumerate(record.reasons), key=lambda each: each[1]):
+        num = int((refused & (record.reason == index)).sum())
         if num:
             found[reason] = num
     return found

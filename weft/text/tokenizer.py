@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import tokenizers
 
 from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
+from weft.observe.request_context import current
 from weft.text.detokenizer import (
     MAX_LOOK_BACK,
     REPLACEMENT,
@@ -229,13 +231,18 @@ class Tokenizer:
             add_special_tokens=add_special_tokens,
             context_len=context_len,
         )
+        began_s = time.perf_counter()
         if sum(map(len, texts)) <= INLINE_LEN:
-            return work(texts)
-        if context_len is not None:
-            self._check_lens(texts, context_len)  # before waiting for a thread
-        found: list[list[int]] = []
-        for part, length in _slices(texts, len):
-            found += await self._workers.run(partial(work, part), is_long=length > SLICE_LEN)
+            found = work(texts)
+        else:
+            if context_len is not None:
+                self._check_lens(texts, context_len)  # before waiting for a thread
+            found = []
+            for part, length in _slices(texts, len):
+                found += await self._workers.run(partial(work, part), is_long=length > SLICE_LEN)
+        call = current.get()
+        if call is not None:
+            call.tokenize_s += time.perf_counter() - began_s
         return found
 
     async def encode_prompts(

@@ -1,7 +1,7 @@
 """What a stored block is found by: a chain of SHA-256 over everything that its K and V depend on.
 
     k0 = H(fingerprint, namespace)        ki = H(k(i-1), tokens of block i)
-    the ending after block i: H(ki, "ending")
+    the resume state after block i: H(ki, "ending")
 
 The fingerprint is that of the model as it computes here: all bytes of its weights, its shape and
 types, the kernels, and how the pool is laid out. Two fine-tunes have equal names, sizes and
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
 
-ENDING = b"ending"  # no tokens of a block have so few bytes
+RESUME_STATE = b"ending"  # no tokens of a block have so few bytes
 READ_BYTES = 1 << 22  # at a time, of weights
 
 
@@ -50,9 +50,9 @@ class KeyChain:
             parent = hashlib.sha256(parent + key.tokens[start : start + size]).digest()
             yield parent
 
-    def ending(self, parent: bytes) -> bytes:
-        """The key of the ending after the block with the key `parent`."""
-        return hashlib.sha256(parent + ENDING).digest()
+    def resume_state(self, parent: bytes) -> bytes:
+        """The key of the resume state after the block with the key `parent`."""
+        return hashlib.sha256(parent + RESUME_STATE).digest()
 
 
 def fingerprint_of(described: Sequence[str], weights: bytes) -> bytes:

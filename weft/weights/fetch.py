@@ -9,17 +9,20 @@ from pathlib import Path
 
 from weft.config.model import BadCheckpoint, ModelNotFound
 from weft.config.options import did_you_mean
-from weft.weights import hub
+from weft.observe.log import EventLog
 from weft.weights.gguf import files as gguf_files
 from weft.weights.known import default_model, known_model, known_names
+from weft.weights.own import models_folder, own_model
+from weft.weights.pull.choose import HUB_FILES
+from weft.weights.pull.listing import PullError, Unreachable
+from weft.weights.pull.names import SITES, HubName, hub_name, is_plain
+from weft.weights.pull.progress import log_watcher
+from weft.weights.pull.pull import pull, pull_files, repo_folder
 
-# Files that are downloaded from the hub: neither code nor pickles.
-DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
-HUB_FILES = ("*.safetensors", *DESCRIPTIONS)
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
-# Copies of the weights in formats of their makers' own programs.
-COPIES = ("consolidated*", "original/*", "metal/*")
+
+log = EventLog("pull")
 
 
 def local_path(model: str, revision: str = "") -> Path:
@@ -33,14 +36,22 @@ def local_path(model: str, revision: str = "") -> Path:
         known = known_model(model)
         if known is not None:
             return known
-    name, _, kind = model.partition(":")
-    if kind and not path.exists() and _is_id(name):
-        return _download_gguf(name, kind, revision)
-    if _is_id(model) and model.lower().endswith("-gguf") and not path.exists():
-        raise ModelNotFound(
-            f"{model} has GGUF files of several types; name one of them, as {model}:Q4_K_M"
-        )
-    folder = local_folder(model, revision)
+        if is_plain(model):
+            own = own_model(model, models_folder())
+            if own is not None:
+                return model_in(own) if own.is_dir() else own
+        if _is_id(model):
+            return _on_hub(hub_name(model), revision)
+    return model_in(local_folder(model, revision))
+
+
+def model_in(folder: Path, name: HubName | None = None) -> Path:
+    """The model in a folder: the folder itself, or the first GGUF file of a model. `name` chooses
+    one of several. Raises ModelNotFound."""
+    if name is not None and name.file:
+        return gguf_files.parts(folder / name.file)[0]
+    if name is not None and name.kind:
+        return gguf_files.only_model(folder, name.kind)
     has_gguf = next(folder.glob(f"*{gguf_files.ENDING}"), None) is not None
     has_others = next(folder.glob("*.safetensors"), None) is not None
     if has_gguf and not has_others:
@@ -61,7 +72,11 @@ def local_folder(model: str, revision: str = "", patterns: Sequence[str] = HUB_F
         )
     if not _is_id(model):
         raise ModelNotFound(_no_such(model))
-    return _download(model, revision, patterns)
+    name = hub_name(model)
+    try:
+        return pull_files(name.repo, revision, patterns, log_watcher())
+    except PullError as exc:
+        return _instead(name, revision, exc)
 
 
 def _no_such(model: str) -> str:
@@ -99,10 +114,18 @@ def _beside(path: Path) -> list[str]:
 
 
 def _is_id(model: str) -> bool:
-    """Whether `model` can be an id on the hub."""
-    if model.startswith(("/", ".", "~")) or model.count("/") != 1:
+    """Whether `model` can be an id on the hub, or a GGUF file there."""
+    if model.startswith(("/", ".", "~")):
         return False
-    return not model.partition(":")[0].endswith((gguf_files.ENDING, ".safetensors"))
+    name = model
+    for site in SITES:
+        name = name.removeprefix(site)
+    if name.count("/") > 1 and name.endswith(gguf_files.ENDING):
+        # Else a path to a file that is not there.
+        return not Path(name.partition("/")[0]).exists()
+    if name.count("/") != 1:
+        return False
+    return not name.partition(":")[0].endswith((gguf_files.ENDING, ".safetensors"))
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -137,53 +160,35 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _download_gguf(model: str, kind: str, revision: str) -> Path:
-    """Download the GGUF files with weights of a type ("Q4_K_M"), and the files that describe the
-    model. Returns the first GGUF file."""
-    patterns = list(DESCRIPTIONS)
-    spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
-    patterns.extend(f"*{name}*{gguf_files.ENDING}" for name in spellings)
-    folder = _download(model, revision, patterns)
-    return gguf_files.only_model(folder, kind)
-
-
-def _download(model: str, revision: str, patterns: Sequence[str] = HUB_FILES) -> Path:
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-    )
-
-    unreachable = ""
-    if not hub.is_offline():
-        unreachable = hub.why_unreachable(constants.ENDPOINT)
+def _on_hub(name: HubName, revision: str) -> Path:
+    """The model with this name; what is in the cache does if the hub does not answer. Raises
+    ModelNotFound."""
     try:
-        return Path(
-            snapshot_download(
-                model,
-                revision=revision or None,
-                allow_patterns=list(patterns),
-                ignore_patterns=list(COPIES),
-                local_files_only=bool(unreachable) or hub.is_offline(),
-            )
-        )
-    except LocalEntryNotFoundError as exc:
-        reason = _first_line(exc)
-        if unreachable:
-            reason = f"there is no connection ({unreachable})"
-        elif hub.is_offline():
-            reason = "HF_HUB_OFFLINE is set"
-        raise ModelNotFound(
-            f"{model} is not a folder here, is not in the cache of the hub "
-            f"({constants.HF_HUB_CACHE}), and could not be fetched from the hub: {reason}"
-        ) from exc
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as exc:
-        raise ModelNotFound(
-            f"{model} is not a folder here, and could not be fetched from the hub: "
-            f"{_first_line(exc)}"
-        ) from exc
+        pulled = pull(name, revision, log_watcher())
+    except PullError as exc:
+        return model_in(_instead(name, revision, exc), name)
+    return model_in(pulled.folder, pulled.name)
 
 
-def _first_line(exc: Exception) -> str:
-    return next(iter(str(exc).strip().splitlines()), type(exc).__name__)
+def _instead(name: HubName, revision: str, exc: PullError) -> Path:
+    """The snapshot in the cache, because the hub has not given the files. Raises ModelNotFound."""
+    folder = snapshot_here(name.repo, revision)
+    if folder is None:
+        raise ModelNotFound(
+            f"{name} is not a folder here, is not in the cache of the hub "
+            f"({repo_folder(name.repo).parent}), and could not be fetched from the hub: {exc}"
+        ) from exc
+    if not isinstance(exc, Unreachable):
+        log.warning("model_from_cache", model=name, reason=exc)
+    return folder
+
+
+def snapshot_here(repo: str, revision: str = "") -> Path | None:
+    """The files of a repository in the cache of the hub; None if there are none."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(repo, revision=revision or None, local_files_only=True))
+    except (OSError, ValueError, HFValidationError):
+        return None

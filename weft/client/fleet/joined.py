@@ -42,6 +42,7 @@ from weft.messages.control import (
     AuditReply,
     ExpertDistributionReply,
     ExplainRequestReply,
+    FindPrefixReply,
     FreezeGCReply,
     GenerationReply,
     GetInternalStateReply,
@@ -106,6 +107,8 @@ def _with_rank(reply: ControlReply, rank: int) -> ControlReply:
     if isinstance(reply, ExplainRequestReply):
         found = [replace(one, dp_rank=rank) for one in reply.found]
         return replace(reply, found=found)
+    if isinstance(reply, FindPrefixReply):
+        return replace(reply, found=[replace(one, dp_rank=rank) for one in reply.found])
     if isinstance(reply, AuditReply):
         faults = [f"engine {rank}: {fault}" for fault in reply.faults]
         return replace(reply, faults=faults)
@@ -197,6 +200,13 @@ def _audit(replies: Replies) -> AuditReply:
 
 def _explanations(replies: Replies) -> ExplainRequestReply:
     return ExplainRequestReply(
+        call=replies[0].call,
+        found=_all_of(replies, "found"),
+    )
+
+
+def _holders(replies: Replies) -> FindPrefixReply:
+    return FindPrefixReply(
         call=replies[0].call,
         found=_all_of(replies, "found"),
     )
@@ -328,6 +338,7 @@ JOINERS: dict[type[ControlReply], Callable[[Replies], ControlReply]] = {
     ClearCacheReply: _summed("dropped_blocks"),
     ExpertDistributionReply: _experts,
     ExplainRequestReply: _explanations,
+    FindPrefixReply: _holders,
     ForgetPrefixReply: _forgotten,
     FreezeGCReply: _summed("frozen_objects"),
     GenerationReply: _summed("num_requests"),

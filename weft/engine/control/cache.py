@@ -27,7 +27,7 @@ def get_cache(services: Services, message: GetCache) -> GetCacheReply:
     num_pages = cache.evictable_pages + cache.pinned_pages + cache.protected_pages
     counters = scheduler.counters
     reply = GetCacheReply(
-        kv_tokens=scheduler.kv.capacity,
+        kv_tokens=scheduler.kv.room.capacity,
         cached_tokens=num_pages * scheduler.settings.page_size,
         prompt_tokens=counters.num_prompt_tokens,
         memory_hit_tokens=counters.num_cached_tokens,

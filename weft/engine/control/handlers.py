@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, get_args
 import msgspec
 
 from weft.engine import explain
+from weft.engine.causes import find_holder
 from weft.engine.control import cache, experts, outside, profile, settings, weights, work
 from weft.engine.services import Services
 from weft.messages.adapters import LoadLoraAdapter, UnloadLoraAdapter
@@ -32,6 +33,8 @@ from weft.messages.control import (
     DumpExpertDistributionRecord,
     ExplainRequest,
     ExplainRequestReply,
+    FindPrefix,
+    FindPrefixReply,
     FlushCache,
     FreezeGC,
     FreezeGCReply,
@@ -136,12 +139,25 @@ def _queue_status(services: Services) -> QueueStatus:
 def explain_request(services: Services, message: ExplainRequest) -> ExplainRequestReply:
     now = services.clock()
     found = explain.trace_request_flow(
-        services.scheduler, message.rid, now, compiling=services.grammars.feature.queue
+        services.scheduler,
+        message.rid,
+        now,
+        number=message.number,
+        viewer=message.viewer,
+        with_prompt=message.with_prompt,
+        compiling=services.grammars.feature.queue,
     )
     if services.pause.mode is not None:
         return ExplainRequestReply(found=found)
     with_waits = [services.deadlines.with_wait(one, now) for one in found]
     return ExplainRequestReply(found=with_waits)
+
+
+def find_prefix(services: Services, message: FindPrefix) -> FindPrefixReply:
+    found = find_holder(
+        services.scheduler, message.namespace, message.prompt, message.before_s, message.viewer
+    )
+    return FindPrefixReply(found=[] if found is None else [found])
 
 
 def log_request_times(services: Services, message: LogRequestTimes) -> LogRequestTimesReply:
@@ -201,6 +217,7 @@ HANDLERS: dict[type, Handler] = {
     GetState: get_state,
     ListRequests: list_requests,
     ExplainRequest: explain_request,
+    FindPrefix: find_prefix,
     LogRequestTimes: log_request_times,
     ListMethods: list_methods,
     CallOutside: outside.call_outside,

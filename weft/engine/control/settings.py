@@ -76,7 +76,7 @@ def _number(low: float, high: float | None) -> Check:
     return expected
 
 
-def _whole(low: Bound, high: Bound | None = None) -> Check:
+def _integer(low: Bound, high: Bound | None = None) -> Check:
     """A whole number from `low` up to `high`.
 
     `low` gets the current settings, `high` the settings for which memory was allocated.
@@ -105,19 +105,19 @@ def _check_of(option: Option) -> Check:
     if isinstance(option.default, float):
         return _number(low, option.high)
     assert isinstance(option.default, int), f"{option.name}: a text has no check"
-    return _whole(lambda settings: int(low))
+    return _integer(lambda settings: int(low))
 
 
 # Checks that do not follow from a declaration: in these options 0 and -1 are words of the command
 # line, and memory was allocated for the first values.
 SIZED: dict[str, Check] = {
-    "max_running_requests": _whole(
+    "max_running_requests": _integer(
         lambda settings: 1, lambda sized_for: sized_for.max_running_requests
     ),
-    "max_prefill_tokens": _whole(
+    "max_prefill_tokens": _integer(
         lambda settings: settings.page_size, lambda sized_for: sized_for.max_prefill_tokens
     ),
-    "chunked_prefill_size": _whole(
+    "chunked_prefill_size": _integer(
         lambda settings: settings.page_size,
         lambda sized_for: sized_for.chunk_len or sized_for.context_length,
     ),

@@ -109,12 +109,12 @@ def _change_input(
 
 
 def _input_reply(services: Services) -> InputReply:
-    num_held = sum(1 for _ in services.scheduler.waiting_queue.blocked())
+    num_blocked = sum(1 for _ in services.scheduler.waiting_queue.blocked())
     gate = services.input_gate
     left_s = 0.0
     if gate.state == "ramping":
         left_s = gate.ramp_left_s(services.clock())
-    return InputReply(state=gate.state, held_requests=num_held, ramp_left_s=left_s)
+    return InputReply(state=gate.state, held_requests=num_blocked, ramp_left_s=left_s)
 
 
 def pause_generation(services: Services, message: PauseGeneration) -> GenerationReply:

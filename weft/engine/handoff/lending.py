@@ -96,12 +96,12 @@ class LendService(Service):
         if first is None:
             first = num_steps
         later: list[tuple[int, Lease]] = []
-        for behind, lease in self._begun:
-            if behind >= first:
-                later.append((behind, lease))
+        for planned_step, lease in self._begun:
+            if planned_step >= first:
+                later.append((planned_step, lease))
             elif self._leases.holds(lease):
                 pages = np.array(lease.pages, dtype=np.int32)
-                self._handoff.lend(lease.name, lease.key, pages, lease.ending)
+                self._handoff.lend(lease.name, lease.key, pages, lease.resume_state)
         self._begun = later
 
     def _let_go(self, room: str, detail: str) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from weft.config.handoff import REASONS
 from weft.engine.core import EngineCore
 from weft.engine.hooks import Service
-from weft.memory.handoff.protocol import Handoff, MeetingPlace
+from weft.memory.handoff.protocol import Handoff, RoomAddress
 from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey
 from weft.memory.tiers.protocol import Landed
 from weft.messages.handoff import HandoffParams
@@ -77,8 +77,8 @@ class PullService(Service):
         params = message.handoff
         if params is None:
             return
-        place = MeetingPlace(params.host, params.port, params.room)
-        self._look_for(self._core.scheduler.requests[message.id], place, params, now)
+        address = RoomAddress(params.host, params.port, params.room)
+        self._look_for(self._core.scheduler.requests[message.id], address, params, now)
 
     def before_step(self, now: float) -> None:
         self._forget_ended(now)
@@ -88,7 +88,7 @@ class PullService(Service):
             if pull is not None:
                 pull.num_found = num_tokens
                 for id in pull.ids:
-                    detail = f"{num_tokens:,} tokens of its KV are ready on {pull.place}"
+                    detail = f"{num_tokens:,} tokens of its KV are ready on {pull.address}"
                     self._core.note(id, EventKind.HANDOFF, detail, now)
         for landed in news.landed:
             self._land(landed)
@@ -110,7 +110,7 @@ class PullService(Service):
     # Transfers of a request's KV
 
     def _look_for(
-        self, request: Request, place: MeetingPlace, params: HandoffParams, now: float
+        self, request: Request, address: RoomAddress, params: HandoffParams, now: float
     ) -> None:
         """Let a request wait if another server has more of its prompt than the cache."""
         page_size = self._kv.page_size
@@ -118,32 +118,32 @@ class PullService(Service):
         key = request.cache_key(request.packed[: usable * TOKEN_BYTES])
         have = self._transfers.memory.resumable(key)
         if have >= usable:
-            detail = f"nothing is taken from {place}: {have:,} tokens are cached here"
+            detail = f"nothing is taken from {address}: {have:,} tokens are cached here"
             if not usable:
-                detail = f"nothing is taken from {place}: the request needs its prompt computed"
+                detail = f"nothing is taken from {address}: the request needs its prompt computed"
             self._core.note(request.id, EventKind.HANDOFF, detail, now)
-            self._handoff.dismiss(place)
+            self._handoff.dismiss(address)
             return
-        number = self._same(place, key)
+        number = self._same(address, key)
         if number is None:
             until_s = now + self._settings.wait_s
             number = self._num_pulls
             self._num_pulls += 1
-            self.feature.pulls[number] = Pull(place, key, now, until_s)
+            self.feature.pulls[number] = Pull(address, key, now, until_s)
             asked = key
             if params.lent_salt is not None:
                 namespace = namespace_of(request.message.adapter, params.lent_salt)
                 asked = key._replace(namespace=namespace)
-            self._handoff.ask(number, place, asked, have)
+            self._handoff.ask(number, address, asked, have)
         self.feature.pulls[number].ids.append(request.id)
         self.feature.waiting[request.id] = number
-        detail = f"asks {place} for {usable - have:,} of its tokens"
+        detail = f"asks {address} for {usable - have:,} of its tokens"
         self._core.note(request.id, EventKind.HANDOFF, detail, now)
 
-    def _same(self, place: MeetingPlace, key: CacheKey) -> int | None:
+    def _same(self, address: RoomAddress, key: CacheKey) -> int | None:
         """A pull of the same prompt for another completion; None if there is none."""
         for number, pull in self.feature.pulls.items():
-            if pull.place == place and pull.key == key:
+            if pull.address == address and pull.key == key:
                 return number
         return None
 
@@ -165,36 +165,35 @@ class PullService(Service):
         kv = self._kv
         page_size = kv.page_size
         end = min(pull.num_found, pull.key.num_tokens)
-        whole = pull.key.first(end)
-        if self._transfers.memory.resumable(whole) >= end:
+        until_end = pull.key.first(end)
+        if self._transfers.memory.resumable(until_end) >= end:
             self._end(number, now)
             return True
-        # If all tokens are cached, only the ending is missing.
-        start = kv.cache.peek(whole)
+        # If all tokens are cached, only the resume state is missing.
+        start = kv.cache.peek(until_end)
         # Only a part, if the prompt is longer than a transfer may be.
         most = kv.allocator.num_pages // LARGEST_PART * page_size
         num_tokens = min(end - start, max(most, page_size))
         ratio = self._core.scheduler.prefills.new_token_ratio.current
         spare = spare_tokens(kv, ratio)
         # Without numbers that change with every step: histories keep the words.
-        pull.lacks = (
-            f"no KV memory for {max(num_tokens, page_size):,} tokens that are ready on {pull.place}"
-        )
+        num_needed = max(num_tokens, page_size)
+        pull.lacks = f"no KV memory for {num_needed:,} tokens that are ready on {pull.address}"
         if self._transfers.room(spare) < num_tokens:
             return False
-        ending = NO_PAGES
+        resume_state = NO_PAGES
         if start + num_tokens == end:
-            reserved = kv.endings.reserve(end, spare - num_tokens)
+            reserved = kv.resume_states.reserve(end, spare - num_tokens)
             if reserved is None:
                 pull.lacks = f"no memory for the ending of {end:,} tokens"
                 return False
-            ending = reserved
+            resume_state = reserved
         part = pull.key.first(start + num_tokens)
         step = self._core.scheduler.planner.num_steps - 1
-        ticket = self._transfers.read(part, start, step=step, now=now, ending=ending)
+        ticket = self._transfers.read(part, start, step=step, now=now, resume_state=resume_state)
         if ticket is None:
-            if len(ending):
-                kv.endings.memory.give_back(ending)
+            if len(resume_state):
+                kv.resume_states.memory.give_back(resume_state)
             return False
         pull.lacks = ""
         pull.ticket = ticket
@@ -204,7 +203,7 @@ class PullService(Service):
     def _land(self, landed: Landed) -> None:
         """Put the received tokens into the tree; the rest is fetched next."""
         self.num_landed += self._transfers.land(
-            landed.ticket, landed.num_tokens, has_ending=landed.has_ending
+            landed.ticket, landed.num_tokens, has_resume_state=landed.has_resume_state
         )
         for pull in self.feature.pulls.values():
             if pull.ticket == landed.ticket:
@@ -227,7 +226,7 @@ class PullService(Service):
             self._miss(pull.ids, reason, why, now)
             return
         took_ms = 1e3 * (now - pull.since_s)
-        detail = f"{pull.num_landed:,} tokens came from {pull.place} after {took_ms:,.0f} ms"
+        detail = f"{pull.num_landed:,} tokens came from {pull.address} after {took_ms:,.0f} ms"
         for id in pull.ids:
             self._core.note(id, EventKind.HANDOFF, detail, now)
         self._core.scheduler.memory_came_back()
@@ -277,7 +276,7 @@ class PullService(Service):
             log.error("pages_lost", pages=len(transfer.pages), after_s=HUNG_S)
             self._transfers.give_up(ticket)
             self._core.settle()
-            self._core.scheduler.shrink()
+            self._core.recovery.shrink()
 
     # Observation
 

@@ -57,8 +57,8 @@ class TreeWatch:
         for node, its_number in self._numbers.items():
             if its_number == number:
                 key = cache.key_of(node)
-                place = cache.locate(key, len(key.tokens))
-                return node if place.handle is node else None
+                location = cache.locate(key, len(key.tokens))
+                return node if location.handle is node else None
         return None
 
     def _name(self, survey: Survey) -> None:
@@ -97,7 +97,7 @@ def _tree_columns(
     return TreeColumns(
         round=round,
         num_nodes=survey.num_nodes,
-        is_whole=survey.is_whole,
+        is_whole=survey.is_complete,
         parents=ints(parents),
         numbers=ints([numbers[one.node] for one in found]),
         num_tokens=ints(num_tokens),

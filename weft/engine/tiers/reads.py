@@ -100,34 +100,34 @@ class TierReads:
         """Read the tokens of `key` from `have` to `end`, or the first of them if there is room for
         fewer. Returns the ticket, also of a transfer that reads them already."""
         block_len = self._settings.block_len
-        # If all tokens are cached, only the ending may be missing.
+        # If all tokens are cached, only the resume state may be missing.
         start = min(have // block_len * block_len, end)
-        whole = key.first(end)
-        ticket = self._transfers.table.reading(whole, start, block_len)
+        until_end = key.first(end)
+        ticket = self._transfers.table.reading(until_end, start, block_len)
         if ticket is not None:
             return ticket
         ratio = self._core.scheduler.prefills.new_token_ratio.current
         spare = spare_tokens(self._kv, ratio)
         readable = start + self._transfers.room(spare)
-        ending = NO_PAGES
+        resume_state = NO_PAGES
         if end <= readable:
-            reserved = self._kv.endings.reserve(end, spare - (end - start))
+            reserved = self._kv.resume_states.reserve(end, spare - (end - start))
             if reserved is None:
                 return None
-            ending = reserved
+            resume_state = reserved
         elif readable - have < block_len:
             return None
         end = min(end, readable)
         part = key.first(end)
         step = self._core.scheduler.planner.num_steps - 1
-        ticket = self._transfers.read(part, start, step=step, now=now, ending=ending)
-        if ticket is None and len(ending):
-            self._kv.endings.memory.give_back(ending)
+        ticket = self._transfers.read(part, start, step=step, now=now, resume_state=resume_state)
+        if ticket is None and len(resume_state):
+            self._kv.resume_states.memory.give_back(resume_state)
         return ticket
 
     def land(self, landed: Landed, now: float) -> None:
         num_new = self._transfers.land(
-            landed.ticket, landed.num_tokens, has_ending=landed.has_ending
+            landed.ticket, landed.num_tokens, has_resume_state=landed.has_resume_state
         )
         self.num_landed += num_new
         requests = self._core.scheduler.requests

@@ -57,7 +57,7 @@ class UsedStore:
                 log.error("pages_lost", pages=len(transfer.pages), after_s=2 * HUNG_S)
                 self.transfers.give_up(ticket)
                 self._core.settle()
-                self._core.scheduler.shrink()
+                self._core.recovery.shrink()
 
     def _shut(self, why: str) -> None:
         """Stop using the store."""

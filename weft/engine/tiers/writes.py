@@ -35,7 +35,7 @@ class UnstoredPart(NamedTuple):
 
     key: CacheKey  # of all tokens up to the end of the part
     start: int
-    with_ending: bool
+    with_resume_state: bool
 
     @property
     def end(self) -> int:
@@ -89,7 +89,7 @@ class TierWrites:
                 continue
             step = self._core.scheduler.planner.num_steps - 1
             self._transfers.write(
-                part.key, part.start, step=step, now=now, with_ending=part.with_ending
+                part.key, part.start, step=step, now=now, with_resume_state=part.with_resume_state
             )
             self._writing = key
             self._writing_end = part.end
@@ -115,14 +115,14 @@ class TierWrites:
         """The next part of a sequence to write; None: there is none."""
         block_len = self._settings.block_len
         most = max(WRITE_BYTES // max(self._settings.block_bytes, 1), 1)
-        for place in self._transfers.memory.places(key, block_len):
-            beginning = key.first(place)
+        for length in self._transfers.memory.resumable_lengths(key, block_len):
+            beginning = key.first(length)
             present = self._tiers.lacks(beginning)
-            if present.num_tokens >= place and present.can_resume:
+            if present.num_tokens >= length and present.can_resume:
                 continue
-            end = min(place, present.num_tokens + most * block_len)
+            end = min(length, present.num_tokens + most * block_len)
             part = key.first(end)
-            return UnstoredPart(part, present.num_tokens, with_ending=end == place)
+            return UnstoredPart(part, present.num_tokens, with_resume_state=end == length)
         return None
 
     def save(self, call: int, until_s: float) -> None:

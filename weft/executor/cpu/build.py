@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from weft.config.model import ModelError
@@ -22,6 +24,7 @@ from weft.executor.assembly import (
 from weft.executor.backend import AttentionBackend
 from weft.executor.cpu.at_once import CppPagedAtOnce, CppProducts
 from weft.executor.cpu.attention import CppPaged
+from weft.executor.cpu.cached_weights import fill_from_cache
 from weft.executor.cpu.device import CpuDevice, InlineCpuDevice
 from weft.executor.cpu.encoder_attention import CppBidirectional
 from weft.executor.cpu.fused_step import CpuFusedSteps
@@ -112,7 +115,8 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         spec.model.num_layers if in_pieces else 0,
     )
     tower = build_tower(spec, lambda: CppTowerBackend(library, _tower_format(spec)))
-    fill_weights(spec, model, CPU, tower)
+    filled = [ops] if tower is None else [ops, cast(CppEncoderOps, tower.backend.ops)]
+    fill_from_cache(spec, library, filled, lambda: fill_weights(spec, model, CPU, tower))
     adapter_ops = None
     if spec.engine.max_loaded_loras:
         adapter_ops = CppAdapters(
@@ -226,7 +230,7 @@ def build_encoder(spec: RunnerSpec) -> TorchRunner:
         attention,
         spec.model.hidden_size,
     )
-    fill_weights(spec, model, CPU)
+    fill_from_cache(spec, library, [ops], lambda: fill_weights(spec, model, CPU))
     steps = EncoderSteps(
         model=model,
         attention=attention,

@@ -206,7 +206,7 @@ def _make_rows(spec: RunnerSpec, gpu: Gpu, uploader: GpuUploader) -> DeviceRowTa
         uploader,
         has_windows=spec.window_tokens > 0,
     )
-    if spec.keeps_runs:
+    if spec.engine.keeps_runs:
         rows.runs = DeviceRuns(num_rows, spec.engine.max_draft, gpu.device)
     return rows
 

@@ -1,1 +1,2 @@
-"""Outputs of a step besides tokens: functions, and their table in `aux_outputs.py`."""
+"""Outputs of a step: sampled tokens (`sampler.py`), and others: functions, and their table in
+`aux_outputs.py`."""

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from weft.arrays import IntArray
 
 
-class HeldEnding(NamedTuple):
-    """The ending of a sequence (`memory/tiers/endings.py`) that a holder uses."""
+class ResumeStateInUse(NamedTuple):
+    """The resume state of a sequence (`memory/tiers/resume_states.py`) that a holder uses."""
 
     name: str  # of the holder's part, for reports of faults
-    places: IntArray  # slots or pages of the group
+    indices: IntArray  # slots or pages of the group
     is_reserved: bool  # whether the holder owns them alone, because they are being written
 
 
@@ -52,6 +52,6 @@ class Holder:
         """The pages that the holder owns alone, by names for reports of faults."""
         return {}
 
-    def held_endings(self) -> Iterable[HeldEnding]:
-        """The endings of sequences that it uses."""
+    def resume_states_in_use(self) -> Iterable[ResumeStateInUse]:
+        """The resume states of sequences that it uses."""
         return ()

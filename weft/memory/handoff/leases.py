@@ -1,11 +1,10 @@
 """Leases: paths of the prefix cache that are lent to another server for a time, without a request.
 
-They are locked: none of their pages is evicted, nor the ending with which another server can resume
-the sequence (`memory/tiers/endings.py`). When they exceed their share of the pool, the
+They are locked: none of their pages is evicted, nor the resume state with which another server can
+resume the sequence (`memory/tiers/resume_states.py`). When they exceed their share of the pool, the
 oldest end first; when running requests have no memory left, all end at once. The reader of the
 pages is stopped before any of them can change. Leases know names and keys, but not the owners of
-the names.
-"""
+the names."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from weft.arrays import IntArray
-from weft.memory.accounting.holders import HeldEnding, Holder
+from weft.memory.accounting.holders import Holder, ResumeStateInUse
 from weft.memory.prefix_cache import CacheKey, Handle, PrefixCache
-from weft.memory.tiers.endings import Endings
+from weft.memory.tiers.resume_states import ResumeStates
 
 
 class Lender(Protocol):
@@ -51,7 +50,7 @@ class LeaseEnd(NamedTuple):
 class Lease:
     """One path, of whole pages. Launched steps may still write them when the lease begins."""
 
-    __slots__ = ("ending", "handle", "key", "name", "num_tokens", "pages", "until_s")
+    __slots__ = ("handle", "key", "name", "num_tokens", "pages", "resume_state", "until_s")
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Lease:
         num_tokens: int,
         pages: list[int],
         until_s: float,
-        ending: IntArray,
+        resume_state: IntArray,
     ) -> None:
         self.name = name
         self.key = key  # of the tokens of its pages
@@ -69,15 +68,16 @@ class Lease:
         self.num_tokens = num_tokens
         self.pages = pages
         self.until_s = until_s
-        self.ending = ending  # places of its ending; empty: it can be resumed without one
+        self.resume_state = resume_state  # slots or pages; empty: it can be resumed without one
 
 
 class Leases(Holder):
-    """The leases on one cache, oldest first. `endings`: what its sequences need to be resumed."""
+    """The leases on one cache, oldest first. `resume_states`: what its sequences need to be
+    resumed."""
 
-    def __init__(self, cache: PrefixCache, endings: Endings) -> None:
+    def __init__(self, cache: PrefixCache, resume_states: ResumeStates) -> None:
         self._cache = cache
-        self._endings = endings
+        self._resume_states = resume_states
         self._by_name: OrderedDict[str, Lease] = OrderedDict()
         self._uses: Counter[int] = Counter()  # number of leases of each lent page
         self._ended: list[LeaseEnd] = []
@@ -107,14 +107,14 @@ class Leases(Holder):
         return len(self._uses)
 
     @property
-    def ending_capacity(self) -> int:
-        """Places of all endings that there may be; 0: sequences have no endings."""
-        return self._endings.capacity
+    def resume_state_capacity(self) -> int:
+        """Places of all resume states that there may be; 0: sequences have no resume states."""
+        return self._resume_states.capacity
 
     @property
-    def num_places(self) -> int:
-        """Number of places of all lent endings."""
-        return sum(len(lease.ending) for lease in self._by_name.values())
+    def num_resume_slots(self) -> int:
+        """Number of places of all lent resume states."""
+        return sum(len(lease.resume_state) for lease in self._by_name.values())
 
     @property
     def due_s(self) -> float:
@@ -125,15 +125,15 @@ class Leases(Holder):
         """Lock the cached part of a sequence, up to where it can be resumed; None if nothing is
         cached. Ends an earlier lease of this name."""
         self.give_back(name, "another request of its room has ended")
-        places = self._endings.places(self._cache, key, self._cache.page_size)
-        if not places:
+        lengths = self._resume_states.resumable_lengths(self._cache, key, self._cache.page_size)
+        if not lengths:
             return None
-        lent = key.first(places[-1])
+        lent = key.first(lengths[-1])
         found = self._cache.match(lent)
         self._cache.lock(found.handle)
-        ending = self._endings.hold(found.handle)
+        resume_state = self._resume_states.hold(found.handle)
         pages = found.pages.tolist()
-        lease = Lease(name, lent, found.handle, found.length, pages, until_s, ending)
+        lease = Lease(name, lent, found.handle, found.length, pages, until_s, resume_state)
         self._by_name[name] = lease
         self._uses.update(lease.pages)
         return lease
@@ -160,11 +160,11 @@ class Leases(Holder):
             if lease.until_s <= now:
                 self._end(lease.name, "its lease was over")
 
-    def shrink_to(self, num_pages: int, num_places: int) -> None:
-        """End the oldest leases, until at most `num_pages` and `num_places` of endings are lent, or
-        one lease is left."""
+    def shrink_to(self, num_pages: int, num_resume_slots: int) -> None:
+        """End the oldest leases, until at most `num_pages` and `num_resume_slots` of resume states
+        are lent, or one lease is left."""
         while len(self._by_name) > 1:
-            if self.num_pages <= num_pages and self.num_places <= num_places:
+            if self.num_pages <= num_pages and self.num_resume_slots <= num_resume_slots:
                 break
             self._end(next(iter(self._by_name)), "newer ones took its memory")
 
@@ -190,9 +190,9 @@ class Leases(Holder):
     def weights_changed(self, why: str) -> None:
         self._lender.renew(why)
 
-    def held_endings(self) -> Iterator[HeldEnding]:
+    def resume_states_in_use(self) -> Iterator[ResumeStateInUse]:
         for lease in self._by_name.values():
-            yield HeldEnding(f"lease {lease.name}", lease.ending, is_reserved=False)
+            yield ResumeStateInUse(f"lease {lease.name}", lease.resume_state, is_reserved=False)
 
     # Reports
 
@@ -209,7 +209,7 @@ class Leases(Holder):
 
     def _unlock(self, lease: Lease, why: str) -> None:
         self._forget(lease, why)
-        self._endings.let_go(lease.handle, lease.ending)
+        self._resume_states.let_go(lease.handle, lease.resume_state)
         self._cache.unlock(lease.handle)
 
     def _forget(self, lease: Lease, why: str) -> None:

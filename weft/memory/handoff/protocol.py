@@ -5,8 +5,8 @@
     decode    ask ─▶ FoundKv ─▶ bind, fetch ─▶ Landed ─▶ leave
               ask ─▶ Missed
 
-Where sequences have endings (`memory/tiers/endings.py`), KV is of use only with its ending: all of
-what is lent is taken, or nothing.
+Where sequences have resume states (`memory/tiers/resume_states.py`), KV is of use only with its
+resume state: all of what is lent is taken, or nothing.
 
 No call waits for the other server, and none raises. `take` returns its messages. Implementations:
 `weft/handoff/` (TCP), the journal's replay, `NoHandoff`.
@@ -21,7 +21,7 @@ from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.memory.tiers.protocol import Landed
 
 
-class MeetingPlace(NamedTuple):
+class RoomAddress(NamedTuple):
     """A room of another server."""
 
     host: str
@@ -76,9 +76,11 @@ class Handoff(Protocol):
         """A request of this room is open here: a server that asks for it must wait."""
         ...
 
-    def lend(self, room: str, key: CacheKey, pages: IntArray, ending: IntArray = NO_PAGES) -> None:
+    def lend(
+        self, room: str, key: CacheKey, pages: IntArray, resume_state: IntArray = NO_PAGES
+    ) -> None:
         """Allow reads of `pages` [n], which have the KV of `key`, and of the places [m] of its
-        `ending` (empty: it has none). They do not change until they are withdrawn."""
+        `resume_state` (empty: it has none). They do not change until they are withdrawn."""
         ...
 
     def refuse(self, room: str, why: str) -> None:
@@ -91,7 +93,7 @@ class Handoff(Protocol):
 
     # On the server that takes KV
 
-    def ask(self, pull: int, place: MeetingPlace, key: CacheKey, have: int) -> None:
+    def ask(self, pull: int, address: RoomAddress, key: CacheKey, have: int) -> None:
         """Ask for the KV of `key`, of which the first `have` tokens are here. The answer is
         `FoundKv` or `Missed`."""
         ...
@@ -104,7 +106,7 @@ class Handoff(Protocol):
         """The rest of the pull is not needed."""
         ...
 
-    def dismiss(self, place: MeetingPlace) -> None:
+    def dismiss(self, address: RoomAddress) -> None:
         """Nothing of a room is needed, and nothing was requested."""
         ...
 
@@ -116,10 +118,10 @@ class Handoff(Protocol):
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
-        """Read the tokens of `key` from `start` on into pages [n], and its ending into places [m]
-        (empty: no ending). All of them belong to the ticket until it has landed."""
+        """Read the tokens of `key` from `start` on into pages [n], and its resume state into places
+        [m] (empty: no resume state). All of them belong to the ticket until it has landed."""
         ...
 
     def keep(self, ticket: int, key: CacheKey, start: int, pages: IntArray) -> None: ...
@@ -151,7 +153,9 @@ class NoHandoff:
     def expect(self, room: str) -> None:
         pass
 
-    def lend(self, room: str, key: CacheKey, pages: IntArray, ending: IntArray = NO_PAGES) -> None:
+    def lend(
+        self, room: str, key: CacheKey, pages: IntArray, resume_state: IntArray = NO_PAGES
+    ) -> None:
         pass
 
     def refuse(self, room: str, why: str) -> None:
@@ -160,7 +164,7 @@ class NoHandoff:
     def withdraw(self, room: str, why: str) -> None:
         pass
 
-    def ask(self, pull: int, place: MeetingPlace, key: CacheKey, have: int) -> None:
+    def ask(self, pull: int, address: RoomAddress, key: CacheKey, have: int) -> None:
         pass
 
     def bind(self, ticket: int, pull: int) -> None:
@@ -169,7 +173,7 @@ class NoHandoff:
     def leave(self, pull: int) -> None:
         pass
 
-    def dismiss(self, place: MeetingPlace) -> None:
+    def dismiss(self, address: RoomAddress) -> None:
         pass
 
     def fetch(
@@ -178,7 +182,7 @@ class NoHandoff:
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         pass
 

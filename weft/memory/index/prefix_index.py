@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from weft.memory.index.subtree_counts import Anchor, SubtreeCounts, anchor_of
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, PrefixCache
-from weft.memory.radix import Node, path_up, shared_len
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, PrefixCache, shared_len
+from weft.memory.radix import Node, path_up
 
 # Moves per insertion or call of `move_on`: each takes about 10 us of a step.
 MAX_MOVES = 32
@@ -131,7 +131,7 @@ class PrefixIndex:
         """Cached tokens of a sequence."""
         return self._sequences[number].length // TOKEN_BYTES
 
-    def ending_at(self, anchor: Anchor) -> Iterator[int]:
+    def arrivals_at(self, anchor: Anchor) -> Iterator[int]:
         """The numbers of sequences whose cached prefix ends at `anchor`, in rising order. Lazy."""
         bucket = self._buckets.get(anchor)
         if bucket is None:

@@ -43,7 +43,7 @@ class Survey(NamedTuple):
 
     found: tuple[SurveyedNode, ...]  # parents first
     num_nodes: int  # number of visited nodes
-    is_whole: bool  # whether all nodes were visited
+    is_complete: bool  # whether all nodes were visited
 
 
 class _Frame:
@@ -98,7 +98,7 @@ class TreeSurvey:
                     return None
                 self._look_below(frame, end - self._num_nodes)
             elif frame.number == TOP:
-                return self._survey(is_whole=True)
+                return self._survey(is_complete=True)
             else:
                 self._leave()
 
@@ -164,16 +164,16 @@ class TreeSurvey:
         """End the walk at the limit of nodes."""
         while len(self._frames) > 1:
             self._leave()
-        return self._survey(is_whole=False)
+        return self._survey(is_complete=False)
 
-    def _survey(self, *, is_whole: bool) -> Survey:
+    def _survey(self, *, is_complete: bool) -> Survey:
         by_number = sorted(self._heaviest, key=_number)
-        places = {-minus: place for place, (_, minus, _, _) in enumerate(by_number)}
+        indices = {-minus: index for index, (_, minus, _, _) in enumerate(by_number)}
         found = []
         for num_below, _, parent, node in by_number:
             one = SurveyedNode(
                 node=node,
-                parent=places.get(parent, TOP),
+                parent=indices.get(parent, TOP),
                 num_tokens=len(node.key) // TOKEN_BYTES,
                 num_below=num_below,
                 used=node.used,
@@ -185,7 +185,7 @@ class TreeSurvey:
         return Survey(
             tuple(found),
             self._num_nodes,
-            is_whole,
+            is_complete,
         )
 
 

@@ -9,20 +9,20 @@ from typing import TypeAlias
 Span: TypeAlias = tuple[int, int]
 
 
-def border_before(end: int, whole: Sequence[Span], page_size: int) -> int:
-    """The last page border up to `end` that is inside none of the spans `whole`, which are in the
+def border_before(end: int, unsplit: Sequence[Span], page_size: int) -> int:
+    """The last page border up to `end` that is inside none of the spans `unsplit`, which are in the
     order of the prompt."""
     border = end // page_size * page_size
-    for first, last in reversed(whole):
+    for first, last in reversed(unsplit):
         if first < border < last:
             border = first // page_size * page_size
     return border
 
 
-def border_behind(begin: int, whole: Sequence[Span], page_size: int) -> int:
+def border_after(begin: int, unsplit: Sequence[Span], page_size: int) -> int:
     """The first page border after `begin` that is inside none of the spans."""
     border = (begin // page_size + 1) * page_size
-    for first, last in whole:
+    for first, last in unsplit:
         if first < border < last:
             border = -(-last // page_size) * page_size
     return border

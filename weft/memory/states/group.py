@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import IntArray
+from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import NOBODY, PageAllocator
-from weft.memory.pins import Pins
 from weft.memory.radix import Node
 from weft.memory.states.snapshots import StateSnapshots
 
@@ -33,7 +33,7 @@ NO_SLOT = -1  # in `reads`: a state of zeros; of a row: it has no slot
 class WantedCopy(NamedTuple):
     """A copy that a row may leave in a step."""
 
-    place: int  # index of the row in the step
+    row_index: int  # index of the row in the step
     length: int  # number of tokens of its sequence before the copy
     owner: int
 
@@ -88,15 +88,15 @@ class StateGroup:
 
     # Rows
 
-    def begin(self, row: int, behind: Node | None, owner: int) -> None:
-        """Let a row begin after a snapshot that is held, or without one."""
+    def begin(self, row: int, snapshot_node: Node | None, owner: int) -> None:
+        """Let a row begin after a snapshot that is in use, or without one."""
         slot = self._take(owner)
         self.slots[row] = slot
-        if behind is None:
+        if snapshot_node is None:
             self._sources[row] = NO_SLOT
         else:
-            self._sources[row] = self.snapshots.slot_of(behind)
-            self._begun.append(behind)
+            self._sources[row] = self.snapshots.slot_of(snapshot_node)
+            self._begun.append(snapshot_node)
 
     def plan(self, rows: IntArray, starts: IntArray, wanted: Iterable[WantedCopy]) -> StateMoves:
         """The reads, writes and copies of states in a step of `rows` [R] from `starts` [R] on.
@@ -106,15 +106,15 @@ class StateGroup:
         kept_rows: list[int] = []
         kept_lens: list[int] = []
         kept_slots: list[int] = []
-        for place, length, owner in wanted:
-            row = int(rows[place])
-            start = int(starts[place])
+        for row_index, length, owner in wanted:
+            row = int(rows[row_index])
+            start = int(starts[row_index])
             slot = self._slot_for_copy(row, start, owner)
             if slot is None:
                 continue
             self._kept.setdefault(row, []).append(KeptCopy(length, slot))
             self.num_kept += 1
-            kept_rows.append(place)
+            kept_rows.append(row_index)
             kept_lens.append(length - start)
             kept_slots.append(slot)
         self._sources[rows] = writes

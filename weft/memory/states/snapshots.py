@@ -4,17 +4,17 @@ To continue after a prefix, these layers need only the state after it, and it ca
 the state after another length. So a cached prefix can be resumed only where there is a copy of the
 state after it, its *snapshot*. Snapshots belong to nodes of the radix tree, always to their ends:
 
-    node A ── node B ─┬─ node C          one slot: the state behind the last token of B
+    node A ── node B ─┬─ node C          one slot: the state after the last token of B
                       └─ node D
 
 There are two kinds, and when slots are needed, all *spare* ones are evicted first.
 
-- An *end*: the end of a prompt or an output, or a place where sequences diverge. The least recently
+- An *end*: the end of a prompt or an output, or a point where sequences diverge. The least recently
   used end is evicted first.
 - A *spare* one: exactly one sequence continues after it, to another end.
 
 A row that begins after a snapshot reads it in its first step. Until that step is planned, the
-snapshot is *held* and is not evicted. This listener follows the changes of the tree, and knows no
+snapshot is *in use* and is not evicted. This listener follows the changes of the tree, and knows no
 rows. Source of the rule what to keep: Marconi, arXiv:2411.19379.
 """
 
@@ -41,7 +41,7 @@ class StateSnapshots:
         self._allocator = allocator
         self.ends: Slots = OrderedDict()
         self.spare: Slots = OrderedDict()
-        self._held: dict[Node, int] = {}  # number of rows that will begin after each node
+        self._in_use: dict[Node, int] = {}  # number of rows that will begin after each node
         self.total_evicted = 0  # since the start
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class StateSnapshots:
     @property
     def num_evictable(self) -> int:
         """Snapshots that no row holds. Pins are removed if necessary."""
-        return len(self) - len(self._held)
+        return len(self) - len(self._in_use)
 
     # Lookup
 
@@ -67,15 +67,15 @@ class StateSnapshots:
     def hold(self, node: Node) -> None:
         """A row will begin after this snapshot. So a sequence continues here, and the snapshot
         becomes an end."""
-        self._held[node] = self._held.get(node, 0) + 1
+        self._in_use[node] = self._in_use.get(node, 0) + 1
         slot = self.spare.pop(node, None)
         if slot is not None:
             self.ends[node] = slot
 
     def let_go(self, node: Node) -> None:
-        self._held[node] -= 1
-        if not self._held[node]:
-            del self._held[node]
+        self._in_use[node] -= 1
+        if not self._in_use[node]:
+            del self._in_use[node]
 
     def slot_of(self, node: Node) -> int:
         if node in self.ends:
@@ -99,7 +99,7 @@ class StateSnapshots:
         for slots in (self.spare, self.ends):
             for node in slots:
                 # A pinned snapshot is dropped after its session has lost the pin.
-                if node not in self._held and not self._is_pinned(node):
+                if node not in self._in_use and not self._is_pinned(node):
                     self._free(slots.pop(node))
                     self.total_evicted += 1
                     return True
@@ -131,7 +131,7 @@ class StateSnapshots:
         """Every slot has been freed: drop all snapshots, without reading them."""
         self.ends.clear()
         self.spare.clear()
-        self._held.clear()
+        self._in_use.clear()
 
     # Observation
 

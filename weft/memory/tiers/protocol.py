@@ -11,9 +11,9 @@ its key: all tokens up to its end, their namespace, and everything else on which
 Implementations: `weft/tiers/disk/` (files in a folder), the journal's replay, `NoTiers`.
 
 If some layers have windows in a pool of their own, or keep a state, a sequence can be resumed only
-where an *ending* is stored with a block: the pages of the window before its end, or the state after
-it. Models without such layers have no endings, and sequences can be resumed after every block.
-"""
+where a *resume state* is stored with a block: the pages of the window before its end, or the state
+after it. Models without such layers have no resume states, and sequences can be resumed after every
+block."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Present(NamedTuple):
     """The part of a sequence that is stored or being written."""
 
     num_tokens: int  # of its beginning, whole blocks
-    can_resume: bool = True  # whether an ending allows to resume it there
+    can_resume: bool = True  # whether a resume state allows to resume it there
 
 
 NOTHING_PRESENT = Present(0)
@@ -49,7 +49,7 @@ class Landed(NamedTuple):
     ticket: int
     num_tokens: int  # tokens that the pages have now, from the first one on; the rest is undefined
     seconds: float  # since the call of `fetch`
-    has_ending: bool = False  # everything was read, and the ending that was requested
+    has_resume_state: bool = False  # everything was read, and the resume state that was requested
     num_from_host: int = 0  # of these tokens, those from the memory of the host
 
 
@@ -134,11 +134,11 @@ class Tiers(Mover, Protocol):
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         """Read the tokens of `key` from `start` on into pages [n], a whole number of blocks, and
-        its ending into places [m] of their own (empty: no ending). All of them belong to the ticket
-        until it has landed."""
+        its resume state into places [m] of their own (empty: no resume state). All of them belong
+        to the ticket until it has landed."""
         ...
 
     def keep(
@@ -147,10 +147,10 @@ class Tiers(Mover, Protocol):
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         """Write the tokens of `key` from `start` on from pages [n], a whole number of blocks, and
-        after them its ending from places [m] (empty: no ending)."""
+        after them its resume state from places [m] (empty: no resume state)."""
         ...
 
     def cancel(self, ticket: int) -> None:
@@ -198,7 +198,7 @@ class NoTiers:
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         raise AssertionError("nothing was found")
 
@@ -208,7 +208,7 @@ class NoTiers:
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         raise AssertionError("nothing is stored here")
 

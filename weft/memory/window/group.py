@@ -21,8 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.arrays import IntArray, LongArray
+from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import PageAllocator, Write, num_pages_for, slots_of
-from weft.memory.pins import Pins
 from weft.memory.radix import Node
 from weft.memory.window.pool import WindowPool
 from weft.memory.window.tails import Tail, WindowTails
@@ -73,8 +73,8 @@ class WindowGroup:
     def growth(self, rows: IntArray, kv_len: IntArray) -> IntArray:
         """[n] how many more tokens rows [n] of `kv_len` [n] tokens can hold before they free as
         many as they take."""
-        held = kv_len - self.first[rows]
-        left: IntArray = np.maximum(self.full_row - held, 0)
+        owned = kv_len - self.first[rows]
+        left: IntArray = np.maximum(self.full_row - owned, 0)
         return left
 
     # Rows
@@ -130,12 +130,12 @@ class WindowGroup:
         end -= end % self.page_size
         needed = np.maximum(end - (self.window - 1), 0)
         needed -= needed % self.page_size
-        is_behind = self.first[rows] < needed
-        if not is_behind.any():
+        has_old_pages = self.first[rows] < needed
+        if not has_old_pages.any():
             return
-        rows = rows[is_behind]
+        rows = rows[has_old_pages]
         starts = self.first[rows]
-        ends = needed[is_behind]
+        ends = needed[has_old_pages]
         pieces = []
         for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
             pieces.append(self._pages(row, start, end))
@@ -148,8 +148,8 @@ class WindowGroup:
         first = int(self.first[row])
         if length <= first:
             return
-        held = Tail(self._pages(row, first, length), length // self.page_size)
-        self.tails.leave(handle, held, since // self.page_size)
+        owned = Tail(self._pages(row, first, length), length // self.page_size)
+        self.tails.leave(handle, owned, since // self.page_size)
 
     def end(self, row: int, kv_len: int) -> None:
         """Free the pages of a row."""
@@ -170,11 +170,11 @@ class WindowGroup:
     def recount(self, rows: IntArray, kv_len: IntArray, apart: Sequence[IntArray]) -> None:
         """Count the users of pages again, from rows [n] of `kv_len` [n] tokens, other holders of
         the pages `apart`, and tails."""
-        held = list(apart)
+        owned = list(apart)
         for row, length in zip(rows.tolist(), kv_len.tolist(), strict=True):
-            held.append(self.pages_of(row, length))
+            owned.append(self.pages_of(row, length))
         kept = [tail.pages for _, tail in self.tails.all()]
-        self.pool.recount(held, kept)
+        self.pool.recount(owned, kept)
 
     # Inside
 

@@ -13,7 +13,7 @@ There are two kinds, and when pages are needed, all *spare* ones are evicted fir
   page. Ends are prompts, outputs, and places where sequences diverge. The least recently used end
   is evicted first, always as a whole, because half of a tail is useless. (vLLM frees them page by
   page as soon as requests end, and then no request finds a whole window: vllm #48435.)
-- A *spare* tail has all pages that the row held at that time, which are more: a prompt that
+- A *spare* tail has all pages that the row owned at that time, which are more: a prompt that
   diverges from another one inside the tail still finds its window. If exactly one sequence
   continues after an end, the end becomes spare.
 
@@ -90,38 +90,38 @@ class WindowTails:
         tail = self._at(node)
         return tail is not None and num_pages <= tail.end and self._covers(tail, num_pages)
 
-    def ending_pages(self, num_pages: int) -> int:
+    def num_pages_to_resume(self, num_pages: int) -> int:
         """How many of the last pages of a sequence of `num_pages` pages a store has."""
         return max(min(self.span, num_pages), 1)
 
-    def ending_at(self, node: Node) -> IntArray:
+    def pages_to_resume(self, node: Node) -> IntArray:
         """The last pages of the sequence that ends at a node, as many as a store has."""
         tail = self._at(node)
-        assert tail is not None, "an ending is asked for where there is none"
-        return tail.pages[len(tail.pages) - self.ending_pages(tail.end) :]
+        assert tail is not None, "a resume state is asked for where there is none"
+        return tail.pages[len(tail.pages) - self.num_pages_to_resume(tail.end) :]
 
     # Tails of rows
 
     def bring(self, node: Node, tail: Tail) -> None:
-        """Keep a tail of the sequence that ends at `node`; its pages are held in the pool."""
+        """Keep a tail of the sequence that ends at `node`; its pages are owned in the pool."""
         if not self._use(node):
             self._put(self.ends, node, tail)
             self._demote_above(node)
 
-    def leave(self, handle: Node | None, held: Tail, since: int) -> None:
-        """A row has inserted its sequence into the tree up to `handle`, and holds `held` of it,
+    def leave(self, handle: Node | None, owned: Tail, since: int) -> None:
+        """A row has inserted its sequence into the tree up to `handle`, and owns `owned` of it,
         which ends there. Keep it, and a tail wherever the tree has an end after the first `since`
         pages."""
         if handle is None:
             return
-        if held.end > since and self._covers(held, held.end):
-            self._put(self.spare, handle, held)
-        end = held.end
+        if owned.end > since and self._covers(owned, owned.end):
+            self._put(self.spare, handle, owned)
+        end = owned.end
         for node in path_up(handle):
-            if end <= since or not self._covers(held, end):
+            if end <= since or not self._covers(owned, end):
                 break
             if node not in self.ends:
-                self._put(self.ends, node, self._lean(held, end))
+                self._put(self.ends, node, self._lean(owned, end))
             end -= self._num_pages(node)
         self._demote_above(handle)
 

@@ -51,7 +51,7 @@ class CppEncoderOps(CppOps):
             self._table_dtype,
             torch.device("cpu"),
         )
-        self._matrices.append(table)
+        self.matrices.append(table)
         return table
 
     def embed_sum(

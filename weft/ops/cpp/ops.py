@@ -114,6 +114,11 @@ class Panels:
             self._memory = self._source.zeros(self._num_bytes)
         return self._memory
 
+    def adopt(self, memory: Tensor) -> None:
+        """Keep the panels, with their content, in this memory from now on."""
+        assert len(memory) == self._num_bytes
+        self._memory = memory
+
     @property
     def address(self) -> int:
         """The address of the structure. Sets its pointer to the panels."""
@@ -191,7 +196,12 @@ class PackedMatrix:
         self._format = format
         self._keeps_codes = keeps_codes
         self._takes_order = takes_order
-        self._stored: dict[int, KeptCodes] = {}  # by part, the announced codes
+        # What it was made as, which with `stored` determines the layout of its memory.
+        self.made_as = (
+            *(in_size, *sizes, num_experts),
+            *(bias, gated, int(format), keeps_codes, takes_order),
+        )
+        self.stored: dict[int, KeptCodes] = {}  # by part, the announced codes
         self._has_content = False
         if gated:
             gate, up = sizes
@@ -266,17 +276,17 @@ class PackedMatrix:
             if not self._takes_order:
                 return
             kept = KeptCodes(format, order.numpy().tobytes())
-        self._stored[part] = kept
-        formats = set(self._stored.values())
+        self.stored[part] = kept
+        formats = set(self.stored.values())
         is_one = self._gated or self.num_experts > 1
-        if len(self._stored) < len(self.sizes) or (is_one and len(formats) > 1):
+        if len(self.stored) < len(self.sizes) or (is_one and len(formats) > 1):
             return
         self._positions = []
         if is_one:
             unsplit = self._panels(self.out_size, FORMAT_OF_BITS[format.bits], format, kept.order)
             self._positions = self._positions_in(unsplit)
             return
-        for same, parts in groupby(range(len(self.sizes)), self._stored.__getitem__):
+        for same, parts in groupby(range(len(self.sizes)), self.stored.__getitem__):
             sizes = [self.sizes[each] for each in parts]
             weight_format = FORMAT_OF_BITS[same.format.bits]
             panels = self._panels(sum(sizes), weight_format, same.format, same.order)
@@ -492,8 +502,8 @@ class CppOps:
         self.placement = placement
         self._own_joint = joint
         self._keeps_codes = keeps_codes
-        self._vectors: list[Tensor] = []
-        self._matrices: list[Matrix] = []
+        self.vectors: list[Tensor] = []
+        self.matrices: list[Matrix] = []
         self._format = format
         self._recorder: ProgramRecorder | None = None
         self.adapters: RecordedAdapters | None = None
@@ -504,8 +514,8 @@ class CppOps:
 
     @property
     def tensors(self) -> list[Tensor]:
-        tensors = list(self._vectors)
-        for matrix in self._matrices:
+        tensors = list(self.vectors)
+        for matrix in self.matrices:
             tensors += matrix.tensors
         return tensors
 
@@ -524,8 +534,8 @@ class CppOps:
         return program
 
     def vector(self, size: int, *, exact: bool = False) -> Tensor:
-        self._vectors.append(torch.empty(size))
-        return self._vectors[-1]
+        self.vectors.append(torch.empty(size))
+        return self.vectors[-1]
 
     def matrix(
         self,
@@ -595,7 +605,7 @@ class CppOps:
             num_experts,
             takes_order=takes_order,
         )
-        self._matrices.append(packed)
+        self.matrices.append(packed)
         return packed
 
     @property

@@ -56,7 +56,7 @@ class PlayedRunning:
     def __init__(self, kv: KvMemory) -> None:
         self.num_steps = 0.0  # decode steps since the beginning
         self.free_rows = kv.rows.num_free
-        self.free_tokens = float(kv.available)
+        self.free_tokens = float(kv.room.available)
         self.context = 0  # tokens to which they attend
         # Of each request: the step with which it ends, its tokens, and the memory that it frees.
         self._ends: list[tuple[float, int, float]] = []
@@ -165,7 +165,7 @@ class Play:
                     times[prompt.request.id] = self._earliest_s(prompt, work_s)
                     prompt = next(prompts, None)
                     continue
-                if not self._has_place(prompt):
+                if not self._has_room(prompt):
                     break
                 piece = min(budget.limit(prompt.kv_len), room - num_tokens, prompt.left)
                 if piece <= 0:
@@ -262,7 +262,7 @@ class Play:
 
     # Requests come and go
 
-    def _has_place(self, prompt: PlayedPrompt) -> bool:
+    def _has_room(self, prompt: PlayedPrompt) -> bool:
         """Whether the prompt has a row and memory; takes them if they are free."""
         if prompt.has_row:
             return True

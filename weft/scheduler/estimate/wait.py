@@ -16,9 +16,9 @@ from weft.scheduler.history import Counters
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.pace.step_cost import StepLoad
-from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.waiting.queue import WaitingQueue
 
 # Requests that are simulated; later ones are assumed to go as fast. Each takes about 15 us before
 # the step in which a request with a deadline arrives; under `fair` about 7 us more.
@@ -74,14 +74,14 @@ class WaitEstimator:
         if in_flight is not None:
             play.now_s = cost.seconds(in_flight)
         # Positions in the order begin at 1.
-        places = enumerate(self._queue.order(now), start=1)
-        prompts = self._prompts(wanted, islice(places, MAX_PLAYED), open_prompts)
+        positions = enumerate(self._queue.order(now), start=1)
+        prompts = self._prompts(wanted, islice(positions, MAX_PLAYED), open_prompts)
         times = play.first_tokens(prompts, len(wanted))
-        behind = wanted.keys() - times.keys()
-        if behind and play.num_admitted:
+        later = wanted.keys() - times.keys()
+        if later and play.num_admitted:
             each_s = play.now_s / play.num_admitted
-            for id, place in self._places(behind, places).items():
-                times[id] = place * each_s
+            for id, position in self._positions(later, positions).items():
+                times[id] = position * each_s
         return times
 
     def alone_s(self, request: Request) -> float | None:
@@ -94,18 +94,18 @@ class WaitEstimator:
         num_tokens = request.fill_len - cached
         return cost.seconds(StepLoad(num_tokens, num_tokens * (cached + request.fill_len) // 2))
 
-    def _places(
+    def _positions(
         self,
         wanted: Set[int],
-        places: Iterator[tuple[int, Request]],
+        positions: Iterator[tuple[int, Request]],
     ) -> dict[int, int]:
         """Positions in the order of requests that were not simulated, or the queue's length."""
         found = dict.fromkeys(wanted, len(self._queue))
         num_left = len(found)
-        for place, request in islice(places, MAX_COUNTED - MAX_PLAYED):
+        for position, request in islice(positions, MAX_COUNTED - MAX_PLAYED):
             self.num_looked += 1
             if request.id in found:
-                found[request.id] = place
+                found[request.id] = position
                 num_left -= 1
                 if not num_left:
                     break
@@ -114,13 +114,13 @@ class WaitEstimator:
     def _prompts(
         self,
         wanted: Mapping[int, float],
-        places: Iterator[tuple[int, Request]],
+        positions: Iterator[tuple[int, Request]],
         open_prompts: list[Request],
     ) -> Iterator[PlayedPrompt]:
         """The prompts to compute, in order."""
         for prompt in open_prompts:
             yield PlayedPrompt(prompt, prompt.kv_len, has_row=True)
-        for _, request in places:
+        for _, request in positions:
             self.num_looked += 1
             latest_s = wanted.get(request.id)
             is_wanted = latest_s is not None

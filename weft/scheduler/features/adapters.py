@@ -11,7 +11,7 @@ the oldest such request does. For it, one running adapter closes: the adapter wh
 the fewest tokens left. It admits no younger request until the reserving request has got its row. So
 the oldest overdue request gets a slot when the longest request of one adapter has ended, and a
 request with k older ones in the queue after k + 1 such times, whatever arrives later. From then on
-it waits no longer than without adapters (`queue.py`).
+it waits no longer than without adapters (`waiting/queue.py`).
 
 `engine/adapters.py` says which adapters are loaded, and in which slots; this module reads no
 files.

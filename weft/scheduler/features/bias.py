@@ -23,7 +23,7 @@ class TokenBias(NamedTuple):
     values: FloatArray  # [n]
 
 
-class Ending(NamedTuple):
+class StopTokens(NamedTuple):
     """The tokens that may not end a request yet."""
 
     tokens: IntArray  # [n]
@@ -31,7 +31,7 @@ class Ending(NamedTuple):
 
 
 class LogitBiasFeature(Feature):
-    """Keeps, by row, the biased tokens with their values, and the ending tokens of requests with a
+    """Keeps, by row, the biased tokens with their values, and the stop tokens of requests with a
     minimal length."""
 
     sampling_fields = ("logit_bias", "min_new_tokens")
@@ -40,7 +40,7 @@ class LogitBiasFeature(Feature):
         self._vocab_size = vocab_size
         self._eos = eos_token_ids
         self._biases: dict[int, TokenBias] = {}
-        self._endings: dict[int, Ending] = {}
+        self._stop_tokens: dict[int, StopTokens] = {}
 
     def enter_row(self, request: Request) -> None:
         sampling = request.message.sampling
@@ -49,10 +49,10 @@ class LogitBiasFeature(Feature):
             values = np.fromiter(sampling.logit_bias.values(), dtype=np.float32)
             self._biases[request.row] = TokenBias(tokens, values)
         if sampling.min_new_tokens:
-            tokens = self._ending_tokens(sampling)
+            tokens = self._tokens_of(sampling)
             min_len = request.spec.prompt_len + sampling.min_new_tokens
             if len(tokens):
-                self._endings[request.row] = Ending(tokens, min_len)
+                self._stop_tokens[request.row] = StopTokens(tokens, min_len)
 
     def prepare(self, batch: Batch, columns: Columns, step: StepInputs) -> None:
         biases: list[LogitBias] = []
@@ -61,22 +61,22 @@ class LogitBiasFeature(Feature):
             bias = self._biases.get(row)
             if bias is not None:
                 biases.append(bias_of(i, bias.tokens, bias.values))
-            ending = self._endings.get(row)
-            if ending is not None and lens[i] < ending.min_len:
-                biases.append(forbidden(i, ending.tokens))
+            stop = self._stop_tokens.get(row)
+            if stop is not None and lens[i] < stop.min_len:
+                biases.append(forbidden(i, stop.tokens))
         if biases:
             step.logits.append(joined(biases))
 
     def release(self, request: Request) -> None:
         self._biases.pop(request.row, None)
-        self._endings.pop(request.row, None)
+        self._stop_tokens.pop(request.row, None)
 
-    def _ending_tokens(self, sampling: SamplingParams) -> IntArray:
+    def _tokens_of(self, sampling: SamplingParams) -> IntArray:
         """[n] the tokens that end an output."""
-        ending = set(sampling.stop_token_ids)
+        stop = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
-            ending.update(self._eos)
-        tokens: IntArray = np.array(sorted(ending), dtype=np.int64)
+            stop.update(self._eos)
+        tokens: IntArray = np.array(sorted(stop), dtype=np.int64)
         # Stop tokens may be outside of the vocabulary: they have no logit to change.
         return tokens[tokens < self._vocab_size].astype(np.int32)
 

@@ -108,9 +108,9 @@ class GrammarFeature(Feature):
         constraint = self._constraints[id]
         known = columns.tokens[request.row, : columns.known_len[request.row]]
         ahead = _reasoning_ahead(constraint, self._thinking.get(id), known, draft)
-        held = draft[len(ahead) :].tolist()
-        if held:
-            ahead += self._grammars.follow(constraint, held, jumps=id not in self._sampled)
+        rest = draft[len(ahead) :].tolist()
+        if rest:
+            ahead += self._grammars.follow(constraint, rest, jumps=id not in self._sampled)
         self._ahead[id] = ahead
         return len(ahead)
 
@@ -121,13 +121,13 @@ class GrammarFeature(Feature):
         rows = batch.sample_rows
         num_drafts = batch.sample_lens - columns.known_len[rows]  # before each sampled token
         places = zip(columns.ids[rows].tolist(), num_drafts.tolist(), strict=True)
-        for i, (id, place) in enumerate(places):
+        for i, (id, position) in enumerate(places):
             constraint = self._constraints.get(id)
             if constraint is None:
                 continue
             step.blocks_overlap = True
-            if place > 0:
-                mask = self._ahead[id][place - 1]
+            if position > 0:
+                mask = self._ahead[id][position - 1]
             else:
                 mask = _mask_at(constraint, self._thinking.get(id))
             if mask is not None:
@@ -189,7 +189,7 @@ class GrammarFeature(Feature):
             del self._thinking[id]
         else:
             self._thinking[id] = stage.marks
-        return stage.is_held
+        return stage.is_waiting
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
         self._constraints.pop(request.id, None)
@@ -203,26 +203,26 @@ class Stage(NamedTuple):
     """The state of an output after a token."""
 
     marks: ThinkingMarks | None  # marks of reasoning that is open or may begin; None: neither
-    is_held: bool  # whether the grammar applies to the token
+    is_waiting: bool  # whether the grammar applies to the token
 
 
-HELD = Stage(None, is_held=True)
+WAITING = Stage(None, is_waiting=True)
 
 
 def _stage(marks: ThinkingMarks | None, before: IntArray, token: int) -> Stage:
     """The state of an output after `token`, which follows the tokens `before` [n]. Without `marks`,
     the grammar applies already."""
     if marks is None:
-        return HELD
+        return WAITING
     if marks.is_open:
         num_before = len(marks.end) - 1
         tail = before[len(before) - num_before :].tolist() if num_before else []
         if (*tail, token) == marks.end:
-            return Stage(None, is_held=False)
-        return Stage(marks, is_held=False)
+            return Stage(None, is_waiting=False)
+        return Stage(marks, is_waiting=False)
     if (token,) == marks.begin:
-        return Stage(ThinkingMarks(marks.begin, marks.end, is_open=True), is_held=False)
-    return HELD  # the output has no reasoning
+        return Stage(ThinkingMarks(marks.begin, marks.end, is_open=True), is_waiting=False)
+    return WAITING  # the output has no reasoning
 
 
 def _reasoning_ahead(
@@ -234,9 +234,9 @@ def _reasoning_ahead(
     if marks is None:
         return ahead
     text = np.concatenate([known[-len(marks.end) :], draft])
-    for place in range(len(text) - len(draft), len(text)):
-        stage = _stage(marks, text[:place], int(text[place]))
-        if stage.is_held:
+    for position in range(len(text) - len(draft), len(text)):
+        stage = _stage(marks, text[:position], int(text[position]))
+        if stage.is_waiting:
             break
         marks = stage.marks
         ahead.append(_mask_at(constraint, marks))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from weft.memory.handoff.leases import Lease
-from weft.memory.handoff.protocol import Handoff, MeetingPlace
+from weft.memory.handoff.protocol import Handoff, RoomAddress
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
@@ -52,7 +52,7 @@ class LendFeature(Feature):
         assert request.message.handoff is not None
         room = request.message.handoff.room
         tokens = request.packed
-        if kv.leases.ending_capacity:
+        if kv.leases.resume_state_capacity:
             # The other server computes at least the last token, so it resumes before that one.
             tokens = tokens[: request.reusable_len * TOKEN_BYTES]
         key = request.cache_key(tokens)
@@ -75,8 +75,8 @@ class LendFeature(Feature):
         detail = f"{lease.num_tokens:,} tokens of its KV are lent in the room {room}"
         self.notes.append(Note(request.id, detail))
         share = self._settings.largest_share
-        num_places = int(kv.leases.ending_capacity * share)
-        kv.leases.shrink_to(int(kv.allocator.num_pages * share), num_places)
+        num_resume_slots = int(kv.leases.resume_state_capacity * share)
+        kv.leases.shrink_to(int(kv.allocator.num_pages * share), num_resume_slots)
 
     def _why_not(self, room: str, reason: FinishReason) -> str:
         """Why the KV of an ended request is not lent; empty if it is lent."""
@@ -92,7 +92,7 @@ class LendFeature(Feature):
 class Pull:
     """The KV that one request, or several with one prompt, want from a room of another server."""
 
-    place: MeetingPlace
+    address: RoomAddress
     key: CacheKey  # the tokens that may be reused, whole pages
     since_s: float
     until_s: float
@@ -108,7 +108,7 @@ class Pull:
         if self.lacks:
             return self.lacks
         return (
-            f"no KV memory for {self.num_found:,} tokens that are ready on {self.place}: prompts "
+            f"no KV memory for {self.num_found:,} tokens that are ready on {self.address}: prompts "
             "that were asked for before it get memory first"
         )
 
@@ -127,10 +127,10 @@ class PullFeature(Feature):
     def why_waits(self, request: Request) -> str:
         pull = self.pulls[self.waiting[request.id]]
         if not pull.num_found:
-            return f"its prompt is being computed by {pull.place}"
+            return f"its prompt is being computed by {pull.address}"
         if pull.ticket is None:
             return pull.shortage
-        return f"{pull.num_found:,} tokens of KV are on their way from {pull.place}"
+        return f"{pull.num_found:,} tokens of KV are on their way from {pull.address}"
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
         if request.id in self.waiting:

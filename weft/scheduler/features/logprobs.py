@@ -54,20 +54,20 @@ class LogprobsFeature(Feature):
         if result.invalid is not None:
             live &= ~result.invalid
         pairs = zip(request.index.tolist(), request.num_top.tolist(), strict=True)
-        for place, (i, num_top) in enumerate(pairs):
+        for number, (i, num_top) in enumerate(pairs):
             if not live[i]:
                 continue
             row = int(batch.sample_rows[i])
             id_logprobs: list[float] = []
             if output.id_logprobs is not None:
                 num_ids = len(self._ids.get(row, ()))
-                id_logprobs = output.id_logprobs[place, :num_ids].tolist()
+                id_logprobs = output.id_logprobs[number, :num_ids].tolist()
             effects.logprobs.append(
                 TokenLogprobs(
                     id=int(columns.ids[row]),
-                    logprob=float(output.logprob[place]),
-                    top_ids=output.top_ids[place, :num_top].tolist(),
-                    top_logprobs=output.top_logprobs[place, :num_top].tolist(),
+                    logprob=float(output.logprob[number]),
+                    top_ids=output.top_ids[number, :num_top].tolist(),
+                    top_logprobs=output.top_logprobs[number, :num_top].tolist(),
                     id_logprobs=id_logprobs,
                 )
             )

@@ -26,8 +26,8 @@ from weft.scheduler.batch import Batch, End
 from weft.scheduler.feature import Feature, Note, StepEffects, StepInputs
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import Refusal
-from weft.scheduler.media.books import EncoderBooks
 from weft.scheduler.media.budget import EncoderBudget, longest_piece
+from weft.scheduler.media.encoder_cache import EncoderCache
 from weft.scheduler.media.prompt import MediaPrompt, PlacedInput, read_prompt, wrong_media
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request, RequestState
@@ -43,7 +43,7 @@ class TakenItem(NamedTuple):
     item: PlacedInput
     start: int  # position of the first of these tokens in the prompt
     end: int
-    place: int  # index of the first of these tokens in the step
+    token_index: int  # index of the first of these tokens in the step
 
 
 class PromptPiece(NamedTuple):
@@ -53,7 +53,7 @@ class PromptPiece(NamedTuple):
     prompt: MediaPrompt
     start: int  # position in the prompt
     end: int
-    place: int  # index of the first token in the step
+    token_index: int  # index of the first token in the step
 
 
 class MediaFeature(Feature):
@@ -74,7 +74,7 @@ class MediaFeature(Feature):
         num_rows = settings.sized_for.max_running_requests
         self._shifts: IntArray = np.zeros(num_rows, dtype=np.int32)
         vector_bytes = 0 if self._rules is None else self._rules.vector_bytes
-        self.books = EncoderBooks(settings.encoder_cache_tokens, vector_bytes=vector_bytes)
+        self.cache = EncoderCache(settings.encoder_cache_tokens, vector_bytes=vector_bytes)
         self._notes: list[Note] = []  # of steps that were planned since the last result
         # Of the last pass over the queue: the items, and how long the step may take.
         self._pass: EncoderBudget | None = None
@@ -92,7 +92,7 @@ class MediaFeature(Feature):
         if message.vectors:
             return "a prompt of input embeddings cannot have images, videos or sounds besides"
         wrong = wrong_media(message)
-        if wrong or self._settings.windows is None or not self._settings.keeps_items_whole:
+        if wrong or self._settings.windows is None or not self._settings.keeps_items_unsplit:
             return wrong
         # The memory of layers with windows is sized for the longest chunk.
         chunk_len = self._settings.chunk_len
@@ -121,13 +121,13 @@ class MediaFeature(Feature):
         self._step_budget = budget
         self._pass = EncoderBudget(
             self.by_id,
-            self.books,
+            self.cache,
             num_tokens=settings.encoder_tokens,
             page_size=settings.page_size,
             cuts_prompts=settings.piece_len is not None,
-            keeps_items_whole=settings.keeps_items_whole,
+            keeps_items_unsplit=settings.keeps_items_unsplit,
             # After a fault, the next step that takes an item drops all items first.
-            works_ahead=budget is not None and not self.books.is_in_doubt,
+            works_ahead=budget is not None and not self.cache.is_in_doubt,
         )
         return self._pass
 
@@ -148,15 +148,15 @@ class MediaFeature(Feature):
     def commit(self, batch: Batch, columns: Columns, result: Result, effects: StepEffects) -> None:
         effects.notes += self._notes
         self._notes = []
-        self.books.busy_s += result.encoder_s
+        self.cache.busy_s += result.encoder_s
         ahead = batch.plan.ahead
         if ahead is not None:
             pinned = self._pinned({})
             for one in ahead.encode:
                 if one.digest in result.encoded:
-                    self.books.encoded_ahead(one, ahead.generation, pinned)
+                    self.cache.encoded_ahead(one, ahead.generation, pinned)
         for digest, why in result.not_encoded:
-            self.books.forget(digest)
+            self.cache.forget(digest)
             for row in self._concerned(digest, batch, columns):
                 effects.ends.append(End(row, "error", message=why))
 
@@ -169,7 +169,7 @@ class MediaFeature(Feature):
         self.by_id.pop(request.id, None)
 
     def forget_device(self) -> None:
-        self.books.forget_all()
+        self.cache.forget_all()
 
     # Inside
 
@@ -178,17 +178,17 @@ class MediaFeature(Feature):
         seconds = LONGEST_AHEAD_S
         if self._step_budget is not None:
             seconds = min(max(self._step_budget.left_s, 0.0), seconds)
-        return EncodeAhead(tuple(last_pass.ahead.values()), seconds, self.books.generation)
+        return EncodeAhead(tuple(last_pass.ahead.values()), seconds, self.cache.generation)
 
     def _pieces(self, batch: Batch) -> Iterator[PromptPiece]:
         """The pieces of prompts with media that a step computes."""
-        place = 0
+        token_index = 0
         lens = zip(batch.prefills, batch.starts.tolist(), batch.lens.tolist(), strict=False)
         for request, start, length in lens:
             prompt = self.by_id.get(request.id)
             if prompt is not None:
-                yield PromptPiece(request, prompt, start, start + length, place)
-            place += length
+                yield PromptPiece(request, prompt, start, start + length, token_index)
+            token_index += length
 
     def _vectors(self, taken: list[TakenItem]) -> MediaVectors:
         """The items that the step takes, encodes and drops."""
@@ -197,7 +197,7 @@ class MediaFeature(Feature):
         for one in taken:
             wanted.setdefault(one.item.input.digest, one.item.input)
             by_request.setdefault(one.request.id, []).append(one)
-        work = self.books.take(list(wanted.values()), self._pinned(by_request))
+        work = self.cache.take(list(wanted.values()), self._pinned(by_request))
         encoded = {one.digest for one in work.encode}
         for id, items in by_request.items():
             self._taken[id] = {one.item.input.digest for one in items}
@@ -208,8 +208,8 @@ class MediaFeature(Feature):
         item: list[IntArray] = []
         row: list[IntArray] = []
         for one in taken:
-            places, rows = one.item.vectors(one.start, one.end)
-            index.append(places + np.int32(one.place))
+            token_indices, rows = one.item.vectors(one.start, one.end)
+            index.append(token_indices + np.int32(one.token_index))
             item.append(np.full(len(rows), numbers[one.item.input.digest], dtype=np.int32))
             row.append(rows)
         return MediaVectors(
@@ -242,13 +242,13 @@ class MediaFeature(Feature):
                 num_encoded += 1
                 num_tokens += one.item.input.length
                 encoded.discard(one.item.input.digest)  # an item is noted for one request only
-            elif begins and self.books.first_taken(one.item.input.digest):
+            elif begins and self.cache.first_taken(one.item.input.digest):
                 num_encoded += 1
                 num_tokens += one.item.input.length
             elif begins:
                 num_found += 1
-        self.books.num_reused += num_found
-        self.books.num_missed += num_encoded
+        self.cache.num_reused += num_found
+        self.cache.num_missed += num_encoded
         if num_encoded or num_found:
             detail = f"{num_encoded:,} encoded ({num_tokens:,} tokens), {num_found:,} found encoded"
             self._notes.append(Note(id, detail))
@@ -263,8 +263,8 @@ class MediaFeature(Feature):
         if rules.sees_both_ways and taken:
             sees_to = consecutive(batch.starts, batch.lens) + np.int32(1)
             for one in taken:
-                place = slice(one.place, one.place + one.end - one.start)
-                sees_to[place] = one.item.end
+                span = slice(one.token_index, one.token_index + one.end - one.start)
+                sees_to[span] = one.item.end
             step.sees_to = sees_to
 
     def _rotation(self, batch: Batch, pieces: list[PromptPiece]) -> IntArray | None:
@@ -272,14 +272,14 @@ class MediaFeature(Feature):
         shifts = self._shifts[batch.rows]
         if not pieces and not shifts.any():
             return None
-        places = consecutive(batch.starts, batch.lens) + np.repeat(shifts, batch.lens)
-        rotation = np.tile(places.astype(np.int32), (3, 1))
+        shifted = consecutive(batch.starts, batch.lens) + np.repeat(shifts, batch.lens)
+        rotation = np.tile(shifted.astype(np.int32), (3, 1))
         for piece in pieces:
             positions = piece.prompt.positions
             assert positions is not None, "the model has three positions a token"
             # After a retraction, tokens of the output follow those of the prompt.
             own = positions.prompt[:, piece.start : piece.end]
-            rotation[:, piece.place : piece.place + own.shape[1]] = own
+            rotation[:, piece.token_index : piece.token_index + own.shape[1]] = own
         return rotation
 
     def _concerned(self, digest: bytes, batch: Batch, columns: Columns) -> list[int]:
@@ -289,10 +289,10 @@ class MediaFeature(Feature):
         is_live = (columns.epoch[batch.rows] == batch.epochs).tolist()
         ends = (batch.starts + batch.lens).tolist()
         starts = batch.starts.tolist()
-        for place, row in enumerate(batch.rows.tolist()):
+        for number, row in enumerate(batch.rows.tolist()):
             request = self._rows.get(row)
-            if request is not None and is_live[place]:
-                items = self.by_id[request.id].within(starts[place], ends[place])
+            if request is not None and is_live[number]:
+                items = self.by_id[request.id].within(starts[number], ends[number])
                 if any(one.input.digest == digest for one in items):
                     took.add(row)
         found: list[int] = []
@@ -305,8 +305,8 @@ class MediaFeature(Feature):
 
 
 def _taken(pieces: list[PromptPiece]) -> Iterator[TakenItem]:
-    for request, prompt, start, end, place in pieces:
+    for request, prompt, start, end, token_index in pieces:
         for item in prompt.within(start, end):
             first = max(item.start, start)
             last = min(item.end, end)
-            yield TakenItem(request, item, first, last, place + first - start)
+            yield TakenItem(request, item, first, last, token_index + first - start)

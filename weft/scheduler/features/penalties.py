@@ -49,13 +49,13 @@ class PenaltiesFeature(Feature):
         offsets: IntArray = np.zeros(len(rows) + 1, dtype=np.int32)
         penalties: FloatArray = np.zeros((len(rows), 3), dtype=np.float32)
         histories: list[IntArray] = []
-        for place, row in enumerate(rows):
+        for number, row in enumerate(rows):
             begin = self._begins[row]
-            history = columns.tokens[row, begin : num_there[place]]
+            history = columns.tokens[row, begin : num_there[number]]
             histories.append(history)
-            begins[place] = begin
-            offsets[place + 1] = offsets[place] + len(history)
-            penalties[place] = self._by_row[row]
+            begins[number] = begin
+            offsets[number + 1] = offsets[number] + len(history)
+            penalties[number] = self._by_row[row]
         return Penalties(
             index=found.index,
             frequency=penalties[:, 0],

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray
-from weft.memory.pins import Pin
+from weft.memory.accounting.pins import Pin
 from weft.memory.prefix_cache import CacheKey
 from weft.scheduler.kv import KvMemory
 
@@ -58,7 +58,7 @@ class PinEntry:
         return not self.pin.why_lost
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the whole sequence is pinned. A store has only whole blocks, so KV that was read
         from it may lack the last few pages."""
         return self.is_there and self.pin.num_tokens == self.num_tokens
@@ -96,7 +96,7 @@ class PinBook:
         """Pin a sequence that is cached completely, or extend its pin. Returns why not; empty if it
         is pinned."""
         entry = self._find(wanted)
-        if entry is None or not entry.is_whole:
+        if entry is None or not entry.is_complete:
             pages = kv.cache.match(wanted.key).pages
             why_not = self._make_room(wanted, pages, kv)
             if why_not:

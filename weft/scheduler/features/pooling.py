@@ -60,15 +60,15 @@ class PoolingFeature(Feature):
         output = find(result.outputs, PooledVectors)
         if asked is None or output is None:
             return
-        for place, i in enumerate(asked.index.tolist()):
+        for number, i in enumerate(asked.index.tolist()):
             row = int(batch.rows[i])
-            if not asked.completes[place] or batch.epochs[i] != columns.epoch[row]:
+            if not asked.completes[number] or batch.epochs[i] != columns.epoch[row]:
                 continue  # a middle chunk, or a request that has left
             request: Request = columns.requests[row]
             pooling = request.message.pooling
             assert pooling is not None
             size = pooling.dimensions or len(pooling.label_ids) or None
-            vector = output.vectors[place, :size]
+            vector = output.vectors[number, :size]
             if not np.isfinite(vector).all():
                 effects.ends.append(End(row, "error", message=NOT_FINITE))
                 continue

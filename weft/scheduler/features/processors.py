@@ -70,14 +70,14 @@ class ProcessorsFeature(Feature):
             tokens.append(columns.tokens[row, :length].copy())
             longest = max(longest, len(self._by_row[row]))
         calls: list[ProcessorCall] = []
-        for place in range(longest):
+        for number in range(longest):
             by_name: dict[str, _Callers] = {}
             index = found.index.tolist()
             for i, row, before in zip(index, found.rows, tokens, strict=True):
                 processors = self._by_row[row]
-                if place >= len(processors):
+                if number >= len(processors):
                     continue
-                processor = processors[place]
+                processor = processors[number]
                 callers = by_name.setdefault(processor.name, _Callers())
                 callers.index.append(i)
                 callers.params.append(processor.params)

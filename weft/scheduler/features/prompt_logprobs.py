@@ -152,7 +152,7 @@ def _message(
 
 
 def _with_head(values: IntArray | FloatArray, head: int) -> IntArray | FloatArray:
-    """The values, behind a line of NaN (floats) or zeros (ints) if there is a `head`."""
+    """The values, after a line of NaN (floats) or zeros (ints) if there is a `head`."""
     if not head:
         return values
     first = np.zeros((1, *values.shape[1:]), dtype=values.dtype)

@@ -3,9 +3,8 @@
 The prompt of a session's request is the history followed by its own prompt; otherwise it is an
 ordinary request. A request that has ended in tokens (by a stop, or by length) is a turn that others
 can continue; an aborted or failed one leaves no trace. The full pages of KV of the turn that ended
-last are pinned in the prefix cache until their memory is needed (`memory/pins.py`), so a session
-never keeps a request from running.
-"""
+last are pinned in the prefix cache until their memory is needed (`memory/accounting/pins.py`), so a
+session never keeps a request from running."""
 
 from __future__ import annotations
 

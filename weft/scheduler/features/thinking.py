@@ -41,8 +41,8 @@ class ThinkingBudgetFeature(Feature):
         tokens: list[int] = []
         found = batch.sampling_in(self._budgets)
         num_known = columns.known_len[found.rows].tolist()
-        places = zip(found.index.tolist(), found.rows, found.lens, num_known, strict=True)
-        for i, row, end, known in places:
+        drafts = zip(found.index.tolist(), found.rows, found.lens, num_known, strict=True)
+        for i, row, end, known in drafts:
             if row not in self._budgets:
                 continue  # an earlier token of this row has shown that its reasoning is over
             budget, marks = self._budgets[row]
@@ -90,9 +90,9 @@ def due(output: IntArray, marks: ThinkingMarks, budget: int) -> int:
 def _begin(output: IntArray, marks: ThinkingMarks) -> int:
     """Where the reasoning begins; NOTHING if it may still begin, OVER if it will not."""
     most = MAX_LEAD + len(marks.begin)
-    place = _find(output[:most], marks.begin)
-    if place >= 0:
-        return place + len(marks.begin)
+    position = _find(output[:most], marks.begin)
+    if position >= 0:
+        return position + len(marks.begin)
     if marks.is_open:
         return 0
     return NOTHING if len(output) < most else OVER
@@ -108,11 +108,11 @@ def _begun(output: IntArray, mark: tuple[int, ...]) -> int:
 
 
 def _find(tokens: IntArray, mark: tuple[int, ...]) -> int:
-    """The first place of `mark` in `tokens`; -1 if there is none."""
+    """The first position of `mark` in `tokens`; -1 if there is none."""
     text = tokens.astype(np.int32).tobytes()
     needle = np.array(mark, dtype=np.int32).tobytes()
-    place = text.find(needle)
+    position = text.find(needle)
     # Skip matches that do not begin at the first byte of a token.
-    while place % 4 and place >= 0:
-        place = text.find(needle, place + 1)
-    return place // 4 if place >= 0 else -1
+    while position % 4 and position >= 0:
+        position = text.find(needle, position + 1)
+    return position // 4 if position >= 0 else -1

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from weft.arrays import IntArray
-from weft.memory.pins import Pin
+from weft.memory.accounting.pins import Pin
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.estimate.pauses import PausesSeen

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weft.memory.pins import LostPin, Pin
+from weft.memory.accounting.pins import LostPin, Pin
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.sessions import SessionParams
 from weft.scheduler.limits import Refusal

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from weft.arrays import IntArray
 from weft.memory.accounting.audit import Fault
-from weft.memory.accounting.holders import HeldEnding
-from weft.memory.pins import Pins
+from weft.memory.accounting.holders import ResumeStateInUse
+from weft.memory.accounting.pins import Pins
 from weft.memory.prefix_cache import Handle, Inserted, PrefixCache
-from weft.memory.tiers.endings import Endings
+from weft.memory.tiers.resume_states import ResumeStates
 from weft.plan.step import Plan
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
@@ -220,7 +220,7 @@ class KvGroup:
 
     # Accounting
 
-    def endings(self, block_len: int) -> Endings | None:
+    def resume_states(self, block_len: int) -> ResumeStates | None:
         """What a sequence needs besides K and V to be resumed; None: nothing. `block_len`: tokens
         of the blocks after which a store has it."""
         return None
@@ -229,18 +229,18 @@ class KvGroup:
         """The fields of `Stats` about this group."""
         return {}
 
-    def audit(self, requests: Mapping[str, Request], held: Sequence[HeldEnding]) -> None:
-        """Check the owner of everything. `requests` are those with a row, by name; `held`: endings
-        that others hold. Raises AccountingError."""
+    def audit(self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]) -> None:
+        """Check the owner of everything. `requests` are those with a row, by name; `in_use`: resume
+        states that others hold. Raises AccountingError."""
 
     def find_faults(
-        self, requests: Mapping[str, Request], held: Sequence[HeldEnding]
+        self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]
     ) -> list[Fault]:
         """The pages or slots that do not have exactly one owner, with `pool` as their pool. Raises
         AccountingError for one outside of the memory."""
         return []
 
-    def quarantine(self, faults: Sequence[Fault], held: Sequence[HeldEnding]) -> None:
+    def quarantine(self, faults: Sequence[Fault], in_use: Sequence[ResumeStateInUse]) -> None:
         """Take the faulty pages or slots of this group out of use."""
 
     def last_owner(self, fault: Fault) -> int:

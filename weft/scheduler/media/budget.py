@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.memory.media.borders import Span, border_before, border_behind
+from weft.memory.media.borders import Span, border_after, border_before
 from weft.plan.inputs import EncoderInput
-from weft.scheduler.media.books import EncoderBooks
+from weft.scheduler.media.encoder_cache import EncoderCache
 from weft.scheduler.media.prompt import MediaPrompt
 from weft.scheduler.request import Request, RequestState
 
@@ -26,30 +26,29 @@ class EncoderBudget:
     """The `PieceBudget` of one pass.
 
     `prompts` by id of their requests. `cuts_prompts`: if not, each is computed in one step.
-    `keeps_items_whole`: a step computes all tokens of an item, or none. `works_ahead`: a step takes
-    only items that are already encoded.
-    """
+    `keeps_items_unsplit`: a step computes all tokens of an item, or none. `works_ahead`: a step
+    takes only items that are already encoded."""
 
     def __init__(
         self,
         prompts: Mapping[int, MediaPrompt],
-        books: EncoderBooks,
+        cache: EncoderCache,
         *,
         num_tokens: int,
         page_size: int,
         cuts_prompts: bool,
-        keeps_items_whole: bool,
+        keeps_items_unsplit: bool,
         works_ahead: bool,
     ) -> None:
         self._prompts = prompts
-        self._books = books
+        self._cache = cache
         self._left = num_tokens
         self._page_size = page_size
         self._cuts_prompts = cuts_prompts
-        self._keeps_items_whole = keeps_items_whole
+        self._keeps_items_unsplit = keeps_items_unsplit
         self._works_ahead = works_ahead
         self._promised: set[bytes] = set()  # items that this step encodes
-        self._left_ahead = books.max_ahead
+        self._left_ahead = cache.max_ahead
         # Items that prompts wait for, in order; by digest.
         self.ahead: dict[bytes, EncoderInput] = {}
 
@@ -68,7 +67,7 @@ class EncoderBudget:
                 return max(encoded_end - start, 0)
         if end < request.fill_len:
             end = self._border(prompt, end)
-        if end <= start and not self._keeps_items_whole:
+        if end <= start and not self._keeps_items_unsplit:
             return num_tokens  # less than a page
         if end <= start:
             if not is_first:
@@ -93,7 +92,7 @@ class EncoderBudget:
 
     def border(self, request: Request, num_tokens: int) -> int:
         prompt = self._prompts.get(request.id)
-        if prompt is None or not self._keeps_items_whole:
+        if prompt is None or not self._keeps_items_unsplit:
             return num_tokens
         start = request.kv_len
         return max(self._border(prompt, start + num_tokens) - start, 0)
@@ -119,14 +118,14 @@ class EncoderBudget:
         for item in prompt.within(start, request.fill_len):
             length = item.input.length
             # The first item of a pass is encoded, however large it is.
-            if self._left_ahead < min(length, self._books.max_ahead):
+            if self._left_ahead < min(length, self._cache.max_ahead):
                 if waits_at is None:
                     waits_at = item.start if is_open or num_seen else start
                 break
             num_seen += 1
             self._left_ahead -= length
-            if item.input.digest in self._books:
-                self._books.use(item.input.digest)
+            if item.input.digest in self._cache:
+                self._cache.use(item.input.digest)
                 continue
             self.ahead.setdefault(item.input.digest, item.input)
             if waits_at is None:
@@ -137,20 +136,20 @@ class EncoderBudget:
 
     def _costs(self, digest: bytes) -> bool:
         """Whether this step would have to encode the item."""
-        return digest not in self._books and digest not in self._promised
+        return digest not in self._cache and digest not in self._promised
 
-    def _whole(self, prompt: MediaPrompt) -> list[Span]:
-        if not self._keeps_items_whole:
+    def _unsplit(self, prompt: MediaPrompt) -> list[Span]:
+        if not self._keeps_items_unsplit:
             return []
         return [(item.start, item.end) for item in prompt.items]
 
     def _border(self, prompt: MediaPrompt, end: int) -> int:
         """The last position up to `end` where a piece may end before the end of the prompt."""
-        return border_before(end, self._whole(prompt), self._page_size)
+        return border_before(end, self._unsplit(prompt), self._page_size)
 
     def _least_end(self, request: Request, prompt: MediaPrompt) -> int:
         """The end of the shortest possible piece of the prompt."""
-        end = border_behind(request.kv_len, self._whole(prompt), self._page_size)
+        end = border_after(request.kv_len, self._unsplit(prompt), self._page_size)
         return min(end, request.fill_len)
 
 
@@ -160,7 +159,7 @@ def longest_piece(spans: list[Span], prompt_len: int, page_size: int) -> int:
     longest = 0
     begin = 0
     while begin < prompt_len:
-        end = min(border_behind(begin, spans, page_size), prompt_len)
+        end = min(border_after(begin, spans, page_size), prompt_len)
         longest = max(longest, end - begin)
         begin = end
     return longest

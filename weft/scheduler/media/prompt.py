@@ -86,8 +86,8 @@ def read_prompt(message: GenerateRequest, *, has_three_positions: bool) -> Media
 def _values(item: MediaItem) -> FloatArray:
     """The array that the encoder reads. If its size does not fit the shape, it stays flat and the
     encoder fails; no error is raised here, because replays have no values."""
-    whole = item.values[: len(item.values) // VALUE_BYTES * VALUE_BYTES]
-    values = np.frombuffer(whole, dtype=np.float32)
+    values_bytes = item.values[: len(item.values) // VALUE_BYTES * VALUE_BYTES]
+    values = np.frombuffer(values_bytes, dtype=np.float32)
     if math.prod(item.shape) == len(values):
         return values.reshape(item.shape)
     return values

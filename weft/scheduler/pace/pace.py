@@ -121,9 +121,34 @@ class Waiting(NamedTuple):
 
     num: int
     first_arrival: int  # arrival order of the open prompt, or else of the oldest waiting request
+    is_background: bool = False  # all of them are background requests
 
 
 NOBODY_WAITS = Waiting(0, 0)
+
+
+class StepBounds(NamedTuple):
+    """How long steps may take, by the settings."""
+
+    max_step_s: float
+    max_slowdown: float
+    # Of online requests by background requests, and of steps without online requests.
+    background_slowdown: float
+    background_s: float
+    min_tokens: int  # of a prompt in a step
+    # A prefill may stop after each layer: a step then has room for as many tokens as one layer has.
+    num_pieces: int
+
+    @classmethod
+    def of(cls, settings: SchedulerSettings) -> StepBounds:
+        return cls(
+            max_step_s=settings.max_step_s or math.inf,
+            max_slowdown=settings.max_slowdown,
+            background_slowdown=settings.background_slowdown,
+            background_s=settings.background_step_ms / 1_000 or math.inf,
+            min_tokens=max(MIN_TOKENS, settings.page_size),
+            num_pieces=settings.num_layers if settings.split_prefill_layers else 1,
+        )
 
 
 class Pace:
@@ -136,12 +161,7 @@ class Pace:
         self.cost = CostEstimator()
         self._margin = Margin()
         self.draft_cost = DraftCost()
-        self._max_step_s = settings.max_step_s or math.inf
-        self._max_slowdown = settings.max_slowdown
-        self._min_tokens = max(MIN_TOKENS, settings.page_size)
-        # A prefill may stop after each layer: a step then has room for as many tokens as one layer
-        # has.
-        self._num_pieces = settings.num_layers if settings.split_prefill_layers else 1
+        self._bounds = StepBounds.of(settings)
         self._columns = columns
         self._running = running
         self._largest = FIRST_TOKENS // 2  # tokens of a measured step
@@ -161,11 +181,11 @@ class Pace:
             self.draft_cost.observe(plan, plan.drafting, seconds)
             return
         has_prefill = bool(batch.prefills) or plan.layers is not None
-        if has_prefill or self._max_step_s < math.inf:
+        if has_prefill or self._bounds.max_step_s < math.inf:
             self._learn()
             load = StepLoad.of(plan)
             is_cut = has_prefill or plan.drafts is not None  # to fit into its time
-            if is_cut and self._max_step_s < math.inf and self.cost.is_known:
+            if is_cut and self._bounds.max_step_s < math.inf and self.cost.is_known:
                 self._margin.observe(self.cost.seconds(load), seconds)
             self.cost.observe(load, seconds, has_prefill=has_prefill)
         else:
@@ -209,21 +229,24 @@ class Pace:
     def decode_is_due(self, waiting: Waiting) -> bool:
         """Whether the running requests must have a turn before the next piece of a prompt."""
         budget = self.budget(waiting, mixes=False)
-        return budget is not None and budget.limit(0) < self._min_tokens
+        return budget is not None and budget.limit(0) < self._bounds.min_tokens
 
     def budget(self, waiting: Waiting, *, mixes: bool) -> StepBudget | None:
         """The part of the next step that prompts may take; None: no limit. `mixes`: the running
         requests are part of that step."""
         self._budget = None
         rows = self._next_rows()
+        if waiting.is_background:
+            self._budget = self._background_budget(rows, mixes=mixes)
+            return self._budget
         if not len(rows):
             return None
         slowdown = self._slowdown(rows, waiting)
-        if slowdown == math.inf and self._max_step_s == math.inf:
+        if slowdown == math.inf and self._bounds.max_step_s == math.inf:
             return None
         self._learn()
         max_tokens = 2 * self._largest
-        min_tokens = 0 if self._since_s else self._min_tokens
+        min_tokens = 0 if self._since_s else self._bounds.min_tokens
         if self.cost.lacks_decodes:
             # Without this, an endless series of prompts would prevent any step without prompts.
             self._budget = StepBudget(0.0, (1.0, 0.0), max_tokens, min_tokens=0)
@@ -239,15 +262,35 @@ class Pace:
         if not mixes:
             # The running requests then have a step of their own after this one.
             left_s -= cost.step_s
-        rates = cost.token_s / self._num_pieces, cost.pair_s / self._num_pieces
+        rates = cost.token_s / self._bounds.num_pieces, cost.pair_s / self._bounds.num_pieces
         self._budget = StepBudget(left_s, rates, max_tokens, min_tokens)
         return self._budget
+
+    def _background_budget(self, rows: IntArray, *, mixes: bool) -> StepBudget | None:
+        """The part of the next step of `rows` that prompts of background requests may take."""
+        self._learn()
+        if not self.cost.is_known:
+            # With nobody to disturb, the first steps show what steps cost.
+            is_alone = bool(self._columns.background.take(rows).all())
+            return None if is_alone else StepBudget(0.0, (1.0, 0.0), 0, min_tokens=0)
+        cost = self.cost.model()
+        online = rows[~self._columns.background.take(rows)]
+        bound_s = self._bounds.background_s
+        if len(online):
+            slowed_s = self._bounds.background_slowdown * cost.seconds(self._load(online))
+            bound_s = min(bound_s, slowed_s, self._longest_s)
+        left_s = bound_s - self._since_s - cost.seconds(self._load(rows))
+        if not mixes and len(rows):
+            left_s -= cost.step_s
+        rates = cost.token_s / self._bounds.num_pieces, cost.pair_s / self._bounds.num_pieces
+        min_tokens = 0 if len(online) else self._bounds.min_tokens
+        return StepBudget(left_s, rates, 2 * self._largest, min_tokens)
 
     def draft_room(self, num_before: int) -> float:
         """How many drafts the next step of the running requests has time for, after `num_before`
         tokens of prompts. Only a bound in milliseconds limits drafts: a draft costs a stream time,
         but gives it tokens."""
-        if self._max_step_s == math.inf or not self.cost.is_known:
+        if self._bounds.max_step_s == math.inf or not self.cost.is_known:
             return math.inf
         rows = self._next_rows()
         if not len(rows):
@@ -264,7 +307,7 @@ class Pace:
     def drafting_room(self, num_passes: int) -> float:
         """How many tokens a step of the draft model has time for, before the next step of the
         running requests."""
-        if self._max_step_s == math.inf or not self.cost.is_known:
+        if self._bounds.max_step_s == math.inf or not self.cost.is_known:
             return math.inf
         rows = self._next_rows()
         if not len(rows):
@@ -294,7 +337,7 @@ class Pace:
     @property
     def _longest_s(self) -> float:
         """The longest expected time of a step, so that nine of ten steps keep to the bound."""
-        return self._max_step_s / self._margin.factor
+        return self._bounds.max_step_s / self._margin.factor
 
     def _left_s(self, rows: IntArray) -> float:
         """The time left of the bound beside the next step of `rows`, which wait for it."""
@@ -306,14 +349,15 @@ class Pace:
         It increases with the number of waiting requests per running request that was there before
         them.
         """
-        if self._max_slowdown <= 0:
+        if self._bounds.max_slowdown <= 0:
             return math.inf
         came_before = self._columns.num_arrived[rows] <= waiting.first_arrival
+        came_before &= ~self._columns.background.take(rows)
         num_before = int(np.count_nonzero(came_before))
         if not num_before:
             return math.inf
         pressure = max(waiting.num / num_before, 1.0)
-        return 1 + (self._max_slowdown - 1) * pressure
+        return 1 + (self._bounds.max_slowdown - 1) * pressure
 
     def _learn(self) -> None:
         """Learn from the stored decode steps."""

@@ -1,10 +1,9 @@
 """Policies: the order in which the scheduler looks at waiting requests.
 
 Each module in `kinds/` is a policy, and docs/contribute/policy.md shows how to add one.
-docs/guides/policies.md helps users to choose. `queue.py` puts some requests before every policy:
-those that resume, and those that have waited too long. A policy knows requests and their numbers,
-but not the queue, the cache or the device.
-"""
+docs/guides/policies.md helps users to choose. `waiting/queue.py` puts some requests before every
+policy: those that resume, and those that have waited too long. A policy knows requests and their
+numbers, but not the queue, the cache or the device."""
 
 from __future__ import annotations
 

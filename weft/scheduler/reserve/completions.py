@@ -73,40 +73,40 @@ class CompletionBudget:
         self._open = {request.id: self._rest_of(request) for request in open_prompts}
         self._taken = 0  # tokens of memory that this step takes for prompts
         self._left: list[int] = []  # of each request with a known end: tokens until then
-        self._held: list[int] = []  # tokens that its end frees, without those until then
+        self._freed: list[int] = []  # tokens that its end frees, without those until then
         columns = kv.columns
         for row in rows.tolist():
             left = max(int(columns.max_len[row] - columns.seq_len[row]), 0)
             if has_known_length(columns.requests[row]):
                 self._left.append(left)
-                self._held.append(self._pages_of(int(columns.kv_len[row])))
+                self._freed.append(self._pages_of(int(columns.kv_len[row])))
                 continue
             expected = min(left, CLIP_MAX_NEW_TOKENS)
             self._promised += expected * ratio if columns.stops_at_eos[row] else expected
             self._promised += self._page_size
 
-    def tightest(self, request: Request, extend: int, *, is_whole: bool) -> TightestMoment:
+    def tightest(self, request: Request, extend: int, *, is_unsplit: bool) -> TightestMoment:
         """Simulate all completions with one more request, of whose prompt `extend` tokens are to be
-        computed. `is_whole`: in this step."""
+        computed. `is_unsplit`: in this step."""
         left = list(self._left)
-        held = list(self._held)
+        freed = list(self._freed)
         # One token is left over: what runs must be able to go on.
         kept = self._pages_of(extend) + math.ceil(self._promised) + 1
         kept += sum(self._open.values())
         output = request.max_len - request.fill_len
-        if is_whole:
+        if is_unsplit:
             left.append(output)
-            held.append(self._pages_of(request.fill_len))
+            freed.append(self._pages_of(request.fill_len))
         else:
             kept += output + self._page_size
-        free = self._kv.rest - self._taken
+        free = self._kv.room.rest - self._taken
         if not left:
             return TightestMoment(kept, free)
         order = np.argsort(left, kind="stable")
         num_running = np.arange(len(order), 0, -1)
-        held_in_order = np.array(held)[order]
+        freed_in_order = np.array(freed)[order]
         needed = kept + (np.array(left)[order] + self._page_size) * num_running
-        available = free + np.cumsum(held_in_order) - held_in_order
+        available = free + np.cumsum(freed_in_order) - freed_in_order
         tightest = int(np.argmax(needed - available))
         return TightestMoment(int(needed[tightest]), int(available[tightest]))
 
@@ -120,7 +120,7 @@ class CompletionBudget:
             self._open[request.id] = self._rest_of(request) - charged
         elif has_known_length(request):
             self._left.append(request.max_len - request.fill_len)
-            self._held.append(self._pages_of(request.fill_len))
+            self._freed.append(self._pages_of(request.fill_len))
         else:
             self._promised += reserve + self._page_size
 

@@ -71,8 +71,8 @@ class DraftedBatch(Batch):
 
     def num_there(self, columns: Columns) -> IntArray:
         # Drafts follow the known tokens. A row without drafts may lack its last token.
-        behind_last = np.repeat(self.counts > 1, self.counts)
-        return np.where(behind_last, self.sample_lens, super().num_there(columns))
+        after_last = np.repeat(self.counts > 1, self.counts)
+        return np.where(after_last, self.sample_lens, super().num_there(columns))
 
     def is_live(self, columns: Columns) -> BoolArray:
         return super().is_live(columns) & self.kept
@@ -141,8 +141,8 @@ class SpeculativePlanner(Planner):
             follower = batch.followed.get(row)
             if follower is not None:
                 kv_len += 1
-                is_whole = is_aligned and num_right == num_drafts
-                if is_whole or not follower.counts_on_all:
+                all_right = is_aligned and num_right == num_drafts
+                if all_right or not follower.counts_on_all:
                     kv_len += follower.num_drafts
             self._cut(row, kv_len)
         return result
@@ -197,7 +197,7 @@ class SpeculativePlanner(Planner):
         """The drafts that a step has room and time for beside `num_before` tokens of prompts."""
         room = self._speculator.pace.draft_room(num_before)
         if num_before:
-            num_others = num_before + self._kv.decode_tokens(rows)
+            num_others = num_before + self._kv.room.decode_tokens(rows)
             room = min(room, self._max_tokens - num_others)
         if room == math.inf:
             return drafts
@@ -207,7 +207,7 @@ class SpeculativePlanner(Planner):
         """The first drafts for which there is memory in addition to that of the step itself."""
         kv = self._kv
         page_size = kv.page_size
-        spare = kv.available - kv.decode_pages(rows) * page_size
+        spare = kv.room.available - kv.room.decode_pages(rows) * page_size
         for i, draft in enumerate(drafts):
             num_pages = -(-len(draft.tokens) // page_size)
             spare -= num_pages * page_size

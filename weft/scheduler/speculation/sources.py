@@ -67,7 +67,7 @@ class ExpectedText:
         output = known.output
         longest = min(len(output) // TOKEN_BYTES, LONGEST_MATCH)
         if longest < LONGEST_MATCH and expected.startswith(output):
-            return _behind(expected, len(output), num_tokens)
+            return _following(expected, len(output), num_tokens)
         # If the answer differs from the text for a while, both usually stay about as long.
         near = max(len(output) - 64 * TOKEN_BYTES, 0)
         for size in range(longest, SHORTEST_MATCH - 1, -1):
@@ -76,7 +76,7 @@ class ExpectedText:
             if at < 0:
                 at = find_tokens(expected, pattern)
             if at >= 0:
-                return _behind(expected, at + len(pattern), num_tokens)
+                return _following(expected, at + len(pattern), num_tokens)
         return b""
 
     def forget(self, request: Request) -> None:
@@ -135,7 +135,7 @@ class Repetition:
             pattern = tokens[-size * TOKEN_BYTES :]
             at = _find_last(tokens, pattern)
             if at >= 0:
-                found = _behind(tokens, at + len(pattern), num_tokens)
+                found = _following(tokens, at + len(pattern), num_tokens)
                 return _again_and_again(found, num_tokens)
         return b""
 
@@ -169,7 +169,7 @@ class ModelDrafts:
         kept = self._kept.pop(known.request.id, None)
         if kept is None or kept.num_known * TOKEN_BYTES != len(known.tokens):
             return b""
-        return _behind(kept.tokens, 0, num_tokens)
+        return _following(kept.tokens, 0, num_tokens)
 
     def forget(self, request: Request) -> None:
         self._kept.pop(request.id, None)
@@ -213,7 +213,7 @@ def _up_to_media(tokens: bytes) -> bytes:
     return tokens[: first * TOKEN_BYTES]
 
 
-def _behind(tokens: bytes, at: int, num_tokens: int) -> bytes:
+def _following(tokens: bytes, at: int, num_tokens: int) -> bytes:
     return tokens[at : at + num_tokens * TOKEN_BYTES]
 
 

@@ -26,9 +26,9 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.pace import MIN_TOKENS, Pace, Waiting
 from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.planner import Planner, StepTokens, prepare_for_extend
-from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.request import Request
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.waiting.queue import WaitingQueue
 
 NO_STEP = -1
 
@@ -175,10 +175,11 @@ class SplitPlanner(Planner):
     def _waiting(self) -> Waiting:
         """The requests whose prompts wait to be computed, including those of the open prefill."""
         orders = [one.request.spec.arrival_order for one in self.open]
-        oldest = self._queue.oldest
+        line = self._queue.next_line or self._queue.online
+        oldest = line.oldest(self._queue.end)
         if oldest is not None:
             orders.append(oldest.spec.arrival_order)
-        num = len(self._queue) + len(self.open)
+        num = len(line) + len(self.open)
         return Waiting(num, min(orders, default=0))
 
     def _make_piece(self, work: StepTokens, piece: PieceSize, kept: LongArray | None) -> Batch:
@@ -196,8 +197,8 @@ class SplitPlanner(Planner):
             # All other inputs were needed for the first piece only.
             inputs.inputs = [op for op in inputs.inputs if isinstance(op, MediaVectors)]
         else:
-            whole = self._batch(mode, requests, work)
-            inputs = self._hooks.prepare_piece(whole, self._columns, is_first=layers.is_first)
+            all_layers = self._batch(mode, requests, work)
+            inputs = self._hooks.prepare_piece(all_layers, self._columns, is_first=layers.is_first)
         self._add_plan(batch, work, inputs, layers)
         self._next_layer = layers.last
         self._last_piece = batch.plan.step

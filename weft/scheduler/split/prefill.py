@@ -24,17 +24,17 @@ def unmixed(settings: SchedulerSettings) -> SchedulerSettings:
 
 
 class SplitPrefills:
-    """A `PrefillScheduler` that wraps another one, `whole`, whose batches `planner` plans."""
+    """A `PrefillScheduler` that wraps another one, `unsplit`, whose batches `planner` plans."""
 
     def __init__(
         self,
-        whole: PrefillScheduler,
+        unsplit: PrefillScheduler,
         planner: SplitPlanner,
         *,
         history: RequestHistory,
         counters: Counters,
     ) -> None:
-        self._whole = whole
+        self._unsplit = unsplit
         self._planner = planner
         self._history = history
         self._counters = counters
@@ -50,7 +50,7 @@ class SplitPrefills:
             self.record_no_walk(now, Stop.LAYERS)
             batch: Batch | None = planner.make_piece()
         else:
-            batch = self._whole.next_batch(now, order)
+            batch = self._unsplit.next_batch(now, order)
         if batch is not None and batch.plan.layers is not None:
             self._counters.num_split_steps += 1
             self._note(batch, now)
@@ -61,12 +61,12 @@ class SplitPrefills:
         complete."""
         if self._planner.open:
             return RoomForFirst([])
-        return self._whole.room_for_first(now)
+        return self._unsplit.room_for_first(now)
 
     def open_prompts(self) -> list[Request]:
         """The requests whose prompts are computed in part, by tokens or by layers."""
         found = self._planner.open_prompts()
-        for request in self._whole.open_prompts():
+        for request in self._unsplit.open_prompts():
             if request not in found:
                 found.append(request)
         return found
@@ -74,42 +74,42 @@ class SplitPrefills:
     def row_released(self, request: Request) -> None:
         """A request is about to release its row."""
         self._planner.leave(request)
-        self._whole.row_released(request)
+        self._unsplit.row_released(request)
 
     def reset(self) -> None:
         """No request has a row any more."""
         self._planner.reset()
-        self._whole.reset()
+        self._unsplit.reset()
 
     def apply(self, settings: SchedulerSettings) -> None:
         """Use these settings from the next pass on."""
-        self._whole.apply(unmixed(settings))
+        self._unsplit.apply(unmixed(settings))
 
     def record_no_walk(self, now: float, stop: Stop) -> None:
         """Record that no request is looked at before the next step, if some wait."""
-        self._whole.record_no_walk(now, stop)
+        self._unsplit.record_no_walk(now, stop)
 
     # State of the wrapped pass
 
     @property
     def chunked_req(self) -> Request | None:
-        return self._whole.chunked_req
+        return self._unsplit.chunked_req
 
     @property
     def is_full(self) -> bool:
-        return self._whole.is_full
+        return self._unsplit.is_full
 
-    @is_full.setter
-    def is_full(self, value: bool) -> None:
-        self._whole.is_full = value
+    def note_room(self) -> None:
+        """A request may be admitted again."""
+        self._unsplit.note_room()
 
     @property
     def new_token_ratio(self) -> NewTokenRatio:
-        return self._whole.new_token_ratio
+        return self._unsplit.new_token_ratio
 
     @property
     def seen(self) -> set[int]:
-        return self._whole.seen
+        return self._unsplit.seen
 
     # Inside
 

@@ -1,4 +1,4 @@
-"""What transfers have of KV memory: pages, locks in the tree, and endings."""
+"""What transfers have of KV memory: pages, locks in the tree, and resume states."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class TransferMemory:
         self._kv = kv
         self._cache = kv.cache
         self._allocator = kv.allocator
-        self._endings = kv.endings
+        self._resume_states = kv.resume_states
         self._page_size = kv.page_size
 
     def resumable(self, key: CacheKey) -> int:
         """Tokens at the beginning of this sequence that a request could use from the cache."""
-        return self._endings.resumable(self._cache.match(key))
+        return self._resume_states.resumable(self._cache.match(key))
 
-    def places(self, key: CacheKey, block_len: int) -> list[int]:
+    def resumable_lengths(self, key: CacheKey, block_len: int) -> list[int]:
         """The lengths, shortest first, at which the cached part of a sequence can be stored so that
         it can be resumed."""
-        return self._endings.places(self._cache, key, block_len)
+        return self._resume_states.resumable_lengths(self._cache, key, block_len)
 
     # Reads
 
@@ -53,7 +53,7 @@ class TransferMemory:
             return None
         return TransferPages(self._kv.alloc(num_pages, NOBODY), before.handle)
 
-    def insert(self, transfer: Transfer, num_tokens: int, *, has_ending: bool) -> int:
+    def insert(self, transfer: Transfer, num_tokens: int, *, has_resume_state: bool) -> int:
         """Insert the tokens that were read into the tree, and unlock the part before. Returns the
         number of tokens that are new in the tree, or that requests can use for the first time."""
         page_size = self._page_size
@@ -69,32 +69,32 @@ class TransferMemory:
         self._allocator.free(transfer.pages[num_landed:])
         self._kv.landed(transfer.pages[num_twice:num_landed])
         num_new = end - inserted.present
-        if len(transfer.ending) and has_ending and end == transfer.end:
+        if len(transfer.resume_state) and has_resume_state and end == transfer.end:
             num_new = end - self.resumable(key)
-            self._endings.arrived(inserted.handle, end, transfer.ending)
-        elif len(transfer.ending):
-            self._endings.memory.give_back(transfer.ending)
+            self._resume_states.arrived(inserted.handle, end, transfer.resume_state)
+        elif len(transfer.resume_state):
+            self._resume_states.memory.give_back(transfer.resume_state)
         self._cache.unlock(transfer.handle)
         return num_new
 
     def free(self, transfer: Transfer) -> None:
         """Free the pages that were reserved for a read."""
         self._allocator.free(transfer.pages)
-        if len(transfer.ending):
-            self._endings.memory.give_back(transfer.ending)
+        if len(transfer.resume_state):
+            self._resume_states.memory.give_back(transfer.resume_state)
 
     def quarantine(self, transfer: Transfer) -> None:
         """Somebody may write into the pages of a read at any time."""
         for page in transfer.pages.tolist():
             self._allocator.quarantine(page, is_owned=False)
-        if len(transfer.ending):
-            self._endings.memory.lose(transfer.ending)
+        if len(transfer.resume_state):
+            self._resume_states.memory.lose(transfer.resume_state)
 
     def withhold(self, transfer: Transfer) -> None:
         """After all memory was freed, reserve again what a thread may still write into."""
         transfer.pages = self._allocator.withhold(transfer.pages)
-        if len(transfer.ending):
-            transfer.ending = self._endings.memory.withhold(transfer.ending)
+        if len(transfer.resume_state):
+            transfer.resume_state = self._resume_states.memory.withhold(transfer.resume_state)
 
     # Writes
 
@@ -105,13 +105,13 @@ class TransferMemory:
         self._cache.lock(found.handle)
         return TransferPages(found.pages[start // self._page_size :], found.handle)
 
-    def hold_ending(self, transfer: Transfer) -> None:
-        transfer.ending = self._endings.hold(transfer.handle)
+    def hold_resume_state(self, transfer: Transfer) -> None:
+        transfer.resume_state = self._resume_states.hold(transfer.handle)
 
     def let_go(self, transfer: Transfer) -> None:
-        """Release the nodes and the ending of a write."""
-        if len(transfer.ending):
-            self._endings.let_go(transfer.handle, transfer.ending)
+        """Release the nodes and the resume state of a write."""
+        if len(transfer.resume_state):
+            self._resume_states.let_go(transfer.handle, transfer.resume_state)
         self._cache.unlock(transfer.handle)
 
     # Both

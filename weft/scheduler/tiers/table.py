@@ -12,9 +12,7 @@ class Transfer:
     """Tokens [start, end) of a sequence in transfer between the pool and a store."""
 
     __slots__ = (
-        "behind",
         "end",
-        "ending",
         "handle",
         "is_cancelled",
         "is_orphan",
@@ -22,6 +20,8 @@ class Transfer:
         "is_started",
         "key",
         "pages",
+        "planned_step",
+        "resume_state",
         "since_s",
         "start",
     )
@@ -34,7 +34,7 @@ class Transfer:
         pages: IntArray,
         handle: Handle,
         *,
-        behind: int,
+        planned_step: int,
         since_s: float,
         is_reading: bool,
     ) -> None:
@@ -45,10 +45,10 @@ class Transfer:
         self.pages = pages
         # locked: the path up to `start` for a read, the whole path for a write
         self.handle = handle
-        self.behind = behind  # the last step that was planned before the transfer
+        self.planned_step = planned_step  # the last step that was planned before the transfer
         self.since_s = since_s  # when it was requested, or later when it was cancelled
         self.is_reading = is_reading
-        self.ending = NO_PAGES  # places of its ending; empty: the ending is not transferred
+        self.resume_state = NO_PAGES  # slots or pages; empty: it is not transferred
         self.is_started = False
         self.is_cancelled = False
         self.is_orphan = False  # the tree was emptied since, so there is no handle any more
@@ -101,12 +101,13 @@ class TransferTable:
         return None
 
     def reading(self, key: CacheKey, start: int, block_len: int) -> int | None:
-        """The ticket of a read that includes the block of `key` from `start` on, or its ending."""
+        """The ticket of a read that includes the block of `key` from `start` on, or its resume
+        state."""
         end = (start + block_len) * TOKEN_BYTES
         for ticket, transfer in self._by_ticket.items():
             if not transfer.is_reading or transfer.is_cancelled or transfer.is_orphan:
                 continue
-            if len(transfer.ending) and transfer.key == key:
+            if len(transfer.resume_state) and transfer.key == key:
                 return ticket
             if transfer.key.namespace != key.namespace or transfer.start > start:
                 continue

@@ -11,16 +11,15 @@ steps have ended.
 
     free + cached + owned by requests + being read + quarantined = all pages
 
-The *ending* of a sequence (`memory/tiers/endings.py`) is transferred with its last block, and has
-memory of its own.
-"""
+The *resume state* of a sequence (`memory/tiers/resume_states.py`) is transferred with its last
+block, and has memory of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 from weft.arrays import IntArray
-from weft.memory.accounting.holders import HeldEnding, Holder
+from weft.memory.accounting.holders import Holder, ResumeStateInUse
 from weft.memory.prefix_cache import NO_PAGES, CacheKey
 from weft.memory.tiers.protocol import Mover
 from weft.scheduler.kv import KvMemory
@@ -59,11 +58,12 @@ class Transfers(Holder):
         *,
         step: int,
         now: float,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> int | None:
         """Reserve pages for the tokens of `key` from `start` on, where its cached part ends, and
-        begin to read them, with the `ending` whose places are reserved. Returns the ticket; None if
-        memory does not allow it, and then the caller owns the places of the ending again.
+        begin to read them, with the `resume_state` whose places are reserved. Returns the ticket;
+        None if memory does not allow it, and then the caller owns the places of the resume state
+        again.
 
         The caller has checked `room`. `step`: the last step that was planned.
         """
@@ -77,11 +77,11 @@ class Transfers(Holder):
             key.num_tokens,
             reserved.pages,
             reserved.handle,
-            behind=step,
+            planned_step=step,
             since_s=now,
             is_reading=True,
         )
-        transfer.ending = ending
+        transfer.resume_state = resume_state
         return self.table.add(transfer)
 
     def write(
@@ -91,10 +91,11 @@ class Transfers(Holder):
         *,
         step: int,
         now: float,
-        with_ending: bool = False,
+        with_resume_state: bool = False,
     ) -> int:
         """Lock `key`, all of which is cached, and begin to write its tokens from `start` on, and
-        its ending if `with_ending`; its length must then be one of `places`. Returns the ticket."""
+        its resume state if `with_resume_state`; its length must then be one of `resumable_lengths`.
+        Returns the ticket."""
         locked = self.memory.lock(key, start)
         transfer = Transfer(
             key,
@@ -102,34 +103,34 @@ class Transfers(Holder):
             key.num_tokens,
             locked.pages,
             locked.handle,
-            behind=step,
+            planned_step=step,
             since_s=now,
             is_reading=False,
         )
-        if with_ending:
-            self.memory.hold_ending(transfer)
+        if with_resume_state:
+            self.memory.hold_resume_state(transfer)
         return self.table.add(transfer)
 
     def begin(self, num_done: int) -> None:
         """Begin the transfers that have waited for steps. All steps before step `num_done` have
         ended."""
         for ticket, transfer in self.table.items():
-            if transfer.is_started or transfer.behind >= num_done:
+            if transfer.is_started or transfer.planned_step >= num_done:
                 continue
             transfer.is_started = True
-            # A `Mover` that is not a store takes no ending, and gets none.
+            # A `Mover` that is not a store takes no resume state, and gets none.
             start: Callable[..., None] = self._mover.keep
             if transfer.is_reading:
                 start = self._mover.fetch
-            places = [transfer.pages]
-            if len(transfer.ending):
-                places.append(transfer.ending)
-            start(ticket, transfer.key, transfer.start, *places)
+            indices = [transfer.pages]
+            if len(transfer.resume_state):
+                indices.append(transfer.resume_state)
+            start(ticket, transfer.key, transfer.start, *indices)
 
-    def land(self, ticket: int, num_tokens: int, *, has_ending: bool = False) -> int:
-        """End a read: insert the tokens that were read into the tree, with the ending if it
-        `has_ending`. Returns the number of tokens that are new in the tree, or that requests can
-        use for the first time."""
+    def land(self, ticket: int, num_tokens: int, *, has_resume_state: bool = False) -> int:
+        """End a read: insert the tokens that were read into the tree, with the resume state if it
+        `has_resume_state`. Returns the number of tokens that are new in the tree, or that requests
+        can use for the first time."""
         transfer = self.table.pop(ticket)
         if transfer is None:
             return 0  # it was given up
@@ -137,7 +138,7 @@ class Transfers(Holder):
         if transfer.is_orphan:
             self.memory.free(transfer)
             return 0
-        return self.memory.insert(transfer, num_tokens, has_ending=has_ending)
+        return self.memory.insert(transfer, num_tokens, has_resume_state=has_resume_state)
 
     def written(self, ticket: int) -> None:
         """End a write."""
@@ -223,9 +224,9 @@ class Transfers(Holder):
                 owned[f"read {ticket}"] = transfer.pages
         return owned
 
-    def held_endings(self) -> Iterator[HeldEnding]:
+    def resume_states_in_use(self) -> Iterator[ResumeStateInUse]:
         for ticket, transfer in self.table.items():
-            yield HeldEnding(f"transfer {ticket}", transfer.ending, transfer.is_reading)
+            yield ResumeStateInUse(f"transfer {ticket}", transfer.resume_state, transfer.is_reading)
 
     # Inside
 

@@ -58,13 +58,7 @@ async def models(context: ServerContext, request: Request) -> ASGIApp:
     """The models that accept requests now: none while the engine loads or the server drains."""
     _ = context.client.engine
     require_accepting(context)
-    found = [_model(context), *map(partial(_adapter, context), context.adapters.by_name.values())]
-    facts = AgentFacts(
-        context_length=context.info.context_length,
-        has_tools=context.template is not None and context.formats.tools is not None,
-        has_reasoning=context.formats.reasoning is not None,
-        sees_images=context.media is not None and "image" in context.media.marks,
-    )
+    found, facts = cards(context)
     answer = ModelList(
         data=found,
         models=[agent_model(card.id, facts) for card in found if card.task == "generate"],
@@ -72,6 +66,18 @@ async def models(context: ServerContext, request: Request) -> ASGIApp:
         last_id=found[-1].id,
     )
     return json_response(answer)
+
+
+def cards(context: ServerContext) -> tuple[list[ModelCard], AgentFacts]:
+    """The served model and its adapters, and what coding agents ask about them."""
+    found = [_model(context), *map(partial(_adapter, context), context.adapters.by_name.values())]
+    facts = AgentFacts(
+        context_length=context.info.context_length,
+        has_tools=context.template is not None and context.formats.tools is not None,
+        has_reasoning=context.formats.reasoning is not None,
+        sees_images=context.media is not None and "image" in context.media.marks,
+    )
+    return found, facts
 
 
 async def model(context: ServerContext, request: Request) -> ASGIApp:

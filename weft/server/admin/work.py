@@ -7,6 +7,7 @@ body of a route is a message of `weft.messages`, the engine gets this message.
 from __future__ import annotations
 
 import gc
+import time
 
 import msgspec
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
 from weft.client.calls import CALL_TIMEOUT_S
+from weft.client.explained import explained
 from weft.json_types import JsonObject
 from weft.messages.by_name import BadCall, plain, request_named
 from weft.messages.calls import SuccessReply
@@ -22,7 +24,6 @@ from weft.messages.control import (
     AuditKv,
     BlockInput,
     ContinueGeneration,
-    ExplainRequest,
     Explanation,
     FlushCache,
     FreezeGC,
@@ -36,6 +37,7 @@ from weft.messages.control import (
 from weft.observe import garbage
 from weft.observe.log import EventLog
 from weft.server.body import json_response, read_body, read_json
+from weft.server.chat.causes import cause_fields
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
@@ -72,24 +74,33 @@ async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
     before an engine had it.
     """
     rid = request.path_params["rid"]
-    reply = await context.client.call(ExplainRequest(rid))
-    if not reply.found:
+    found = await explained(context.client, rid)
+    if not found:
         message = context.refusals.describe(rid)
         if not message:
             message = f"no request named {rid[:128]!r} is open or among the last that ended"
         raise ApiError(404, message, param="rid")
-    return json_response({"requests": [_as_text(context, one) for one in reply.found]})
+    return json_response({"requests": [explanation_fields(context, one) for one in found]})
 
 
-def _as_text(context: ServerContext, one: Explanation) -> JsonObject:
-    """An explanation, with its timeline and the tokens at which it left the cache also as text."""
+def explanation_fields(context: ServerContext, one: Explanation) -> JsonObject:
+    """An explanation, with the front's part of its time, and with its timeline and the tokens at
+    which it left the cache also as text."""
+    front = context.client.recorder.fronts.get(one.id)
+    total_s = one.stages.total_s
+    if front is not None:
+        now = time.perf_counter()
+        before, after = front.parts(total_s, now)
+        one = msgspec.structs.replace(one, times=[*before, *one.times, *after])
+        total_s = front.total_s(now)
     fields: JsonObject = msgspec.to_builtins(one)
+    for name in ("namespace", "prompt", "admitted_s"):  # of use to engines alone
+        del fields[name]
+    fields["total_s"] = total_s
+    fields["elsewhere"] = "" if front is None else front.elsewhere
     fields["text"] = [str(entry) for entry in one.timeline]
-    cause = fields["cache_cause"]
-    if cause is not None:
-        for name in ("ours", "theirs"):
-            text = context.tokenizer.decode(cause[name], skip_special_tokens=False)
-            cause[f"{name}_text"] = text
+    if one.cache_cause is not None:
+        fields["cache_cause"] = cause_fields(context, one.cache_cause)
     return fields
 
 

@@ -126,6 +126,7 @@ class AnthropicUsage(msgspec.Struct, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_creation: CacheCreation = msgspec.field(default_factory=CacheCreation)
     cached_tokens_details: CachedTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    cache_cause: JsonObject | msgspec.UnsetType | None = msgspec.UNSET  # if it was asked for
 
 
 class MessageAnswer(msgspec.Struct, kw_only=True):

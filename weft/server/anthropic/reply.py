@@ -13,6 +13,7 @@ from weft.json_types import JsonObject
 from weft.messages.replies import Finish
 from weft.server.anthropic.models import AnthropicUsage, CacheCreation, MessageAnswer
 from weft.server.chat.answers import AnswerHeader, cached_details, pinned_by_ttl
+from weft.server.chat.causes import cause_of_prompts
 from weft.server.chat.conversation import Conversation
 from weft.server.chat.sealed import sealed
 from weft.server.chat.tools import call_id
@@ -262,4 +263,6 @@ def _usage(completion: Completion, end: Finish | None) -> AnthropicUsage:
     )
     if spec.request.tells_cache:
         usage.cached_tokens_details = cached_details(use, end.cached_tokens)
+    if spec.request.tells_cause_to is not None:
+        usage.cache_cause = cause_of_prompts([completion])
     return usage

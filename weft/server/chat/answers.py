@@ -21,6 +21,7 @@ from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark
 from weft.messages.replies import CacheUsePiece, Finish, TokenLogprobs
 from weft.server.body import json_bytes
+from weft.server.chat.causes import cause_of_prompts
 from weft.server.chat.models import (
     CachedTokensDetails,
     ChatLogprobs,
@@ -133,10 +134,13 @@ def add_media(details: PromptTokensDetails, media: Sequence[MediaItem]) -> None:
 
 
 def add_cache_use(details: PromptTokensDetails, completions: Sequence[Completion]) -> None:
-    """Add the locations of the cached tokens of prompts, and the number of their pinned tokens.
+    """Add the locations of the cached tokens of prompts, the number of their pinned tokens, and why
+    not more of them were cached, as far as requests ask for it.
 
     `completions`: one per prompt; completions that have not ended do not count.
     """
+    if completions and completions[0].spec.request.tells_cause_to is not None:
+        details.cache_cause = cause_of_prompts(completions)
     for completion in completions:
         if completion.end is None:
             continue

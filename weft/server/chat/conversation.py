@@ -6,6 +6,7 @@ module handles templates, tools and reasoning; each API writes its own answers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,7 @@ from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark, ToolPause
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
+from weft.observe.request_context import current
 from weft.server.chat.agents import without_headers
 from weft.server.chat.call_tags import call_grammar, unenforced
 from weft.server.chat.content import without_media
@@ -475,7 +477,11 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
         tools_in_messages=_has_generic_calls(context),
     )
     # A template of the request can be long work; the model's own is not the client's choice.
+    began_s = time.perf_counter()
     rendered = await (while_client_waits(rendering) if body.chat_template else rendering)
+    call = current.get()
+    if call is not None:
+        call.render_s += time.perf_counter() - began_s
     return ChatText(rendered.text, sources, has_marks, rendered.warnings)
 
 

@@ -126,6 +126,7 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
     cache_write_tokens: int | msgspec.UnsetType = msgspec.UNSET  # computed and pinned
     cached_tokens_details: CachedTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    cache_cause: JsonObject | msgspec.UnsetType | None = msgspec.UNSET  # if it was asked for
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
     video_tokens: int | msgspec.UnsetType = msgspec.UNSET
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET

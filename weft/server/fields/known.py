@@ -44,7 +44,7 @@ REFUSED = frozenset(
 IGNORED = frozenset(
     # Names, bills and places of a provider's customers.
     {"metadata", "store", "safety_identifier", "user_profile_id", "workspace_id"}
-    | {"service_tier", "billing_policy", "fallback_credit_token", "access_programs"}
+    | {"billing_policy", "fallback_credit_token", "access_programs"}
     | {"inference_geo", "speed", "betas", "diagnostics", "background_options"}
     # Hints about the cache, which finds every prefix by itself.
     | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}

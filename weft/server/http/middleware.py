@@ -34,6 +34,7 @@ from weft.text.turns import STOPPING
 log = EventLog("server")
 audit = EventLog("audit")
 _METHODS = frozenset(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
+MAX_ELSEWHERE_LEN = 256  # of the words of `weft route` about another server
 CLIENT_LEFT = 499  # status in metrics and audit of a request whose client left before its answer
 
 
@@ -82,6 +83,7 @@ class RequestMiddleware:
             time.perf_counter(),
             headers.get("traceparent", ""),
             caller.tenant,
+            headers.get("x-weft-elsewhere", "")[:MAX_ELSEWHERE_LEN],
         )
         current.set(request)  # only for this request: each has its own task
         scope["weft.rid"] = request.rid

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from weft.json_types import JsonObject
 from weft.server.body import json_bytes, json_response, read_json
 from weft.server.chat.conversation import start_chat
-from weft.server.context import ServerContext
+from weft.server.context import ModelFacts, ServerContext
 from weft.server.infill import infill_prompt, infill_tokens, with_stops
 from weft.server.model_names import answering_name
 from weft.server.ollama.models import (
@@ -82,8 +82,12 @@ async def show(context: ServerContext, request: Request) -> ASGIApp:
         capabilities.append("thinking")
     return json_response(
         {
-            "details": _details(context),
-            "model_info": _model_info(context, answering_name(context, body.model)),
+            "details": details(context.info.model),
+            "model_info": model_numbers(
+                context.info.model,
+                context.info.context_length,
+                answering_name(context, body.model),
+            ),
             "template": "\n".join(context.tokenizer.chat_templates.values()),
             "parameters": "",
             "modelfile": "",
@@ -138,12 +142,11 @@ def _model(context: ServerContext, name: str) -> JsonObject:
         "modified_at": _started(context),
         "size": context.info.model.size_bytes,
         "digest": "",
-        "details": _details(context),
+        "details": details(context.info.model),
     }
 
 
-def _details(context: ServerContext) -> JsonObject:
-    model = context.info.model
+def details(model: ModelFacts) -> JsonObject:
     return {
         "parent_model": "",
         "format": model.format,
@@ -161,15 +164,14 @@ def _rounded(num: int) -> str:
     return f"{num / 1e6:.2f}M" if num else ""
 
 
-def _model_info(context: ServerContext, name: str) -> JsonObject:
+def model_numbers(model: ModelFacts, context_length: int, name: str) -> JsonObject:
     """The model's numbers, under the keys of GGUF's metadata."""
-    model = context.info.model
     family = model.family or "weft"
     found = {
         "general.architecture": family,
         "general.name": name,
         "general.parameter_count": model.num_parameters,
-        f"{family}.context_length": context.info.context_length,
+        f"{family}.context_length": context_length,
         f"{family}.embedding_length": model.hidden_size,
         f"{family}.feed_forward_length": model.intermediate_size,
         f"{family}.block_count": model.num_layers,

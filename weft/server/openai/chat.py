@@ -85,7 +85,8 @@ class ChatReply:
         request = conversation.request
         ids = unpack_ids(request.input_ids).tolist()
         detailed: Sequence[Completion] = ()
-        if request.tells_cache or request.pins:
+        tells_cause = request.tells_cause_to is not None
+        if request.tells_cache or tells_cause or request.pins:
             detailed = conversation.generation.completions
         self._count = UsageCount([len(ids)], conversation.params.n, request.media, detailed)
         options = body.stream_options or StreamOptions()

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.client.aux_outputs import last_state, prompt_logprobs
-from weft.client.generation import Delta, Generation, TextDelivery
+from weft.client.generation import Completion, Delta, Generation, TextDelivery
 from weft.messages.sampling import SamplingParams
 from weft.server.body import json_bytes, read_json, written
 from weft.server.chat.answers import (
@@ -218,7 +218,9 @@ class CompletionReply:
                 params.logprob_token_ids,
                 params.skip_special_tokens,
             )
-        detailed = generation.completions if body.return_cached_tokens_details else ()
+        detailed: Sequence[Completion] = ()
+        if body.return_cached_tokens_details or body.return_cache_cause:
+            detailed = generation.completions
         self._count = UsageCount(list(map(len, prompt_ids)), params.n, detailed=detailed)
         self._opened: set[int] = set()  # choices whose first chunk was sent
         self._offsets: dict[int, TextOffsets] = {}  # by choice, if log probabilities are requested

@@ -28,6 +28,7 @@ class PooledRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     user: str | None = None
     priority: int | None = None
+    service_tier: str | None = None
     rid: str | None = None
     request_id: str | None = None
     timeout_ms: int | None = None

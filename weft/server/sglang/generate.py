@@ -21,6 +21,7 @@ from weft.json_types import JsonObject
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.server.body import read_json
+from weft.server.chat.causes import cause_reader
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
 from weft.server.fields.engine import want_engine_of
@@ -82,7 +83,9 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     return_text_in_logprobs: bool | None = None
     return_hidden_states: bool | list[bool] | None = None
     return_cached_tokens_details: bool | None = None
+    return_cache_cause: bool | None = None  # why not more of the prompt was cached
     priority: int | None = None
+    service_tier: str | None = None
     timeout_ms: int | None = None
     ttft_ms: int | None = None
     cache_salt: str | None = None
@@ -315,6 +318,7 @@ async def _requests(
             vectors=vectors[index],
             media=media.placed(index, ids[index]) if media.loaded else (),
             tells_cache=bool(body.return_cached_tokens_details),
+            tells_cause_to=cause_reader(request, body, common.tenant),
         )
         found.append(one)
     if body.bootstrap_room is not None or body.kv_transfer_params:

@@ -16,6 +16,7 @@ from weft.client.generation import Completion, Delta
 from weft.json_types import JsonObject
 from weft.server.body import json_bytes, written
 from weft.server.chat.answers import event, meta_cached_details, meta_info
+from weft.server.chat.causes import cause_of_prompts
 from weft.server.sglang.logprobs import JsonList, NativeLogprobs
 
 FREE_LEN = 32_768  # bytes of an answer that every event of a stream may repeat
@@ -114,6 +115,8 @@ class NativeReply:
             )
         if delta.end is not None and completion.spec.request.tells_cache:
             meta |= meta_cached_details(completion)
+        if delta.end is not None and completion.spec.request.tells_cause_to is not None:
+            meta |= {"cache_cause": cause_of_prompts([completion])}
         logprobs = growing.logprobs
         if logprobs is not None:
             if not growing.is_opened or delta.end is not None:  # long and constant

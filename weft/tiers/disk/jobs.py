@@ -30,33 +30,33 @@ class TransferJob:
     key: CacheKey
     start: int
     pages: IntArray
-    ending: IntArray  # empty: no ending is transferred
+    resume_state: IntArray  # empty: no resume state is transferred
     asked_s: float
-    has_ending: bool = False  # the ending has been read
+    has_resume_state: bool = False  # the resume state has been read
     is_cancelled: bool = False
 
 
 class StoredPart(NamedTuple):
-    """A block of a transfer, or its ending."""
+    """A block of a transfer, or its resume state."""
 
     key: bytes
-    tokens: bytes  # of the block, or of the block before the ending
+    tokens: bytes  # of the block, or of the block before the resume state
     pieces: list[memoryview]
-    num_tokens: int  # 0: this is an ending
+    num_tokens: int  # 0: this is a resume state
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMemory:
-    """Where the blocks of transfers are in memory. `endings`: the memory of endings, if sequences
-    have some; None: they can be resumed after every block."""
+    """Where the blocks of transfers are in memory. `resume_states`: the memory of resume states, if
+    sequences have some; None: they can be resumed after every block."""
 
     pool: PoolPages
     page_size: int
     block_len: int
-    endings: PoolPages | None
+    resume_states: PoolPages | None
 
     def parts(self, chain: KeyChain, job: TransferJob) -> Iterator[StoredPart]:
-        """The blocks of a transfer in order, and after them its ending."""
+        """The blocks of a transfer in order, and after them its resume state."""
         last = b""
         tokens = b""
         for number, key in enumerate(chain.keys(job.key)):
@@ -65,11 +65,11 @@ class BlockMemory:
             tokens = job.key.tokens[start : start + chain.block_bytes]
             if number * self.block_len >= job.start:
                 yield StoredPart(key, tokens, self._pieces(job, number), self.block_len)
-        if self.endings is not None and len(job.ending):
+        if self.resume_states is not None and len(job.resume_state):
             pieces: list[memoryview] = []
-            for position in job.ending.tolist():
-                pieces += self.endings.pieces(position)
-            yield StoredPart(chain.ending(last), tokens, pieces, 0)
+            for position in job.resume_state.tolist():
+                pieces += self.resume_states.pieces(position)
+            yield StoredPart(chain.resume_state(last), tokens, pieces, 0)
 
     def _pieces(self, job: TransferJob, number: int) -> list[memoryview]:
         """The memory of a block, page by page."""
@@ -135,7 +135,7 @@ class Jobs:
 
     # Called by threads
 
-    def is_whole(self, job: TransferJob) -> bool:
+    def is_complete(self, job: TransferJob) -> bool:
         """After the pages were read: whether they still belonged to the job."""
         with self._lock:
             return not job.is_cancelled
@@ -144,7 +144,7 @@ class Jobs:
         seconds = time.monotonic() - job.asked_s
         with self._lock:
             del self._under_way[job.ticket]
-            self._landed.append(Landed(job.ticket, num_tokens, seconds, job.has_ending))
+            self._landed.append(Landed(job.ticket, num_tokens, seconds, job.has_resume_state))
             self._tell()
         self._notify()
 

@@ -29,7 +29,7 @@ class UncheckedBlock(NamedTuple):
     key: bytes
     path: Path
     num_bytes: int
-    num_tokens: int  # 0: this is an ending
+    num_tokens: int  # 0: this is a resume state
     check: Future[None]  # raises DamagedBlock
 
 
@@ -77,8 +77,8 @@ class BlockReader:
         for block in self._sound_blocks(chain, job):
             num_tokens += block.num_tokens
             keys.append(block.key)
-            # The ending comes last, so everything before it has been read.
-            job.has_ending = not block.num_tokens
+            # The resume state comes last, so everything before it has been read.
+            job.has_resume_state = not block.num_tokens
         touch(self._index.use(keys))
         return num_tokens
 

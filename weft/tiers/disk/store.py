@@ -40,8 +40,8 @@ from weft.tiers.pages import PoolPages
 class DiskTiers:
     """`weights` is called on the engine's thread, once for each set of weights, and returns a
     function that computes their fingerprint on another thread. `notify` is called when there is
-    news, on any thread. `folder` must exist. `endings`: the memory of endings, if sequences have
-    some; None: they can be resumed after every block."""
+    news, on any thread. `folder` must exist. `resume_states`: the memory of resume states, if
+    sequences have some; None: they can be resumed after every block."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class DiskTiers:
         weights: Callable[[], Callable[[], bytes]],
         notify: Callable[[], None],
         floor_bytes: int = FLOOR_BYTES,
-        endings: PoolPages | None = None,
+        resume_states: PoolPages | None = None,
     ) -> None:
         self._index = BlockIndex(folder)
         self._memory = BlockMemory(
-            pool=pool, page_size=page_size, block_len=block_len, endings=endings
+            pool=pool, page_size=page_size, block_len=block_len, resume_states=resume_states
         )
         self._max_bytes = max_bytes
         self._notify = notify
@@ -108,9 +108,9 @@ class DiskTiers:
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
-        self._reader.read(self._enter(ticket, key, start, pages, ending))
+        self._reader.read(self._enter(ticket, key, start, pages, resume_state))
 
     def keep(
         self,
@@ -118,9 +118,9 @@ class DiskTiers:
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
-        self._writer.do(self._enter(ticket, key, start, pages, ending))
+        self._writer.do(self._enter(ticket, key, start, pages, resume_state))
 
     def cancel(self, ticket: int) -> None:
         self._jobs.cancel(ticket)
@@ -179,13 +179,13 @@ class DiskTiers:
         return resumable
 
     def _can_resume(self, chain: KeyChain, block: bytes) -> bool:
-        """Whether an ending allows to resume a sequence after a block."""
-        return self._memory.endings is None or chain.ending(block) in self._index
+        """Whether a resume state allows to resume a sequence after a block."""
+        return self._memory.resume_states is None or chain.resume_state(block) in self._index
 
     def _enter(
-        self, ticket: int, key: CacheKey, start: int, pages: IntArray, ending: IntArray
+        self, ticket: int, key: CacheKey, start: int, pages: IntArray, resume_state: IntArray
     ) -> TransferJob:
         chain = self._opening.chain
-        job = TransferJob(ticket, chain, key, start, pages, ending, time.monotonic())
+        job = TransferJob(ticket, chain, key, start, pages, resume_state, time.monotonic())
         self._jobs.add(job)
         return job

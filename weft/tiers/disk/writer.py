@@ -146,7 +146,7 @@ class BlockWriter:
             path = self._index.path(chain.model, part.key)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             num_bytes = write_block(
-                path, part.key, part.tokens, part.pieces, lambda: self._jobs.is_whole(job)
+                path, part.key, part.tokens, part.pieces, lambda: self._jobs.is_complete(job)
             )
             if not num_bytes:
                 break
@@ -157,8 +157,8 @@ class BlockWriter:
             ended_s = time.monotonic()
             time.sleep(rest_s(ended_s - began_s, ended_s - self.turned_s))
         if added:
-            endings = [key for key in added if key not in spared]
-            touch(self._index.use([*own, *endings], frozenset(added)))
+            resume_states = [key for key in added if key not in spared]
+            touch(self._index.use([*own, *resume_states], frozenset(added)))
         return total
 
     def _make_room(self, num_bytes: int, spared: frozenset[bytes]) -> bool:

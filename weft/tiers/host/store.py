@@ -82,7 +82,7 @@ class HostTiers:
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         job = self._enter(ticket, key, start, pages, is_read=True)
         blocks = self._blocks
@@ -105,7 +105,7 @@ class HostTiers:
         key: CacheKey,
         start: int,
         pages: IntArray,
-        ending: IntArray = NO_PAGES,
+        resume_state: IntArray = NO_PAGES,
     ) -> None:
         job = self._enter(ticket, key, start, pages, is_read=False)
         blocks = self._blocks

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import TypeVar
 
 from weft.config.model import ModelNotFound
+
+P = TypeVar("P", bound=PurePath)
 
 ENDING = ".gguf"
 MAX_PARTS = 10_000
@@ -39,7 +42,7 @@ def parts(path: Path) -> list[Path]:
     return found
 
 
-def stem(path: Path) -> str:
+def stem(path: PurePath) -> str:
     """The name of a model: that of its file, without ending and number of the part."""
     match = _PART.fullmatch(path.name)
     if match is not None:
@@ -47,9 +50,9 @@ def stem(path: Path) -> str:
     return path.name.removesuffix(ENDING)
 
 
-def models(paths: Iterable[Path]) -> list[Path]:
+def first_of_each(paths: Iterable[P]) -> list[P]:
     """The first file of each model among these files."""
-    first: dict[str, Path] = {}
+    first: dict[str, P] = {}
     for path in sorted(paths):
         if not path.name.startswith(_BESIDE):
             first.setdefault(stem(path), path)
@@ -60,7 +63,7 @@ def only_model(folder: Path, kind: str = "") -> Path:
     """The first file of the only model in a folder. `kind`: counts only models whose names end with
     this type ("Q4_K_M"). Raises ModelNotFound, naming the models, if there is none or more than
     one."""
-    found = models(folder.rglob(f"*{ENDING}") if kind else folder.glob(f"*{ENDING}"))
+    found = first_of_each(folder.rglob(f"*{ENDING}") if kind else folder.glob(f"*{ENDING}"))
     if kind:
         found = [path for path in found if is_of_kind(stem(path), kind)]
     if len(found) == 1:

@@ -14,11 +14,11 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.memory.accounting.audit import Fault
-from weft.memory.accounting.holders import HeldEnding
+from weft.memory.accounting.holders import ResumeStateInUse
 from weft.memory.prefix_cache import Handle, Inserted
 from weft.memory.states.audit import STATES, audit_states, find_state_faults
 from weft.memory.states.group import StateGroup, WantedCopy
-from weft.memory.tiers.endings import StateEndings
+from weft.memory.tiers.resume_states import StateResumeStates
 from weft.plan.step import Plan, StateSlots
 from weft.scheduler.groups.protocol import (
     GroupBudget,
@@ -135,18 +135,20 @@ class StatefulLayers(KvGroup):
         is_crossing |= plan.lens > 1
         wanted: list[WantedCopy] = []
         # Few of the decoding rows reach a border in a step.
-        for place in np.flatnonzero(is_crossing).tolist():
-            request = self._columns.requests[plan.rows[place]]
+        for row_index in np.flatnonzero(is_crossing).tolist():
+            request = self._columns.requests[plan.rows[row_index]]
             if self._cache.shares and request.message.shares_kv:
-                lengths = self._copies_of(request, int(plan.starts[place]), int(ends[place]))
-                wanted += [WantedCopy(place, length, request.id) for length in lengths]
+                lengths = self._copies_of(
+                    request, int(plan.starts[row_index]), int(ends[row_index])
+                )
+                wanted += [WantedCopy(row_index, length, request.id) for length in lengths]
         moves = self.memory.plan(plan.rows, plan.starts, wanted)
         return replace(plan, states=StateSlots(*moves))
 
     # Accounting
 
-    def endings(self, block_len: int) -> StateEndings:
-        return StateEndings(self.memory)
+    def resume_states(self, block_len: int) -> StateResumeStates:
+        return StateResumeStates(self.memory)
 
     def usage(self) -> dict[str, int]:
         memory = self.memory
@@ -157,15 +159,15 @@ class StatefulLayers(KvGroup):
             "total_evicted_states": memory.snapshots.total_evicted,
         }
 
-    def audit(self, requests: Mapping[str, Request], held: Sequence[HeldEnding]) -> None:
-        audit_states(self.memory, self._owned_by(requests, held))
+    def audit(self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]) -> None:
+        audit_states(self.memory, self._owned_by(requests, in_use))
 
     def find_faults(
-        self, requests: Mapping[str, Request], held: Sequence[HeldEnding]
+        self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]
     ) -> list[Fault]:
-        return find_state_faults(self.memory, self._owned_by(requests, held))
+        return find_state_faults(self.memory, self._owned_by(requests, in_use))
 
-    def quarantine(self, faults: Sequence[Fault], held: Sequence[HeldEnding]) -> None:
+    def quarantine(self, faults: Sequence[Fault], in_use: Sequence[ResumeStateInUse]) -> None:
         for fault in faults:
             self.memory.allocator.quarantine(fault.page, is_owned=fault.is_owned)
 
@@ -206,14 +208,14 @@ class StatefulLayers(KvGroup):
         return (length - 1) // self._border * self._border
 
     def _owned_by(
-        self, requests: Mapping[str, Request], held: Sequence[HeldEnding]
+        self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]
     ) -> dict[str, IntArray]:
         """The slots that each request owns, and those into which states are being read. What
         others only read belongs to the cache."""
         owned = self.memory.owned_by({name: one.row for name, one in requests.items()})
-        for ending in held:
-            if ending.is_reserved:
-                owned[ending.name] = ending.places
+        for resume_state in in_use:
+            if resume_state.is_reserved:
+                owned[resume_state.name] = resume_state.indices
         return owned
 
 

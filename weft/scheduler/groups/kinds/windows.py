@@ -18,10 +18,10 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.memory.accounting.audit import Fault
-from weft.memory.accounting.holders import HeldEnding
+from weft.memory.accounting.holders import ResumeStateInUse
 from weft.memory.allocator import joined, num_pages_for
 from weft.memory.prefix_cache import Handle, Inserted
-from weft.memory.tiers.endings import WindowEndings
+from weft.memory.tiers.resume_states import WindowResumeStates
 from weft.memory.window.audit import WINDOWS, audit_windows, find_window_faults
 from weft.memory.window.group import WindowGroup
 from weft.plan.step import Plan, TableWrites, WindowSlots
@@ -173,37 +173,37 @@ class WindowedLayers(KvGroup):
 
     def freed_tokens(self, request: Request) -> int:
         pages = self._pages_of(request)
-        num_alone = int(np.count_nonzero(self.memory.pool.held[pages] == 1))
+        num_alone = int(np.count_nonzero(self.memory.pool.owned[pages] == 1))
         return num_alone * self.page_size
 
     # Accounting
 
-    def endings(self, block_len: int) -> WindowEndings:
-        return WindowEndings(self.memory, block_len)
+    def resume_states(self, block_len: int) -> WindowResumeStates:
+        return WindowResumeStates(self.memory, block_len)
 
     def usage(self) -> dict[str, int]:
         memory = self.memory
         return {
             "kv_window_tokens": memory.capacity,
-            "kv_window_used": memory.pool.num_held * self.page_size,
+            "kv_window_used": memory.pool.num_owned * self.page_size,
             "kv_window_evictable": memory.pool.evictable_pages * self.page_size,
             "total_evicted_window_tokens": memory.tails.total_evicted_pages * self.page_size,
         }
 
-    def audit(self, requests: Mapping[str, Request], held: Sequence[HeldEnding]) -> None:
-        audit_windows(self.memory, self._held_by(requests, held))
+    def audit(self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]) -> None:
+        audit_windows(self.memory, self._owned_by(requests, in_use))
 
     def find_faults(
-        self, requests: Mapping[str, Request], held: Sequence[HeldEnding]
+        self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]
     ) -> list[Fault]:
-        return find_window_faults(self.memory, self._held_by(requests, held))
+        return find_window_faults(self.memory, self._owned_by(requests, in_use))
 
-    def quarantine(self, faults: Sequence[Fault], held: Sequence[HeldEnding]) -> None:
+    def quarantine(self, faults: Sequence[Fault], in_use: Sequence[ResumeStateInUse]) -> None:
         for fault in faults:
             self.memory.pool.allocator.quarantine(fault.page, is_owned=fault.is_owned)
         # A row in use has at least one token.
         rows = np.flatnonzero(self._columns.seq_len).astype(np.int32)
-        apart = [ending.places for ending in held]
+        apart = [resume_state.indices for resume_state in in_use]
         self.memory.recount(rows, self._columns.kv_len[rows], apart)
 
     def last_owner(self, fault: Fault) -> int:
@@ -232,13 +232,13 @@ class WindowedLayers(KvGroup):
         """The pages of windows that a request with a row holds."""
         return self.memory.pages_of(request.row, int(self._columns.kv_len[request.row]))
 
-    def _held_by(
-        self, requests: Mapping[str, Request], held: Sequence[HeldEnding]
+    def _owned_by(
+        self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]
     ) -> dict[str, IntArray]:
-        """The pages that each request and each ending in use holds."""
+        """The pages that each request and each resume state in use holds."""
         by_name = {name: self._pages_of(request) for name, request in requests.items()}
-        for ending in held:
-            by_name[ending.name] = ending.places
+        for resume_state in in_use:
+            by_name[resume_state.name] = resume_state.indices
         return by_name
 
 

@@ -4,12 +4,11 @@ Each class has a policy of its own, so that the accounts of `fair` count only th
 class. Who may use a higher class is not a matter of fairness.
 
 **Bounds.** Unless X is `fair`, the oldest overdue request of all classes gets every fourth
-admission (`queue.py`). Under `fair` that would give one tenant the turn of another. So the class of
-the oldest overdue request gets every fourth admission, and `fair` chooses the request: a class with
-an overdue request is served within 4 * (k + 1) admissions, where k older requests wait in other
-classes. Between two tenants of a class the bound of `policies/kinds/fair.py` holds, for the service
-that they get in that class.
-"""
+admission (`waiting/queue.py`). Under `fair` that would give one tenant the turn of another. So the
+class of the oldest overdue request gets every fourth admission, and `fair` chooses the request: a
+class with an overdue request is served within 4 * (k + 1) admissions, where k older requests wait
+in other classes. Between two tenants of a class the bound of `policies/kinds/fair.py` holds, for
+the service that they get in that class."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def parse(text: str) -> PolicyText:
 
 def _word(level: str, text: str) -> str:
     """The policy that a level names."""
-    name, bracket, behind = level.strip().partition("(")
+    name, bracket, rest = level.strip().partition("(")
     name = name.strip()
     if not name:
         known = ", ".join(names())
@@ -81,7 +81,7 @@ def _word(level: str, text: str) -> str:
         return name
     if name != TENANTS:
         raise UnknownPolicy(text, f"{name!r} takes no brackets; {TENANTS}({TENANT_WORD}) does")
-    inside, closing, more = behind.partition(")")
+    inside, closing, more = rest.partition(")")
     if not closing or more.strip():
         raise UnknownPolicy(text, f"{level.strip()!r} does not end with one ')'")
     if inside.strip() != TENANT_WORD:

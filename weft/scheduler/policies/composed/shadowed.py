@@ -253,7 +253,7 @@ class Shadowed(Policy):
         note = self._note(request.id)
         note.admitted_s = walked.now
         note.num_before = next(
-            (place for place, one in enumerate(head) if one is request), len(head)
+            (index for index, one in enumerate(head) if one is request), len(head)
         )
 
     def _preferred(

@@ -37,7 +37,7 @@ class DepthFirst(Policy):
         assert self.subtree_counts is not None
         # A request is filed under the node where its cached prefix ends.
         for anchor in self.subtree_counts.heaviest_first():
-            arrival_orders = self.prefix_index.ending_at(anchor)
+            arrival_orders = self.prefix_index.arrivals_at(anchor)
             for arrival_order in arrival_orders:
                 index = table.index_by_arrival(arrival_order)
                 if is_asked[index]:

@@ -90,8 +90,8 @@ class Fair(Policy):
         if not tenants.num_waiting[tenant]:
             # The tenant begins to wait, so its counter is raised to the least: no saved-up service.
             served = self._served()
-            behind = self._least() - served[tenant]
-            tenants.service[tenant] += max(behind, 0.0)
+            shortfall = self._least() - served[tenant]
+            tenants.service[tenant] += max(shortfall, 0.0)
         # These two statements belong together: `dropped` undoes both, or neither.
         tenants.num_waiting[tenant] += 1
         self._waiting.add(arrival_order)

@@ -66,9 +66,9 @@ class Lane:
         """Remove an entry that is in the lane."""
         number = bisect_left(self._lasts, entry)
         block = self._blocks[number]
-        place = bisect_left(block, entry)
-        assert block[place] == entry, "an entry is not where it belongs"
-        del block[place]
+        entry_at = bisect_left(block, entry)
+        assert block[entry_at] == entry, "an entry is not where it belongs"
+        del block[entry_at]
         self._size -= 1
         if not block:
             del self._blocks[number]

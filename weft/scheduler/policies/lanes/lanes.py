@@ -45,7 +45,7 @@ class Lanes:
         self._lane_of = lane_of
         self._members = members
         self.lanes: dict[int, Lane] = {}  # lanes with requests
-        self._places: dict[int, tuple[int, Entry]] = {}  # lane and entry, by arrival
+        self._entries_at: dict[int, tuple[int, Entry]] = {}  # lane and entry, by arrival
         # Values of the table at the last update.
         self._num_changes = NEVER
         self._num_repacks = 0
@@ -61,8 +61,8 @@ class Lanes:
         arrivals = table.changes.since(before)
         if table.changes.num_forgotten != self._num_repacks:
             self._num_repacks = table.changes.num_forgotten
-            arrivals += [one for one in self._places if not table.waits(one)]
-        if len(arrivals) * SHARE > len(self._places):
+            arrivals += [one for one in self._entries_at if not table.waits(one)]
+        if len(arrivals) * SHARE > len(self._entries_at):
             return self._begin_anew(table)
         return self._move(table, arrivals)
 
@@ -83,9 +83,9 @@ class Lanes:
         else:
             arrivals = [one for one in self._members if table.waits(one)]
             indices = table.indices_of(arrivals)
-        places = self._found(table, indices, arrivals)
-        self._places = dict(zip(arrivals, places, strict=True))
-        self._add(self._places.values())
+        entries_at = self._found(table, indices, arrivals)
+        self._entries_at = dict(zip(arrivals, entries_at, strict=True))
+        self._add(self._entries_at.values())
         return before.union(self.lanes)
 
     def _move(self, table: WaitingTable, arrivals: list[int]) -> set[int]:
@@ -95,21 +95,21 @@ class Lanes:
         for arrival in arrivals:
             if table.waits(arrival) and (self._members is None or arrival in self._members):
                 staying.append(arrival)
-            elif arrival in self._places:
+            elif arrival in self._entries_at:
                 touched.add(self._take_out(arrival))
         if not staying:
             return touched
         coming = []
         found = self._found(table, table.indices_of(staying), staying)
-        for arrival, place in zip(staying, found, strict=True):
-            before = self._places.get(arrival)
-            if before == place:
+        for arrival, entry_at in zip(staying, found, strict=True):
+            before = self._entries_at.get(arrival)
+            if before == entry_at:
                 continue
             if before is not None:
                 touched.add(self._take_out(arrival))
-            self._places[arrival] = place
-            coming.append(place)
-            touched.add(place[0])
+            self._entries_at[arrival] = entry_at
+            coming.append(entry_at)
+            touched.add(entry_at[0])
         self._add(coming)
         return touched
 
@@ -124,16 +124,16 @@ class Lanes:
         return zip(self._lane_of(table, indices).tolist(), entries, strict=True)
 
     def _take_out(self, arrival: int) -> int:
-        number, entry = self._places.pop(arrival)
+        number, entry = self._entries_at.pop(arrival)
         lane = self.lanes[number]
         lane.remove(entry)
         if not len(lane):
             del self.lanes[number]
         return number
 
-    def _add(self, places: Iterable[tuple[int, Entry]]) -> None:
+    def _add(self, entries_at: Iterable[tuple[int, Entry]]) -> None:
         new: dict[int, list[Entry]] = {}
-        for number, entry in places:
+        for number, entry in entries_at:
             new.setdefault(number, []).append(entry)
         for number, entries in new.items():
             lane = self.lanes.get(number)

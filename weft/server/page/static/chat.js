@@ -1,6 +1,6 @@
 // A conversation with the model, streamed: the OpenAI API as every client uses it.
 
-import { $, button, check, el, headers, join, keepKey, keyOf, on, tell } from "./parts.js";
+import { $, because, button, check, el, headers, join, keepKey, keyOf, num, on, tell } from "./parts.js";
 import { events } from "./feed.js";
 import { nodes } from "./markdown.js";
 import { mine } from "./rows.js";
@@ -71,7 +71,7 @@ const shots = () => pictures.map((src) => Object.assign(el("img"), { src, alt: "
 // ---- one turn
 
 function body() {
-	const made = { model: model || undefined, messages: [...messages], stream: true, max_tokens: 256, stream_options: { include_usage: true } };
+	const made = { model: model || undefined, messages: [...messages], stream: true, max_tokens: 256, stream_options: { include_usage: true }, return_cache_cause: true };
 	const [system, temperature, most, schema] = ["system", "temperature", "max-tokens", "schema"].map((id) => $(id).value.trim());
 	if (system) made.messages.unshift({ role: "system", content: system });
 	if (temperature) made.temperature = Number(temperature);
@@ -168,6 +168,8 @@ function finish(turn, failed) {
 	if (turn.text) messages.push({ role: "assistant", content: turn.text });
 	else messages.pop();
 	if (failed && !turn.text) giveBack(turn.sent);
+	const reason = why(turn);
+	if (reason) box.append(el("p", "facts why", reason));
 	box.append(el("div", "after", summary(turn, failed), button("Story", () => story.open(turn.rid)), ...story.copies(turn.rid)));
 	follow();
 }
@@ -193,6 +195,15 @@ function summary({ usage, first, began, end }, failed) {
 	}
 	if (first) words.push(`first after ${(first - began).toFixed(0)} ms`);
 	return join(...words);
+}
+
+// Why the first token took its time: the tokens that were computed, and why they were not cached.
+function why({ usage, first, began }) {
+	const cause = usage?.prompt_tokens_details?.cache_cause;
+	const computed = usage?.prompt_tokens - usage?.prompt_tokens_details?.cached_tokens;
+	if (!cause || !first || !(computed > 0)) return "";
+	const words = `${((first - began) / 1000).toFixed(1)} s: ${num(computed)} prompt tokens computed, because ${because(cause)}`;
+	return cause.advice ? `${words}. ${cause.advice[0].toUpperCase()}${cause.advice.slice(1)}.` : words;
 }
 
 // ---- actions of the user

@@ -82,6 +82,15 @@ export function span(seconds) {
 	return Math.floor(seconds / 3600) + " h " + Math.floor((seconds % 3600) / 60) + " min";
 }
 
+// Why a prompt was not cached, with its price and the texts at which it parts, as far as they are told.
+export function because({ words, missed_tokens: missed, missed_s: seconds, ours_text: ours, theirs_text: theirs }) {
+	if (!missed) return words;
+	const price = Number.isFinite(seconds) ? ` (${plural(missed, "token")}, ${seconds.toFixed(2)} s)` : ` (${plural(missed, "token")})`;
+	return words + price + (ours && theirs ? `: here “${cut(ours)}”, there “${cut(theirs)}”` : "");
+}
+
+const cut = (text) => text.length > 24 ? text.slice(0, 24) + "…" : text;
+
 export const sum = (counts) => counts.reduce((all, count) => all + count, 0);
 
 export const plural = (count, word) => `${num(count)} ${word}${count === 1 ? "" : "s"}`;

@@ -1,6 +1,6 @@
 // The history of a request from GET /requests/{rid}, and how to repeat the request.
 
-import { $, bar, button, el, join, num, on, read, span } from "./parts.js";
+import { $, bar, because, button, el, join, num, on, read, span } from "./parts.js";
 
 const AGAIN_MS = 700;
 const STAGES = { queued: "warn", prefill: "prefill", decode: "decode" }; // with their colours
@@ -71,10 +71,18 @@ function article(one) {
 		const [low, middle, high] = one.first_token_in_s.map(span);
 		say(`first token expected in ${middle} (${low} to ${high})`);
 	}
+	if (one.cache_cause) say(`cache: ${because(one.cache_cause)}`);
+	if (one.cache_cause?.advice) say(one.cache_cause.advice);
+	if (one.longest_gap) say(`longest gap between tokens ${one.longest_gap.seconds.toFixed(3)} s: ${one.longest_gap.what}`);
+	if (one.elsewhere) say(one.elsewhere);
 	if (one.drafts) say(`guesses: ${one.drafts}`);
+	if (one.times?.length) box.append(el("ul", "times parts", ...one.times.map(part)));
 	box.append(el("ol", "times", ...one.timeline.map(entry)), el("div", "after", ...copies(one.rid), ...replay(one)));
 	return box;
 }
+
+// One part of the time of a request.
+const part = ({ part: name, seconds, detail = "" }) => el("li", "", name.replaceAll("_", " "), el("small", "", join(seconds.toFixed(3) + " s", detail)));
 
 function entry({ what, first_step, last_step, times, at_s }) {
 	const kind = Object.keys(KINDS).find((one) => KINDS[one].test(what));

@@ -1,4 +1,4 @@
-"""Columns whose rows take turns, so that all pipeline stages of a model have work at once.
+"""Rows take turns, so that all pipeline stages of a model have work at once.
 
     stage 0    | 1 a | 2 b | 3 a | 4 b |        steps of requests a, and of requests b
     stage 1          | 1 a | 2 b | 3 a |
@@ -18,9 +18,8 @@ from weft.scheduler.request import Columns
 from weft.scheduler.settings import SchedulerSettings
 
 
-class TurnColumns(Columns):
+class StageTurns:
     def __init__(self, num_rows: int, settings: SchedulerSettings) -> None:
-        super().__init__(num_rows, settings.context_length)
         self._num_stages = settings.num_stages
         self._most = settings.max_stage_rows or num_rows
         # Values when a row was last looked at: if they have changed, the row has had a turn.
@@ -30,24 +29,20 @@ class TurnColumns(Columns):
         self._turns = np.zeros(num_rows, np.int64)
         self._num_looks = 0
 
-    def unfinished(self, rows: IntArray) -> IntArray:
-        """The rows that the next step may take: at most its share."""
-        rows = super().unfinished(rows)
-        self._note_turns(rows)
-        idle = rows[self.known_len[rows] >= self.seq_len[rows]]
+    def take(self, columns: Columns, rows: IntArray) -> IntArray:
+        """At most their share of the rows."""
+        self._note_turns(columns, rows)
+        idle = rows[columns.known_len[rows] >= columns.seq_len[rows]]
         share = min(-(-len(rows) // self._num_stages), self._most)
         if len(idle) <= share:
             return idle
         first = np.argsort(self._turns[idle], kind="stable")[:share]
         return idle[np.sort(first)]
 
-    def all_unfinished(self, rows: IntArray) -> IntArray:
-        return super().unfinished(rows)
-
-    def _note_turns(self, rows: IntArray) -> None:
+    def _note_turns(self, columns: Columns, rows: IntArray) -> None:
         self._num_looks += 1
-        lens = self.seq_len[rows]
-        epochs = self.epoch[rows]
+        lens = columns.seq_len[rows]
+        epochs = columns.epoch[rows]
         had_turn = rows[(self._lens[rows] != lens) | (self._epochs[rows] != epochs)]
         self._turns[had_turn] = self._num_looks
         self._lens[rows] = lens

@@ -8,12 +8,12 @@ import random
 import numpy as np
 import pytest
 
+from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import NOBODY
-from weft.memory.pins import Pins
 from weft.memory.prefix_cache import CacheKey
 from weft.memory.radix import Node, RadixCache
 from weft.memory.states.group import NO_SLOT, StateGroup, WantedCopy
-from weft.memory.tiers.endings import NoEndings, StateEndings, WindowEndings
+from weft.memory.tiers.resume_states import NoResumeStates, StateResumeStates, WindowResumeStates
 from weft.memory.window.group import WindowGroup
 from weft.memory.window.tails import Tail
 
@@ -41,7 +41,7 @@ class States:
         self.cache = RadixCache(PAGE_SIZE)
         self.group = StateGroup(num_slots=num_slots, num_rows=4, pins=Pins(self.cache))
         self.cache.listeners.append(self.group.snapshots)
-        self.endings = StateEndings(self.group)
+        self.resume_states = StateResumeStates(self.group)
 
     def put(self, num_tokens: int) -> Node:
         """A snapshot behind so many tokens."""
@@ -49,16 +49,16 @@ class States:
         self.group.snapshots.put(node, int(self.group.allocator.alloc(1, NOBODY)[0]))
         return node
 
-    def places(self, num_tokens: int) -> list[int]:
-        return self.endings.places(self.cache, key_of(num_tokens), BLOCK_LEN)
+    def resumable_lengths(self, num_tokens: int) -> list[int]:
+        return self.resume_states.resumable_lengths(self.cache, key_of(num_tokens), BLOCK_LEN)
 
 
-def test_without_such_layers_the_last_whole_block_is_an_ending() -> None:
+def test_without_such_layers_the_last_whole_block_is_a_resume_state() -> None:
     cache = RadixCache(PAGE_SIZE)
-    assert NoEndings().places(cache, key_of(8), BLOCK_LEN) == []
+    assert NoResumeStates().resumable_lengths(cache, key_of(8), BLOCK_LEN) == []
     cached(cache, 10)
-    assert NoEndings().places(cache, key_of(20), BLOCK_LEN) == [8]
-    assert NoEndings().places(cache, key_of(2), BLOCK_LEN) == []
+    assert NoResumeStates().resumable_lengths(cache, key_of(20), BLOCK_LEN) == [8]
+    assert NoResumeStates().resumable_lengths(cache, key_of(2), BLOCK_LEN) == []
 
 
 def test_snapshots_behind_whole_blocks_are_stored_the_shortest_first() -> None:
@@ -67,45 +67,45 @@ def test_snapshots_behind_whole_blocks_are_stored_the_shortest_first() -> None:
     states.put(6)  # in the midst of a block
     states.put(8)
     assert len(states.group.snapshots.spare) == 2  # nothing parts behind the first ones
-    assert states.places(8) == [4, 8]
-    assert states.places(100) == [4, 8]
+    assert states.resumable_lengths(8) == [4, 8]
+    assert states.resumable_lengths(100) == [4, 8]
 
 
 def test_a_snapshot_behind_more_than_is_asked_for_is_none_of_it() -> None:
     states = States()
     states.put(4)
     states.put(12)
-    assert states.places(10) == [4]
+    assert states.resumable_lengths(10) == [4]
 
 
 def test_a_sequence_is_resumed_behind_its_last_snapshot() -> None:
     states = States()
     states.put(4)
     cached(states.cache, 10)
-    assert states.endings.resumable(states.cache.match(key_of(10))) == 4
+    assert states.resume_states.resumable(states.cache.match(key_of(10))) == 4
 
 
 @pytest.mark.parametrize(("num_slots", "most"), [(3, 1), (8, 2), (12, 3)])
 def test_a_fourth_of_the_slots_is_read_into_or_one(num_slots: int, most: int) -> None:
     states = States(num_slots)
-    taken = [states.endings.reserve(8, 100.0) for _ in range(most)]
+    taken = [states.resume_states.reserve(8, 100.0) for _ in range(most)]
     assert all(one is not None for one in taken)
-    assert states.endings.reserve(8, 100.0) is None
+    assert states.resume_states.reserve(8, 100.0) is None
     assert taken[0] is not None
-    states.endings.memory.give_back(taken[0])
-    assert states.endings.reserve(8, 100.0) is not None
+    states.resume_states.memory.give_back(taken[0])
+    assert states.resume_states.reserve(8, 100.0) is not None
 
 
 def test_a_snapshot_that_is_being_written_stays() -> None:
     states = States(num_slots=2)
     node = states.put(4)
     other = states.put(8)
-    places = states.endings.hold(node)
-    assert places.tolist() == [states.group.snapshots.slot_of(node)]
+    resumable_lengths = states.resume_states.hold(node)
+    assert resumable_lengths.tolist() == [states.group.snapshots.slot_of(node)]
     assert states.group.snapshots.evict()
     assert not states.group.snapshots.evict()
     assert other not in states.group.snapshots.ends
-    states.endings.let_go(node, places)
+    states.resume_states.let_go(node, resumable_lengths)
     assert states.group.snapshots.evict()
 
 
@@ -122,7 +122,7 @@ class Windows:
             pins=Pins(self.cache),
         )
         self.cache.listeners.append(self.group.tails)
-        self.endings = WindowEndings(self.group, block_len)
+        self.resume_states = WindowResumeStates(self.group, block_len)
         self.block_len = block_len
 
     def leave(self, num_tokens: int, num_pages: int) -> Node:
@@ -133,26 +133,26 @@ class Windows:
         self.group.pool.give_back(pages)
         return node
 
-    def places(self, num_tokens: int) -> list[int]:
-        return self.endings.places(self.cache, key_of(num_tokens), self.block_len)
+    def resumable_lengths(self, num_tokens: int) -> list[int]:
+        return self.resume_states.resumable_lengths(self.cache, key_of(num_tokens), self.block_len)
 
 
 def test_a_window_is_stored_before_the_last_whole_block() -> None:
     windows = Windows()
     windows.leave(10, 5)
-    assert windows.places(10) == [8]
-    assert windows.places(7) == [4]
+    assert windows.resumable_lengths(10) == [8]
+    assert windows.resumable_lengths(7) == [4]
     cached(windows.cache, 14)
-    assert windows.endings.resumable(windows.cache.match(key_of(14))) == 10
+    assert windows.resume_states.resumable(windows.cache.match(key_of(14))) == 10
 
 
 def test_a_block_that_ends_where_a_node_begins_counts_once() -> None:
     windows = Windows()
     windows.leave(4, 2)
     windows.leave(6, 3)
-    assert windows.places(6) == [4]
+    assert windows.resumable_lengths(6) == [4]
     windows.leave(8, 4)
-    assert windows.places(8) == [4, 8]
+    assert windows.resumable_lengths(8) == [4, 8]
 
 
 def test_what_is_kept_behind_a_block_reaches_back_to_its_window() -> None:
@@ -160,52 +160,52 @@ def test_what_is_kept_behind_a_block_reaches_back_to_its_window() -> None:
     windows.leave(30, 10)
     windows.group.tails.evict(1)  # what a row has left beyond that
     assert windows.group.pool.evictable_pages == 1 + 16 // PAGE_SIZE
-    assert windows.places(30) == [16]
+    assert windows.resumable_lengths(30) == [16]
 
 
 def test_a_window_is_read_where_running_requests_leave_room() -> None:
     windows = Windows(window=5)
-    assert windows.endings.reserve(8, 3.9) is None
-    taken = windows.endings.reserve(8, 4.0)
+    assert windows.resume_states.reserve(8, 3.9) is None
+    taken = windows.resume_states.reserve(8, 4.0)
     assert taken is not None
     assert len(taken) == 2
-    windows.endings.memory.give_back(taken)
+    windows.resume_states.memory.give_back(taken)
     assert windows.group.pool.imbalance == 0
 
 
 def test_for_a_window_that_is_read_others_are_given_up_but_not_those_of_rows() -> None:
     windows = Windows(num_pages=4)
     windows.leave(8, 4)
-    taken = windows.endings.reserve(8, 100.0)
+    taken = windows.resume_states.reserve(8, 100.0)
     assert taken is not None
     windows.group.tails.evict(100)
     held = windows.group.pool.alloc(windows.group.pool.allocator.num_free, NOBODY)
-    assert windows.endings.reserve(8, 100.0) is None
+    assert windows.resume_states.reserve(8, 100.0) is None
     windows.group.pool.give_back(held)
-    assert windows.endings.reserve(8, 100.0) is not None
+    assert windows.resume_states.reserve(8, 100.0) is not None
 
 
 def test_a_window_that_has_come_is_the_caches_alone() -> None:
     windows = Windows()
-    taken = windows.endings.reserve(8, 100.0)
+    taken = windows.resume_states.reserve(8, 100.0)
     assert taken is not None
     node = cached(windows.cache, 8)
-    windows.endings.arrived(node, 8, taken)
+    windows.resume_states.arrived(node, 8, taken)
     pool = windows.group.pool
-    assert (pool.num_held, pool.evictable_pages) == (0, len(taken))
-    assert windows.endings.resumable(windows.cache.match(key_of(8))) == 8
+    assert (pool.num_owned, pool.evictable_pages) == (0, len(taken))
+    assert windows.resume_states.resumable(windows.cache.match(key_of(8))) == 8
 
 
 def test_a_window_that_is_being_written_stays() -> None:
     windows = Windows()
     node = windows.leave(8, 4)
     pool = windows.group.pool
-    held = windows.endings.hold(node)
-    assert pool.num_held == len(held) == 1
+    held = windows.resume_states.hold(node)
+    assert pool.num_owned == len(held) == 1
     windows.group.tails.evict(100)
     assert held[0] not in pool.allocator.free_pages()
-    windows.endings.let_go(node, held)
-    assert pool.num_held == 0
+    windows.resume_states.let_go(node, held)
+    assert pool.num_owned == 0
     assert pool.imbalance == 0
 
 
@@ -247,18 +247,18 @@ def test_a_new_copy_of_a_row_takes_the_slot_of_its_oldest_from_before_the_step(s
         rows = rng.sample(range(4), rng.randrange(1, 5))
         starts = [lens[row] for row in rows]
         wanted = []
-        for place, row in enumerate(rows):
+        for row_index, row in enumerate(rows):
             length = rng.randrange(1, 5)
             left = [kept for kept in range(1, length + 1) if rng.random() < 0.4]
-            wanted += [WantedCopy(place, lens[row] + kept, row) for kept in left]
+            wanted += [WantedCopy(row_index, lens[row] + kept, row) for kept in left]
             for kept in left:
                 if twin[row] and twin[row][0] <= lens[row]:
                     twin[row].pop(0)
                 twin[row].append(lens[row] + kept)
             lens[row] += length
         moves = group.plan(np.array(rows, np.int32), np.array(starts, np.int32), wanted)
-        assert moves.kept_rows.tolist() == [one.place for one in wanted]
-        ends = [starts[one.place] for one in wanted] + moves.kept_lens
+        assert moves.kept_rows.tolist() == [one.row_index for one in wanted]
+        ends = [starts[one.row_index] for one in wanted] + moves.kept_lens
         assert ends.tolist() == [one.length for one in wanted]
         assert [[copy.length for copy in group._kept.get(row, [])] for row in range(4)] == twin
         slots = [copy.slot for copies in group._kept.values() for copy in copies]

@@ -1,9 +1,9 @@
-"""Waiting requests, and the order in which the scheduler looks at them.
+"""The waiting requests of one class of service, in the order of one policy.
 
 Retracted requests go before all others, in order of arrival (unless the policy has classes). The
 policy orders the rest, except that the oldest of the requests that have waited longer than
-`aging_s` gets every fourth turn. (`fair` ages requests within each tenant by itself.) The queue
-knows requests and policies; it does not know why a request is admitted, or what runs.
+`aging_s` gets every fourth turn. (`fair` ages requests within each tenant by itself.) `queue.py`
+puts the lines one after the other.
 """
 
 from __future__ import annotations
@@ -21,38 +21,60 @@ from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
 
 
-class ArrivalGate:
-    """Blocks requests from some arrival on: they stay in the queue, and no pass looks at them."""
+class CachedLens:
+    """How much of each waiting request is cached, kept up to date while a policy reads it from a
+    cache that shares."""
 
-    def __init__(self, arrival_order: int, why: str) -> None:
-        self.blocked_from = arrival_order  # arrival order of the first blocked request
-        self.why = why  # what users read
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self.index: PrefixIndex | None = None  # None: no policy reads it
 
-    def open_until(self, arrival_order: int) -> None:
-        """Block only requests from this arrival on. A gate never closes again."""
-        self.blocked_from = max(arrival_order, self.blocked_from)
+    def start(self, policy: Policy, table: WaitingTable) -> None:
+        """Follow the cache for the requests of a table, if the policy reads their lengths."""
+        self.index = None
+        if not policy.reads_cache or not self._cache.shares:
+            return
+        counts = policy.new_counts()
+        self.index = PrefixIndex(self._cache, table.set_cached_len, counts)
+        policy.use_index(self.index, counts)
+        for request in table:
+            self.add(request, table)
+        self._cache.listeners.append(self.index)
 
-    def lets_pass(self, request: Request) -> bool:
-        return request.spec.arrival_order < self.blocked_from
+    def add(self, request: Request, table: WaitingTable) -> None:
+        """A request has joined the table."""
+        if self.index is None:
+            return
+        key = request.cache_key(request.packed)
+        arrival_order = request.spec.arrival_order
+        length = self.index.add(arrival_order, key, request.reusable_len * TOKEN_BYTES)
+        table.set_cached_len(arrival_order, length)
+
+    def stop(self) -> None:
+        """Stop following the changes of the cache."""
+        if self.index in self._cache.listeners:
+            self._cache.listeners.remove(self.index)
+
+    def go_on_with(self, index: PrefixIndex | None) -> None:
+        """Follow the cache again with an index that was stopped."""
+        self.index = index
+        if index is not None:
+            self._cache.listeners.append(index)
 
 
-class WaitingQueue:
-    """The requests without a row. A request that has waited `aging_s` seconds is overdue; 0: never.
-
-    Features that are off cost nothing: without `aging_s` there is no `AgingTurns`, and without
-    blocked input no gate.
-    """
+class WaitingLine:
+    """The waiting requests of one class of service, in the order of one policy. A request that has
+    waited `aging_s` seconds is overdue; 0: never, and then there is no `AgingTurns`."""
 
     def __init__(self, policy: Policy, cache: PrefixCache, aging_s: float = 0.0) -> None:
-        self._cache = cache
         self._aging_s = aging_s
         self._waiting = WaitingTable()  # requests that never ran
         self.resumed: list[Request] = []  # retracted requests: few, sorted by arrival
         self._turns = AgingTurns() if aging_s else None
-        self._gate: ArrivalGate | None = None  # exists while the input is blocked
+        # No request of this line can be admitted before a request ends.
+        self.is_full = False
         self.num_tokens = 0  # of the prompts of all requests that never ran
-        # The cached lengths of the waiting requests, if the policy reads a cache that shares.
-        self._prefix_index: PrefixIndex | None = None
+        self.cached_lens = CachedLens(cache)
         self.policy = policy
         self._start_policy()
 
@@ -71,26 +93,19 @@ class WaitingQueue:
         indices = self._waiting.indices()[: num - len(found)]
         return found + [self._waiting.request_at(index) for index in indices.tolist()]
 
-    def retractions_of_first(self, now: float) -> int:
-        """How often the first request of the order was retracted."""
-        first = next(self.order(now), None)
-        return 0 if first is None else first.retractions
-
     def use(self, policy: Policy) -> None:
         """Order by this policy from now on. If it raises, the previous policy stays."""
         before = self.policy
-        index_before = self._prefix_index
+        index_before = self.cached_lens.index
         columns = self._waiting.policy_columns()
-        self.stop_index()
+        self.cached_lens.stop()
         self.policy = policy
         try:
             self._start_policy()
         except BaseException:
-            self.stop_index()
+            self.cached_lens.stop()
             self.policy = before
-            self._prefix_index = index_before
-            if index_before is not None:
-                self._cache.listeners.append(index_before)
+            self.cached_lens.go_on_with(index_before)
             self._waiting.restore(columns)
             raise
         if self._turns is not None:
@@ -102,16 +117,16 @@ class WaitingQueue:
 
     def go_on_with(self, policy: Policy, tags: dict[int, int]) -> None:
         """Order by a policy that knows the waiting requests and has given them these tags."""
-        self.stop_index()
+        self.cached_lens.stop()
         self.policy = policy
-        self._start_index()
+        self.cached_lens.start(policy, self._waiting)
         for arrival_order, tag in tags.items():
             self._waiting.set_tag(arrival_order, tag)
 
     def begin_anew(self, policy: Policy, requests: Iterable[Request]) -> None:
         """Replace all waiting requests by these, ordered by a policy that has seen none of them.
 
-        Reads no state that a fault may have damaged. Blocked requests stay blocked.
+        Reads no state that a fault may have damaged.
         """
         self._waiting = WaitingTable()
         self.resumed = []
@@ -132,8 +147,7 @@ class WaitingQueue:
         self.num_tokens += request.fill_len
         try:
             self._waiting.append(request)
-            if self._prefix_index is not None:
-                self._index(self._prefix_index, request)
+            self.cached_lens.add(request, self._waiting)
             if self.policy.follower is not None:
                 self._introduce(self.policy.follower, request)
         except BaseException:
@@ -155,7 +169,12 @@ class WaitingQueue:
         losers: list[Request] = []
         if requests_over <= 0 and tokens_over <= 0:
             return losers
-        for loser in self._displaced(newcomer):
+        displaced: Iterator[Request] = iter(())
+        if self.policy.displacement is not None:
+            displaced = self.policy.displacement.displaced(
+                self._waiting, self._waiting.indices(), newcomer
+            )
+        for loser in displaced:
             losers.append(loser)
             requests_over -= 1
             tokens_over -= loser.fill_len
@@ -183,65 +202,24 @@ class WaitingQueue:
         if never_ran and self.policy.follower is not None:
             self.policy.follower.dropped(request)
 
-    def rank(self, request: Request) -> int:
-        """Class of a request under the policy; 0 if it has none. Lower ones go first."""
-        classes = self.policy.classes
-        return 0 if classes is None else classes.rank(request)
+    # What the next pass may look at. `end` is the arrival order of the first blocked request.
 
-    def is_overdue(self, request: Request, now: float) -> bool:
-        return 0 < self._aging_s <= now - request.spec.arrival_s
-
-    # Blocking
-
-    def block(self, arrival_order: int, why: str) -> ArrivalGate:
-        """Block requests that never ran, from this arrival on.
-
-        A queue that is already blocked keeps its first limit.
-        """
-        if self._gate is None:
-            self._gate = ArrivalGate(arrival_order, why)
-        self._gate.why = why
-        return self._gate
-
-    def unblock(self) -> None:
-        """Look at all requests again. Blocked requests have kept their position."""
-        self._gate = None
-
-    def blocked(self) -> Iterator[Request]:
-        """The blocked requests, in order of arrival."""
-        for request in self._waiting:
-            if self.is_blocked(request):
-                yield request
-
-    def is_blocked(self, request: Request) -> bool:
-        if self._gate is None or self._gate.lets_pass(request):
-            return False
-        return request in self._waiting
-
-    @property
-    def gate(self) -> ArrivalGate | None:
-        """What blocks requests, those that will arrive, too. None: nothing is blocked."""
-        return self._gate
-
-    @property
-    def has_candidates(self) -> bool:
+    def has_candidates(self, end: int) -> bool:
         """Whether there is a request that is not blocked."""
         if self.resumed:
             return True
-        if self._gate is None:
+        if end == EVERYBODY:
             return len(self._waiting) > 0
         first = self._waiting.first()
-        return first is not None and self._gate.lets_pass(first)
+        return first is not None and first.spec.arrival_order < end
 
-    @property
-    def num_candidates(self) -> int:
+    def num_candidates(self, end: int) -> int:
         """Number of requests that are not blocked."""
-        if self._gate is None:
+        if end == EVERYBODY:
             return len(self)
-        return len(self.resumed) + len(self._waiting.indices_before(self._gate.blocked_from))
+        return len(self.resumed) + len(self._waiting.indices_before(end))
 
-    @property
-    def oldest(self) -> Request | None:
+    def oldest(self, end: int) -> Request | None:
         """The oldest request that is not blocked; None if there is none."""
         if self.resumed:
             return self.resumed[0]
@@ -249,18 +227,24 @@ class WaitingQueue:
         if not len(waiting):
             return None
         first = waiting.request_at(int(waiting.used.flags.argmax()))
-        if self._gate is None or self._gate.lets_pass(first):
-            return first
-        return None
+        return first if first.spec.arrival_order < end else None
+
+    def never_ran(self, request: Request) -> bool:
+        """Whether a request waits here that never had a row."""
+        return request in self._waiting
+
+    def newcomers(self) -> Iterator[Request]:
+        """The requests that never had a row, in order of arrival."""
+        return iter(self._waiting)
 
     # The order
 
-    def order(self, now: float) -> Iterator[Request]:
-        """The waiting requests, best first. Lazy: the caller may stop at any request."""
+    def order(self, now: float, end: int = EVERYBODY) -> Iterator[Request]:
+        """The requests that are not blocked, best first. Lazy: the caller may stop at any
+        request."""
         policy = self.policy
-        if self._prefix_index is not None:
-            self._prefix_index.move_on()
-        end = EVERYBODY if self._gate is None else self._gate.blocked_from
+        if self.cached_lens.index is not None:
+            self.cached_lens.index.move_on()
         fresh = policy.order_waiting(self._waiting, end, now)
         if policy.classes is not None:
             return self._order_by_class(policy.classes, fresh, end, now)
@@ -284,21 +268,15 @@ class WaitingQueue:
         oldest: Iterator[Request] = iter(())
         if self.policy.ages:
             oldest = self._waiting.came_by(now - self._aging_s, end)
-        overdue = heapq.merge(
-            self._overdue_resumed(now), oldest, key=lambda one: one.spec.arrival_order
-        )
+        resumed = [one for one in self.resumed if 0 < self._aging_s <= now - one.spec.arrival_s]
+        overdue = heapq.merge(resumed, oldest, key=lambda one: one.spec.arrival_order)
         return self._turns.interleave(overdue, ranked)
-
-    def _overdue_resumed(self, now: float) -> Iterator[Request]:
-        for request in self.resumed:
-            if self.is_overdue(request, now):
-                yield request
 
     # Inside
 
     def _start_policy(self) -> None:
         """Introduce the waiting requests to a policy that has seen none of them."""
-        self._start_index()
+        self.cached_lens.start(self.policy, self._waiting)
         follower = self.policy.follower
         if follower is not None:
             for request in self._waiting:
@@ -308,46 +286,14 @@ class WaitingQueue:
         """Introduce a request that begins to wait to a policy that keeps an account."""
         self._waiting.set_tag(request.spec.arrival_order, follower.arrived(request))
 
-    def _start_index(self) -> None:
-        """Keep the cached lengths of all waiting requests up to date, if the policy reads them."""
-        policy = self.policy
-        cache = self._cache
-        self._prefix_index = None
-        if not policy.reads_cache or not cache.shares:
-            return
-        counts = policy.new_counts()
-        index = PrefixIndex(cache, self._waiting.set_cached_len, counts)
-        policy.use_index(index, counts)
-        self._prefix_index = index
-        for request in self._waiting:
-            self._index(index, request)
-        cache.listeners.append(index)
-
-    def stop_index(self) -> None:
-        """Stop notifying the index of changes of the cache."""
-        index = self._prefix_index
-        if index in self._cache.listeners:
-            self._cache.listeners.remove(index)
-
-    def _index(self, index: PrefixIndex, request: Request) -> None:
-        key = request.cache_key(request.packed)
-        length = index.add(request.spec.arrival_order, key, request.reusable_len * TOKEN_BYTES)
-        self._waiting.set_cached_len(request.spec.arrival_order, length)
-
-    def _displaced(self, newcomer: Request) -> Iterator[Request]:
-        displacement = self.policy.displacement
-        if displacement is None:
-            return iter(())
-        return displacement.displaced(self._waiting, self._waiting.indices(), newcomer)
-
     def _forget(self, request: Request) -> None:
         """Undo the parts of an `append` that raised."""
         self.num_tokens -= request.fill_len
         self._waiting.discard(request)
         if self.policy.follower is not None:
             self.policy.follower.dropped(request)
-        self.stop_index()
-        self._start_index()
+        self.cached_lens.stop()
+        self.cached_lens.start(self.policy, self._waiting)
 
     def _take_out(self, request: Request) -> bool:
         """Remove a request. Returns whether it had never run."""
@@ -355,6 +301,6 @@ class WaitingQueue:
             self.resumed.remove(request)
             return False
         self.num_tokens -= request.fill_len
-        if self._prefix_index is not None:
-            self._prefix_index.remove(request.spec.arrival_order)
+        if self.cached_lens.index is not None:
+            self.cached_lens.index.remove(request.spec.arrival_order)
         return True

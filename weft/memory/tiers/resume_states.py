@@ -1,11 +1,11 @@
-"""Endings: what a sequence needs besides K and V to be resumed at its end, in transfer between
-memory and a store.
+"""Resume states: what a sequence needs besides K and V to be resumed at its end, in transfer
+between memory and a store.
 
         states     the snapshot after the last token              one slot
         windows    the tail before the end of the last page       pages of one window
         neither    a sequence can be resumed after every page     nothing
 
-    A store has endings only after whole blocks. This module knows nodes of the radix tree and
+    A store has resume states only after whole blocks. This module knows nodes of the radix tree and
     numbers of tokens, never a request.
 """
 
@@ -24,11 +24,12 @@ from weft.memory.states.group import StateGroup
 from weft.memory.window.group import WindowGroup
 from weft.memory.window.tails import Tail
 
-LARGEST_PART = 4  # one ending, or a fourth of the memory for endings, may be in use for reads
+# One resume state, or a fourth of the memory for resume states, may be in use for reads.
+LARGEST_PART = 4
 
 
-class EndingMemory(Protocol):
-    """The memory into which endings are read: `StateGroup`, or `WindowPool`."""
+class ResumeStateMemory(Protocol):
+    """The memory into which resume states are read: `StateGroup`, or `WindowPool`."""
 
     def give_back(self, taken: IntArray, /) -> None:
         """Free memory that was reserved."""
@@ -43,44 +44,44 @@ class EndingMemory(Protocol):
         ...
 
 
-class Endings(Protocol):
+class ResumeStates(Protocol):
     @property
-    def memory(self) -> EndingMemory:
+    def memory(self) -> ResumeStateMemory:
         """The memory that `reserve` takes."""
         ...
 
     @property
     def capacity(self) -> int:
-        """Places of that memory, slots or pages; 0: sequences have no endings."""
+        """Places of that memory, slots or pages; 0: sequences have no resume states."""
         ...
 
     def resumable(self, found: Match) -> int:
         """Number of tokens of a cached prefix after which it can be resumed."""
         ...
 
-    def places(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
+    def resumable_lengths(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
         """The lengths in whole blocks, shortest first, at which the cached part of a sequence can
         be resumed and should be stored."""
         ...
 
     def reserve(self, num_tokens: int, spare: float) -> IntArray | None:
-        """Reserve memory for the ending of a sequence of `num_tokens` tokens. `spare`: tokens of
-        memory that running requests do not need. None: there is too little memory."""
+        """Reserve memory for the resume state of a sequence of `num_tokens` tokens. `spare`: tokens
+        of memory that running requests do not need. None: there is too little memory."""
         ...
 
     def arrived(self, node: Node, num_tokens: int, taken: IntArray) -> None:
-        """The reserved memory has the ending of the sequence that ends at `node`."""
+        """The reserved memory has the resume state of the sequence that ends at `node`."""
         ...
 
     def hold(self, node: Node) -> IntArray:
-        """The place of the ending of the sequence that ends at `node`; it is kept until
-        `let_go`."""
+        """The slots or pages of the resume state of the sequence that ends at `node`; it is kept
+        until `let_go`."""
         ...
 
-    def let_go(self, node: Node, held: IntArray) -> None: ...
+    def let_go(self, node: Node, in_use: IntArray) -> None: ...
 
 
-class NoEndingMemory:
+class NoResumeStateMemory:
     def give_back(self, taken: IntArray) -> None:
         pass
 
@@ -91,18 +92,18 @@ class NoEndingMemory:
         return NO_PAGES
 
 
-class NoEndings:
-    """For models without endings: a sequence can be resumed wherever it is cached."""
+class NoResumeStates:
+    """For models without resume states: a sequence can be resumed wherever it is cached."""
 
     capacity = 0
 
     def __init__(self) -> None:
-        self.memory = NoEndingMemory()
+        self.memory = NoResumeStateMemory()
 
     def resumable(self, found: Match) -> int:
         return found.length
 
-    def places(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
+    def resumable_lengths(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
         length = cache.peek(key) // block_len * block_len
         return [length] if length else []
 
@@ -115,12 +116,12 @@ class NoEndings:
     def hold(self, node: Node) -> IntArray:
         return NO_PAGES
 
-    def let_go(self, node: Node, held: IntArray) -> None:
+    def let_go(self, node: Node, in_use: IntArray) -> None:
         pass
 
 
-class StateEndings:
-    """The endings of layers that keep a state: snapshots."""
+class StateResumeStates:
+    """The resume states of layers that keep a state: snapshots."""
 
     def __init__(self, states: StateGroup) -> None:
         self._states = states
@@ -134,7 +135,7 @@ class StateEndings:
         _, length = self._states.snapshots.deepest(found.handle, found.length)
         return length
 
-    def places(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
+    def resumable_lengths(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
         snapshots = self._states.snapshots
         found = []
         for node, _, end, cached in _cached_nodes(cache, key):
@@ -158,12 +159,12 @@ class StateEndings:
         snapshots.hold(node)
         return np.array([snapshots.slot_of(node)], dtype=np.int32)
 
-    def let_go(self, node: Node, held: IntArray) -> None:
+    def let_go(self, node: Node, in_use: IntArray) -> None:
         self._states.snapshots.let_go(node)
 
 
-class WindowEndings:
-    """The endings of layers with windows: tails."""
+class WindowResumeStates:
+    """The resume states of layers with windows: tails."""
 
     def __init__(self, windows: WindowGroup, block_len: int) -> None:
         self._windows = windows
@@ -180,19 +181,19 @@ class WindowEndings:
         _, num_pages = self._windows.tails.deepest(found.handle, found.length // page_size)
         return num_pages * page_size
 
-    def places(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
+    def resumable_lengths(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
         page_size = self._windows.page_size
         found = []
         for node, begin, _, cached in _cached_nodes(cache, key):
-            place = cached // block_len * block_len
-            if place > begin and self._windows.tails.can_resume(node, place // page_size):
-                found.append(place)
+            length = cached // block_len * block_len
+            if length > begin and self._windows.tails.can_resume(node, length // page_size):
+                found.append(length)
         found.reverse()
         return found
 
     def reserve(self, num_tokens: int, spare: float) -> IntArray | None:
         windows = self._windows
-        num_pages = windows.tails.ending_pages(num_tokens // windows.page_size)
+        num_pages = windows.tails.num_pages_to_resume(num_tokens // windows.page_size)
         if num_pages * windows.page_size > spare:
             return None
         missing = num_pages - windows.pool.allocator.num_free
@@ -207,12 +208,12 @@ class WindowEndings:
         self._windows.pool.give_back(taken)
 
     def hold(self, node: Node) -> IntArray:
-        pages = self._windows.tails.ending_at(node)
+        pages = self._windows.tails.pages_to_resume(node)
         self._windows.pool.hold(pages)
         return pages
 
-    def let_go(self, node: Node, held: IntArray) -> None:
-        self._windows.pool.give_back(held)
+    def let_go(self, node: Node, in_use: IntArray) -> None:
+        self._windows.pool.give_back(in_use)
 
 
 class CachedNode(NamedTuple):
@@ -227,9 +228,9 @@ class CachedNode(NamedTuple):
 
 def _cached_nodes(cache: PrefixCache, key: CacheKey) -> Iterator[CachedNode]:
     """The nodes with the cached part of a sequence, the last node first."""
-    place = cache.locate(key, len(key.tokens))
-    cached = place.length // TOKEN_BYTES
-    path = list(path_up(place.handle))
+    location = cache.locate(key, len(key.tokens))
+    cached = location.length // TOKEN_BYTES
+    path = list(path_up(location.handle))
     end = sum(len(node.key) for node in path) // TOKEN_BYTES
     for node in path:
         begin = end - len(node.key) // TOKEN_BYTES

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from weft.executor.device import DeviceOutput
 from weft.executor.inputs import DeviceRowTable
+from weft.executor.passes.kinds import PassParts
 from weft.executor.runner import Pass, Run
 from weft.plan.runs import HostRuns, has_runs
 from weft.plan.step import Plan
 
 
-class ClosingPass(Pass):
+class RunsPass(Pass):
     name = "runs of drafts"
 
     def __init__(self, rows: DeviceRowTable) -> None:
@@ -26,3 +27,13 @@ class ClosingPass(Pass):
         for row, token in self._runs.settle(plan, closed, sampled):
             self._rows.last_tokens[row] = token
         return output
+
+
+def runs_pass(parts: PassParts) -> RunsPass | None:
+    """The pass for a CPU whose steps with drafts are planned ahead."""
+    if parts.host_rows is None or not parts.engine.keeps_runs:
+        return None
+    return RunsPass(parts.host_rows)
+
+
+PASS = runs_pass

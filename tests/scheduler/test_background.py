@@ -1,0 +1,369 @@
+"""Background requests: they get what online requests leave, and give it back at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from tests.scheduler.random_worlds import run_random
+from tests.scheduler.scenes import Patience, Recorder, settings
+from tests.scheduler.world import World
+from weft.engine.explain import explain
+from weft.plan.step import Plan
+from weft.scheduler.request import NO_ROW, RequestState
+from weft.scheduler.retraction import cheapest
+
+NUM_WORLDS = 24
+
+
+def decoding(world: World) -> set[int]:
+    """The requests that decode."""
+    requests = world.scheduler.requests.values()
+    return {one.id for one in requests if one.state is RequestState.DECODING}
+
+
+def has_row(world: World, id: int) -> bool:
+    return world.request(id).row != NO_ROW
+
+
+def line(length: int, first: int = 0) -> list[int]:
+    """A prompt of this length that begins with its own token."""
+    return [first, *range(1, length)]
+
+
+# Who is first
+
+
+def test_an_online_request_goes_before_background_requests_that_came_earlier() -> None:
+    world = World(settings(max_running_requests=1))
+    running = world.send(line(4), max_new_tokens=3, ignore_eos=True)
+    world.step()
+    background = world.send(line(4, 1), max_new_tokens=3, ignore_eos=True, background=True)
+    online = world.send(line(4, 2), max_new_tokens=3, ignore_eos=True)
+    order = [one.id for one in world.scheduler.waiting_queue.order(world.time)]
+    assert order == [online, background]
+    world.run_dry()
+    assert list(world.finished) == [running, online, background]
+
+
+@pytest.mark.parametrize(
+    "policy", ["fcfs", "lpm", "priority", "fair", "priority > fair(key) > lpm"]
+)
+def test_no_policy_and_no_priority_puts_a_background_request_first(policy: str) -> None:
+    world = World(settings(max_running_requests=1, schedule_policy=policy))
+    world.send(line(40), max_new_tokens=1, ignore_eos=True)
+    world.run_dry()
+    # Its prefix is cached, its tenant was not served yet, and its priority is the highest.
+    background = world.send(
+        line(40), max_new_tokens=1, background=True, priority=90, user="another"
+    )
+    online = world.send(line(9, 3), max_new_tokens=1)
+    world.run_dry()
+    assert list(world.finished)[1:] == [online, background]
+
+
+def test_no_age_puts_a_background_request_before_an_online_one() -> None:
+    world = World(settings(max_running_requests=1, aging_s=5.0))
+    background = world.send(line(4, 1), max_new_tokens=2, ignore_eos=True, background=True)
+    online = [world.send(line(4, i), max_new_tokens=2, ignore_eos=True) for i in range(2, 9)]
+    world.time += 100.0
+    world.run_dry()
+    assert list(world.finished) == [*online, background]
+
+
+def test_a_flood_of_background_requests_fills_no_online_place_in_the_queue() -> None:
+    world = World(settings(max_running_requests=1, max_queued_requests=3))
+    flood = [world.send(line(4, i), max_new_tokens=4, background=True) for i in range(9)]
+    online = [world.send(line(4, i), max_new_tokens=4) for i in range(4)]
+    world.run_dry()
+    refused = [id for id, end in world.finished.items() if end.status == 503]
+    assert refused == flood[4:]  # as many wait as may, and one will have the row
+    assert all(world.finished[id].reason != "error" for id in online)
+
+
+# Its row and its memory
+
+
+def test_a_background_request_gives_its_row_to_an_online_one_within_a_step() -> None:
+    world = World(settings(max_running_requests=2))
+    background = [
+        world.send(line(6, i), max_new_tokens=30, ignore_eos=True, background=True)
+        for i in range(2)
+    ]
+    for _ in range(4):
+        world.step()
+    assert decoding(world) == set(background)
+    online = world.send(line(6, 5), max_new_tokens=3, ignore_eos=True)
+    world.step()
+    assert has_row(world, online)
+    # The other one goes on.
+    assert sum(has_row(world, id) for id in background) == 1
+    world.run_dry()
+    lost = next(id for id in background if world.finished[id].retractions)
+    explanation = explain(world.scheduler, lost, world.time)
+    assert explanation is not None
+    assert any("an online request takes its place" in one.what for one in explanation.timeline)
+
+
+def test_an_online_request_that_needs_all_memory_takes_it() -> None:
+    """It fits alone, but not beside what others are expected to need."""
+    world = World(settings(num_pages=90, max_running_requests=4, context_length=90))
+    background = [
+        world.send(line(20, i), max_new_tokens=9, ignore_eos=True, background=True)
+        for i in range(2)
+    ]
+    world.step()
+    world.step()
+    assert any(has_row(world, id) for id in background)
+    online = world.send(line(60, 7), max_new_tokens=25, ignore_eos=True)
+    world.step()
+    assert has_row(world, online)
+    assert not any(has_row(world, id) for id in background)
+    world.run_dry()
+
+
+def test_an_open_background_prompt_makes_way() -> None:
+    world = World(settings(chunked_prefill_size=16))
+    background = world.send(line(120), max_new_tokens=2, background=True)
+    world.step()
+    chunk = world.scheduler.prefills.chunked_req
+    assert chunk is not None
+    assert chunk.id == background
+    online = world.send(line(40, 9), max_new_tokens=2)
+    world.step()
+    chunk = world.scheduler.prefills.chunked_req
+    assert chunk is not None
+    assert chunk.id == online
+    world.run_dry()
+    assert list(world.finished) == [online, background]
+
+
+def test_when_memory_runs_out_background_requests_are_retracted_first() -> None:
+    world = World(settings())
+    online = world.send(line(9), max_new_tokens=9, ignore_eos=True)
+    background = world.send(line(90, 1), max_new_tokens=90, ignore_eos=True, background=True)
+    world.step()
+    world.step()
+    requests = [world.request(online), world.request(background)]
+    rank = world.scheduler.waiting_queue.rank
+    assert cheapest(requests, world.scheduler.kv, 1, rank).id == background
+
+
+def test_it_does_not_take_what_an_online_request_waits_for() -> None:
+    """An online request that does not fit ends the pass, also for small background requests."""
+    world = World(settings(num_pages=100, context_length=100))
+    world.send(line(50), max_new_tokens=40, ignore_eos=True)
+    world.step()
+    waits = world.send(line(50, 1), max_new_tokens=40, ignore_eos=True)
+    background = world.send(line(2, 2), max_new_tokens=2, ignore_eos=True, background=True)
+    for _ in range(10):
+        world.step()
+    assert not has_row(world, waits)
+    assert not has_row(world, background)
+    world.run_dry()
+
+
+def test_an_online_request_that_is_not_ready_stops_no_background_request() -> None:
+    patience = Patience()
+    world = World(settings(), features=(patience,))
+    background = world.send(line(4), max_new_tokens=2, ignore_eos=True, background=True)
+    waits = world.send(line(4, 1), max_new_tokens=2, ignore_eos=True)  # an odd number
+    world.step()
+    world.step()
+    assert background in world.finished or has_row(world, background)
+    patience.is_over = True
+    world.run_dry()
+    assert waits in world.finished
+
+
+# Its time
+
+
+def timed(**changes: object) -> Recorder:
+    """A step costs 10 ms, and 1 ms for each token."""
+    world = Recorder(settings(mixed_chunk=True, max_slowdown=2.0, page_size=4, **changes))
+    world.let_steps_cost(lambda plan: 0.010 + 0.001 * plan.num_tokens)
+    # The cost becomes known.
+    world.send(line(30), max_new_tokens=9, ignore_eos=True)
+    world.run_dry()
+    world.send(line(60, 1), max_new_tokens=9, ignore_eos=True)
+    world.run_dry()
+    world.plans.clear()
+    return world
+
+
+def online_steps(world: Recorder, online: int) -> list[Plan]:
+    """The steps in which the online request decodes."""
+    row = world.request(online).row
+    return [plan for plan in world.plans if row in plan.rows.tolist() and len(plan.tokens) > 0]
+
+
+def test_while_an_online_request_decodes_only_so_many_background_rows_join_as_it_has_time_for() -> (
+    None
+):
+    world = timed(max_running_requests=16, background_slowdown=1.3)
+    background = [
+        world.send(line(4, i + 10), max_new_tokens=60, ignore_eos=True, background=True)
+        for i in range(12)
+    ]
+    while len(decoding(world)) < 12:
+        world.step()
+    online = world.send(line(4, 7), max_new_tokens=20, ignore_eos=True)
+    while online not in decoding(world):
+        world.step()
+    world.step()
+    world.plans.clear()
+    for _ in range(10):
+        world.step()
+    # A step of one row takes 11 ms; for a third of that three others join.
+    assert {len(plan.rows) for plan in online_steps(world, online)} == {4}
+    # The others have lost nothing.
+    assert decoding(world) == {*background, online}
+    world.run_dry()
+    assert not any(world.finished[id].retractions for id in background)
+
+
+def test_without_online_rows_all_background_rows_decode() -> None:
+    world = timed(max_running_requests=16)
+    for i in range(12):
+        world.send(line(4, i + 10), max_new_tokens=30, ignore_eos=True, background=True)
+    while len(decoding(world)) < 12:
+        world.step()
+    world.step()
+    assert len(world.plans[-1].rows) == 12
+    world.run_dry()
+
+
+def test_a_background_prompt_is_cut_to_the_time_that_is_left_beside_an_online_request() -> None:
+    world = timed(background_slowdown=2.0, chunked_prefill_size=64)
+    online = world.send(line(4, 7), max_new_tokens=40, ignore_eos=True)
+    while online not in decoding(world):
+        world.step()
+    world.send(line(60, 9), max_new_tokens=2, ignore_eos=True, background=True)
+    world.plans.clear()
+    world.run_dry()
+    sizes = [plan.num_tokens for plan in world.plans if len(plan.rows) > 1]
+    assert sizes
+    assert max(sizes) <= 12  # at most as long again as a step of 11 ms
+
+
+def test_alone_a_background_prompt_is_cut_so_that_an_arrival_waits_no_longer() -> None:
+    world = timed(background_step_ms=30.0, chunked_prefill_size=64)
+    world.send(line(120, 9), max_new_tokens=2, ignore_eos=True, background=True)
+    world.run_dry()
+    sizes = [plan.num_tokens for plan in world.plans]
+    assert max(sizes) == 20
+
+
+def test_without_a_bound_they_rest_while_an_online_request_decodes() -> None:
+    """No cost is known where nothing asks for it, so the safe answer is that there is no time."""
+    world = Recorder(settings(max_slowdown=-1.0, speculative="off"))
+    background = world.send(line(4), max_new_tokens=30, ignore_eos=True, background=True)
+    world.step()
+    world.step()
+    online = world.send(line(4, 1), max_new_tokens=9, ignore_eos=True)
+    world.step()
+    world.step()
+    world.plans.clear()
+    world.step()
+    assert [len(plan.rows) for plan in world.plans] == [1]
+    world.run_dry()
+    assert list(world.finished) == [online, background]
+
+
+def test_time_limits_of_the_server_are_for_online_requests() -> None:
+    world = World(settings(max_running_requests=1, max_queue_s=5.0, max_run_s=5.0))
+    world.send(line(4), max_new_tokens=30, ignore_eos=True)
+    background = world.send(line(4, 1), max_new_tokens=30, ignore_eos=True, background=True)
+    limited = world.send(line(4, 2), max_new_tokens=3, background=True, timeout_ms=2_000)
+    world.time += 20.0
+    world.run_dry()
+    assert world.finished[background].reason == "length"
+    assert world.finished[limited].reason in ("abort", "error")
+
+
+# Its order
+
+
+def test_background_requests_with_one_prefix_run_one_after_the_other() -> None:
+    world = World(settings(max_running_requests=1, background_policy="dfs-weight"))
+    families = [[*range(20)], [*range(30, 50)]]
+    sent = [
+        world.send([*families[i % 2], 100 + i], max_new_tokens=1, background=True) for i in range(8)
+    ]
+    world.run_dry()
+    order = [sent.index(id) % 2 for id in world.finished]
+    changes = sum(a != b for a, b in pairwise(order))
+    assert changes <= 2
+
+
+def test_what_background_requests_leave_in_the_cache_is_evicted_first() -> None:
+    world = World(settings(num_pages=100, max_running_requests=1))
+    chat = line(30)
+    world.send(chat, max_new_tokens=1)
+    world.run_dry()
+    for number in range(1, 9):
+        world.send(line(30, number), max_new_tokens=9, ignore_eos=True, background=True)
+        world.run_dry()
+    assert world.scheduler.stats().total_evicted_tokens > 0
+    again = world.send([*chat, 5], max_new_tokens=1)
+    world.run_dry()
+    assert world.finished[again].cached_tokens == 30
+
+
+def test_why_a_background_request_waits() -> None:
+    world = World(settings(max_running_requests=4))
+    background = world.send(line(4), max_new_tokens=2, background=True)
+    world.send(line(4, 1), max_new_tokens=2)
+    world.step()
+    explanation = explain(world.scheduler, background, world.time)
+    assert explanation is not None
+    assert "background" in explanation.why
+    world.run_dry()
+
+
+# Random worlds
+
+
+@cache
+def random_world(seed: int) -> Counter[str]:
+    """What a world reaches in which every invariant has been checked after every step."""
+    world = run_random(
+        seed,
+        background=True,
+        drafts=seed % 5 == 1 and seed % 8 < 6,
+        windows=seed % 7 == 2,
+        states=seed % 7 == 3,
+        pins=seed % 6 == 4,
+        composed=seed % 3 == 2,
+        switches=seed % 4 == 1,
+        splits=seed % 8 == 6,
+        num_stages=2 if seed % 8 == 7 else 1,
+    )
+    if seed % 4 == 0:
+        world.replay()
+    found = Counter[str]()
+    for id, request in world.sent.items():
+        kind = "background" if request.background else "online"
+        end = world.finished[id]
+        found[f"{kind} {end.reason}"] += 1
+        found[f"{kind} retracted"] += end.retractions
+    return found
+
+
+@pytest.mark.parametrize("seed", range(NUM_WORLDS))
+def test_random_worlds_with_background_requests_keep_every_invariant(seed: int) -> None:
+    random_world(seed)
+
+
+def test_the_random_worlds_reach_what_they_are_for() -> None:
+    reached = Counter[str]()
+    for seed in range(NUM_WORLDS):
+        reached += random_world(seed)
+    for kind in ("background", "online"):
+        assert reached[f"{kind} stop"] > 5
+        assert reached[f"{kind} length"] > 20
+    assert reached["background retracted"] > 2 * reached["online retracted"] > 0

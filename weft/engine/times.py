@@ -1,0 +1,245 @@
+"""The time of a request in the engine, part by part, in words. The parts add up to all of it.
+
+The seconds are those of `scheduler/times/spent.py`. The time in the queue is divided further,
+by what the history has of it: first by the events of the request itself, then by the walks over the
+queue that left it waiting.
+
+    arrived   grammar   |  a walk: no KV memory for r3   |  a walk: no row  | admitted
+       | grammar        | queue                          | queue            |
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from weft.config.numbers import counted
+from weft.engine.pause import WHY as PAUSED
+from weft.messages.control import LongestGap, TimePart
+from weft.scheduler.history import (
+    NEVER,
+    EventKind,
+    RequestTrace,
+    SchedulingPass,
+)
+from weft.scheduler.request import NO_ROW
+from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.times.gaps import Gap
+from weft.scheduler.times.spent import Part, Phase, Spent
+
+# Every part, in the order in which it is told; docs/guides/observability.md explains them.
+PARTS = {
+    Part.AHEAD: "step_before",
+    Part.OWN: "prefill",
+    Part.SHARED: "prefill_shared",
+    Part.ENCODE: "encoder",
+    Part.OTHERS: "prefill_waits",
+    Part.BETWEEN: "prefill_between",
+    Part.DECODE: "decode",
+    Part.MIXED: "decode_mixed",
+    Part.PROMPTS: "decode_stalled",
+    Part.REST: "decode_between",
+    Part.WAIT_AGAIN: "queue_again",
+    Part.AGAIN: "prefill_again",
+}
+WAITS = ("grammar", "stored", "handoff", "held", "queue")  # the parts of `Part.WAIT`
+PAUSE = "paused"  # taken out of the time between steps
+MAX_REASONS = 6  # different reasons for waiting that are told; the others are one part
+CAME = "the step that ran when it came"
+
+# Events that come in pairs or more: from the first to the last of them it waits for the same thing.
+_SPANS = {
+    EventKind.GRAMMAR: "grammar",
+    EventKind.STORED: "stored",
+    EventKind.HANDOFF: "handoff",
+}
+
+Reason = Callable[[Scheduler, SchedulingPass, RequestTrace], str]
+
+
+class WaitSpan(NamedTuple):
+    begin_s: float
+    end_s: float
+    part: str
+    detail: str
+
+
+def time_parts(
+    scheduler: Scheduler, trace: RequestTrace, now: float, *, reason: Reason
+) -> list[TimePart]:
+    """All parts with some time, in their order. `reason` puts a walk over the queue into words."""
+    spent = _so_far(scheduler, trace, now)
+    parts = list(_waiting(scheduler, trace, spent, now, reason))
+    details = _details(trace)
+    for part, name in PARTS.items():
+        seconds = spent.seconds[part]
+        if part in (Part.BETWEEN, Part.REST):
+            paused_s = min(_paused_s(trace, now, before_token=part is Part.BETWEEN), seconds)
+            if paused_s:
+                parts.append(TimePart(part=PAUSE, seconds=paused_s, detail=PAUSED))
+            seconds -= paused_s
+        if seconds:
+            parts.append(TimePart(part=name, seconds=seconds, detail=details.get(part, "")))
+    return parts
+
+
+def _so_far(scheduler: Scheduler, trace: RequestTrace, now: float) -> Spent:
+    """The time of a request, of an open one up to now."""
+    spent = trace.spent
+    if trace.finished_s == NEVER:
+        seconds = list(spent.seconds)
+        spent = Spent(spent.since_s, spent.phase, spent.was_admitted, spent.totals, seconds)
+        spent.close(max(now, spent.since_s), scheduler.history.clock.at(max(now, spent.since_s)))
+    return spent
+
+
+def _details(trace: RequestTrace) -> dict[Part, str]:
+    computed = trace.prompt_tokens - trace.cached_tokens
+    num_pieces = 0
+    for event in trace.events:
+        if event.kind in (EventKind.ADMITTED, EventKind.CHUNK):
+            num_pieces += event.times
+    own = counted(computed, "token")
+    if num_pieces > 1:
+        own += f" in {num_pieces:,} pieces"
+    again = trace.retractions
+    return {
+        Part.OWN: own,
+        Part.SHARED: "tokens of others in the same steps",
+        Part.OTHERS: "steps without a piece of its prompt",
+        Part.MIXED: "steps that computed prompts of others, too",
+        Part.PROMPTS: "steps for prompts of others alone",
+        Part.WAIT_AGAIN: f"it was taken back {counted(again.num, 'time')}",
+        Part.AGAIN: f"{counted(again.recomputed_tokens, 'token')} that it had lost",
+    }
+
+
+# ---- the queue
+
+
+def _waiting(
+    scheduler: Scheduler, trace: RequestTrace, spent: Spent, now: float, reason: Reason
+) -> Iterator[TimePart]:
+    """The time before the first admission, by what it waited for."""
+    begin_s = trace.arrived_s
+    end_s = begin_s + spent.seconds[Part.WAIT]
+    totals: dict[tuple[str, str], float] = defaultdict(float)
+    at_s = begin_s
+    for span in [*_own_spans(trace, begin_s, end_s), WaitSpan(end_s, end_s, "", "")]:
+        for one in _queue_spans(scheduler, trace, at_s, span.begin_s, reason):
+            totals[one.part, one.detail] += one.end_s - one.begin_s
+        if span.part:
+            totals[span.part, span.detail] += span.end_s - span.begin_s
+        at_s = span.end_s
+    found = [
+        TimePart(part=part, seconds=seconds, detail=detail)
+        for (part, detail), seconds in totals.items()
+        if seconds
+    ]
+    found.sort(key=lambda one: (WAITS.index(one.part), -one.seconds))
+    yield from found[:MAX_REASONS]
+    rest = found[MAX_REASONS:]
+    if rest:
+        seconds = sum(one.seconds for one in rest)
+        yield TimePart(part="queue", seconds=seconds, detail=f"{len(rest):,} other reasons")
+
+
+def _own_spans(trace: RequestTrace, begin_s: float, end_s: float) -> list[WaitSpan]:
+    """The spans in which the request waited for something of its own: in order, without overlap.
+
+    Of two that overlap, the earlier one counts, and of the later one what is behind it.
+    """
+    spans: list[WaitSpan] = []
+    events = [event for event in trace.events if event.time_s <= end_s]
+    for kind, part in _SPANS.items():
+        own = [event for event in events if event.kind is kind]
+        if own:
+            # With only one event, what it waits for has not come.
+            until_s = own[-1].time_s if len(own) > 1 or trace.admitted_s != NEVER else end_s
+            spans.append(WaitSpan(own[0].time_s, until_s, part, own[-1].detail))
+    for event, after in zip(events, [*events[1:], None], strict=True):
+        if event.kind is EventKind.WAITING_REASON:
+            until_s = end_s if after is None else after.time_s
+            spans.append(WaitSpan(event.time_s, until_s, "held", event.detail))
+    spans.sort()
+    found: list[WaitSpan] = []
+    at_s = begin_s
+    for span in spans:
+        start_s = max(span.begin_s, at_s)
+        stop_s = min(span.end_s, end_s)
+        if stop_s > start_s:
+            found.append(span._replace(begin_s=start_s, end_s=stop_s))
+            at_s = stop_s
+    return found
+
+
+def _queue_spans(
+    scheduler: Scheduler, trace: RequestTrace, begin_s: float, end_s: float, reason: Reason
+) -> Iterator[WaitSpan]:
+    """A span of waiting, by the walks that left the request in the queue. A walk explains the time
+    up to the next one."""
+    at_s = begin_s
+    why = CAME
+    for one in scheduler.history.passes(trace.waits[0]):
+        if one.first_s >= end_s:
+            break
+        if one.first_s > at_s:
+            yield WaitSpan(at_s, one.first_s, "queue", why)
+            at_s = one.first_s
+        why = reason(scheduler, one, trace).removeprefix("waits: ")
+    if end_s > at_s:
+        yield WaitSpan(at_s, end_s, "queue", why)
+
+
+def _paused_s(trace: RequestTrace, now: float, *, before_token: bool) -> float:
+    """Seconds after admission in which generation was paused."""
+    if trace.admitted_s == NEVER:
+        return 0.0
+    ended_s = now if trace.finished_s == NEVER else trace.finished_s
+    first_s = ended_s if trace.first_token_s == NEVER else trace.first_token_s
+    low_s = trace.admitted_s if before_token else first_s
+    high_s = first_s if before_token else ended_s
+    found = 0.0
+    events = trace.events
+    for event, after in zip(events, [*events[1:], None], strict=True):
+        if event.kind is EventKind.WAITING_REASON and event.detail == PAUSED:
+            until_s = ended_s if after is None else after.time_s
+            found += max(min(until_s, high_s) - max(event.time_s, low_s), 0.0)
+    return found
+
+
+# ---- between two tokens
+
+
+def longest_gap(scheduler: Scheduler, trace: RequestTrace) -> LongestGap | None:
+    """The longest time between two tokens, and what the longest step in it did."""
+    gap = _gap_of(scheduler, trace)
+    step = gap.longest
+    if step is None:
+        return None
+    done = []
+    if step.prompt_tokens:
+        names = ", ".join(scheduler.history.name(id) for id in step.ids)
+        more = step.num_prompts - len(step.ids)
+        if more > 0:
+            names += f" and {counted(more, 'other')}"
+        done.append(f"{counted(step.prompt_tokens, 'prompt token')} of {names}")
+    if step.num_decoding:
+        done.append(f"a token for each of {counted(step.num_decoding, 'request')}")
+    took = f"step {step.step:,} took {step.ended_s - step.began_s:.3f} s: {', and '.join(done)}"
+    return LongestGap(
+        seconds=gap.seconds,
+        at_s=gap.until_s - trace.arrived_s,
+        step=step.step,
+        what=took,
+    )
+
+
+def _gap_of(scheduler: Scheduler, trace: RequestTrace) -> Gap:
+    request = scheduler.requests.get(trace.id)
+    if request is None or request.row == NO_ROW or trace.finished_s != NEVER:
+        return trace.gap
+    if trace.spent.phase is not Phase.DECODES:
+        return trace.gap
+    return scheduler.history.gaps.leave(request.row)

@@ -1,0 +1,382 @@
+"""The models of a server: does what `Residency` decides, and tells it what has become of it.
+
+    use ─▶ Residency.request ─▶ may begin
+                             ─▶ waits ◀── admit ◀── loaded
+    every fact ─▶ settle: admit, step, one task for each action, a timer for the next time
+
+It belongs to one event loop. Loads, unloads and saves are tasks or threads, so that the streams of
+other models go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from weft.client.calls import EngineFault
+from weft.client.engine_state import EngineUnavailable
+from weft.config.amounts import size
+from weft.launch.engine_group import EngineGroup
+from weft.launch.several.hosted import HostedModel, LoadFailed
+from weft.launch.several.specs import ModelSpec
+from weft.launch.several.waiting import Waiter, WaitingLine
+from weft.observe.log import EventLog
+from weft.observe.several import HouseMetrics
+from weft.residency.residency import Residency
+from weft.residency.resident import Level, Resident
+from weft.residency.rules import Action, Grow, Load, Refuse, Rules, Shrink, Unload
+from weft.server.app import ModelApp
+from weft.server.errors import ApiError
+from weft.server.several.names import NamesOfModels
+
+MOST_TRIES = 2  # loads in a row, if the engine's process ends without a reason
+RETRY_S = 5.0  # time in which the reason of a failed load answers the requests that come
+
+log = EventLog("models")
+
+
+class House:
+    """The hosted models, and which of them are in memory."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        metrics: HouseMetrics,
+        new_host: Callable[[ModelSpec], HostedModel],
+        new_spare: Callable[[], EngineGroup | None],
+    ) -> None:
+        """`new_spare` starts a process for the next load; None: nothing is started ahead."""
+        self.hosts: dict[str, HostedModel] = {}
+        self.names = NamesOfModels()
+        self.core = Residency(rules)
+        self.line = WaitingLine()
+        self.metrics = metrics
+        self.failed: dict[str, tuple[float, ApiError]] = {}  # when, and why
+        self._new_host = new_host
+        self._new_spare = new_spare
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._spare: EngineGroup | None = None
+        self._tries: Counter[str] = Counter()  # loads in a row whose engines have ended
+        self.is_closing = False
+        metrics.budget.set(rules.budget_bytes)
+
+    def add(self, spec: ModelSpec) -> None:
+        """Offer a model. Raises ValueError if a name belongs to another one."""
+        self.names.add(spec.name, spec.aliases)
+        self.hosts[spec.name] = self._new_host(spec)
+
+    def remove(self, name: str) -> None:
+        """Offer a model no longer. It is not in memory, and nobody waits for it."""
+        self.names.remove(name)
+        del self.hosts[name]
+        if name in self.core.models:
+            self.core.remove(name)
+
+    def level(self, name: str) -> Level:
+        model = self.core.models.get(name)
+        return Level.ABSENT if model is None else model.level
+
+    def served(self, name: str) -> ModelApp | None:
+        """A model that answers; None if it is not loaded."""
+        front = self.hosts[name].front
+        if front is None or self.level(name) is not Level.READY:
+            return None
+        return front.served
+
+    # ---- requests
+
+    async def begin(self, name: str, rid: str, most_waiting: int, longest_s: float) -> ModelApp:
+        """Wait until a request may begin. Raises `ApiError`."""
+        if name not in self.core.models or not self.core.is_open(name):
+            self._require_no_failure(name)
+            self._require_room(most_waiting)
+            await self.know(name)
+        now_s = time.monotonic()
+        if not self.core.request(name, now_s):
+            await self._wait(self.line.add(name, rid, now_s), longest_s)
+        served = self.served(name)
+        if served is None:  # its engine has ended since
+            self.end(name)
+            message = f"the engine of the model {name!r} has ended; send the request again"
+            raise ApiError(503, message, headers={"retry-after": "1"})
+        return served
+
+    async def _wait(self, waiter: Waiter, longest_s: float) -> None:
+        name = waiter.model
+        self.settle()
+        try:
+            async with asyncio.timeout(longest_s):
+                await waiter.may_begin
+        except TimeoutError as exc:
+            self._give_up(waiter)
+            message = f"the model {name!r} was not loaded within {longest_s:g} s (--load-wait-s)"
+            raise ApiError(503, message, headers={"retry-after": "5"}) from exc
+        except asyncio.CancelledError:
+            self._give_up(waiter)
+            raise
+
+    def _give_up(self, waiter: Waiter) -> None:
+        """A waiting request ends; or it has just been let begin."""
+        if not waiter.may_begin.done() or waiter.may_begin.cancelled():
+            self.line.remove(waiter)
+            self.core.give_up(waiter.model, waiter.came_s)
+            self.settle()
+        elif waiter.may_begin.exception() is None:
+            self.end(waiter.model)
+
+    def _require_room(self, most_waiting: int) -> None:
+        num_waiting = self.line.num_waiting
+        if num_waiting >= most_waiting:
+            message = f"{num_waiting:,} requests wait for their models to be loaded already"
+            raise ApiError(503, message, headers={"retry-after": "5"}, limit="max_load_waiting")
+
+    def end(self, name: str) -> None:
+        """A request that had begun has ended."""
+        self.core.end(name, time.monotonic())
+        self.settle()
+
+    async def know(self, name: str) -> None:
+        """Let `Residency` know the model: its files are checked, and its size is known. Raises
+        `ApiError`."""
+        if name in self.core.models:
+            return
+        host = self.hosts[name]
+        try:
+            await host.prepare()
+        except LoadFailed as exc:
+            raise self._fail(name, exc) from exc
+        if name not in self.core.models:
+            fixed, kv = host.size
+            spec = host.spec
+            model = Resident(name, fixed, kv, spec.pin, spec.ttl_s, host.can_shrink)
+            self.core.add(model)
+
+    # ---- what somebody asks for
+
+    async def load(self, name: str) -> None:
+        """Load a model, and wait for it. Raises `ApiError`."""
+        self.failed.pop(name, None)
+        await self.know(name)
+        if self.level(name) is Level.READY and not self.core.models[name].must_leave:
+            return
+        self.core.ask_load(name, time.monotonic())
+        self.settle()
+        if self.level(name) is not Level.READY:
+            await self.line.answered(name)
+
+    async def unload(self, name: str) -> None:
+        """Unload a model after its open requests, and wait for it."""
+        if self.level(name) is Level.ABSENT:
+            return
+        self.core.ask_unload(name)
+        self.settle()
+        while self.level(name) is not Level.ABSENT and self.core.models[name].must_leave:
+            await self.line.answered(name)
+
+    def keep(self, name: str, idle_s: float) -> None:
+        if idle_s == 0:
+            self.core.ask_unload(name)
+        elif name in self.core.models:
+            self.core.models[name].ttl_s = max(idle_s, 0.0)
+        self.settle()
+
+    # ---- decisions
+
+    def settle(self) -> None:
+        """Let requests begin whose model is ready, and begin what is to be done now."""
+        if self.is_closing:
+            return
+        now_s = time.monotonic()
+        self._admit(now_s)
+        for action in self.core.step(now_s):
+            self._do(action)
+        self._admit(now_s)  # a model need not make room any more
+        self._note_numbers()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        next_s = self.core.next_s(now_s)
+        if next_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(next_s - now_s, 0.0) + 0.001, self.settle)
+
+    def _admit(self, now_s: float) -> None:
+        for name in self.core.models:
+            for waiter in self.line.begin(name, self.core.admit(name, now_s)):
+                self.metrics.wait_s.of("").observe_one(now_s - waiter.came_s, waiter.rid)
+
+    def _note_numbers(self) -> None:
+        for name, model in self.core.models.items():
+            self.metrics.bytes.labels(name).set(model.num_bytes)
+            self.metrics.waiting.labels(name).set(self.line.num_for(name))
+
+    def _do(self, action: Action) -> None:
+        name = action.name
+        match action:
+            case Load():
+                self._start(self._load(name))
+            case Unload():
+                self.metrics.unloads.labels(name, action.why).inc()
+                log.info("unload", model=name, why=action.why)
+                self._start(self._unload(name))
+            case Shrink():
+                self._start(self._change(name, self.hosts[name].shrink, self.core.shrunk))
+            case Grow():
+                self._start(self._change(name, self.hosts[name].grow, self._grown))
+            case Refuse():
+                message = f"the model {name!r} cannot be loaded: {action.reason}"
+                self.line.fail(name, ApiError(503, message, code="model_load_failed"))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- actions
+
+    async def _load(self, name: str) -> None:
+        host = self.hosts[name]
+        began_s = time.monotonic()
+        group = None
+        if host.spec.server.dp_size == 1:
+            group = self._take_spare()
+        try:
+            await host.load(group)
+        except LoadFailed as exc:
+            self.core.unloaded(name)
+            self._tries[name] += 1
+            if exc.is_users or self._tries[name] >= MOST_TRIES:
+                self._tries[name] = 0
+                self.core.refused(name)
+                self.line.fail(name, self._fail(name, exc))
+            else:  # the requests go on waiting
+                log.warning("load_tried_again", model=name, reason=exc)
+            self.settle()
+            return
+        took_s = time.monotonic() - began_s
+        log.info("loaded", model=name, seconds=round(took_s, 2), memory=size(sum(host.size)))
+        self._tries[name] = 0
+        self.failed.pop(name, None)
+        self.metrics.loads.labels(name).inc()
+        self.metrics.load_s.of("").observe_one(took_s)
+        self.core.loaded(name, time.monotonic())
+        self._start(self._follow(host))
+        self.line.answer(name)
+        self.settle()
+        self._make_spare()
+
+    async def _follow(self, host: HostedModel) -> None:
+        """Wait for the end of a loaded model. If it was not unloaded, its engine is lost: its open
+        requests have got an error, and those that wait load it again."""
+        name = host.spec.name
+        front = host.front
+        end = await host.lost()
+        if host.front is not front or self.level(name) is Level.UNLOADING or self.is_closing:
+            return
+        log.error("engine_lost", model=name, reason=end.reason)
+        self.metrics.failures.labels(name).inc()
+        self.core.lost(name)
+        await host.close()
+        self.core.unloaded(name)
+        self.line.answer(name)
+        self.settle()
+
+    async def _unload(self, name: str) -> None:
+        try:
+            await self.hosts[name].unload()
+        finally:
+            self.core.unloaded(name)
+        self.line.answer(name)
+        self.settle()
+        self._make_spare()
+
+    async def _change(
+        self,
+        name: str,
+        change: Callable[[], Coroutine[Any, Any, None]],
+        done: Callable[[str], None],
+    ) -> None:
+        """Take the memory of KV from a model, or give it back."""
+        try:
+            await change()
+        except (LoadFailed, EngineUnavailable, EngineFault) as exc:
+            log.warning("kv_not_changed", model=name, reason=exc)
+            done = partial(self.core.not_changed, now_s=time.monotonic())
+        if self.level(name) in (Level.SHRINKING, Level.GROWING):  # else its engine is lost
+            done(name)
+        self.line.answer(name)
+        self.settle()
+
+    def _grown(self, name: str) -> None:
+        self.core.grown(name, time.monotonic())
+
+    # ---- failures
+
+    def _fail(self, name: str, exc: LoadFailed) -> ApiError:
+        """Remember why a load failed. Returns the answer for the requests."""
+        log.error("load_failed", model=name, reason=exc)
+        self.metrics.failures.labels(name).inc()
+        message = f"the model {name!r} cannot be loaded: {exc}"
+        error = ApiError(500 if exc.is_users else 503, message, code="model_load_failed")
+        if exc.is_users:  # else the next request tries again
+            self.failed[name] = (time.monotonic(), error)
+        return error
+
+    def _require_no_failure(self, name: str) -> None:
+        """Raise the reason of a load that has just failed, instead of trying again at once."""
+        found = self.failed.get(name)
+        if found is None:
+            return
+        at_s, error = found
+        if time.monotonic() < at_s + RETRY_S:
+            raise ApiError(error.status, error.message, code=error.code)
+        model = self.core.models.get(name)
+        if model is None or (model.level is Level.ABSENT and model.is_idle):
+            self.hosts[name].forget()
+            self.core.models.pop(name, None)
+
+    # ---- the process that waits for the next load
+
+    def _take_spare(self) -> EngineGroup | None:
+        group = self._spare
+        self._spare = None
+        if group is not None and group.processes[0].has_ended:
+            return None
+        return group
+
+    def _make_spare(self) -> None:
+        """Start a process that imports its modules before a model needs it."""
+        if self._spare is not None or self.is_closing:
+            return
+        absent = [
+            name
+            for name, host in self.hosts.items()
+            if self.level(name) is Level.ABSENT and host.spec.server.dp_size == 1
+        ]
+        if absent:
+            self._spare = self._new_spare()
+
+    # ---- the end
+
+    def refuse_waiting(self, error: ApiError) -> None:
+        for name in self.hosts:
+            if name in self.core.models:
+                self.core.refused(name)
+            self.line.fail(name, error)
+
+    def close(self) -> None:
+        """End all processes. Open requests have been answered."""
+        self.is_closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        for host in self.hosts.values():
+            host.stop()
+        if self._spare is not None:
+            self._spare.stop(0.0)

@@ -1,0 +1,184 @@
+"""Which models a server offers, and the settings of each: from the command line, the tables of the
+configuration file, and the folder of models. Nothing is loaded here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.assemble.model_folder import model_folder, model_name
+from weft.config.engine import EngineConfig
+from weft.config.options import Settings, SettingsError
+from weft.config.server import ServerConfig
+from weft.config.several import ALONE, GROUP, ModelsConfig, ModelTable
+from weft.observe.log import EventLog
+from weft.weights.gguf import files
+
+CONFIG_JSON = "config.json"
+_PART = re.compile(r"-[0-9]{5}-of-[0-9]{5}$")
+# No control characters; no name of another folder.
+_NAME = re.compile(r"(?!\.{1,2}(?:/|$))[^\x00-\x1f\x7f\\]{1,128}")
+
+log = EventLog("serve")
+
+
+class ModelSpec(NamedTuple):
+    """A model that the server offers."""
+
+    name: str
+    engine: EngineConfig  # not resolved
+    server: ServerConfig
+    aliases: tuple[str, ...] = ()
+    pin: bool = False
+    ttl_s: float = 0.0  # idle time after which it is unloaded; 0: none
+    on_start: bool = False
+    in_folder: bool = False  # it is offered as long as the folder of models has it
+
+
+def read_specs(settings: Settings) -> list[ModelSpec]:
+    """All models, in the order of the command line, the tables, the folder. Raises SettingsError
+    and ModelError for a model that is named and is not there, and for wrong names."""
+    _require_none_alone(settings)
+    found = [*_from_words(settings), *_from_tables(settings)]
+    taken = [name for spec in found for name in (spec.name, *spec.aliases)]
+    for name in taken:
+        _require_name(name)
+        if taken.count(name) > 1:
+            paths = [one.engine.model for one in found if name in (one.name, *one.aliases)]
+            raise SettingsError(
+                f"two models have the name {name!r}: {' and '.join(map(repr, paths))}; a table "
+                "[models.NAME] of the configuration file gives one of them another name"
+            )
+    folder = settings.make(ModelsConfig).models_dir
+    if folder:
+        known = set(taken)
+        found += [spec for spec in from_folder(settings, folder) if spec.name not in known]
+    return found
+
+
+def _require_none_alone(settings: Settings) -> None:
+    given = settings.given(EngineConfig)
+    for name, default in ALONE.items():
+        if given.get(name, default) != default:
+            flag = "--" + name.replace("_", "-")
+            raise SettingsError(
+                f"{flag} is {given[name]}, which a server with several models cannot have: start "
+                "a server for that model"
+            )
+    if "served_model_name" in settings.given(ServerConfig):
+        raise SettingsError(
+            "--served-model-name is for a server with one model; a table [models.NAME] of the "
+            "configuration file names one of several"
+        )
+
+
+def _require_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or "/../" in f"/{name}/":
+        raise SettingsError(
+            f"{name!r} cannot be the name of a model: 1 to 128 printable characters without "
+            "'..' as a part are allowed"
+        )
+
+
+def _from_words(settings: Settings) -> Iterator[ModelSpec]:
+    words = settings.words
+    given = settings.given(EngineConfig).get("model")
+    if not words and given:
+        words = (given,)
+    for word in words:
+        engine = replace(settings.make(EngineConfig), model=word)
+        name = model_name(engine, model_folder(engine))
+        yield _spec(settings, name, engine, ModelTable(), on_start=True)
+
+
+def _from_tables(settings: Settings) -> Iterator[ModelSpec]:
+    for name, own in settings.tables.get(GROUP, {}).items():
+        table = own.make(ModelTable)
+        merged = settings.with_values(own)
+        engine = replace(merged.make(EngineConfig), model=table.path or name)
+        model_folder(engine)  # raises an error if it is not there
+        yield _spec(merged, name, engine, table, on_start=table.on_start)
+
+
+def _spec(
+    settings: Settings,
+    name: str,
+    engine: EngineConfig,
+    table: ModelTable,
+    *,
+    on_start: bool,
+) -> ModelSpec:
+    of_all = settings.make(ModelsConfig)
+    ttl_s = of_all.model_ttl_s if table.ttl_s < 0 else table.ttl_s
+    server = replace(settings.make(ServerConfig), served_model_name=name)
+    aliases = tuple(line for line in table.aliases.splitlines() if line)
+    return ModelSpec(
+        name, _with_own_files(engine, name), server, aliases, table.pin, ttl_s, on_start
+    )
+
+
+def from_folder(settings: Settings, folder: str) -> list[ModelSpec]:
+    """The models of a folder: each folder with a config.json, and each GGUF file, by its name. What
+    cannot be offered is logged, and left out. Raises SettingsError."""
+    path = Path(folder).expanduser()
+    try:
+        entries = sorted(path.iterdir())
+    except OSError as exc:
+        raise SettingsError(
+            f"--models-dir is {folder!r}, which cannot be read: {exc.strerror}"
+        ) from exc
+    found: dict[str, ModelSpec] = {}
+    for entry in entries:
+        name = _name_of(entry)
+        if not name or name in found:
+            continue
+        why_not = _wrong_entry(entry, name)
+        if why_not:
+            log.seldom("not_offered", file=entry.name[:128], reason=why_not)
+            continue
+        engine = replace(settings.make(EngineConfig), model=str(entry))
+        spec = _spec(settings, name, engine, ModelTable(), on_start=False)
+        found[name] = spec._replace(in_folder=True)
+    return list(found.values())
+
+
+def _name_of(entry: Path) -> str:
+    """The name of the model of a file or folder; "" if it is none."""
+    if entry.name.startswith("."):
+        return ""
+    if entry.name.endswith(files.ENDING):
+        return _PART.sub("", entry.name.removesuffix(files.ENDING))
+    if (entry / CONFIG_JSON).is_file() or entry.is_symlink():
+        return entry.name
+    return ""
+
+
+def _wrong_entry(entry: Path, name: str) -> str:
+    if not entry.exists():
+        return "it is a link to something that is not there"
+    if entry.is_dir() and not (entry / CONFIG_JSON).is_file():
+        return f"it has no {CONFIG_JSON}"
+    try:
+        _require_name(name)
+    except SettingsError as exc:
+        return str(exc)
+    return ""
+
+
+def _with_own_files(engine: EngineConfig, name: str) -> EngineConfig:
+    """The settings with folders of the model's own, where models cannot share one."""
+    if engine.cache_dir:
+        engine = replace(engine, cache_dir=str(Path(engine.cache_dir) / file_name(name)))
+    return engine
+
+
+def file_name(name: str) -> str:
+    """The name of a model as the name of a file."""
+    return name.replace("/", "--").replace(":", "-")
+
+
+def names_of(specs: Sequence[ModelSpec]) -> str:
+    return ", ".join(spec.name for spec in specs)

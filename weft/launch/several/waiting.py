@@ -1,0 +1,76 @@
+"""The requests that wait for their models, and those who have asked for a load or an unload."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(eq=False)
+class Waiter:
+    rid: str
+    model: str
+    came_s: float
+    may_begin: asyncio.Future[None]
+
+
+class WaitingLine:
+    """The waiting requests of each model, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._waiters: dict[str, deque[Waiter]] = defaultdict(deque)
+        self._askers: dict[str, list[asyncio.Future[None]]] = defaultdict(list)
+        self.num_waiting = 0
+
+    def __iter__(self) -> Iterator[Waiter]:
+        for waiters in self._waiters.values():
+            yield from waiters
+
+    def num_for(self, model: str) -> int:
+        return len(self._waiters[model])
+
+    def add(self, model: str, rid: str, now_s: float) -> Waiter:
+        waiter = Waiter(rid, model, now_s, asyncio.get_running_loop().create_future())
+        self._waiters[model].append(waiter)
+        self.num_waiting += 1
+        return waiter
+
+    def remove(self, waiter: Waiter) -> None:
+        self._waiters[waiter.model].remove(waiter)
+        self.num_waiting -= 1
+
+    def begin(self, model: str, num: int) -> list[Waiter]:
+        """Let the first `num` requests of a model begin."""
+        begun = [self._waiters[model].popleft() for _ in range(num)]
+        self.num_waiting -= num
+        for waiter in begun:
+            if not waiter.may_begin.done():
+                waiter.may_begin.set_result(None)
+        return begun
+
+    def fail(self, model: str, error: Exception) -> None:
+        """End all that wait for a model, with this error."""
+        for waiter in self._waiters.pop(model, ()):
+            self.num_waiting -= 1
+            if not waiter.may_begin.done():
+                waiter.may_begin.set_exception(error)
+        self.answer(model, error)
+
+    # ---- loads and unloads that somebody has asked for
+
+    async def answered(self, model: str) -> None:
+        """Wait until the model is loaded, or unloaded; raises the error of a load that fails."""
+        asker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._askers[model].append(asker)
+        await asker
+
+    def answer(self, model: str, error: Exception | None = None) -> None:
+        for asker in self._askers.pop(model, ()):
+            if asker.done():
+                continue
+            if error is None:
+                asker.set_result(None)
+            else:
+                asker.set_exception(error)

@@ -1,0 +1,1 @@
+"""Decides which models of a server are in memory; pure, see README.md."""

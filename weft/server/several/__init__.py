@@ -1,0 +1,1 @@
+"""Several models behind one address: which model a request is for, and what concerns all."""

@@ -1,0 +1,181 @@
+"""The application of a server with several models: gives each request to the routes of its model.
+
+    request ─▶ concerns all models?  ─▶ routes.py
+            ─▶ concerns none?        ─▶ the blank model's routes
+            ─▶ its model, by `model` ─▶ wait until it is loaded ─▶ that model's own routes
+
+A model's routes are those of a server with this model alone: no handler knows of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from functools import partial
+
+from starlette.requests import Request
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from weft.config.limits import Limits
+from weft.observe.survivable import is_survivable
+from weft.server.app import ModelApp, RouteTable
+from weft.server.body import INLINE_LEN, read_body
+from weft.server.errors import ApiError, ClientGone, error_response
+from weft.server.leaving import receiver, while_client_waits
+from weft.server.several.asked import Asked, idle_time_s, read_asked
+from weft.server.several.pause import COMMENT_EVERY_S, PausedAnswer
+from weft.server.several.roster import Roster
+from weft.server.several.routes import ROUTES, RosterHandler, unloaded_answer
+
+# What a model's own routes answer without an engine, and alike for all models.
+OF_NO_MODEL = ("/", "/version", "/api/version", "/openapi.json", "/docs", "/state")
+BELOW_NO_MODEL = ("/page/", "/v1/responses/")
+WITH_BODY = ("POST", "PUT")
+OLLAMA = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
+
+
+class SeveralModels:
+    """The routes of a server with several models, as `ModelApp.routes` are those of one."""
+
+    def __init__(self, roster: Roster, limits: Limits) -> None:
+        self._roster = roster
+        self._limits = limits
+        self._find = RouteTable(roster.blank.operations).find
+        own = [
+            Route(one.path, _OwnEndpoint(roster, one.handler), methods=[one.method])
+            for one in ROUTES
+        ]
+        self._router = Router(own, redirect_slashes=False, default=self._to_model)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        receiver.set(receive)
+        await self._router(scope, receive, send)
+
+    async def _to_model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        route, access = self._find(path)
+        if route == "other" or path in OF_NO_MODEL or path.startswith(BELOW_NO_MODEL):
+            await self._roster.blank.routes(scope, receive, send)
+            return
+        asked = Asked(model=Request(scope).query_params.get("model"))
+        if scope["method"] in WITH_BODY:
+            body, found = await self._read(scope, receive)
+            found.is_readable |= not body and access == "admin"  # most of these need no body
+            found.model = found.model or asked.model
+            asked = found
+            receive = _first(body, receive)
+        if not asked.is_readable:
+            await self._roster.blank.routes(scope, receive, send)
+            return
+        name = self._roster.find(asked.model or "")
+        if access == "user" and scope["method"] in WITH_BODY:
+            await self._answer(name, asked, scope, receive, send)
+            return
+        served = self._roster.served(name)
+        if served is None:
+            message = f"the model {name!r} is not loaded; POST /models/load loads it"
+            raise ApiError(409, message, param="model", code="model_not_loaded")
+        await served.routes(scope, receive, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, Asked]:
+        limits = self._limits
+        name = "max_body_mb"
+        if limits.max_media_mb > limits.max_body_mb:
+            name = "max_media_mb"
+        largest = int(getattr(limits, name) * 1_000_000)
+        body = await read_body(Request(scope, receive), largest, limits.body_timeout_s, name)
+        work = partial(read_asked, scope["path"], body)
+        if len(body) <= INLINE_LEN:
+            return body, work()
+        return body, await self._roster.blank.context.readers.run(work)
+
+    async def _answer(
+        self, name: str, asked: Asked, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Let the model answer as soon as it is loaded."""
+        idle_s: float | None = None
+        if scope["path"] in OLLAMA and asked.keep_alive is not None:
+            idle_s = idle_time_s(asked.keep_alive)
+            if idle_s == 0.0 and not (asked.prompt or asked.messages):
+                await self._roster.unload(name)
+                await unloaded_answer(scope["path"], asked)(scope, receive, send)
+                return
+        rid = asked.rid or asked.request_id or scope["weft.rid"]
+        work = self._roster.use(name, str(rid)[: self._limits.max_rid_len])
+        out = send
+        try:
+            if asked.stream is True and not scope["path"].startswith("/api/"):
+                paused = PausedAnswer(scope, send)
+                out = paused
+                served = await self._use_with_comments(name, work, paused)
+            else:
+                served = await while_client_waits(work)
+        except ClientGone:
+            return
+        if served is None:
+            return
+        try:
+            await served.routes(scope, receive, out)
+        finally:
+            self._roster.done(name)
+            if idle_s is not None:
+                self._roster.keep(name, idle_s)
+
+    async def _use_with_comments(
+        self, name: str, work: Awaitable[ModelApp], paused: PausedAnswer
+    ) -> ModelApp | None:
+        """The loaded model; None if the stream has ended with an error."""
+
+        async def commented() -> ModelApp:
+            using = asyncio.ensure_future(work)
+            try:
+                while not (await asyncio.wait({using}, timeout=COMMENT_EVERY_S))[0]:
+                    await paused.comment(name, self._roster.delay(name))
+                return using.result()
+            except asyncio.CancelledError:
+                using.cancel()
+                if using.done() and not using.cancelled() and using.exception() is None:
+                    self._roster.done(name)  # its model came as the client left
+                raise
+
+        try:
+            return await while_client_waits(commented())
+        except ApiError as exc:
+            if await paused.fail(exc):
+                return None
+            raise
+
+
+def _first(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that returns a body which has been read, and then what comes behind it."""
+    is_read = False
+
+    async def again() -> Message:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+class _OwnEndpoint:
+    """Runs a handler of what concerns all models, and turns every exception into an answer."""
+
+    def __init__(self, roster: Roster, handler: RosterHandler) -> None:
+        self._roster = roster
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp
+        try:
+            answer = await self._handler(self._roster, Request(scope, receive))
+        except ClientGone:
+            return
+        except BaseException as exc:
+            if not is_survivable(exc):
+                raise
+            answer = error_response(exc)
+        await answer(scope, receive, send)

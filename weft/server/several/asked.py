@@ -1,0 +1,70 @@
+"""What the body of a request says about its model, read before the model's own handler reads it.
+
+A body that cannot be read says nothing: its handler tells what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import msgspec
+
+from weft.server.errors import ApiError
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
+_DEPLOYMENT = re.compile(r"/openai/deployments/(.+?)/(?:chat/completions|completions|embeddings)")
+_LATEST = ":latest"
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """The fields of a body that matter before its model is known."""
+
+    model: Any = None
+    name: Any = None  # of the model, in older clients of Ollama
+    stream: Any = None
+    keep_alive: Any = None  # of Ollama
+    rid: Any = None
+    request_id: Any = None
+    prompt: Any = None
+    messages: Any = None
+    is_readable: bool = True
+
+
+_decoder = msgspec.json.Decoder(Asked)
+
+
+def read_asked(path: str, body: bytes) -> Asked:
+    """`is_readable`: whether the body is an object that may name a model."""
+    try:
+        found = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Asked(is_readable=False)
+    if path.startswith("/api/"):
+        found.model = found.model or found.name
+        if isinstance(found.model, str):
+            found.model = found.model.removesuffix(_LATEST)
+    deployment = _DEPLOYMENT.fullmatch(path)
+    if deployment is not None and found.model is None:
+        found.model = deployment[1]
+    found.is_readable = found.model is None or isinstance(found.model, str)
+    return found
+
+
+def idle_time_s(keep_alive: object) -> float:
+    """Ollama's `keep_alive`, a number or a text like "5m", in seconds; negative: for ever. Raises
+    `ApiError`."""
+    if isinstance(keep_alive, int | float) and math.isfinite(keep_alive):
+        return float(keep_alive)
+    if isinstance(keep_alive, str):
+        parts = _DURATION.findall(keep_alive)
+        if parts and "".join(number + unit for number, unit in parts) == keep_alive:
+            return sum(float(number) * UNITS[unit] for number, unit in parts)
+        try:
+            return idle_time_s(float(keep_alive))
+        except ValueError:
+            pass
+    message = f'keep_alive is {str(keep_alive)[:64]!r}; seconds, or a text like "5m" is expected'
+    raise ApiError(400, message, param="keep_alive")

@@ -1,0 +1,1 @@
+"""The cache of weights that are packed for the kernels (`--weights-cache`)."""
