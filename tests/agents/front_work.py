@@ -40,7 +40,7 @@ class Counter:
             return found
 
         conversation.chat_text = rendered  # type: ignore[assignment]
-        Tokenizer.encode_async = encoded  # type: ignore[method-assign]
+        Tokenizer.encode_async = encoded  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
