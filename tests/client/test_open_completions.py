@@ -10,6 +10,7 @@ import pytest
 
 from tests.client.completions import METRICS, TOKENIZER
 from weft.client.engine_state import OpenCompletions, ShareLimits
+from weft.client.front_times import FrontTimes
 from weft.client.generation import Completion, CompletionSpec, Generation
 from weft.messages.replies import Finish
 from weft.messages.requests import GenerateRequest
@@ -30,6 +31,7 @@ def begin(opened: OpenCompletions, id: int, generation: Generation, rid: str, gr
         started_s=0.0,
         arrived_s=0.0,
         stream_interval=1,
+        front=FrontTimes(0.0),
     )
     stops = Stops(request.sampling).matcher()
     opened.add(Completion(spec, generation, TOKENIZER.detokenizer(), stops))

@@ -182,7 +182,7 @@ async def serving(
     *specs: ModelSpec, rules: Rules | None = None, most_waiting: int = 100, wait_s: float = 20.0
 ) -> AsyncIterator[Server]:
     readiness = Readiness()
-    shared = shared_parts(CONFIG, readiness)
+    shared = shared_parts(CONFIG, readiness, LIMITS)
     metrics = HouseMetrics()
 
     def new_host(spec: ModelSpec) -> Any:
@@ -224,6 +224,7 @@ async def serving(
         KeyDigests(),
         metrics,
         shared.refusals,
+        shared.batches,
     )
     readiness.mark_ready()
     server = Server(app, house, roster)
