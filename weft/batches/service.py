@@ -234,6 +234,13 @@ class BatchService:
             return None
         return self.path_of(batch.output_file)
 
+    def put_again(self) -> None:
+        """Write all records once more, because the disk has lost them."""
+        for file in self.files.values():
+            self._put(FILE, file)
+        for batch in self.batches.values():
+            self._put(BATCH, batch)
+
     # ---- the work
 
     def _start(self, batch: Batch) -> None:
