@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from weft.batches.forms.openai import OPENAI
-from weft.batches.forms.protocol import Answer
-from weft.batches.records import Batch
+from weft.batches.forms.protocol import RouteAnswer
+from weft.batches.records import BatchRecord
 from weft.batches.service import BatchRefused, BatchService
 from weft.config.limits import Limits
 from weft.state.store import StateStore
@@ -33,7 +33,7 @@ class Route:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> Answer:
+    async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> RouteAnswer:
         fields = json.loads(body)
         prompt = fields["prompt"]
         self.asked[prompt] += 1
@@ -44,7 +44,7 @@ class Route:
             await asyncio.sleep(self.rng.choice([0, 0, 0.001]))
         left = self.statuses.get(prompt)
         status = left.pop(0) if left else 200
-        return Answer(status, {"text": prompt}, rid)
+        return RouteAnswer(status, {"text": prompt}, rid)
 
 
 def line(index: int, **changes: Any) -> str:
@@ -54,7 +54,7 @@ def line(index: int, **changes: Any) -> str:
 
 async def begun(
     service: BatchService, lines: list[str], owner: str = "alice", window_s: float = 3_600.0
-) -> Batch:
+) -> BatchRecord:
     id = service.new_id()
     service.path_of(id).write_text("\n".join(lines))
     file = service.add_file(id, owner, "in.jsonl", "batch")
@@ -70,7 +70,7 @@ async def begun(
     )
 
 
-async def ended(batch: Batch) -> None:
+async def ended(batch: BatchRecord) -> None:
     async with asyncio.timeout(60):
         while batch.is_open:
             await asyncio.sleep(0.005)

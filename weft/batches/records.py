@@ -23,7 +23,7 @@ class StoredFile(msgspec.Struct, kw_only=True, omit_defaults=True):
     expires_s: float | None = None  # None: it stays until it is deleted
 
 
-class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
+class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A batch of one key. Times are Unix times, by the name of the status that begins then."""
 
     id: str

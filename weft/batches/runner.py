@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from weft.batches.forms.protocol import Answer, BadLine, Form, Work, WrittenLine
+from weft.batches.forms.protocol import BadLine, Form, LineRequest, RouteAnswer, WrittenLine
 from weft.batches.line_file import LineFile, lines_of
-from weft.batches.records import Batch
+from weft.batches.records import BatchRecord
 from weft.observe.log import EventLog
 
 WINDOW = 256  # lines that are open at once
@@ -29,10 +29,10 @@ DISK_WAIT_S = 5.0  # before what could not be written is tried again
 log = EventLog("batches")
 
 
-class Call(Protocol):
+class RouteCall(Protocol):
     """Asks a route of this server, as background work."""
 
-    async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> Answer:
+    async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> RouteAnswer:
         """The answer. Cancelled, it ends the request."""
         ...
 
@@ -43,7 +43,7 @@ class LineId(msgspec.Struct):
     id: str = ""
 
 
-class Result(NamedTuple):
+class LineResult(NamedTuple):
     written: WrittenLine
     kind: str  # completed, failed, invalid, expired, cancelled
 
@@ -53,9 +53,9 @@ class BatchRunner:
 
     def __init__(
         self,
-        batch: Batch,
+        batch: BatchRecord,
         form: Form,
-        call: Call,
+        call: RouteCall,
         *,
         source: Path,
         output: Path,
@@ -68,7 +68,7 @@ class BatchRunner:
         self._output = LineFile(output)
         self._errors = self._output if errors == output else LineFile(errors)
         self._paths = {output, errors}
-        self._results: list[Result] = []  # that are not written yet
+        self._results: list[LineResult] = []  # that are not written yet
         self._has_results = asyncio.Event()
         self._is_over = False  # no more results come
         self._ending = ""  # why lines without an answer are ended now: expired or cancelled
@@ -132,7 +132,7 @@ class BatchRunner:
         task.add_done_callback(open_lines.discard)
         await asyncio.sleep(0)  # others have their turn, however many lines are done
 
-    async def _answer(self, id: str, work: Work) -> None:
+    async def _answer(self, id: str, work: LineRequest) -> None:
         body = msgspec.json.encode({**work.body, "service_tier": "flex"})
         asking = asyncio.create_task(self._until_answered(id, work, body))
         try:
@@ -149,7 +149,7 @@ class BatchRunner:
         written = self._form.answered(id, work.custom_id, answer)
         self._add(written, "failed" if written.is_error else "completed")
 
-    async def _until_answered(self, id: str, work: Work, body: bytes) -> Answer:
+    async def _until_answered(self, id: str, work: LineRequest, body: bytes) -> RouteAnswer:
         num_faults = 0
         num_waits = 0
         while True:
@@ -169,7 +169,7 @@ class BatchRunner:
     # ---- results
 
     def _add(self, written: WrittenLine, kind: str) -> None:
-        self._results.append(Result(written, kind))
+        self._results.append(LineResult(written, kind))
         self._has_results.set()
 
     async def _write_results(self) -> None:

@@ -23,8 +23,8 @@ from weft.batches.forms.anthropic import ANTHROPIC
 from weft.batches.forms.openai import OPENAI
 from weft.batches.forms.protocol import Form
 from weft.batches.line_file import lines_of
-from weft.batches.records import Batch, StoredFile
-from weft.batches.runner import BatchRunner, Call
+from weft.batches.records import BatchRecord, StoredFile
+from weft.batches.runner import BatchRunner, RouteCall
 from weft.config.limits import Limits
 from weft.json_types import JsonObject
 from weft.observe.log import EventLog
@@ -37,7 +37,7 @@ EXPIRY_S = 1.0  # between two looks at what expires
 FORMS: dict[str, Form] = {form.name: form for form in (OPENAI, ANTHROPIC)}
 
 log = EventLog("batches")
-R = TypeVar("R", StoredFile, Batch)
+R = TypeVar("R", StoredFile, BatchRecord)
 
 
 class BatchRefused(Exception):
@@ -61,11 +61,11 @@ class BatchService:
         self._limits = limits
         self._state = state
         self._clock = clock
-        self._call: Call | None = None
+        self._call: RouteCall | None = None
         self._own_folder: Path | None = None  # that ends with this object
         self._folder = state.folder / FOLDER if state is not None else None
         self.files: dict[str, StoredFile] = {}
-        self.batches: dict[str, Batch] = {}
+        self.batches: dict[str, BatchRecord] = {}
         self._runners: dict[str, BatchRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class BatchService:
 
     # ---- life
 
-    def answer_with(self, call: Call) -> None:
+    def answer_with(self, call: RouteCall) -> None:
         """Ask the routes of this server by `call`."""
         self._call = call
 
@@ -170,7 +170,7 @@ class BatchService:
         window_s: float,
         metadata: JsonObject,
         results_expire_s: float | None = None,
-    ) -> Batch:
+    ) -> BatchRecord:
         """Begin a batch. `prefix`: of its id. Raises BatchRefused."""
         most = self._limits.max_open_batches
         if sum(one.is_open and one.owner == owner for one in self.batches.values()) >= most:
@@ -189,7 +189,7 @@ class BatchService:
                 param="input_file_id",
             )
         now = self._clock()
-        batch = Batch(
+        batch = BatchRecord(
             id=f"{prefix}{secrets.token_hex(12)}",
             owner=owner,
             form=form.name,
@@ -208,19 +208,19 @@ class BatchService:
         self._watch_expiry()
         return batch
 
-    def batch_of(self, id: str, owner: str, form: Form) -> Batch | None:
+    def batch_of(self, id: str, owner: str, form: Form) -> BatchRecord | None:
         batch = self.batches.get(id)
         if batch is None or batch.owner != owner or batch.form != form.name:
             return None
         return batch
 
-    def cancel(self, batch: Batch) -> None:
+    def cancel(self, batch: BatchRecord) -> None:
         """End an open batch: its lines without an answer are cancelled."""
         if batch.status in ("validating", "in_progress"):
             self._turn(batch, "cancelling")
             self._end_lines(batch, "cancelled")
 
-    def delete_batch(self, batch: Batch) -> None:
+    def delete_batch(self, batch: BatchRecord) -> None:
         """Raises BatchRefused for an open batch."""
         if batch.is_open:
             raise BatchRefused(f"the batch is {batch.status}; cancel it first")
@@ -228,7 +228,7 @@ class BatchService:
         if self._state is not None:
             self._state.delete(BATCH, batch.owner, batch.id)
 
-    def results(self, batch: Batch) -> Path | None:
+    def results(self, batch: BatchRecord) -> Path | None:
         """The output of a batch that has ended; None if it has none."""
         if batch.output_file is None or batch.output_file not in self.files:
             return None
@@ -236,14 +236,14 @@ class BatchService:
 
     # ---- the work
 
-    def _start(self, batch: Batch) -> None:
+    def _start(self, batch: BatchRecord) -> None:
         if self._call is None or self._is_stopping or batch.id in self._tasks:
             return
         task = asyncio.create_task(self._run(batch))
         self._tasks[batch.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(batch.id, None))
 
-    async def _run(self, batch: Batch) -> None:
+    async def _run(self, batch: BatchRecord) -> None:
         assert self._call is not None
         form = FORMS[batch.form]
         output = self.path_of(f"{batch.id}-output")
@@ -276,7 +276,7 @@ class BatchService:
         finally:
             self._runners.pop(batch.id, None)
 
-    async def _finish(self, batch: Batch, form: Form, output: Path, errors: Path) -> None:
+    async def _finish(self, batch: BatchRecord, form: Form, output: Path, errors: Path) -> None:
         """All lines have their results: make files of them."""
         ending = "cancelled" if batch.status == "cancelling" else "completed"
         if ending == "completed" and batch.num_expired:
@@ -288,7 +288,7 @@ class BatchService:
             batch.error_file = self._result_file(batch, errors, "error", expire_s)
         self._turn(batch, ending)
 
-    def _take_back(self, batch: Batch, path: Path, what: str) -> None:
+    def _take_back(self, batch: BatchRecord, path: Path, what: str) -> None:
         """A server was killed while it made files of the results: they grow again."""
         id = _result_id(batch, what)
         made = self.path_of(id)
@@ -299,7 +299,7 @@ class BatchService:
             self._state.delete(FILE, file.owner, file.id)
 
     def _result_file(
-        self, batch: Batch, path: Path, what: str, expire_s: float | None
+        self, batch: BatchRecord, path: Path, what: str, expire_s: float | None
     ) -> str | None:
         if not path.stat().st_size:
             path.unlink()
@@ -309,12 +309,12 @@ class BatchService:
         name = f"{batch.id}_{what}.jsonl"
         return self.add_file(id, batch.owner, name, "batch_output", expire_s).id
 
-    def _turn(self, batch: Batch, status: str) -> None:
+    def _turn(self, batch: BatchRecord, status: str) -> None:
         batch.status = status
         batch.times = {**batch.times, status: self._clock()}
         self._put(BATCH, batch)
 
-    def _end_lines(self, batch: Batch, why: str) -> None:
+    def _end_lines(self, batch: BatchRecord, why: str) -> None:
         runner = self._runners.get(batch.id)
         if runner is not None:
             runner.end(why)
@@ -346,7 +346,7 @@ class BatchService:
 
     # ---- records
 
-    def _put(self, kind: str, record: StoredFile | Batch) -> None:
+    def _put(self, kind: str, record: StoredFile | BatchRecord) -> None:
         if self._state is not None:
             body = msgspec.json.encode(record)
             self._state.put(kind, record.owner, record.id, {"": body})
@@ -358,7 +358,7 @@ class BatchService:
             if self.path_of(file.id).exists():
                 self.files[file.id] = file
         for part in state.read(BATCH):
-            batch = msgspec.json.decode(part.body, type=Batch)
+            batch = msgspec.json.decode(part.body, type=BatchRecord)
             self.batches[batch.id] = batch
             if batch.is_open and batch.input_file not in self.files:
                 batch.failure = "its input file is not there any more"
@@ -377,7 +377,7 @@ class BatchService:
                 path.unlink(missing_ok=True)
 
 
-def _result_id(batch: Batch, what: str) -> str:
+def _result_id(batch: BatchRecord, what: str) -> str:
     return f"file-{batch.id.rpartition('_')[2]}-{what}"
 
 

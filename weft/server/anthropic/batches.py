@@ -11,7 +11,7 @@ from starlette.responses import FileResponse
 from starlette.types import ASGIApp
 
 from weft.batches.forms.anthropic import ANTHROPIC, PATH, AnthropicLine
-from weft.batches.records import Batch
+from weft.batches.records import BatchRecord
 from weft.batches.service import newest_first
 from weft.config.numbers import shown
 from weft.server.auth import owner_of
@@ -159,7 +159,7 @@ async def remove(context: ServerContext, request: Request) -> ASGIApp:
     return json_response(MessageBatchDeleted(id=batch.id))
 
 
-def _found(context: ServerContext, request: Request) -> Batch:
+def _found(context: ServerContext, request: Request) -> BatchRecord:
     id = request.path_params["id"]
     batch = context.batches.batch_of(id, owner_of(request), ANTHROPIC)
     if batch is None:
@@ -167,7 +167,7 @@ def _found(context: ServerContext, request: Request) -> Batch:
     return batch
 
 
-def _object(request: Request, batch: Batch) -> MessageBatch:
+def _object(request: Request, batch: BatchRecord) -> MessageBatch:
     num_errored = batch.num_failed - batch.num_cancelled - batch.num_expired
     num_ended = batch.num_completed + batch.num_failed
     ended_s = max(batch.times.values(), default=0.0)
