@@ -46,7 +46,7 @@ class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_expired: int = 0
     output_file: str | None = None  # once it has lines and the batch has ended
     error_file: str | None = None
-    failure: str = ""  # why the whole batch has failed
+    failure: str = ""  # why the batch has failed as such
 
     @property
     def is_open(self) -> bool:

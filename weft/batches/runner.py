@@ -71,12 +71,12 @@ class BatchRunner:
         self._results: list[LineResult] = []  # that are not written yet
         self._has_results = asyncio.Event()
         self._is_over = False  # no more results come
-        self._ending = ""  # why lines without an answer are ended now: expired or cancelled
+        self._end_kind = ""  # why lines without an answer are ended now: expired or cancelled
         self._ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end(self, why: str) -> None:
         """End the lines without an answer: they are `expired` or `cancelled`."""
-        self._ending = self._ending or why
+        self._end_kind = self._end_kind or why
         if not self._ends.done():
             self._ends.set_result(None)
 
@@ -122,15 +122,15 @@ class BatchRunner:
             return
         if index in done:
             return
-        while len(open_lines) >= WINDOW and not self._ending:
+        while len(open_lines) >= WINDOW and not self._end_kind:
             await asyncio.wait(open_lines, return_when=asyncio.FIRST_COMPLETED)
-        if self._ending:
+        if self._end_kind:
             self._end_line(id, work.custom_id)
             return
         task = asyncio.create_task(self._answer(id, work))
         open_lines.add(task)
         task.add_done_callback(open_lines.discard)
-        await asyncio.sleep(0)  # others have their turn, however many lines are done
+        await asyncio.sleep(0)  # others run, however many lines are done
 
     async def _answer(self, id: str, work: LineRequest) -> None:
         body = msgspec.json.encode({**work.body, "service_tier": "flex"})
@@ -162,9 +162,9 @@ class BatchRunner:
             num_waits += 1
 
     def _end_line(self, id: str, custom_id: str) -> None:
-        message = f"the batch was {self._ending} before this line was answered"
-        written = self._form.ended(id, custom_id, self._ending, message)
-        self._add(written, self._ending)
+        message = f"the batch was {self._end_kind} before this line was answered"
+        written = self._form.ended(id, custom_id, self._end_kind, message)
+        self._add(written, self._end_kind)
 
     # ---- results
 

@@ -69,16 +69,16 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
         raise ApiError(400, "requests is empty; at least one is needed", param="requests")
     service = context.batches
     owner = owner_of(request)
-    service.require_room(owner)
-    id = service.new_id()
-    path = service.path_of(id)
+    service.files.require_room(owner)
+    id = service.files.new_id()
+    path = service.files.path_of(id)
     lines = b"\n".join(map(msgspec.json.encode, body.requests))
     try:
         await asyncio.to_thread(path.write_bytes, lines + b"\n")
     except OSError as exc:
         path.unlink(missing_ok=True)
         raise ApiError(503, f"the requests could not be stored: {exc.strerror}") from exc
-    file = service.add_file(id, owner, "requests.jsonl", "batch")
+    file = service.files.add(id, owner, "requests.jsonl", "batch")
     try:
         batch = await service.add_batch(
             owner,
@@ -152,7 +152,7 @@ async def remove(context: ServerContext, request: Request) -> ASGIApp:
     service = context.batches
     service.delete_batch(batch)
     for id in (batch.input_file, batch.output_file):
-        file = None if id is None else service.file_of(id, batch.owner)
+        file = None if id is None else service.files.file_of(id, batch.owner)
         if file is not None:
             service.delete_file(file)
     await service.settled()
