@@ -70,7 +70,7 @@ def test_drafts_change_no_token_where_torch_computes(eager: None) -> None:
     assert stats.total_accepted_tree > 10
 
 
-def test_a_client_says_what_it_expects_and_is_told_how_much_was_right() -> None:
+def test_a_client_says_what_it_expects_and_is_told_how_much_was_right(eager: None) -> None:
     body: dict[str, Any] = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "What does os.path.join do?"}],

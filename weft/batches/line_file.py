@@ -6,6 +6,7 @@ the file is opened again. So a line is there once, or not at all.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,11 +15,15 @@ CHUNK = 1 << 20  # bytes that are read at once
 
 
 class LineFile:
-    """Lines at the end of a file, which is created if it is missing. Raises OSError."""
+    """Lines at the end of a file, which is created if it is missing.
+
+    Raises OSError: BlockingIOError while another process appends to it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(self._file, self._end_of_lines())
 
     def append(self, lines: Sequence[bytes]) -> None:

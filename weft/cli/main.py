@@ -39,6 +39,10 @@ VERBS = {
         "weft.cli.generate:generate",
         "complete prompts without a server, from a file or the command line",
     ),
+    "batch": (
+        "weft.cli.batch:batch",
+        "answer the lines of a file by a running server, in the background",
+    ),
     "sim": (
         "weft.cli.sim:sim",
         "try policies and settings on a trace of requests, in virtual time",
@@ -73,7 +77,7 @@ ELSEWHERE = {
     "start": "weft serve starts a server",
     "server": "weft serve starts a server",
     "complete": "weft generate completes prompts",
-    "run-batch": "weft generate --input FILE completes the prompts of a file",
+    "run-batch": "weft batch run FILE answers the lines of a file",
     "logs": "weft serve writes its log to standard error",
 }
 
