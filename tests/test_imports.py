@@ -45,11 +45,12 @@ ALLOWED = {
     "route": set(),
     "residency": set(),
     "state": {"observe"},
+    "batches": {"state", "config", "observe"},
     "store": {"weights", "config", "observe"},
     "relay": {"route", "server", "config", "observe"},
     "text": {"messages", "config", "observe"},
     "client": {"route", "text", "messages", "config", "observe"},
-    "server": {"client", "residency", "text", "state", "messages", "config", "observe"},
+    "server": {"client", "residency", "batches", "text", "state", "messages", "config", "observe"},
     "sim": {
         "route",
         "journal",

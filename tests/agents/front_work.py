@@ -1,4 +1,4 @@
-"""Counts what the front does for a turn of an agent, whose body has the size of a released one's."""
+"""Counts what the front does for a turn of an agent, whose body is as large as a released one."""
 
 from __future__ import annotations
 

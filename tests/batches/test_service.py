@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from weft.batches.files import BatchRefused
 from weft.batches.forms.openai import OPENAI
-from weft.batches.forms.protocol import Answer
-from weft.batches.records import Batch
-from weft.batches.service import BatchRefused, BatchService
+from weft.batches.forms.protocol import RouteAnswer
+from weft.batches.records import BatchRecord
+from weft.batches.service import BatchService
 from weft.config.limits import Limits
 from weft.state.store import StateStore
 
@@ -33,7 +34,7 @@ class Route:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> Answer:
+    async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> RouteAnswer:
         fields = json.loads(body)
         prompt = fields["prompt"]
         self.asked[prompt] += 1
@@ -44,7 +45,7 @@ class Route:
             await asyncio.sleep(self.rng.choice([0, 0, 0.001]))
         left = self.statuses.get(prompt)
         status = left.pop(0) if left else 200
-        return Answer(status, {"text": prompt}, rid)
+        return RouteAnswer(status, {"text": prompt}, rid)
 
 
 def line(index: int, **changes: Any) -> str:
@@ -54,10 +55,10 @@ def line(index: int, **changes: Any) -> str:
 
 async def begun(
     service: BatchService, lines: list[str], owner: str = "alice", window_s: float = 3_600.0
-) -> Batch:
-    id = service.new_id()
-    service.path_of(id).write_text("\n".join(lines))
-    file = service.add_file(id, owner, "in.jsonl", "batch")
+) -> BatchRecord:
+    id = service.files.new_id()
+    service.files.path_of(id).write_text("\n".join(lines))
+    file = service.files.add(id, owner, "in.jsonl", "batch")
     return await service.add_batch(
         owner,
         OPENAI,
@@ -70,7 +71,7 @@ async def begun(
     )
 
 
-async def ended(batch: Batch) -> None:
+async def ended(batch: BatchRecord) -> None:
     async with asyncio.timeout(60):
         while batch.is_open:
             await asyncio.sleep(0.005)
@@ -79,7 +80,7 @@ async def ended(batch: Batch) -> None:
 def results(service: BatchService, id: str | None) -> list[dict[str, Any]]:
     if id is None:
         return []
-    return [json.loads(one) for one in service.path_of(id).read_text().splitlines()]
+    return [json.loads(one) for one in service.files.path_of(id).read_text().splitlines()]
 
 
 def service_of(folder: Path | None, route: Route, limits: Limits | None = None) -> BatchService:
@@ -178,7 +179,7 @@ def test_servers_that_stop_at_any_moment_answer_each_line_once(tmp_path: Path, s
         await asyncio.gather(*service._tasks.values(), return_exceptions=True)
         if batch.is_open:
             for what in ("output", "errors"):
-                torn = service.path_of(f"{batch.id}-{what}")
+                torn = service.files.path_of(f"{batch.id}-{what}")
                 if torn.exists() and rng.random() < 0.7:  # as a kill leaves it
                     with torn.open("ab") as file:
                         file.write(b'{"id": "half a li')
@@ -207,7 +208,7 @@ def test_a_kill_while_files_of_results_are_made_loses_nothing(tmp_path: Path) ->
         batch = await begun(service, [line(index) for index in range(9)])
         await ended(batch)
         # The files were made, and the record of the batch was not written.
-        service._turn(batch, "in_progress")
+        service._enter(batch, "in_progress")
         close(service)
         again = service_of(tmp_path, route)
         again.go_on()
@@ -229,18 +230,18 @@ def test_files_and_batches_belong_to_their_key_and_have_limits() -> None:
         service = service_of(None, route, limits)
         batch = await begun(service, [line(0)])
         assert service.batch_of(batch.id, "bob", OPENAI) is None
-        assert service.file_of(batch.input_file, "bob") is None
-        assert service.file_of(batch.input_file, "alice") is not None
+        assert service.files.file_of(batch.input_file, "bob") is None
+        assert service.files.file_of(batch.input_file, "alice") is not None
         with pytest.raises(BatchRefused, match="1 open batches"):
             await begun(service, [line(1)])
         with pytest.raises(BatchRefused, match="3 lines; at most 2"):
             await begun(service, [line(index) for index in range(3)], owner="bob")
         with pytest.raises(BatchRefused, match="no lines"):
             await begun(service, ["", " "], owner="carol")
-        service.require_room("alice")
-        service.add_file(batch.input_file, "alice", "x", "batch")
+        service.files.require_room("alice")
+        service.files.add(batch.input_file, "alice", "x", "batch")
         with pytest.raises(BatchRefused, match="reads this file"):
-            service.delete_file(service.files[batch.input_file])
+            service.delete_file(service.files.by_id[batch.input_file])
         route.gate.set()
         await ended(batch)
         close(service)

@@ -25,7 +25,7 @@ from weft.config.model_errors import BadConfig
 from weft.config.process import Child, ChildEnded
 from weft.models.transformers_backend.library import NotByLibrary, require_library
 from weft.models.transformers_backend.wire import from_wire
-from weft.weights.gguf.files import ENDING
+from weft.weights.gguf.files import SUFFIX
 
 DESCRIBE = "weft.models.transformers_backend.describe"
 DESCRIBE_S = 300.0  # timeout: a model of many layers takes some seconds
@@ -83,7 +83,7 @@ def _chosen(config: EngineConfig, folder: Path, here: bool) -> ModelConfig:
 
 def _by_library(folder: Path, name: str, here: bool) -> ModelConfig:
     """The model as the code of transformers computes it. Raises `NotByLibrary`."""
-    if any(folder.glob(f"*{ENDING}")):
+    if any(folder.glob(f"*{SUFFIX}")):
         raise NotByLibrary("a GGUF file is read by weft's own models only")
     require_library()
     if here or "transformers" in sys.modules:

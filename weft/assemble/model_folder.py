@@ -87,7 +87,7 @@ def model_name(config: EngineConfig, folder: Path) -> str:
     if known:
         return known
     name = Path(config.model).name
-    if not name or name.endswith(files.ENDING) or name.lower() == folder.name.lower():
+    if not name or name.endswith(files.SUFFIX) or name.lower() == folder.name.lower():
         return folder.name
     return name
 

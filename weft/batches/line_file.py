@@ -1,4 +1,4 @@
-"""A file to which whole lines are appended, and which is whole again after the process was killed.
+"""A file to which lines are appended, and which has no part of a line after the process was killed.
 
 A line counts when its end is written: what a killed process has left of a last line is cut off when
 the file is opened again. So a line is there once, or not at all.
@@ -46,7 +46,7 @@ class LineFile:
         os.close(self._file)
 
     def _end_of_lines(self) -> int:
-        """The length of the file up to the end of its last whole line."""
+        """The length of the file up to the end of its last line."""
         end = os.fstat(self._file).st_size
         while end:
             begin = max(end - CHUNK, 0)

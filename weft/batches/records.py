@@ -23,7 +23,7 @@ class StoredFile(msgspec.Struct, kw_only=True, omit_defaults=True):
     expires_s: float | None = None  # None: it stays until it is deleted
 
 
-class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
+class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A batch of one key. Times are Unix times, by the name of the status that begins then."""
 
     id: str
@@ -46,7 +46,7 @@ class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_expired: int = 0
     output_file: str | None = None  # once it has lines and the batch has ended
     error_file: str | None = None
-    failure: str = ""  # why the whole batch has failed
+    failure: str = ""  # why the batch has failed as such
 
     @property
     def is_open(self) -> bool:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from weft.batches.forms.protocol import Answer, BadLine, Form, Work, WrittenLine
+from weft.batches.forms.protocol import BadLine, Form, LineRequest, RouteAnswer, WrittenLine
 from weft.batches.line_file import LineFile, lines_of
-from weft.batches.records import Batch
+from weft.batches.records import BatchRecord
 from weft.observe.log import EventLog
 
 WINDOW = 256  # lines that are open at once
@@ -29,10 +29,10 @@ DISK_WAIT_S = 5.0  # before what could not be written is tried again
 log = EventLog("batches")
 
 
-class Call(Protocol):
+class RouteCall(Protocol):
     """Asks a route of this server, as background work."""
 
-    async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> Answer:
+    async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> RouteAnswer:
         """The answer. Cancelled, it ends the request."""
         ...
 
@@ -43,7 +43,7 @@ class LineId(msgspec.Struct):
     id: str = ""
 
 
-class Result(NamedTuple):
+class LineResult(NamedTuple):
     written: WrittenLine
     kind: str  # completed, failed, invalid, expired, cancelled
 
@@ -53,9 +53,9 @@ class BatchRunner:
 
     def __init__(
         self,
-        batch: Batch,
+        batch: BatchRecord,
         form: Form,
-        call: Call,
+        call: RouteCall,
         *,
         source: Path,
         output: Path,
@@ -68,15 +68,15 @@ class BatchRunner:
         self._output = LineFile(output)
         self._errors = self._output if errors == output else LineFile(errors)
         self._paths = {output, errors}
-        self._results: list[Result] = []  # that are not written yet
+        self._results: list[LineResult] = []  # that are not written yet
         self._has_results = asyncio.Event()
         self._is_over = False  # no more results come
-        self._ending = ""  # why lines without an answer are ended now: expired or cancelled
+        self._end_kind = ""  # why lines without an answer are ended now: expired or cancelled
         self._ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end(self, why: str) -> None:
         """End the lines without an answer: they are `expired` or `cancelled`."""
-        self._ending = self._ending or why
+        self._end_kind = self._end_kind or why
         if not self._ends.done():
             self._ends.set_result(None)
 
@@ -122,17 +122,17 @@ class BatchRunner:
             return
         if index in done:
             return
-        while len(open_lines) >= WINDOW and not self._ending:
+        while len(open_lines) >= WINDOW and not self._end_kind:
             await asyncio.wait(open_lines, return_when=asyncio.FIRST_COMPLETED)
-        if self._ending:
+        if self._end_kind:
             self._end_line(id, work.custom_id)
             return
         task = asyncio.create_task(self._answer(id, work))
         open_lines.add(task)
         task.add_done_callback(open_lines.discard)
-        await asyncio.sleep(0)  # others have their turn, however many lines are done
+        await asyncio.sleep(0)  # others run, however many lines are done
 
-    async def _answer(self, id: str, work: Work) -> None:
+    async def _answer(self, id: str, work: LineRequest) -> None:
         body = msgspec.json.encode({**work.body, "service_tier": "flex"})
         asking = asyncio.create_task(self._until_answered(id, work, body))
         try:
@@ -149,7 +149,7 @@ class BatchRunner:
         written = self._form.answered(id, work.custom_id, answer)
         self._add(written, "failed" if written.is_error else "completed")
 
-    async def _until_answered(self, id: str, work: Work, body: bytes) -> Answer:
+    async def _until_answered(self, id: str, work: LineRequest, body: bytes) -> RouteAnswer:
         num_faults = 0
         num_waits = 0
         while True:
@@ -162,14 +162,14 @@ class BatchRunner:
             num_waits += 1
 
     def _end_line(self, id: str, custom_id: str) -> None:
-        message = f"the batch was {self._ending} before this line was answered"
-        written = self._form.ended(id, custom_id, self._ending, message)
-        self._add(written, self._ending)
+        message = f"the batch was {self._end_kind} before this line was answered"
+        written = self._form.ended(id, custom_id, self._end_kind, message)
+        self._add(written, self._end_kind)
 
     # ---- results
 
     def _add(self, written: WrittenLine, kind: str) -> None:
-        self._results.append(Result(written, kind))
+        self._results.append(LineResult(written, kind))
         self._has_results.set()
 
     async def _write_results(self) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,34 +17,24 @@ from typing import TypeVar
 
 import msgspec
 
+from weft.batches.files import BatchRefused, StoredFiles
 from weft.batches.forms.anthropic import ANTHROPIC
 from weft.batches.forms.openai import OPENAI
 from weft.batches.forms.protocol import Form
 from weft.batches.line_file import lines_of
-from weft.batches.records import Batch, StoredFile
-from weft.batches.runner import BatchRunner, Call
+from weft.batches.records import BatchRecord, StoredFile
+from weft.batches.runner import BatchRunner, RouteCall
 from weft.config.limits import Limits
 from weft.json_types import JsonObject
 from weft.observe.log import EventLog
 from weft.state.store import StateStore
 
-FILE = "file"  # kinds of records
-BATCH = "batch"
-FOLDER = "files"  # within the folder for state
+BATCH = "batch"  # kind of the records
 EXPIRY_S = 1.0  # between two looks at what expires
 FORMS: dict[str, Form] = {form.name: form for form in (OPENAI, ANTHROPIC)}
 
 log = EventLog("batches")
-R = TypeVar("R", StoredFile, Batch)
-
-
-class BatchRefused(Exception):
-    """A file or a batch that is not taken. `limit` is a field of `Limits`, `param` of the body."""
-
-    def __init__(self, message: str, *, limit: str = "", param: str | None = None) -> None:
-        super().__init__(message)
-        self.limit = limit
-        self.param = param
+R = TypeVar("R", StoredFile, BatchRecord)
 
 
 class BatchService:
@@ -61,11 +49,9 @@ class BatchService:
         self._limits = limits
         self._state = state
         self._clock = clock
-        self._call: Call | None = None
-        self._own_folder: Path | None = None  # that ends with this object
-        self._folder = state.folder / FOLDER if state is not None else None
-        self.files: dict[str, StoredFile] = {}
-        self.batches: dict[str, Batch] = {}
+        self._call: RouteCall | None = None
+        self.files = StoredFiles(limits, state, clock)
+        self.batches: dict[str, BatchRecord] = {}
         self._runners: dict[str, BatchRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -75,7 +61,7 @@ class BatchService:
 
     # ---- life
 
-    def answer_with(self, call: Call) -> None:
+    def answer_with(self, call: RouteCall) -> None:
         """Ask the routes of this server by `call`."""
         self._call = call
 
@@ -96,8 +82,7 @@ class BatchService:
         """Remove what ends with the server."""
         if self._watch is not None:
             self._watch.cancel()
-        if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+        self.files.close()
 
     async def settled(self) -> None:
         """Wait until records are on disk. Raises StateError."""
@@ -106,55 +91,12 @@ class BatchService:
 
     # ---- files
 
-    def path_of(self, id: str) -> Path:
-        """Where the content of a file is."""
-        if self._folder is None:
-            self._own_folder = Path(tempfile.mkdtemp(prefix="weft-files-"))
-            self._folder = self._own_folder
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self._folder / id
-
-    def require_room(self, owner: str) -> None:
-        """Before a file is received. Raises BatchRefused."""
-        most = self._limits.max_files
-        if sum(one.owner == owner for one in self.files.values()) >= most:
-            raise BatchRefused(
-                f"there are {most:,} files of this key, and no more are allowed; delete some",
-                limit="max_files",
-            )
-
-    def new_id(self) -> str:
-        """The id of a file that is not there yet."""
-        return f"file-{secrets.token_hex(12)}"
-
-    def add_file(
-        self, id: str, owner: str, filename: str, purpose: str, expires_after_s: float | None = None
-    ) -> StoredFile:
-        """Enter a file whose content is at `path_of(id)`."""
-        now = self._clock()
-        file = StoredFile(
-            id=id,
-            owner=owner,
-            filename=filename,
-            purpose=purpose,
-            num_bytes=self.path_of(id).stat().st_size,
-            created_s=now,
-            expires_s=None if expires_after_s is None else now + expires_after_s,
-        )
-        self.files[id] = file
-        self._put(FILE, file)
-        return file
-
-    def file_of(self, id: str, owner: str) -> StoredFile | None:
-        file = self.files.get(id)
-        return file if file is not None and file.owner == owner else None
-
     def delete_file(self, file: StoredFile) -> None:
         """Raises BatchRefused while a batch reads it."""
         for batch in self.batches.values():
             if batch.is_open and batch.input_file == file.id:
                 raise BatchRefused(f"the batch {batch.id} reads this file; cancel it first")
-        self._drop_file(file)
+        self.files.drop(file)
 
     # ---- batches
 
@@ -170,7 +112,7 @@ class BatchService:
         window_s: float,
         metadata: JsonObject,
         results_expire_s: float | None = None,
-    ) -> Batch:
+    ) -> BatchRecord:
         """Begin a batch. `prefix`: of its id. Raises BatchRefused."""
         most = self._limits.max_open_batches
         if sum(one.is_open and one.owner == owner for one in self.batches.values()) >= most:
@@ -178,7 +120,7 @@ class BatchService:
                 f"there are {most:,} open batches of this key, and no more are allowed",
                 limit="max_open_batches",
             )
-        num_lines = await asyncio.to_thread(_num_lines, self.path_of(file.id))
+        num_lines = await asyncio.to_thread(_num_lines, self.files.path_of(file.id))
         longest = self._limits.max_batch_lines
         if not num_lines:
             raise BatchRefused("the file has no lines", param="input_file_id")
@@ -189,7 +131,7 @@ class BatchService:
                 param="input_file_id",
             )
         now = self._clock()
-        batch = Batch(
+        batch = BatchRecord(
             id=f"{prefix}{secrets.token_hex(12)}",
             owner=owner,
             form=form.name,
@@ -203,24 +145,24 @@ class BatchService:
             num_lines=num_lines,
         )
         self.batches[batch.id] = batch
-        self._put(BATCH, batch)
+        self._put(batch)
         self._start(batch)
         self._watch_expiry()
         return batch
 
-    def batch_of(self, id: str, owner: str, form: Form) -> Batch | None:
+    def batch_of(self, id: str, owner: str, form: Form) -> BatchRecord | None:
         batch = self.batches.get(id)
         if batch is None or batch.owner != owner or batch.form != form.name:
             return None
         return batch
 
-    def cancel(self, batch: Batch) -> None:
+    def cancel(self, batch: BatchRecord) -> None:
         """End an open batch: its lines without an answer are cancelled."""
         if batch.status in ("validating", "in_progress"):
-            self._turn(batch, "cancelling")
+            self._enter(batch, "cancelling")
             self._end_lines(batch, "cancelled")
 
-    def delete_batch(self, batch: Batch) -> None:
+    def delete_batch(self, batch: BatchRecord) -> None:
         """Raises BatchRefused for an open batch."""
         if batch.is_open:
             raise BatchRefused(f"the batch is {batch.status}; cancel it first")
@@ -228,29 +170,30 @@ class BatchService:
         if self._state is not None:
             self._state.delete(BATCH, batch.owner, batch.id)
 
-    def results(self, batch: Batch) -> Path | None:
+    def results(self, batch: BatchRecord) -> Path | None:
         """The output of a batch that has ended; None if it has none."""
-        if batch.output_file is None or batch.output_file not in self.files:
+        if batch.output_file is None or batch.output_file not in self.files.by_id:
             return None
-        return self.path_of(batch.output_file)
+        return self.files.path_of(batch.output_file)
 
     # ---- the work
 
-    def _start(self, batch: Batch) -> None:
+    def _start(self, batch: BatchRecord) -> None:
         if self._call is None or self._is_stopping or batch.id in self._tasks:
             return
         task = asyncio.create_task(self._run(batch))
         self._tasks[batch.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(batch.id, None))
 
-    async def _run(self, batch: Batch) -> None:
+    async def _run(self, batch: BatchRecord) -> None:
         assert self._call is not None
         form = FORMS[batch.form]
-        output = self.path_of(f"{batch.id}-output")
-        errors = self.path_of(f"{batch.id}-errors") if form.has_error_file else output
-        source = self.path_of(batch.input_file)
-        self._take_back(batch, output, "output")
-        self._take_back(batch, errors, "error")
+        output = self.files.path_of(f"{batch.id}-output")
+        errors = self.files.path_of(f"{batch.id}-errors") if form.has_error_file else output
+        source = self.files.path_of(batch.input_file)
+        # A server was killed while it made files of the results: they grow again.
+        self.files.take_back(_result_id(batch, "output"), output)
+        self.files.take_back(_result_id(batch, "error"), errors)
         try:
             runner = BatchRunner(
                 batch,
@@ -264,7 +207,7 @@ class BatchService:
             if batch.status == "cancelling":
                 runner.end("cancelled")
             elif batch.status == "validating":
-                self._turn(batch, "in_progress")
+                self._enter(batch, "in_progress")
             await runner.run()
             await self._finish(batch, form, output, errors)
         except asyncio.CancelledError:
@@ -272,49 +215,39 @@ class BatchService:
         except Exception as exc:  # whatever it is: the batch ends with it, and no other
             log.error("batch_failed", batch=batch.id, reason=exc)
             batch.failure = f"the batch could not be processed: {exc}"
-            self._turn(batch, "failed")
+            self._enter(batch, "failed")
         finally:
             self._runners.pop(batch.id, None)
 
-    async def _finish(self, batch: Batch, form: Form, output: Path, errors: Path) -> None:
+    async def _finish(self, batch: BatchRecord, form: Form, output: Path, errors: Path) -> None:
         """All lines have their results: make files of them."""
-        ending = "cancelled" if batch.status == "cancelling" else "completed"
-        if ending == "completed" and batch.num_expired:
-            ending = "expired"
-        self._turn(batch, "finalizing")
+        status = "cancelled" if batch.status == "cancelling" else "completed"
+        if status == "completed" and batch.num_expired:
+            status = "expired"
+        self._enter(batch, "finalizing")
         expire_s = batch.results_expire_s
         batch.output_file = self._result_file(batch, output, "output", expire_s)
         if form.has_error_file:
             batch.error_file = self._result_file(batch, errors, "error", expire_s)
-        self._turn(batch, ending)
-
-    def _take_back(self, batch: Batch, path: Path, what: str) -> None:
-        """A server was killed while it made files of the results: they grow again."""
-        id = _result_id(batch, what)
-        made = self.path_of(id)
-        if made.exists() and not path.exists():
-            os.replace(made, path)
-        file = self.files.pop(id, None)
-        if file is not None and self._state is not None:
-            self._state.delete(FILE, file.owner, file.id)
+        self._enter(batch, status)
 
     def _result_file(
-        self, batch: Batch, path: Path, what: str, expire_s: float | None
+        self, batch: BatchRecord, path: Path, what: str, expire_s: float | None
     ) -> str | None:
         if not path.stat().st_size:
             path.unlink()
             return None
         id = _result_id(batch, what)
-        os.replace(path, self.path_of(id))
+        os.replace(path, self.files.path_of(id))
         name = f"{batch.id}_{what}.jsonl"
-        return self.add_file(id, batch.owner, name, "batch_output", expire_s).id
+        return self.files.add(id, batch.owner, name, "batch_output", expire_s).id
 
-    def _turn(self, batch: Batch, status: str) -> None:
+    def _enter(self, batch: BatchRecord, status: str) -> None:
         batch.status = status
         batch.times = {**batch.times, status: self._clock()}
-        self._put(BATCH, batch)
+        self._put(batch)
 
-    def _end_lines(self, batch: Batch, why: str) -> None:
+    def _end_lines(self, batch: BatchRecord, why: str) -> None:
         runner = self._runners.get(batch.id)
         if runner is not None:
             runner.end(why)
@@ -332,52 +265,36 @@ class BatchService:
                 if batch.status in ("validating", "in_progress") and batch.expires_s <= now:
                     self._end_lines(batch, "expired")
             reading = {one.input_file for one in self.batches.values() if one.is_open}
-            for file in list(self.files.values()):
-                is_over = file.expires_s is not None and file.expires_s <= now
-                if is_over and file.id not in reading:
-                    self._drop_file(file)
+            self.files.drop_expired(needed=reading)
             await asyncio.sleep(EXPIRY_S)
-
-    def _drop_file(self, file: StoredFile) -> None:
-        del self.files[file.id]
-        self.path_of(file.id).unlink(missing_ok=True)
-        if self._state is not None:
-            self._state.delete(FILE, file.owner, file.id)
 
     # ---- records
 
-    def _put(self, kind: str, record: StoredFile | Batch) -> None:
+    def _put(self, batch: BatchRecord) -> None:
         if self._state is not None:
-            body = msgspec.json.encode(record)
-            self._state.put(kind, record.owner, record.id, {"": body})
+            body = msgspec.json.encode(batch)
+            self._state.put(BATCH, batch.owner, batch.id, {"": body})
 
     def _restore(self, state: StateStore) -> None:
         """Enter what is on disk, and remove contents that no record names."""
-        for part in state.read(FILE):
-            file = msgspec.json.decode(part.body, type=StoredFile)
-            if self.path_of(file.id).exists():
-                self.files[file.id] = file
         for part in state.read(BATCH):
-            batch = msgspec.json.decode(part.body, type=Batch)
+            batch = msgspec.json.decode(part.body, type=BatchRecord)
             self.batches[batch.id] = batch
-            if batch.is_open and batch.input_file not in self.files:
+            if batch.is_open and batch.input_file not in self.files.by_id:
                 batch.failure = "its input file is not there any more"
-                self._turn(batch, "failed")
+                self._enter(batch, "failed")
         self._remove_strays()
 
     def _remove_strays(self) -> None:
-        known = set(self.files)
+        needed: set[str] = set()
         for batch in self.batches.values():
             if batch.is_open:
-                known |= {f"{batch.id}-output", f"{batch.id}-errors"}
-                known |= {_result_id(batch, what) for what in ("output", "error")}
-        folder = self.path_of("x").parent
-        for path in folder.iterdir():
-            if path.name not in known:
-                path.unlink(missing_ok=True)
+                needed |= {f"{batch.id}-output", f"{batch.id}-errors"}
+                needed |= {_result_id(batch, what) for what in ("output", "error")}
+        self.files.remove_strays(needed)
 
 
-def _result_id(batch: Batch, what: str) -> str:
+def _result_id(batch: BatchRecord, what: str) -> str:
     return f"file-{batch.id.rpartition('_')[2]}-{what}"
 
 

@@ -45,15 +45,15 @@ def check_nodes(config: EngineConfig) -> None:
 
 def address_of(config: EngineConfig) -> tuple[str, int]:
     """Host and port at which node 0 waits for the other nodes. Raises SettingsError."""
-    given = config.dist_init_addr
-    if not given:
+    address = config.dist_init_addr
+    if not address:
         raise SettingsError(
             f"--nnodes is {config.nnodes}, which needs --dist-init-addr: HOST:PORT of node 0"
         )
-    host, _, port = given.rpartition(":")
+    host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise SettingsError(f"--dist-init-addr is {given[:200]!r}; it is HOST:PORT")
+        raise SettingsError(f"--dist-init-addr is {address[:200]!r}; it is HOST:PORT")
     return host, int(port)
 
 

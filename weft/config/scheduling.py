@@ -167,7 +167,7 @@ class SchedulingOptions:
     )
     background_policy: str = option(
         "fair > dfs-weight",
-        "order of waiting background requests, which go behind all others",
+        "order of waiting background requests, which go after all others",
         group="scheduling",
         judge="weft.scheduler.policies.composed.build:why_not",
     )

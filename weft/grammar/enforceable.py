@@ -160,7 +160,7 @@ class Enforceable:
 class Space(NamedTuple):
     """What may stand between the tokens of JSON, as regular expressions."""
 
-    inside: str  # behind an opening bracket, and before a closing one
+    inside: str  # after an opening bracket, and before a closing one
     comma: str
     colon: str
 

@@ -262,7 +262,7 @@ class _CompilerThreads:
         self.done: deque[FinishedCompile] = deque()
         self._make_compiler = make_compiler
         self._made: Compiler | None = None
-        self._making = threading.Lock()  # held while the compiler is made
+        self._making = threading.Lock()  # locked while the compiler is made
         self._make_sandbox = make_sandbox
         self._own = threading.local()  # the sandbox of each thread
         self._sandboxes: list[CompileSandbox] = []

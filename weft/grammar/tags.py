@@ -188,15 +188,15 @@ class LarkWriter:
         remaining = iter(parts)
         for part in remaining:
             # Free text and the fixed text after it are one rule, which ends with the fixed text.
-            behind = next(remaining, None) if part["type"] == "any_text" else None
-            if behind is None:
+            follower = next(remaining, None) if part["type"] == "any_text" else None
+            if follower is None:
                 written.append(self._write(part))
                 continue
-            if behind["type"] != "const_string" or not behind["value"]:
+            if follower["type"] != "const_string" or not follower["value"]:
                 raise InvalidGrammar(
                     "structural_tag: after any_text there must be a fixed text, or nothing"
                 )
-            until = self._up_to(behind["value"], self._text(part))
+            until = self._up_to(follower["value"], self._text(part))
             written.append(self._passing(part) + until)
         return f"({' '.join(written)})"
 

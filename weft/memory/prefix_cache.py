@@ -8,6 +8,7 @@ It knows keys and pages, never requests.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -41,12 +42,12 @@ def shared_len(tokens: bytes, start: int, end: int, key: bytes, step: int) -> in
         | equal    |   unknown   | not equal to the end |
     """
     length = min(len(key), end - start)
-    # The whole key is the usual case; slicing it would copy it.
+    # All of the key is the usual case; slicing it would copy it.
     beginning = key if length == len(key) else key[:length]
     if tokens[start : start + length] == beginning:
         return length
     same = 0
-    differ = -(-length // step)  # also if the last piece is not whole
+    differ = -(-length // step)  # also if the last piece is shorter
     while differ - same > 1:
         middle = (same + differ) // 2
         if tokens[start + same * step : start + middle * step] == key[same * step : middle * step]:
@@ -254,8 +255,12 @@ class PrefixCache(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class NoPrefixCache:
     """Caches nothing: every page stays with its request (SGLang: ChunkCache)."""
+
+    page_size: int
+    listeners: list[CacheListener] = field(default_factory=list)
 
     shares = False
     evictable_pages = 0
@@ -263,10 +268,6 @@ class NoPrefixCache:
     protected_pages = 0
     total_evicted_pages = 0
     num_emptied = 0
-
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
-        self.listeners: list[CacheListener] = []
 
     def match(self, key: CacheKey) -> Match:
         return Match(None, 0, NO_PAGES)

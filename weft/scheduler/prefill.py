@@ -71,7 +71,7 @@ class LineWalk(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """The requests that a walk has picked. `is_through`: it has looked at the whole line."""
+    """The requests that a walk has picked. `is_through`: it has looked at all of the line."""
 
     requests: list[Request]
     is_through: bool
@@ -294,7 +294,7 @@ class PrefillScheduler:
             is_foreign = self.chunked_req is not None and chunk is None
             return LineWalk(None, is_through=picked.is_through or is_foreign)
         if picked.is_through and line is not queue.lines[-1]:
-            self._record_behind(now)
+            self._record_background(now)
         for request in picked.requests:
             self._admit(line, request, now)
         if adder.new_chunked_req is not None:
@@ -303,7 +303,7 @@ class PrefillScheduler:
         self._counters.num_prefilled_tokens += adder.input_tokens
         return LineWalk(self._planner.make_batch(adder.can_run, decode_rows), is_through=True)
 
-    def _record_behind(self, now: float) -> None:
+    def _record_background(self, now: float) -> None:
         """Record why background requests wait, if some do."""
         if self._queue.lines[-1].has_candidates(self._queue.end):
             self._log.record_pass(now, Stop.ONLINE)

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from weft.batches.service import BatchRefused
+from weft.batches.files import BatchRefused
 from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
 from weft.messages.sampling import InvalidParam

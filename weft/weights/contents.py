@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from weft.weights.gguf.content import GgufContent, check_split
-from weft.weights.gguf.files import ENDING
+from weft.weights.gguf.files import SUFFIX
 from weft.weights.safetensors import FileContent
 
 
@@ -18,10 +18,10 @@ def labelled(paths: Iterable[Path]) -> dict[str, Path]:
     found = {}
     for path in paths:
         label = str(path)
-        if path.name.endswith(ENDING) and path.is_symlink():
+        if path.name.endswith(SUFFIX) and path.is_symlink():
             target = os.readlink(path)
             # In the hub's cache, the targets of links are named by digests.
-            if target.endswith(ENDING):
+            if target.endswith(SUFFIX):
                 label = target
         found[label] = path
     return found
@@ -36,7 +36,7 @@ def open_contents(
     Raises BadCheckpoint and UnsupportedModel.
     """
     # In the hub's cache, a file is a link to a file with another name.
-    if not any(name.endswith(ENDING) for name in paths):
+    if not any(name.endswith(SUFFIX) for name in paths):
         return [stack.enter_context(FileContent(path, name)) for name, path in paths.items()]
     parts: list[GgufContent] = []
     for name, path in paths.items():

@@ -83,7 +83,7 @@ def _no_such(model: str) -> str:
     """The error for a name that is neither here nor can be an id on the hub."""
     name, _, kind = model.partition(":")
     path = Path(name).expanduser()
-    if name.endswith(gguf_files.ENDING):
+    if name.endswith(gguf_files.SUFFIX):
         message = f"there is no file {model}"
         if path.is_file():
             return f"{message}; a file is named without a type: {name}"
@@ -120,12 +120,12 @@ def _is_id(model: str) -> bool:
     name = model
     for site in SITES:
         name = name.removeprefix(site)
-    if name.count("/") > 1 and name.endswith(gguf_files.ENDING):
+    if name.count("/") > 1 and name.endswith(gguf_files.SUFFIX):
         # Else a path to a file that is not there.
         return not Path(name.partition("/")[0]).exists()
     if name.count("/") != 1:
         return False
-    return not name.partition(":")[0].endswith((gguf_files.ENDING, ".safetensors"))
+    return not name.partition(":")[0].endswith((gguf_files.SUFFIX, ".safetensors"))
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from weft.config.model import BadCheckpoint, ModelNotFound
 from weft.weights.fetch import INDEX, weight_files
-from weft.weights.gguf.files import ENDING
+from weft.weights.gguf.files import SUFFIX
 
 DESCRIPTIONS = ("config.json", "generation_config.json", INDEX)
 
@@ -21,7 +21,7 @@ def default_root(folder: Path) -> Path:
     also contains their targets. For a GGUF file, the parent of the file's folder, because weft
     itself makes the folder that describes the file.
     """
-    for path in folder.glob(f"*{ENDING}"):
+    for path in folder.glob(f"*{SUFFIX}"):
         if path.is_symlink():
             folder = (folder / path.readlink()).parent
             break

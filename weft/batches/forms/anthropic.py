@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from weft.batches.forms.openai import check_line, decoded
-from weft.batches.forms.protocol import Answer, Work, WrittenLine
+from weft.batches.forms.protocol import LineRequest, RouteAnswer, WrittenLine
 from weft.json_types import JsonObject
 
 PATH = "/v1/messages"
@@ -21,12 +21,12 @@ class AnthropicForm:
     paths: tuple[str, ...] = (PATH,)
     has_error_file = False
 
-    def work(self, line: bytes, path: str) -> Work:
+    def work(self, line: bytes, path: str) -> LineRequest:
         found = decoded(line, AnthropicLine)
         check_line(found.custom_id, found.params)
-        return Work(found.custom_id, path, found.params)
+        return LineRequest(found.custom_id, path, found.params)
 
-    def answered(self, id: str, custom_id: str, answer: Answer) -> WrittenLine:
+    def answered(self, id: str, custom_id: str, answer: RouteAnswer) -> WrittenLine:
         if answer.status >= 400:
             result = {"type": "errored", "error": answer.body}
         else:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from weft.batches.forms.protocol import Answer, BadLine, Work, WrittenLine
+from weft.batches.forms.protocol import BadLine, LineRequest, RouteAnswer, WrittenLine
 from weft.config.numbers import shown
 from weft.json_types import JsonObject
 
@@ -27,7 +27,7 @@ class OpenAIForm:
     paths: tuple[str, ...] = PATHS
     has_error_file = True
 
-    def work(self, line: bytes, path: str) -> Work:
+    def work(self, line: bytes, path: str) -> LineRequest:
         found = decoded(line, OpenAILine)
         if found.method != "POST":
             raise BadLine(f"method is {shown(found.method)}; POST is allowed", found.custom_id)
@@ -36,9 +36,9 @@ class OpenAIForm:
                 f"url is {shown(found.url)}; the endpoint of this batch is {path}", found.custom_id
             )
         check_line(found.custom_id, found.body)
-        return Work(found.custom_id, path, found.body)
+        return LineRequest(found.custom_id, path, found.body)
 
-    def answered(self, id: str, custom_id: str, answer: Answer) -> WrittenLine:
+    def answered(self, id: str, custom_id: str, answer: RouteAnswer) -> WrittenLine:
         response = {
             "status_code": answer.status,
             "request_id": answer.request_id,

@@ -15,7 +15,7 @@ class BadLine(Exception):
         self.custom_id = custom_id
 
 
-class Work(NamedTuple):
+class LineRequest(NamedTuple):
     """What one line asks for."""
 
     custom_id: str
@@ -23,7 +23,7 @@ class Work(NamedTuple):
     body: JsonObject
 
 
-class Answer(NamedTuple):
+class RouteAnswer(NamedTuple):
     """The answer of a route to one line."""
 
     status: int
@@ -45,11 +45,11 @@ class Form(Protocol):
     paths: tuple[str, ...]  # routes that lines may ask
     has_error_file: bool  # else all results are in one file
 
-    def work(self, line: bytes, path: str) -> Work:
+    def work(self, line: bytes, path: str) -> LineRequest:
         """What a line asks of the route `path`. Raises BadLine."""
         ...
 
-    def answered(self, id: str, custom_id: str, answer: Answer) -> WrittenLine:
+    def answered(self, id: str, custom_id: str, answer: RouteAnswer) -> WrittenLine:
         """The result of a line that was answered. `id`: the name of the line in its batch."""
         ...
 

@@ -110,8 +110,8 @@ def read_pixtral(
 ) -> PixtralSpec:
     """The tower in a `config.json`. `patch_size`: default of a file without it. Raises
     UnsupportedModel."""
-    given = get(config, "vision_config", dict, {})
-    vision = {key: value for key, value in given.items() if value is not None}
+    written = get(config, "vision_config", dict, {})
+    vision = {key: value for key, value in written.items() if value is not None}
     require(vision, "num_channels", 3)
     require(vision, "model_type", "pixtral")
     require(vision, "hidden_act", *GATES)

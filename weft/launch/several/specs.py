@@ -149,8 +149,8 @@ def _name_of(entry: Path) -> str:
     """The name of the model of a file or folder; "" if it is none."""
     if entry.name.startswith("."):
         return ""
-    if entry.name.endswith(files.ENDING):
-        return _PART.sub("", entry.name.removesuffix(files.ENDING))
+    if entry.name.endswith(files.SUFFIX):
+        return _PART.sub("", entry.name.removesuffix(files.SUFFIX))
     if (entry / CONFIG_JSON).is_file() or entry.is_symlink():
         return entry.name
     return ""

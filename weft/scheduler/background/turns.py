@@ -20,8 +20,8 @@ from weft.scheduler.request import Columns
 
 
 class BackgroundTurns:
-    """`pace` knows the cost of steps; None, or while it does not know it: no background row joins
-    online rows."""
+    """`pace` knows the cost of steps; None, or while it does not know it: no background row runs
+    beside online rows."""
 
     def __init__(self, pace: Pace | None, max_slowdown: float) -> None:
         self._pace = pace

@@ -244,7 +244,7 @@ class AgingTurns:
         self._turns = set()
 
     def admitted(self, request: Request, *, counts: bool) -> None:
-        """A request got a row. `counts`: in its turn, and not because it was retracted."""
+        """A request got a row. `counts`: by the order, and not because it was retracted."""
         if request.id in self._turns:
             self.num_since = 0
         elif counts:

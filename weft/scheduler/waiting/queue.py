@@ -1,7 +1,7 @@
 """The waiting queue, and the order in which a pass looks at it.
 
 The queue is a list of lines (`line.py`), one for each class of service: online requests,
-and behind them background requests, which get what the first line leaves (`background/`). The
+and after them background requests, which get what the first line leaves (`background/`). The
 second line exists from its first request on. The queue knows requests and policies; it does not
 know why a request is admitted, or what runs.
 """
@@ -213,9 +213,9 @@ class WaitingQueue:
         first = self.online.order(now, self.end)
         if len(self.lines) == 1:
             return first
-        return chain(first, self._order_behind(now))
+        return chain(first, self._order_background(now))
 
-    def _order_behind(self, now: float) -> Iterator[Request]:
+    def _order_background(self, now: float) -> Iterator[Request]:
         for line in self.lines[1:]:
             yield from line.order(now, self.end)
 

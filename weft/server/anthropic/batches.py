@@ -11,7 +11,7 @@ from starlette.responses import FileResponse
 from starlette.types import ASGIApp
 
 from weft.batches.forms.anthropic import ANTHROPIC, PATH, AnthropicLine
-from weft.batches.records import Batch
+from weft.batches.records import BatchRecord
 from weft.batches.service import newest_first
 from weft.config.numbers import shown
 from weft.server.auth import owner_of
@@ -69,16 +69,16 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
         raise ApiError(400, "requests is empty; at least one is needed", param="requests")
     service = context.batches
     owner = owner_of(request)
-    service.require_room(owner)
-    id = service.new_id()
-    path = service.path_of(id)
+    service.files.require_room(owner)
+    id = service.files.new_id()
+    path = service.files.path_of(id)
     lines = b"\n".join(map(msgspec.json.encode, body.requests))
     try:
         await asyncio.to_thread(path.write_bytes, lines + b"\n")
     except OSError as exc:
         path.unlink(missing_ok=True)
         raise ApiError(503, f"the requests could not be stored: {exc.strerror}") from exc
-    file = service.add_file(id, owner, "requests.jsonl", "batch")
+    file = service.files.add(id, owner, "requests.jsonl", "batch")
     try:
         batch = await service.add_batch(
             owner,
@@ -152,14 +152,14 @@ async def remove(context: ServerContext, request: Request) -> ASGIApp:
     service = context.batches
     service.delete_batch(batch)
     for id in (batch.input_file, batch.output_file):
-        file = None if id is None else service.file_of(id, batch.owner)
+        file = None if id is None else service.files.file_of(id, batch.owner)
         if file is not None:
             service.delete_file(file)
     await service.settled()
     return json_response(MessageBatchDeleted(id=batch.id))
 
 
-def _found(context: ServerContext, request: Request) -> Batch:
+def _found(context: ServerContext, request: Request) -> BatchRecord:
     id = request.path_params["id"]
     batch = context.batches.batch_of(id, owner_of(request), ANTHROPIC)
     if batch is None:
@@ -167,7 +167,7 @@ def _found(context: ServerContext, request: Request) -> Batch:
     return batch
 
 
-def _object(request: Request, batch: Batch) -> MessageBatch:
+def _object(request: Request, batch: BatchRecord) -> MessageBatch:
     num_errored = batch.num_failed - batch.num_cancelled - batch.num_expired
     num_ended = batch.num_completed + batch.num_failed
     ended_s = max(batch.times.values(), default=0.0)

@@ -12,7 +12,7 @@ import time
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
-from weft.batches.forms.protocol import Answer
+from weft.batches.forms.protocol import RouteAnswer
 from weft.observe.request_context import RequestContext, current
 from weft.observe.survivable import is_survivable
 from weft.server.errors import error_json, translated
@@ -26,7 +26,7 @@ class InnerCall:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> Answer:
+    async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> RouteAnswer:
         """See `batches.runner.Call`."""
         exchange = _Exchange(body)
         headers = [
@@ -98,10 +98,10 @@ class _Exchange:
         elif message["type"] == "http.response.body":
             self.pieces.append(message.get("body", b""))
 
-    def answer(self, rid: str) -> Answer:
+    def answer(self, rid: str) -> RouteAnswer:
         body = b"".join(self.pieces)
         try:
             fields = msgspec.json.decode(body)
         except msgspec.DecodeError:
             fields = {"error": {"message": body[:1_000].decode(errors="replace")}}
-        return Answer(self.status, fields, rid)
+        return RouteAnswer(self.status, fields, rid)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.batches.forms.openai import OPENAI
-from weft.batches.records import Batch
+from weft.batches.records import BatchRecord
 from weft.batches.service import newest_first
 from weft.config.numbers import shown
 from weft.json_types import JsonObject
@@ -139,7 +139,7 @@ async def cancel(context: ServerContext, request: Request) -> ASGIApp:
     return json_response(batch_object(batch))
 
 
-def batch_object(batch: Batch) -> BatchObject:
+def batch_object(batch: BatchRecord) -> BatchObject:
     times: dict[str, Any] = {f"{name}_at": int(at_s) for name, at_s in batch.times.items()}
     times.pop("validating_at", None)
     errors = None
@@ -165,7 +165,7 @@ def batch_object(batch: Batch) -> BatchObject:
     )
 
 
-def _found(context: ServerContext, request: Request) -> Batch:
+def _found(context: ServerContext, request: Request) -> BatchRecord:
     id = request.path_params["id"]
     batch = context.batches.batch_of(id, owner_of(request), OPENAI)
     if batch is None:

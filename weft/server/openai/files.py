@@ -65,7 +65,7 @@ class FileDeleted(msgspec.Struct, kw_only=True):
 async def upload(context: ServerContext, request: Request) -> ASGIApp:
     service = context.batches
     owner = owner_of(request)
-    service.require_room(owner)
+    service.files.require_room(owner)
     form = await _form(context, request)
     try:
         file = form.get("file")
@@ -76,8 +76,8 @@ async def upload(context: ServerContext, request: Request) -> ASGIApp:
             message = f"purpose is {shown(purpose)}; allowed: {', '.join(PURPOSES)}"
             raise ApiError(400, message, param="purpose")
         expires_after_s = _expiry(form)
-        id = service.new_id()
-        path = service.path_of(id)
+        id = service.files.new_id()
+        path = service.files.path_of(id)
 
         def write() -> None:
             with path.open("wb") as target:
@@ -86,7 +86,7 @@ async def upload(context: ServerContext, request: Request) -> ASGIApp:
         try:
             await asyncio.to_thread(write)
             name = UNSAFE.sub("_", file.filename or "file.jsonl")[:200]
-            stored = service.add_file(id, owner, name, str(purpose), expires_after_s)
+            stored = service.files.add(id, owner, name, str(purpose), expires_after_s)
         except OSError as exc:
             path.unlink(missing_ok=True)
             message = f"the file could not be stored: {exc.strerror}"
@@ -99,7 +99,7 @@ async def upload(context: ServerContext, request: Request) -> ASGIApp:
 
 async def list_files(context: ServerContext, request: Request) -> ASGIApp:
     """The newest first; `?purpose`, `?limit`, `?after` and `?order=asc` select."""
-    files = newest_first(context.batches.files.values(), owner_of(request))
+    files = newest_first(context.batches.files.by_id.values(), owner_of(request))
     purpose = request.query_params.get("purpose")
     if purpose is not None:
         files = [one for one in files if one.purpose == purpose]
@@ -120,7 +120,7 @@ async def retrieve(context: ServerContext, request: Request) -> ASGIApp:
 
 async def content(context: ServerContext, request: Request) -> ASGIApp:
     file = found_file(context, request, request.path_params["id"])
-    path = context.batches.path_of(file.id)
+    path = context.batches.files.path_of(file.id)
     return FileResponse(path, media_type="application/octet-stream")
 
 
@@ -135,7 +135,7 @@ def found_file(
     context: ServerContext, request: Request, id: str, param: str = "file_id"
 ) -> StoredFile:
     """The file of this key with this id. Raises `ApiError` 404."""
-    file = context.batches.file_of(id, owner_of(request))
+    file = context.batches.files.file_of(id, owner_of(request))
     if file is None:
         raise ApiError(404, f"there is no file {shown(id)}", param=param)
     return file

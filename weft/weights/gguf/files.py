@@ -15,7 +15,7 @@ from weft.config.model import ModelNotFound
 
 P = TypeVar("P", bound=PurePath)
 
-ENDING = ".gguf"
+SUFFIX = ".gguf"
 MAX_PARTS = 10_000
 _PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 _BESIDE = ("mmproj", "imatrix")  # prefixes of files that are no models
@@ -23,7 +23,7 @@ _BESIDE = ("mmproj", "imatrix")  # prefixes of files that are no models
 
 def is_gguf(path: PurePath) -> bool:
     """Whether a path is called a GGUF file."""
-    return path.name.endswith(ENDING)
+    return path.name.endswith(SUFFIX)
 
 
 def parts(path: Path) -> list[Path]:
@@ -35,7 +35,7 @@ def parts(path: Path) -> list[Path]:
     if not 1 <= num_parts <= MAX_PARTS:
         raise ModelNotFound(f"{path} is said to be one of {num_parts} files")
     found = [
-        path.with_name(f"{match[1]}-{number:05}-of-{num_parts:05}{ENDING}")
+        path.with_name(f"{match[1]}-{number:05}-of-{num_parts:05}{SUFFIX}")
         for number in range(1, num_parts + 1)
     ]
     missing = [one.name for one in found if not one.exists()]
@@ -52,7 +52,7 @@ def stem(path: PurePath) -> str:
     match = _PART.fullmatch(path.name)
     if match is not None:
         return match[1]
-    return path.name.removesuffix(ENDING)
+    return path.name.removesuffix(SUFFIX)
 
 
 def first_of_each(paths: Iterable[P]) -> list[P]:
@@ -68,7 +68,7 @@ def only_model(folder: Path, kind: str = "") -> Path:
     """The first file of the only model in a folder. `kind`: counts only models whose names end with
     this type ("Q4_K_M"). Raises ModelNotFound, naming the models, if there is none or more than
     one."""
-    pattern = f"*{ENDING}"
+    pattern = f"*{SUFFIX}"
     found = first_of_each(folder.rglob(pattern) if kind else folder.glob(pattern))
     if kind:
         found = [path for path in found if is_of_kind(stem(path), kind)]

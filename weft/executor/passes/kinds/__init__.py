@@ -1,4 +1,4 @@
-"""Every module of this package is a kind of pass around the computation of a whole model.
+"""Every module of this package is a kind of pass around the computation of a model.
 
 A module sets `PASS` to a function that takes what passes are made of (`PassParts`) and returns the
 pass, or None if this runner does without. There is no other list of these passes: a new kind is a
