@@ -71,7 +71,7 @@ class LineWalk(NamedTuple):
 
 
 NOBODY = LineWalk(None, is_through=True)
-NO_PLACE = LineWalk(None, is_through=False)
+NOBODY_FITS = LineWalk(None, is_through=False)
 
 
 class Picked(NamedTuple):
@@ -281,8 +281,8 @@ class PrefillScheduler:
         if chunk is None:
             if not line.has_candidates(queue.end):
                 return NOBODY
-            if self._has_no_place(line, now):
-                return NO_PLACE
+            if self._has_no_room(line, now):
+                return NOBODY_FITS
         decode_rows = self._rows_to_mix()
         adder = self._new_adder(line, decode_rows, now)
         sharing = PrefixSharing(self._kv)
@@ -344,7 +344,7 @@ class PrefillScheduler:
         are_all = len(queue.lines) > 1 and len(below) == len(self._running.rows)
         return below if are_all else []
 
-    def _has_no_place(self, line: WaitingLine, now: float) -> bool:
+    def _has_no_room(self, line: WaitingLine, now: float) -> bool:
         """Whether no request of a line with candidates can be admitted; then it is recorded."""
         if not line.is_full and self._kv.rows.num_free:
             return False
