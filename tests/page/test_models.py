@@ -39,13 +39,3 @@ def test_the_chosen_model_is_shown_and_answers(several: Server, look: Look) -> N
     rid = page.see(".after button", "Story")
     rid.click()
     page.see("#story .times li", "finished")
-
-
-def test_a_model_is_unloaded_and_loaded_from_the_page(several: Server, look: Look) -> None:
-    page = look(several.url).live()
-    page.expected.append("409")  # the view of a model that is not loaded
-    page.see("#model-load", "Unload").click()
-    page.see("#model-load", "Load")
-    page.see("#state", "not loaded")
-    page.page.click("#model-load")
-    page.page.wait_for_function("document.getElementById('dot').className === 'live'")

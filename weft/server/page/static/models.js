@@ -14,7 +14,7 @@ export async function open(changed) {
 		pick($("model-pick").value);
 		changed(chosen);
 	});
-	on("model-load", "click", toggle);
+	on("model-load", "click", () => toggle().then(() => changed(chosen)));
 	if (await look() && chosen) changed(chosen);
 	setInterval(() => document.hidden || look(), LOOK_MS);
 }
