@@ -35,6 +35,7 @@ PROGRAMS = ("benchmarks", "scripts", "tests", "training")
 FOREIGN = {  # programs of others that a page shows a command of
     "curl": {"--data", "--data-binary"},
     "docker": {"--build-arg", "--rm"},
+    "ik_llama.cpp": {"--repack"},
     "kubectl": {"--from-literal"},
     "pip": {"--no-deps", "--require-hashes"},
     "vllm bench serve": {

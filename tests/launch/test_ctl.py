@@ -432,8 +432,10 @@ def table() -> list[list[str]]:
 
 
 def routes_of_administration() -> set[str]:
-    """But for those that are there under the name of another server, too."""
-    own = [one for one in OPERATIONS if one.access == "admin" and "(vLLM)" not in one.summary]
+    """But for those that are there under the name of another server, too, and Ollama's on the store
+    of models, where `weft pull`, `cp` and `rm` do it without a server."""
+    admin = [one for one in OPERATIONS if one.access == "admin"]
+    own = [one for one in admin if not re.search(r"\((vLLM|Ollama)\)", one.summary)]
     return {f"{one.method} {re.sub(r':path}', '}', one.path)}" for one in own}
 
 

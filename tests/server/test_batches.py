@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from tests.server.fake import HANG_S, MODEL, RunningServer, eventually, running
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
+from weft.state.store import StateStore
 
 ALICE, BOB = "alice-secret", "bob-secret"
 CHAT = "/v1/chat/completions"
@@ -230,3 +232,42 @@ def test_batches_go_on_with_the_next_server(tmp_path: Path) -> None:
         ended = client.batches.retrieve(batch.id)
         assert ended.output_file_id is not None
         assert len(client.files.content(ended.output_file_id).text.splitlines()) == 9
+
+
+def test_files_and_batches_stay_when_a_full_disk_is_emptied_of_responses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = StateStore._commit
+    begin_anew = StateStore._begin_anew
+    full = [False]
+
+    def commit_with_room(self: StateStore, writes: Any) -> None:
+        if full[0]:
+            raise sqlite3.OperationalError("database or disk is full")
+        commit(self, writes)
+
+    def begin_with_room(self: StateStore) -> bool:
+        full[0] = False
+        return begin_anew(self)
+
+    monkeypatch.setattr(StateStore, "_commit", commit_with_room)
+    monkeypatch.setattr(StateStore, "_begin_anew", begin_with_room)
+    config = ServerConfig(state_dir=str(tmp_path), drain_s=1.0)
+    with running(config) as server:
+        client = openai_of(server, "none")
+        file = client.files.create(file=("in.jsonl", lines(2)), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        assert eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
+        full[0] = True
+        body = {"input": "a", "max_output_tokens": 16}
+        assert httpx.post(f"{server.url}/v1/responses", json=body).status_code == 503
+        cleared = httpx.post(f"{server.url}/state/clear", json={})
+        assert (cleared.status_code, full[0]) == (200, False), cleared.text
+    with running(config) as server:
+        client = openai_of(server, "none")
+        assert client.files.content(file.id).content == lines(2)
+        ended = client.batches.retrieve(batch.id)
+        assert ended.output_file_id is not None
+        assert len(client.files.content(ended.output_file_id).text.splitlines()) == 2

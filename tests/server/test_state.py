@@ -455,7 +455,8 @@ def test_the_state_is_shown_pruned_and_cleared(
         return found
 
     with serving(tmp_path) as server, client(server) as http:
-        assert told("show") == {"folder": str(tmp_path), "format": 1, "kinds": []}
+        shown = {"folder": str(tmp_path), "format": 1, "kinds": [], "fault": ""}
+        assert told("show") == shown
         ids = [respond(http, "Hi")["id"] for _ in range(3)]
         http.post("/open_session", json={"session_id": "s"})
         generate(http, [20], {"id": "s"})

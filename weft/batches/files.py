@@ -83,9 +83,13 @@ class StoredFiles:
             expires_s=None if expires_after_s is None else now + expires_after_s,
         )
         self.by_id[id] = file
-        if self._state is not None:
-            self._state.put(FILE, owner, id, {"": msgspec.json.encode(file)})
+        self._put(file)
         return file
+
+    def put_again(self) -> None:
+        """Write all records once more, because the disk has lost them."""
+        for file in self.by_id.values():
+            self._put(file)
 
     def file_of(self, id: str, owner: str) -> StoredFile | None:
         file = self.by_id.get(id)
@@ -124,6 +128,10 @@ class StoredFiles:
         """Remove what ends with the server."""
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
+
+    def _put(self, file: StoredFile) -> None:
+        if self._state is not None:
+            self._state.put(FILE, file.owner, file.id, {"": msgspec.json.encode(file)})
 
     def _forget(self, id: str) -> None:
         file = self.by_id.pop(id)

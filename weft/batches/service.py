@@ -176,6 +176,12 @@ class BatchService:
             return None
         return self.files.path_of(batch.output_file)
 
+    def put_again(self) -> None:
+        """Write all records once more, because the disk has lost them."""
+        self.files.put_again()
+        for batch in self.batches.values():
+            self._put(batch)
+
     # ---- the work
 
     def _start(self, batch: BatchRecord) -> None:

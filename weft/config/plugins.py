@@ -11,7 +11,8 @@ import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from weft.config.options import SettingsError
+from weft.config.engine import GPU_ATTENTION_BACKENDS
+from weft.config.options import SettingsError, did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -99,9 +100,10 @@ def why_no_backend(name: str) -> str:
     """Why this is no name of an attention backend; empty if it may be one. Nothing is loaded."""
     if COLON in name or any(True for _ in _points(name, BACKENDS)):
         return ""
+    known = ("auto", "torch", *GPU_ATTENTION_BACKENDS)
     return (
-        "it is neither a backend of weft (auto, torch, triton), nor module:Class, nor an entry "
-        f"point of the group {BACKENDS}"
+        f"it is neither a backend of weft ({', '.join(known)}), nor module:Class, nor an entry "
+        f"point of the group {BACKENDS}{did_you_mean(name, known)}"
     )
 
 

@@ -108,6 +108,7 @@ async def _settle(context: ServerContext, state: StateStore, *, is_all: bool) ->
         if not is_all or not await state.begin_anew():
             raise
         context.responses.put_again()
+        context.batches.put_again()
         await state.settled()
 
 
