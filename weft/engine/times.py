@@ -242,4 +242,4 @@ def _gap_of(scheduler: Scheduler, trace: RequestTrace) -> Gap:
         return trace.gap
     if trace.spent.phase is not Phase.DECODES:
         return trace.gap
-    return scheduler.history.gaps.leave(request.row)
+    return scheduler.history.gaps.of(request.row)

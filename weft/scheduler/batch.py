@@ -89,7 +89,7 @@ class Batch:
         self.lens = lens  # [R] number of tokens of each row in this step
         # [S] number of tokens in the sequence before the sampled one
         self.sample_lens: IntArray = starts + lens
-        if samples.all():
+        if np.count_nonzero(samples) == len(samples):
             self.facts = columns.facts(rows)  # [S]
             self.epochs: IntArray = self.facts.epochs  # [R]
         else:
@@ -188,7 +188,7 @@ def commit(
     facts = batch.facts
     tokens: IntArray = result.first_tokens
     known: IntArray = batch.sample_lens
-    if not live.all():
+    if np.count_nonzero(live) < len(live):
         facts = facts.some(live)
         tokens = tokens[live]
         known = known[live]

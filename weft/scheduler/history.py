@@ -19,13 +19,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-import numpy as np
-
 from weft.memory.prefix_cache import CacheKey
 from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
-from weft.scheduler.times.gaps import MAX_NAMED, NO_GAP, StepNote, TokenGaps
+from weft.scheduler.times.gaps import MAX_NAMED, NO_GAP, NO_ROWS, StepNote, TokenGaps
 from weft.scheduler.times.spent import Phase, Spent, SpentOn, StepClock
 
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
@@ -33,7 +31,6 @@ MAX_FINISHED = 1_024  # finished requests that are remembered
 MAX_PASSES = 2_048
 MAX_KEY_BYTES = 16 << 20  # of the sequences of finished requests
 NEVER = -1.0
-NO_TOKENS = np.empty(0, dtype=np.intp)  # rows
 
 
 @dataclass(slots=True)
@@ -449,26 +446,31 @@ class RequestHistory:
     ) -> None:
         """The result of a step is known, and its tokens are in the columns, if it has any. The
         device began it at `began_s`, and its encoder took `encoder_s` of the time."""
+        if batch.prefills:
+            note = self._prefilled(batch, columns, began_s, now, encoder_s)
+        else:
+            self.clock.decoded(began_s, now, encoder_s)
+            note = StepNote(batch.plan.step, began_s, now, 0, len(batch.rows))
+        facts = batch.facts
+        at = facts.at if has_tokens else NO_ROWS
+        if has_tokens and facts.as_of != columns.num_changes:
+            at = at[columns.epoch.take(at) == facts.epochs]
+        self.gaps.add(note, at)
+
+    def _prefilled(
+        self, batch: Batch, columns: Columns, began_s: float, now: float, encoder_s: float
+    ) -> StepNote:
+        """A step with prompts has ended: add its time to the requests whose prompts it computed."""
         prefills = batch.prefills
         num_prompts = len(prefills)
-        num_tokens = 0
-        lens: list[int] = []
-        if num_prompts:  # without prompts nobody shares the step
-            num_tokens = int(batch.lens.sum())
-            lens = batch.lens[:num_prompts].tolist()
-        step = self.clock.add(
-            began_s,
-            now,
-            encoder_s,
-            num_tokens,
-            has_prompts=num_prompts > 0,
-            has_decode=len(batch.rows) > num_prompts,
+        lens = batch.lens[:num_prompts].tolist()
+        num_decoding = len(batch.rows) - num_prompts
+        num_tokens = int(batch.lens.sum())
+        step = self.clock.prefilled(
+            began_s, now, encoder_s, num_tokens, has_decode=num_decoding > 0
         )
-        ids: list[int] = []  # of the first ones
         for request, num_own in zip(prefills, lens, strict=True):
             row = request.row
-            if len(ids) < MAX_NAMED:
-                ids.append(request.id)
             if row == NO_ROW:
                 continue  # it has ended in the meantime
             trace = self._open[request.id]
@@ -480,25 +482,14 @@ class RequestHistory:
             if trace.first_token_s == NEVER:
                 trace.first_token_s = now
                 trace.add(self._event(now, batch.plan.step, EventKind.FIRST_TOKEN, ""))
-        at = batch.facts.at if has_tokens else NO_TOKENS
-        if has_tokens and batch.facts.as_of != columns.num_changes:
-            at = at[columns.epoch.take(at) == batch.facts.epochs]
-        note = StepNote(
-            batch.plan.step,
-            began_s,
-            now,
-            sum(lens),
-            len(batch.rows) - num_prompts,
-            tuple(ids),
-            num_prompts,
-        )
-        self.gaps.add(note, at)
+        ids = tuple(request.id for request in prefills[:MAX_NAMED])
+        return StepNote(batch.plan.step, began_s, now, sum(lens), num_decoding, ids, num_prompts)
 
     def leaves_row(self, id: int, row: int) -> None:
         """An open request is about to leave its row."""
         trace = self._open[id]
         if trace.spent.phase is Phase.DECODES:
-            trace.gap = self.gaps.leave(row)
+            trace.gap = self.gaps.of(row)
 
     def retracted(self, id: int, detail: str, now: float, step: int) -> None:
         trace = self._open[id]

@@ -80,11 +80,12 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
           LAST_SAMPLED                 ids from the columns
     """
     columns = kv.columns
-    starts = columns.kv_len.take(rows)
-    ends = columns.seq_len.take(rows)
+    at = rows.astype(np.intp)  # numpy would convert the rows for each column
+    starts = columns.kv_len.take(at)
+    ends = columns.seq_len.take(at)
     lens: IntArray = ends - starts
     # The usual case has its own branch, because it needs no search for the tokens of each row.
-    if int(lens.sum()) == len(rows):
+    if np.count_nonzero(lens == 1) == len(rows):
         row_of_token = rows
         positions = starts
         tokens = np.full(len(rows), LAST_SAMPLED, dtype=np.int32)
@@ -95,7 +96,6 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
         known = columns.tokens[row_of_token, positions]
         tokens = np.where(is_known, known, np.int32(LAST_SAMPLED))
     slots = kv.extend_running(row_of_token, positions)
-    at = rows.astype(np.intp)  # numpy would convert the rows for each column
     columns.kv_len[at] = ends
     columns.seq_len[at] = ends + 1
     samples = np.ones(len(rows), dtype=np.bool_)

@@ -70,6 +70,10 @@ class LineWalk(NamedTuple):
     is_through: bool
 
 
+NOBODY = LineWalk(None, is_through=True)
+NOBODY_FITS = LineWalk(None, is_through=False)
+
+
 class Picked(NamedTuple):
     """The requests that a walk has picked. `is_through`: it has looked at all of the line."""
 
@@ -209,14 +213,14 @@ class PrefillScheduler:
         if (
             pace is not None
             and pace.since_s > 0
-            and pace.decode_is_due(self._waiting(self._first_line()))
+            and pace.decode_is_due(self._waiting(self._first_line() or self._queue.online))
         ):
             self.record_no_walk(now, Stop.TURN)
             return None
         self._log.history.begin_walk()
-        if self.chunked_req is None and not self._queue.has_candidates:
-            return None
         line = self._first_line()
+        if line is None:
+            return None
         walk = self._walk(line, now, order)
         if walk.batch is None and walk.is_through and line is not self._queue.lines[-1]:
             walk = self._walk(self._queue.lines[-1], now, None)
@@ -252,13 +256,15 @@ class PrefillScheduler:
 
     # Inside
 
-    def _first_line(self) -> WaitingLine:
-        """The first line of the queue with something to compute."""
+    def _first_line(self) -> WaitingLine | None:
+        """The first line of the queue with something to compute; None if there is none."""
         queue = self._queue
+        if self.chunked_req is None:
+            return queue.next_line
         for line in queue.lines:
             if line.has_candidates(queue.end) or self._chunk_of(line) is not None:
                 return line
-        return queue.online
+        return None
 
     def _chunk_of(self, line: WaitingLine) -> Request | None:
         """The open chunk, if it belongs to this line."""
@@ -272,8 +278,11 @@ class PrefillScheduler:
         owns a row, which it releases only after its prompt is computed."""
         queue = self._queue
         chunk = self._chunk_of(line)
-        if chunk is None and not self._may_walk(line, now):
-            return LineWalk(None, is_through=not line.has_candidates(queue.end))
+        if chunk is None:
+            if not line.has_candidates(queue.end):
+                return NOBODY
+            if self._has_no_room(line, now):
+                return NOBODY_FITS
         decode_rows = self._rows_to_mix()
         adder = self._new_adder(line, decode_rows, now)
         sharing = PrefixSharing(self._kv)
@@ -335,14 +344,13 @@ class PrefillScheduler:
         are_all = len(queue.lines) > 1 and len(below) == len(self._running.rows)
         return below if are_all else []
 
-    def _may_walk(self, line: WaitingLine, now: float) -> bool:
-        if not line.has_candidates(self._queue.end):
+    def _has_no_room(self, line: WaitingLine, now: float) -> bool:
+        """Whether no request of a line with candidates can be admitted; then it is recorded."""
+        if not line.is_full and self._kv.rows.num_free:
             return False
-        if line.is_full or not self._kv.rows.num_free:
-            line.look()
-            self._log.record_pass(now, Stop.FULL if line.is_full else Stop.NO_ROW)
-            line.is_full = True
-            return False
+        line.look()
+        self._log.record_pass(now, Stop.FULL if line.is_full else Stop.NO_ROW)
+        line.is_full = True
         return True
 
     def _continue_chunk(self, request: Request, adder: PrefillAdder, now: float) -> None:

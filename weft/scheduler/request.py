@@ -444,7 +444,7 @@ class Columns:
         """Like `unfinished`, with the rows that have no turn."""
         # Comparing whole columns first needs one read by rows less.
         goes_on = (self.seq_len < self.max_len).take(rows)
-        if goes_on.all():
+        if np.count_nonzero(goes_on) == len(goes_on):  # `all` takes four times as long
             return rows
         return rows[goes_on]
 

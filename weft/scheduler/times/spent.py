@@ -56,44 +56,60 @@ class StepSpan(NamedTuple):
 
 
 class StepClock:
-    """Adds up the time of steps."""
+    """Adds up the time of steps. Steps end in order, and none begins before the last one has
+    ended."""
 
     def __init__(self) -> None:
-        self.totals = StepTotals()
         self.known_s: float | None = None  # the end of the last step; None before the first
+        # The numbers of `totals`.
+        self._decode_s = 0.0
+        self._mixed_s = 0.0
+        self._prompts_s = 0.0
+        self._encode_s = 0.0
+        self._rest_s = 0.0
 
-    def add(
+    @property
+    def totals(self) -> StepTotals:
+        return StepTotals(
+            self._decode_s, self._mixed_s, self._prompts_s, self._encode_s, self._rest_s
+        )
+
+    def decoded(self, began_s: float, ended_s: float, encoder_s: float) -> None:
+        """A step without prompts has ended."""
+        if self.known_s is not None:
+            self._rest_s += began_s - self.known_s
+        self._decode_s += ended_s - began_s - encoder_s
+        self._encode_s += encoder_s
+        self.known_s = ended_s
+
+    def prefilled(
         self,
         began_s: float,
         ended_s: float,
         encoder_s: float,
         num_tokens: int,
         *,
-        has_prompts: bool,
         has_decode: bool,
     ) -> StepSpan:
-        """A step has ended. Steps end in order, and none begins before the last one has ended."""
-        decode_s, mixed_s, prompts_s, encode_s, rest_s = self.totals
+        """A step with prompts has ended."""
         if self.known_s is not None:
-            rest_s += began_s - self.known_s
-        before = StepTotals(decode_s, mixed_s, prompts_s, encode_s, rest_s)
+            self._rest_s += began_s - self.known_s
+        before = self.totals
         busy_s = ended_s - began_s - encoder_s
-        if not has_prompts:
-            decode_s += busy_s
-        elif has_decode:
-            mixed_s += busy_s
+        if has_decode:
+            self._mixed_s += busy_s
         else:
-            prompts_s += busy_s
-        self.totals = StepTotals(decode_s, mixed_s, prompts_s, encode_s + encoder_s, rest_s)
+            self._prompts_s += busy_s
+        self._encode_s += encoder_s
         self.known_s = ended_s
         return StepSpan(began_s, ended_s, encoder_s, num_tokens, before, self.totals)
 
     def at(self, now: float) -> StepTotals:
         """The totals at a moment after the last result, if no step has begun since."""
+        totals = self.totals
         if self.known_s is None or now == self.known_s:
-            return self.totals
-        decode_s, mixed_s, prompts_s, encode_s, rest_s = self.totals
-        return StepTotals(decode_s, mixed_s, prompts_s, encode_s, rest_s + now - self.known_s)
+            return totals
+        return totals._replace(rest_s=totals.rest_s + now - self.known_s)
 
 
 class Phase(IntEnum):

@@ -1,0 +1,99 @@
+"""The longest time between two tokens, kept for all rows of a run of steps at once."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from weft.arrays import LongArray
+from weft.scheduler.times.gaps import NO_GAP, NO_ROWS, Gap, StepNote, TokenGaps
+
+NUM_ROWS = 6
+
+
+def test_numbers_do_not_depend_on_when_somebody_asks() -> None:
+    for seed in range(20):
+        silent = RowsAtRandom(seed, asks=False)
+        asked = RowsAtRandom(seed, asks=True)
+        silent.run(120)
+        asked.run(120)
+        assert silent.found() == asked.found() == silent.expected()
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_gap_over_several_steps_names_the_longest_of_them(asks: bool) -> None:
+    gaps = TokenGaps(2)
+    at = np.array([0, 1], dtype=np.intp)
+    for row in at.tolist():
+        gaps.enter(row, NO_GAP, 0.0)
+    gaps.add(StepNote(0, 0.0, 0.0, 0, 2), at)
+    steps = [
+        StepNote(1, 0.0, 1.0, 0, 2),
+        StepNote(2, 1.0, 2.0, 10, 0),
+        StepNote(3, 2.0, 5.0, 30, 0),
+        StepNote(4, 5.0, 6.0, 0, 2),
+        StepNote(5, 6.0, 8.0, 0, 2),
+    ]
+    for step in steps:
+        gaps.add(step, at if step.num_decoding else NO_ROWS)
+        if asks:
+            gaps.of(0)
+    assert gaps.of(0) == gaps.of(1) == Gap(5.0, 6.0, steps[2], 8.0)
+
+
+class RowsAtRandom:
+    """Requests enter and leave rows at random, and get tokens. Keeps the times of all tokens."""
+
+    def __init__(self, seed: int, *, asks: bool) -> None:
+        self._rng = random.Random(seed)
+        self._asks = asks
+        self._gaps = TokenGaps(NUM_ROWS)
+        self._token_s: dict[int, list[float]] = {}  # by row
+        self._at: LongArray = NO_ROWS
+        self._now = 0.0
+
+    def run(self, num_steps: int) -> None:
+        for step in range(num_steps):
+            self._step(step)
+
+    def found(self) -> dict[int, tuple[float, float, float]]:
+        """The longest gap of each row, its end, and the time of the last token."""
+        gaps = {row: self._gaps.of(row) for row in self._token_s}
+        return {row: (gap.seconds, gap.until_s, gap.last_s) for row, gap in gaps.items()}
+
+    def expected(self) -> dict[int, tuple[float, float, float]]:
+        found = {}
+        for row, times in self._token_s.items():
+            longest = (0.0, 0.0)
+            for before, after in pairwise(times):
+                if after - before > longest[0]:
+                    longest = (after - before, after)
+            found[row] = (*longest, times[-1])
+        return found
+
+    def _step(self, step: int) -> None:
+        rng = self._rng
+        began_s = self._now
+        self._now += rng.choice([0.25, 0.5, 1.0, rng.random()])
+        if rng.random() < 0.2:
+            row = rng.randrange(NUM_ROWS)
+            if self._token_s.pop(row, None) is None:
+                self._gaps.enter(row, NO_GAP, self._now)
+                self._token_s[row] = [self._now]
+            else:
+                self._gaps.of(row)
+            self._at = np.array(list(self._token_s), dtype=np.intp)
+        has_tokens = rng.random() < 0.8
+        at = self._at if has_tokens else NO_ROWS
+        self._gaps.add(StepNote(step, began_s, self._now, 0, len(at)), at)
+        if not has_tokens:
+            return
+        for row in at.tolist():
+            if self._token_s[row][-1] < self._now:
+                self._token_s[row].append(self._now)
+        if self._asks:
+            for row in self._token_s:
+                self._gaps.of(row)
