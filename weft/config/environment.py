@@ -30,6 +30,8 @@ CONFIGS = (
     "weft.config.engine:EngineConfig",
     "weft.config.server:ServerConfig",
     "weft.config.limits:Limits",
+    "weft.config.several:ModelsConfig",
+    "weft.config.several:ModelTable",
     "weft.config.relay:RelayConfig",
     "weft.cli.generate:GenerateOptions",
     "weft.cli.generate:SamplingOptions",
