@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from weft.batches.forms.openai import OPENAI, PATHS
-from weft.batches.forms.protocol import Answer, BadLine, Work
+from weft.batches.forms.protocol import BadLine, LineRequest, RouteAnswer
 from weft.batches.line_file import LineFile, lines_of
 from weft.batches.runner import FAULTS, MAX_FAULTS, NO_ROOM, WAITS_S
 from weft.cli.ctl import DEFAULT_URL
@@ -60,7 +60,7 @@ class BatchOptions:
 
 class Job(NamedTuple):
     number: int  # of the line, from 0
-    work: Work
+    work: LineRequest
 
 
 class Ended(NamedTuple):
@@ -187,7 +187,7 @@ class BatchOfFile:
             written = OPENAI.answered(f"line-{job.number}", job.work.custom_id, answer)
             self._ended.put(Ended(written.fields, written.is_error))
 
-    def _answer(self, connection: http.client.HTTPConnection, work: Work) -> Answer:
+    def _answer(self, connection: http.client.HTTPConnection, work: LineRequest) -> RouteAnswer:
         body = {"model": self._model, **work.body}
         if not self._options.online:
             body["service_tier"] = "flex"
@@ -202,17 +202,17 @@ class BatchOfFile:
             self._is_stopped.wait(WAITS_S[min(num_waits, len(WAITS_S) - 1)])
             num_waits += 1
 
-    def _once(self, connection: http.client.HTTPConnection, path: str, body: bytes) -> Answer:
+    def _once(self, connection: http.client.HTTPConnection, path: str, body: bytes) -> RouteAnswer:
         try:
             path = self._server.path + path
             connection.request("POST", path, body, self._server.headers)
             response = connection.getresponse()
             fields = json.loads(response.read())
-            return Answer(response.status, fields, response.getheader("x-request-id", ""))
+            return RouteAnswer(response.status, fields, response.getheader("x-request-id", ""))
         except (OSError, http.client.HTTPException, ValueError) as exc:
             connection.close()  # the next request opens it again
             message = f"the connection to {self._server.address} broke: {exc}"
-            return Answer(502, {"error": {"message": message}}, "")
+            return RouteAnswer(502, {"error": {"message": message}}, "")
 
     # ---- results
 
@@ -253,7 +253,7 @@ class BatchOfFile:
         return text
 
 
-def _work(line: bytes, index: int) -> Work:
+def _work(line: bytes, index: int) -> LineRequest:
     """What a line asks. Raises BadLine."""
     try:
         fields = json.loads(line)
@@ -270,7 +270,7 @@ def _work(line: bytes, index: int) -> Work:
     asked = [name for name in PLAIN if name in fields]
     if len(asked) != 1:
         raise BadLine("one of body, messages, prompt and input is expected", custom_id)
-    return Work(custom_id, PLAIN[asked[0]], fields)
+    return LineRequest(custom_id, PLAIN[asked[0]], fields)
 
 
 def _custom_id(line: bytes) -> str:
