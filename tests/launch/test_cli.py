@@ -304,7 +304,6 @@ def test_curves_that_cannot_be_drawn_are_refused_before_the_work(
         ("download", "weft pull fetches a model"),
         ("ls", "weft list shows"),
         ("run", "weft chat MODEL chats"),
-        ("ps", "weft ctl requests"),
         ("srve", "did you mean serve?"),
     ],
 )

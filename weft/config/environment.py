@@ -35,6 +35,7 @@ CONFIGS = (
     "weft.cli.generate:SamplingOptions",
     "weft.cli.agents.launch:LaunchOptions",
     "weft.cli.chat:ChatOptions",
+    "weft.cli.batch:BatchOptions",
     "weft.cli.store.pull:PullOptions",
     "weft.cli.store.list:ListOptions",
     "weft.cli.store.show:ShowOptions",
