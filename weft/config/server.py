@@ -224,7 +224,6 @@ class ServerConfig:
         "one log line, and metrics by cause, for requests whose first token takes longer than "
         "this: why not more of the prompt was cached, and where the time went; 0: none",
         group="server",
-        everyday=True,
         low=0.0,
     )
     metrics_compat: str = option(
