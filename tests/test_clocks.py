@@ -39,6 +39,9 @@ TOLD = {
     "client/adapters.py",  # since when an adapter is served
     "bench/results.py",  # when it was measured
     "launch/front.py",  # since when the model is served
+    "launch/several/blank.py",  # since when the server runs
+    "launch/several/roster.py",  # since when a model is served
+    "cli/store/common.py",  # how old a file is
     "cli/replay.py",  # when a journal began
     "journal/recorder.py",  # the same
     "text/templates/chat_template.py",  # templates that tell the date

@@ -3,7 +3,7 @@
     weft batch run requests.jsonl --output answers.jsonl
 
 Lines are those of OpenAI's batches, or plain ones with `messages`, `prompt` or `input`; a plain
-line without a `custom_id` is called by its number. Answers are appended as whole lines, so a run
+line without a `custom_id` is called by its number. Answers are appended line by line, so a run
 that was stopped in any way goes on where it was: what is in the file is not asked again. Lines that
 could not be answered are in FILE.errors, and the next run tries them again.
 """
@@ -63,7 +63,7 @@ class Job(NamedTuple):
     work: LineRequest
 
 
-class Ended(NamedTuple):
+class EndedLine(NamedTuple):
     line: JsonObject
     is_error: bool
 
@@ -117,7 +117,7 @@ class BatchOfFile:
         except OSError as exc:
             raise SettingsError(f"--output is {output}: {exc.strerror}") from exc
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._ended: SimpleQueue[Ended] = SimpleQueue()
+        self._ended: SimpleQueue[EndedLine] = SimpleQueue()
         self._is_stopped = threading.Event()
         self._num_found = len(self._done)
         self._num_failed = 0
@@ -168,7 +168,7 @@ class BatchOfFile:
                     raise BadLine("custom_id is that of an earlier line", work.custom_id)
             except BadLine as exc:
                 written = OPENAI.ended(f"line-{index}", exc.custom_id, "invalid", str(exc))
-                self._write(Ended(written.fields, is_error=True))
+                self._write(EndedLine(written.fields, is_error=True))
                 continue
             taken.add(work.custom_id)
             if work.custom_id not in self._done:
@@ -185,7 +185,7 @@ class BatchOfFile:
                 return
             answer = self._answer(connection, job.work)
             written = OPENAI.answered(f"line-{job.number}", job.work.custom_id, answer)
-            self._ended.put(Ended(written.fields, written.is_error))
+            self._ended.put(EndedLine(written.fields, written.is_error))
 
     def _answer(self, connection: http.client.HTTPConnection, work: LineRequest) -> RouteAnswer:
         body = {"model": self._model, **work.body}
@@ -216,7 +216,7 @@ class BatchOfFile:
 
     # ---- results
 
-    def _write(self, ended: Ended) -> int:
+    def _write(self, ended: EndedLine) -> int:
         """Append a result. Returns 1. Raises SettingsError if the disk takes nothing."""
         file = self._errors if ended.is_error else self._output
         try:

@@ -34,6 +34,7 @@ CONFIGS = (
     "weft.config.several:ModelTable",
     "weft.config.relay:RelayConfig",
     "weft.cli.generate:GenerateOptions",
+    "weft.cli.batch:BatchOptions",
     "weft.cli.generate:SamplingOptions",
     "weft.cli.agents.launch:LaunchOptions",
     "weft.cli.chat:ChatOptions",

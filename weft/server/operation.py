@@ -18,6 +18,7 @@ from weft.server.auth import Access
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 
+MODEL = "model"  # parameter of every route of a server with several models
 Handler: TypeAlias = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
 
 
@@ -76,12 +77,12 @@ def with_known_query(one: Operation) -> Operation:
     servers send parameters that have no meaning here."""
     if one.access != "admin":
         return one
-    known = (*one.query, *one.texts)
+    known = (*one.query, *one.texts, MODEL)
 
     async def call(context: ServerContext, request: Request) -> ASGIApp:
         for name in request.query_params:
             if name not in known:
-                there = f"its parameters are {', '.join(known)}" if known else "it has none"
+                there = f"its parameters are {', '.join(known)}"
                 message = f"{request.url.path} has no parameter {name[:64]!r}: {there}"
                 raise ApiError(400, message, param=name[:64])
         return await one.handler(context, request)

@@ -153,5 +153,5 @@ def test_an_adapter_that_cannot_be_loaded_leaves_its_place_as_it_is(
 
 def test_a_slot_that_does_not_exist_is_an_error_of_the_planner(base, drive) -> None:
     driver = drive(base, num_adapter_slots=2)
-    with pytest.raises(AssertionError, match="place 2 of 2"):
+    with pytest.raises(AssertionError, match="slot 2 of 2"):
         run_with(driver, [2], Turn(0, [5]))
