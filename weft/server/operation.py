@@ -77,12 +77,12 @@ def with_known_query(one: Operation) -> Operation:
     servers send parameters that have no meaning here."""
     if one.access != "admin":
         return one
-    known = (*one.query, *one.texts, MODEL)
+    known = (*one.query, *one.texts)
 
     async def call(context: ServerContext, request: Request) -> ASGIApp:
         for name in request.query_params:
-            if name not in known:
-                there = f"its parameters are {', '.join(known)}"
+            if name not in (*known, MODEL):
+                there = f"its parameters are {', '.join(known)}" if known else "it has none"
                 message = f"{request.url.path} has no parameter {name[:64]!r}: {there}"
                 raise ApiError(400, message, param=name[:64])
         return await one.handler(context, request)
