@@ -16,14 +16,10 @@ import msgspec
 from weft.batches.forms.protocol import BadLine, Form, LineRequest, RouteAnswer, WrittenLine
 from weft.batches.line_file import LineFile, lines_of
 from weft.batches.records import BatchRecord
+from weft.batches.tries import Tries
 from weft.observe.log import EventLog
 
 WINDOW = 256  # lines that are open at once
-# Waits before a line is tried again that the server had no room for; the last one repeats.
-WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
-NO_ROOM = (429, 503)
-FAULTS = (500, 502, 504)
-MAX_FAULTS = 3  # tries of a line whose answers are faults of the server
 DISK_WAIT_S = 5.0  # before what could not be written is tried again
 
 log = EventLog("batches")
@@ -150,16 +146,13 @@ class BatchRunner:
         self._add(written, "failed" if written.is_error else "completed")
 
     async def _until_answered(self, id: str, work: LineRequest, body: bytes) -> RouteAnswer:
-        num_faults = 0
-        num_waits = 0
+        tries = Tries()
         while True:
             answer = await self._call(self._batch.owner, work.path, body, id)
-            num_faults += answer.status in FAULTS
-            may_try = answer.status in NO_ROOM or 0 < num_faults < MAX_FAULTS
-            if answer.status < 400 or not may_try:
+            wait_s = tries.wait_s(answer.status)
+            if wait_s is None:
                 return answer
-            await asyncio.sleep(WAITS_S[min(num_waits, len(WAITS_S) - 1)])
-            num_waits += 1
+            await asyncio.sleep(wait_s)
 
     def _end_line(self, id: str, custom_id: str) -> None:
         message = f"the batch was {self._end_kind} before this line was answered"

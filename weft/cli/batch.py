@@ -26,7 +26,7 @@ from typing import NamedTuple
 from weft.batches.forms.openai import OPENAI, PATHS
 from weft.batches.forms.protocol import BadLine, LineRequest, RouteAnswer
 from weft.batches.line_file import LineFile, lines_of
-from weft.batches.runner import FAULTS, MAX_FAULTS, NO_ROOM, WAITS_S
+from weft.batches.tries import Tries
 from weft.cli.ctl import DEFAULT_URL
 from weft.cli.remote import ANSWER_TIMEOUT_S, RemoteServer, served_models
 from weft.config.options import Command, SettingsError, asked_help, did_you_mean, option
@@ -191,16 +191,14 @@ class BatchOfFile:
         body = {"model": self._model, **work.body}
         if not self._options.online:
             body["service_tier"] = "flex"
-        num_faults = 0
-        num_waits = 0
+        encoded = json.dumps(body).encode()
+        tries = Tries()
         while True:
-            answer = self._once(connection, work.path, json.dumps(body).encode())
-            num_faults += answer.status in FAULTS
-            may_try = answer.status in NO_ROOM or 0 < num_faults < MAX_FAULTS
-            if answer.status < 400 or not may_try or self._is_stopped.is_set():
+            answer = self._once(connection, work.path, encoded)
+            wait_s = tries.wait_s(answer.status)
+            if wait_s is None or self._is_stopped.is_set():
                 return answer
-            self._is_stopped.wait(WAITS_S[min(num_waits, len(WAITS_S) - 1)])
-            num_waits += 1
+            self._is_stopped.wait(wait_s)
 
     def _once(self, connection: http.client.HTTPConnection, path: str, body: bytes) -> RouteAnswer:
         try:
