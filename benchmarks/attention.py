@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import ctypes
 import statistics
-import time
-from collections.abc import Callable
 
 import torch
-from read_loop import ReadLoop
+from read_loop import ReadLoop, seconds
 
 from weft.executor.kv_pool import zeros
 from weft.ops.cpp import abi
@@ -113,12 +111,6 @@ class Decode:
 
     def run(self) -> None:
         self._program.run(self._library, self._step)
-
-
-def seconds(function: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began
 
 
 def main() -> None:

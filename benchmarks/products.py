@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from read_loop import ReadLoop
+from read_loop import ReadLoop, seconds
 from torch import Tensor
 
 from weft.ops.codes import CodeFormat, Codes, Scales
@@ -122,12 +121,6 @@ class Products:
 
     def run(self) -> None:
         self._program.run(self._library, self._step)
-
-
-def seconds(function: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began
 
 
 def measure(

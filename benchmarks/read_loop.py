@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,3 +53,9 @@ class ReadLoop:
         start = self._memory.data_ptr()
         parts = [(start + i * share * 64, share) for i in range(self._num_threads)]
         list(self._pool.map(lambda part: self._read(*part), parts))
+
+
+def seconds(function: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began

@@ -55,7 +55,7 @@ def test_what_a_draft_model_takes_is_taken_off_what_prompts_may_take() -> None:
             continue
         budget = pace.budget(Waiting(1, 1_000), mixes=True)
         assert budget is not None
-        decode_s = pace.cost.seconds(pace._load(pace._next_rows()))
+        decode_s = pace.cost.seconds(pace.load_of(pace._next_rows()))
         drafted_s = pace.draft_cost.seconds(*size_of(batch.plan, batch.plan.drafting))
         assert drafted_s > 5e-4
         left_s = 0.1 / pace._margin.factor - decode_s - drafted_s

@@ -50,13 +50,12 @@ class BackgroundTurns:
 
     def _num_in_time(self, columns: Columns, online: IntArray, candidates: IntArray) -> int:
         """How many of the background rows `candidates` [n] may join a step of the rows `online`."""
-        cost = None if self._pace is None else self._pace.model()
+        if self._pace is None:
+            return 0
+        cost = self._pace.model()
         if cost is None:
             return 0
-        seq_len = columns.seq_len.take(online).astype(np.int64)
-        lens = seq_len - columns.kv_len.take(online)
-        pairs = lens * seq_len
-        online_s = cost.step_s + cost.token_s * int(lens.sum()) + cost.pair_s * int(pairs.sum())
+        online_s = cost.seconds(self._pace.load_of(online))
         seq_len = columns.seq_len.take(candidates).astype(np.int64)
         lens = seq_len - columns.kv_len.take(candidates)
         # Sums of integers are the same on every machine.

@@ -202,7 +202,7 @@ class Pace:
             self.since_s += self.draft_cost.seconds(*size_of(plan, plan.drafting))
             return
         has_decodes = plan.layers is None and len(batch.rows) > len(batch.prefills)
-        if has_decodes or not self._load(self._next_rows()).tokens:
+        if has_decodes or not self.load_of(self._next_rows()).tokens:
             self.since_s = 0.0
             return
         self._learn()
@@ -252,7 +252,7 @@ class Pace:
             self._budget = StepBudget(left_s, (1.0, 0.0), max_tokens, min_tokens)
             return self._budget
         cost = self.cost.model()
-        decode_s = cost.seconds(self._load(rows))
+        decode_s = cost.seconds(self.load_of(rows))
         bound_s = min(max(slowdown * decode_s, LEAST_BOUND_S), self._longest_s)
         left_s = bound_s - self.since_s - decode_s
         if not mixes:
@@ -273,9 +273,9 @@ class Pace:
         online = rows[~self._columns.background.take(rows)]
         bound_s = self._bounds.background_s
         if len(online):
-            slowed_s = self._bounds.background_slowdown * cost.seconds(self._load(online))
+            slowed_s = self._bounds.background_slowdown * cost.seconds(self.load_of(online))
             bound_s = min(bound_s, slowed_s, self._longest_s)
-        left_s = bound_s - self.since_s - cost.seconds(self._load(rows))
+        left_s = bound_s - self.since_s - cost.seconds(self.load_of(rows))
         if not mixes and len(rows):
             left_s -= cost.step_s
         rates = cost.token_s / self._bounds.num_pieces, cost.pair_s / self._bounds.num_pieces
@@ -337,7 +337,7 @@ class Pace:
 
     def _left_s(self, rows: IntArray) -> float:
         """The time left of the bound beside the next step of `rows`, which wait for it."""
-        return self._longest_s - self.since_s - self.cost.seconds(self._load(rows))
+        return self._longest_s - self.since_s - self.cost.seconds(self.load_of(rows))
 
     def _slowdown(self, rows: IntArray, waiting: Waiting) -> float:
         """How many times as long the next step of `rows` may take because of the prompts.
@@ -365,7 +365,7 @@ class Pace:
         """The rows that wait for their next token."""
         return self._columns.unfinished(self._running.rows)
 
-    def _load(self, rows: IntArray) -> StepLoad:
+    def load_of(self, rows: IntArray) -> StepLoad:
         """The load of a step of `rows` alone."""
         columns = self._columns
         seq_len = columns.seq_len[rows]
