@@ -23,9 +23,8 @@ from weft.messages.media import with_digests
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.route.policy import EngineRouter, RoutedRequest
-from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
-from weft.sim.cost import CostRunner, StepMeter, TrueLengths, VirtualClock
+from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.encoder import ENCODER_PRESETS, EncoderCost
 from weft.sim.run import Record, Run, fail, with_adapters
 from weft.sim.trace import Arrival, TokenSource
@@ -37,7 +36,7 @@ class SimulatedReplica:
     def __init__(
         self,
         settings: SchedulerSettings,
-        cost: CostModel,
+        cost: StepCost,
         lengths: TrueLengths,
         overlap: bool,
         encoder_cost: EncoderCost,
@@ -134,7 +133,7 @@ class Cluster:
 
 def simulate_cluster(
     settings: SchedulerSettings,
-    cost: CostModel,
+    cost: StepCost,
     arrivals: Iterable[Arrival],
     *,
     num_replicas: int,

@@ -1,0 +1,210 @@
+"""Measures a machine: a server with a journal, loads of all kinds over HTTP, and the cost of steps
+and of the front from both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import re
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from weft.bench.http import HttpClient, HttpError
+from weft.bench.played import PlayedTrace, play
+from weft.capacity.machine import FrontCost, MeasuredMachine, fit_front, measured_machine
+from weft.capacity.workload import FIRST_ID, LAST_ID
+from weft.cli.capacity.served import measured_server, words_of
+from weft.config.options import SettingsError
+from weft.journal.file import JournalError, JournalReader
+from weft.journal.replay import BadJournal
+from weft.sim.journal import Journal, read_journal
+from weft.sim.synthetic import Lengths
+from weft.sim.trace import Arrival
+
+OptionValue: TypeAlias = str | int | float | bool
+Pair: TypeAlias = tuple[int, int]  # tokens of a prompt, of its output
+
+NUM_USUAL = 8  # requests with the lengths of the workload, at once
+MOST_AT_ONCE = 32
+FEW_AT_ONCE = 8  # in loads of more, requests wait for each other in the front
+SET_TIMEOUT_S = 60.0
+PROMPT_BYTES = 64  # of a prompt; no two begin with the same ones
+NO_CHUNK = 0  # the server's own
+
+
+class CalibrationLoad(NamedTuple):
+    """Requests that arrive at once, and the longest piece of a prompt for them."""
+
+    requests: Sequence[Pair]
+    chunk: int = NO_CHUNK
+
+
+class Shape(NamedTuple):
+    """What bounds the loads."""
+
+    rows: int  # that the server has
+    longest: int  # tokens of a request
+    chunk: int
+
+
+def measure(
+    model: str,
+    options: Mapping[str, OptionValue],
+    *,
+    seconds: float,
+    usual: tuple[Lengths, Lengths],
+) -> MeasuredMachine:
+    """Measure `model` served with `options`, for about `seconds` after it is ready. `usual`: the
+    lengths of prompts and outputs that are planned for. Raises SettingsError."""
+    words = [model, *words_of(options)] if model else words_of(options)
+    with tempfile.TemporaryDirectory(prefix="weft-plan-") as folder:
+        path = Path(folder) / "measured.journal"
+        with measured_server(words, path) as server:
+            try:
+                played = asyncio.run(_all_loads(server.url, seconds, usual))
+            except HttpError as exc:
+                raise SettingsError(f"the server that was measured failed: {exc}") from exc
+        journal = journal_of(path)
+    if not journal.steps:
+        raise SettingsError("the server that was measured computed no step: measure for longer")
+    return measured_machine(
+        journal,
+        name=processor(),
+        model=model,
+        options=options,
+        front=front_of(played, journal),
+    )
+
+
+def journal_of(path: Path) -> Journal:
+    """Raises SettingsError if it cannot be read."""
+    try:
+        with JournalReader(path) as reader:
+            return read_journal(reader)
+    except (OSError, JournalError, BadJournal) as exc:
+        raise SettingsError(f"cannot read the journal {path}: {exc}") from exc
+
+
+def processor() -> str:
+    """The name of the processor."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        named = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        if named:
+            return named[1]
+    return platform.processor() or platform.machine()
+
+
+async def _all_loads(url: str, seconds: float, usual: tuple[Lengths, Lengths]) -> list[PlayedTrace]:
+    """Send loads until the time is over, at least one."""
+    client = HttpClient(url)
+    shape = await _shape(client)
+    rng = np.random.default_rng(0)
+    began = time.perf_counter()
+    found: list[PlayedTrace] = []
+    while True:
+        for load in calibration_loads(shape, usual, rng):
+            if found and time.perf_counter() - began > seconds:
+                return found
+            _set_chunk(url, load.chunk or shape.chunk)
+            played = await play(client, _at_once(load.requests, rng))
+            if played.first_error:
+                raise HttpError(played.first_error)
+            found.append(played)
+
+
+async def _shape(client: HttpClient) -> Shape:
+    state = await client.get_json("/get_internal_state")
+    settings = state["server_args"]
+    models = await client.get_json("/v1/models")
+    longest = int(models["data"][0].get("max_model_len") or 2_048)
+    return Shape(int(settings["max_running_requests"]), longest, settings["chunked_prefill_size"])
+
+
+def calibration_loads(
+    shape: Shape, usual: tuple[Lengths, Lengths], rng: np.random.Generator
+) -> list[CalibrationLoad]:
+    """Few and many rows, short and long contexts, small and large prefills, the usual lengths. The
+    first ones tell the most, if there is no time for all."""
+    most = min(shape.rows, MOST_AT_ONCE)
+    prompts = usual[0].draw(rng, NUM_USUAL)
+    outputs = usual[1].draw(rng, NUM_USUAL)
+    found = [
+        CalibrationLoad([(32, 24)]),
+        CalibrationLoad([(250, 8)]),
+        CalibrationLoad([(40 * number, 24) for number in range(1, 5)]),
+        CalibrationLoad(list(zip(prompts, outputs, strict=True))),
+        CalibrationLoad([(12 * number, 20) for number in range(1, most // 2 + 1)]),
+        CalibrationLoad([(900, 4)]),
+        CalibrationLoad([(300, 16), (20, 40), (20, 40), (300, 8)], chunk=64),
+        CalibrationLoad([(500, 8), (20, 24), (400, 8)], chunk=128),
+        CalibrationLoad([(10 * number, 24) for number in range(1, most + 1)]),
+        CalibrationLoad([(120, 40), (60, 40)]),
+        CalibrationLoad([(60, 4), (90, 4), (130, 4)]),
+    ]
+    return [load._replace(requests=_fitting(load.requests, shape.longest)) for load in found]
+
+
+def _fitting(requests: Sequence[Pair], longest: int) -> list[Pair]:
+    """The requests, cut to a context of `longest` tokens."""
+    found = []
+    for prompt_len, output_len in requests:
+        short = max(min(output_len, longest // 4), 1)
+        found.append((max(min(prompt_len, longest - short - 1), 1), short))
+    return found
+
+
+def _at_once(requests: Sequence[Pair], rng: np.random.Generator) -> list[Arrival]:
+    found = []
+    for prompt_len, output_len in requests:
+        ids = rng.integers(FIRST_ID, LAST_ID, prompt_len).astype(np.int32)
+        arrival = Arrival(
+            time_s=0.0,
+            prompt=ids.tobytes(),
+            output_len=output_len,
+            max_new_tokens=output_len,
+            ignore_eos=True,
+        )
+        found.append(arrival)
+    return found
+
+
+def _set_chunk(url: str, chunk: int) -> None:
+    """Let the server cut prompts into pieces of this length; never longer than at its start."""
+    body = json.dumps({"server_args": {"chunked_prefill_size": chunk}}).encode()
+    request = urllib.request.Request(
+        f"{url}/set_internal_state", body, {"Content-Type": "application/json"}
+    )
+    try:
+        urllib.request.urlopen(request, timeout=SET_TIMEOUT_S).close()
+    except OSError:
+        return  # its own chunks are shorter: they stay
+
+
+def front_of(played: Sequence[PlayedTrace], journal: Journal) -> FrontCost:
+    """The time that requests spent outside of the engine, until their first token."""
+    engine_s: dict[bytes, float] = {}
+    record = journal.record
+    for number, arrival in enumerate(journal.arrivals):
+        if isinstance(arrival.prompt, bytes):
+            took_s = record.first_s[number] - record.sent_s[number]
+            engine_s[arrival.prompt[:PROMPT_BYTES]] = float(took_s)
+    lens: list[int] = []
+    seconds: list[float] = []
+    for trace in played:
+        if len(trace.requests) > FEW_AT_ONCE:
+            continue
+        for request in trace.requests:
+            inside_s = engine_s.get(request.prompt[:PROMPT_BYTES])
+            if inside_s is None or not inside_s >= 0 or not request.event_s:
+                continue
+            lens.append(len(request.prompt) // 4)
+            seconds.append(request.event_s[0] - request.sent_s - inside_s)
+    return fit_front(lens, seconds)

@@ -1,0 +1,200 @@
+"""The cost of a step as a curve over its tokens, for predictions at loads that were never measured.
+
+    seconds = step + sum of (slope · tokens, by piece) + context · context + pair · pairs
+              + sample · samples
+
+A straight line does not fit a processor: a step of few tokens reads all weights and computes little
+(memory bandwidth, shared by its rows), one of many tokens computes (cores). So the slope may differ
+from piece to piece; between pieces without measurements it changes as little as possible. `samples`
+carry what each new token costs besides: the head, and the front that sends it on the same cores.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.scheduler.pace.step_cost import StepLoad
+from weft.sim.fit import LEAST_DIFFERENCE, LEAST_S, DoubleArray, StepTime
+
+# A piece goes from one of these numbers of tokens to the next.
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048)
+CURVE_ROUNDS = 25
+# How much two neighbouring slopes resist to differ, as a part of the weight of all steps.
+STIFFNESS = 3e-4
+USUAL_PERCENT = 50.0
+MAX_STRETCH = 4.0  # a step that took more than this multiple was disturbed
+
+
+class StepCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """A `StepCost`. No term is negative."""
+
+    step_s: float  # of a step with one token, without the terms below
+    knots: tuple[int, ...]  # in tokens, ascending
+    token_s: tuple[float, ...]  # seconds per token in the piece that begins at each knot
+    context_s: float = 0.0
+    sample_s: float = 0.0
+    pair_s: float = 0.0
+
+    def seconds(self, load: StepLoad) -> float:
+        parts = self.parts(load)
+        return parts.weights_s + parts.compute_s + parts.context_s + parts.sample_s
+
+    def parts(self, load: StepLoad) -> StepParts:
+        """The seconds of a step by what they are spent on."""
+        compute_s = 0.0
+        tokens = load.tokens
+        for index in range(bisect_right(self.knots, tokens)):
+            end = tokens
+            if index + 1 < len(self.knots):
+                end = min(tokens, self.knots[index + 1])
+            compute_s += self.token_s[index] * (end - self.knots[index])
+        return StepParts(
+            weights_s=self.step_s,
+            compute_s=compute_s + self.pair_s * load.pairs,
+            context_s=self.context_s * load.context,
+            sample_s=self.sample_s * load.samples,
+        )
+
+    def times(self, factor: float) -> StepCurve:
+        """The cost on a machine on which all steps take `factor` times as long."""
+        return StepCurve(
+            step_s=factor * self.step_s,
+            knots=self.knots,
+            token_s=tuple(factor * slope for slope in self.token_s),
+            context_s=factor * self.context_s,
+            sample_s=factor * self.sample_s,
+            pair_s=factor * self.pair_s,
+        )
+
+
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a step, or of many."""
+
+    weights_s: float  # what any step costs: reading all weights, and the work around it
+    compute_s: float  # what its tokens add
+    context_s: float  # reading the KV that its tokens attend to
+    sample_s: float  # the head, sampling, and sending of new tokens
+
+
+class CurveFit(msgspec.Struct, frozen=True, kw_only=True):
+    """A fitted curve, and how well it meets the steps that it was fitted to."""
+
+    curve: StepCurve
+    num_steps: int
+    total_error: float  # of the sum of all seconds: model / measured - 1
+    median_error: float  # of single steps, absolute
+
+
+def fit_curve(steps: Sequence[StepTime]) -> CurveFit:
+    """Fit a curve. Half of the steps take less than the model says, and half more; then all terms
+    are scaled so that the sum of all seconds is met, too. Raises ValueError without steps."""
+    if not steps:
+        raise ValueError("there are no steps to fit the cost model to")
+    seconds = np.array([step.seconds for step in steps])
+    tokens = np.array([step.num_tokens for step in steps], dtype=np.float64)
+    knots = tuple(knot for knot in KNOTS if knot < tokens.max()) or KNOTS[:1]
+    loads = _columns(steps, tokens, knots)
+    scale = np.maximum(np.abs(loads).max(axis=0), 1e-300)
+    scaled = loads / scale
+    bends = _bends(len(knots), scale)
+    order = np.argsort(tokens, kind="stable")
+    by_tokens = tokens[order]
+    model = np.full(len(steps), seconds.mean())
+    solution = np.zeros(loads.shape[1])
+    for number in range(CURVE_ROUNDS):
+        difference = model
+        if number:
+            difference = np.maximum(np.abs(seconds - model), LEAST_DIFFERENCE * model)
+        weights = 1 / (np.maximum(model, LEAST_S) * np.maximum(difference, LEAST_S))
+        matrix = scaled.T @ (scaled * weights[:, None])
+        # As a part of the time of a step of that size: a bend weighs as much there as anywhere.
+        usual = np.interp(knots, by_tokens, np.maximum(model[order], LEAST_S))[:-1]
+        stiffness = STIFFNESS * float((weights * model * model).sum())
+        matrix += stiffness * (bends.T @ (bends / (usual * usual)[:, None]))
+        solution = not_negative(matrix, scaled.T @ (weights * seconds))
+        model = np.maximum(scaled @ solution, LEAST_S)
+    factor = _factor(seconds, model)
+    terms: list[float] = (factor * solution / scale).tolist()
+    curve = StepCurve(
+        step_s=terms[0],
+        knots=knots,
+        token_s=tuple(terms[4:]),
+        context_s=terms[1],
+        sample_s=terms[2],
+        pair_s=terms[3],
+    )
+    model = factor * model
+    return CurveFit(
+        curve=curve,
+        num_steps=len(steps),
+        total_error=float(model.sum() / seconds.sum() - 1),
+        median_error=float(np.median(np.abs(model / seconds - 1))),
+    )
+
+
+def _columns(steps: Sequence[StepTime], tokens: DoubleArray, knots: Sequence[int]) -> DoubleArray:
+    """[N, 4 + pieces] a one, context, samples, pairs, and the tokens within each piece."""
+    columns = [np.ones(len(steps))]
+    columns.append(np.array([step.context for step in steps], dtype=np.float64))
+    columns.append(np.array([step.num_samples for step in steps], dtype=np.float64))
+    columns.append(np.array([step.num_pairs for step in steps], dtype=np.float64))
+    ends = [*knots[1:], np.inf]
+    for knot, end in zip(knots, ends, strict=True):
+        columns.append(np.clip(tokens - knot, 0, end - knot))
+    return np.column_stack(columns)
+
+
+def _bends(num_pieces: int, scale: DoubleArray) -> DoubleArray:
+    """[pieces - 1, 4 + pieces] @ scaled terms: by how much each slope differs from the next one, in
+    seconds over the shorter of their pieces."""
+    rows: NDArray[np.float64] = np.zeros((max(num_pieces - 1, 0), 4 + num_pieces))
+    for index in range(num_pieces - 1):
+        width = scale[4 + index]
+        rows[index, 4 + index] = width / scale[4 + index]
+        rows[index, 5 + index] = -width / scale[5 + index]
+    return rows
+
+
+def _factor(seconds: DoubleArray, model: DoubleArray) -> float:
+    """What the model must be multiplied with so that its sum is that of the measured seconds,
+    without those that something else disturbed."""
+    usual = np.minimum(seconds, MAX_STRETCH * model)
+    return float(usual.sum() / model.sum())
+
+
+def not_negative(matrix: DoubleArray, vector: DoubleArray) -> DoubleArray:
+    """The x >= 0 [N] that minimises x·matrix·x / 2 - vector·x, for a matrix [N, N] that is positive
+    semidefinite.
+
+    Source: Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
+    """
+    size = len(vector)
+    x: NDArray[np.float64] = np.zeros(size)
+    is_free = np.zeros(size, dtype=np.bool_)
+    tolerance = 1e-12 * float(np.abs(vector).max(initial=0.0))
+    for _ in range(3 * size):
+        gradient = np.where(is_free, -np.inf, vector - matrix @ x)
+        best = int(np.argmax(gradient))
+        if not gradient[best] > tolerance:
+            break
+        is_free[best] = True
+        while is_free.any():
+            free = np.flatnonzero(is_free)
+            part = matrix[np.ix_(free, free)]
+            target = np.linalg.lstsq(part, vector[free], rcond=1e-13)[0]
+            if (target > 0).all():
+                x[:] = 0
+                x[free] = target
+                break
+            # Go as far as no term becomes negative, and leave those out that are 0 there.
+            low = target <= 0
+            steps = x[free][low] / np.maximum(x[free][low] - target[low], 1e-300)
+            x[free] += float(steps.min()) * (target - x[free])
+            is_free[free[low & (x[free] <= 1e-15 * np.abs(x).max(initial=1.0))]] = False
+            x[~is_free] = 0
+    return x
