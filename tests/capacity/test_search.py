@@ -11,7 +11,7 @@ from weft.capacity.answer import Question, answer
 from weft.capacity.axes.axis import Axis, SettingAxis
 from weft.capacity.axes.table import AXES
 from weft.capacity.search import Search
-from weft.capacity.trial import Trials
+from weft.capacity.trial import LoadTrials
 from weft.config.options import options_of
 from weft.config.scheduling import SchedulingOptions
 from weft.engine.control.settings import CHANGEABLE
@@ -22,7 +22,7 @@ CHUNK = SettingAxis("chunked_prefill_size", lambda machine, settings: (64,))
 
 def searched(*axes: Axis, **changed):
     settings = replace(SETTINGS, **changed)
-    return Search(Trials(MACHINE, USERS, WANTED), axes).run(settings)
+    return Search(LoadTrials(MACHINE, USERS, WANTED), axes).run(settings)
 
 
 def test_too_few_rows_are_raised() -> None:
@@ -54,14 +54,14 @@ def test_values_that_contradict_other_settings_are_left_out() -> None:
 
 
 def test_a_search_that_is_stopped_keeps_what_it_has() -> None:
-    search = Search(Trials(MACHINE, USERS, WANTED), [ROWS], stop=lambda: True)
+    search = Search(LoadTrials(MACHINE, USERS, WANTED), [ROWS], stop=lambda: True)
     found = search.run(SETTINGS)
     assert not found.is_complete
     assert [candidate.settings for candidate in found.candidates] == [SETTINGS]
 
 
 def test_a_number_of_users_that_is_wanted_is_where_settings_are_compared() -> None:
-    search = Search(Trials(MACHINE, USERS, WANTED), [CHUNK], wanted_level=40.0)
+    search = Search(LoadTrials(MACHINE, USERS, WANTED), [CHUNK], wanted_level=40.0)
     found = search.run(SETTINGS)
     assert found.base.point.level >= 40
 

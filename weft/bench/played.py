@@ -122,7 +122,7 @@ class _TraceRun:
         self._ended[number].set()
 
     def _prompt(self, arrival: Arrival) -> bytes:
-        """The prompt, with the real answer in the place of the one in the trace."""
+        """The prompt, with the real answer instead of the one in the trace."""
         assert isinstance(arrival.prompt, bytes), "prompts are token ids here"
         if arrival.after < 0:
             return arrival.prompt

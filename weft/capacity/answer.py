@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.capacity.axes.axis import Axis
-from weft.capacity.fleet import Fleet, FleetPoint
+from weft.capacity.fleet import FleetPoint, MachineFleet
 from weft.capacity.knee import NO_LEVEL, around, find_knee
 from weft.capacity.limits import Limit, what_limits
 from weft.capacity.machine import MeasuredMachine
 from weft.capacity.pool import least_kv_tokens
 from weft.capacity.search import Candidate, Search, Searched
-from weft.capacity.trial import Point, Trials, TrialSettings
-from weft.capacity.workload import Workload
+from weft.capacity.trial import LoadPoint, LoadTrials, TrialSettings
+from weft.capacity.workload import LeveledLoad
 from weft.scheduler.settings import SchedulerSettings
 
 MILLION = 1e6
@@ -27,9 +27,9 @@ HOUR_S = 3_600.0
 class CurvePoint(NamedTuple):
     """A level, and its goodput on a machine at its usual, its slowest and its fastest speed."""
 
-    point: Point
-    slow: Point
-    fast: Point
+    point: LoadPoint
+    slow: LoadPoint
+    fast: LoadPoint
 
 
 class Range(NamedTuple):
@@ -39,7 +39,7 @@ class Range(NamedTuple):
     high: float
 
 
-class Answer(NamedTuple):
+class CapacityAnswer(NamedTuple):
     machine: MeasuredMachine
     unit: str  # of levels
     wanted: TrialSettings
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
     knee: float  # level; 0: not even the lowest one is borne
     base_knee: float
     knee_range: Range
-    knee_point: Point  # at the knee, or at the lowest level
+    knee_point: LoadPoint  # at the knee, or at the lowest level
     limit: Limit
     kv_tokens: int  # that would do
     fleet: Sequence[FleetPoint]
@@ -65,7 +65,7 @@ class Answer(NamedTuple):
 class Question(NamedTuple):
     """What is asked of a machine."""
 
-    workload: Workload
+    workload: LeveledLoad
     wanted: TrialSettings
     axes: Sequence[Axis]  # that may be chosen: those that the user has not
     wanted_level: float = 0.0  # the load that must be borne if possible; 0: any
@@ -75,17 +75,17 @@ class Question(NamedTuple):
 
 def answer(
     machine: MeasuredMachine, question: Question, stop: Callable[[], bool] = lambda: False
-) -> Answer:
+) -> CapacityAnswer:
     """Search, and describe what was found. `stop` ends the search early."""
-    trials = Trials(machine, question.workload, question.wanted)
+    trials = LoadTrials(machine, question.workload, question.wanted)
     search = Search(trials, question.axes, wanted_level=question.wanted_level, stop=stop)
     searched = search.run(machine.settings)
     return described(trials, searched, question, stop)
 
 
 def described(
-    trials: Trials, searched: Searched, question: Question, stop: Callable[[], bool]
-) -> Answer:
+    trials: LoadTrials, searched: Searched, question: Question, stop: Callable[[], bool]
+) -> CapacityAnswer:
     """The answer, once the candidates are ranked: also after real runs have ranked them anew."""
     machine = trials.machine
     workload = trials.workload
@@ -95,14 +95,14 @@ def described(
     above = levels[min(best.knee + 1, len(levels) - 1)]
     fleet: list[FleetPoint] = []
     if question.num_machines > 1:
-        one = Fleet(machine, best.settings, workload, question.wanted, at_knee.level)
+        one = MachineFleet(machine, best.settings, workload, question.wanted, at_knee.level)
         fleet = one.points(question.num_machines, stop)
     output_per_s = fleet[0].output_per_s if fleet else at_knee.output_per_s
     per_million = 0.0
     if question.price_per_hour and output_per_s > 0:
         price = question.num_machines * question.price_per_hour
         per_million = price / HOUR_S / output_per_s * MILLION
-    return Answer(
+    return CapacityAnswer(
         machine=machine,
         unit=workload.unit,
         wanted=question.wanted,
@@ -126,7 +126,7 @@ def level_of(levels: Sequence[float], knee: int) -> float:
     return 0.0 if knee == NO_LEVEL else levels[knee]
 
 
-def _curve(trials: Trials, best: Candidate) -> list[CurvePoint]:
+def _curve(trials: LoadTrials, best: Candidate) -> list[CurvePoint]:
     levels = trials.workload.levels
     spread = trials.machine.spread
     found = []
@@ -139,7 +139,7 @@ def _curve(trials: Trials, best: Candidate) -> list[CurvePoint]:
     return found
 
 
-def _range(trials: Trials, best: Candidate) -> Range:
+def _range(trials: LoadTrials, best: Candidate) -> Range:
     levels = trials.workload.levels
     found = []
     for factor in trials.machine.spread:
@@ -151,8 +151,8 @@ def _range(trials: Trials, best: Candidate) -> Range:
     return Range(*found)
 
 
-def to_dict(found: Answer) -> dict[str, Any]:
-    """The answer for JSON. `machine` in it can be given to another plan as its cost."""
+def to_dict(found: CapacityAnswer) -> dict[str, Any]:
+    """The answer for JSON. Its `machine` is the cost of another plan."""
     plain: dict[str, Any] = _plain(found)
     return plain
 

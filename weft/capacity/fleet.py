@@ -1,4 +1,4 @@
-"""Several machines with the same settings behind a router, in virtual time: which router, how many
+"""Several machines with the same settings and a router, in virtual time: which router, how many
 users, and when to add or remove a machine."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from weft.capacity.knee import NO_LEVEL, find_knee
 from weft.capacity.machine import MeasuredMachine
 from weft.capacity.trial import TrialSettings, with_front
-from weft.capacity.workload import ChatUsers, Workload
+from weft.capacity.workload import ChatUsers, LeveledLoad
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cluster import simulate_cluster
 from weft.sim.report import Summary, summarize
@@ -22,7 +22,7 @@ REMOVE_AT = 0.5
 
 @dataclass(frozen=True)
 class FleetPoint:
-    """Machines behind a router, at the most that they bear."""
+    """Machines and their router, at the most that they bear."""
 
     machines: int
     router: str
@@ -43,14 +43,14 @@ class FleetPoint:
         return REMOVE_AT * self.running
 
 
-class Fleet:
+class MachineFleet:
     """`machine`s with `settings`. `knee_level`: what one of them bears."""
 
     def __init__(
         self,
         machine: MeasuredMachine,
         settings: SchedulerSettings,
-        workload: Workload,
+        workload: LeveledLoad,
         wanted: TrialSettings,
         knee_level: float,
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from weft.capacity.trial import Point
+from weft.capacity.trial import LoadPoint
 from weft.sim.report import Slo
 
 FULL_KV = 0.9  # of the pool
@@ -19,7 +19,7 @@ class Limit(NamedTuple):
     reason: str
 
 
-def what_limits(point: Point, slo: Slo) -> Limit:
+def what_limits(point: LoadPoint, slo: Slo) -> Limit:
     """The bottleneck. `point`: best at the first level that is not borne."""
     if point.retractions or point.kv_use > FULL_KV:
         return Limit(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.capacity.trial import Trials
+from weft.capacity.trial import LoadTrials
 from weft.scheduler.settings import SchedulerSettings
 
 SAME = 0.99  # of the goodput
 MAX_HALVINGS = 8
 
 
-def least_kv_tokens(trials: Trials, settings: SchedulerSettings, level: float) -> int:
+def least_kv_tokens(trials: LoadTrials, settings: SchedulerSettings, level: float) -> int:
     """In tokens: the pool is halved as long as goodput stays the same."""
     wanted = SAME * trials.point(settings, level).good_per_s
     found = settings

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from weft.capacity.axes.axis import Axis, AxisValue
 from weft.capacity.knee import find_knee
-from weft.capacity.trial import Point, Trials
+from weft.capacity.trial import LoadPoint, LoadTrials
 from weft.scheduler.settings import SchedulerSettings
 
 GAIN = 1.01  # a value that brings less is not worth a change
@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
     settings: SchedulerSettings
     changes: Mapping[str, AxisValue]  # against the settings that the search began with
     knee: int  # index of the highest level that they bear, or NO_LEVEL
-    point: Point  # at the level at which candidates are compared
+    point: LoadPoint  # at the level at which candidates are compared
 
 
 class Searched(NamedTuple):
@@ -37,7 +37,7 @@ class Search:
 
     def __init__(
         self,
-        trials: Trials,
+        trials: LoadTrials,
         axes: Sequence[Axis],
         *,
         wanted_level: float = 0.0,

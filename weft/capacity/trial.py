@@ -8,15 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.capacity.machine import MeasuredMachine
-from weft.capacity.workload import Workload
+from weft.capacity.workload import LeveledLoad
 from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.settings import SchedulerSettings
-from weft.sim.curve import StepCurve, StepParts
+from weft.sim.curve import CostParts, StepCurve
 from weft.sim.report import Slo, Summary, summarize
 from weft.sim.run import Record, simulate
 
 
-class Point(NamedTuple):
+class LoadPoint(NamedTuple):
     """The figures at one level. Times are in seconds, as a client sees them."""
 
     level: float
@@ -33,10 +33,10 @@ class Point(NamedTuple):
     kv_use: float  # of the pool, in the step with the most
     hit_rate: float
     front_s: float  # mean time of a request in the front
-    parts: StepParts  # what all steps together were spent on
+    parts: CostParts  # what all steps together were spent on
 
     @classmethod
-    def of(cls, level: float, summary: Summary, meter: MeteredCurve, **facts: float) -> Point:
+    def of(cls, level: float, summary: Summary, meter: MeteredCurve, **facts: float) -> LoadPoint:
         return cls(
             level=level,
             good_share=summary.good_share,
@@ -77,8 +77,8 @@ class MeteredCurve:
         return parts.weights_s + parts.compute_s + parts.context_s + parts.sample_s
 
     @property
-    def parts(self) -> StepParts:
-        return StepParts(
+    def parts(self) -> CostParts:
+        return CostParts(
             weights_s=self._weights_s,
             compute_s=self._compute_s,
             context_s=self._context_s,
@@ -94,18 +94,20 @@ class TrialSettings:
     share: float = 0.95  # of the requests must be within `slo` at a level that is borne
 
 
-class Trials:
+class LoadTrials:
     """Simulations of one machine under one workload. Each is run once."""
 
-    def __init__(self, machine: MeasuredMachine, workload: Workload, wanted: TrialSettings) -> None:
+    def __init__(
+        self, machine: MeasuredMachine, workload: LeveledLoad, wanted: TrialSettings
+    ) -> None:
         self.machine = machine
         self.workload = workload
         self.wanted = wanted
         self.num_run = 0
         self._speeds: dict[float, object] = {}
-        self._known: dict[tuple[SchedulerSettings, float, float], Point] = {}
+        self._known: dict[tuple[SchedulerSettings, float, float], LoadPoint] = {}
 
-    def point(self, settings: SchedulerSettings, level: float, factor: float = 1.0) -> Point:
+    def point(self, settings: SchedulerSettings, level: float, factor: float = 1.0) -> LoadPoint:
         """The figures with these settings at this level, on the machine at `factor` times its
         speed."""
         key = (settings, level, factor)
@@ -117,7 +119,7 @@ class Trials:
         """Whether enough requests are within the bounds."""
         return self.point(settings, level, factor).good_share >= self.wanted.share
 
-    def _simulated(self, settings: SchedulerSettings, level: float, factor: float) -> Point:
+    def _simulated(self, settings: SchedulerSettings, level: float, factor: float) -> LoadPoint:
         self.num_run += 1
         machine = self.machine
         cost = MeteredCurve(machine.curve)
@@ -129,7 +131,7 @@ class Trials:
             speed=machine.speed(factor),
         )
         front_s = with_front(record, machine)
-        return Point.of(
+        return LoadPoint.of(
             level,
             summarize(record, self.wanted.slo),
             cost,

@@ -18,7 +18,7 @@ FIRST_ID = 100
 LAST_ID = 1_000
 
 
-class Workload(Protocol):
+class LeveledLoad(Protocol):
     """A source of requests at any of its levels."""
 
     @property

@@ -26,6 +26,7 @@ from weft.route.policy import EngineRouter, RoutedRequest
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.encoder import ENCODER_PRESETS, EncoderCost
+from weft.sim.leap import Leapt
 from weft.sim.run import Record, Run, fail, with_adapters
 from weft.sim.trace import Arrival, TokenSource
 
@@ -114,6 +115,10 @@ class Cluster:
         else:
             self.wait_until(replica.clock.now)
         return messages
+
+    def leap(self, until_s: float) -> Leapt | None:
+        # The next engine steps after one step of this one.
+        return None
 
     def _queue(self, rank: int) -> None:
         self._is_busy[rank] = True

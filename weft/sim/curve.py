@@ -44,7 +44,7 @@ class StepCurve(msgspec.Struct, frozen=True, kw_only=True):
         parts = self.parts(load)
         return parts.weights_s + parts.compute_s + parts.context_s + parts.sample_s
 
-    def parts(self, load: StepLoad) -> StepParts:
+    def parts(self, load: StepLoad) -> CostParts:
         """The seconds of a step by what they are spent on."""
         compute_s = 0.0
         tokens = load.tokens
@@ -53,7 +53,7 @@ class StepCurve(msgspec.Struct, frozen=True, kw_only=True):
             if index + 1 < len(self.knots):
                 end = min(tokens, self.knots[index + 1])
             compute_s += self.token_s[index] * (end - self.knots[index])
-        return StepParts(
+        return CostParts(
             weights_s=self.step_s,
             compute_s=compute_s + self.pair_s * load.pairs,
             context_s=self.context_s * load.context,
@@ -72,7 +72,7 @@ class StepCurve(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+class CostParts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a step, or of many."""
 
     weights_s: float  # what any step costs: reading all weights, and the work around it

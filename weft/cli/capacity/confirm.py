@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +13,15 @@ from typing import NamedTuple
 
 from weft.bench.http import HttpClient, HttpError
 from weft.bench.played import play
-from weft.capacity.answer import Answer
+from weft.capacity.answer import CapacityAnswer
+from weft.capacity.axes.axis import AxisValue
 from weft.capacity.machine import MeasuredMachine
 from weft.capacity.search import Candidate
 from weft.capacity.trial import with_front
-from weft.capacity.workload import LAST_ID, ChatUsers, Workload
+from weft.capacity.workload import LAST_ID, ChatUsers, LeveledLoad
 from weft.cli.capacity.served import measured_server, words_of
 from weft.config.options import SettingsError
+from weft.scheduler.settings import SchedulerSettings
 from weft.sim.report import Slo, Summary, summarize
 from weft.sim.run import simulate
 from weft.sim.table import number
@@ -46,17 +48,20 @@ class Confirmation(NamedTuple):
         return f"real run   {changes or 'no change'}: {', '.join(figures)}"
 
 
-def confirmed(found: Answer, workload: Workload, seconds: float) -> tuple[Answer, list[str]]:
+def confirmed(
+    found: CapacityAnswer, workload: LeveledLoad, seconds: float
+) -> tuple[CapacityAnswer, list[str]]:
     """The answer with its candidates ranked by real runs, each of about `seconds`; and lines with
     what was measured, and in brackets what was predicted. Raises SettingsError."""
-    arrivals = real_arrivals(found, workload, seconds)
+    point = found.knee_point
+    arrivals = real_arrivals(workload, point.level, point.requests_per_s, seconds)
     runs = []
     for candidate in found.candidates:
         print(
             f"running {dict(candidate.changes) or 'without changes'}", file=sys.stderr, flush=True
         )
-        measured = _measured(found.machine, candidate, arrivals, found.wanted.slo)
-        predicted = predict(found.machine, candidate, arrivals, found.wanted.slo)
+        measured = real_run(found.machine, candidate.changes, arrivals, found.wanted.slo)
+        predicted = predict(found.machine, candidate.settings, arrivals, found.wanted.slo)
         runs.append(Confirmation(candidate, measured, predicted))
     # The simulation's order stands among runs that are alike.
     best = max(run.measured.good_per_s for run in runs)
@@ -68,12 +73,12 @@ def confirmed(found: Answer, workload: Workload, seconds: float) -> tuple[Answer
 ALIKE = 0.97
 
 
-def real_arrivals(found: Answer, workload: Workload, seconds: float) -> list[Arrival]:
-    """Requests at the knee, as many as take about this time; their prompts are token ids, and their
-    outputs end at their lengths."""
-    level = found.knee_point.level
-    rate = max(found.knee_point.requests_per_s, 1e-6)
-    wanted = max(round(rate * seconds), LEAST_REQUESTS)
+def real_arrivals(
+    workload: LeveledLoad, level: float, requests_per_s: float, seconds: float
+) -> list[Arrival]:
+    """Requests at this level, as many as take about this time; their prompts are token ids, and
+    their outputs end at their lengths."""
+    wanted = max(round(requests_per_s * seconds), LEAST_REQUESTS)
     if isinstance(workload, ChatUsers):
         arrivals = replace(workload, requests=max(wanted, round(level))).arrivals(level)
     else:
@@ -93,10 +98,11 @@ def real_arrivals(found: Answer, workload: Workload, seconds: float) -> list[Arr
 
 
 def predict(
-    machine: MeasuredMachine, candidate: Candidate, arrivals: Sequence[Arrival], slo: Slo
+    machine: MeasuredMachine, settings: SchedulerSettings, arrivals: Sequence[Arrival], slo: Slo
 ) -> Summary:
+    """The figures of these requests in virtual time."""
     record = simulate(
-        candidate.settings,
+        settings,
         machine.curve,
         arrivals,
         overlap=machine.overlaps,
@@ -106,11 +112,15 @@ def predict(
     return summarize(record, slo)
 
 
-def _measured(
-    machine: MeasuredMachine, candidate: Candidate, arrivals: Sequence[Arrival], slo: Slo
+def real_run(
+    machine: MeasuredMachine,
+    changes: Mapping[str, AxisValue],
+    arrivals: Sequence[Arrival],
+    slo: Slo,
 ) -> Summary:
-    """Raises SettingsError if the server fails."""
-    options = {**machine.options, **candidate.changes}
+    """The figures of these requests on a server with these changes. Raises SettingsError if it
+    fails."""
+    options = {**machine.options, **changes}
     words = [machine.model, *words_of(options)] if machine.model else words_of(options)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-plan-"))

@@ -129,7 +129,7 @@ class PlanOptions:
     )
     machines: int = option(
         1,
-        "also plan for this number of machines behind a router",
+        "also plan for this number of machines and a router",
         group="plan",
         everyday=True,
         low=1,

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.capacity.answer import Answer, Question, answer, to_dict
+from weft.capacity.answer import CapacityAnswer, Question, answer, to_dict
 from weft.capacity.axes.table import AXES
 from weft.capacity.machine import MeasuredMachine, measured_machine
-from weft.capacity.workload import ChatUsers, RecordedTraffic, Workload
+from weft.capacity.workload import ChatUsers, LeveledLoad, RecordedTraffic
 from weft.cli.capacity import show
 from weft.cli.capacity.confirm import confirmed
 from weft.cli.capacity.measure import OptionValue, journal_of, measure, processor
@@ -95,7 +95,7 @@ class Planned(NamedTuple):
     """The answer for one build, and lines about its real runs."""
 
     build: Build
-    answer: Answer
+    answer: CapacityAnswer
     confirmations: list[str]
 
 
@@ -104,13 +104,13 @@ def planned(settings: Settings) -> list[Planned]:
     options = settings.make(PlanOptions)
     wanted = settings.make(WorkloadOptions)
     lengths = Lengths.parse(wanted.prompt, "--prompt"), Lengths.parse(wanted.output, "--output")
-    given = {
+    fixed = {
         name: value
         for name, value in settings.given(EngineConfig).items()
         if name not in NOT_PASSED_ON
     }
     journal = journal_in(wanted.trace)
-    builds = _builds(given, options.compare)
+    builds = _builds(fixed, options.compare)
     if len(builds) > 1 and (options.cost or journal is not None):
         raise SettingsError(
             "--compare measures each server here: leave out --cost, and a journal as --trace"
@@ -129,7 +129,7 @@ def planned(settings: Settings) -> list[Planned]:
             num_machines=options.machines,
             price_per_hour=options.price_per_hour,
         )
-        stop = Deadline(options.search_s / len(builds))
+        stop = SearchTime(options.search_s / len(builds))
         _say(f"searching{f' ({build.name})' if build.name else ''}")
         found.append(Planned(build, answer(machine, question, stop), []))
     found.sort(key=lambda one: (-one.answer.knee, -one.answer.knee_point.good_per_s))
@@ -141,7 +141,7 @@ def planned(settings: Settings) -> list[Planned]:
     return found
 
 
-class Deadline:
+class SearchTime:
     """True once its time is over."""
 
     def __init__(self, seconds: float) -> None:
@@ -209,7 +209,7 @@ def workload_of(
     lengths: tuple[Lengths, Lengths],
     machine: MeasuredMachine,
     journal: Journal | None,
-) -> Workload:
+) -> LeveledLoad:
     """What arrives. Raises SettingsError."""
     arrivals: Iterator[Arrival] | None = None
     if journal is not None:
@@ -232,7 +232,7 @@ def workload_of(
     )
 
 
-def _builds(given: Mapping[str, OptionValue], text: str) -> list[Build]:
+def _builds(fixed: Mapping[str, OptionValue], text: str) -> list[Build]:
     """The servers to measure: all combinations of the values in `text`. Raises SettingsError."""
     known = {each.name: each for each in options_of(EngineConfig)}
     columns: list[list[tuple[str, OptionValue, str]]] = []
@@ -245,8 +245,8 @@ def _builds(given: Mapping[str, OptionValue], text: str) -> list[Build]:
                 f"--compare has {word!r}; an option of weft serve and its values "
                 f"(quantize=none,int8) are expected{hint}"
             )
-        if name in given:
-            raise SettingsError(f"--compare names {name}, which is set to {given[name]!r}")
+        if name in fixed:
+            raise SettingsError(f"--compare names {name}, which is set to {fixed[name]!r}")
         column = []
         for value in values.split(","):
             read = known[name].from_text(value, f"--compare {name}")
@@ -255,7 +255,7 @@ def _builds(given: Mapping[str, OptionValue], text: str) -> list[Build]:
         columns.append(column)
     builds = []
     for chosen in itertools.product(*columns):
-        options = {**given, **{name: value for name, value, _ in chosen}}
+        options = {**fixed, **{name: value for name, value, _ in chosen}}
         builds.append(Build(" ".join(f"{name}={text}" for name, _, text in chosen), options))
     return builds
 

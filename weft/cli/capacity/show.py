@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from weft.capacity.answer import Answer, CurvePoint
+from weft.capacity.answer import CapacityAnswer, CurvePoint
 from weft.capacity.axes.axis import AxisValue
 from weft.capacity.fleet import FleetPoint
 from weft.capacity.search import Candidate
@@ -15,7 +15,7 @@ BAR_LEN = 30
 KNEE_OPTION = "knee_output_per_s"
 
 
-def lines(found: Answer) -> Iterator[str]:
+def lines(found: CapacityAnswer) -> Iterator[str]:
     machine = found.machine
     yield (
         f"machine    {machine.name}, {machine.model or 'the default model'}: "
@@ -47,7 +47,7 @@ def lines(found: Answer) -> Iterator[str]:
     yield from _settings(found)
 
 
-def _curve_table(found: Answer) -> str:
+def _curve_table(found: CapacityAnswer) -> str:
     header = [found.unit, "good", "good/s", "slow ... fast", "tok/s", "TTFT p50", "p99"]
     header += ["ITL p50", "p99", ""]
     highest = max(one.point.good_per_s for one in found.curve) or 1.0
@@ -73,7 +73,7 @@ def _curve_row(one: CurvePoint, highest: float, knee: float) -> list[str]:
     ]
 
 
-def _knee(found: Answer) -> Iterator[str]:
+def _knee(found: CapacityAnswer) -> Iterator[str]:
     bounds = found.wanted
     words = f"{bounds.share:.0%} of requests within {bounds.slo.ttft_s:g} s to the first token"
     words += f" and {1e3 * bounds.slo.itl_s:g} ms between tokens"
@@ -90,7 +90,7 @@ def _knee(found: Answer) -> Iterator[str]:
     yield f"           with the settings it was measured with: {number(found.base_knee)}"
 
 
-def _fleet(found: Answer) -> Iterator[str]:
+def _fleet(found: CapacityAnswer) -> Iterator[str]:
     header = ["machines", "router", found.unit, "good/s", "tok/s", "busiest", "add at", "remove at"]
     yield table(header, [_fleet_row(one) for one in found.fleet])
     yield (
@@ -104,7 +104,7 @@ def _fleet_row(one: FleetPoint) -> list[str]:
     return [str(one.machines), one.router, *map(number, figures)]
 
 
-def _settings(found: Answer) -> Iterator[str]:
+def _settings(found: CapacityAnswer) -> Iterator[str]:
     best = found.best
     if not best.changes:
         yield "settings   those that it was measured with are the best that were found:"
@@ -121,13 +121,13 @@ def _settings(found: Answer) -> Iterator[str]:
         )
 
 
-def serve_line(found: Answer, candidate: Candidate) -> str:
+def serve_line(found: CapacityAnswer, candidate: Candidate) -> str:
     words = words_of({**found.machine.options, **written(candidate.changes)})
     model = [found.machine.model] if found.machine.model else []
     return " ".join(["weft", "serve", *model, *words])
 
 
-def toml(found: Answer) -> str:
+def toml(found: CapacityAnswer) -> str:
     """The settings as a file for `weft serve --config`."""
     values: dict[str, AxisValue] = {}
     if found.machine.model:
@@ -158,7 +158,7 @@ def _toml_value(value: AxisValue) -> str:
     return repr(value)
 
 
-def compared(answers: Sequence[tuple[str, Answer]]) -> str:
+def compared(answers: Sequence[tuple[str, CapacityAnswer]]) -> str:
     """A table with a row for each of several measured servers."""
     rows = []
     for name, found in answers:

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.capacity.answer import Answer, CurvePoint
+from weft.capacity.answer import CapacityAnswer, CurvePoint
 from weft.config.options import SettingsError
 from weft.config.outputs import wrong_file
 from weft.sim.table import number
@@ -41,7 +41,7 @@ def wrong_svg(name: str) -> str:
     return wrong_file(name)
 
 
-def write_svg(name: str, found: Answer) -> None:
+def write_svg(name: str, found: CapacityAnswer) -> None:
     """Raises SettingsError."""
     try:
         Path(name).write_text(svg(found), encoding="utf-8")
@@ -49,7 +49,7 @@ def write_svg(name: str, found: Answer) -> None:
         raise SettingsError(f"cannot write {name}: {exc.strerror}") from exc
 
 
-def svg(found: Answer) -> str:
+def svg(found: CapacityAnswer) -> str:
     """Goodput against the level, between the machine's slowest and fastest speed, and the knee."""
     curve = found.curve
     highest = max(max(point.fast.good_per_s, point.point.good_per_s) for point in curve)

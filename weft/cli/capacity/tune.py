@@ -15,13 +15,13 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weft.capacity.answer import Answer, Question, answer
+from weft.capacity.answer import CapacityAnswer, Question, answer
 from weft.capacity.axes.axis import AxisValue
 from weft.capacity.axes.table import AXES
 from weft.capacity.machine import MeasuredMachine
 from weft.capacity.workload import RecordedTraffic
 from weft.cli.capacity.options import WorkloadOptions
-from weft.cli.capacity.plan import Deadline, journal_in, machine_of, workload_of
+from weft.cli.capacity.plan import SearchTime, journal_in, machine_of, workload_of
 from weft.cli.capacity.show import plain_text
 from weft.cli.remote import RemoteServer, error_of
 from weft.config.options import Command, SettingsError, asked_help, option
@@ -66,7 +66,7 @@ def tune(argv: Sequence[str]) -> int:
     level = AT_THE_RECORDED_RATE if isinstance(workload, RecordedTraffic) else 0.0
     axes = [axis for axis in AXES if axis.is_live and axis.name in state]
     question = Question(workload, wanted.wanted, axes, wanted_level=level)
-    found = answer(machine, question, Deadline(options.search_s))
+    found = answer(machine, question, SearchTime(options.search_s))
     for line in lines(found, machine):
         print(line)
     changes = found.best.changes
@@ -90,7 +90,7 @@ def _fields(machine: MeasuredMachine) -> dict[str, Any]:
     return {name: getattr(machine, name) for name in machine.__struct_fields__}
 
 
-def lines(found: Answer, machine: MeasuredMachine) -> list[str]:
+def lines(found: CapacityAnswer, machine: MeasuredMachine) -> list[str]:
     """What should change, and what that brings."""
     base = found.base.point
     best = found.best
