@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +16,12 @@ import msgspec
 import pytest
 
 from tests.capacity.machines import MACHINE
+from weft.cli.capacity.options import PlanOptions, WorkloadOptions
 from weft.cli.capacity.plan import plan
 from weft.cli.capacity.quality import NOT_STATED, stated_quality
+from weft.cli.capacity.tune import TuneOptions
 from weft.config.engine import EngineConfig
-from weft.config.options import Command, SettingsError
+from weft.config.options import Command, Config, SettingsError
 from weft.config.server import ServerConfig
 
 LOAD = "--prompt 40 --output uniform:10:30 --messages 2 --think-s 1 --requests 12 --search-s 1"
@@ -111,3 +115,34 @@ def test_quality_is_stated_for_what_may_change_answers() -> None:
     assert "perplexity" in line
     (line,) = stated_quality({"kv_dtype": "fp8"})
     assert NOT_STATED in line
+
+
+def examples() -> list[list[str]]:
+    """The commands of the guide, as words."""
+    page = Path(__file__).parents[2] / "docs" / "guides" / "plan.md"
+    blocks = re.findall(r"^```\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return [shlex.split(line) for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("argv", examples(), ids=" ".join)
+def test_commands_of_the_guide_are_read(argv: list[str]) -> None:
+    configs: dict[str, tuple[type[Config], ...]] = {
+        "plan": (WorkloadOptions, PlanOptions, EngineConfig),
+        "tune": (TuneOptions, WorkloadOptions),
+        "serve": (EngineConfig, ServerConfig),
+    }
+    weft, verb, *more = argv
+    assert weft == "weft"
+    positional = "" if verb == "tune" else "model"
+    read = Command(f"weft {verb}", "", *configs[verb], positional=positional).read(more, {})
+    for config in configs[verb]:
+        read.make(config)
+
+
+def test_the_example_with_several_machines_runs(cost, capsys) -> None:
+    (argv,) = [argv for argv in examples() if "--machines" in argv]
+    more = [cost if word.endswith(".json") else word for word in argv[2:]]
+    assert plan([*more, "--requests", "8", "--search-s", "1", "--slo-ttft", "0.05"]) == 0
+    text = capsys.readouterr().out
+    assert "cache_aware" in text
+    assert "for a million output tokens" in text

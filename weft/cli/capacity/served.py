@@ -68,6 +68,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     while not _is_ready(port):
         if process.poll() is not None:
             reason = log.read_text(encoding="utf-8", errors="replace").strip()
+            reason = reason.removeprefix("weft: ")
             raise SettingsError(f"weft serve does not start here: {reason[-MAX_REASON:]}")
         time.sleep(POLL_S)
 
