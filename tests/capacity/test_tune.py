@@ -30,7 +30,7 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                found = {"/get_internal_state": {"server_args": STATE}}
+                found: dict[str, Any] = {"/get_internal_state": {"server_args": STATE}}
                 found["/server_info"] = {"engine": server.engine}
                 self.answer(found[self.path])
 

@@ -97,13 +97,15 @@ class _TraceRun:
         if arrival.after >= 0:
             await self._ended[arrival.after].wait()
             due = time.perf_counter() + arrival.time_s
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        left_s = due - time.perf_counter()
+        await asyncio.sleep(max(left_s, 0.0))
         own = self.requests[number]
         own.prompt = self._prompt(arrival)
+        ids = np.frombuffer(own.prompt, dtype=np.int32)
         body = msgspec.json.encode(
             {
                 "model": self._model,
-                "prompt": np.frombuffer(own.prompt, dtype=np.int32).tolist(),
+                "prompt": ids.tolist(),
                 "max_tokens": arrival.max_new_tokens,
                 "temperature": TEMPERATURE,
                 "seed": number,
@@ -168,5 +170,6 @@ def _record(requests: Sequence[PlayedRequest]) -> Record:
             columns.state[number] = REFUSED
             continue
         columns.first_s[number] = own.event_s[0]
-        gaps.add(np.diff(np.array(own.event_s)))
+        times_s = np.array(own.event_s)
+        gaps.add(np.diff(times_s))
     return columns.record(gaps, [""])

@@ -91,8 +91,10 @@ def described(
     workload = trials.workload
     levels = workload.levels
     best = searched.candidates[0]
-    at_knee = trials.point(best.settings, levels[max(best.knee, 0)])
-    above = levels[min(best.knee + 1, len(levels) - 1)]
+    lowest = max(best.knee, 0)
+    at_knee = trials.point(best.settings, levels[lowest])
+    next_up = min(best.knee + 1, len(levels) - 1)
+    above = trials.point(best.settings, levels[next_up])
     fleet: list[FleetPoint] = []
     if question.num_machines > 1:
         one = MachineFleet(machine, best.settings, workload, question.wanted, at_knee.level)
@@ -101,7 +103,8 @@ def described(
     per_million = 0.0
     if question.price_per_hour and output_per_s > 0:
         price = question.num_machines * question.price_per_hour
-        per_million = price / HOUR_S / output_per_s * MILLION
+        per_second = price / HOUR_S
+        per_million = per_second / output_per_s * MILLION
     return CapacityAnswer(
         machine=machine,
         unit=workload.unit,
@@ -115,7 +118,7 @@ def described(
         base_knee=level_of(levels, searched.base.knee),
         knee_range=_range(trials, best),
         knee_point=at_knee,
-        limit=what_limits(trials.point(best.settings, above), question.wanted.slo),
+        limit=what_limits(above, question.wanted.slo),
         kv_tokens=least_kv_tokens(trials, best.settings, at_knee.level),
         fleet=fleet,
         per_million=per_million,
@@ -147,8 +150,11 @@ def _range(trials: LoadTrials, best: Candidate) -> Range:
         def bears(index: int, factor: float = factor) -> bool:
             return trials.bears(best.settings, levels[index], factor)
 
-        found.append(level_of(levels, find_knee(bears, len(levels), best.knee)))
-    return Range(*found)
+        knee = find_knee(bears, len(levels), best.knee)
+        found.append(level_of(levels, knee))
+    knee = level_of(levels, best.knee)
+    # With few requests, a slower machine may happen to do better.
+    return Range(min(*found, knee), max(*found, knee))
 
 
 def to_dict(found: CapacityAnswer) -> dict[str, Any]:

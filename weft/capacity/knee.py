@@ -37,10 +37,10 @@ def find_knee(bears: Callable[[int], bool], num_levels: int, first: int = 0) -> 
     return low
 
 
-def around(levels: Sequence[float], index: int, num: int = 5) -> list[int]:
+def around(levels: Sequence[float], index: int, num: int = 4) -> list[int]:
     """Indexes of levels for a curve: `num` in even distances up to the one at `index`, and some
     above it."""
     last = max(index, 0)
     below = {round(part * last / num) for part in range(1, num + 1)}
-    above = {last + 1, last + 2, last + 4}
+    above = {last + 1, last + 3}
     return sorted(one for one in {0, *below, *above} if one < len(levels))

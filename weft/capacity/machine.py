@@ -127,8 +127,11 @@ def fit_front(prompt_lens: Sequence[int], seconds: Sequence[float]) -> FrontCost
     than the result says. No requests: no time."""
     if not prompt_lens:
         return FrontCost()
-    loads = np.column_stack([np.ones(len(prompt_lens)), np.array(prompt_lens, dtype=np.float64)])
-    measured = np.maximum(np.array(seconds, dtype=np.float64), 0.0)
+    lens = np.array(prompt_lens, dtype=np.float64)
+    ones = np.ones(len(lens))
+    loads = np.column_stack([ones, lens])
+    measured = np.array(seconds, dtype=np.float64)
+    measured = np.maximum(measured, 0.0)
     scale = loads.max(axis=0)
     scaled = loads / scale
     weights = np.ones(len(measured))
@@ -136,6 +139,7 @@ def fit_front(prompt_lens: Sequence[int], seconds: Sequence[float]) -> FrontCost
     for _ in range(FRONT_ROUNDS):
         matrix = scaled.T @ (scaled * weights[:, None])
         solution = not_negative(matrix, scaled.T @ (weights * measured))
-        weights = 1 / np.maximum(np.abs(scaled @ solution - measured), LEAST_S)
+        difference = np.abs(scaled @ solution - measured)
+        weights = 1 / np.maximum(difference, LEAST_S)
     request_s, token_s = (solution / scale).tolist()
     return FrontCost(request_s=request_s, token_s=token_s)

@@ -3,6 +3,7 @@ best settings so far do not bear. It knows no axis."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -97,12 +98,12 @@ class Search:
     def _probe(self, knee: int) -> int:
         """The index of the level at which candidates are compared: the first that is not borne, or
         the one that is wanted if that is higher."""
-        probe = min(knee + 1, len(self._levels) - 1)
-        wanted = next(
-            (index for index, level in enumerate(self._levels) if level >= self._wanted),
-            len(self._levels) - 1,
-        )
-        return max(probe, wanted if self._wanted else 0)
+        last = len(self._levels) - 1
+        probe = min(knee + 1, last)
+        if self._wanted:
+            wanted = bisect_left(self._levels, self._wanted)
+            probe = max(probe, min(wanted, last))
+        return probe
 
     def _worth(self, settings: SchedulerSettings, probe: int) -> float:
         """Good requests in 10^6 s; where there are none, the closer to the bounds the better."""

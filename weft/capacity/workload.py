@@ -84,16 +84,16 @@ class ChatUsers:
     def _user(self, number: int, num_requests: int) -> list[Arrival]:
         """The requests of one user, without their predecessors."""
         rng = np.random.default_rng([self.seed, number])
-        shared = np.random.default_rng(self.seed).integers(*self._ids, self.shared_len)
-        head = shared.astype(np.int32).tobytes()
+        of_all = np.random.default_rng(self.seed)
+        head = self._tokens(of_all, self.shared_len)
         prompt = head
         # Users are not all at the first message of a chat at once.
         num_left = int(rng.integers(1, self.turns, endpoint=True))
-        found = []
+        found: list[Arrival] = []
         for index in range(num_requests):
             [new_len] = self.prompt.draw(rng, 1)
             [output_len] = self.output.draw(rng, 1)
-            new = rng.integers(*self._ids, new_len).astype(np.int32).tobytes()
+            new = self._tokens(rng, new_len)
             total = len(prompt) // 4 + new_len + output_len
             if not num_left or total > self.context_length:
                 prompt = head
@@ -116,18 +116,21 @@ class ChatUsers:
             prompt += output
         return found
 
-    @property
-    def _ids(self) -> tuple[int, int]:
+    def _tokens(self, rng: np.random.Generator, length: int) -> bytes:
         last = min(LAST_ID, self.vocab_size)
-        return min(FIRST_ID, max(last - 1, FIRST_TOKEN)), last
+        highest_first = max(last - 1, FIRST_TOKEN)
+        first = min(FIRST_ID, highest_first)
+        ids = rng.integers(first, last, length)
+        return ids.astype(np.int32).tobytes()
 
     def _output(self, rng: np.random.Generator, length: int) -> bytes:
         """Tokens of an output: a piece of the outputs of the model, repeated if it is short."""
         if not self.outputs:
-            return rng.integers(*self._ids, length).astype(np.int32).tobytes()
+            return self._tokens(rng, length)
         found = b""
         while len(found) < 4 * length:
-            found += self.outputs[int(rng.integers(len(self.outputs)))]
+            number = int(rng.integers(len(self.outputs)))
+            found += self.outputs[number]
         return found[: 4 * length]
 
 

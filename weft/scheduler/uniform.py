@@ -130,7 +130,8 @@ class UniformDecodes:
         columns = scheduler.kv.columns
         at = ahead.facts.at
         num_steps = len(steps)
-        positions = ahead.known_len[None, :] + np.arange(num_steps)[:, None]
+        numbers = np.arange(num_steps)
+        positions = ahead.known_len[None, :] + numbers[:, None]
         columns.tokens[at[None, :], positions] = tokens
         for column in (columns.known_len, columns.kv_len, columns.seq_len):
             column[at] += num_steps

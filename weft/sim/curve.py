@@ -95,10 +95,11 @@ def fit_curve(steps: Sequence[StepTime]) -> CurveFit:
     are scaled so that the sum of all seconds is met, too. Raises ValueError without steps."""
     if not steps:
         raise ValueError("there are no steps to fit the cost model to")
-    seconds = np.array([step.seconds for step in steps])
-    tokens = np.array([step.num_tokens for step in steps], dtype=np.float64)
+    measured = np.array(steps, dtype=np.float64)  # [N, 5] as the fields of `StepTime`
+    tokens = measured[:, 0]
+    seconds = measured[:, 3]
     knots = tuple(knot for knot in KNOTS if knot < tokens.max()) or KNOTS[:1]
-    loads = _columns(steps, tokens, knots)
+    loads = _columns(measured, knots)
     scale = np.maximum(np.abs(loads).max(axis=0), 1e-300)
     scaled = loads / scale
     bends = _bends(len(knots), scale)
@@ -113,9 +114,11 @@ def fit_curve(steps: Sequence[StepTime]) -> CurveFit:
         weights = 1 / (np.maximum(model, LEAST_S) * np.maximum(difference, LEAST_S))
         matrix = scaled.T @ (scaled * weights[:, None])
         # As a part of the time of a step of that size: a bend weighs as much there as anywhere.
-        usual = np.interp(knots, by_tokens, np.maximum(model[order], LEAST_S))[:-1]
+        times_s = np.maximum(model[order], LEAST_S)
+        usual = np.interp(knots, by_tokens, times_s)[:-1]
+        relative = bends / (usual * usual)[:, None]
         stiffness = STIFFNESS * float((weights * model * model).sum())
-        matrix += stiffness * (bends.T @ (bends / (usual * usual)[:, None]))
+        matrix += stiffness * (bends.T @ relative)
         solution = not_negative(matrix, scaled.T @ (weights * seconds))
         model = np.maximum(scaled @ solution, LEAST_S)
     factor = _factor(seconds, model)
@@ -137,15 +140,18 @@ def fit_curve(steps: Sequence[StepTime]) -> CurveFit:
     )
 
 
-def _columns(steps: Sequence[StepTime], tokens: DoubleArray, knots: Sequence[int]) -> DoubleArray:
+def _columns(measured: DoubleArray, knots: Sequence[int]) -> DoubleArray:
     """[N, 4 + pieces] a one, context, samples, pairs, and the tokens within each piece."""
-    columns = [np.ones(len(steps))]
-    columns.append(np.array([step.context for step in steps], dtype=np.float64))
-    columns.append(np.array([step.num_samples for step in steps], dtype=np.float64))
-    columns.append(np.array([step.num_pairs for step in steps], dtype=np.float64))
+    tokens = measured[:, 0]
+    ones = np.ones(len(measured))
+    context = measured[:, 1]
+    samples = measured[:, 2]
+    pairs = measured[:, 4]
+    columns = [ones, context, samples, pairs]
     ends = [*knots[1:], np.inf]
     for knot, end in zip(knots, ends, strict=True):
-        columns.append(np.clip(tokens - knot, 0, end - knot))
+        beyond = tokens - knot
+        columns.append(np.clip(beyond, 0, end - knot))
     return np.column_stack(columns)
 
 
@@ -186,15 +192,21 @@ def not_negative(matrix: DoubleArray, vector: DoubleArray) -> DoubleArray:
         while is_free.any():
             free = np.flatnonzero(is_free)
             part = matrix[np.ix_(free, free)]
-            target = np.linalg.lstsq(part, vector[free], rcond=1e-13)[0]
+            solved = np.linalg.lstsq(part, vector[free], rcond=1e-13)
+            target = solved[0]
             if (target > 0).all():
                 x[:] = 0
                 x[free] = target
                 break
             # Go as far as no term becomes negative, and leave those out that are 0 there.
-            low = target <= 0
-            steps = x[free][low] / np.maximum(x[free][low] - target[low], 1e-300)
-            x[free] += float(steps.min()) * (target - x[free])
-            is_free[free[low & (x[free] <= 1e-15 * np.abs(x).max(initial=1.0))]] = False
+            is_low = target <= 0
+            now = x[free]
+            way = np.maximum(now - target, 1e-300)
+            part_of_way = (now / way)[is_low]
+            now += float(part_of_way.min()) * (target - now)
+            least = 1e-15 * np.abs(now).max(initial=1.0)
+            is_out = is_low & (now <= least)
+            x[free] = now
+            is_free[free[is_out]] = False
             x[~is_free] = 0
     return x

@@ -73,5 +73,7 @@ class EngineLeaps:
             return None
         tokens = self._lengths.ahead(numbers, ahead.known_len, len(steps))
         self._steps.finish(ahead, tokens, steps)
-        core.loop.skipped(len(steps), *steps[-1])
-        return Leapt(ahead.facts.ids, np.array([step.ended_s for step in steps]))
+        last = steps[-1]
+        core.loop.skipped(len(steps), last.began_s, last.ended_s)
+        ended_s = np.array([step.ended_s for step in steps])
+        return Leapt(ahead.facts.ids, ended_s)

@@ -65,7 +65,8 @@ def confirmed(
         runs.append(Confirmation(candidate, measured, predicted))
     # The simulation's order stands among runs that are alike.
     best = max(run.measured.good_per_s for run in runs)
-    ranked = sorted(runs, key=lambda run: run.measured.good_per_s < ALIKE * best)
+    least = ALIKE * best
+    ranked = sorted(runs, key=lambda run: run.measured.good_per_s < least)
     candidates = [run.candidate for run in ranked]
     return found._replace(candidates=candidates), [run.line for run in ranked]
 

@@ -10,6 +10,7 @@ import re
 import tempfile
 import time
 import urllib.request
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -31,6 +32,7 @@ from weft.sim.trace import Arrival
 OptionValue: TypeAlias = str | int | float | bool
 Pair: TypeAlias = tuple[int, int]  # tokens of a prompt, of its output
 
+WARM_PART = 0.25  # of the time of a measurement
 NUM_USUAL = 8  # requests with the lengths of the workload, at once
 MOST_AT_ONCE = 32
 FEW_AT_ONCE = 8  # in loads of more, requests wait for each other in the front
@@ -68,10 +70,10 @@ def measure(
         path = Path(folder) / "measured.journal"
         with measured_server(words, path) as server:
             try:
-                played = asyncio.run(_all_loads(server.url, seconds, usual))
+                sent = asyncio.run(_all_loads(server.url, seconds, usual))
             except HttpError as exc:
                 raise SettingsError(f"the server that was measured failed: {exc}") from exc
-        journal = journal_of(path)
+        journal = warm(journal_of(path), sent.warm_s)
     if not journal.steps:
         raise SettingsError("the server that was measured computed no step: measure for longer")
     return measured_machine(
@@ -79,7 +81,7 @@ def measure(
         name=processor(),
         model=model,
         options=options,
-        front=front_of(played, journal),
+        front=front_of(sent.traces, journal),
     )
 
 
@@ -102,22 +104,43 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-async def _all_loads(url: str, seconds: float, usual: tuple[Lengths, Lengths]) -> list[PlayedTrace]:
-    """Send loads until the time is over, at least one."""
+class SentLoads(NamedTuple):
+    """What was sent once the server was warm."""
+
+    warm_s: float  # from the first request on, until it was
+    traces: list[PlayedTrace]
+
+
+async def _all_loads(url: str, seconds: float, usual: tuple[Lengths, Lengths]) -> SentLoads:
+    """Send loads until the time is over, at least one. The first ones warm the server: memory is
+    touched for the first time, and each is slower than it will be."""
     client = HttpClient(url)
     shape = await _shape(client)
     rng = np.random.default_rng(0)
     began = time.perf_counter()
+    own_chunk = shape.chunk
+    warm_s = 0.0
     found: list[PlayedTrace] = []
     while True:
         for load in calibration_loads(shape, usual, rng):
-            if found and time.perf_counter() - began > seconds:
-                return found
-            _set_chunk(url, load.chunk or shape.chunk)
-            played = await play(client, _at_once(load.requests, rng))
+            passed_s = time.perf_counter() - began
+            if not warm_s and passed_s > WARM_PART * seconds:
+                warm_s = passed_s
+            if found and passed_s > seconds:
+                return SentLoads(warm_s, found)
+            _set_chunk(url, load.chunk or own_chunk)
+            arrivals = _at_once(load.requests, rng)
+            played = await play(client, arrivals)
             if played.first_error:
                 raise HttpError(played.first_error)
-            found.append(played)
+            if warm_s:
+                found.append(played)
+
+
+def warm(journal: Journal, warm_s: float) -> Journal:
+    """The journal without the steps before this time."""
+    first = bisect_left(journal.ended_s, warm_s)
+    return journal._replace(steps=journal.steps[first:], ended_s=journal.ended_s[first:])
 
 
 async def _shape(client: HttpClient) -> Shape:
@@ -156,18 +179,21 @@ def _fitting(requests: Sequence[Pair], longest: int) -> list[Pair]:
     """The requests, cut to a context of `longest` tokens."""
     found = []
     for prompt_len, output_len in requests:
-        short = max(min(output_len, longest // 4), 1)
-        found.append((max(min(prompt_len, longest - short - 1), 1), short))
+        most_output = max(longest // 4, 1)
+        short = min(output_len, most_output)
+        most_prompt = max(longest - short - 1, 1)
+        found.append((min(prompt_len, most_prompt), short))
     return found
 
 
 def _at_once(requests: Sequence[Pair], rng: np.random.Generator) -> list[Arrival]:
     found = []
     for prompt_len, output_len in requests:
-        ids = rng.integers(FIRST_ID, LAST_ID, prompt_len).astype(np.int32)
+        ids = rng.integers(FIRST_ID, LAST_ID, prompt_len)
+        prompt = ids.astype(np.int32).tobytes()
         arrival = Arrival(
             time_s=0.0,
-            prompt=ids.tobytes(),
+            prompt=prompt,
             output_len=output_len,
             max_new_tokens=output_len,
             ignore_eos=True,
@@ -205,6 +231,8 @@ def front_of(played: Sequence[PlayedTrace], journal: Journal) -> FrontCost:
             inside_s = engine_s.get(request.prompt[:PROMPT_BYTES])
             if inside_s is None or not inside_s >= 0 or not request.event_s:
                 continue
-            lens.append(len(request.prompt) // 4)
-            seconds.append(request.event_s[0] - request.sent_s - inside_s)
+            ttft_s = request.event_s[0] - request.sent_s
+            prompt_len = len(request.prompt) // 4
+            lens.append(prompt_len)
+            seconds.append(ttft_s - inside_s)
     return fit_front(lens, seconds)

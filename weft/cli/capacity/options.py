@@ -58,7 +58,7 @@ class WorkloadOptions:
         low=0,
     )
     requests: int = option(
-        160,
+        120,
         "requests in a simulation; of a trace the first ones, 0: all",
         group="workload",
         low=0,

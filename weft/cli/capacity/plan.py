@@ -103,7 +103,9 @@ def planned(settings: Settings) -> list[Planned]:
     """The answer for each build, the best first. Raises SettingsError."""
     options = settings.make(PlanOptions)
     wanted = settings.make(WorkloadOptions)
-    lengths = Lengths.parse(wanted.prompt, "--prompt"), Lengths.parse(wanted.output, "--output")
+    prompt = Lengths.parse(wanted.prompt, "--prompt")
+    output = Lengths.parse(wanted.output, "--output")
+    lengths = prompt, output
     fixed = {
         name: value
         for name, value in settings.given(EngineConfig).items()
@@ -275,9 +277,11 @@ def _print(found: Sequence[Planned]) -> None:
 
 def _as_json(found: Sequence[Planned]) -> dict[str, object]:
     """The best answer, and the others beside it."""
-    first = to_dict(found[0].answer) | {"build": found[0].build.name}
-    first["confirmations"] = found[0].confirmations
-    first["serve"] = show.serve_line(found[0].answer, found[0].answer.best)
+    best = found[0]
+    first = to_dict(best.answer)
+    first["build"] = best.build.name
+    first["confirmations"] = best.confirmations
+    first["serve"] = show.serve_line(best.answer, best.answer.best)
     others = [to_dict(one.answer) | {"build": one.build.name} for one in found[1:]]
     return first | {"others": others}
 

@@ -15,6 +15,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from weft.capacity.answer import CapacityAnswer, Question, answer
 from weft.capacity.axes.axis import AxisValue
 from weft.capacity.axes.table import AXES
@@ -60,8 +62,11 @@ def tune(argv: Sequence[str]) -> int:
     journal = journal_in(wanted.trace or _journal_of(server))
     if journal is None:
         raise SettingsError(f"{wanted.trace} is no journal of weft serve")
-    machine = now_running(machine_of(journal, "", {}), state)
-    lengths = Lengths.parse(wanted.prompt, "--prompt"), Lengths.parse(wanted.output, "--output")
+    recorded = machine_of(journal, "", {})
+    machine = now_running(recorded, state)
+    prompt = Lengths.parse(wanted.prompt, "--prompt")
+    output = Lengths.parse(wanted.output, "--output")
+    lengths = prompt, output
     workload = workload_of(wanted, lengths, machine, journal)
     level = AT_THE_RECORDED_RATE if isinstance(workload, RecordedTraffic) else 0.0
     axes = [axis for axis in AXES if axis.is_live and axis.name in state]
@@ -83,11 +88,7 @@ def now_running(machine: MeasuredMachine, state: Mapping[str, AxisValue]) -> Mea
     known = {name: value for name, value in state.items() if hasattr(machine.settings, name)}
     changes: dict[str, Any] = dict(known)
     settings = replace(machine.settings, **changes)
-    return MeasuredMachine(**{**_fields(machine), "settings": settings})
-
-
-def _fields(machine: MeasuredMachine) -> dict[str, Any]:
-    return {name: getattr(machine, name) for name in machine.__struct_fields__}
+    return msgspec.structs.replace(machine, settings=settings)
 
 
 def lines(found: CapacityAnswer, machine: MeasuredMachine) -> list[str]:
