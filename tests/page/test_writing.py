@@ -130,7 +130,7 @@ def test_the_keyboard_alone_reaches_all(quick: RunningServer, look: Look) -> Non
 def test_hostile_markdown_makes_only_harmless_nodes(quick: RunningServer, look: Look) -> None:
     page = look(quick.url).live()
     for text in ATTACKS:
-        found = written(page, text, 5)
+        found = written(page, text, max(5, len(text) // 100))
         tags = page.page.evaluate(TAGS)
         assert set(tags) <= HARMLESS, (text, tags)
         hrefs = page.page.locator(".md a").evaluate_all("all => all.map(one => one.protocol)")

@@ -7,6 +7,8 @@ import { codeBlock } from "./code.js";
 import { math } from "./math.js";
 
 const LONGEST_LINE = 20_000; // a longer one is shown as it stands, so that no pattern runs over it
+const DEEPEST = 30; // levels of nested blocks and marks; deeper ones are shown as they stand
+const NESTED = new RegExp(`^(?:[ \\t]*(?:>|[-*+](?=[ \\t])|\\d{1,9}[.)](?=[ \\t]))){${DEEPEST},}`, "m");
 const HARMLESS = /^(https?:|mailto:)/i;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", hellip: "…", mdash: "—", ndash: "–", times: "×", rarr: "→", larr: "←" };
 
@@ -32,7 +34,8 @@ function formula(text, pattern, isBlock) {
 
 // The blocks of a text; their `raw` parts make up the text.
 export function blocks(text) {
-	if (text.split("\n").some((line) => line.length > LONGEST_LINE)) return [plain(text)];
+	const isLong = text.split("\n").some((line) => line.length > LONGEST_LINE);
+	if (isLong || NESTED.test(text)) return [plain(text)];
 	try {
 		return parser.lexer(text);
 	} catch {
@@ -64,7 +67,19 @@ const BLOCKS = {
 // The node of a block; null if it shows nothing.
 export const node = (token) => (BLOCKS[token.type] || BLOCKS.plain)(token);
 
-export const nodes = (tokens) => tokens.map(node).filter(Boolean);
+const nodes = (tokens) => deeper(tokens, () => tokens.map(node).filter(Boolean));
+
+let depth = 0;
+
+function deeper(tokens, draw) {
+	if (depth >= DEEPEST) return tokens.map(({ raw }) => raw);
+	depth++;
+	try {
+		return draw();
+	} finally {
+		depth--;
+	}
+}
 
 function list({ ordered, start, items }) {
 	const made = el(ordered ? "ol" : "ul", "", ...items.map(item));
@@ -109,7 +124,7 @@ const INLINE = {
 	checkbox: ({ checked }) => checkbox(checked),
 };
 
-const inline = (tokens) => tokens.map((token) => (INLINE[token.type] || (({ raw }) => raw))(token));
+const inline = (tokens) => deeper(tokens, () => tokens.map((token) => (INLINE[token.type] || (({ raw }) => raw))(token)));
 
 function link(href, raw, words) {
 	if (!HARMLESS.test(href)) return raw;
