@@ -8,6 +8,35 @@ from typing import Any
 from tests.page.browser import Watched
 
 CHAT = "**/v1/chat/completions"
+# Markdown of all kinds.
+RICH = """# Ships
+
+| name | tons |
+|:-----|-----:|
+| *Vasa* | 1,210 |
+| `Mary` \\| Rose | 500 |
+
+1. first
+   - inner ~~old~~
+     1. deepest
+2. second
+
+- [x] done
+- [ ] open
+
+> said <b>he</b> &amp; she
+
+See [the docs](https://example.org/a?b=1&c=2), https://example.com and [bad](javascript:alert(1)).
+![a chart](https://example.org/chart.png)
+
+```python
+def f(x):
+    return "text" + str(x)  # why
+```
+
+Inline $e^{i\\pi}+1=0$ costs $5 and $6, and
+$$\\frac{a}{b}$$
+"""
 
 
 def say(page: Watched, text: str) -> None:
@@ -19,7 +48,8 @@ def say(page: Watched, text: str) -> None:
 def answers(
     page: Watched, *deltas: dict[str, Any], end: str = "stop", usage: dict[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Let the page's next requests get these deltas. Returns the list of their bodies, which grows."""
+    """Let the page's next requests get these deltas. Returns the list of their bodies,
+    which grows."""
     events: list[dict[str, Any]] = [{"choices": [{"delta": delta}]} for delta in deltas]
     events.append({"choices": [{"delta": {}, "finish_reason": end}]})
     if usage is not None:

@@ -1,4 +1,5 @@
-"""The chat of the live page, point by point as docs/guides/page.md compares it with llama-server's."""
+"""The chat of the live page, point by point as docs/guides/page.md compares it with
+llama-server's."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 from tests.page.browser import Watched
 from tests.page.conftest import MCP_ORIGIN, Look
-from tests.page.talk import answers, call, say
+from tests.page.talk import RICH, answers, call, say
 from tests.server.fake import RunningServer
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "page.md"
@@ -275,7 +276,10 @@ SLOW_STREAM = """() => {
   window.fetch = (path, ...rest) => {
     if (!String(path).includes("chat/completions")) return asked(path, ...rest);
     const body = new ReadableStream({ start(to) {
-      const write = (text) => to.enqueue(new TextEncoder().encode(`data: ${JSON.stringify({ choices: [{ delta: { content: text } }] })}\\n\\n`));
+      const write = (content) => {
+        const event = JSON.stringify({ choices: [{ delta: { content } }] });
+        to.enqueue(new TextEncoder().encode(`data: ${event}\\n\\n`));
+      };
       write("the beginning ");
       setInterval(() => write("more "), 200);
     } });
@@ -302,35 +306,6 @@ def test_enter_of_an_input_method_sends_nothing(quick: RunningServer, look: Look
 
 
 # ---- what is shown
-
-RICH = """# Ships
-
-| name | tons |
-|:-----|-----:|
-| *Vasa* | 1,210 |
-| `Mary` \\| Rose | 500 |
-
-1. first
-   - inner ~~old~~
-     1. deepest
-2. second
-
-- [x] done
-- [ ] open
-
-> said <b>he</b> &amp; she
-
-See [the docs](https://example.org/a?b=1&c=2), https://example.com and [bad](javascript:alert(1)).
-![a chart](https://example.org/chart.png)
-
-```python
-def f(x):
-    return "text" + str(x)  # why
-```
-
-Inline $e^{i\\pi}+1=0$ costs $5 and $6, and
-$$\\frac{a}{b}$$
-"""
 
 
 def test_markdown_with_tables_lists_links_and_quotes(quick: RunningServer, look: Look) -> None:
@@ -442,8 +417,8 @@ def test_pictures_and_sounds_are_sent_to_a_model_that_takes_them(
 
 
 DOT = bytes.fromhex(
-    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c63f8cfc0f0"
-    "1f00050001ffa5f6c5300000000049454e44ae426082"
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154"
+    "789c63f8cfc0f01f00050001ffa5f6c5300000000049454e44ae426082"
 )
 TAKES = """async (takes) => {
   const writer = await import("./page/chat/writer.js");
