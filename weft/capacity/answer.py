@@ -152,9 +152,9 @@ def _range(trials: LoadTrials, best: Candidate) -> Range:
 
         knee = find_knee(bears, len(levels), best.knee)
         found.append(level_of(levels, knee))
-    knee = level_of(levels, best.knee)
+    own = level_of(levels, best.knee)
     # With few requests, a slower machine may happen to do better.
-    return Range(min(*found, knee), max(*found, knee))
+    return Range(min(*found, own), max(*found, own))
 
 
 def to_dict(found: CapacityAnswer) -> dict[str, Any]:

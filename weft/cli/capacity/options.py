@@ -125,7 +125,7 @@ class PlanOptions:
         high=3_600.0,
     )
     search_s: float = option(
-        45.0, "time for the search; the best so far counts", group="plan", low=1.0, high=86_400.0
+        25.0, "time for the search; the best so far counts", group="plan", low=1.0, high=86_400.0
     )
     machines: int = option(
         1,
