@@ -77,9 +77,12 @@ async def play(server: HttpClient, arrivals: Sequence[Arrival]) -> PlayedTrace:
     """Send all requests, each at its time, and wait for their ends. Prompts are token ids. Raises
     HttpError if the server cannot be reached at all."""
     models = await server.get_json("/v1/models")
-    run = _TraceRun(server, models["data"][0]["id"], arrivals)
-    await asyncio.gather(*(run.request(number) for number in range(len(arrivals))))
-    return PlayedTrace(run.requests, _record(run.requests))
+    first = models["data"][0]
+    run = _TraceRun(server, first["id"], arrivals)
+    requests = [run.request(number) for number in range(len(arrivals))]
+    await asyncio.gather(*requests)
+    record = _record(run.requests)
+    return PlayedTrace(run.requests, record)
 
 
 class _TraceRun:
@@ -95,7 +98,8 @@ class _TraceRun:
         arrival = self._arrivals[number]
         due = self._began + arrival.time_s
         if arrival.after >= 0:
-            await self._ended[arrival.after].wait()
+            before = self._ended[arrival.after]
+            await before.wait()
             due = time.perf_counter() + arrival.time_s
         left_s = due - time.perf_counter()
         await asyncio.sleep(max(left_s, 0.0))
@@ -134,7 +138,9 @@ class _TraceRun:
         if not before.output or not arrival.prompt.startswith(planned):
             return arrival.prompt
         real = self.requests[arrival.after]
-        return real.prompt + real.output_bytes + arrival.prompt[len(planned) :]
+        so_far = real.prompt + real.output_bytes
+        new = arrival.prompt[len(planned) :]
+        return so_far + new
 
     def _take(self, own: PlayedRequest, data: bytes) -> None:
         """Record an event of the stream. Raises HttpError for an error event."""
@@ -149,8 +155,9 @@ class _TraceRun:
         if event.error is not None:
             text = data[:MAX_ERROR_BYTES].decode(errors="replace")
             raise HttpError(f"an event of the stream is an error: {text}")
-        if event.usage is not None and event.usage.prompt_tokens_details is not None:
-            own.cached_len = event.usage.prompt_tokens_details.cached_tokens
+        if event.usage is not None:
+            details = event.usage.prompt_tokens_details or _PromptDetails()
+            own.cached_len = details.cached_tokens
         for choice in event.choices:
             if choice.token_ids:
                 own.event_s.append(now)
@@ -161,7 +168,8 @@ def _record(requests: Sequence[PlayedRequest]) -> Record:
     columns = RequestColumns()
     gaps = Gaps()
     for number, own in enumerate(requests):
-        columns.enter(number, own.sent_s, len(own.prompt) // 4, 0)
+        prompt_len = len(own.prompt) // 4
+        columns.enter(number, own.sent_s, prompt_len, 0)
         columns.end_s[number] = own.end_s
         columns.output_len[number] = len(own.output)
         columns.cached_len[number] = own.cached_len

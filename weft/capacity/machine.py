@@ -115,10 +115,14 @@ def merged(stretches: Sequence[Stretch]) -> tuple[tuple[float, float, float], ..
     now = 0.0
     for first in range(0, len(stretches), at_once or 1):
         group = stretches[first : first + at_once]
-        took_s = sum(one.ended_s - one.began_s for one in group)
-        usual_s = sum(one.usual_s for one in group)
-        found.append((now, now + took_s, usual_s))
-        now += took_s
+        took_s = 0.0
+        usual_s = 0.0
+        for one in group:
+            took_s += one.ended_s - one.began_s
+            usual_s += one.usual_s
+        ended_s = now + took_s
+        found.append((now, ended_s, usual_s))
+        now = ended_s
     return tuple(found)
 
 

@@ -3,6 +3,7 @@ best settings so far do not bear. It knows no axis."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -111,7 +112,9 @@ class Search:
         if point.good_per_s > 0:
             return 1e6 * point.good_per_s
         late = point.ttft_s[0] + point.itl_s[0]
-        return 1 / (1 + late) if late == late else 0.0
+        if math.isnan(late):
+            return 0.0
+        return 1 / (1 + late)
 
     def _ranked(
         self,

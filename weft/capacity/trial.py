@@ -74,7 +74,7 @@ class MeteredCurve:
         self._context_s += parts.context_s
         self._sample_s += parts.sample_s
         self.most_context = max(self.most_context, load.context)
-        return parts.weights_s + parts.compute_s + parts.context_s + parts.sample_s
+        return parts.total_s
 
     @property
     def parts(self) -> CostParts:

@@ -79,8 +79,10 @@ class UniformDecodes:
         if facts.has_stop_ids.any():
             return None
         # The step in which a request ends is not one of them.
-        num_steps = int((columns.max_len.take(facts.at) - known_len).min()) - 1
-        return UniformRows(rows, facts, known_len, self._with_memory(known_len, num_steps))
+        left = columns.max_len.take(facts.at) - known_len
+        num_steps = int(left.min()) - 1
+        num_steps = self._with_memory(known_len, num_steps)
+        return UniformRows(rows, facts, known_len, num_steps)
 
     def _with_memory(self, known_len: IntArray, num_steps: int) -> int:
         """As many of the steps as surely have memory, perhaps of cached pages: no request loses its
@@ -121,7 +123,8 @@ class UniformDecodes:
         kv = self._scheduler.kv
         rows = ahead.rows[begins]
         pages = kv.alloc(len(rows), kv.columns.ids[rows], "decode")
-        page = (ahead.known_len[begins] - 1 + number) // kv.page_size
+        positions = ahead.known_len[begins] - 1 + number
+        page = positions // kv.page_size
         kv.rows.pages[rows, page] = pages
 
     def finish(self, ahead: UniformRows, tokens: IntArray, steps: Sequence[RanStep]) -> None:

@@ -41,18 +41,19 @@ class StepCurve(msgspec.Struct, frozen=True, kw_only=True):
     pair_s: float = 0.0
 
     def seconds(self, load: StepLoad) -> float:
-        parts = self.parts(load)
-        return parts.weights_s + parts.compute_s + parts.context_s + parts.sample_s
+        return self.parts(load).total_s
 
     def parts(self, load: StepLoad) -> CostParts:
         """The seconds of a step by what they are spent on."""
         compute_s = 0.0
         tokens = load.tokens
         for index in range(bisect_right(self.knots, tokens)):
+            begin = self.knots[index]
             end = tokens
             if index + 1 < len(self.knots):
                 end = min(tokens, self.knots[index + 1])
-            compute_s += self.token_s[index] * (end - self.knots[index])
+            num_tokens = end - begin
+            compute_s += self.token_s[index] * num_tokens
         return CostParts(
             weights_s=self.step_s,
             compute_s=compute_s + self.pair_s * load.pairs,
@@ -80,6 +81,12 @@ class CostParts(msgspec.Struct, frozen=True, kw_only=True):
     context_s: float  # reading the KV that its tokens attend to
     sample_s: float  # the head, sampling, and sending of new tokens
 
+    @property
+    def total_s(self) -> float:
+        device_s = self.weights_s + self.compute_s
+        others_s = self.context_s + self.sample_s
+        return device_s + others_s
+
 
 class CurveFit(msgspec.Struct, frozen=True, kw_only=True):
     """A fitted curve, and how well it meets the steps that it was fitted to."""
@@ -100,7 +107,8 @@ def fit_curve(steps: Sequence[StepTime]) -> CurveFit:
     seconds = measured[:, 3]
     knots = tuple(knot for knot in KNOTS if knot < tokens.max()) or KNOTS[:1]
     loads = _columns(measured, knots)
-    scale = np.maximum(np.abs(loads).max(axis=0), 1e-300)
+    largest = np.abs(loads).max(axis=0)
+    scale = np.maximum(largest, 1e-300)
     scaled = loads / scale
     bends = _bends(len(knots), scale)
     order = np.argsort(tokens, kind="stable")
@@ -110,17 +118,24 @@ def fit_curve(steps: Sequence[StepTime]) -> CurveFit:
     for number in range(CURVE_ROUNDS):
         difference = model
         if number:
-            difference = np.maximum(np.abs(seconds - model), LEAST_DIFFERENCE * model)
-        weights = 1 / (np.maximum(model, LEAST_S) * np.maximum(difference, LEAST_S))
-        matrix = scaled.T @ (scaled * weights[:, None])
+            least = LEAST_DIFFERENCE * model
+            difference = np.abs(seconds - model)
+            difference = np.maximum(difference, least)
+        difference = np.maximum(difference, LEAST_S)
+        usual_s = np.maximum(model, LEAST_S)
+        weights = 1 / (usual_s * difference)
+        weighted = scaled * weights[:, None]
+        matrix = scaled.T @ weighted
         # As a part of the time of a step of that size: a bend weighs as much there as anywhere.
         times_s = np.maximum(model[order], LEAST_S)
         usual = np.interp(knots, by_tokens, times_s)[:-1]
         relative = bends / (usual * usual)[:, None]
         stiffness = STIFFNESS * float((weights * model * model).sum())
         matrix += stiffness * (bends.T @ relative)
-        solution = not_negative(matrix, scaled.T @ (weights * seconds))
-        model = np.maximum(scaled @ solution, LEAST_S)
+        vector = weighted.T @ seconds
+        solution = not_negative(matrix, vector)
+        model = scaled @ solution
+        model = np.maximum(model, LEAST_S)
     factor = _factor(seconds, model)
     terms: list[float] = (factor * solution / scale).tolist()
     curve = StepCurve(
@@ -132,11 +147,13 @@ def fit_curve(steps: Sequence[StepTime]) -> CurveFit:
         pair_s=terms[3],
     )
     model = factor * model
+    total_ratio = model.sum() / seconds.sum()
+    errors = np.abs(model / seconds - 1)
     return CurveFit(
         curve=curve,
         num_steps=len(steps),
-        total_error=float(model.sum() / seconds.sum() - 1),
-        median_error=float(np.median(np.abs(model / seconds - 1))),
+        total_error=float(total_ratio - 1),
+        median_error=float(np.median(errors)),
     )
 
 
@@ -169,8 +186,10 @@ def _bends(num_pieces: int, scale: DoubleArray) -> DoubleArray:
 def _factor(seconds: DoubleArray, model: DoubleArray) -> float:
     """What the model must be multiplied with so that its sum is that of the measured seconds,
     without those that something else disturbed."""
-    usual = np.minimum(seconds, MAX_STRETCH * model)
-    return float(usual.sum() / model.sum())
+    longest = MAX_STRETCH * model
+    usual = np.minimum(seconds, longest)
+    total_s = float(usual.sum())
+    return total_s / float(model.sum())
 
 
 def not_negative(matrix: DoubleArray, vector: DoubleArray) -> DoubleArray:
@@ -184,7 +203,8 @@ def not_negative(matrix: DoubleArray, vector: DoubleArray) -> DoubleArray:
     is_free = np.zeros(size, dtype=np.bool_)
     tolerance = 1e-12 * float(np.abs(vector).max(initial=0.0))
     for _ in range(3 * size):
-        gradient = np.where(is_free, -np.inf, vector - matrix @ x)
+        gradient = vector - matrix @ x
+        gradient[is_free] = -np.inf
         best = int(np.argmax(gradient))
         if not gradient[best] > tolerance:
             break

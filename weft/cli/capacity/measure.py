@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import platform
 import re
 import tempfile
@@ -147,8 +148,10 @@ async def _shape(client: HttpClient) -> Shape:
     state = await client.get_json("/get_internal_state")
     settings = state["server_args"]
     models = await client.get_json("/v1/models")
-    longest = int(models["data"][0].get("max_model_len") or 2_048)
-    return Shape(int(settings["max_running_requests"]), longest, settings["chunked_prefill_size"])
+    model = models["data"][0]
+    rows = int(settings["max_running_requests"])
+    longest = int(model.get("max_model_len") or 2_048)
+    return Shape(rows, longest, settings["chunked_prefill_size"])
 
 
 def calibration_loads(
@@ -204,12 +207,13 @@ def _at_once(requests: Sequence[Pair], rng: np.random.Generator) -> list[Arrival
 
 def _set_chunk(url: str, chunk: int) -> None:
     """Let the server cut prompts into pieces of this length; never longer than at its start."""
-    body = json.dumps({"server_args": {"chunked_prefill_size": chunk}}).encode()
-    request = urllib.request.Request(
-        f"{url}/set_internal_state", body, {"Content-Type": "application/json"}
-    )
+    settings = {"chunked_prefill_size": chunk}
+    body = json.dumps({"server_args": settings}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/set_internal_state", body, headers)
     try:
-        urllib.request.urlopen(request, timeout=SET_TIMEOUT_S).close()
+        reply = urllib.request.urlopen(request, timeout=SET_TIMEOUT_S)
+        reply.close()
     except OSError:
         return  # its own chunks are shorter: they stay
 
@@ -221,15 +225,17 @@ def front_of(played: Sequence[PlayedTrace], journal: Journal) -> FrontCost:
     for number, arrival in enumerate(journal.arrivals):
         if isinstance(arrival.prompt, bytes):
             took_s = record.first_s[number] - record.sent_s[number]
-            engine_s[arrival.prompt[:PROMPT_BYTES]] = float(took_s)
+            name = arrival.prompt[:PROMPT_BYTES]
+            engine_s[name] = float(took_s)
     lens: list[int] = []
     seconds: list[float] = []
     for trace in played:
         if len(trace.requests) > FEW_AT_ONCE:
             continue
         for request in trace.requests:
-            inside_s = engine_s.get(request.prompt[:PROMPT_BYTES])
-            if inside_s is None or not inside_s >= 0 or not request.event_s:
+            name = request.prompt[:PROMPT_BYTES]
+            inside_s = engine_s.get(name, math.nan)
+            if not inside_s >= 0 or not request.event_s:
                 continue
             ttft_s = request.event_s[0] - request.sent_s
             prompt_len = len(request.prompt) // 4
