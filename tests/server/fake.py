@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import uvloop
 
+from tests.server.template_here import rendering_here
 from tests.text.tokens import EOS, byte_tokenizer
 from weft.client.client import EngineClient
 from weft.config.limits import Limits
@@ -313,16 +314,17 @@ class RunningServer:
             settings={"dtype": "auto", **(settings or {})},
             model=facts or ModelFacts(),
         )
-        app = create_app(
-            self.client,
-            self.tokenizer,
-            config,
-            info,
-            self.readiness,
-            limits,
-            processor=processor,
-            catalog=catalog,
-        )
+        with rendering_here():
+            app = create_app(
+                self.client,
+                self.tokenizer,
+                config,
+                info,
+                self.readiness,
+                limits,
+                processor=processor,
+                catalog=catalog,
+            )
         self.server = make_server(app, config, limits, self.client.metrics.refused)
         self._socket = socket.create_server(("127.0.0.1", port))
         self.port = self._socket.getsockname()[1]
