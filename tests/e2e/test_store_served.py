@@ -138,8 +138,8 @@ def test_keep_alive_and_the_routes_of_llama_server_load_and_unload(store: Store)
         found = store.http.post(f"/models/{path}", json={"model": "weft-nano"})
         assert (found.status_code, state()) == (200, expected)
     assert store.chat("weft-nano", keep_alive=0).status_code == 200
-    while state() != "unloaded":
-        assert state() in ("loaded", "unloading")
+    while (now := state()) != "unloaded":
+        assert now in ("loaded", "unloading")
     store.chat("weft-nano", keep_alive="10m")
     [loaded] = store.http.get("/api/ps").json()["models"]
     assert loaded["expires_at"] < "2100"
