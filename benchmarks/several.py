@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import random
 import statistics
 import sys
 import time
@@ -30,13 +31,14 @@ QUIET_S = 1.0  # of a stream, before and after a load
 
 
 def body(model: str, max_tokens: int) -> dict[str, Any]:
+    """Drawn at random: what was said before is guessed, and then a step gives several tokens."""
     return {
         "model": model,
-        "prompt": "Once upon a time",
+        "prompt": f"{random.random()}: Once upon a time",
         "max_tokens": max_tokens,
         "stream": True,
         "ignore_eos": True,
-        "temperature": 0,
+        "temperature": 1.0,
     }
 
 
@@ -52,15 +54,25 @@ async def tokens(
     assert times, answer.status_code
 
 
+async def stream_on(
+    client: httpx.AsyncClient, model: str, max_tokens: int, times: list[float]
+) -> None:
+    """One stream behind the other, until the task is cancelled."""
+    while True:
+        await tokens(client, model, max_tokens, times)
+
+
 def quantile(values: list[float], part: float) -> float:
     return sorted(values)[min(int(part * len(values)), len(values) - 1)]
 
 
-async def one_load(client: httpx.AsyncClient, model: str, other: str) -> tuple[float, float, float]:
+async def one_load(
+    client: httpx.AsyncClient, model: str, other: str, max_tokens: int
+) -> tuple[float, float, float]:
     """Seconds to the first token; the longest gap meanwhile; the usual step."""
     await client.post("/models/unload", json={"model": other})
     steady: list[float] = []
-    streaming = asyncio.ensure_future(tokens(client, model, 100_000, steady))
+    streaming = asyncio.ensure_future(stream_on(client, model, max_tokens, steady))
     while not steady or time.monotonic() - steady[0] < QUIET_S:
         await asyncio.sleep(0.05)
     began_s = time.monotonic()
@@ -85,7 +97,10 @@ async def loads(server: Server, args: argparse.Namespace) -> dict[str, Any]:
             first: list[float] = []
             await tokens(client, args.other, 1, first)
             alone.append(first[0] - began_s)
-        beside = [await one_load(client, args.model, args.other) for _ in range(args.beside)]
+        beside = [
+            await one_load(client, args.model, args.other, args.max_tokens)
+            for _ in range(args.beside)
+        ]
     return {
         "first_token_s": {
             "p50": round(statistics.median(alone), 3),
@@ -105,7 +120,11 @@ async def loads(server: Server, args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def rate(
-    client: httpx.AsyncClient, models: list[str], concurrency: int, seconds: float
+    client: httpx.AsyncClient,
+    models: list[str],
+    concurrency: int,
+    seconds: float,
+    max_tokens: int,
 ) -> dict[str, float]:
     """Tokens a second of each of these models, while all of them are busy."""
     times: dict[str, list[list[float]]] = {name: [] for name in models}
@@ -113,7 +132,7 @@ async def rate(
     for name in models:
         for _ in range(concurrency):
             times[name].append([])
-            work = tokens(client, name, 100_000, times[name][-1])
+            work = stream_on(client, name, max_tokens, times[name][-1])
             streams.append(asyncio.ensure_future(work))
     await asyncio.sleep(1.0)
     began_s = time.monotonic()
@@ -134,7 +153,9 @@ async def both(server: Server, args: argparse.Namespace) -> dict[str, Any]:
             await tokens(client, name, 1, [])
         found = {}
         for models in ([args.model], [args.other], [args.model, args.other]):
-            found["+".join(models)] = await rate(client, models, args.concurrency, args.seconds)
+            found["+".join(models)] = await rate(
+                client, models, args.concurrency, args.seconds, args.max_tokens
+            )
     return found
 
 
@@ -149,12 +170,14 @@ def main() -> None:
         "--pause", type=float, default=2.5, help="before a load: a process gets ready"
     )
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--max-tokens", type=int, default=1_800, help="of a stream")
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("options", nargs="*")
     args = parser.parse_args()
     small = ("--kv-tokens", "16384", "--max-running-requests", "16")
     server = Server(args.model, args.other, *args.options, small=small)
     try:
+        args.model, args.other = (one["id"] for one in server.get("/models")["data"])
         work = {"loads": loads, "both": both}[args.what]
         print(json.dumps(asyncio.run(work(server, args)), indent=1))
     finally:

@@ -59,7 +59,6 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     # File descriptors of the sockets to the engines that divide the experts with this one, by rank;
     # -1 for the engine itself.
     peers: tuple[int, ...] = ()
-    active_models: str = ""  # file with the number of models that compute; "": it is alone
 
     def to_json(self) -> bytes:
         """One line, without the line break."""

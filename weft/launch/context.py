@@ -21,7 +21,6 @@ class LaunchContext:
     limits: Limits  # connections limited to what the system allows
     digests: KeyDigests
     aliases: tuple[str, ...] = ()  # other names by which requests may name the model
-    active_models: str = ""  # file of `ActiveModels`; "": no other model is on this server
 
     @property
     def model_name(self) -> str:

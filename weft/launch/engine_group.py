@@ -91,7 +91,6 @@ class EngineGroup:
             log_level=config.log_level,
             log_format=config.log_format,
             peers=self._links[rank],
-            active_models=self._context.active_models,
         )
         self.processes[rank].begin(args)
 

@@ -33,7 +33,6 @@ from weft.engine.engine import Engine
 from weft.engine.guard import EngineBroken, replace_unsent
 from weft.engine.intake import Intake
 from weft.journal.recorder import RecordedEngine
-from weft.launch.active_models import ActiveModels
 from weft.launch.heartbeat import HeartbeatSender
 from weft.messages.channel import Receiver, RpcSocket, Sender, Sleeper
 from weft.messages.codec import FromEngine, decode_to_engine
@@ -69,8 +68,6 @@ def run(args: EngineArgs, at_end: Callable[[Callable[[], object]], None]) -> Non
     try:
         built = build_engine(args.config, Path(args.folder), _peers(args))
         ranks = built.ranks
-        if args.active_models and built.runner.kernels is not None:
-            built.runner.kernels.num_sharing = ActiveModels(Path(args.active_models)).num
         if ranks is not None:
             ranks.on_lost(partial(_end_for_lost_rank, args.from_engine, ranks))
             at_end(ranks.take_leave)

@@ -192,7 +192,6 @@ async def serving(
     wait_s: float = 20.0,
     catalog: ModelCatalog | None = None,
     look: Callable[[], Sequence[ModelSpec]] | None = None,
-    tell_active: Callable[[int], object] = bool,
 ) -> AsyncIterator[Server]:
     """`look`: which models of the folder there are now; None: those of `specs`."""
     readiness = Readiness()
@@ -202,7 +201,7 @@ async def serving(
     def new_host(spec: ModelSpec) -> Any:
         return FakeHost(spec, shared)
 
-    house = House(rules or Rules(100), metrics, new_host, lambda: None, tell_active)
+    house = House(rules or Rules(100), metrics, new_host, lambda: None)
     for one in specs:
         house.add(one)
     tokenizer = byte_tokenizer()

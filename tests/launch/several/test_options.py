@@ -11,7 +11,6 @@ import pytest
 from tests.launch.tiny_model import write_tiny_model
 from weft.config.keys import KeyDigests
 from weft.config.server import ServerConfig
-from weft.launch.active_models import ActiveModels
 from weft.launch.serve import serve_command
 from weft.launch.several import serve
 from weft.launch.several.roster import HouseRoster
@@ -49,7 +48,7 @@ def test_requests_wait_for_models_as_many_and_as_long_as_the_options_say(
 
     async def make() -> None:
         many = many_models(tmp_path, "--max-load-waiting", "5", "--load-wait-s", "9")
-        front = SeveralFront(many, NoTracer(), ActiveModels(tmp_path / "active"))
+        front = SeveralFront(many, NoTracer())
         assert callable(front.app)
         front.lost.cancel()
         front.house.close()

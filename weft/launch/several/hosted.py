@@ -22,7 +22,6 @@ from weft.config.model import ModelError
 from weft.config.options import SettingsError
 from weft.config.parallel import num_ranks
 from weft.executor.lora.folders import AdapterFolders
-from weft.launch.active_models import ActiveModels
 from weft.launch.context import LaunchContext
 from weft.launch.engine_group import EngineGroup, part_of
 from weft.launch.engine_process import SocketFolder
@@ -73,7 +72,6 @@ class HouseParts:
     budget_bytes: int
     # Its threads live as long as the server: processes end with the thread that starts them.
     starter: Executor
-    active: ActiveModels
 
 
 class HostedModel:
@@ -217,7 +215,6 @@ class HostedModel:
             limits=self._house.limits,
             digests=self._house.digests,
             aliases=self.spec.aliases,
-            active_models=str(self._house.active.path),
         )
 
     async def lost(self) -> ExitStatus:

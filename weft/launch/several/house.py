@@ -53,11 +53,8 @@ class House:
         metrics: HouseMetrics,
         new_host: Callable[[ModelSpec], HostedModel],
         new_spare: Callable[[], EngineGroup | None],
-        tell_active: Callable[[int], object] = bool,
     ) -> None:
-        """`new_spare` starts a process for the next load; None: nothing is started ahead.
-        `tell_active` is called with the number of models that have open requests, when it changes.
-        """
+        """`new_spare` starts a process for the next load; None: nothing is started ahead."""
         self.hosts: dict[str, HostedModel] = {}
         self.names = NamesOfModels()
         self.facts = Residents(rules)
@@ -66,8 +63,6 @@ class House:
         self.metrics = metrics
         self.failures = LoadFailures()
         self._new_host = new_host
-        self._tell_active = tell_active
-        self._num_active = 0
         self._spare = SpareProcess(new_spare)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -122,7 +117,6 @@ class House:
         now_s = time.monotonic()
         if not self.facts.request(name, now_s):
             await self._wait(self.line.add(name, rid, now_s), longest_s)
-        self._count_active()
         served = self.served(name)
         if served is None:  # its engine has ended since
             self.end(name)
@@ -156,14 +150,7 @@ class House:
     def end(self, name: str) -> None:
         """A request that had begun has ended."""
         self.facts.end(name, time.monotonic())
-        self._count_active()
         self.settle()
-
-    def _count_active(self) -> None:
-        num = sum(model.num_open > 0 for model in self.facts.models.values())
-        if num != self._num_active:
-            self._num_active = num
-            self._tell_active(num)
 
     async def know(self, name: str) -> None:
         """Let `Residency` know the model: its files are checked, and its size is known. Raises

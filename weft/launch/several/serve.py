@@ -23,10 +23,8 @@ from weft.config.machine import Machine, probe
 from weft.config.options import Settings, SettingsError
 from weft.config.server import ServerConfig
 from weft.config.several import ModelsConfig
-from weft.launch.active_models import ActiveModels
 from weft.launch.console import Console
 from weft.launch.engine_group import EngineGroup
-from weft.launch.engine_process import SocketFolder
 from weft.launch.listen import listen
 from weft.launch.model_catalog import StoreCatalog
 from weft.launch.open_files import fit
@@ -107,7 +105,7 @@ class ManyModels:
             patience_s=self.several.load_patience_s,
         )
 
-    def house_parts(self, readiness: Readiness, tracer: Tracer, active: ActiveModels) -> HouseParts:
+    def house_parts(self, readiness: Readiness, tracer: Tracer) -> HouseParts:
         try:
             shared = shared_parts(self.config, readiness, self.limits, self.catalog)
         except StateError as exc:
@@ -120,7 +118,6 @@ class ManyModels:
             machine=self.machine,
             share_bytes=self.share_bytes,
             budget_bytes=self.budget_bytes,
-            active=active,
             starter=ThreadPoolExecutor(STARTERS, thread_name_prefix="starter"),
         )
 
@@ -128,18 +125,17 @@ class ManyModels:
 class SeveralFront:
     """The front of several models, as `Front` is that of one."""
 
-    def __init__(self, many: ManyModels, tracer: Tracer, active: ActiveModels) -> None:
+    def __init__(self, many: ManyModels, tracer: Tracer) -> None:
         self.readiness = Readiness()
         self.metrics = HouseMetrics()
         self.refused = self.metrics.refused
         self._many = many
-        self._parts = many.house_parts(self.readiness, tracer, active)
+        self._parts = many.house_parts(self.readiness, tracer)
         self.house = House(
             many.rules,
             self.metrics,
             lambda spec: HostedModel(spec, self._parts),
             partial(EngineGroup, 1),
-            active.set,
         )
         for spec in many.specs:
             self.house.add(spec)
@@ -285,14 +281,10 @@ class OfferWatch:
 
 
 async def _run(
-    many: ManyModels,
-    console: Console,
-    tracer: Tracer,
-    listener: socket.socket,
-    active: ActiveModels,
+    many: ManyModels, console: Console, tracer: Tracer, listener: socket.socket
 ) -> ExitStatus:
     signals = LoopSignals()
-    front = SeveralFront(many, tracer, active)
+    front = SeveralFront(many, tracer)
     garbage.freeze()
     try:
         return await supervise(front, many.config, many.limits, console, signals, listener)
@@ -308,19 +300,17 @@ def serve_several(
     try:
         with StartSignals(), ExitStack() as started:
             listener = started.enter_context(listen(config.host, config.port))
+            logs.setup(config.log_level, format=config.log_format)
             many = ManyModels(settings, config, digests)
             console = Console(config, began, requires_key=bool(digests.user))
             if many.limits is not many.asked_limits:
                 console.fewer_connections(
                     many.limits.max_connections, many.asked_limits.max_connections
                 )
-            logs.setup(config.log_level, format=config.log_format)
             tracer = make_tracer(config.otlp_endpoint, "several models")
             started.callback(tracer.close)
             console.several(names_of(many.specs), many.budget_bytes)
-            folder = started.enter_context(SocketFolder())
-            active = ActiveModels(folder.path / "active")
-            end = run_loop(_run(many, console, tracer, listener, active))
+            end = run_loop(_run(many, console, tracer, listener))
     except Stopped:
         return 0
     console.ended(end.reason, end.status)

@@ -6,7 +6,6 @@ Knows the functions that the library exports and what they return; not what an o
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -36,10 +35,6 @@ class Unavailable(Exception):
     """The library cannot be used on this machine; the message gives the reason."""
 
 
-def _alone() -> int:
-    return 1
-
-
 class Library:
     """The kernels of one instruction set.
 
@@ -57,8 +52,6 @@ class Library:
         self.timings: Timings | None = None  # records the times of all operations; None: off
         # Threads that compute together, including the caller's; 0: the number that torch uses.
         self.num_threads = 0
-        # How many processes compute on these cores at present; each takes its part of the threads.
-        self.num_sharing: Callable[[], int] = _alone
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as exc:
@@ -114,7 +107,7 @@ class Library:
             ops,
             num_ops,
             ctypes.addressof(step),
-            self.threads,
+            self._threads,
             times,
         )
         if timings is not None:
@@ -132,7 +125,7 @@ class Library:
         failed = self._run_fused(
             self._set,
             ctypes.addressof(step),
-            self.threads,
+            self._threads,
             times,
         )
         if timings is not None:
@@ -152,7 +145,7 @@ class Library:
             self._set,
             ctypes.addressof(first),
             ctypes.addressof(guesses),
-            self.threads,
+            self._threads,
             times,
         )
         if timings is not None:
@@ -161,10 +154,8 @@ class Library:
             _raise_for(failed)
 
     @property
-    def threads(self) -> int:
-        """Threads of the next run."""
-        num_threads = self.num_threads or torch.get_num_threads()
-        return max(num_threads // self.num_sharing(), 1)
+    def _threads(self) -> int:
+        return self.num_threads or torch.get_num_threads()
 
     def run_one(
         self,
