@@ -118,12 +118,13 @@ def test_grammars_of_custom_tools_hold_texts_that_stand_as_they_are(
     compiler: Compiler, tokenizer: Tokenizer, syntax: str, definition: str
 ) -> None:
     compiled = compiler.compile(free_call(syntax, definition, "qwen3_coder"))
-    call = "Yes.<tool_call>\n<function=query>\n<parameter=input>\nTEXT\n</parameter>\n</function>\n</tool_call>"
+    before, after = "<tool_call>\n<function=query>\n<parameter=input>\n", "\n</parameter>"
+    call = f"Yes.{before}TEXT{after}\n</function>\n</tool_call>"
     for text, is_right in (("ab\nc\n", True), ("ab\n", True), ("ax\n", False), ("a", False)):
         assert accepts(compiler, tokenizer, compiled, call.replace("TEXT", text)) == is_right, text
 
 
-PLACE = "tools[0].custom.format.grammar.definition: "
+DEFINITION = "tools[0].custom.format.grammar.definition: "
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_grammars_of_custom_tools_that_cannot_be_enforced_are_refused_by_their_p
 ) -> None:
     with pytest.raises(InvalidGrammar) as raised:
         compiler.compile(free_call(syntax, definition, name))
-    assert str(raised.value).startswith(PLACE + reason)
+    assert str(raised.value).startswith(DEFINITION + reason)
 
 
 def test_a_grammar_is_tried_in_a_process_of_its_own_first(tokenizer: Tokenizer) -> None:

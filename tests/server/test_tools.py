@@ -13,7 +13,7 @@ from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, running
 from tests.server.scripted import CALL, HI, OSLO, THOUGHT, TOOLS, TWO, WEATHER, ask, say
 from tests.server.turns import CHAT, ITEMS, MESSAGES, Client
 from weft.config.server import ServerConfig
-from weft.grammar.parts import PLACE
+from weft.json_types import PATH_KEY
 from weft.messages.sampling import ThinkingMarks
 
 
@@ -92,7 +92,7 @@ def test_only_one_call_if_they_may_not_be_parallel(
 
 def placed(schema: dict[str, Any], index: int) -> dict[str, Any]:
     """The schema of a tool as a grammar has it: an error names where the client wrote it."""
-    return {**schema, PLACE: f"tools[{index}].function.parameters"}
+    return {**schema, PATH_KEY: f"tools[{index}].function.parameters"}
 
 
 @pytest.mark.parametrize("stream", [False, True])

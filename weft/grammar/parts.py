@@ -1,8 +1,8 @@
 """The parts of a grammar that a client has written, and where its body has them.
 
 The error of a whole grammar shows rules that its author has not written, and not which part is
-wrong. So each part is compiled alone, if the whole is wrong. A schema says its place by the key
-`PLACE`, which libraries ignore, a grammar inside a structural tag by its field `place`.
+wrong. So each part is compiled alone, if the whole is wrong. A schema says its path by the key
+`PATH_KEY`, which libraries ignore, a grammar inside a structural tag by its field `path`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from weft.grammar.protocol import Key
-from weft.json_types import JsonObject
+from weft.json_types import PATH_KEY, JsonObject
 
-PLACE = "x-weft-place"
 MAX_SHOWN = 80  # characters of a grammar that a message shows
 
 
-class Part(NamedTuple):
-    place: str  # empty: it is not known
+class ClientPart(NamedTuple):
+    path: str  # empty: it is not known
     key: Key  # the part as a grammar of its own
     shown: str = ""  # the beginning of its text, if a message shows it
 
 
 def wrong_part(key: Key, error_of: Callable[[Key], str]) -> str:
-    """The error of the first part that is wrong by itself, with its place; empty if none is.
+    """The error of the first part that is wrong by itself, with its path; empty if none is.
 
     `error_of` compiles a grammar; empty: it is right.
     """
@@ -35,15 +34,15 @@ def wrong_part(key: Key, error_of: Callable[[Key], str]) -> str:
             error = error_of(part.key)
             if error:
                 shown = f"; the grammar is {part.shown!r}" if part.shown else ""
-                return f"{before_error(part.place)}{error}{shown}"
+                return f"{before_error(part.path)}{error}{shown}"
     return ""
 
 
-def before_error(place: Any) -> str:
-    return f"{place}: " if isinstance(place, str) and place else ""
+def before_error(path: Any) -> str:
+    return f"{path}: " if isinstance(path, str) and path else ""
 
 
-def _parts(key: Key) -> Iterator[Part]:
+def _parts(key: Key) -> Iterator[ClientPart]:
     match key.kind:
         case "structural_tag":
             yield from _of_format(json.loads(key.text), key.strict)
@@ -51,7 +50,7 @@ def _parts(key: Key) -> Iterator[Part]:
             yield from _of_calls(json.loads(key.text), key.strict)
 
 
-def _of_format(format: Any, strict: bool) -> Iterator[Part]:
+def _of_format(format: Any, strict: bool) -> Iterator[ClientPart]:
     """The grammars and the placed schemas inside a format, in order. The format may be wrong."""
     if isinstance(format, list):
         for one in format:
@@ -61,14 +60,14 @@ def _of_format(format: Any, strict: bool) -> Iterator[Part]:
         syntax = format.get("syntax")
         if syntax in ("lark", "regex") and isinstance(definition, str):
             key = Key("regex" if syntax == "regex" else "ebnf", definition)
-            yield Part(str(format.get("place", "")), key, definition[:MAX_SHOWN])
-        elif isinstance(format.get(PLACE), str):
-            yield Part(format[PLACE], Key("json_schema", json.dumps(format), strict))
+            yield ClientPart(str(format.get("path", "")), key, definition[:MAX_SHOWN])
+        elif isinstance(format.get(PATH_KEY), str):
+            yield ClientPart(format[PATH_KEY], Key("json_schema", json.dumps(format), strict))
         else:
             yield from _of_format(list(format.values()), strict)
 
 
-def _of_calls(schema: Any, strict: bool) -> Iterator[Part]:
+def _of_calls(schema: Any, strict: bool) -> Iterator[ClientPart]:
     """The schemas of the arguments in a list of calls. References are pointers from the root, so
     that each part keeps its position in the list."""
     items = schema.get("items") if isinstance(schema, dict) else None
@@ -76,15 +75,17 @@ def _of_calls(schema: Any, strict: bool) -> Iterator[Part]:
         return
     calls = items.get("anyOf", [items])
     for index, call in enumerate(calls):
-        place = _place_of(call)
-        if place:
+        path = _path_of(call)
+        if path:
             alone: JsonObject = call
             if "anyOf" in items:
                 alone = {"anyOf": [{} if one is not call else call for one in calls[: index + 1]]}
-            yield Part(place, Key("json_schema", json.dumps({**schema, "items": alone}), strict))
+            yield ClientPart(
+                path, Key("json_schema", json.dumps({**schema, "items": alone}), strict)
+            )
 
 
-def _place_of(call: Any) -> str:
+def _path_of(call: Any) -> str:
     with suppress(KeyError, TypeError):
-        return str(call["properties"]["parameters"][PLACE])
+        return str(call["properties"]["parameters"][PATH_KEY])
     return ""

@@ -135,7 +135,7 @@ class LarkWriter:
         try:
             return self._own_grammar(format)
         except InvalidGrammar as exc:
-            raise InvalidGrammar(f"{before_error(format.get('place'))}{exc}") from exc
+            raise InvalidGrammar(f"{before_error(format.get('path'))}{exc}") from exc
 
     def _own_grammar(self, format: Format) -> str:
         definition = format["definition"]

@@ -169,7 +169,7 @@ class XgrCompiler:
                 key: value if key == "json_schema" else self._with_grammars(value)
                 for key, value in format.items()
             }
-        before = before_error(format.get("place"))
+        before = before_error(format.get("path"))
         if format.get("in_json"):
             raise InvalidGrammar(
                 f"{before}xgrammar enforces no grammar of a text inside JSON, as this model "

@@ -19,8 +19,8 @@ from weft.server.anthropic.models import (
 )
 from weft.server.chat.agents import is_hosted, without_pseudo_headers
 from weft.server.chat.models import ChatMessage, ContentPart, PlacedPart, TranslatedChat
-from weft.server.chat.places import ToolPlace
 from weft.server.chat.sealed import Opener
+from weft.server.chat.tool_paths import ToolPath
 from weft.server.errors import ApiError
 from weft.server.fields.arguments import arguments_text
 from weft.server.fields.sampling import ThinkingSwitch, copy_sampling, require_one_answer
@@ -63,7 +63,7 @@ def chat_request(body: CountRequest) -> TranslatedChat:
             if not _is_hosted(tool):
                 where = f"tools[{index}]"
                 request.tools.append(_tool(tool, where))
-                request.tool_places.append(ToolPlace(where, where, "input_schema"))
+                request.tool_paths.append(ToolPath(where, where, "input_schema"))
     if body.thinking is not None:
         request.thinking = ThinkingSwitch(
             type=body.thinking.type, budget_tokens=body.thinking.budget_tokens

@@ -67,7 +67,7 @@ def free_tag(use: ToolUse, forms: CallForms) -> JsonObject:
     is strict and the format has one; in other calls only the form is fixed."""
     schemas: dict[str, JsonObject] = {}
     for name in use.schemas:
-        schemas[name] = use.placed_schema(name) if name in use.strict else {"type": "object"}
+        schemas[name] = use.schema_with_path(name) if name in use.strict else {"type": "object"}
     tags: list[JsonObject] = []
     triggers: dict[str, None] = {}
     first: list[JsonObject] = []
@@ -140,7 +140,7 @@ def _either(formats: Sequence[JsonObject]) -> JsonObject:
 
 def forced_tag(use: ToolUse) -> JsonObject:
     """The list of calls of `forced_schema`, where custom tools follow their grammars."""
-    schemas = {name: {**use.placed_schema(name), **COMPACT} for name in use.schemas}
+    schemas = {name: {**use.schema_with_path(name), **COMPACT} for name in use.schemas}
     calls: JsonObject = {
         "type": "tags_with_separator",
         "tags": _call_tags(use, schemas, _FORCED),
@@ -162,7 +162,7 @@ def generic_tag(use: ToolUse, format: ToolFormat, *, has_mark: bool) -> JsonObje
     schemas: dict[str, JsonObject] = {}
     for name in use.schemas:
         # Also one without a type.
-        schemas[name] = {"type": "object", **use.placed_schema(name), **COMPACT}
+        schemas[name] = {"type": "object", **use.schema_with_path(name), **COMPACT}
     tags = [
         {**tag, "begin": one.begin + tag["begin"]} for tag in _call_tags(use, schemas, one.call)
     ]

@@ -15,7 +15,7 @@ import msgspec
 from weft.config.numbers import shown
 from weft.json_types import JsonObject
 from weft.server.chat.models import ChatMessage
-from weft.server.chat.places import ToolPlace, chat_places
+from weft.server.chat.tool_paths import ToolPath, chat_paths
 from weft.server.errors import ApiError
 from weft.text.parsers.events import CallArguments, CallBegin, Event
 
@@ -43,7 +43,7 @@ class TextGrammar(NamedTuple):
 
     syntax: Literal["lark", "regex"]
     definition: str
-    place: str  # of the definition in the client's body
+    path: str  # of the definition in the client's body
 
     def format(self, *, in_json: bool) -> JsonObject:
         """The grammar as a part of a structural tag. `in_json`: of the text in a JSON string."""
@@ -52,7 +52,7 @@ class TextGrammar(NamedTuple):
             "syntax": self.syntax,
             "definition": self.definition,
             "in_json": in_json,
-            "place": self.place,
+            "path": self.path,
         }
 
 
@@ -101,15 +101,15 @@ def is_custom(tool: JsonObject) -> bool:
 
 
 def as_functions(
-    tools: Sequence[JsonObject] | None, places: Sequence[ToolPlace] = ()
+    tools: Sequence[JsonObject] | None, paths: Sequence[ToolPath] = ()
 ) -> list[JsonObject] | None:
     """Tools in the form for the model. Raises `ApiError` for an unsupported custom tool."""
     if tools is None:
         return None
     functions = []
-    for tool, place in zip(tools, places or chat_places(tools), strict=True):
+    for tool, path in zip(tools, paths or chat_paths(tools), strict=True):
         if is_custom(tool):
-            functions.append(_function(tool, place))
+            functions.append(_function(tool, path))
         else:
             functions.append(_without_mark(tool))
     return functions
@@ -126,12 +126,12 @@ def _without_mark(tool: JsonObject) -> JsonObject:
     return tool
 
 
-def _function(tool: JsonObject, place: ToolPlace) -> JsonObject:
+def _function(tool: JsonObject, path: ToolPath) -> JsonObject:
     custom = tool.get("custom")
     if not isinstance(custom, dict):
-        message = f"{place.tool} is of type 'custom', but has no object custom"
-        raise ApiError(400, message, param=place.tool)
-    grammar = text_grammar(custom.get("format"), place.of("format"))
+        message = f"{path.tool} is of type 'custom', but has no object custom"
+        raise ApiError(400, message, param=path.tool)
+    grammar = text_grammar(custom.get("format"), path.of("format"))
     function = {"name": custom.get("name"), "parameters": INPUT_SCHEMA}
     described = custom.get("description")
     if grammar is not None:

@@ -92,8 +92,8 @@ def _after_tool(
     function = {"name": text, "description": text, "parameters": {}}
     tools.insert(index + 1, {"type": "function", "function": function})
     if isinstance(body, TranslatedChat):
-        # Only errors need the places, and these tools have had none.
-        return msgspec.structs.replace(body, tools=tools, tool_places=[])
+        # Only errors need the paths, and these tools have had none.
+        return msgspec.structs.replace(body, tools=tools, tool_paths=[])
     return msgspec.structs.replace(body, tools=tools)
 
 

@@ -11,16 +11,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from weft.config.numbers import shown
-from weft.grammar.parts import PLACE
-from weft.json_types import JsonObject
+from weft.json_types import PATH_KEY, JsonObject
 from weft.server.chat.custom_tools import TextGrammar, as_functions, is_custom, text_grammar
-from weft.server.chat.places import ToolPlace, chat_places
+from weft.server.chat.tool_paths import ToolPath, chat_paths
 from weft.server.errors import ApiError
 
 MAX_DESCRIBED = 64  # characters of a wrong value that a message repeats
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")  # of a namespace: with its name
 NO_SCHEMAS: Mapping[str, JsonObject] = MappingProxyType({})
-NO_PLACES: Mapping[str, str] = MappingProxyType({})
+NO_PATHS: Mapping[str, str] = MappingProxyType({})
 NO_GRAMMARS: Mapping[str, TextGrammar] = MappingProxyType({})
 # No person reads such JSON, and a weak model would go on with white space.
 COMPACT: JsonObject = {"x-guidance": {"whitespace_flexible": False}}
@@ -37,16 +36,16 @@ class ToolUse(NamedTuple):
     # The names that are custom tools, and the grammars of those that have one.
     custom: frozenset[str] = frozenset()
     grammars: Mapping[str, TextGrammar] = NO_GRAMMARS
-    schema_places: Mapping[str, str] = NO_PLACES  # of the schemas in the client's body, by name
+    schema_paths: Mapping[str, str] = NO_PATHS  # of the schemas in the client's body, by name
     # Schemas of arguments by name, for formats that write values without types, and for the
     # grammar of the generic format.
     schemas: Mapping[str, JsonObject] = NO_SCHEMAS
 
-    def placed_schema(self, name: str) -> JsonObject:
-        """A schema that says its place, for an error of its grammar."""
+    def schema_with_path(self, name: str) -> JsonObject:
+        """A schema that says its path, for an error of its grammar."""
         schema = self.schemas[name]
-        place = self.schema_places.get(name)
-        return schema if place is None else {**schema, PLACE: place}
+        path = self.schema_paths.get(name)
+        return schema if path is None else {**schema, PATH_KEY: path}
 
 
 NO_TOOLS = ToolUse()
@@ -57,26 +56,26 @@ def tool_use(
     choice: Any,
     *,
     parallel: bool,
-    places: Sequence[ToolPlace] = (),
+    paths: Sequence[ToolPath] = (),
 ) -> ToolUse:
     """The tools of a request, from its checked fields. Raises `ApiError`.
 
-    `places`: those of the tools in the client's body, if it is no chat request.
+    `paths`: those of the tools in the client's body, if it is no chat request.
     """
-    places = places or chat_places(tools)
+    paths = paths or chat_paths(tools)
     functions: dict[str, JsonObject] = {}
-    place_of: dict[str, ToolPlace] = {}
-    for tool, place in zip(as_functions(tools, places) or (), places, strict=True):
-        name = _name(tool, place)  # checks that it is a function
+    path_of: dict[str, ToolPath] = {}
+    for tool, path in zip(as_functions(tools, paths) or (), paths, strict=True):
+        name = _name(tool, path)  # checks that it is a function
         if name in functions:
-            param = place.of("name")
-            message = f"{param} is {name!r}, which is already the name of {place_of[name].tool}"
+            param = path.of("name")
+            message = f"{param} is {name!r}, which is already the name of {path_of[name].tool}"
             raise ApiError(400, message, param=param)
         functions[name] = tool["function"]
-        place_of[name] = place
+        path_of[name] = path
     custom = frozenset(tool["custom"]["name"] for tool in tools or () if is_custom(tool))
-    grammars = _grammars(tools or (), places)
-    schema_places = {name: place.of_schema for name, place in place_of.items()}
+    grammars = _grammars(tools or (), paths)
+    schema_paths = {name: path.of_schema for name, path in path_of.items()}
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         functions, choice = _allowed(functions, choice)
     if choice == "none":
@@ -88,7 +87,7 @@ def tool_use(
             strict=frozenset(name for name, one in functions.items() if one.get("strict") is True),
             custom=custom & functions.keys(),
             grammars=_only(grammars, functions),
-            schema_places=schema_places,
+            schema_paths=schema_paths,
             schemas={name: _parameters(function) for name, function in functions.items()},
         )
     chosen = functions
@@ -102,22 +101,22 @@ def tool_use(
         raise ApiError(400, "tool_choice is required, but there are no tools", param="tool_choice")
     return ToolUse(
         names=frozenset(chosen),
-        schema=forced_schema(chosen, schema_places, parallel=parallel),
+        schema=forced_schema(chosen, schema_paths, parallel=parallel),
         one_call=not parallel,
         custom=custom & chosen.keys(),
         grammars=_only(grammars, chosen),
-        schema_places=schema_places,
+        schema_paths=schema_paths,
         schemas={name: _parameters(function) for name, function in chosen.items()},
     )
 
 
-def _grammars(tools: Sequence[JsonObject], places: Sequence[ToolPlace]) -> dict[str, TextGrammar]:
+def _grammars(tools: Sequence[JsonObject], paths: Sequence[ToolPath]) -> dict[str, TextGrammar]:
     """The grammars of the custom tools that have one, by name."""
     found: dict[str, TextGrammar] = {}
-    for tool, place in zip(tools, places, strict=True):
+    for tool, path in zip(tools, paths, strict=True):
         if is_custom(tool):
             custom = tool["custom"]
-            grammar = text_grammar(custom.get("format"), place.of("format"))
+            grammar = text_grammar(custom.get("format"), path.of("format"))
             if grammar is not None:
                 found[custom["name"]] = grammar
     return found
@@ -149,7 +148,7 @@ def _not_among_tools(what: str) -> ApiError:
 
 
 def forced_schema(
-    functions: Mapping[str, JsonObject], places: Mapping[str, str], *, parallel: bool
+    functions: Mapping[str, JsonObject], paths: Mapping[str, str], *, parallel: bool
 ) -> JsonObject:
     """The JSON schema of a list of calls, in the form that `text.parsers.readers.forced` reads."""
     calls: list[JsonObject] = []
@@ -161,7 +160,7 @@ def forced_schema(
             "type": "object",
             "properties": {
                 "name": {"const": name},
-                "parameters": {**parameters, PLACE: places[name]},
+                "parameters": {**parameters, PATH_KEY: paths[name]},
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
@@ -242,20 +241,20 @@ def call_id(id_len: int) -> str:
     return f"call_{secrets.token_hex(id_len // 2)}"
 
 
-def _name(tool: JsonObject, place: ToolPlace) -> str:
+def _name(tool: JsonObject, path: ToolPath) -> str:
     """The name of a tool, which must be a function in OpenAI's form. Raises `ApiError`."""
     function = tool.get("function")
     kind = tool.get("type", "function")
     if kind != "function":
         named = str(kind)[:MAX_DESCRIBED]
-        message = f"{place.tool} is of type {named!r}; functions and custom tools are supported"
-        raise ApiError(400, message, param=place.tool)
+        message = f"{path.tool} is of type {named!r}; functions and custom tools are supported"
+        raise ApiError(400, message, param=path.tool)
     if not isinstance(function, dict):
-        message = f"{place.tool} has no object 'function', which has the name and the parameters"
-        raise ApiError(400, message, param=place.tool)
+        message = f"{path.tool} has no object 'function', which has the name and the parameters"
+        raise ApiError(400, message, param=path.tool)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        param = place.of("name")
+        param = path.of("name")
         message = (
             f"{param} is {str(name)[:MAX_DESCRIBED]!r}; "
             "1 to 128 letters, digits and the characters _ . - are allowed"
@@ -263,6 +262,6 @@ def _name(tool: JsonObject, place: ToolPlace) -> str:
         raise ApiError(400, message, param=param)
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        param = place.of_schema
+        param = path.of_schema
         raise ApiError(400, f"{param} is {shown(parameters)}; a JSON schema is needed", param=param)
     return name

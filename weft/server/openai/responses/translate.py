@@ -67,7 +67,7 @@ def chat_request(
     request.rid = id
     request.max_tokens = body.max_output_tokens
     request.tools = offered.tools
-    request.tool_places = offered.places
+    request.tool_paths = offered.paths
     request.tool_choice = offered.choice
     request.logprobs = wants_logprobs(body)
     request.top_logprobs = body.top_logprobs
