@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from weft.arrays import LongArray
 from weft.memory.prefix_cache import CacheKey
 from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
@@ -452,6 +453,11 @@ class RequestHistory:
         at = facts.at if has_tokens else NO_ROWS
         if has_tokens and facts.as_of != columns.num_changes:
             at = at[columns.epoch.take(at) == facts.epochs]
+        self.gaps.add(note, at)
+
+    def decoded(self, note: StepNote, at: LongArray) -> None:
+        """The rows `at` [n] have a token of a step without prompts."""
+        self.clock.decoded(note.began_s, note.ended_s, 0.0)
         self.gaps.add(note, at)
 
     def _prefilled(
