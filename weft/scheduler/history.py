@@ -26,7 +26,7 @@ from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
 from weft.scheduler.service import ONLINE, ServiceClass
 from weft.scheduler.times.gaps import MAX_NAMED, NO_GAP, NO_ROWS, StepNote, TokenGaps
-from weft.scheduler.times.spent import Phase, Spent, SpentOn, StepClock
+from weft.scheduler.times.spent import NUM_PARTS, Phase, Spent, StepClock
 
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # finished requests that are remembered
@@ -269,13 +269,15 @@ class Reuse(NamedTuple):
     tenant: str = ""  # of the request
 
 
-@dataclass(slots=True)
-class Retractions:
+class Retractions(NamedTuple):
     """How often a request was taken back, and what that cost."""
 
-    num: int = 0
-    recomputed_tokens: int = 0  # computed again after a retraction
-    refound_tokens: int = 0  # still cached after a retraction
+    num: int
+    recomputed_tokens: int  # computed again after a retraction
+    refound_tokens: int  # still cached after a retraction
+
+
+NO_RETRACTIONS = Retractions(0, 0, 0)  # of nearly all requests
 
 
 class RequestTrace:
@@ -334,8 +336,8 @@ class RequestTrace:
         self.admitted_s = NEVER
         self.first_token_s = NEVER
         self.finished_s = NEVER
-        self.retractions = Retractions()
-        self.spent = Spent(now, [0.0] * len(SpentOn))
+        self.retractions = NO_RETRACTIONS
+        self.spent = Spent(now, [0.0] * NUM_PARTS)
         self.gap = NO_GAP  # the longest one before it left its last row
         self.num_events_dropped = 0  # from the middle of `events`
         self.num_waits_dropped = 0  # from the middle of `waits`
@@ -445,8 +447,11 @@ class RequestHistory:
                 f"{found:,} tokens cached, computes {found:,} to {extend_end:,} of {fill_len:,}"
             )
         else:
-            trace.retractions.refound_tokens += found
-            trace.retractions.recomputed_tokens += fill_len - found
+            before = trace.retractions
+            trace.retractions = before._replace(
+                recomputed_tokens=before.recomputed_tokens + fill_len - found,
+                refound_tokens=before.refound_tokens + found,
+            )
             detail = (
                 f"again: of its {fill_len:,} tokens {found:,} are still cached, "
                 f"{fill_len - found:,} to compute"
@@ -513,7 +518,8 @@ class RequestHistory:
 
     def retracted(self, id: int, detail: str, now: float, step: int) -> None:
         trace = self._open[id]
-        trace.retractions.num += 1
+        before = trace.retractions
+        trace.retractions = before._replace(num=before.num + 1)
         trace.spent.retracted(now, self.clock.at(now))
         trace.waits_again(now, step, self.num_walks)
         trace.add(self._event(now, step, EventKind.RETRACTED, detail))
@@ -608,7 +614,8 @@ class RequestHistory:
 
     def _event(self, now: float, step: int, kind: EventKind, detail: str) -> Event:
         walk = self.num_walks
-        return Event(now, step, kind, detail, first_walk=walk, last_walk=walk)
+        # Without names, which would take longer: each request has four events and more.
+        return Event(now, step, kind, detail, -1, 1, walk, walk)
 
     # For `engine/explain.py`
 
