@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from weft.arrays import LongArray
-from weft.scheduler.times.gaps import NO_GAP, NO_ROWS, Gap, StepNote, TokenGaps
+from weft.scheduler.times import NO_GAP, NO_ROWS, Gap, StepNote, TokenGaps
 
 NUM_ROWS = 6
 

@@ -58,13 +58,13 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
     ready = context.client.state.ready
     vocab_size = None if ready is None else ready.vocab_size
     require_room(0)
-    name = "max_body_mb"
+    limit = "max_body_mb"
     largest_mb = limits.max_body_mb
     if context.media is not None and limits.max_media_mb > largest_mb:
-        name = "max_media_mb"
+        limit = "max_media_mb"
         largest_mb = limits.max_media_mb
     began_s = time.perf_counter()
-    body = await read_body(request, int(largest_mb * 1_000_000), limits.body_timeout_s, name)
+    body = await read_body(request, int(largest_mb * 1_000_000), limits.body_timeout_s, limit)
     read_s = time.perf_counter()
     require_room(len(body))
     work = partial(_decoded, limits, vocab_size, body, type)
@@ -83,7 +83,9 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
         else:
             rename(await context.readers.run(read_name, is_long=False))
         raise
-    rename(_name_of(decoded, limits.max_rid_len))
+    name = _name_of(decoded, limits.max_rid_len)
+    if name:
+        rename(name)
     call = current.get()
     if call is not None:
         call.read_s += read_s - began_s

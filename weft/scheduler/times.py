@@ -1,19 +1,33 @@
-"""Where the time of a request went in the engine: seconds by what they were spent on. Their sum is
-its whole time, because every moment is added to exactly one part.
+"""Where the time of a request went in the engine, and the longest time between two of its tokens.
+
+Seconds by what they were spent on (`Spent`). Their sum is the request's whole time, because every
+moment is added to exactly one part.
 
     arrived    admitted    its first piece    its next piece    first token        end
        |   WAIT   |   AHEAD   | OWN + SHARED | OTHERS, BETWEEN | ... | DECODE, PROMPTS, REST |
 
 Steps of the device follow one another. The time up to a result is the step's, or lies between two
 steps. `StepClock` adds it up by kind, so a span of a request that lasted a thousand steps is the
-difference of two readings. It knows neither requests nor batches.
+difference of two readings. `TokenGaps` follows the tokens of running rows. None of them knows
+requests or batches.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
+
+import numpy as np
+
+from weft.arrays import LongArray
+
+MAX_STEPS = 64  # that are remembered; a gap that more steps lie in is explained by the last of them
+MAX_NAMED = 3  # requests of a step whose prompts it computed
+
+
+# What the time was spent on
 
 
 class SpentOn(IntEnum):
@@ -191,3 +205,146 @@ class Spent:
         """It has lost its row and waits."""
         self.close(now, totals)
         self.phase = Phase.WAITS
+
+
+# The longest time between two tokens
+
+
+class StepNote(NamedTuple):
+    """What a step did."""
+
+    step: int
+    began_s: float
+    ended_s: float
+    prompt_tokens: int
+    num_decoding: int  # rows that decoded in it
+    ids: tuple[int, ...] = ()  # the first requests whose prompts it computed
+    num_prompts: int = 0
+
+
+class Gap(NamedTuple):
+    """The longest time between two tokens of a request."""
+
+    seconds: float = 0.0
+    until_s: float = 0.0  # when the second of them came
+    longest: StepNote | None = None  # the longest step in it
+    last_s: float = 0.0  # when its last token came
+
+
+NO_GAP = Gap()
+
+
+class _Run:
+    """Steps that gave a token to the same rows: the longest time between two of them."""
+
+    __slots__ = ("at", "last_s", "longest", "seconds", "until_s")
+
+    def __init__(self, at: LongArray, last_s: float) -> None:
+        self.at = at  # [n] the rows
+        self.last_s = last_s  # when their last token came
+        self.seconds = 0.0
+        self.until_s = 0.0
+        self.longest: StepNote | None = None
+
+
+NO_ROWS: LongArray = np.empty(0, dtype=np.intp)
+
+
+class TokenGaps:
+    """The longest gap of each running request, and the step that took most of it: columns by row. A
+    request takes its own with it when it leaves its row.
+
+    Most steps give a token to the same rows as the step before. Then the time since their last
+    token is the same for all of them, so while the rows stay the same only three numbers are kept
+    (`_Run`); they are written into the columns when the rows change, or when somebody asks.
+
+        rows 0 1 2    | step | step | step |                        one run
+        rows 0 1 2 3                       | step | step | step     row 3 has joined: the next run
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._token_s = np.zeros(num_rows)  # when the last token came
+        self._seconds = np.zeros(num_rows)
+        self._until_s = np.zeros(num_rows)
+        self._longest = np.empty(num_rows, dtype=object)  # StepNote
+        self._steps: deque[StepNote] = deque(maxlen=MAX_STEPS)
+        self._run: _Run | None = None  # what is not in the columns yet
+
+    def enter(self, row: int, gap: Gap, now: float) -> None:
+        """A request begins to decode in this row, or goes on after it was taken back."""
+        if self._run is not None:
+            self._end_run()
+        self._token_s[row] = gap.last_s or now
+        self._seconds[row] = gap.seconds
+        self._until_s[row] = gap.until_s
+        self._longest[row] = gap.longest
+
+    def of(self, row: int) -> Gap:
+        """What is known of the request in this row, which has decoded."""
+        self._end_run()
+        return Gap(
+            float(self._seconds[row]),
+            float(self._until_s[row]),
+            self._longest[row],
+            float(self._token_s[row]),
+        )
+
+    def add(self, step: StepNote, at: LongArray) -> None:
+        """A step has ended. The rows `at` [n] have tokens of it. The same array as before: the same
+        requests, too."""
+        self._steps.append(step)
+        run = self._run
+        if run is None or at is not run.at:
+            if len(at):
+                self._begin_run(step, at)
+            return
+        ended_s = step.ended_s
+        seconds = ended_s - run.last_s
+        if seconds > run.seconds:
+            run.seconds = seconds
+            run.until_s = ended_s
+            run.longest = self._longest_since(run.last_s)
+        run.last_s = ended_s
+
+    def _begin_run(self, step: StepNote, at: LongArray) -> None:
+        """Other rows than in the step before have tokens: the times since their last ones
+        differ."""
+        self._end_run()
+        self._run = _Run(at, step.ended_s)
+        last_s = self._token_s.take(at)
+        seconds = step.ended_s - last_s
+        is_longer = seconds > self._seconds.take(at)
+        self._token_s[at] = step.ended_s
+        if is_longer.any():
+            longest = self._longest_since(float(last_s[is_longer].min()))
+            rows = at[is_longer]
+            self._seconds[rows] = seconds[is_longer]
+            self._explain(rows, step.ended_s, longest)
+
+    def _end_run(self) -> None:
+        run = self._run
+        if run is None:
+            return
+        self._run = None
+        self._token_s[run.at] = run.last_s
+        is_longer = run.seconds > self._seconds.take(run.at)
+        if is_longer.any():
+            rows = run.at[is_longer]
+            self._seconds[rows] = run.seconds
+            self._explain(rows, run.until_s, run.longest)
+
+    def _explain(self, rows: LongArray, until_s: float, longest: StepNote | None) -> None:
+        self._until_s[rows] = until_s
+        for row in rows.tolist():  # one by one: numpy would spread the tuple over the rows
+            self._longest[row] = longest
+
+    def _longest_since(self, since_s: float) -> StepNote:
+        """The longest step of those that ended after this moment, of which there is one."""
+        steps = reversed(self._steps)
+        longest = next(steps)
+        for one in steps:
+            if one.ended_s <= since_s:
+                break
+            if one.ended_s - one.began_s > longest.ended_s - longest.began_s:
+                longest = one
+        return longest
