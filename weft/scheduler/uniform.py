@@ -14,7 +14,7 @@ from weft.arrays import IntArray, LongArray
 from weft.scheduler.planner import Planner
 from weft.scheduler.request import RowFacts
 from weft.scheduler.scheduler import Scheduler
-from weft.scheduler.times.gaps import StepNote
+from weft.scheduler.times import StepNote
 
 
 class UniformRows(NamedTuple):
