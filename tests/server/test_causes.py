@@ -166,29 +166,32 @@ def test_an_engine_that_does_not_know_ends_no_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "sent", "viewer"),
+    ("config", "viewers"),
     [
-        (ServerConfig(drain_s=1.0), {}, ""),
-        (ServerConfig(drain_s=1.0, tenant_by="user"), {"user": "ann"}, ""),
-        (ServerConfig(drain_s=1.0, api_key="secret"), {}, None),
+        # Nobody knows whose requests are whose, whatever name a client gives.
+        ({}, (None, "", "")),
+        ({"tenant_by": "user"}, (None, "", "")),
+        ({"api_key": "secret"}, ("key-2bb80d53", "key-2bb80d53", "key-2bb80d53")),
+        (
+            {"api_key": "secret", "tenant_by": "user"},
+            ("key-2bb80d53", "key-2bb80d53", "key-2bb80d53/ann"),
+        ),
+        ({"admin_api_key": "secret"}, (None, None, None)),
     ],
+    ids=["no-key", "no-key-by-user", "key", "key-by-user", "admin-key"],
 )
-def test_only_the_owner_of_a_key_reads_of_requests(
-    config: ServerConfig, sent: dict[str, str], viewer: str | None
+def test_the_owner_of_a_key_reads_of_its_requests_and_the_administrator_of_all(
+    config: dict[str, Any], viewers: tuple[str | None, ...]
 ) -> None:
-    """Without keys nobody knows whose requests are whose, whatever name a client gives."""
-    with running(config) as fake:
+    with running(ServerConfig(drain_s=1.0, **config)) as fake:
         asked = count_questions(fake)
-        body = {"prompt": "a", "max_tokens": 1, "return_cache_cause": True, **sent}
-        headers = {"authorization": "Bearer secret"}
-        answer = httpx.post(f"{fake.url}/v1/completions", json=body, headers=headers)
-        assert answer.status_code == 200
-        (one,) = asked
-        if viewer is None:
-            assert one.viewer
-            assert one.viewer == fake.engine.seen[0].tenant
-        else:
-            assert one.viewer == viewer
+        body = {"prompt": "a", "max_tokens": 1, "return_cache_cause": True}
+        url = f"{fake.url}/v1/completions"
+        key = {"authorization": "Bearer secret"}
+        far = {**key, "x-forwarded-for": "10.0.0.7"}
+        for headers, sent in ((key, {}), (far, {}), (far, {"user": "ann"})):
+            assert httpx.post(url, json={**body, **sent}, headers=headers).status_code == 200
+        assert tuple(one.viewer for one in asked) == viewers
 
 
 def count_questions(fake: RunningServer) -> list[ExplainRequest]:

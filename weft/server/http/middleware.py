@@ -88,6 +88,7 @@ class RequestMiddleware:
         current.set(request)  # only for this request: each has its own task
         scope["weft.rid"] = request.rid
         scope["weft.key"] = caller.key_name
+        scope["weft.edge"] = self._keys, caller
         scope["app"] = self._app  # so that a router raises for unknown paths and methods
         route, access = self._route_of(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
