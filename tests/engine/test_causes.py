@@ -475,7 +475,9 @@ def test_of_requests_of_others_only_pages_in_common_are_told() -> None:
         one = seen_by(world, id, stranger)
         assert (one.cause, one.rid, one.theirs) == (Cause.NEW_TEXT, "", [])
         assert (one.changed_tokens, one.replaced_tokens, one.missed_tokens) == (0, 0, 0)
-        assert one.words == "its first 40 tokens are those of another request; then it has other text"
+        assert (
+            one.words == "its first 40 tokens are those of another request; then it has other text"
+        )
     for viewer in ("ann", None):
         one = seen_by(world, id, viewer)
         assert (one.cause, one.rid, one.same_tokens) == (Cause.INSERTED, "secret", 41)

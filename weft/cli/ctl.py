@@ -35,7 +35,7 @@ import msgspec.inspect
 from weft.cli.models_table import loaded_table, models_table
 from weft.cli.readable import readable
 from weft.cli.remote import RemoteServer, error_of
-from weft.cli.why import cause_lines, causes
+from weft.cli.why import cause_lines, causes, refusal_lines
 from weft.config.numbers import counted
 from weft.config.options import SWITCH_WORDS, SettingsError, did_you_mean
 from weft.config.plugins import plugins, refused
@@ -135,6 +135,9 @@ def weight_version(answer: Any) -> Iterator[str]:
 def traces(answer: Any) -> Iterator[str]:
     """The traces of requests as text."""
     for one in answer["requests"]:
+        if "prompt_tokens" not in one:  # its model is not loaded yet
+            yield from (f"{one['rid']}: {line}" for line in one["text"])
+            continue
         queue_position = ""
         if one.get("position") is not None:
             queue_position = f", {one['position']} before it"
@@ -147,6 +150,7 @@ def traces(answer: Any) -> Iterator[str]:
         for line in one["text"]:
             yield f"  {line}"
         yield from cause_lines(one.get("cache_cause"))
+    yield from refusal_lines(answer)
 
 
 def experts(answer: Any) -> Iterator[str]:
@@ -536,7 +540,7 @@ COMMANDS = (
         "why",
         "GET",
         "/requests/{rid}",
-        "why not more of a prompt came from the cache, and what that cost",
+        "why a request was slow: its cache misses and their cost, and all of its time",
         (dataclasses.replace(RID, sent_in="path"),),
         show=causes,
     ),

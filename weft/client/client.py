@@ -33,7 +33,7 @@ from weft.client.engine_state import (
     ShareLimits,
 )
 from weft.client.explained import explained
-from weft.client.front_times import MAX_FRONT_TIMES, FrontTimes
+from weft.client.front_times import MAX_FRONT_TIMES, Fronts, FrontTimes
 from weft.client.generation import Completion, CompletionSpec, Generation, TextDelivery
 from weft.client.requests import (
     batch_requests,
@@ -132,6 +132,11 @@ class EngineClient:
         return self.state.require_ready()
 
     @property
+    def fronts(self) -> Fronts:
+        """The front's times of the open requests and of the latest that ended."""
+        return self.recorder.fronts
+
+    @property
     def num_open(self) -> int:
         """Completions that have not ended."""
         return len(self._open.by_id)
@@ -219,18 +224,11 @@ class EngineClient:
         sampling = request.sampling
         ids = unpack_ids(request.input_ids)
         arrived_s = started_s
-        front = FrontTimes(started_s, started_s=started_s)
+        front = FrontTimes(started_s)
         if http is not None:
             arrived_s = http.arrived_s
-            front = FrontTimes(
-                arrived_s,
-                http.read_s,
-                http.parse_s,
-                http.render_s,
-                http.tokenize_s,
-                started_s,
-                elsewhere=http.elsewhere,
-            )
+            front = FrontTimes(arrived_s, dict(http.spent), elsewhere=http.elsewhere)
+            http.is_in_engine = True
         fronts = self.recorder.fronts
         fronts[id] = front
         if len(fronts) > MAX_FRONT_TIMES:
@@ -272,9 +270,20 @@ class EngineClient:
         share = int(engine.max_running_requests * self._limits.max_request_share)
         # The other half of the next step is for the requests of others.
         limits = ShareLimits(max(share, 1), engine.step_tokens // 2, engine.page_size)
-        return self._open.defer(generation, requests, limits)
+        sent = self._open.defer(generation, requests, limits)
+        if len(sent) < len(requests):
+            deferred_s = time.perf_counter()
+            sent_ids = {request.id for request in sent}
+            for request in requests:
+                if request.id in sent_ids:
+                    continue
+                self._open.by_id[request.id].spec.front.deferred_s = deferred_s
+        return sent
 
     def _send_requests(self, requests: Sequence[GenerateRequest]) -> None:
+        started_s = time.perf_counter()
+        for request in requests:
+            self._open.by_id[request.id].spec.front.started_s = started_s
         if len(requests) == 1:
             self.send(requests[0])
         else:
@@ -414,6 +423,7 @@ class EngineClient:
                 spec.latency.gaps.append(now - completion.last_token_at)
             else:
                 completion.first_token_at = now
+                spec.front.first_s = now
                 if self._open.deferred:
                     self._open.note_first_token(completion)
                 spec.latency.first_token.observe_one(now - spec.arrived_s, spec.request.rid)

@@ -190,7 +190,9 @@ def _words(
 ) -> str:
     name = "" if near is None else near.name
     num_same = 0 if near is None else near.num_same
-    same = f"its first {counted(num_same, 'token')} are those of {name}"
+    same = f"its first {num_same:,} tokens are those of {name}"
+    if num_same == 1:
+        same = f"its first token is that of {name}"
     match cause:
         case Cause.FOUND:
             return "all that could come from the cache did"
@@ -225,18 +227,17 @@ def _words(
 
 def _shown(change: Divergence) -> str:
     ours = counted(change.ours, "token")
-    theirs = counted(change.theirs, "token")
     again = f"and {counted(change.num_same, 'token')} after that are the same again"
     match change.cause:
         case Cause.OTHER_MEDIA:
             return f"it has another picture, video or sound, {again}"
         case Cause.INSERTED:
-            return f"{ours} are new, {again}"
+            return f"it has {counted(change.ours, 'new token')}, {again}"
         case Cause.DROPPED:
-            return f"{theirs} are left out, {again}"
+            return f"it leaves out {counted(change.theirs, 'token')}, {again}"
         case Cause.REORDERED:
             return f"{counted(change.num_same, 'token')} are the same in another order"
-    return f"{ours} stand instead of {theirs}, {again}"
+    return f"it has {ours} in place of {counted(change.theirs, 'other')}, {again}"
 
 
 # ---- the remembered requests

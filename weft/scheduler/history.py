@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from weft.arrays import LongArray
 from weft.memory.prefix_cache import CacheKey
 from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
 from weft.scheduler.times.gaps import MAX_NAMED, NO_GAP, NO_ROWS, StepNote, TokenGaps
-from weft.scheduler.times.spent import Phase, Spent, SpentOn, StepClock
+from weft.scheduler.times.spent import Phase, Spent, SpentOn, StepClock, StepSpan
 
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # finished requests that are remembered
@@ -288,6 +289,7 @@ class RequestTrace:
         "reuse",
         "rid",
         "spent",
+        "step_before",
         "waits",
     )
 
@@ -300,7 +302,9 @@ class RequestTrace:
         now: float,
         step: int,
         walk: int = 0,
+        step_before: StepNote | None = None,
     ) -> None:
+        """`step_before`: the step that ended last before it arrived."""
         self.id = id
         self.rid = rid
         self.arrival_order = arrival_order  # number of its arrival
@@ -320,6 +324,7 @@ class RequestTrace:
         self.retractions = Retractions()
         self.spent = Spent(now, [0.0] * len(SpentOn))
         self.gap = NO_GAP  # the longest one before it left its last row
+        self.step_before = step_before
         self.num_events_dropped = 0  # from the middle of `events`
         self.num_waits_dropped = 0  # from the middle of `waits`
 
@@ -362,6 +367,14 @@ class RequestTrace:
         self.waits.append(Wait(now, math.inf, step, walk + 1))
 
 
+class Undecoded(NamedTuple):
+    """A request that has its first token, and has not decoded yet."""
+
+    trace: RequestTrace
+    row: int
+    epoch: int  # of the row, while the request has it
+
+
 class RequestHistory:
     """Remembers open requests, and the latest finished ones."""
 
@@ -373,6 +386,7 @@ class RequestHistory:
         self._finished: OrderedDict[int, RequestTrace] = OrderedDict()
         self._passes: deque[SchedulingPass] = deque(maxlen=MAX_PASSES)
         self._key_bytes = 0  # of the sequences of finished requests
+        self._undecoded: list[Undecoded] = []
         self.num_walks = 0  # walks that have begun
         self.forgotten_until = 0  # the last walk of the passes that were dropped
 
@@ -393,7 +407,9 @@ class RequestHistory:
         step: int,
     ) -> None:
         walk = self.num_walks
-        trace = RequestTrace(id, rid, arrival_order, prompt_tokens, now, step, walk)
+        trace = RequestTrace(
+            id, rid, arrival_order, prompt_tokens, now, step, walk, self.gaps.last_step
+        )
         self._open[id] = trace
         detail = f"{prompt_tokens:,} prompt tokens"
         if num_before:
@@ -446,21 +462,45 @@ class RequestHistory:
     ) -> None:
         """The result of a step is known, and its tokens are in the columns, if it has any. The
         device began it at `began_s`, and its encoder took `encoder_s` of the time."""
-        if batch.prefills:
-            note = self._prefilled(batch, columns, began_s, now, encoder_s)
-        else:
-            self.clock.decoded(began_s, now, encoder_s)
-            note = StepNote(batch.plan.step, began_s, now, 0, len(batch.rows))
         facts = batch.facts
         at = facts.at if has_tokens else NO_ROWS
         if has_tokens and facts.as_of != columns.num_changes:
             at = at[columns.epoch.take(at) == facts.epochs]
+        if batch.prefills:
+            note = self._prefilled(batch, columns, at, began_s, now, encoder_s)
+        else:
+            if self._undecoded:
+                span = self.clock.span_of_decode(began_s, now, encoder_s)
+                self._first_decoded(span, columns, at)
+            else:
+                self.clock.decoded(began_s, now, encoder_s)
+            note = StepNote(batch.plan.step, began_s, now, 0, len(batch.rows))
         self.gaps.add(note, at)
 
+    def _first_decoded(self, step: StepSpan, columns: Columns, at: LongArray) -> None:
+        """The requests in the rows `at` [n] that have not decoded before have in this step."""
+        waiting = self._undecoded
+        self._undecoded = []
+        for one in waiting:
+            is_gone = columns.epoch[one.row] != one.epoch
+            if is_gone:
+                continue
+            if (at == one.row).any():
+                one.trace.spent.first_decoded(step)
+            else:
+                self._undecoded.append(one)
+
     def _prefilled(
-        self, batch: Batch, columns: Columns, began_s: float, now: float, encoder_s: float
+        self,
+        batch: Batch,
+        columns: Columns,
+        at: LongArray,
+        began_s: float,
+        now: float,
+        encoder_s: float,
     ) -> StepNote:
-        """A step with prompts has ended: add its time to the requests whose prompts it computed."""
+        """A step with prompts has ended: add its time to the requests whose prompts it computed.
+        The rows `at` [n] have tokens of it."""
         prefills = batch.prefills
         num_prompts = len(prefills)
         lens = batch.lens[:num_prompts].tolist()
@@ -469,6 +509,8 @@ class RequestHistory:
         step = self.clock.prefilled(
             began_s, now, encoder_s, num_tokens, has_decode=num_decoding > 0
         )
+        if self._undecoded:
+            self._first_decoded(step, columns, at)
         for request, num_own in zip(prefills, lens, strict=True):
             row = request.row
             if row == NO_ROW:
@@ -481,6 +523,7 @@ class RequestHistory:
             self.gaps.enter(row, trace.gap, now)
             if trace.first_token_s == NEVER:
                 trace.first_token_s = now
+                self._undecoded.append(Undecoded(trace, row, int(columns.epoch[row])))
                 trace.add(self._event(now, batch.plan.step, EventKind.FIRST_TOKEN, ""))
         ids = tuple(request.id for request in prefills[:MAX_NAMED])
         return StepNote(batch.plan.step, began_s, now, sum(lens), num_decoding, ids, num_prompts)

@@ -10,7 +10,6 @@ disconnect closes the generation at once, whether the answer is a stream or not.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -74,6 +73,8 @@ class PieceWriter(Protocol):
     @property
     def takes_pieces(self) -> bool: ...
 
+    async def drained(self) -> None: ...
+
 
 class Answer:
     """The ASGI application that answers one request with its generation."""
@@ -100,12 +101,12 @@ class Answer:
                 await self._stream(scope, receive, send)
             else:
                 await self._send_full_body(scope, receive, send)
+            connection: PieceWriter | None = scope.get("weft.connection")
+            if connection is not None and not connection.takes_pieces:
+                await connection.drained()
         finally:
             watcher.cancel()
             self._generation.close()
-            sent_s = time.perf_counter()
-            for completion in self._generation.completions:
-                completion.spec.front.sent_s = sent_s
 
     # ---- one body
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.arrays import LongArray
 
-MAX_STEPS = 64  # that are remembered; a gap that more steps lie in is explained by the last of them
+MAX_STEPS = 64  # that are remembered; a gap with more steps in it is explained by the last of them
 MAX_NAMED = 3  # requests of a step whose prompts it computed
 
 
@@ -35,12 +35,21 @@ class StepNote(NamedTuple):
     num_prompts: int = 0
 
 
+class GapSteps(NamedTuple):
+    """The steps that ran between two tokens."""
+
+    longest: StepNote
+    num: int  # that are remembered
+    seconds: float  # that they took, since the first of the tokens
+    has_more: bool = False  # earlier ones are not remembered
+
+
 class Gap(NamedTuple):
     """The longest time between two tokens of a request."""
 
     seconds: float = 0.0
     until_s: float = 0.0  # when the second of them came
-    longest: StepNote | None = None  # the longest step in it
+    steps: GapSteps | None = None
     last_s: float = 0.0  # when its last token came
 
 
@@ -50,14 +59,14 @@ NO_GAP = Gap()
 class _Run:
     """Steps that gave a token to the same rows: the longest time between two of them."""
 
-    __slots__ = ("at", "last_s", "longest", "seconds", "until_s")
+    __slots__ = ("at", "last_s", "seconds", "steps", "until_s")
 
     def __init__(self, at: LongArray, last_s: float) -> None:
         self.at = at  # [n] the rows
         self.last_s = last_s  # when their last token came
         self.seconds = 0.0
         self.until_s = 0.0
-        self.longest: StepNote | None = None
+        self.steps: GapSteps | None = None
 
 
 NO_ROWS: LongArray = np.empty(0, dtype=np.intp)
@@ -68,9 +77,14 @@ class TokenGaps:
         self._token_s = np.zeros(num_rows)  # when the last token came
         self._seconds = np.zeros(num_rows)
         self._until_s = np.zeros(num_rows)
-        self._longest = np.empty(num_rows, dtype=object)  # StepNote
+        self._gap_steps = np.empty(num_rows, dtype=object)  # GapSteps
         self._steps: deque[StepNote] = deque(maxlen=MAX_STEPS)
         self._run: _Run | None = None  # what is not in the columns yet
+
+    @property
+    def last_step(self) -> StepNote | None:
+        """The step that ended last; None before the first."""
+        return self._steps[-1] if self._steps else None
 
     def enter(self, row: int, gap: Gap, now: float) -> None:
         """A request begins to decode in this row, or goes on after it was taken back."""
@@ -78,7 +92,7 @@ class TokenGaps:
         self._token_s[row] = gap.last_s or now
         self._seconds[row] = gap.seconds
         self._until_s[row] = gap.until_s
-        self._longest[row] = gap.longest
+        self._gap_steps[row] = gap.steps
 
     def of(self, row: int) -> Gap:
         """What is known of the request in this row, which has decoded."""
@@ -86,7 +100,7 @@ class TokenGaps:
         return Gap(
             float(self._seconds[row]),
             float(self._until_s[row]),
-            self._longest[row],
+            self._gap_steps[row],
             float(self._token_s[row]),
         )
 
@@ -104,7 +118,7 @@ class TokenGaps:
         if seconds > run.seconds:
             run.seconds = seconds
             run.until_s = ended_s
-            run.longest = self._longest_since(run.last_s)
+            run.steps = self._steps_since(run.last_s)
         run.last_s = ended_s
 
     def _begin_run(self, step: StepNote, at: LongArray) -> None:
@@ -116,11 +130,13 @@ class TokenGaps:
         seconds = step.ended_s - last_s
         is_longer = seconds > self._seconds.take(at)
         self._token_s[at] = step.ended_s
-        if is_longer.any():
-            longest = self._longest_since(float(last_s[is_longer].min()))
-            rows = at[is_longer]
-            self._seconds[rows] = seconds[is_longer]
-            self._explain(rows, step.ended_s, longest)
+        if not is_longer.any():
+            return
+        self._seconds[at[is_longer]] = seconds[is_longer]
+        # Rows are few that did not get their last tokens in the same step.
+        for since_s in set(last_s[is_longer].tolist()):
+            rows = at[is_longer & (last_s == since_s)]
+            self._explain(rows, step.ended_s, self._steps_since(since_s))
 
     def _end_run(self) -> None:
         run = self._run
@@ -132,20 +148,23 @@ class TokenGaps:
         if is_longer.any():
             rows = run.at[is_longer]
             self._seconds[rows] = run.seconds
-            self._explain(rows, run.until_s, run.longest)
+            self._explain(rows, run.until_s, run.steps)
 
-    def _explain(self, rows: LongArray, until_s: float, longest: StepNote | None) -> None:
+    def _explain(self, rows: LongArray, until_s: float, steps: GapSteps | None) -> None:
         self._until_s[rows] = until_s
         for row in rows.tolist():  # one by one: numpy would spread the tuple over the rows
-            self._longest[row] = longest
+            self._gap_steps[row] = steps
 
-    def _longest_since(self, since_s: float) -> StepNote:
-        """The longest step of those that ended after this moment, of which there is one."""
-        steps = reversed(self._steps)
-        longest = next(steps)
-        for one in steps:
+    def _steps_since(self, since_s: float) -> GapSteps:
+        """The steps that ended after this moment, of which there is one."""
+        longest = self._steps[-1]
+        num = 0
+        seconds = 0.0
+        for one in reversed(self._steps):
             if one.ended_s <= since_s:
-                break
+                return GapSteps(longest, num, seconds)
+            num += 1
+            seconds += one.ended_s - max(one.began_s, since_s)
             if one.ended_s - one.began_s > longest.ended_s - longest.began_s:
                 longest = one
-        return longest
+        return GapSteps(longest, num, seconds, has_more=num == MAX_STEPS)

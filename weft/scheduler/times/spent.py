@@ -1,8 +1,8 @@
 """Where the time of a request went in the engine: seconds by what they were spent on. Their sum is
 its whole time, because every moment is added to exactly one part.
 
-    arrived    admitted    its first piece    its next piece    first token        end
-       |   WAIT   |   AHEAD   | OWN + SHARED | OTHERS, BETWEEN | ... | DECODE, PROMPTS, REST |
+    arrived  admitted  its first piece  its next piece   first token      second token        end
+       |  WAIT  |  AHEAD  | OWN + SHARED | OTHERS, BETWEEN |  FIRST_DECODE  |  DECODE, PROMPTS  |
 
 Steps of the device follow one another. The time up to a result is the step's, or lies between two
 steps. `StepClock` adds it up by kind, so a span of a request that lasted a thousand steps is the
@@ -26,12 +26,13 @@ class SpentOn(IntEnum):
     ENCODE = 4  # the encoder, in these steps
     OTHERS = 5  # steps without a piece of its prompt, between its pieces
     BETWEEN = 6  # between steps, before its first token
-    DECODE = 7  # steps in which it got tokens, and no prompt was computed
-    MIXED = 8  # steps in which it got tokens, with prompts of others
-    PROMPTS = 9  # steps for prompts of others, in which it got none
-    REST = 10  # between steps, after its first token
-    WAIT_AGAIN = 11  # in the queue, after it was retracted
-    AGAIN = 12  # its tokens were computed again
+    FIRST_DECODE = 7  # the step in which it first decoded
+    DECODE = 8  # later ones in which it got tokens, and no prompt was computed
+    MIXED = 9  # later ones in which it got tokens, with prompts of others
+    PROMPTS = 10  # steps for prompts of others, in which it got none
+    REST = 11  # between steps, after its first token
+    WAIT_AGAIN = 12  # in the queue, after it was retracted
+    AGAIN = 13  # its tokens were computed again
 
 
 class StepTotals(NamedTuple):
@@ -50,7 +51,7 @@ class StepSpan(NamedTuple):
     began_s: float
     ended_s: float
     encoder_s: float  # of this, the encoder's
-    num_tokens: int
+    num_tokens: int  # with prompts; 0 for a step without
     before: StepTotals  # when it began
     after: StepTotals
 
@@ -75,7 +76,8 @@ class StepClock:
         )
 
     def decoded(self, began_s: float, ended_s: float, encoder_s: float) -> None:
-        """A step without prompts has ended."""
+        """A step without prompts has ended. It has no `StepSpan`, because nearly nobody needs one:
+        `span_of_decode` makes it."""
         if self.known_s is not None:
             self._rest_s += began_s - self.known_s
         self._decode_s += ended_s - began_s - encoder_s
@@ -103,6 +105,12 @@ class StepClock:
         self._encode_s += encoder_s
         self.known_s = ended_s
         return StepSpan(began_s, ended_s, encoder_s, num_tokens, before, self.totals)
+
+    def span_of_decode(self, began_s: float, ended_s: float, encoder_s: float) -> StepSpan:
+        """`decoded`, with the time of the step."""
+        before = self.at(began_s)
+        self.decoded(began_s, ended_s, encoder_s)
+        return StepSpan(began_s, ended_s, encoder_s, 0, before, self.totals)
 
     def at(self, now: float) -> StepTotals:
         """The totals at a moment after the last result, if no step has begun since."""
@@ -158,6 +166,14 @@ class Spent:
         self.totals = step.after
         if is_last:
             self.phase = Phase.DECODES
+
+    def first_decoded(self, step: StepSpan) -> None:
+        """It has decoded for the first time, in this step."""
+        self.close(step.began_s, step.before)
+        self.seconds[SpentOn.FIRST_DECODE] += step.ended_s - step.began_s - step.encoder_s
+        self.seconds[SpentOn.PROMPTS] += step.encoder_s
+        self.since_s = step.ended_s
+        self.totals = step.after
 
     def close(self, now: float, totals: StepTotals) -> None:
         """Add the time up to `now`, when the clock has these totals."""
