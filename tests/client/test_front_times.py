@@ -92,9 +92,9 @@ def test_work_of_the_engine_after_its_client_has_left_is_told() -> None:
 
 
 def test_times_of_another_machine_are_put_on_the_clock_of_the_front() -> None:
-    here = on_this_clock(told(told_s=50.0), 49.5, 50.5)
+    here = on_this_clock(told(explained_s=50.0), 49.5, 50.5)
     assert (here.arrived_s, here.busy_until_s) == (10.5, 10.4375), "it may be the same clock"
-    there = on_this_clock(told(told_s=1_000.0), 49.5, 50.5)
+    there = on_this_clock(told(explained_s=1_000.0), 49.5, 50.5)
     assert (there.arrived_s, there.busy_until_s) == (10.5 - 950.0, 10.4375 - 950.0)
-    idle = on_this_clock(told(told_s=1_000.0, busy_until_s=-1.0, busy_with=""), 49.5, 50.5)
+    idle = on_this_clock(told(explained_s=1_000.0, busy_until_s=-1.0, busy_with=""), 49.5, 50.5)
     assert idle.busy_until_s == -1.0

@@ -9,8 +9,8 @@ from typing import Any
 from weft.config.numbers import counted
 from weft.json_types import JsonObject
 
-SMALL_SHARE = 0.005  # of the whole time: smaller parts have one line together
-SHORT_S = 1.0  # a shorter time is told in milliseconds
+SMALL_SHARE = 0.005  # of all the time: smaller parts have one line together
+SHORT_S = 1.0  # a shorter time is written in milliseconds
 
 
 def causes(answer: Any) -> Iterator[str]:
@@ -54,7 +54,7 @@ def _request_lines(one: JsonObject) -> Iterator[str]:
 
 
 def time_lines(times: Any, total_s: float, first_token_s: float | None = None) -> Iterator[str]:
-    """The whole time, and a line for each large part of it."""
+    """All the time, and a line for each large part of it."""
     head = f"  time: {in_seconds(total_s, total_s)}"
     if first_token_s is not None:
         head += f", the first token after {in_seconds(first_token_s, total_s)}"
@@ -74,9 +74,9 @@ def time_lines(times: Any, total_s: float, first_token_s: float | None = None) -
         yield line
 
 
-def in_seconds(seconds: float, whole_s: float) -> str:
-    """A part of a time, in the unit for the whole time."""
-    if whole_s < SHORT_S:
+def in_seconds(seconds: float, total_s: float) -> str:
+    """A part of a time, in the unit for all of it."""
+    if total_s < SHORT_S:
         return f"{1_000 * seconds:.2f} ms"
     return f"{seconds:.3f} s"
 

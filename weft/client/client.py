@@ -122,6 +122,7 @@ class EngineClient:
             misses = self.metrics.completions.misses
             slow = SlowRequests(partial(explained, self), misses, log_slow_s)
         self.recorder = CompletionRecorder(self.metrics, tracer, slow)
+        self.fronts: Fronts = self.recorder.fronts
         self._limits = ClientLimits(max_pending_tokens, max_request_share, clamp_max_tokens)
         self._numbers = itertools.count(1)
         self._open = OpenCompletions()
@@ -130,11 +131,6 @@ class EngineClient:
     def engine(self) -> EngineReady:
         """The engine's own description. Raises `EngineUnavailable` if it cannot take work."""
         return self.state.require_ready()
-
-    @property
-    def fronts(self) -> Fronts:
-        """The front's times of the open requests and of the latest that ended."""
-        return self.recorder.fronts
 
     @property
     def num_open(self) -> int:

@@ -89,12 +89,12 @@ def on_this_clock(one: Explanation, asked_s: float, came_s: float) -> Explanatio
     """An explanation that was asked for at `asked_s` and was here at `came_s`, with the engine's
     times on the clock of this process.
 
-    On one machine both clocks are the same, or look the same. On two, the engine told it in the
-    middle between the two times, give or take half of the time between them.
+    On one machine both clocks are the same, or look the same. On two, the engine explained it in
+    the middle between the two times, give or take half of the time between them.
     """
     offset_s = 0.0
-    if not asked_s <= one.told_s <= came_s:
-        offset_s = (asked_s + came_s) / 2 - one.told_s
+    if not asked_s <= one.explained_s <= came_s:
+        offset_s = (asked_s + came_s) / 2 - one.explained_s
     busy_until_s = one.busy_until_s + offset_s if one.busy_with else one.busy_until_s
     return replace(one, arrived_s=one.arrived_s + offset_s, busy_until_s=busy_until_s)
 

@@ -308,16 +308,14 @@ class Generation:
             if self.num_open:
                 self._on_close(self)
             self._news.set()
-            self._note_sent()
-
-    def _note_sent(self) -> None:
-        """All of the answer is written, or nobody reads it."""
-        sent_s = time.perf_counter()
-        fronts = [completion.spec.front for completion in self.completions]
-        answered_s = max((front.ended_s for front in fronts), default=0.0)
-        for front in fronts:
-            front.answered_s = answered_s
-            front.sent_s = sent_s
+            # All of the answer is written, or nobody reads it.
+            sent_s = time.perf_counter()
+            answered_s = 0.0
+            for completion in self.completions:
+                answered_s = max(answered_s, completion.spec.front.ended_s)
+            for completion in self.completions:
+                completion.spec.front.answered_s = answered_s
+                completion.spec.front.sent_s = sent_s
 
     def __aiter__(self) -> Generation:
         return self

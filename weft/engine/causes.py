@@ -82,7 +82,7 @@ class Nearest(NamedTuple):
     trace: RequestTrace
     prompt: bytes  # of this request
     tokens: bytes  # of the earlier one
-    num_same: int  # in whole pages, if the earlier request is not shown
+    num_same: int  # in pages, if the earlier request is not shown
     is_shown: bool  # its name and its text may be shown
 
     @property
@@ -106,8 +106,8 @@ def cause_of(
     """Why not more of a request's prompt came from the cache; None if it was not admitted yet.
 
     `viewer`: the tenant who asks; empty: nobody knows who. Requests of others in other namespaces
-    do not exist for them, and of those in the same namespace they see how many whole pages both
-    begin with, which the usage of their own request tells them anyway. Nothing after these pages is
+    do not exist for them, and of those in the same namespace they see how many pages both begin
+    with, which the usage of their own request tells them anyway. Nothing after these pages is
     compared: a client that learns where its guess at a text of others ends, or what of it stands
     anywhere in that text, guesses the text token by token. None: an administrator.
     """
@@ -237,7 +237,7 @@ def _shown(change: Divergence) -> str:
             return f"it leaves out {counted(change.theirs, 'token')}, {again}"
         case Cause.REORDERED:
             return f"{counted(change.num_same, 'token')} are the same in another order"
-    return f"it has {ours} in place of {counted(change.theirs, 'other')}, {again}"
+    return f"it has {ours} instead of {counted(change.theirs, 'other')}, {again}"
 
 
 # ---- the remembered requests

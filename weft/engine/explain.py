@@ -306,7 +306,7 @@ def _explain(
     compiling: Container[int] = (),
 ) -> Explanation:
     """`trace` in words, with what its request does now if it is open."""
-    before = trace.step_before
+    before = trace.spent.step_before
     explanation = Explanation(
         id=trace.id,
         rid=trace.rid,
@@ -322,7 +322,7 @@ def _explain(
         why="",
         drafts=_drafts(scheduler, trace),
         shadow=shadow_words(scheduler, trace.id),
-        told_s=now,
+        explained_s=now,
         arrived_s=trace.arrived_s,
         admitted_s=trace.admitted_s,
         busy_until_s=NEVER if before is None else before.ended_s,

@@ -48,7 +48,7 @@ PARTS = {
 }
 WAITS = ("grammar", "stored", "handoff", "blocked", "queue")  # the parts of `SpentOn.WAIT`
 PAUSE = "paused"  # taken out of the time between steps
-IDLE_SHARE = 0.1  # of a gap, from which on it is told that no step ran
+IDLE_SHARE = 0.1  # of a gap, from which on the gap says that no step ran
 MAX_REASONS = 6  # different reasons for waiting that are listed; the others are one part
 CAME = "the step that ran when it came"
 

@@ -234,7 +234,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     # On the engine's clock; below 0: not yet.
     arrived_s: float = -1.0  # when the engine read it
     admitted_s: float = -1.0  # first
-    told_s: float = -1.0  # when this was told
+    explained_s: float = -1.0  # when this was made
     # The step that ended last before the engine read it: when it ended, on the same clock, and what
     # it did. Below 0: none.
     busy_until_s: float = -1.0

@@ -28,9 +28,6 @@ class RequestContext:
     spent: dict[str, float] = field(default_factory=dict)
     is_in_engine: bool = False  # an engine has, or had, it
 
-    def spend(self, part: str, seconds: float) -> None:
-        self.spent[part] = self.spent.get(part, 0.0) + seconds
-
 
 current: ContextVar[RequestContext | None] = ContextVar("weft_call", default=None)
 
@@ -55,7 +52,7 @@ def spent(part: str, since_s: float) -> None:
     """The current request has spent the time since then (time.perf_counter) on this."""
     call = current.get()
     if call is not None:
-        call.spend(part, time.perf_counter() - since_s)
+        call.spent[part] = call.spent.get(part, 0.0) + time.perf_counter() - since_s
 
 
 def rename(name: str) -> None:

@@ -24,8 +24,8 @@ from weft.memory.prefix_cache import CacheKey
 from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
-from weft.scheduler.times.gaps import MAX_NAMED, NO_GAP, NO_ROWS, StepNote, TokenGaps
-from weft.scheduler.times.spent import Phase, Spent, SpentOn, StepClock, StepSpan
+from weft.scheduler.times.gaps import MAX_NAMED, NO_GAP, NO_ROWS, Gap, StepNote, TokenGaps
+from weft.scheduler.times.spent import NO_TIME, Phase, Spent, SpentOn, StepClock, StepSpan
 
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # finished requests that are remembered
@@ -265,68 +265,31 @@ class Retractions:
     refound_tokens: int = 0  # still cached after a retraction
 
 
+@dataclass(slots=True, eq=False)
 class RequestTrace:
     """All that is remembered of one request. Times are NEVER until they are known."""
 
-    __slots__ = (
-        "admitted_s",
-        "arrival_order",
-        "arrived_s",
-        "cached_tokens",
-        "drafts",
-        "events",
-        "finished_s",
-        "first_token_s",
-        "gap",
-        "id",
-        "key",
-        "no_draft",
-        "num_events_dropped",
-        "num_waits_dropped",
-        "output_tokens",
-        "prompt_tokens",
-        "retractions",
-        "reuse",
-        "rid",
-        "spent",
-        "step_before",
-        "waits",
-    )
-
-    def __init__(
-        self,
-        id: int,
-        rid: str,
-        arrival_order: int,
-        prompt_tokens: int,
-        now: float,
-        step: int,
-        walk: int = 0,
-        step_before: StepNote | None = None,
-    ) -> None:
-        """`step_before`: the step that ended last before it arrived."""
-        self.id = id
-        self.rid = rid
-        self.arrival_order = arrival_order  # number of its arrival
-        self.events: list[Event] = []
-        self.waits = [Wait(now, math.inf, step, walk + 1)]
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = 0  # known at its end
-        self.cached_tokens = 0  # of the prompt, found at first admission
-        self.reuse: Reuse | None = None
-        self.key: CacheKey | None = None  # of the prompt and the output, once it has ended
-        self.drafts: dict[str, DraftCount] = {}  # by source
-        self.no_draft = ""  # why it had no draft in its last step
-        self.arrived_s = now
-        self.admitted_s = NEVER
-        self.first_token_s = NEVER
-        self.finished_s = NEVER
-        self.retractions = Retractions()
-        self.spent = Spent(now, [0.0] * len(SpentOn))
-        self.gap = NO_GAP  # the longest one before it left its last row
-        self.step_before = step_before
-        self.num_events_dropped = 0  # from the middle of `events`
-        self.num_waits_dropped = 0  # from the middle of `waits`
+    id: int
+    rid: str
+    arrival_order: int  # number of its arrival
+    prompt_tokens: int
+    arrived_s: float
+    waits: list[Wait]
+    spent: Spent
+    admitted_s: float = NEVER
+    first_token_s: float = NEVER
+    finished_s: float = NEVER
+    output_tokens: int = 0  # known at its end
+    cached_tokens: int = 0  # of the prompt, found at first admission
+    reuse: Reuse | None = None
+    key: CacheKey | None = None  # of the prompt and the output, once it has ended
+    events: list[Event] = field(default_factory=list)
+    drafts: dict[str, DraftCount] = field(default_factory=dict)  # by source
+    no_draft: str = ""  # why it had no draft in its last step
+    retractions: Retractions = field(default_factory=Retractions)
+    gap: Gap = NO_GAP  # the longest one before it left its last row
+    num_events_dropped: int = 0  # from the middle of `events`
+    num_waits_dropped: int = 0  # from the middle of `waits`
 
     def drafted(self, source: str, num_drafts: int, num_right: int) -> None:
         """The first `num_right` of the tokens that a source guessed were right."""
@@ -406,9 +369,14 @@ class RequestHistory:
         now: float,
         step: int,
     ) -> None:
-        walk = self.num_walks
         trace = RequestTrace(
-            id, rid, arrival_order, prompt_tokens, now, step, walk, self.gaps.last_step
+            id=id,
+            rid=rid,
+            arrival_order=arrival_order,
+            prompt_tokens=prompt_tokens,
+            arrived_s=now,
+            waits=[Wait(now, math.inf, step, self.num_walks + 1)],
+            spent=Spent(now, [0.0] * len(SpentOn), self.gaps.last_step),
         )
         self._open[id] = trace
         detail = f"{prompt_tokens:,} prompt tokens"
@@ -469,11 +437,11 @@ class RequestHistory:
         if batch.prefills:
             note = self._prefilled(batch, columns, at, began_s, now, encoder_s)
         else:
+            before = self.clock.at(began_s) if self._undecoded else NO_TIME
+            self.clock.decoded(began_s, now, encoder_s)
             if self._undecoded:
-                span = self.clock.span_of_decode(began_s, now, encoder_s)
+                span = StepSpan(began_s, now, encoder_s, 0, before, self.clock.totals)
                 self._first_decoded(span, columns, at)
-            else:
-                self.clock.decoded(began_s, now, encoder_s)
             note = StepNote(batch.plan.step, began_s, now, 0, len(batch.rows))
         self.gaps.add(note, at)
 
@@ -486,7 +454,7 @@ class RequestHistory:
             if is_gone:
                 continue
             if (at == one.row).any():
-                one.trace.spent.first_decoded(step)
+                one.trace.spent.computed(step, 1, is_last=True)
             else:
                 self._undecoded.append(one)
 

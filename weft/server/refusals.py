@@ -51,7 +51,7 @@ class RefusalLog:
 
     def of(self, rid: str, *, is_in_engine: bool) -> list[RefusedRequest]:
         """The refusals of requests with exactly this name, the latest first; without those that an
-        engine remembers, too, if it has told of requests with this name."""
+        engine remembers, too, if it remembers any of this name."""
         found = [one for one in self._all() if one.rid == rid]
         if is_in_engine:
             found = [one for one in found if not one.was_in_engine]

@@ -1,27 +1,23 @@
 """The requests with a row, for a picture.
 
 Values that do not change while a request has its row are read once; the others come from the
-scheduler's columns in a few vector operations, whatever the number of rows. Why a prompt was not
-cached is found by comparing it with all remembered ones, so a picture does that for few of them.
+scheduler's columns in a few vector operations, whatever the number of rows.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray
-from weft.engine.causes import cause_of
+from weft.engine.picture.causes import RowCauses
 from weft.messages.picture import RowColumns
 from weft.scheduler.scheduler import Scheduler
-
-MAX_CAUSES = 2  # that are looked for in a picture
 
 
 class RowWatch:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._causes = RowCauses(scheduler)
         columns = scheduler.kv.columns
         num_rows = len(columns.known_len)
         self._is_taken: BoolArray = np.zeros(num_rows, dtype=np.bool_)
@@ -34,9 +30,6 @@ class RowWatch:
         self._cached_len = np.zeros(num_rows, dtype=np.int32)
         self._fill_len = np.zeros(num_rows, dtype=np.int32)
         self._max_len = np.zeros(num_rows, dtype=np.int32)
-        self._causes: list[str] = [""] * num_rows
-        self._missed_len = np.zeros(num_rows, dtype=np.int32)
-        self._unexplained: deque[int] = deque()  # rows whose cause is not known, the oldest first
         # The used rows in order of arrival, with names and tenants of their requests:
         self._rows: IntArray = np.empty(0, dtype=np.int32)  # [R]
         self._shown_rids: list[str] = []  # [R]
@@ -45,7 +38,7 @@ class RowWatch:
     def columns(self, now: float) -> RowColumns:
         columns = self._scheduler.kv.columns
         self._look()
-        self._explain()
+        self._causes.look()
         rows = self._rows
         prompt_len = columns.prompt_len.take(rows)
         known_len = columns.known_len.take(rows)
@@ -65,8 +58,8 @@ class RowWatch:
             num_output=num_output.tobytes(),
             max_len=self._max_len.take(rows).tobytes(),
             age_s=age_s.tobytes(),
-            causes=[self._causes[row] for row in rows.tolist()],
-            missed_len=self._missed_len.take(rows).tobytes(),
+            causes=[self._causes.names[row] for row in rows.tolist()],
+            missed_len=self._causes.missed_len.take(rows).tobytes(),
         )
 
     def _look(self) -> None:
@@ -95,22 +88,4 @@ class RowWatch:
         self._cached_len[row] = request.cached_tokens
         self._fill_len[row] = request.fill_len
         self._max_len[row] = request.max_len
-        self._causes[row] = ""
-        self._missed_len[row] = 0
-        if row not in self._unexplained:
-            self._unexplained.append(row)
-
-    def _explain(self) -> None:
-        """Find the causes of a few requests that have a row since the last look."""
-        history = self._scheduler.history
-        num_left = MAX_CAUSES
-        while self._unexplained and num_left:
-            row = self._unexplained.popleft()
-            if not self._is_taken[row]:
-                continue
-            trace = history.trace(self._scheduler.kv.columns.requests[row].id)
-            cause = None if trace is None else cause_of(self._scheduler, trace)
-            if cause is not None:
-                num_left -= 1
-                self._causes[row] = cause.cause
-                self._missed_len[row] = cause.missed_tokens
+        self._causes.forget(row)

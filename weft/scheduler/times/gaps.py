@@ -13,6 +13,7 @@ are written into the columns when the rows change, or when somebody asks.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -56,17 +57,15 @@ class Gap(NamedTuple):
 NO_GAP = Gap()
 
 
+@dataclass(slots=True)
 class _Run:
     """Steps that gave a token to the same rows: the longest time between two of them."""
 
-    __slots__ = ("at", "last_s", "seconds", "steps", "until_s")
-
-    def __init__(self, at: LongArray, last_s: float) -> None:
-        self.at = at  # [n] the rows
-        self.last_s = last_s  # when their last token came
-        self.seconds = 0.0
-        self.until_s = 0.0
-        self.steps: GapSteps | None = None
+    at: LongArray  # [n] the rows
+    last_s: float  # when their last token came
+    seconds: float = 0.0
+    until_s: float = 0.0
+    steps: GapSteps | None = None
 
 
 NO_ROWS: LongArray = np.empty(0, dtype=np.intp)
@@ -80,11 +79,7 @@ class TokenGaps:
         self._gap_steps = np.empty(num_rows, dtype=object)  # GapSteps
         self._steps: deque[StepNote] = deque(maxlen=MAX_STEPS)
         self._run: _Run | None = None  # what is not in the columns yet
-
-    @property
-    def last_step(self) -> StepNote | None:
-        """The step that ended last; None before the first."""
-        return self._steps[-1] if self._steps else None
+        self.last_step: StepNote | None = None  # that has ended
 
     def enter(self, row: int, gap: Gap, now: float) -> None:
         """A request begins to decode in this row, or goes on after it was taken back."""
@@ -108,6 +103,7 @@ class TokenGaps:
         """A step has ended. The rows `at` [n] have tokens of it. The same array as before: the same
         requests, too."""
         self._steps.append(step)
+        self.last_step = step
         run = self._run
         if run is None or at is not run.at:
             if len(at):

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from weft.scheduler.times.gaps import StepNote
+
 
 class SpentOn(IntEnum):
     """What the time of a request was spent on; the index of its seconds in `Spent.seconds`."""
@@ -43,6 +45,9 @@ class StepTotals(NamedTuple):
     prompts_s: float = 0.0  # steps with prompts alone
     encode_s: float = 0.0  # the encoder, in any step
     rest_s: float = 0.0  # no step ran
+
+
+NO_TIME = StepTotals()
 
 
 class StepSpan(NamedTuple):
@@ -76,8 +81,7 @@ class StepClock:
         )
 
     def decoded(self, began_s: float, ended_s: float, encoder_s: float) -> None:
-        """A step without prompts has ended. It has no `StepSpan`, because nearly nobody needs one:
-        `span_of_decode` makes it."""
+        """A step without prompts has ended."""
         if self.known_s is not None:
             self._rest_s += began_s - self.known_s
         self._decode_s += ended_s - began_s - encoder_s
@@ -106,12 +110,6 @@ class StepClock:
         self.known_s = ended_s
         return StepSpan(began_s, ended_s, encoder_s, num_tokens, before, self.totals)
 
-    def span_of_decode(self, began_s: float, ended_s: float, encoder_s: float) -> StepSpan:
-        """`decoded`, with the time of the step."""
-        before = self.at(began_s)
-        self.decoded(began_s, ended_s, encoder_s)
-        return StepSpan(began_s, ended_s, encoder_s, 0, before, self.totals)
-
     def at(self, now: float) -> StepTotals:
         """The totals at a moment after the last result, if no step has begun since."""
         totals = self.totals
@@ -133,6 +131,7 @@ class Spent:
 
     since_s: float
     seconds: list[float]  # by `SpentOn`
+    step_before: StepNote | None = None  # the step that ended last before it arrived
     phase: Phase = Phase.WAITS
     was_admitted: bool = False
     # The totals at `since_s`, while its tokens are computed; None: its first piece has not begun.
@@ -150,14 +149,18 @@ class Spent:
 
     def computed(self, step: StepSpan, num_own: int, *, is_last: bool) -> None:
         """A step has computed `num_own` of its tokens; `is_last`: with them, all that it had to
-        compute before it decodes."""
+        compute before it decodes. Of the steps in which it decodes, only the first is reported."""
+        busy_s = step.ended_s - step.began_s - step.encoder_s
         if self.phase is Phase.AGAIN:
             if not is_last:
                 return
             self.seconds[SpentOn.AGAIN] += step.ended_s - self.since_s
+        elif self.phase is Phase.DECODES:
+            self.close(step.began_s, step.before)
+            self.seconds[SpentOn.FIRST_DECODE] += busy_s
+            self.seconds[SpentOn.PROMPTS] += step.encoder_s
         else:
             self.close(step.began_s, step.before)
-            busy_s = step.ended_s - step.began_s - step.encoder_s
             own_s = busy_s * num_own / step.num_tokens
             self.seconds[SpentOn.OWN] += own_s
             self.seconds[SpentOn.SHARED] += busy_s - own_s
@@ -166,14 +169,6 @@ class Spent:
         self.totals = step.after
         if is_last:
             self.phase = Phase.DECODES
-
-    def first_decoded(self, step: StepSpan) -> None:
-        """It has decoded for the first time, in this step."""
-        self.close(step.began_s, step.before)
-        self.seconds[SpentOn.FIRST_DECODE] += step.ended_s - step.began_s - step.encoder_s
-        self.seconds[SpentOn.PROMPTS] += step.encoder_s
-        self.since_s = step.ended_s
-        self.totals = step.after
 
     def close(self, now: float, totals: StepTotals) -> None:
         """Add the time up to `now`, when the clock has these totals."""

@@ -99,8 +99,8 @@ def histories_response(
 
 
 def refusal_fields(refusals: RefusalLog, rid: str, *, is_in_engine: bool) -> list[JsonObject]:
-    """The refusals of requests with this name, the latest first. `is_in_engine`: an engine has told
-    of some with this name."""
+    """The refusals of requests with this name, the latest first. `is_in_engine`: an engine
+    remembers some of this name."""
     found: list[JsonObject] = []
     for one in refusals.of(rid, is_in_engine=is_in_engine):
         fields = one._asdict()
@@ -117,7 +117,7 @@ def explanation_fields(context: ServerContext, one: Explanation) -> JsonObject:
     # Of use to engines and the front alone.
     for name in (
         *("namespace", "prompt"),
-        *("arrived_s", "admitted_s", "told_s", "busy_until_s", "busy_with"),
+        *("arrived_s", "admitted_s", "explained_s", "busy_until_s", "busy_with"),
     ):
         del fields[name]
     if one.total_s is None:

@@ -86,8 +86,8 @@ class RequestMiddleware:
             headers.get("traceparent", ""),
             caller.tenant,
             headers.get("x-weft-elsewhere", "")[:MAX_ELSEWHERE_LEN],
+            {"front_busy": began_s - came_s},
         )
-        request.spend("front_busy", began_s - came_s)
         current.set(request)  # only for this request: each has its own task
         scope["weft.rid"] = request.rid
         scope["weft.key"] = caller.key_name
