@@ -106,7 +106,7 @@ def main() -> None:
         bench.send(400, 20_000)
     bench.steps(300)
     scheduler = bench.engine.scheduler
-    num_nodes = sum(1 for _ in scheduler.kv.cache.nodes())
+    num_nodes = sum(1 for _ in scheduler.kv.cache.tree.nodes())
     print(
         f"{len(scheduler.running_batch.rows)} rows, {len(scheduler.waiting_queue)} wait, {num_nodes:,} nodes"
     )

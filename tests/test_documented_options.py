@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from weft.cli.bench import BENCHES
-from weft.cli.ctl import COMMANDS, arguments_of
+from weft.cli.ctl.command import arguments_of
+from weft.cli.ctl.table import COMMANDS
 from weft.cli.main import VERBS, main
 from weft.config.engine import EngineConfig
 from weft.config.limits import Limits

@@ -236,7 +236,7 @@ def test_stop_string_over_token_borders_ends_here_and_aborts_there() -> None:
     assert delta.end is not None
     assert (delta.end.reason, delta.end.matched, delta.end.cached_tokens) == ("stop", "öND", 1)
     assert delta.end.completion_tokens == len("text öND".encode())
-    assert world.client.num_late_tokens == len(" and morelate")
+    assert world.client.deliveries.num_late_tokens == len(" and morelate")
 
 
 def test_stop_string_in_the_last_step_needs_no_abort() -> None:
@@ -311,8 +311,8 @@ def test_abort_by_name_is_exact() -> None:
     world.submit(rid="req-10")
     world.submit(rid="req-1")
     first, _, third = (request.id for request in world.requests)
-    assert world.client.abort("req-1") == 2
-    assert world.client.abort("req") == 0
+    assert world.client.deliveries.abort("req-1") == 2
+    assert world.client.deliveries.abort("req") == 0
     [abort] = world.aborts
     assert set(abort.ids) == {first, third}
 
@@ -325,25 +325,25 @@ def test_abort_by_the_name_of_a_batch_ends_all_its_members() -> None:
     world.client.submit(prompts)
     world.submit(rid="batch-10")
     members = {request.id for request in world.requests[:4]}
-    assert world.client.abort("batch-1") == 2
-    assert world.client.abort("batch") == 4
+    assert world.client.deliveries.abort("batch-1") == 2
+    assert world.client.deliveries.abort("batch") == 4
     assert set(world.aborts[-1].ids) == members
     world.step(finished=[Finish(id=id, reason="abort") for id in members])
-    assert world.client.abort("batch") == 0
+    assert world.client.deliveries.abort("batch") == 0
 
 
 def test_aborted_request_ends_by_the_engines_word() -> None:
     world = World()
     generation = world.submit()
     id = world.requests[0].id
-    world.client.abort_all()
+    world.client.deliveries.abort_all()
     assert world.aborts == [Abort(all=True)]
     world.step(finished=[Finish(id=id, reason="abort", message="aborted by the client")])
     [delta] = generation.take()
     assert delta.end is not None
     assert delta.end.reason == "abort"
     assert not delta.end.failed
-    assert world.client.abort("r") == 0
+    assert world.client.deliveries.abort("r") == 0
 
 
 def test_closing_aborts_only_what_is_open() -> None:
@@ -447,7 +447,7 @@ def test_failed_engine_ends_everything_with_an_error() -> None:
 def test_end_all_ends_here_and_aborts_there() -> None:
     world = World()
     generation = world.submit()
-    world.client.end_all("the server is shutting down")
+    world.client.deliveries.end_all("the server is shutting down")
     [delta] = generation.take()
     assert delta.end is not None
     assert delta.end.failed
@@ -583,7 +583,7 @@ def test_flood_of_messages_lets_consumers_run() -> None:
 def test_late_output_for_a_request_that_ended_is_counted_and_ignored() -> None:
     world = World()
     world.step((99, 1), finished=[Finish(id=99, reason="stop")])
-    assert world.client.num_late_tokens == 1
+    assert world.client.deliveries.num_late_tokens == 1
     assert abandoned(world, "late") == 1
 
 
@@ -622,7 +622,7 @@ def test_a_second_end_and_masses_of_late_tokens_change_nothing_and_fill_no_log(
     assert first.end is not None
     assert first.end.reason == "length"
     assert generation.take() == []
-    assert (world.client.num_open, world.client.num_late_tokens) == (0, 1_000)
+    assert (world.client.num_open, world.client.deliveries.num_late_tokens) == (0, 1_000)
     assert lines.getvalue().count("\n") <= 1
 
 

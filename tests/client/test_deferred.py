@@ -7,7 +7,7 @@ import pytest
 
 from tests.client.client_world import READY, World
 from tests.client.completions import make_request
-from weft.client.engine_state import DeferredRequests, ShareLimits
+from weft.client.deferred import DeferredRequests, ShareLimits
 from weft.client.generation import Generation
 from weft.messages.codec import Unreadable
 from weft.messages.replies import Finish
@@ -42,7 +42,11 @@ def test_a_request_has_its_share_of_rows_and_one_follows_for_each_that_ends(worl
     while world.client.num_open:
         end(
             world,
-            *[request.id for request in world.requests if request.id in world.client._open.by_id],
+            *[
+                request.id
+                for request in world.requests
+                if request.id in world.client.deliveries.open.by_id
+            ],
         )
     assert [request.id for request in world.requests] == ids
     assert generation.ended
@@ -57,7 +61,7 @@ def test_nothing_is_kept_of_a_request_that_has_ended_though_its_consumer_stays(
         sent = world.requests[num_seen:]
         num_seen = len(world.requests)
         end(world, *[request.id for request in sent])
-    assert world.client._open.is_empty
+    assert world.client.deliveries.open.is_empty
     assert not generation.closed
 
 
@@ -80,7 +84,7 @@ def test_later_requests_do_not_wait_for_deferred_ones(world: World) -> None:
 def test_deferred_requests_are_aborted_here_and_the_others_by_the_engine(world: World) -> None:
     generation = world.submit(n=10, stream=False, rid="mine")
     ids = ids_of(generation)
-    assert world.client.abort("mine") == 10
+    assert world.client.deliveries.abort("mine") == 10
     [abort] = world.aborts
     assert sorted(abort.ids) == ids[:4]
     assert world.client.num_open == 4
@@ -94,7 +98,7 @@ def test_aborting_all_and_leaving_let_nobody_follow(world: World) -> None:
     aborted, left = world.submit(n=6, rid="a"), world.submit(n=6, rid="b")
     left.close()
     assert world.client.num_open == 6
-    assert world.client.abort_all() == 6
+    assert world.client.deliveries.abort_all() == 6
     end(world, *ids_of(aborted)[:4])
     assert len(world.requests) == 8
     assert world.client.num_open == 0
@@ -224,4 +228,4 @@ def test_completions_that_the_client_gives_up_let_others_follow(world: World) ->
     assert [request.id for request in world.requests] == ids_of(generation)
     end(world, *ids_of(generation)[4:])
     assert generation.ended
-    assert world.client._open.is_empty
+    assert world.client.deliveries.open.is_empty

@@ -406,12 +406,12 @@ class RandomFleet:
             fleet = self.world.fleet
             assert self.world.unavailable == fleet.why_unavailable()
             assert self.stats == join_stats([member.stats for member in fleet.members])
-            for rank, engine in enumerate(fleet._router.engines):
+            for rank, engine in enumerate(fleet._open.router.engines):
                 begun = [id for id, at in self.open.items() if at == rank and id in self.has_token]
                 num_waiting = engine.num_open - len(begun)
                 assert num_waiting <= engine.pending_tokens <= 64 * num_waiting
             assert set(self.open.values()) <= self.up
-            router = self.world.fleet._router
+            router = self.world.fleet._open.router
             assert {id: router.rank_of(id) for id in self.open} == self.open
             assert sum(engine.num_open for engine in router.engines) == len(self.open)
         assert len(self.ended) + len(self.open) == self.num_sent
@@ -437,7 +437,7 @@ def test_the_index_of_an_engine_is_cleared_only_when_its_cache_is_empty(
     for id in range(4):
         world.send(id, key=id)
         world.fleet.take(id % 2, finish(id))
-    indexes = [engine.index for engine in world.fleet._router.engines]
+    indexes = [engine.index for engine in world.fleet._open.router.engines]
     known = [len(one) for one in indexes]
     assert min(known) > 0
     world.fleet.send(example_of(of, call=1))
@@ -828,8 +828,8 @@ def test_nothing_is_remembered_of_requests_that_have_ended(method: str) -> None:
             world.fleet.take(rank, StepOutput(ids=np.array([id]).tobytes()))
             world.fleet.take(rank, finish(id))
     fleet = world.fleet
-    assert not fleet._unbegun | fleet._siblings.keys() | fleet._sibling_key.keys()
-    assert not fleet._router._open
+    assert fleet._open.is_empty
+    assert not fleet._open.router._open
 
 
 def test_the_number_of_a_room_says_which_engine_gets_a_request() -> None:
@@ -898,7 +898,7 @@ def test_sessions_are_shared_out_evenly_and_their_turns_follow_them(seed: int) -
         else:
             world.fleet.take(rank, CloseSessionReply(call=number, success=True))
             bound.pop(name, None)
-        assert world.fleet._sessions == bound
+        assert world.fleet._sessions.rank == bound
 
 
 ALL_TAGS = {"kv_cache", "weights"}

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.client.completions import METRICS, TOKENIZER
-from weft.client.engine_state import OpenCompletions, ShareLimits
+from weft.client.deferred import ShareLimits
+from weft.client.deliveries import OpenCompletions
 from weft.client.front_times import FrontTimes
 from weft.client.generation import Completion, CompletionSpec, Generation
 from weft.messages.replies import Finish

@@ -8,7 +8,7 @@ from weft.config.drafts import parse_draft_sources
 from weft.config.engine import EngineConfig
 from weft.config.options import Command, SettingsError
 from weft.config.speculative_config import with_speculative_config
-from weft.memory.radix import RadixCache
+from weft.memory.radix.cache import RadixCache
 from weft.scheduler.speculation.sources import Repetition, make_sources
 
 

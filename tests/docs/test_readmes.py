@@ -21,7 +21,7 @@ MAX_LINES = 52
 
 
 def test_the_large_folders_have_one() -> None:
-    assert len(READMES) == 13
+    assert len(READMES) == 16
 
 
 @pytest.mark.parametrize("page", READMES, ids=[page.parent.name for page in READMES])
@@ -44,7 +44,8 @@ def test_names_everything_at_the_top_of_a_small_screen(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", READMES, ids=[page.parent.name for page in READMES])
-def test_every_folder_inside_is_named(page: Path) -> None:
+def test_every_file_and_folder_inside_is_named(page: Path) -> None:
     text = page.read_text("utf-8")
-    inside = [path.parent.name for path in page.parent.glob("*/__init__.py")]
-    assert [name for name in inside if f"`{name}/" not in text] == []
+    inside = [f"`{path.parent.name}/" for path in page.parent.glob("*/__init__.py")]
+    files = [f"`{path.name}`" for path in page.parent.glob("*.py") if path.name != "__init__.py"]
+    assert [name for name in inside + files if name not in text] == []

@@ -11,7 +11,8 @@ import numpy as np
 
 from weft.kv_events.mirror import block_hashes
 from weft.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent
-from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
+from weft.memory.prefix_cache import TOKEN_BYTES
+from weft.memory.radix.cache import RadixCache
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kv_events.py"
 Blocks = dict[int, tuple[int | None, tuple[int, ...]]]  # by hash: the one before, and the tokens
@@ -27,11 +28,13 @@ def example() -> Any:
     return module
 
 
-def blocks_of(cache: PrefixCache) -> Blocks:
+def blocks_of(cache: RadixCache) -> Blocks:
     """What the tree holds, found by walking over it."""
     step = cache.page_size * TOKEN_BYTES
     found: Blocks = {}
-    stack: list[tuple[Any, str, int | None]] = [(top, top.namespace, None) for top in cache.tops()]
+    stack: list[tuple[Any, str, int | None]] = [
+        (top, top.namespace, None) for top in cache.tree.roots.values()
+    ]
     while stack:
         node, namespace, before = stack.pop()
         for start, name in zip(

@@ -12,7 +12,7 @@ from weft.kv_events.changes import ChangeNotes
 from weft.kv_events.mirror import CacheMirror, block_hashes
 from weft.kv_events.wire import BlockStored
 from weft.memory.prefix_cache import CacheKey
-from weft.memory.radix import RadixCache
+from weft.memory.radix.cache import RadixCache
 
 NAMESPACES = ("", "salt", "\0adapter\0", "\0adapter\0salt")
 
@@ -21,23 +21,23 @@ class Followed:
     """A tree, and a mirror that gets its changes without a thread between them."""
 
     def __init__(self, page_size: int) -> None:
-        self.tree = RadixCache(page_size)
+        self.cache = RadixCache(page_size)
         self.notes = ChangeNotes()
-        self.tree.listeners.append(self.notes)
+        self.cache.tree.listeners.append(self.notes)
         self.mirror = CacheMirror(page_size)
         self.blocks: Blocks = {}
         self.next_page = 0
 
     def insert(self, namespace: str, tokens: list[int]) -> None:
-        num_pages = len(tokens) // self.tree.page_size
+        num_pages = len(tokens) // self.cache.page_size
         pages = np.arange(self.next_page, self.next_page + num_pages, dtype=np.int32)
         self.next_page += num_pages
-        self.tree.insert(CacheKey(namespace, np.array(tokens, np.int32).tobytes()), pages)
+        self.cache.insert(CacheKey(namespace, np.array(tokens, np.int32).tobytes()), pages)
 
     def check(self) -> None:
         """Reader and mirror have what the tree has."""
         read(self.blocks, self.mirror.apply(self.notes.take()))
-        assert self.blocks == blocks_of(self.tree)
+        assert self.blocks == blocks_of(self.cache)
         late: Blocks = {}
         read(late, self.mirror.snapshot())
         assert late == self.blocks
@@ -47,19 +47,19 @@ class Followed:
 def test_whoever_follows_the_events_has_the_tree(seed: int) -> None:
     rng = random.Random(seed)
     followed = Followed(page_size=rng.choice([1, 2, 4, 16]))
-    tree = followed.tree
+    cache = followed.cache
     for _ in range(150):
         tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 60))]
         key = CacheKey(rng.choice(NAMESPACES), np.array(tokens, np.int32).tobytes())
         match rng.randrange(10):
             case 0:
-                tree.match(key)  # may split a node
+                cache.match(key)  # may split a node
             case 1:
-                tree.evict(rng.randrange(tree.evictable_pages + 1))
+                cache.evict(rng.randrange(cache.evictable_pages + 1))
             case 2:
-                tree.forget(tree.match(key).handle)
+                cache.forget(cache.match(key).handle)
             case 3 if rng.random() < 0.1:
-                tree.drop()
+                cache.drop()
             case _:
                 followed.insert(key.namespace, tokens)
         if rng.random() < 0.5:

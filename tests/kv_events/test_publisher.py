@@ -21,7 +21,7 @@ from weft.config.kv_events import KvEventsConfig
 from weft.config.options import SettingsError
 from weft.kv_events.publisher import KvEventPublisher
 from weft.memory.prefix_cache import CacheKey
-from weft.memory.radix import RadixCache
+from weft.memory.radix.cache import RadixCache
 from weft.messages.control import FlushCache
 
 HANG_MS = 60_000
@@ -89,15 +89,15 @@ class Published:
         self.replay = f"ipc://{folder}/replay"
         given = {"publisher": "zmq", "endpoint": self.events, "replay_endpoint": self.replay}
         self.publisher = KvEventPublisher(KvEventsConfig(**(given | config)), page_size=2)
-        self.tree = RadixCache(page_size=2)
-        self.tree.listeners.append(self.publisher)
+        self.cache = RadixCache(page_size=2)
+        self.cache.tree.listeners.append(self.publisher)
         self.publisher.emptied()
         self.publisher.publish()
         self.publisher.start()
 
     def insert(self, *tokens: int) -> None:
         pages = np.arange(len(tokens) // 2, dtype=np.int32)
-        self.tree.insert(CacheKey("", np.array(tokens, np.int32).tobytes()), pages)
+        self.cache.insert(CacheKey("", np.array(tokens, np.int32).tobytes()), pages)
         self.publisher.publish()
 
     def ask(self, question: bytes) -> list[bytes]:
@@ -148,11 +148,11 @@ def test_a_subscriber_hears_of_each_change(published: Published) -> None:
     published.insert(1, 2, 5, 6)
     published.publisher.publish()
     follower.catch_up()
-    assert follower.blocks == blocks_of(published.tree)
+    assert follower.blocks == blocks_of(published.cache)
     before = follower.last
-    published.tree.evict(1)
+    published.cache.evict(1)
     published.publisher.publish()
-    until_equal(follower, blocks_of(published.tree))
+    until_equal(follower, blocks_of(published.cache))
     assert follower.last == before + 1, "a step that changes something is one batch"
     published.publisher.publish()
     follower.catch_up()
@@ -165,14 +165,14 @@ def test_who_comes_late_gets_what_is_kept_or_the_whole_tree(tmp_path: Path) -> N
     for i in range(10):
         server.insert(i, i, i, i + 1)
     follower = follower_of(server.events, server.replay)
-    assert follower.blocks == blocks_of(server.tree)
+    assert follower.blocks == blocks_of(server.cache)
     assert len(follower.blocks) == 20
     assert len(server.ask((follower.last - 1).to_bytes(8, "big"))) == 2
     assert len(server.ask((follower.last - 3).to_bytes(8, "big"))) == 1, "the whole tree"
     assert server.ask((follower.last + 1).to_bytes(8, "big")) == []
     server.insert(7, 7, 9, 9)
     follower.catch_up()
-    assert follower.blocks == blocks_of(server.tree)
+    assert follower.blocks == blocks_of(server.cache)
     follower.close()
     server.publisher.stop()
 
@@ -180,14 +180,14 @@ def test_who_comes_late_gets_what_is_kept_or_the_whole_tree(tmp_path: Path) -> N
 def test_a_subscriber_that_was_away_finds_its_way_back(published: Published) -> None:
     follower = joined(published)
     published.insert(1, 2, 3, 4)
-    until_equal(follower, blocks_of(published.tree))
+    until_equal(follower, blocks_of(published.cache))
     follower.blocks.clear()
     follower.catch_up(0)
     published.insert(1, 2, 3, 4, 5, 6)
-    until_equal(follower, blocks_of(published.tree))
+    until_equal(follower, blocks_of(published.cache))
     follower.last -= 1  # as if it had missed this one
     published.insert(1, 2, 3, 4, 5, 6, 7, 8)  # comes behind a gap
-    until_equal(follower, blocks_of(published.tree))
+    until_equal(follower, blocks_of(published.cache))
     follower.close()
 
 
@@ -200,7 +200,7 @@ def test_numbers_rise_over_a_restart_and_the_first_batch_clears(tmp_path: Path) 
     second = Published(tmp_path)
     second.insert(5, 6)
     follower.catch_up()
-    assert follower.blocks == blocks_of(second.tree)
+    assert follower.blocks == blocks_of(second.cache)
     assert len(follower.blocks) == 1
     follower.close()
     second.publisher.stop()
@@ -223,14 +223,14 @@ def test_a_queue_that_grows_too_long_becomes_one_batch(tmp_path: Path) -> None:
         max_queue_size=3,
     )
     publisher = KvEventPublisher(events, page_size=1)
-    tree = RadixCache(page_size=1)
-    tree.listeners.append(publisher)
+    cache = RadixCache(page_size=1)
+    cache.tree.listeners.append(publisher)
     for i in range(10):
-        tree.insert(CacheKey("", np.array([i], np.int32).tobytes()), np.array([i], np.int32))
+        cache.insert(CacheKey("", np.array([i], np.int32).tobytes()), np.array([i], np.int32))
         publisher.publish()
     publisher.start()
     follower = follower_of(events.address, events.replay_endpoint)
-    assert follower.blocks == blocks_of(tree)
+    assert follower.blocks == blocks_of(cache)
     assert len(publisher._stream._kept) == 1
     follower.close()
     publisher.stop()
@@ -240,7 +240,7 @@ def test_a_queue_that_grows_too_long_becomes_one_batch(tmp_path: Path) -> None:
 def test_readers_of_vllm_read_a_batch(tmp_path: Path, encoding: str, declared: Any) -> None:
     server = Published(tmp_path, encoding=encoding, data_parallel_rank=3)
     server.insert(1, 2, 3, 4)
-    server.tree.evict(1)
+    server.cache.evict(1)
     server.publisher.publish()
     found = [msgspec.msgpack.decode(one, type=declared) for one in server.ask(bytes(8))]
     server.publisher.stop()
@@ -298,4 +298,4 @@ def test_a_subscriber_has_the_tree_of_an_engine_after_any_run(tmp_path: Path, se
 
 def test_an_engine_that_nobody_follows_tells_nothing() -> None:
     world = EngineWorld(settings())
-    assert world.scheduler.kv.cache.listeners == []
+    assert world.scheduler.kv.cache.tree.listeners == []

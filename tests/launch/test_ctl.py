@@ -16,7 +16,9 @@ import pytest
 
 from tests.server.fake import running
 from weft.cli import main as cli
-from weft.cli.ctl import COMMANDS, arguments_of, readable
+from weft.cli.ctl.command import arguments_of
+from weft.cli.ctl.table import COMMANDS
+from weft.cli.readable import readable
 from weft.config.server import ServerConfig
 from weft.messages import codec
 from weft.messages.calls import ControlRequest

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from weft.memory.accounting.audit import AccountingError, audit
 from weft.memory.allocator import OutOfPages, PageAllocator, RowTable, num_pages_for, slots_of
-from weft.memory.prefix_cache import NoPrefixCache
+from weft.memory.radix.cache import RadixCache
 
 
 def test_slots_of_pages_are_in_order() -> None:
@@ -46,10 +46,12 @@ def test_the_audit_names_the_owners_of_a_page_owned_twice() -> None:
     allocator = PageAllocator(num_pages=4, page_size=1)
     taken = allocator.alloc(2)
     with pytest.raises(AccountingError, match=r"page 0 is owned by a and b"):
-        audit(allocator, NoPrefixCache(1), {"a": taken, "b": np.array([0], dtype=np.int32)})
+        audit(
+            allocator, RadixCache(1, shares=False), {"a": taken, "b": np.array([0], dtype=np.int32)}
+        )
     with pytest.raises(AccountingError, match=r"page 0 is owned by nobody"):
-        audit(allocator, NoPrefixCache(1), {"a": taken[taken != 0]})
-    audit(allocator, NoPrefixCache(1), {"a": taken})
+        audit(allocator, RadixCache(1, shares=False), {"a": taken[taken != 0]})
+    audit(allocator, RadixCache(1, shares=False), {"a": taken})
 
 
 def test_the_runner_is_told_of_what_a_row_points_to() -> None:

@@ -12,8 +12,8 @@ from tests.scheduler.scenes import settings
 from weft.journal.replay import Replay
 from weft.memory.accounting.audit import AccountingError, audit, find_faults
 from weft.memory.allocator import PageAllocator
-from weft.memory.prefix_cache import CacheKey, NoPrefixCache
-from weft.memory.radix import RadixCache
+from weft.memory.prefix_cache import CacheKey
+from weft.memory.radix.cache import RadixCache
 from weft.messages.control import AuditKv, AuditReply
 from weft.messages.requests import Abort
 
@@ -44,7 +44,7 @@ def test_the_allocator_remembers_whom_a_page_was_given_to_last() -> None:
 
 
 def test_a_fault_names_the_page_and_all_its_owners() -> None:
-    allocator, cache = PageAllocator(5, 1), NoPrefixCache(1)
+    allocator, cache = PageAllocator(5, 1), RadixCache(1, shares=False)
     allocator.alloc(3)
     faults = find_faults(allocator, cache, {"a": pages(0, 1), "b": pages(1, 3)})
     assert list(map(str, faults)) == [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from weft.memory.accounting.pins import LostPin, Pins
-from weft.memory.prefix_cache import CacheKey, NoPrefixCache
-from weft.memory.radix import RadixCache
+from weft.memory.prefix_cache import CacheKey
+from weft.memory.radix.cache import RadixCache
 
 
 def pack(*tokens: int) -> bytes:
@@ -68,7 +68,7 @@ def test_the_least_recently_used_gives_way_first_and_no_more_than_needed() -> No
 
 
 def test_nothing_is_held_where_nothing_is_cached() -> None:
-    for pins in (make_tree()[1], Pins(NoPrefixCache(1))):
+    for pins in (make_tree()[1], Pins(RadixCache(1, shares=False))):
         pin = pins.keep("a", CacheKey("", pack(7, 8)))
         assert pin.num_tokens == 0
         pin.touch()

@@ -11,7 +11,7 @@ from weft.memory.index import prefix_index
 from weft.memory.index.prefix_index import FEW_MOVES, MAX_MOVES, NUM_AT_ONCE, PrefixIndex
 from weft.memory.index.subtree_counts import Anchor, SubtreeCounts, above
 from weft.memory.prefix_cache import CacheKey
-from weft.memory.radix import RadixCache
+from weft.memory.radix.cache import RadixCache
 
 
 def pack(tokens: list[int]) -> bytes:
@@ -22,11 +22,11 @@ class Indexed:
     """A tree, some indexed sequences, and the lengths that the index has reported of them."""
 
     def __init__(self, page_size: int) -> None:
-        self.tree = RadixCache(page_size)
+        self.cache = RadixCache(page_size)
         self.reported: dict[int, int] = {}
         self.counts = SubtreeCounts()
-        self.index = PrefixIndex(self.tree, self.reported.__setitem__, self.counts)
-        self.tree.listeners.append(self.index)
+        self.index = PrefixIndex(self.cache, self.reported.__setitem__, self.counts)
+        self.cache.tree.listeners.append(self.index)
         self.sequences: dict[int, CacheKey] = {}  # the tokens that may be cached
         self.num_pages = 0
 
@@ -46,11 +46,11 @@ class Indexed:
     def insert(self, tokens: list[int], namespace: str = "") -> object:
         first, self.num_pages = self.num_pages, self.num_pages + len(tokens)
         pages = np.arange(first, first + len(tokens), dtype=np.int32)
-        return self.tree.insert(CacheKey(namespace, pack(tokens)), pages).handle
+        return self.cache.insert(CacheKey(namespace, pack(tokens)), pages).handle
 
     def check(self) -> None:
         for number, key in self.sequences.items():
-            assert self.reported[number] == self.index.length(number) == self.tree.peek(key)
+            assert self.reported[number] == self.index.length(number) == self.cache.peek(key)
         self.check_counts()
 
     def check_counts(self) -> None:
@@ -58,7 +58,7 @@ class Indexed:
         heavier children first."""
         weight: dict[Anchor, int] = {}
         for key in self.sequences.values():
-            handle = self.tree.locate(key, len(key.tokens)).handle
+            handle = self.cache.tree.locate(key, len(key.tokens)).handle
             anchor: Anchor | None = key.namespace if handle is None else handle
             while anchor is not None:
                 weight[anchor] = weight.get(anchor, 0) + 1
@@ -88,9 +88,9 @@ def test_an_indexed_sequence_follows_what_is_inserted_and_evicted() -> None:
     indexed.insert([1, 2, 3, 4, 5, 6, 7, 8])
     assert indexed.reported == {1: 6, 2: 2}
     indexed.check()
-    indexed.tree.evict(2)
+    indexed.cache.evict(2)
     assert indexed.reported == {1: 4, 2: 2}
-    indexed.tree.evict(2)
+    indexed.cache.evict(2)
     assert indexed.reported == {1: 0, 2: 0}
     indexed.check()
 
@@ -99,7 +99,7 @@ def test_a_split_moves_nobody_and_what_comes_behind_it_is_seen() -> None:
     indexed = Indexed(page_size=1)
     indexed.insert([1, 2, 3, 4])
     indexed.add(1, [1, 2, 8, 8])
-    indexed.tree.match(CacheKey("", pack([1, 2])))
+    indexed.cache.match(CacheKey("", pack([1, 2])))
     assert indexed.reported == {1: 2}
     indexed.insert([1, 2, 8, 7])
     assert indexed.reported == {1: 3}
@@ -110,7 +110,7 @@ def test_a_namespace_that_was_dropped_and_comes_back_is_still_indexed() -> None:
     indexed = Indexed(page_size=1)
     indexed.add(1, [1, 2, 3], "salt")
     indexed.insert([1, 2], "salt")
-    indexed.tree.evict(2)
+    indexed.cache.evict(2)
     assert indexed.reported == {1: 0}
     indexed.insert([1], "salt")
     assert indexed.reported == {1: 1}
@@ -123,7 +123,7 @@ def test_a_cache_that_is_emptied_leaves_everybody_with_nothing() -> None:
     indexed = Indexed(page_size=1)
     indexed.insert([1, 2, 3])
     indexed.add(1, [1, 2, 5])
-    indexed.tree.reset()
+    indexed.cache.reset()
     assert indexed.reported == {1: 0}
     indexed.insert([1, 2])
     assert indexed.reported == {1: 2}
@@ -153,20 +153,20 @@ def test_random_changes_keep_every_length_and_weight_true(
         elif what < 0.75:
             handle = indexed.insert(tokens, namespace)
             if rng.random() < 0.2:
-                indexed.tree.lock(handle)
+                indexed.cache.lock(handle)
                 locked.append(handle)
         elif what < 0.85:
-            indexed.tree.match(CacheKey(namespace, pack(tokens)))
+            indexed.cache.match(CacheKey(namespace, pack(tokens)))
         elif what < 0.9 and locked:
-            indexed.tree.unlock(locked.pop())
+            indexed.cache.unlock(locked.pop())
         elif what < 0.99:
-            indexed.tree.evict(min(rng.randrange(1, 12), indexed.tree.evictable_pages))
+            indexed.cache.evict(min(rng.randrange(1, 12), indexed.cache.evictable_pages))
         elif not locked:
-            indexed.tree.reset()
+            indexed.cache.reset()
         while indexed.index._late:
             indexed.index.move_on()
         indexed.check()
-        indexed.tree.check()
+        indexed.cache.check()
 
 
 def test_a_family_of_thousands_moves_down_in_pieces() -> None:
@@ -194,9 +194,9 @@ def test_who_is_still_to_move_down_ends_where_the_cache_says_whatever_comes_betw
     indexed.insert([1, 2, 3, 4])
     match change:
         case "evicted":
-            indexed.tree.evict(3)
+            indexed.cache.evict(3)
         case "split":
-            indexed.tree.match(CacheKey("", pack([1, 2])))
+            indexed.cache.match(CacheKey("", pack([1, 2])))
             indexed.insert([1, 2, 9])
         case "gone on":
             indexed.insert([1, 2, 3, 4, 5, 6])
@@ -204,7 +204,7 @@ def test_who_is_still_to_move_down_ends_where_the_cache_says_whatever_comes_betw
             for number in range(0, num, 2):
                 indexed.remove(number)
         case "emptied":
-            indexed.tree.reset()
+            indexed.cache.reset()
     while indexed.index._late:
         indexed.index.move_on()
     indexed.check()

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from weft.memory.allocator import OutOfPages
-from weft.memory.prefix_cache import CacheKey, NoPrefixCache
-from weft.memory.radix import RadixCache
+from weft.memory.prefix_cache import CacheKey
+from weft.memory.radix.cache import RadixCache
+from weft.memory.radix.tree import key_of, pages_of, path_up
 
 
 def pack(tokens: list[int]) -> bytes:
@@ -26,142 +27,156 @@ def pages(*numbers: int) -> np.ndarray:
 
 
 def test_a_sequence_is_found_in_whole_pages() -> None:
-    tree = RadixCache(page_size=4)
-    tree.insert(CacheKey("", pack([1, 2, 3, 4, 5, 6, 7, 8, 9])), pages(10, 11))
-    found = tree.match(CacheKey("", pack([1, 2, 3, 4, 5, 6, 7, 99])))
+    cache = RadixCache(page_size=4)
+    cache.insert(CacheKey("", pack([1, 2, 3, 4, 5, 6, 7, 8, 9])), pages(10, 11))
+    found = cache.match(CacheKey("", pack([1, 2, 3, 4, 5, 6, 7, 99])))
     assert found.length == 4
     assert found.pages.tolist() == [10]
-    assert tree.match(CacheKey("", pack([1, 2, 3, 4, 5, 6, 7, 8, 9]))).pages.tolist() == [10, 11]
+    assert cache.match(CacheKey("", pack([1, 2, 3, 4, 5, 6, 7, 8, 9]))).pages.tolist() == [10, 11]
 
 
 def test_namespaces_never_share() -> None:
-    tree = RadixCache(page_size=1)
-    tree.insert(CacheKey("a", pack([1, 2, 3])), pages(0, 1, 2))
-    assert tree.match(CacheKey("b", pack([1, 2, 3]))).length == 0
-    assert tree.match(CacheKey("a", pack([1, 2, 3]))).length == 3
+    cache = RadixCache(page_size=1)
+    cache.insert(CacheKey("a", pack([1, 2, 3])), pages(0, 1, 2))
+    assert cache.match(CacheKey("b", pack([1, 2, 3]))).length == 0
+    assert cache.match(CacheKey("a", pack([1, 2, 3]))).length == 3
 
 
 def test_namespaces_that_cache_nothing_leave_nothing_behind() -> None:
-    tree = RadixCache(page_size=4)
+    cache = RadixCache(page_size=4)
     for i in range(100_000):
         namespace = f"salt {i}"
-        assert tree.match(CacheKey(namespace, pack([1, 2, 3, 4, 5]))).length == 0
-        handle = tree.insert(CacheKey(namespace, pack([1, 2, 3])), pages()).handle
-        tree.lock(handle)
-        tree.unlock(handle)
-    assert len(tree._roots) == 0
-    tree.insert(CacheKey("salt 7", pack([1, 2, 3, 4])), pages(0))
-    assert [*tree._roots] == ["salt 7"]
-    assert tree.match(CacheKey("salt 7", pack([1, 2, 3, 4, 5]))).length == 4
-    tree.evict(1)
-    assert len(tree._roots) == 0
+        assert cache.match(CacheKey(namespace, pack([1, 2, 3, 4, 5]))).length == 0
+        handle = cache.insert(CacheKey(namespace, pack([1, 2, 3])), pages()).handle
+        cache.lock(handle)
+        cache.unlock(handle)
+    assert len(cache.tree.roots) == 0
+    cache.insert(CacheKey("salt 7", pack([1, 2, 3, 4])), pages(0))
+    assert [*cache.tree.roots] == ["salt 7"]
+    assert cache.match(CacheKey("salt 7", pack([1, 2, 3, 4, 5]))).length == 4
+    cache.evict(1)
+    assert len(cache.tree.roots) == 0
 
 
 def test_insert_says_what_was_there_before() -> None:
-    tree = RadixCache(page_size=1)
-    tree.insert(CacheKey("", pack([1, 2, 3])), pages(0, 1, 2))
-    inserted = tree.insert(CacheKey("", pack([1, 2, 8, 9])), pages(5, 6, 7, 8))
+    cache = RadixCache(page_size=1)
+    cache.insert(CacheKey("", pack([1, 2, 3])), pages(0, 1, 2))
+    inserted = cache.insert(CacheKey("", pack([1, 2, 8, 9])), pages(5, 6, 7, 8))
     assert inserted.present == 2
     assert inserted.length == 4
-    assert tree.pages_of(inserted.handle).tolist() == [0, 1, 7, 8]
+    assert pages_of(inserted.handle).tolist() == [0, 1, 7, 8]
 
 
 def test_eviction_takes_the_least_recently_used_from_their_ends() -> None:
-    tree = RadixCache(page_size=1)
-    tree.insert(CacheKey("", pack([1, 2, 3])), pages(0, 1, 2))
-    tree.insert(CacheKey("", pack([5, 6, 7])), pages(5, 6, 7))
-    tree.match(CacheKey("", pack([1, 2, 3])))
-    assert tree.evict(2).tolist() == [6, 7]
-    assert tree.match(CacheKey("", pack([5, 6, 7]))).length == 1
-    assert tree.evict(1).tolist() == [2]
+    cache = RadixCache(page_size=1)
+    cache.insert(CacheKey("", pack([1, 2, 3])), pages(0, 1, 2))
+    cache.insert(CacheKey("", pack([5, 6, 7])), pages(5, 6, 7))
+    cache.match(CacheKey("", pack([1, 2, 3])))
+    assert cache.evict(2).tolist() == [6, 7]
+    assert cache.match(CacheKey("", pack([5, 6, 7]))).length == 1
+    assert cache.evict(1).tolist() == [2]
 
 
 def test_what_is_cool_goes_before_all_that_was_used_earlier() -> None:
-    tree = RadixCache(1)
-    tree.insert(key(1, 2, 3), pages(0, 1, 2))
-    tree.insert(key(1, 5, 6, 7), pages(9, 3, 4, 5))
-    tree.insert(key(8, 9), pages(6, 7))
-    tree.cool(tree.match(key(1, 5, 6, 7)).handle)
-    assert tree.evict(1).tolist() == [5]
-    assert tree.evict(3).tolist() == [3, 4, 2]  # its beginning belongs to others, too
+    cache = RadixCache(1)
+    cache.insert(key(1, 2, 3), pages(0, 1, 2))
+    cache.insert(key(1, 5, 6, 7), pages(9, 3, 4, 5))
+    cache.insert(key(8, 9), pages(6, 7))
+    cache.cool(cache.match(key(1, 5, 6, 7)).handle)
+    assert cache.evict(1).tolist() == [5]
+    assert cache.evict(3).tolist() == [3, 4, 2]  # its beginning belongs to others, too
     # Used since, it is as any other.
-    tree.cool(tree.match(key(8, 9)).handle)
-    tree.match(key(8, 9))
-    assert tree.evict(1).tolist() == [1]
+    cache.cool(cache.match(key(8, 9)).handle)
+    cache.match(key(8, 9))
+    assert cache.evict(1).tolist() == [1]
     # A lock counts more.
-    last = tree.match(key(8, 9)).handle
-    tree.cool(last)
-    tree.lock(last)
-    assert tree.evict(1).tolist() == [0]
-    tree.unlock(last)
-    tree.check()
+    last = cache.match(key(8, 9)).handle
+    cache.cool(last)
+    cache.lock(last)
+    assert cache.evict(1).tolist() == [0]
+    cache.unlock(last)
+    cache.check()
 
 
 def test_what_is_left_of_evicted_cool_sequences_does_not_grow() -> None:
-    tree = RadixCache(1)
-    tree.insert(key(0), pages(0))
+    cache = RadixCache(1)
+    cache.insert(key(0), pages(0))
     for number in range(1, 5_000):
-        tree.insert(key(number), pages(number))
-        tree.cool(tree.match(key(number)).handle)
-        assert tree.evict(1).tolist() == [number]
-    assert len(tree._heap) + len(tree._new_leaves) < 1_100
-    assert tree.evict(1).tolist() == [0]
-    tree.check()
+        cache.insert(key(number), pages(number))
+        cache.cool(cache.match(key(number)).handle)
+        assert cache.evict(1).tolist() == [number]
+    assert len(cache.order) < 1_100
+    assert cache.evict(1).tolist() == [0]
+    cache.check()
+
+
+def test_a_cool_leaf_that_was_evicted_may_be_as_old_as_its_parent() -> None:
+    cache = RadixCache(1)
+    cache.insert(key(1, 2, 3, 4), pages(0, 1, 2, 3))
+    cache.insert(key(1, 2, 3, 9), pages(0, 1, 2, 5))
+    cache.insert(key(8), pages(6))
+    leaf = cache.match(key(1, 2, 3, 9)).handle
+    assert cache.evict(2).tolist() == [3, 6]
+    cache.cool(leaf)
+    assert cache.evict(1).tolist() == [5]
+    cache.check()
+    assert cache.evict(3).tolist() == [0, 1, 2]
+    cache.check()
 
 
 def test_a_locked_path_is_never_evicted() -> None:
-    tree = RadixCache(page_size=1)
-    handle = tree.insert(CacheKey("", pack([1, 2, 3])), pages(0, 1, 2)).handle
-    tree.insert(CacheKey("", pack([1, 2, 4])), pages(0, 1, 3))
-    tree.lock(handle)
-    assert tree.evictable_pages == 1
+    cache = RadixCache(page_size=1)
+    handle = cache.insert(CacheKey("", pack([1, 2, 3])), pages(0, 1, 2)).handle
+    cache.insert(CacheKey("", pack([1, 2, 4])), pages(0, 1, 3))
+    cache.lock(handle)
+    assert cache.evictable_pages == 1
     with pytest.raises(OutOfPages):
-        tree.evict(2)
-    assert tree.evictable_pages == 1
-    assert tree.evict(1).tolist() == [3]
-    tree.unlock(handle)
-    assert sorted(tree.evict(3).tolist()) == [0, 1, 2]
-    assert list(tree.nodes()) == []
+        cache.evict(2)
+    assert cache.evictable_pages == 1
+    assert cache.evict(1).tolist() == [3]
+    cache.unlock(handle)
+    assert sorted(cache.evict(3).tolist()) == [0, 1, 2]
+    assert list(cache.tree.nodes()) == []
 
 
 def test_a_lock_survives_the_split_of_its_node() -> None:
-    tree = RadixCache(page_size=1)
-    handle = tree.insert(CacheKey("", pack([1, 2, 3, 4])), pages(0, 1, 2, 3)).handle
-    tree.lock(handle)
-    tree.match(CacheKey("", pack([1, 2])))
-    tree.check()
-    assert tree.protected_pages == 4
-    tree.unlock(handle)
-    tree.check()
-    assert tree.evictable_pages == 4
+    cache = RadixCache(page_size=1)
+    handle = cache.insert(CacheKey("", pack([1, 2, 3, 4])), pages(0, 1, 2, 3)).handle
+    cache.lock(handle)
+    cache.match(CacheKey("", pack([1, 2])))
+    cache.check()
+    assert cache.protected_pages == 4
+    cache.unlock(handle)
+    cache.check()
+    assert cache.evictable_pages == 4
 
 
 def test_peek_finds_what_match_finds_and_changes_nothing() -> None:
-    tree = RadixCache(page_size=2)
-    tree.insert(CacheKey("", pack([1, 2, 3, 4, 5, 6])), pages(0, 1, 2))
-    before = len(list(tree.nodes()))
-    assert tree.peek(CacheKey("", pack([1, 2, 3, 4, 9, 9]))) == 4
-    assert tree.peek(CacheKey("other", pack([1, 2]))) == 0
-    assert len(list(tree.nodes())) == before
+    cache = RadixCache(page_size=2)
+    cache.insert(CacheKey("", pack([1, 2, 3, 4, 5, 6])), pages(0, 1, 2))
+    before = len(list(cache.tree.nodes()))
+    assert cache.peek(CacheKey("", pack([1, 2, 3, 4, 9, 9]))) == 4
+    assert cache.peek(CacheKey("other", pack([1, 2]))) == 0
+    assert len(list(cache.tree.nodes())) == before
 
 
 def test_a_node_counts_the_requests_that_have_begun_with_it() -> None:
-    tree = RadixCache(page_size=1)
+    cache = RadixCache(page_size=1)
     whole = CacheKey("", pack([1, 2, 3, 4]))
-    tree.insert(whole, pages(0, 1, 2, 3))
-    tree.count_hit(tree.match(whole).handle)
-    tree.count_hit(tree.match(CacheKey("", pack([1, 2, 9]))).handle)
-    assert [(node.key, node.hits) for node in tree.nodes()] == [
+    cache.insert(whole, pages(0, 1, 2, 3))
+    cache.count_hit(cache.match(whole).handle)
+    cache.count_hit(cache.match(CacheKey("", pack([1, 2, 9]))).handle)
+    assert [(node.key, node.hits) for node in cache.tree.nodes()] == [
         (pack([1, 2]), 2),
         (pack([3, 4]), 1),
     ]
-    end = tree.match(whole).handle
-    assert tree.key_of(end) == whole
-    assert [*tree.path_of(end)] == [*tree.nodes()][::-1]
+    end = cache.match(whole).handle
+    assert key_of(end) == whole
+    assert [*path_up(end)] == [*cache.tree.nodes()][::-1]
 
 
 def test_the_cache_that_holds_nothing_leaves_every_page_to_its_owner() -> None:
-    cache = NoPrefixCache(page_size=1)
+    cache = RadixCache(1, shares=False)
     inserted = cache.insert(CacheKey("", pack([1, 2])), pages(0, 1))
     assert (inserted.length, inserted.present) == (0, 0)
     assert cache.match(CacheKey("", pack([1, 2]))).length == 0
@@ -184,7 +199,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
 
     @initialize(page_size=st.sampled_from([1, 2, 3]))
     def start(self, page_size: int) -> None:
-        self.tree = RadixCache(page_size)
+        self.cache = RadixCache(page_size)
         self.page_size = page_size
         self.twin: dict[tuple[str, tuple[int, ...]], int] = {}
         self.next_page = 0
@@ -209,8 +224,8 @@ class TreeAgainstDict(RuleBasedStateMachine):
     @rule(namespace=namespaces, tokens=tokens)
     def match(self, namespace: str, tokens: list[int]) -> None:
         expected = self.cached(namespace, tokens)
-        assert self.tree.peek(CacheKey(namespace, pack(tokens))) == len(expected) * self.page_size
-        found = self.tree.match(CacheKey(namespace, pack(tokens)))
+        assert self.cache.peek(CacheKey(namespace, pack(tokens))) == len(expected) * self.page_size
+        found = self.cache.match(CacheKey(namespace, pack(tokens)))
         assert found.pages.tolist() == expected
         assert found.length == len(expected) * self.page_size
 
@@ -220,7 +235,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
         present = len(self.cached(namespace, tokens))
         fresh = list(range(self.next_page, self.next_page + len(prefixes)))
         self.next_page += len(prefixes)
-        inserted = self.tree.insert(CacheKey(namespace, pack(tokens)), pages(*fresh))
+        inserted = self.cache.insert(CacheKey(namespace, pack(tokens)), pages(*fresh))
         assert inserted.present == present * self.page_size
         assert inserted.length == len(prefixes) * self.page_size
         for prefix, page in list(zip(prefixes, fresh, strict=True))[present:]:
@@ -228,39 +243,39 @@ class TreeAgainstDict(RuleBasedStateMachine):
 
     @rule(namespace=namespaces, tokens=tokens)
     def lock(self, namespace: str, tokens: list[int]) -> None:
-        found = self.tree.match(CacheKey(namespace, pack(tokens)))
-        self.tree.lock(found.handle)
+        found = self.cache.match(CacheKey(namespace, pack(tokens)))
+        self.cache.lock(found.handle)
         self.locks.append((found.handle, namespace, tuple(tokens[: found.length])))
 
     @precondition(lambda self: self.locks)
     @rule(data=st.data())
     def unlock(self, data: st.DataObject) -> None:
         handle, _, _ = self.locks.pop(data.draw(st.integers(0, len(self.locks) - 1)))
-        self.tree.unlock(handle)
+        self.cache.unlock(handle)
 
     @rule(namespace=namespaces, tokens=tokens)
     def pin(self, namespace: str, tokens: list[int]) -> None:
-        found = self.tree.match(CacheKey(namespace, pack(tokens)))
-        self.tree.pin(found.handle)
+        found = self.cache.match(CacheKey(namespace, pack(tokens)))
+        self.cache.pin(found.handle)
         self.pins.append((found.handle, namespace, tuple(tokens[: found.length])))
 
     @precondition(lambda self: self.pins)
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
         handle, _, _ = self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))
-        self.tree.unpin(handle)
+        self.cache.unpin(handle)
 
     @rule(namespace=namespaces, tokens=tokens)
     def cool(self, namespace: str, tokens: list[int]) -> None:
-        self.tree.cool(self.tree.match(CacheKey(namespace, pack(tokens))).handle)
+        self.cache.cool(self.cache.match(CacheKey(namespace, pack(tokens))).handle)
 
     @rule(num_pages=st.integers(0, 6))
     def evict(self, num_pages: int) -> None:
-        if num_pages > self.tree.evictable_pages:
+        if num_pages > self.cache.evictable_pages:
             with pytest.raises(OutOfPages):
-                self.tree.evict(num_pages)
+                self.cache.evict(num_pages)
             return
-        gone = self.tree.evict(num_pages).tolist()
+        gone = self.cache.evict(num_pages).tolist()
         assert len(gone) == num_pages
         owner = {page: key for key, page in self.twin.items()}
         for page in gone:
@@ -268,7 +283,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
 
     @rule(namespace=namespaces, tokens=tokens)
     def forget(self, namespace: str, tokens: list[int]) -> None:
-        found = self.tree.match(CacheKey(namespace, pack(tokens)))
+        found = self.cache.match(CacheKey(namespace, pack(tokens)))
         ends = self.prefixes(tokens[: found.length])
         used = [(space, path) for _, space, path in self.locks + self.pins]
         others = used + [key for key in self.twin if key not in [(namespace, end) for end in ends]]
@@ -277,7 +292,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
             if any(space == namespace and path[: len(end)] == end for space, path in others):
                 break
             expected.append(self.twin.pop((namespace, end)))
-        assert sorted(self.tree.forget(found.handle).tolist()) == sorted(expected)
+        assert sorted(self.cache.forget(found.handle).tolist()) == sorted(expected)
 
     @rule(namespace=namespaces, tokens=tokens)
     def forget_prefix(self, namespace: str, tokens: list[int]) -> None:
@@ -295,19 +310,19 @@ class TreeAgainstDict(RuleBasedStateMachine):
             if is_within((namespace, end), used + others):
                 break
             expected.append(self.twin.pop((namespace, end)))
-        gone = self.tree.forget_prefix(CacheKey(namespace, pack(tokens)))
+        gone = self.cache.forget_prefix(CacheKey(namespace, pack(tokens)))
         assert sorted(gone.tolist()) == sorted(expected)
 
     @rule()
     def reset_when_unlocked(self) -> None:
         if not self.locks and not self.pins:
-            assert sorted(self.tree.reset().tolist()) == sorted(self.twin.values())
+            assert sorted(self.cache.reset().tolist()) == sorted(self.twin.values())
             self.twin.clear()
 
     @invariant()
     def sums_hold(self) -> None:
-        self.tree.check()
-        assert sorted(self.tree.owned_pages().tolist()) == sorted(self.twin.values())
+        self.cache.check()
+        assert sorted(self.cache.tree.owned_pages().tolist()) == sorted(self.twin.values())
         locked, held = (
             {
                 (namespace, tokens[:end])
@@ -319,8 +334,8 @@ class TreeAgainstDict(RuleBasedStateMachine):
         assert locked <= set(self.twin), "a locked page was evicted"
         assert held <= set(self.twin), "a held page was evicted"
         # What is protected may be more than what is locked for as long as a node spans both.
-        assert self.tree.protected_pages >= len(locked)
-        assert self.tree.protected_pages + self.tree.pinned_pages >= len(locked | held)
+        assert self.cache.protected_pages >= len(locked)
+        assert self.cache.protected_pages + self.cache.pinned_pages >= len(locked | held)
 
 
 TreeAgainstDict.TestCase.settings = settings(
@@ -340,12 +355,12 @@ class Colliding(bytes):
 
 
 def test_equal_hashes_of_other_tokens_are_no_match() -> None:
-    tree = RadixCache(page_size=2)
+    cache = RadixCache(page_size=2)
     for first in range(8):
         tokens = Colliding(pack([first, 1, 2, 3]))
-        tree.insert(CacheKey("", tokens), pages(2 * first, 2 * first + 1))
+        cache.insert(CacheKey("", tokens), pages(2 * first, 2 * first + 1))
     for first in range(8):
-        found = tree.match(CacheKey("", Colliding(pack([first, 1, 2, 3]))))
+        found = cache.match(CacheKey("", Colliding(pack([first, 1, 2, 3]))))
         assert found.pages.tolist() == [2 * first, 2 * first + 1]
-    assert tree.match(CacheKey("", Colliding(pack([9, 1, 2, 3])))).length == 0
-    assert tree.match(CacheKey("", Colliding(pack([3, 1, 9, 3])))).length == 2
+    assert cache.match(CacheKey("", Colliding(pack([9, 1, 2, 3])))).length == 0
+    assert cache.match(CacheKey("", Colliding(pack([3, 1, 9, 3])))).length == 2

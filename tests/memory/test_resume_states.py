@@ -11,7 +11,8 @@ import pytest
 from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import NOBODY
 from weft.memory.prefix_cache import CacheKey
-from weft.memory.radix import Node, RadixCache
+from weft.memory.radix.cache import RadixCache
+from weft.memory.radix.tree import Node
 from weft.memory.states.group import NO_SLOT, StateGroup, WantedCopy
 from weft.memory.tiers.resume_states import NoResumeStates, StateResumeStates, WindowResumeStates
 from weft.memory.window.group import WindowGroup
@@ -40,7 +41,7 @@ class States:
     def __init__(self, num_slots: int = 8) -> None:
         self.cache = RadixCache(PAGE_SIZE)
         self.group = StateGroup(num_slots=num_slots, num_rows=4, pins=Pins(self.cache))
-        self.cache.listeners.append(self.group.snapshots)
+        self.cache.tree.listeners.append(self.group.snapshots)
         self.resume_states = StateResumeStates(self.group)
 
     def put(self, num_tokens: int) -> Node:
@@ -121,7 +122,7 @@ class Windows:
             shape=(2, 64),
             pins=Pins(self.cache),
         )
-        self.cache.listeners.append(self.group.tails)
+        self.cache.tree.listeners.append(self.group.tails)
         self.resume_states = WindowResumeStates(self.group, block_len)
         self.block_len = block_len
 

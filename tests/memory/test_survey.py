@@ -10,7 +10,7 @@ import pytest
 from weft.memory.index import survey
 from weft.memory.index.survey import Survey, TreeSurvey
 from weft.memory.prefix_cache import CacheKey
-from weft.memory.radix import RadixCache
+from weft.memory.radix.cache import RadixCache
 
 
 def insert(cache: RadixCache, tokens: list[int], namespace: str = "") -> None:
@@ -19,7 +19,7 @@ def insert(cache: RadixCache, tokens: list[int], namespace: str = "") -> None:
 
 
 def walk(cache: RadixCache, piece: int = 3) -> Survey:
-    walking = TreeSurvey(cache.tops())
+    walking = TreeSurvey(cache.tree.roots.values())
     while True:
         found = walking.look(piece)
         if found is not None:
@@ -77,7 +77,7 @@ def test_a_tree_may_change_while_it_is_looked_at() -> None:
     cache = RadixCache(1)
     for _ in range(60):
         insert(cache, [rng.randrange(4) for _ in range(8)])
-    walking = TreeSurvey(cache.tops())
+    walking = TreeSurvey(cache.tree.roots.values())
     found = None
     while found is None:
         found = walking.look(2)

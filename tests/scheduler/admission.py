@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.memory.allocator import PageAllocator, RowTable
-from weft.memory.radix import RadixCache
+from weft.memory.radix.cache import RadixCache
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.scheduler.admission import PrefillAdder

@@ -15,7 +15,8 @@ import numpy as np
 from tests.scheduler.oracle_runner import OracleRunner, adapter_weights, extend_hash
 from weft.arrays import IntArray, LongArray
 from weft.memory.allocator import slots_of
-from weft.memory.prefix_cache import CacheKey, PrefixCache
+from weft.memory.prefix_cache import CacheKey
+from weft.memory.radix.cache import RadixCache
 
 
 def adapter_of(namespace: str) -> str:
@@ -53,14 +54,14 @@ class CacheCheck:
         self._chains: dict[tuple[int, int, bytes], list[int]] = {}
         self.num_tokens = 0  # that were compared
 
-    def check(self, cache: PrefixCache) -> None:
+    def check(self, cache: RadixCache) -> None:
         """Compare every token that is cached, but for those that a launched step is still to
         compute."""
         if not cache.shares:
             return
         slots, expected = [], []
         ends: dict[int, int] = {}  # the state behind a node, by its identity
-        for node in cache.nodes():  # type: ignore[attr-defined]
+        for node in cache.tree.nodes():
             chain = self.chain(ends.get(id(node.parent), 0), node)
             ends[id(node)] = chain[-1]
             slots.append(slots_of(np.frombuffer(node.pages, dtype=np.int32), cache.page_size))

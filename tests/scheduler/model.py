@@ -19,6 +19,7 @@ import numpy as np
 
 from tests.scheduler.world import World
 from weft.memory.prefix_cache import TOKEN_BYTES
+from weft.memory.radix.tree import pages_of
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.batch import Batch
@@ -77,7 +78,7 @@ class Pages:
 
     def path(self, handle: Any) -> set[int]:
         return (
-            set(self._kv.cache.pages_of(handle).tolist())
+            set(pages_of(handle).tolist())
             if self._kv.cache.shares and handle is not None
             else set()
         )
@@ -85,8 +86,8 @@ class Pages:
     def prefix(self, request: Request) -> list[int]:
         """The pages of a waiting request's cached prefix. Only looks."""
         usable = request.reusable_len * TOKEN_BYTES
-        place = self._kv.cache.locate(request.cache_key(request.packed), usable)
-        pages = self._kv.cache.pages_of(place.handle).tolist()
+        place = self._kv.cache.tree.locate(request.cache_key(request.packed), usable)
+        pages = pages_of(place.handle).tolist()
         return pages[: place.length // TOKEN_BYTES // self.size]
 
     def computed(self, request: Request) -> int:

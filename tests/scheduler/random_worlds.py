@@ -152,7 +152,7 @@ def random_pins(rng: random.Random, prompt_len: int) -> list[dict[str, object]]:
 
 def forget_something(world: RecordedWorld, rng: random.Random) -> None:
     """The beginning of a request, or of one that has ended."""
-    cached = world.engine.scheduler.kv.cache.sequences()
+    cached = world.engine.scheduler.kv.cache.tree.sequences()
     if cached:
         namespace, tokens = rng.choice(cached)
         adapter, cache_salt = adapter_and_salt(namespace)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.scheduler.groups import states_of
 from weft.arrays import LongArray
-from weft.memory.radix import path_up
+from weft.memory.radix.tree import path_up
 from weft.plan.step import NO_STATE, Plan
 from weft.scheduler.settings import StateSettings
 

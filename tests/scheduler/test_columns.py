@@ -9,6 +9,7 @@ import numpy as np
 from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from weft.memory.allocator import slots_of
+from weft.memory.radix.tree import pages_of
 from weft.scheduler.request import NO_ROW, Columns
 
 
@@ -105,10 +106,6 @@ def test_a_row_goes_on_with_the_pages_that_another_has_put_into_the_cache_meanwh
     world.step()
     kv = world.scheduler.kv
     used = [kv.rows.slots_of(world.request(id).row, 0, 20).tolist() for id in ids]
-    assert (
-        used[0]
-        == used[1]
-        == slots_of(kv.cache.pages_of(world.request(ids[0]).prefix.handle), 4).tolist()
-    )
+    assert used[0] == used[1] == slots_of(pages_of(world.request(ids[0]).prefix.handle), 4).tolist()
     world.run_dry()
     world.check_outputs()

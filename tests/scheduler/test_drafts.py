@@ -16,8 +16,8 @@ from tests.scheduler.scenes import settings
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import every_second, seeds
 from weft.engine.explain import explain
-from weft.memory.prefix_cache import CacheKey, NoPrefixCache
-from weft.memory.radix import RadixCache
+from weft.memory.prefix_cache import CacheKey
+from weft.memory.radix.cache import RadixCache
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.messages.status import Stats
@@ -594,7 +594,7 @@ def test_the_tree_says_what_followed(page_size: int) -> None:
     put([*range(8), *range(50, 58)])
 
     def following(tokens: list[int], num: int) -> list[int]:
-        return unpacked(cache.following(CacheKey("", packed(tokens)), num))
+        return unpacked(cache.tree.following(CacheKey("", packed(tokens)), num))
 
     for length in range(9, 16):
         assert following(list(range(length)), 3) == list(range(length, min(length + 3, 16)))
@@ -604,7 +604,7 @@ def test_the_tree_says_what_followed(page_size: int) -> None:
     assert following([*range(7), 99], 2) == []
     assert following([99], 2) == []
     assert following(list(range(16)), 2) == []
-    assert unpacked(cache.following(CacheKey("other", packed([0, 1])), 2)) == []
+    assert unpacked(cache.tree.following(CacheKey("other", packed([0, 1])), 2)) == []
     cache.check()
 
 
@@ -642,7 +642,7 @@ def test_sources_are_made_by_name_and_only_where_there_is_something_to_ask() -> 
         source.option for source in make_sources(("prediction", "tree", "ngram"), RadixCache(1))
     ]
     assert names == ["prediction", "tree", "ngram", "ngram"]
-    assert [source.option for source in make_sources(("tree",), NoPrefixCache(1))] == []
+    assert [source.option for source in make_sources(("tree",), RadixCache(1, shares=False))] == []
 
 
 # ---- how many

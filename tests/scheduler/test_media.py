@@ -20,7 +20,7 @@ from weft.journal.replay import Replay
 from weft.memory.media.borders import border_after, border_before
 from weft.memory.media.ids import content_ids
 from weft.memory.prefix_cache import CacheKey
-from weft.memory.radix import RadixCache
+from weft.memory.radix.cache import RadixCache
 from weft.messages.control import FlushCache
 from weft.messages.media import MediaItem
 from weft.messages.requests import Abort, GenerateRequest

@@ -150,7 +150,7 @@ def test_a_policy_that_cannot_take_over_leaves_the_one_before_in_its_place(
     for number in range(5):
         world.send([number, 7], max_new_tokens=2, tenant=f"t{number % 2}")
     queue, cache = world.scheduler.waiting_queue.online, world.scheduler.kv.cache
-    policy, listeners, order = queue.policy, [*cache.listeners], list(queue.order(0.0))
+    policy, listeners, order = queue.policy, [*cache.tree.listeners], list(queue.order(0.0))
 
     def fails(self: Fair, request: Request) -> int:
         raise Injected("planted")
@@ -159,7 +159,7 @@ def test_a_policy_that_cannot_take_over_leaves_the_one_before_in_its_place(
     with pytest.raises(Injected):
         world.scheduler.set_policy("fair")
     assert queue.policy is policy
-    assert cache.listeners == listeners
+    assert cache.tree.listeners == listeners
     assert list(queue.order(0.0)) == order
     assert world.scheduler.settings.schedule_policy == before
     world.run_dry()

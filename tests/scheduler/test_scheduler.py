@@ -12,7 +12,7 @@ import pytest
 from tests.scheduler.oracle_runner import OracleRunner, extend_hash, next_token
 from tests.scheduler.scenes import Patience, Recorder, settings
 from tests.scheduler.world import EOS, VOCAB, World
-from weft.memory.radix import RadixCache
+from weft.memory.radix.cache import RadixCache
 from weft.messages.requests import Abort
 from weft.plan.logits import LogitBias, Penalties
 from weft.plan.outputs import SampledLogprobs, SampledLogprobsRequest
@@ -143,7 +143,7 @@ def test_a_request_that_caches_no_page_leaves_nothing_of_its_salt(policy: str) -
     world.check()
     cache = world.scheduler.kv.cache
     assert isinstance(cache, RadixCache)
-    assert len(cache._roots) == 0
+    assert len(cache.tree.roots) == 0
     index = world.scheduler.waiting_queue.online.policy.prefix_index
     assert index is None or not index._buckets
 

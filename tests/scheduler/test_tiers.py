@@ -290,7 +290,7 @@ def test_stores_of_more_than_k_and_v_hear_which_pages_have_come() -> None:
     landed: list[int] = []
     world.scheduler.kv.on_landing(lambda pages: landed.extend(pages.tolist()))
     run(world, PROMPT)
-    (sequence,) = world.scheduler.kv.cache.sequences()
+    (sequence,) = world.scheduler.kv.cache.tree.sequences()
     assert landed == world.scheduler.kv.cache.match(sequence).pages[:20].tolist()
 
 

@@ -198,7 +198,7 @@ def test_nothing_that_vectors_computed_is_found_by_ids_or_the_other_way_round() 
     world.check_outputs()
     assert [world.finished[id].cached_tokens for id in range(6)] == [0, 0, 19, 0, 0, 0]
     cached = 20 + 6 - 1  # of the two requests with ids, and of no other
-    assert len(world.scheduler.kv.cache.owned_pages()) == cached
+    assert len(world.scheduler.kv.cache.tree.owned_pages()) == cached
 
 
 def test_states_of_the_last_token_leave_the_cached_prefix_alone() -> None:

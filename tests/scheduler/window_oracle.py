@@ -12,7 +12,7 @@ import numpy as np
 from tests.scheduler.groups import windows_of
 from weft.arrays import IntArray, LongArray
 from weft.memory.allocator import slots_of
-from weft.memory.radix import path_up
+from weft.memory.radix.tree import path_up
 from weft.plan.step import Plan, TableWrites
 from weft.scheduler.settings import WindowSettings
 

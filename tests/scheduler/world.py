@@ -298,7 +298,7 @@ class World:
                 locked.add(id(node))
                 node = node.parent
         if kv.cache.shares:
-            nodes = list(kv.cache.nodes())
+            nodes = list(kv.cache.tree.nodes())
             assert locked == {id(node) for node in nodes if node.locks}
             owned = Counter[int]()
             for pin in kv.pins:

@@ -506,7 +506,7 @@ def test_bug_of_ours_is_a_500_without_details(http: httpx.Client, server: Runnin
     answer = http.post(TEXT, json={"prompt": "x"})
     refused(answer, 500, "internal server error")
     assert "secret" not in answer.text
-    server.call(lambda: server.client.end_all("clean up"))
+    server.call(lambda: server.client.deliveries.end_all("clean up"))
     server.engine.script = lambda ids: ids
 
 

@@ -180,7 +180,7 @@ def test_an_error_in_a_stream_is_an_event(
     tool_server.engine.step_s = 0.002
 
     def fail() -> None:
-        tool_server.client.end_all("broken")
+        tool_server.client.deliveries.end_all("broken")
         tool_server.engine.running.clear()
 
     def read() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.server.fake import HANG_S
 from tests.server.fake import RunningServer as Frontend
 from tests.server.real_engine import RealServer, serving
-from weft.cli import ctl
+from weft.cli.ctl import answers
 from weft.messages.codec import encode
 
 NANO = Path(__file__).parents[2] / "weft" / "bundled" / "weft-nano"
@@ -137,7 +137,7 @@ def test_the_tree_shows_what_prompts_share_and_what_pins_keep(server: RealServer
     below = [one for one in answer["nodes"][place + 1 :] if one["depth"] == shared["depth"] + 1]
     assert len(below) >= 2
     assert shared["below"] >= shared["tokens"] + sum(one["tokens"] for one in below[:2])
-    lines = list(ctl.tree(answer))
+    lines = list(answers.tree(answer))
     assert any("locks 1" in line and '"of the tree: def greet(name):\\n' in line for line in lines)
     assert lines[-1] == f"nodes visited: {answer['visited']}"
     assert delete(server, "seen") == 200

@@ -88,12 +88,12 @@ class Obedient:
 def engine(server: RunningServer) -> Iterator[Obedient]:
     """What the server's engine was told."""
     logger = logging.getLogger("weft")
-    level, logs_requests = logger.level, server.client.log_requests
+    level, logs_requests = logger.level, server.client.deliveries.log_requests
     obedient = Obedient(server)
     server.engine.send = obedient  # type: ignore[method-assign]
     yield obedient
     logger.setLevel(level)
-    server.client.log_requests = logs_requests
+    server.client.deliveries.log_requests = logs_requests
 
 
 def error(answer: httpx.Response) -> Any:
@@ -164,9 +164,9 @@ def test_the_log_is_configured_here_and_in_the_engine(
     assert answer == {"log_level": "error", "log_requests": True}
     assert engine.got[-1].log_level == "error"
     assert logging.getLogger("weft").level == logging.ERROR
-    assert server.client.log_requests
+    assert server.client.deliveries.log_requests
     assert http.post("/configure_logging", json={"log_requests": False}).json()["log_level"] is None
-    assert not server.client.log_requests
+    assert not server.client.deliveries.log_requests
     assert (
         error(http.post("/configure_logging", json={"log_level": "loud"}))["param"] == "log_level"
     )

@@ -336,7 +336,7 @@ def test_an_abort_ends_a_request_and_the_engine_goes_on(bert):
         )
         while not server.client.num_open:
             await asyncio.sleep(0.005)
-        assert server.client.abort("mine") == len(TEXTS)
+        assert server.client.deliveries.abort("mine") == len(TEXTS)
         server.hold = False
         return (await posting).status_code
 

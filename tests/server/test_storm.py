@@ -49,7 +49,7 @@ def test_nothing_is_left_after_an_abort_storm(server: RunningServer) -> None:
     assert len(set(kinds)) == 4
     assert eventually(lambda: not server.engine.running)
     assert eventually(lambda: server.client.num_open == 0)
-    assert server.client._open.is_empty
+    assert server.client.deliveries.open.is_empty
     assert not len(server.client.calls)
     assert len(server.engine.seen) >= NUM_CLIENTS
     server.reset()

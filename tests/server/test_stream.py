@@ -171,7 +171,7 @@ def test_error_inside_a_stream_is_an_event_and_then_done(server: RunningServer, 
     with httpx.Client(base_url=server.url) as http, http.stream("POST", path, json=body) as answer:
         parts = answer.iter_text()
         text = next(parts)
-        server.call(lambda: server.client.end_all("the engine has stopped: test"))
+        server.call(lambda: server.client.deliveries.end_all("the engine has stopped: test"))
         text += "".join(parts)
     *_, error, done = events(text)
     assert done == "[DONE]"

@@ -23,15 +23,10 @@ EXCEPTIONS = {
     "Columns": Exempt(20, 10, "a table: an attribute is a column, and rows move in all of them"),
     "Counters": Exempt(20, 1, "a table: an attribute is a number that is only added to"),
     "CppOps": Exempt(11, 40, "a method is an operation of the protocol Ops"),
-    "EngineClient": Exempt(12, 29, "not divided yet: calls, generation, deliveries"),
-    "Fleet": Exempt(13, 29, "has the interface of EngineClient, for several engines"),
     "GuardedProtocol": Exempt(11, 27, "overrides the moments of a connection that httptools has"),
     "KvGroup": Exempt(0, 29, "the protocol of a group of layers: its methods are moments of a row"),
     "LLM": Exempt(14, 28, "what users call in a program: a method is a call"),
     "Ops": Exempt(0, 27, "the protocol of a device: a method is an operation of models"),
-    "RadixCache": Exempt(
-        14, 40, "one tree: match, insert, split, lock and evict keep one invariant"
-    ),
     "Record": Exempt(23, 3, "a table: an attribute is a fact about a simulated request"),
     "RequestTrace": Exempt(21, 6, "a table: an attribute is a moment or a number of a request"),
     "Services": Exempt(22, 7, "puts an engine together: an attribute is one of its parts"),

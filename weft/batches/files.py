@@ -6,12 +6,15 @@ the server.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -44,6 +47,7 @@ class StoredFiles:
         self._own_folder: Path | None = None  # that ends with this object
         self._folder = state.folder / FOLDER if state is not None else None
         self.by_id: dict[str, StoredFile] = {}
+        self._num_of: Counter[str] = Counter()  # files of each owner
         if state is not None:
             self._restore(state)
 
@@ -58,7 +62,7 @@ class StoredFiles:
     def require_room(self, owner: str) -> None:
         """Before a file is received. Raises BatchRefused."""
         most = self._limits.max_files
-        if sum(one.owner == owner for one in self.by_id.values()) >= most:
+        if self._num_of[owner] >= most:
             raise BatchRefused(
                 f"there are {most:,} files of this key, and no more are allowed; delete some",
                 limit="max_files",
@@ -67,6 +71,24 @@ class StoredFiles:
     def new_id(self) -> str:
         """The id of a file that is not there yet."""
         return f"file-{secrets.token_hex(12)}"
+
+    async def store(
+        self,
+        source: BinaryIO,
+        owner: str,
+        filename: str,
+        purpose: str,
+        expires_after_s: float | None = None,
+    ) -> StoredFile:
+        """Keep what is left of `source` as a new file. Raises OSError; then nothing is kept."""
+        id = self.new_id()
+        path = self.path_of(id)
+        try:
+            await asyncio.to_thread(_copy, source, path)
+            return self.add(id, owner, filename, purpose, expires_after_s)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
     def add(
         self, id: str, owner: str, filename: str, purpose: str, expires_after_s: float | None = None
@@ -82,7 +104,7 @@ class StoredFiles:
             created_s=now,
             expires_s=None if expires_after_s is None else now + expires_after_s,
         )
-        self.by_id[id] = file
+        self._enter(file)
         self._put(file)
         return file
 
@@ -129,12 +151,18 @@ class StoredFiles:
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
 
+    def _enter(self, file: StoredFile) -> None:
+        if file.id not in self.by_id:
+            self._num_of[file.owner] += 1
+        self.by_id[file.id] = file
+
     def _put(self, file: StoredFile) -> None:
         if self._state is not None:
             self._state.put(FILE, file.owner, file.id, {"": msgspec.json.encode(file)})
 
     def _forget(self, id: str) -> None:
         file = self.by_id.pop(id)
+        self._num_of[file.owner] -= 1
         if self._state is not None:
             self._state.delete(FILE, file.owner, id)
 
@@ -142,4 +170,9 @@ class StoredFiles:
         for part in state.read(FILE):
             file = msgspec.json.decode(part.body, type=StoredFile)
             if self.path_of(file.id).exists():
-                self.by_id[file.id] = file
+                self._enter(file)
+
+
+def _copy(source: BinaryIO, path: Path) -> None:
+    with path.open("wb") as target:
+        shutil.copyfileobj(source, target, 1 << 20)

@@ -35,7 +35,8 @@ from weft.bench.scale import scale_figures
 from weft.config.options import Settings, option
 from weft.engine.engine import Engine
 from weft.memory.prefix_cache import CacheKey
-from weft.memory.radix import Node, RadixCache
+from weft.memory.radix.cache import RadixCache
+from weft.memory.radix.tree import Node
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.request import Request
 from weft.scheduler.scheduler import Scheduler

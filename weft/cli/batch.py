@@ -27,7 +27,7 @@ from weft.batches.forms.openai import OPENAI, PATHS
 from weft.batches.forms.protocol import BadLine, LineRequest, RouteAnswer
 from weft.batches.line_file import LineFile, lines_of
 from weft.batches.tries import Tries
-from weft.cli.ctl import DEFAULT_URL
+from weft.cli.ctl.run import DEFAULT_URL
 from weft.cli.remote import ANSWER_TIMEOUT_S, RemoteServer, served_models
 from weft.config.options import Command, SettingsError, asked_help, did_you_mean, option
 from weft.json_types import JsonObject

@@ -52,7 +52,7 @@ VERBS = {
         "measure a model, a server, the scheduler, predictions, grammars",
     ),
     "ctl": (
-        "weft.cli.ctl:ctl",
+        "weft.cli.ctl.run:ctl",
         "control a running server: flush, pause, profile, settings, requests",
     ),
     "ps": ("weft.cli.ps:ps", "the models that a running server has in memory"),

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
-from weft.cli.ctl import DEFAULT_URL, ctl
+from weft.cli.ctl.run import DEFAULT_URL, ctl
 from weft.config.options import SettingsError, asked_help
 
 ABOUT = "The models that a running server has in memory, with their requests."

@@ -2,12 +2,13 @@
 
 One `EngineClient` per engine. A request's way through it:
 
-    submit ─▶ checked ─▶ numbered ─▶ send ─▶ (engine) ─▶ deliver ─▶ Completion.push ─▶ Generation
-                                                  one StepOutput for all        wakes its consumer
+    submit ─▶ checked ─▶ numbered ─▶ send ─▶ (engine) ─▶ deliver ─▶ TokenDeliveries ─▶ Generation
+                                                  one StepOutput for all    wakes its consumer
 
 It belongs to one event loop and is not thread-safe. It opens no socket: `send` takes messages for
 the engine, `deliver` gets messages from it, so an in-process engine only needs `send=inbox.append`.
-Only the client writes the table of open completions; a consumer reads from its `Generation`.
+How a completion gets its tokens, and how it ends, is in `deliveries.py`; a consumer reads from its
+`Generation`.
 """
 
 from __future__ import annotations
@@ -19,24 +20,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
-import numpy as np
-
 from weft.client.calls import CALL_TIMEOUT_S, EngineFault, PendingCalls
 from weft.client.completion_metrics import CompletionRecorder
+from weft.client.deferred import ShareLimits
+from weft.client.deliveries import TokenDeliveries
 from weft.client.engine_state import (
     HANG_AFTER_S,
     EngineLoad,
     EngineState,
     EngineUnavailable,
     HangDetector,
-    OpenCompletions,
-    ShareLimits,
 )
 from weft.client.explained import explained
 from weft.client.front_times import MAX_FRONT_TIMES, Fronts, FrontTimes
 from weft.client.generation import Completion, CompletionSpec, Generation, TextDelivery
 from weft.client.requests import (
-    batch_requests,
     checked,
     media_bytes,
     numbered,
@@ -47,8 +45,8 @@ from weft.client.slow_requests import SlowRequests
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine, Unreadable
 from weft.messages.control import GetState
-from weft.messages.replies import WAIT_HEADER, Finish, StepOutput, ids_of
-from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.replies import StepOutput, ids_of
+from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionChanges
 from weft.messages.status import EngineFailed, EngineReady, Heartbeat, Stats
@@ -112,8 +110,6 @@ class EngineClient:
         # One for each engine behind this client; the launcher of several writes it.
         self.engines: Sequence[EngineLoad] = (self.state,)
         self.calls = PendingCalls()
-        self.log_requests = log_requests  # one line per finished request
-        self.num_late_tokens = 0  # tokens for requests that had ended here
         self.session_keeper: SessionKeeper | None = None  # None: they end with the engine
         self._tokenizer = tokenizer
         self.send = send  # sends a message that has no reply
@@ -125,7 +121,14 @@ class EngineClient:
         self.fronts: Fronts = self.recorder.fronts
         self._limits = ClientLimits(max_pending_tokens, max_request_share, clamp_max_tokens)
         self._numbers = itertools.count(1)
-        self._open = OpenCompletions()
+        self.deliveries = TokenDeliveries(
+            send,
+            self.state,
+            self.recorder,
+            self.metrics,
+            max_pending_tokens,
+            log_requests=log_requests,
+        )
 
     @property
     def engine(self) -> EngineReady:
@@ -135,13 +138,13 @@ class EngineClient:
     @property
     def num_open(self) -> int:
         """Completions that have not ended."""
-        return len(self._open.by_id)
+        return len(self.deliveries.open.by_id)
 
     @property
     def num_embed_bytes(self) -> int:
         """Bytes of input embeddings that the engine keeps. Each completion counts its own; those of
         pictures, videos and sounds count once for all completions of a prompt."""
-        return sum(one.spec.num_embed_bytes for one in self._open.by_id.values())
+        return sum(one.spec.num_embed_bytes for one in self.deliveries.open.by_id.values())
 
     # ---- requests
 
@@ -181,7 +184,7 @@ class EngineClient:
         stops: StopSets | None = None
         if has_stops:
             stops = StopSets(request.sampling for request in requests)
-        generation = Generation(stream=stream, on_close=self._close)
+        generation = Generation(stream=stream, on_close=self.deliveries.close)
         if has_session and self.session_keeper is not None:
             generation.before_end = self.session_keeper.settled
         sent: list[GenerateRequest] = []
@@ -200,11 +203,11 @@ class EngineClient:
                     stops,
                 )
                 # Entered before anything is sent, because an in-process engine may answer at once.
-                self._open.add(completion)
+                self.deliveries.open.add(completion)
             sent += of_request
         if self._limits.max_request_share and len(sent) > 1:
             sent = self._defer(sent, generation, engine)
-        self._send_requests(sent)
+        self.deliveries.send_requests(sent)
         return generation
 
     def _completion(
@@ -266,24 +269,14 @@ class EngineClient:
         share = int(engine.max_running_requests * self._limits.max_request_share)
         # The other half of the next step is for the requests of others.
         limits = ShareLimits(max(share, 1), engine.step_tokens // 2, engine.page_size)
-        sent = self._open.defer(generation, requests, limits)
+        sent = self.deliveries.open.defer(generation, requests, limits)
         if len(sent) < len(requests):
             deferred_s = time.perf_counter()
             sent_ids = {request.id for request in sent}
             for request in requests:
-                if request.id in sent_ids:
-                    continue
-                self._open.by_id[request.id].spec.front.deferred_s = deferred_s
+                if request.id not in sent_ids:
+                    self.deliveries.open.by_id[request.id].spec.front.deferred_s = deferred_s
         return sent
-
-    def _send_requests(self, requests: Sequence[GenerateRequest]) -> None:
-        started_s = time.perf_counter()
-        for request in requests:
-            self._open.by_id[request.id].spec.front.started_s = started_s
-        if len(requests) == 1:
-            self.send(requests[0])
-        else:
-            self.send(batch_requests(requests))
 
     # ---- what comes from the engine
 
@@ -320,19 +313,14 @@ class EngineClient:
         message = "the engine's answer could not be read"
         if lost.call is not None:
             self.calls.fail(lost.call, EngineFault(message))
-        for id in lost.ids:
-            completion = self._open.by_id.get(id)
-            if completion is not None:
-                self._fail(completion, message)
-                completion.generation.wake()
-        self._send_deferred()
+        self.deliveries.give_up(lost.ids, message)
 
     def deliver(self, message: FromEngine) -> None:
         """Process one message from the engine."""
         self.state.hang_detector.heard()
         match message:
             case StepOutput():
-                self._deliver_step(message)
+                self.deliveries.step(message)
             case Stats():
                 self.state.record_stats(message)
             case Heartbeat():
@@ -352,215 +340,14 @@ class EngineClient:
             self.state.record_weights(reply)
         self.calls.resolve(reply)
 
-    def _deliver_step(self, step: StepOutput) -> None:
-        """Give each token to its completion, then process ends, then wake the consumers."""
-        by_id = self._open.by_id
-        for warned in step.warnings:
-            if warned.id in by_id:
-                text = warned.text
-                if warned.header == WAIT_HEADER:
-                    text = self.recorder.delay.added_to(text)
-                by_id[warned.id].warnings.append((warned.header, text))
-        for output in step.aux:
-            if output.id in by_id:
-                by_id[output.id].push_aux_output(output)
-        touched: set[Generation] = set()
-        stopped = self._push_tokens(step, touched)
-        for logprobs in step.logprobs:
-            if logprobs.id in by_id:
-                by_id[logprobs.id].push_logprobs(logprobs)
-        for finish in step.finished:
-            completion = by_id.get(finish.id)
-            if completion is not None:
-                self._end(completion, finish)
-                touched.add(completion.generation)
-        if stopped:
-            self._abort_stopped(stopped)
-        for generation in touched:
-            generation.wake()
-        if self._open.deferred:
-            self._send_deferred()
-
-    def _send_deferred(self) -> None:
-        """Send the requests that waited for earlier ones of theirs to begin or to end."""
-        following = self._open.take_deferred()
-        if following:
-            self._send_requests(following)
-
-    def _push_tokens(
-        self,
-        step: StepOutput,
-        touched: set[Generation],
-    ) -> list[Completion]:
-        """Give each new token to its completion; return the completions that a stop string ended.
-
-        This is the hot loop: it runs once per generated token. It adds generations with new output
-        to `touched`.
-        """
-        now = time.perf_counter()
-        find = self._open.by_id.get
-        max_pending_tokens = self._limits.max_pending_tokens
-        stop_tokens: dict[int, int | str] = {}
-        for finish in step.finished:
-            if finish.matched is not None:
-                stop_tokens[finish.id] = finish.matched
-        # Lists: a loop in Python takes its numbers from them several times as fast as from arrays.
-        ids = np.frombuffer(step.ids, dtype=np.int64).tolist()
-        tokens = np.frombuffer(step.tokens, dtype=np.int32).tolist()
-        stopped: list[Completion] = []
-        for id, token in zip(ids, tokens, strict=True):
-            completion = find(id)
-            if completion is None or completion.stopped_by is not None:
-                self.num_late_tokens += 1
-                self.metrics.completions.abandoned["late"].inc()
-                continue
-            spec = completion.spec
-            if completion.last_token_at:
-                spec.latency.gaps.append(now - completion.last_token_at)
-            else:
-                completion.first_token_at = now
-                spec.front.first_s = now
-                if self._open.deferred:
-                    self._open.note_first_token(completion)
-                spec.latency.first_token.observe_one(now - spec.arrived_s, spec.request.rid)
-            completion.last_token_at = now
-            try:
-                if stop_tokens and stop_tokens.get(id) == token:
-                    completion.push_stop(token)
-                else:
-                    completion.push(token)
-            except BaseException as exc:
-                self._break_off(completion, exc)
-            if completion.stopped_by is not None:
-                stopped.append(completion)
-            elif len(completion.pending_ids) > max_pending_tokens and completion.generation.stream:
-                self._end_slow(completion)
-            touched.add(completion.generation)
-        self.metrics.completions.latencies.count_gaps()
-        return stopped
-
-    def _abort_stopped(self, stopped: Sequence[Completion]) -> None:
-        """Abort in the engine the completions that a stop string ended and that are still open
-        there."""
-        ids: list[int] = []
-        lens: list[int] = []
-        for completion in stopped:
-            if completion.end is None:
-                ids.append(completion.spec.request.id)
-                lens.append(completion.num_tokens)
-        if ids:
-            message = "a stop string was found"
-            self.send(Abort(ids=tuple(ids), output_lens=tuple(lens), message=message))
-
-    # ---- ends
-
-    def abort(self, name: str) -> int:
-        """Abort all requests whose rid or group is exactly `name`. Returns their number.
-
-        Requests that the engine already has end when its reply arrives.
-        """
-        named = self._open.named(name)
-        in_engine = [one for one in named if not self._abort_deferred(one)]
-        if in_engine:
-            ids = [one.spec.request.id for one in in_engine]
-            self.send(Abort(ids=tuple(ids)))
-        return len(named)
-
-    def abort_all(self) -> int:
-        """Abort all open completions. Returns their number."""
-        num_open = self.num_open
-        for completion in list(self._open.by_id.values()):
-            self._abort_deferred(completion)
-        self.send(Abort(all=True))
-        return num_open
-
     def engine_lost(self, reason: str) -> None:
         """The engine is gone: end all open completions with an error and refuse new requests."""
         if self.state.lost is None:
             log.error("engine_lost", reason=reason, open=self.num_open)
         self.state.mark_lost(reason)
         message = f"the engine has stopped: {reason}"
-        self.end_all(message)
+        self.deliveries.end_all(message)
         self.calls.fail_all(EngineUnavailable(message))
-
-    def end_all(self, message: str) -> None:
-        """End all open completions at once with an error, without waiting for the engine."""
-        self._open.forget_deferred()
-        open_now = list(self._open.by_id.values())
-        if open_now and self.state.lost is None:
-            self.send(Abort(ids=tuple(self._open.by_id), message=message))
-        for completion in open_now:
-            id = completion.spec.request.id
-            finish = Finish(id=id, reason="error", message=message, status=503)
-            self._end(completion, finish)
-            completion.generation.wake()
-
-    def _abort_deferred(self, completion: Completion) -> bool:
-        """Abort a completion that was not sent to the engine yet. Returns False for any other."""
-        if not self._open.drop_deferred(completion):
-            return False
-        message = "the request was aborted"
-        finish = Finish(id=completion.spec.request.id, reason="abort", message=message)
-        self._end(completion, finish)
-        completion.generation.wake()
-        return True
-
-    def _end_slow(self, completion: Completion) -> None:
-        """Give up a completion whose client does not read, so that it costs no memory and no
-        steps."""
-        message = "the client does not read its answer"
-        id = completion.spec.request.id
-        self.metrics.refused("max_pending_tokens")
-        self.send(Abort(ids=(id,), message=message))
-        finish = Finish(id=id, reason="abort", message=message)
-        self._end(completion, finish)
-
-    def _end(self, completion: Completion, finish: Finish) -> None:
-        try:
-            end = completion.finish(finish, self.state.weight_version)
-        except BaseException as exc:
-            self._break_off(completion, exc)
-            return
-        self._open.remove(completion)
-        self.recorder.record(completion, end, finish, is_logged=self.log_requests)
-
-    def _break_off(self, completion: Completion, exc: BaseException) -> None:
-        """End one completion with an error, because its output could not be processed."""
-        if not is_survivable(exc):
-            raise exc
-        name = type(exc).__name__
-        log.exception("output_failed", exc, rid=completion.spec.request.rid, error=name)
-        self._fail(completion, f"the output could not be decoded ({name})")
-
-    def _fail(self, completion: Completion, message: str) -> None:
-        """End an open completion with an error, here and in the engine."""
-        id = completion.spec.request.id
-        finish = Finish(id=id, reason="error", message=message, status=500)
-        self.send(Abort(ids=(id,), message=message))
-        end = completion.break_off(finish, self.state.weight_version)
-        self._open.remove(completion)
-        self.recorder.record(completion, end, finish, is_logged=self.log_requests)
-
-    def _close(self, generation: Generation) -> None:
-        """The consumer left before the end: abort the completions that are still open."""
-        if self._open.deferred:
-            self._open.forget_deferred(generation)
-        left: list[int] = []
-        message = "the client has disconnected"
-        for completion in generation.completions:
-            if completion.end is not None:
-                continue
-            id = completion.spec.request.id
-            left.append(id)
-            # A stream has delivered the tokens that were taken; a whole answer has delivered none.
-            lost = len(completion.pending_ids) if generation.stream else completion.num_tokens
-            self.metrics.completions.abandoned["disconnect"].inc(lost)
-            finish = Finish(id=id, reason="abort", message=message)
-            end = completion.break_off(finish)
-            self._open.remove(completion)
-            self.recorder.record(completion, end, None, is_logged=self.log_requests)
-        if left and self.state.lost is None:
-            self.send(Abort(ids=tuple(left), message=message))
 
     # ---- control
 

@@ -1,25 +1,21 @@
-"""The client's record of its engine: whether it is ready and answers, its numbers, its open work.
+"""The client's record of its engine: whether it is ready and answers, and its numbers.
 
     EngineState        its description, its latest numbers, its weights
     HangDetector       whether it hangs, judged from its messages
-    OpenCompletions    the completions that have not ended
 
 `EngineClient` writes this state from the engine's messages; all others only read it. This module
-does not know how a completion ends, nor the consequence of a hang, which the launcher decides.
+does not know the consequence of a hang, which the launcher decides.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
-from msgspec.structs import replace
 
-from weft.client.generation import Completion, Generation
-from weft.messages.requests import GenerateRequest
 from weft.messages.status import EngineReady, Heartbeat, Stats
 from weft.messages.weights import FIRST_VERSION, WeightsReply
 from weft.observe.engine_numbers import EngineNumbers
@@ -215,197 +211,3 @@ class HangDetector:
         if 0 < self._step_timeout_s <= step_s:
             return f"the engine has computed one step for {step_s:.0f} s"
         return ""
-
-
-# ---- its open work
-
-
-class OpenCompletions:
-    """The completions that have not ended: by id, by name, and those whose requests still wait
-    here.
-
-    A request sends at most its share of the engine's rows, and of these only as many prompts as
-    half a step computes. The other completions wait here in order, and follow when the earlier ones
-    have their first tokens, or end. So a request with thousands of completions does not block all
-    later requests in a queue ordered by arrival: they find half a step of its prompts before them.
-    """
-
-    def __init__(self) -> None:
-        self.by_id: dict[int, Completion] = {}
-        self._by_name: dict[str, set[int]] = {}  # of requests and of batches
-        self.deferred: dict[Generation, DeferredRequests] = {}
-
-    def add(self, completion: Completion) -> None:
-        request = completion.spec.request
-        self.by_id[request.id] = completion
-        for name in {request.rid, request.group} - {""}:
-            self._by_name.setdefault(name, set()).add(request.id)
-
-    def remove(self, completion: Completion) -> None:
-        """A completion has ended. The last one of a generation also drops its waiting requests."""
-        request = completion.spec.request
-        del self.by_id[request.id]
-        for name in {request.rid, request.group} - {""}:
-            ids = self._by_name[name]
-            ids.discard(request.id)
-            if not ids:
-                del self._by_name[name]
-        if self.deferred:
-            self._note_end(completion)
-
-    def _note_end(self, completion: Completion) -> None:
-        generation = completion.generation
-        deferred = self.deferred.get(generation)
-        if deferred is None:
-            return
-        deferred.ended(completion.spec.request.id)
-        if generation.ended:
-            self.forget_deferred(generation)
-
-    def named(self, name: str) -> list[Completion]:
-        """The completions whose request or batch has exactly this name."""
-        ids = self._by_name.get(name, ())
-        return [self.by_id[id] for id in ids]
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.by_id or self._by_name or self.deferred)
-
-    # ---- requests beyond the share of one generation
-
-    def defer(
-        self, generation: Generation, requests: Sequence[GenerateRequest], limits: ShareLimits
-    ) -> list[GenerateRequest]:
-        """Keep the requests of a generation beyond its limits. Returns those that may be sent
-        now."""
-        deferred = DeferredRequests(requests, limits)
-        sent = deferred.take()
-        if deferred.num_waiting:
-            self.deferred[generation] = deferred
-        return sent
-
-    def drop_deferred(self, completion: Completion) -> bool:
-        """Drop the waiting request of `completion`. Returns whether it was still here."""
-        deferred = self.deferred.get(completion.generation)
-        return deferred is not None and deferred.drop(completion.spec.request.id)
-
-    def forget_deferred(self, generation: Generation | None = None) -> None:
-        """Drop the waiting requests of one generation, or of all."""
-        if generation is None:
-            self.deferred.clear()
-        else:
-            self.deferred.pop(generation, None)
-
-    def note_first_token(self, completion: Completion) -> None:
-        """The engine has computed the prompt of `completion`."""
-        deferred = self.deferred.get(completion.generation)
-        if deferred is not None:
-            deferred.began(completion.spec.request.id)
-
-    def take_deferred(self) -> list[GenerateRequest]:
-        """The requests that may now be sent, because earlier ones have begun or ended."""
-        following: list[GenerateRequest] = []
-        for generation, deferred in list(self.deferred.items()):
-            following += deferred.take()
-            if not deferred.num_waiting:
-                del self.deferred[generation]
-        return following
-
-
-PromptKey = tuple[bytes, tuple[bytes, ...]]  # ids, and the digests of media
-
-
-class ShareLimits(NamedTuple):
-    """What one generation may have in the engine at a time."""
-
-    num_rows: int
-    step_tokens: int  # of prompts that have no token yet; 0: not known, no limit
-    page_size: int
-
-
-class DeferredRequests:
-    """The requests of one generation that were not sent to the engine yet.
-
-    At least one request is always in the engine, as long as any waits here.
-    """
-
-    def __init__(
-        self,
-        requests: Sequence[GenerateRequest],
-        limits: ShareLimits,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._requests = {request.id: request for request in requests}
-        self._limits = limits
-        self._in_engine: set[int] = set()
-        self._unbegun: dict[int, int] = {}  # of these, without a token -> tokens to compute
-        self._last_prompt: PromptKey | None = None  # that was sent
-        self._clock = clock
-        self._began_s = clock()
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that were not sent."""
-        return len(self._requests)
-
-    def drop(self, id: int) -> bool:
-        """Drop one request. Returns whether it was here."""
-        return self._requests.pop(id, None) is not None
-
-    def began(self, id: int) -> None:
-        """The engine has computed a first token of request `id`."""
-        self._unbegun.pop(id, None)
-
-    def ended(self, id: int) -> None:
-        """Request `id` is no longer in the engine."""
-        self._in_engine.discard(id)
-        self._unbegun.pop(id, None)
-
-    def take(self) -> list[GenerateRequest]:
-        """Take the requests that may be sent now, in order. Their time limits are shortened by the
-        time that they waited here."""
-        taken: list[GenerateRequest] = []
-        limits = self._limits
-        num_tokens = sum(self._unbegun.values())
-        for id, request in self._requests.items():
-            if len(self._in_engine) >= limits.num_rows:
-                break
-            cost = self._tokens_to_compute(request)
-            num_tokens += cost
-            if self._unbegun and limits.step_tokens and num_tokens > limits.step_tokens:
-                break
-            self._in_engine.add(id)
-            self._unbegun[id] = cost
-            self._last_prompt = _prompt_key(request)
-            taken.append(request)
-        for request in taken:
-            del self._requests[request.id]
-        if not taken:
-            return []
-        waited_ms = int((self._clock() - self._began_s) * 1_000)
-        return [_shortened(request, waited_ms) for request in taken]
-
-    def _tokens_to_compute(self, request: GenerateRequest) -> int:
-        """Whole pages of its prompt; of a prompt that was sent just before, the last page alone."""
-        page_size = self._limits.page_size
-        if request.shares_kv and self._last_prompt == _prompt_key(request):
-            return page_size
-        prompt_len = request.prompt_len
-        num_pages = -(-prompt_len // page_size)
-        return max(num_pages, 1) * page_size
-
-
-def _prompt_key(request: GenerateRequest) -> PromptKey:
-    """Media are compared by name, because the values are large."""
-    return request.input_ids, tuple(item.digest for item in request.media)
-
-
-def _shortened(request: GenerateRequest, waited_ms: int) -> GenerateRequest:
-    """`request` with less time left."""
-    if request.timeout_ms:
-        left_ms = max(request.timeout_ms - waited_ms, 1)  # 0 would mean no limit
-        request = replace(request, timeout_ms=left_ms)
-    if request.ttft_ms:
-        left_ms = max(request.ttft_ms - waited_ms, 1)
-        request = replace(request, ttft_ms=left_ms)
-    return request

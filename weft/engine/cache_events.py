@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.engine.hooks import Service
 from weft.memory.events.protocol import CacheEvents
-from weft.memory.prefix_cache import PrefixCache
+from weft.memory.radix.cache import RadixCache
 
 
 class CacheEventService(Service):
@@ -12,10 +12,10 @@ class CacheEventService(Service):
 
     name = "the events of the cache"
 
-    def __init__(self, cache: PrefixCache, events: CacheEvents) -> None:
+    def __init__(self, cache: RadixCache, events: CacheEvents) -> None:
         self._events = events
         events.emptied()  # there may have been another cache before this one
-        cache.listeners.append(events)
+        cache.tree.listeners.append(events)
 
     def after_step(self, now: float) -> None:
         self._events.publish()

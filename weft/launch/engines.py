@@ -115,7 +115,7 @@ class OneEngine:
                 open=client.num_open,
             )
             client.metrics.responds(False)
-            client.end_all(reason)
+            client.deliveries.end_all(reason)
 
         def recovers() -> None:
             client.metrics.responds(True)

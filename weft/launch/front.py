@@ -193,7 +193,7 @@ class Front:
             if self.lost.done():
                 return self.lost.result()
             on_progress(client.num_open, 0.0)
-            client.end_all("the server has been stopped")
+            client.deliveries.end_all("the server has been stopped")
             await self.save_cache(deadline - time.monotonic(), ordered)
         finally:
             ordered.cancel()

@@ -14,7 +14,7 @@ from weft.arrays import IntArray
 from weft.memory.accounting.audit import Fault, audit, find_faults
 from weft.memory.accounting.holders import Holder, ResumeStateInUse
 from weft.memory.allocator import PageAllocator, RowTable, num_pages_for
-from weft.memory.prefix_cache import PrefixCache
+from weft.memory.radix.cache import RadixCache
 from weft.scheduler.groups.protocol import GroupBudget, KvGroup, PassFacts
 from weft.scheduler.request import Columns, Request
 
@@ -28,7 +28,7 @@ class KvRoom:
     def __init__(
         self,
         allocator: PageAllocator,
-        cache: PrefixCache,
+        cache: RadixCache,
         columns: Columns,
         groups: Sequence[KvGroup],
         *,
@@ -174,7 +174,7 @@ class KvAccounts:
         self,
         rows: RowTable,
         allocator: PageAllocator,
-        cache: PrefixCache,
+        cache: RadixCache,
         columns: Columns,
         *,
         groups: Sequence[KvGroup],

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from weft.config.drafts import MODEL
 from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import PageAllocator, RowTable
-from weft.memory.prefix_cache import NoPrefixCache, PrefixCache
-from weft.memory.radix import RadixCache
+from weft.memory.radix.cache import RadixCache
 from weft.memory.tiers.resume_states import NoResumeStates, ResumeStates
 from weft.scheduler.batch import RunningBatch
 from weft.scheduler.feature import FeatureHooks
@@ -112,7 +111,7 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
     """The KV memory of a model."""
     page_size = settings.page_size
     num_rows = settings.sized_for.max_running_requests
-    cache: PrefixCache = NoPrefixCache(page_size)
+    cache = RadixCache(page_size, shares=False)
     if settings.prefix_cache:
         cache = RadixCache(page_size)
     rows = RowTable(

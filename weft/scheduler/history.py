@@ -25,7 +25,7 @@ from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
 from weft.scheduler.times.gaps import MAX_NAMED, NO_GAP, NO_ROWS, Gap, StepNote, TokenGaps
-from weft.scheduler.times.spent import NO_TIME, Phase, Spent, SpentOn, StepClock, StepSpan
+from weft.scheduler.times.spent import NO_TIME, NUM_PARTS, Phase, Spent, StepClock, StepSpan
 
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # finished requests that are remembered
@@ -256,13 +256,15 @@ class Reuse(NamedTuple):
     tenant: str = ""  # of the request
 
 
-@dataclass(slots=True)
-class Retractions:
+class Retractions(NamedTuple):
     """How often a request was taken back, and what that cost."""
 
-    num: int = 0
-    recomputed_tokens: int = 0  # computed again after a retraction
-    refound_tokens: int = 0  # still cached after a retraction
+    num: int
+    recomputed_tokens: int  # computed again after a retraction
+    refound_tokens: int  # still cached after a retraction
+
+
+NO_RETRACTIONS = Retractions(0, 0, 0)  # of nearly all requests
 
 
 @dataclass(slots=True, eq=False)
@@ -286,7 +288,7 @@ class RequestTrace:
     events: list[Event] = field(default_factory=list)
     drafts: dict[str, DraftCount] = field(default_factory=dict)  # by source
     no_draft: str = ""  # why it had no draft in its last step
-    retractions: Retractions = field(default_factory=Retractions)
+    retractions: Retractions = NO_RETRACTIONS
     gap: Gap = NO_GAP  # the longest one before it left its last row
     num_events_dropped: int = 0  # from the middle of `events`
     num_waits_dropped: int = 0  # from the middle of `waits`
@@ -376,7 +378,7 @@ class RequestHistory:
             prompt_tokens=prompt_tokens,
             arrived_s=now,
             waits=[Wait(now, math.inf, step, self.num_walks + 1)],
-            spent=Spent(now, [0.0] * len(SpentOn), self.gaps.last_step),
+            spent=Spent(now, [0.0] * NUM_PARTS, self.gaps.last_step),
         )
         self._open[id] = trace
         detail = f"{prompt_tokens:,} prompt tokens"
@@ -409,8 +411,11 @@ class RequestHistory:
                 f"{found:,} tokens cached, computes {found:,} to {extend_end:,} of {fill_len:,}"
             )
         else:
-            trace.retractions.refound_tokens += found
-            trace.retractions.recomputed_tokens += fill_len - found
+            before = trace.retractions
+            trace.retractions = before._replace(
+                recomputed_tokens=before.recomputed_tokens + fill_len - found,
+                refound_tokens=before.refound_tokens + found,
+            )
             detail = (
                 f"again: of its {fill_len:,} tokens {found:,} are still cached, "
                 f"{fill_len - found:,} to compute"
@@ -504,7 +509,8 @@ class RequestHistory:
 
     def retracted(self, id: int, detail: str, now: float, step: int) -> None:
         trace = self._open[id]
-        trace.retractions.num += 1
+        before = trace.retractions
+        trace.retractions = before._replace(num=before.num + 1)
         trace.spent.retracted(now, self.clock.at(now))
         trace.waits_again(now, step, self.num_walks)
         trace.add(self._event(now, step, EventKind.RETRACTED, detail))
@@ -599,7 +605,8 @@ class RequestHistory:
 
     def _event(self, now: float, step: int, kind: EventKind, detail: str) -> Event:
         walk = self.num_walks
-        return Event(now, step, kind, detail, first_walk=walk, last_walk=walk)
+        # Without names, which would take longer: each request has four events and more.
+        return Event(now, step, kind, detail, -1, 1, walk, walk)
 
     # For `engine/explain.py`
 

@@ -30,7 +30,9 @@ from weft.memory.allocator import (
 )
 from weft.memory.handoff.leases import Leases
 from weft.memory.media.borders import border_before
-from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle, Inserted, PrefixCache
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle, Inserted
+from weft.memory.radix.cache import RadixCache
+from weft.memory.radix.tree import pages_of
 from weft.memory.tiers.resume_states import NoResumeStates, ResumeStates
 from weft.plan.step import Plan, TableWrites
 from weft.scheduler.accounts import KvAccounts, KvRoom
@@ -52,7 +54,7 @@ class KvPrefixes:
 
     def __init__(
         self,
-        cache: PrefixCache,
+        cache: RadixCache,
         groups: Sequence[KvGroup],
         page_size: int,
         *,
@@ -86,7 +88,7 @@ class KvPrefixes:
             node, length = self._resumable(handle, length)
             if node is not handle:
                 handle = node
-                pages = self._cache.pages_of(node)
+                pages = pages_of(node)
         request.prefix = CachedPrefix(handle, length, pages, is_locked=False)
         request.kv_len = length
         if self._keeps_items_unsplit:
@@ -148,7 +150,7 @@ class KvMemory:
         self,
         rows: RowTable,
         allocator: PageAllocator,
-        cache: PrefixCache,
+        cache: RadixCache,
         columns: Columns,
         *,
         pins: Pins | None = None,
@@ -314,7 +316,7 @@ class KvMemory:
         inserted = self._insert(request)
         present = inserted.present
         if present > before:
-            pages = self.cache.pages_of(inserted.handle)
+            pages = pages_of(inserted.handle)
             theirs = pages[before // page_size : present // page_size]
             self.rows.point(request.row, before, theirs)
         # Lock the new path first: the old path is part of it and must not become evictable in

@@ -39,6 +39,9 @@ class Refusal(NamedTuple):
     status: int  # as an HTTP status
 
 
+PRIORITY = NUMBERS["priority"]
+TOP_K = NUMBERS["top_k"]
+SEED = NUMBERS["seed"]
 QUEUE_IS_FULL = Refusal("The request queue is full.", 503)
 
 
@@ -106,14 +109,11 @@ def _out_of_range(message: GenerateRequest) -> str:
     The front checks the same ranges before, so a client usually gets the error from there.
     """
     sampling = message.sampling
-    for name, value in (
-        ("priority", message.priority),
-        ("top_k", sampling.top_k),
-        ("seed", sampling.seed),
-    ):
-        if value is not None and (wrong := NUMBERS[name].wrong(name, value)):
-            return wrong
-    return ""
+    wrong = PRIORITY.wrong("priority", message.priority)
+    wrong = wrong or TOP_K.wrong("top_k", sampling.top_k)
+    if sampling.seed is not None:
+        wrong = wrong or SEED.wrong("seed", sampling.seed)
+    return wrong
 
 
 def _misuse(message: GenerateRequest, settings: SchedulerSettings) -> str:

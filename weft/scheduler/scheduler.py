@@ -47,6 +47,7 @@ from weft.scheduler.request import (
 )
 from weft.scheduler.retraction import retract_until_fits
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.waiting.line import WaitingLine
 from weft.scheduler.waiting.queue import WaitingQueue
 
 A_HIGHER_PRIORITY = "a request of a far higher priority"
@@ -144,9 +145,10 @@ class Scheduler:
         )
         if features is None:
             features = self.hooks.used_by(message)
-        self._enter(request, features)
+        line = self.waiting_queue.line_of(request)
+        self._enter(request, line, features)
         if not first:
-            self._end_overflow(request)
+            self._end_overflow(request, line)
         if features and request.id in self.requests:
             for feature in features:
                 feature.arrive(message)
@@ -158,9 +160,8 @@ class Scheduler:
             Finish(id=message.id, reason="error", message=why, status=refused.status)
         )
 
-    def _enter(self, request: Request, features: tuple[Feature, ...]) -> None:
+    def _enter(self, request: Request, line: WaitingLine, features: tuple[Feature, ...]) -> None:
         """Open a request completely, or, if anything raises, not at all."""
-        line = self.waiting_queue.line_of(request)
         join = line.resume if request.spec.goes_first else line.append
         try:
             join(request)
@@ -174,17 +175,15 @@ class Scheduler:
         if features:
             self.hooks.subscribe(request.id, features)
 
-    def _end_overflow(self, newcomer: Request) -> None:
+    def _end_overflow(self, newcomer: Request, line: WaitingLine) -> None:
         """End the requests that must leave, now that `newcomer` may have made its line of the queue
         too long."""
-        queue = self.waiting_queue
-        line = queue.line_of(newcomer)
         max_requests = self.settings.max_queued_requests
         max_tokens = self.settings.max_queued_tokens
         if len(line) <= max_requests and not max_tokens:
             return
         # The next pass will take as many requests from the queue as there are free rows.
-        if not line.is_full and queue.gate is None:
+        if not line.is_full and self.waiting_queue.gate is None:
             max_requests += self.kv.rows.num_free
         for loser in line.overflow(newcomer, max_requests, max_tokens):
             self.counters.num_queue_full += 1

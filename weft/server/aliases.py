@@ -55,7 +55,7 @@ async def abort_requests(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, AbortManyRequest)
     client = context.client
     names = set(body.request_ids or ())
-    aborted = sum(map(client.abort, names)) if names else client.abort_all()
+    aborted = sum(map(client.deliveries.abort, names)) if names else client.deliveries.abort_all()
     log.info("abort_requests", names=len(names), aborted=aborted)
     return json_response({"aborted": aborted})
 

@@ -64,6 +64,11 @@ class Reply(Protocol):
         """The events after the end of the last completion, before the end of the stream."""
 
 
+class WriteFlow(Protocol):
+    async def drain(self) -> None:
+        """Wait until the client has read most of what was written, or is gone."""
+
+
 class PieceWriter(Protocol):
     """The connection to the client (`server/http/protocol.py`). Pieces follow the head of the
     answer."""
@@ -73,7 +78,8 @@ class PieceWriter(Protocol):
     @property
     def takes_pieces(self) -> bool: ...
 
-    async def drained(self) -> None: ...
+    @property
+    def flow(self) -> WriteFlow: ...
 
 
 class Answer:
@@ -103,7 +109,7 @@ class Answer:
                 await self._send_full_body(scope, receive, send)
             connection: PieceWriter | None = scope.get("weft.connection")
             if connection is not None and not connection.takes_pieces:
-                await connection.drained()
+                await connection.flow.drain()
         finally:
             watcher.cancel()
             self._generation.close()

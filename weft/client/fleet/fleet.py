@@ -20,44 +20,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import (
-    Callable,
-    Iterable,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    field,
-)
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from msgspec.structs import replace
 
 from weft.client.fleet.batches import split_batch
+from weft.client.fleet.bookings import OpenBookings, SessionRanks
 from weft.client.fleet.changes import EngineChanges
-from weft.client.fleet.joined import (
-    join,
-    join_ready,
-    join_stats,
-)
-from weft.client.fleet.member import (
-    Member,
-    Send,
-)
+from weft.client.fleet.joined import join, join_ready, join_stats
+from weft.client.fleet.member import Member, Send
 from weft.client.fleet.wanted import wanted_rank
 from weft.messages.adapters import AdapterReply
-from weft.messages.calls import (
-    CallFailed,
-    ControlReply,
-    ControlRequest,
-    SuccessReply,
-)
-from weft.messages.codec import (
-    FromEngine,
-    ToEngine,
-    Unreadable,
-)
+from weft.messages.calls import CallFailed, ControlReply, ControlRequest, SuccessReply
+from weft.messages.codec import FromEngine, ToEngine, Unreadable
 from weft.messages.control import (
     BlockInput,
     FlushCache,
@@ -66,39 +43,15 @@ from weft.messages.control import (
     StartProfileReply,
     UnblockInput,
 )
-from weft.messages.handoff import HandoffParams
-from weft.messages.media import with_digests
 from weft.messages.picture import GetPrefix, Watch
-from weft.messages.replies import (
-    Finish,
-    StepOutput,
-)
-from weft.messages.requests import (
-    Abort,
-    BatchGenerate,
-    GenerateRequest,
-)
-from weft.messages.sessions import (
-    CloseSession,
-    KeepSessions,
-    OpenSession,
-)
-from weft.messages.status import (
-    EngineReady,
-    Heartbeat,
-    Stats,
-)
-from weft.messages.weights import (
-    InitWeightsUpdateGroup,
-    WeightsReply,
-)
+from weft.messages.replies import Finish, StepOutput
+from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
+from weft.messages.sessions import CloseSession, KeepSessions, OpenSession
+from weft.messages.status import EngineReady, Heartbeat, Stats
+from weft.messages.weights import InitWeightsUpdateGroup, WeightsReply
 from weft.observe.log import EventLog
-from weft.route.policy import (
-    EngineRouter,
-    RoutedRequest,
-)
+from weft.route.policy import EngineRouter
 
-MAX_SESSIONS = 65_536  # whose engine is remembered; the least recently used are forgotten
 FIRST_OWN_CALL = 1 << 40  # calls of the client have smaller ids
 KEEPS_STEP = "lockstep"  # the pass of engines that run their steps together
 BARRIER_S = 0.1  # until all engines open their inputs
@@ -130,14 +83,11 @@ class Fleet:
         empty text when one does."""
         self.members = members
         self.changes = EngineChanges()
-        self._router = router
+        self._open = OpenBookings(router)
+        self._sessions = SessionRanks()
         self._on_availability = on_availability
         self._inbox: asyncio.Queue[FromEngine | Unreadable] = asyncio.Queue()
         self._has_begun = False  # all engines have been ready once
-        self._unbegun: set[int] = set()  # open requests without a first token
-        self._siblings: dict[tuple[str, int], set[int]] = {}  # open requests of one prompt
-        self._sibling_key: dict[int, tuple[str, int]] = {}
-        self._sessions: dict[tuple[str, str], int] = {}  # id and owner: rank
         self._calls: dict[int, JoinedCall] = {}  # by the number of the client's call
         self._own_numbers = itertools.count(FIRST_OWN_CALL)
         self._catching_up: dict[int, int] = {}  # own calls to new engines without a reply: rank
@@ -153,11 +103,13 @@ class Fleet:
         """Send `message` to the engines that it is for. If none can take it, answer it here."""
         match message:
             case GenerateRequest():
-                rank = self._booked_rank(message)
-                if rank is not None:
-                    self.members[rank].send(message)
+                booked = self._booked_rank(message)
+                if booked is not None:
+                    self.members[booked].send(message)
             case BatchGenerate():
-                self._send_batch(message)
+                ranks = [self._booked_rank(request) for request in message.members()]
+                for rank, part in split_batch(message, ranks).items():
+                    self.members[rank].send(part)
             case Abort():
                 self._send_abort(message)
             case ControlRequest():
@@ -166,17 +118,10 @@ class Fleet:
                 for member in self.members:
                     member.send(message)
 
-    def _send_batch(self, batch: BatchGenerate) -> None:
-        ranks = [self._booked_rank(request) for request in batch.members()]
-        for rank, part in split_batch(batch, ranks).items():
-            self.members[rank].send(part)
-
     def _booked_rank(self, request: GenerateRequest) -> int | None:
         """Choose and book the engine of a request. None if no engine takes it; the error is then
         already sent to the client."""
-        prompt = with_digests(request.input_ids, request.media)
-        key = (request.rid, hash(prompt))
-        ranks = self._ranks_for(request, key)
+        ranks = self._ranks_for(request)
         missing = [rank for rank in ranks if not self.members[rank].is_up]
         if not ranks:
             self._refuse([request.id], self.why_unavailable())
@@ -185,41 +130,20 @@ class Fleet:
             why = self.members[missing[0]].missing
             self._refuse([request.id], f"engine {missing[0]} takes no requests: {why}")
             return None
-        routed = RoutedRequest(
-            tokens=prompt,
-            namespace=f"{request.adapter}\x1f{request.cache_salt}",
-            shares_kv=request.shares_kv,
-            room=_room_number(request.handoff),
-        )
-        rank = self._router.open(request.id, routed, ranks)
-        self._unbegun.add(request.id)
-        self._siblings.setdefault(key, set()).add(request.id)
-        self._sibling_key[request.id] = key
+        rank = self._open.book(request, ranks)
         if request.session is not None:
-            self._bind_session(request.session.id, request.session.owner, rank)
+            self._sessions.bind(request.session.id, request.session.owner, rank)
         return rank
 
-    def _ranks_for(
-        self,
-        request: GenerateRequest,
-        key: tuple[str, int],
-    ) -> list[int]:
+    def _ranks_for(self, request: GenerateRequest) -> list[int]:
         """The engines that may get a request: all that are up, or the one to which it is bound."""
-        wanted = wanted_rank.get()
-        if wanted is not None:
-            return [wanted]
+        bound = wanted_rank.get()
         session = request.session
-        if session is not None:
-            bound = self._sessions.get((session.id, session.owner))
-            if bound is not None:
-                return [bound]
-        siblings = self._siblings.get(key)
-        if siblings:
-            # The requests of an engine that takes none have ended.
-            rank = self._router.rank_of(next(iter(siblings)))
-            assert rank is not None
-            return [rank]
-        return self.up
+        if bound is None and session is not None:
+            bound = self._sessions.of(session.id, session.owner)
+        if bound is None:
+            bound = self._open.rank_of_siblings(request)
+        return self.up if bound is None else [bound]
 
     def _send_abort(self, abort: Abort) -> None:
         if abort.all or abort.names:
@@ -227,51 +151,25 @@ class Fleet:
                 member.send(abort)
             return
         lens = dict(zip(abort.ids, abort.output_lens, strict=False))
-        of_rank: dict[int, list[int]] = {}
-        for id in abort.ids:
-            rank = self._router.rank_of(id)
-            if rank is not None:
-                of_rank.setdefault(rank, []).append(id)
-        for rank, ids in of_rank.items():
+        for rank, ids in self._open.by_rank(abort.ids).items():
             own_lens = tuple(lens[id] for id in ids if id in lens)
-            part = replace(
-                abort,
-                ids=tuple(ids),
-                output_lens=own_lens,
-            )
-            self.members[rank].send(part)
+            self.members[rank].send(replace(abort, ids=tuple(ids), output_lens=own_lens))
 
-    # ---- sessions
-
-    def _bind_session(
-        self,
-        id: str,
-        owner: str,
-        rank: int,
-    ) -> None:
-        self._sessions.pop((id, owner), None)
-        self._sessions[id, owner] = rank
-        while len(self._sessions) > MAX_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
+    # ---- control requests
 
     def _rank_for_session(self, request: OpenSession | CloseSession) -> list[int]:
         """The engine that has the session; for a new session the engine with the fewest
         sessions."""
-        bound = self._sessions.get((request.session_id, request.owner))
+        bound = self._sessions.of(request.session_id, request.owner)
         if bound is not None and self.members[bound].is_up:
             return [bound]
-        counts = dict.fromkeys(self.up, 0)
-        for rank in self._sessions.values():
-            if rank in counts:
-                counts[rank] += 1
-        if not counts:
+        up = self.up
+        if not up:
             return []
-        rank = min(counts, key=lambda rank: (counts[rank], rank))
+        rank = self._sessions.emptiest(up)
         if isinstance(request, OpenSession):
-            self._bind_session(request.session_id, request.owner, rank)
+            self._sessions.bind(request.session_id, request.owner, rank)
         return [rank]
-
-    # ---- control requests
 
     def _send_call(self, request: ControlRequest[Any]) -> None:
         if isinstance(request, OpenSession | CloseSession):
@@ -283,12 +181,7 @@ class Fleet:
         else:
             ranks = [member.rank for member in self.members if member.ready is not None]
         if not ranks:
-            self._tell(
-                CallFailed(
-                    call=request.call,
-                    message=self.why_unavailable(),
-                )
-            )
+            self._tell(CallFailed(call=request.call, message=self.why_unavailable()))
             return
         self._calls[request.call] = JoinedCall(request, set(ranks))
         if isinstance(request, BlockInput | UnblockInput) and len(ranks) > 1:
@@ -299,7 +192,7 @@ class Fleet:
                 # Each engine gets its share of the sessions, and tells the changes of these.
                 share = part.sessions[index :: len(ranks)]
                 for session in share:
-                    self._bind_session(session.id, session.owner, rank)
+                    self._sessions.bind(session.id, session.owner, rank)
                 part = replace(part, sessions=share)
             self.members[rank].send(part)
 
@@ -326,7 +219,11 @@ class Fleet:
         if not call.awaited:
             self._finish_call(reply.call)
 
-    def _ask_again(self, rank: int, number: int) -> None:
+    def _ask_again(
+        self,
+        rank: int,
+        number: int,
+    ) -> None:
         call = self._calls.get(number)
         if call is not None and rank in call.awaited:
             self.members[rank].send(_for_rank(call.request, rank))
@@ -334,12 +231,7 @@ class Fleet:
     def _finish_call(self, number: int) -> None:
         call = self._calls.pop(number)
         if not call.replies:
-            self._tell(
-                CallFailed(
-                    call=number,
-                    message=self.why_unavailable(),
-                )
-            )
+            self._tell(CallFailed(call=number, message=self.why_unavailable()))
             return
         reply = join(call.replies)
         request = call.request
@@ -353,10 +245,10 @@ class Fleet:
         if isinstance(request, CloseSession) or (
             isinstance(request, OpenSession) and not succeeded
         ):
-            self._sessions.pop((request.session_id, request.owner), None)
+            self._sessions.forget(request.session_id, request.owner)
         if isinstance(request, FlushCache) or isinstance(reply, WeightsReply):
             for rank in call.replies:
-                self._router.forget_cache(rank)
+                self._open.router.forget_cache(rank)
         self._tell(reply)
 
     # ---- from the engines
@@ -375,7 +267,7 @@ class Fleet:
         member.detector.heard()
         match message:
             case StepOutput():
-                self._note_step(message)
+                self._open.note(message)
                 self._tell(message)
             case Stats():
                 member.record(message)
@@ -387,34 +279,9 @@ class Fleet:
             case ControlReply():
                 self._take_reply(rank, message)
             case Unreadable(call=call) if call is not None:
-                self._take_reply(
-                    rank,
-                    CallFailed(
-                        call=call,
-                        message="its reply is unreadable",
-                    ),
-                )
+                self._take_reply(rank, CallFailed(call=call, message="its reply is unreadable"))
             case _:
                 self._tell(message)
-
-    def _note_step(self, step: StepOutput) -> None:
-        if self._unbegun:
-            for id in self._unbegun.intersection(np.frombuffer(step.ids, np.int64).tolist()):
-                self._unbegun.discard(id)
-                self._router.began(id)
-        for finish in step.finished:
-            self._forget(finish.id)
-
-    def _forget(self, id: int) -> None:
-        """A request has ended: forget it."""
-        self._router.ended(id)
-        self._unbegun.discard(id)
-        key = self._sibling_key.pop(id, None)
-        if key is not None:
-            siblings = self._siblings[key]
-            siblings.discard(id)
-            if not siblings:
-                del self._siblings[key]
 
     def _tell(self, message: FromEngine | Unreadable) -> None:
         self._inbox.put_nowait(message)
@@ -478,11 +345,7 @@ class Fleet:
         if isinstance(reply, SuccessReply):
             failed = not reply.success
         if failed:
-            log.error(
-                "engine_not_set_up",
-                rank=rank,
-                reason=getattr(reply, "message", ""),
-            )
+            log.error("engine_not_set_up", rank=rank, reason=getattr(reply, "message", ""))
         if rank not in self._catching_up.values():
             self.members[rank].missing = ""
             log.info("engine_is_back", rank=rank)
@@ -503,9 +366,8 @@ class Fleet:
             call.awaited.discard(rank)
             if not call.awaited:
                 self._finish_call(number)
-        for session in [name for name, at in self._sessions.items() if at == rank]:
-            del self._sessions[session]
-        self._router.forget_cache(rank)
+        self._sessions.forget_all_of(rank)
+        self._open.router.forget_cache(rank)
         if self._has_begun:
             self._tell_stats()
         self._on_availability(self.why_unavailable())
@@ -516,23 +378,16 @@ class Fleet:
         reason: str,
     ) -> None:
         """An engine does not answer: its requests end with an error, and it gets no new ones."""
-        open_ids = tuple(self._router.open_on(rank))
+        open_ids = tuple(self._open.router.open_on(rank))
         if open_ids:  # if the engine recovers, the client no longer reads them
-            self.members[rank].send(
-                Abort(
-                    ids=open_ids,
-                    message=reason,
-                )
-            )
+            self.members[rank].send(Abort(ids=open_ids, message=reason))
         self._drop_requests(rank, reason)
         for number, call in self._calls.items():
             # The others wait for it, or go on without it: the caller must know.
             if rank in call.awaited and isinstance(call.request, BlockInput | UnblockInput):
                 self._tell(
                     CallFailed(
-                        call=number,
-                        message=_why_no_barrier(self.members[rank], reason),
-                        status=503,
+                        call=number, message=_why_no_barrier(self.members[rank], reason), status=503
                     )
                 )
         self.members[rank].missing = reason
@@ -556,42 +411,19 @@ class Fleet:
         rank: int,
         message: str,
     ) -> None:
-        ids = self._router.open_on(rank)
-        for id in ids:
-            self._forget(id)
-        self._refuse(ids, message)
+        self._refuse(self._open.forget_all_of(rank), message)
 
-    def _refuse(
-        self,
-        ids: Iterable[int],
-        message: str,
-    ) -> None:
+    def _refuse(self, ids: Iterable[int], message: str) -> None:
         finished = [
-            Finish(
-                id=id,
-                reason="error",
-                message=message,
-                status=503,
-                retry_after_s=1,
-            )
+            Finish(id=id, reason="error", message=message, status=503, retry_after_s=1)
             for id in ids
         ]
         if finished:
             self._tell(StepOutput(finished=finished))
 
 
-def _room_number(handoff: HandoffParams | None) -> int | None:
-    """The number of a handoff room; None if the room has a name or there is no handoff. After a
-    slash comes the index among the prompts of one request that share a number."""
-    if handoff is None:
-        return None
-    number = handoff.room.partition("/")[0]
-    return int(number) if number.isdecimal() else None
-
-
 def _at_once(
-    request: BlockInput | UnblockInput,
-    ready: Sequence[EngineReady | None],
+    request: BlockInput | UnblockInput, ready: Sequence[EngineReady | None]
 ) -> BlockInput | UnblockInput:
     """The version of `request` that takes effect in all engines at once: at the same step if they
     keep step, else at one moment. The moment of a block is now: an engine gets it before all
@@ -616,10 +448,7 @@ def _why_no_barrier(member: Member, reason: str) -> str:
     return f"engine {member.rank} does not answer ({reason}): {then}"
 
 
-def _for_rank(
-    request: ControlRequest[Any],
-    rank: int,
-) -> ControlRequest[Any]:
+def _for_rank(request: ControlRequest[Any], rank: int) -> ControlRequest[Any]:
     """The version of `request` for the engine `rank`. Each engine has its own rank in a group that
     sends weights, and of each engine a viewer has seen different steps."""
     if isinstance(request, Watch):

@@ -22,6 +22,7 @@ from weft.engine.picture.steps import StepWatch
 from weft.engine.picture.tree import TreeWatch
 from weft.engine.pin_service import PinService
 from weft.memory.prefix_cache import TOKEN_BYTES
+from weft.memory.radix.tree import key_of, path_up
 from weft.messages.picture import GetPrefixReply, Picture, Watch
 from weft.scheduler.features.registry import Features
 from weft.scheduler.request import adapter_and_salt
@@ -81,16 +82,15 @@ class Pictures(Service):
         if node is None:
             return GetPrefixReply()
         scheduler = self._core.scheduler
-        cache = scheduler.kv.cache
-        key = cache.key_of(node)
+        key = key_of(node)
         requests = [
             request.message.rid
             for request in scheduler.requests.values()
-            if request.prefix.is_locked and node in cache.path_of(request.prefix.handle)
+            if request.prefix.is_locked and node in path_up(request.prefix.handle)
         ]
         adapter, cache_salt = adapter_and_salt(key.namespace)
         pins = scheduler.kv.pins
-        names = [pin.name for pin in (*pins.firm, *pins) if node in cache.path_of(pin.handle)]
+        names = [pin.name for pin in (*pins.firm, *pins) if node in path_up(pin.handle)]
         return GetPrefixReply(
             cache_salt=cache_salt,
             adapter=adapter,

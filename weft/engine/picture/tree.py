@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from weft.engine.core import EngineCore
 from weft.engine.picture.columns import ints, longs
 from weft.memory.index.survey import Survey, TreeSurvey
-from weft.memory.radix import Node
+from weft.memory.radix.tree import Node, key_of
 from weft.messages.picture import TreeColumns
 
 PIECE_S = 0.02  # least time between two pieces of a walk
@@ -39,7 +39,7 @@ class TreeWatch:
             if now - self._begun_s < ROUND_S and self.columns.num_nodes:
                 return
             self._begun_s = now
-            self._walk = TreeSurvey(self._core.scheduler.kv.cache.tops())
+            self._walk = TreeSurvey(self._core.scheduler.kv.cache.tree.roots.values())
         self._looked_s = now
         survey = self._walk.look(min(int(passed_s * NODES_PER_S), MAX_NODES_AT_ONCE))
         if survey is not None:
@@ -56,8 +56,8 @@ class TreeWatch:
         cache = self._core.scheduler.kv.cache
         for node, its_number in self._numbers.items():
             if its_number == number:
-                key = cache.key_of(node)
-                location = cache.locate(key, len(key.tokens))
+                key = key_of(node)
+                location = cache.tree.locate(key, len(key.tokens))
                 return node if location.handle is node else None
         return None
 

@@ -104,7 +104,7 @@ class TierWrites:
         if not self._store.is_open or kv.allocator.num_free * LOW_PART > kv.allocator.num_pages:
             return
         self.next_look_s = now + LOOK_EVERY_S
-        oldest = kv.cache.sequences()[-MAX_OLDEST:]
+        oldest = kv.cache.tree.sequences()[-MAX_OLDEST:]
         for key in oldest:  # each is put before the others, the one that is evicted next at last
             # Once only: if the store has no room for all, they would evict each other there.
             if key not in self._oldest:
@@ -130,7 +130,7 @@ class TierWrites:
         `until_s`."""
         self.saves.append(PendingSave(call, until_s, self._num_bytes))
         if self._settings.write != "off":
-            for key in self._kv.cache.sequences():
+            for key in self._kv.cache.tree.sequences():
                 self._feature.worthy[key] = None
 
     def answer_saves(self, now: float) -> None:

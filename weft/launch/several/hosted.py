@@ -214,7 +214,7 @@ class HostedModel:
         front, group, sockets = self.front, self._group, self._sockets
         self.front = self._group = self._sockets = None
         if front is not None:
-            front.client.end_all("the model is unloaded")
+            front.client.deliveries.end_all("the model is unloaded")
             await front.__aexit__(None, None, None)
         if group is not None:
             await asyncio.to_thread(group.stop, STOP_S)

@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.memory.allocator import PageAllocator
-from weft.memory.prefix_cache import PrefixCache
+from weft.memory.radix.cache import RadixCache
 
 FREE = "the free list"
 CACHE = "the prefix cache"
@@ -49,7 +49,7 @@ class Fault(NamedTuple):
         return bool(self.users)
 
 
-def audit(allocator: PageAllocator, cache: PrefixCache, owned: Mapping[str, IntArray]) -> None:
+def audit(allocator: PageAllocator, cache: RadixCache, owned: Mapping[str, IntArray]) -> None:
     """Check the owner of every page. `owned` maps the name of each request to its own pages.
 
     Raises AccountingError. Cost: linear in the pool.
@@ -57,19 +57,19 @@ def audit(allocator: PageAllocator, cache: PrefixCache, owned: Mapping[str, IntA
     for fault in find_faults(allocator, cache, owned):
         raise AccountingError(str(fault))
     counted = cache.evictable_pages + cache.pinned_pages + cache.protected_pages
-    cached = len(cache.owned_pages())
+    cached = len(cache.tree.owned_pages())
     if counted != cached:
         raise AccountingError(f"the prefix cache counts {counted} pages and holds {cached}")
 
 
 def find_faults(
-    allocator: PageAllocator, cache: PrefixCache, owned: Mapping[str, IntArray]
+    allocator: PageAllocator, cache: RadixCache, owned: Mapping[str, IntArray]
 ) -> list[Fault]:
     """The pages that do not have exactly one owner, at most MAX_FAULTS.
 
     Raises AccountingError for a page outside of the pool.
     """
-    return find_faults_among(allocator, cache.owned_pages(), owned)
+    return find_faults_among(allocator, cache.tree.owned_pages(), owned)
 
 
 def find_faults_among(

@@ -17,7 +17,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weft.memory.prefix_cache import CacheKey, Handle, PrefixCache
+from weft.memory.prefix_cache import CacheKey, Handle
+from weft.memory.radix.cache import RadixCache
 
 
 class LostPin(NamedTuple):
@@ -52,7 +53,7 @@ class Pin:
 class Pins:
     """The pins on one cache, in the order of their last use."""
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: RadixCache) -> None:
         self._cache = cache
         self._pinned: OrderedDict[Pin, None] = OrderedDict()  # least recently used first
         self._firm: OrderedDict[Pin, None] = OrderedDict()  # least recently used first

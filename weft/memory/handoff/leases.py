@@ -15,7 +15,8 @@ from typing import NamedTuple, Protocol
 
 from weft.arrays import IntArray
 from weft.memory.accounting.holders import Holder, ResumeStateInUse
-from weft.memory.prefix_cache import CacheKey, Handle, PrefixCache
+from weft.memory.prefix_cache import CacheKey, Handle
+from weft.memory.radix.cache import RadixCache
 from weft.memory.tiers.resume_states import ResumeStates
 
 
@@ -75,7 +76,7 @@ class Leases(Holder):
     """The leases on one cache, oldest first. `resume_states`: what its sequences need to be
     resumed."""
 
-    def __init__(self, cache: PrefixCache, resume_states: ResumeStates) -> None:
+    def __init__(self, cache: RadixCache, resume_states: ResumeStates) -> None:
         self._cache = cache
         self._resume_states = resume_states
         self._by_name: OrderedDict[str, Lease] = OrderedDict()

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from weft.memory.index.subtree_counts import Anchor, SubtreeCounts, anchor_of
-from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, PrefixCache, shared_len
-from weft.memory.radix import Node, path_up
+from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, shared_len
+from weft.memory.radix.cache import RadixCache
+from weft.memory.radix.tree import Node, path_up
 
 # Moves per insertion or call of `move_on`: each takes about 10 us of a step.
 MAX_MOVES = 32
@@ -96,7 +97,7 @@ class PrefixIndex:
 
     def __init__(
         self,
-        cache: PrefixCache,
+        cache: RadixCache,
         moved: Callable[[int, int], None],
         counts: SubtreeCounts | None = None,
     ) -> None:
@@ -114,7 +115,7 @@ class PrefixIndex:
         tokens."""
         sequence = IndexedSequence(number, key, end)
         self._sequences[number] = sequence
-        handle, length, is_end = self._cache.locate(key, end)
+        handle, length, is_end = self._cache.tree.locate(key, end)
         anchor = key.namespace if handle is None else handle
         self._put(sequence, anchor, length, is_end)
         if self._counts is not None:
@@ -227,7 +228,7 @@ class PrefixIndex:
 
     def _move(self, sequence: IndexedSequence) -> None:
         """Move a sequence to the current end of its cached prefix."""
-        handle, length, is_end = self._cache.locate(sequence.key, sequence.end)
+        handle, length, is_end = self._cache.tree.locate(sequence.key, sequence.end)
         anchor = sequence.key.namespace if handle is None else handle
         before_len = sequence.length
         if length == before_len and not (is_end and not sequence.next_page):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from weft.memory.radix import Node, RootNode
+from weft.memory.radix.tree import Node, RootNode
 
 # A position in the tree: a node, or the name of a namespace for its top. Root nodes are not used as
 # keys, because the tree drops a root with its last child, and makes a new one when the namespace

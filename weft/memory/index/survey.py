@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from weft.memory.prefix_cache import TOKEN_BYTES
-from weft.memory.radix import Node
+from weft.memory.radix.tree import Node
 
 MAX_NODES = 50_000  # nodes that one walk visits
 MAX_FOUND = 200

@@ -24,7 +24,7 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import NOBODY, PageAllocator
-from weft.memory.radix import Node
+from weft.memory.radix.tree import Node
 from weft.memory.states.snapshots import StateSnapshots
 
 NO_SLOT = -1  # in `reads`: a state of zeros; of a row: it has no slot

@@ -28,7 +28,7 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.memory.allocator import PageAllocator
 from weft.memory.prefix_cache import TOKEN_BYTES
-from weft.memory.radix import Node, path_up
+from weft.memory.radix.tree import Node, path_up
 
 Slots: TypeAlias = OrderedDict[Node, int]  # least recently used first
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.memory.allocator import NOBODY
-from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Match, PrefixCache
-from weft.memory.radix import Node, path_up
+from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Match
+from weft.memory.radix.cache import RadixCache
+from weft.memory.radix.tree import Node, path_up
 from weft.memory.states.group import StateGroup
 from weft.memory.window.group import WindowGroup
 from weft.memory.window.tails import Tail
@@ -59,7 +60,7 @@ class ResumeStates(Protocol):
         """Number of tokens of a cached prefix after which it can be resumed."""
         ...
 
-    def resumable_lengths(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
+    def resumable_lengths(self, cache: RadixCache, key: CacheKey, block_len: int) -> list[int]:
         """The lengths in whole blocks, shortest first, at which the cached part of a sequence can
         be resumed and should be stored."""
         ...
@@ -103,7 +104,7 @@ class NoResumeStates:
     def resumable(self, found: Match) -> int:
         return found.length
 
-    def resumable_lengths(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
+    def resumable_lengths(self, cache: RadixCache, key: CacheKey, block_len: int) -> list[int]:
         length = cache.peek(key) // block_len * block_len
         return [length] if length else []
 
@@ -135,7 +136,7 @@ class StateResumeStates:
         _, length = self._states.snapshots.deepest(found.handle, found.length)
         return length
 
-    def resumable_lengths(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
+    def resumable_lengths(self, cache: RadixCache, key: CacheKey, block_len: int) -> list[int]:
         snapshots = self._states.snapshots
         found = []
         for node, _, end, cached in _cached_nodes(cache, key):
@@ -181,7 +182,7 @@ class WindowResumeStates:
         _, num_pages = self._windows.tails.deepest(found.handle, found.length // page_size)
         return num_pages * page_size
 
-    def resumable_lengths(self, cache: PrefixCache, key: CacheKey, block_len: int) -> list[int]:
+    def resumable_lengths(self, cache: RadixCache, key: CacheKey, block_len: int) -> list[int]:
         page_size = self._windows.page_size
         found = []
         for node, begin, _, cached in _cached_nodes(cache, key):
@@ -226,9 +227,9 @@ class CachedNode(NamedTuple):
     cached: int
 
 
-def _cached_nodes(cache: PrefixCache, key: CacheKey) -> Iterator[CachedNode]:
+def _cached_nodes(cache: RadixCache, key: CacheKey) -> Iterator[CachedNode]:
     """The nodes with the cached part of a sequence, the last node first."""
-    location = cache.locate(key, len(key.tokens))
+    location = cache.tree.locate(key, len(key.tokens))
     cached = location.length // TOKEN_BYTES
     path = list(path_up(location.handle))
     end = sum(len(node.key) for node in path) // TOKEN_BYTES

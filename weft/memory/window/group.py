@@ -23,7 +23,7 @@ import numpy as np
 from weft.arrays import IntArray, LongArray
 from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import PageAllocator, Write, num_pages_for, slots_of
-from weft.memory.radix import Node
+from weft.memory.radix.tree import Node
 from weft.memory.window.pool import WindowPool
 from weft.memory.window.tails import Tail, WindowTails
 

@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeAlias
 
 from weft.arrays import IntArray
 from weft.memory.prefix_cache import TOKEN_BYTES
-from weft.memory.radix import Node, path_up
+from weft.memory.radix.tree import Node, path_up
 from weft.memory.window.pool import WindowPool
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from weft.arrays import BoolArray, IntArray
 from weft.memory.accounting.pins import Pin
 from weft.memory.prefix_cache import CacheKey
+from weft.memory.radix.tree import pages_of
 from weft.scheduler.kv import KvMemory
 
 
@@ -299,5 +300,5 @@ def _marked(entries: Iterable[PinEntry], kv: KvMemory) -> BoolArray:
     """[pages of the pool] whether a page belongs to some of these pins."""
     marked: BoolArray = np.zeros(kv.allocator.num_pages, dtype=np.bool_)
     for entry in entries:
-        marked[kv.cache.pages_of(entry.pin.handle)] = True
+        marked[pages_of(entry.pin.handle)] = True
     return marked

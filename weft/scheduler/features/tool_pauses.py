@@ -21,6 +21,7 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.memory.accounting.pins import Pin
+from weft.memory.radix.tree import pages_of
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
 from weft.scheduler.estimate.pauses import PausesSeen
@@ -202,5 +203,5 @@ def _num_pages(chats: Iterable[PausedChat], pages: IntArray, kv: KvMemory) -> in
     marked[pages] = True
     for chat in chats:
         if chat.pin is not None:
-            marked[kv.cache.pages_of(chat.pin.handle)] = True
+            marked[pages_of(chat.pin.handle)] = True
     return int(np.count_nonzero(marked))

@@ -20,7 +20,8 @@ from weft.arrays import IntArray
 from weft.memory.accounting.audit import Fault
 from weft.memory.accounting.holders import ResumeStateInUse
 from weft.memory.accounting.pins import Pins
-from weft.memory.prefix_cache import Handle, Inserted, PrefixCache
+from weft.memory.prefix_cache import Handle, Inserted
+from weft.memory.radix.cache import RadixCache
 from weft.memory.tiers.resume_states import ResumeStates
 from weft.plan.step import Plan
 from weft.scheduler.request import Columns, Request
@@ -67,7 +68,7 @@ class GroupParts(NamedTuple):
     """What a group shares with `KvMemory`, and the settings that say how large it is."""
 
     settings: SchedulerSettings
-    cache: PrefixCache
+    cache: RadixCache
     columns: Columns
     pins: Pins
 

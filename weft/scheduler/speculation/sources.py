@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from weft.config.drafts import MODEL
-from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache, find_tokens
+from weft.memory.prefix_cache import TOKEN_BYTES, find_tokens
+from weft.memory.radix.cache import RadixCache
 from weft.scheduler.request import Request
 
 LONGEST_MATCH = 4  # tokens at the end of a sequence that are searched for elsewhere
@@ -91,7 +92,7 @@ class PrefixTree:
     is_decided = False
     prior = 0.7
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: RadixCache) -> None:
         self._cache = cache
         self._not_before: dict[int, int] = {}  # by request: bytes of its tokens at the next look
 
@@ -101,7 +102,7 @@ class PrefixTree:
             return b""
         if len(known.tokens) < self._not_before.get(request.id, 0):
             return b""
-        found = self._cache.following(request.cache_key(known.tokens), num_tokens)
+        found = self._cache.tree.following(request.cache_key(known.tokens), num_tokens)
         if max(found[TOKEN_BYTES - 1 :: TOKEN_BYTES], default=0) > MOST_OF_IDS:
             found = _up_to_media(found)
         if not found:
@@ -177,7 +178,7 @@ class ModelDrafts:
 
 def make_sources(
     names: tuple[str, ...],
-    cache: PrefixCache,
+    cache: RadixCache,
     longest: int = LONGEST_MATCH,
     shortest: int = SHORTEST_MATCH,
 ) -> list[DraftSource]:

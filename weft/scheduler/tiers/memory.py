@@ -9,6 +9,7 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.memory.allocator import NOBODY
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, Handle
+from weft.memory.radix.tree import pages_of
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.tiers.table import Transfer
 
@@ -61,7 +62,7 @@ class TransferMemory:
         key = transfer.key.first(end)
         # 0 ...... start ...... present ...... end ...... transfer.end
         # | locked   | computed since | new     | not read   |
-        before = self._cache.pages_of(transfer.handle)
+        before = pages_of(transfer.handle)
         inserted = self._cache.insert(key, np.concatenate([before, transfer.pages]))
         num_twice = (inserted.present - transfer.start) // page_size
         num_landed = num_tokens // page_size

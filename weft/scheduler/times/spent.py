@@ -37,6 +37,9 @@ class SpentOn(IntEnum):
     AGAIN = 13  # its tokens were computed again
 
 
+NUM_PARTS = len(SpentOn)  # once, because an enumeration counts its members slowly
+
+
 class StepTotals(NamedTuple):
     """Seconds since the start, by what the device did. All time up to one moment is in them."""
 

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from weft.memory.index.prefix_index import PrefixIndex
-from weft.memory.prefix_cache import TOKEN_BYTES, PrefixCache
+from weft.memory.prefix_cache import TOKEN_BYTES
+from weft.memory.radix.cache import RadixCache
 from weft.scheduler.policies.protocol import AgingTurns, Policy, RequestClasses, RequestFollower
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import EVERYBODY, WaitingTable
@@ -24,7 +25,7 @@ class CachedLens:
     """How much of each waiting request is cached, kept up to date while a policy reads it from a
     cache that shares."""
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: RadixCache) -> None:
         self._cache = cache
         self.index: PrefixIndex | None = None  # None: no policy reads it
 
@@ -38,7 +39,7 @@ class CachedLens:
         policy.use_index(self.index, counts)
         for request in table:
             self.add(request, table)
-        self._cache.listeners.append(self.index)
+        self._cache.tree.listeners.append(self.index)
 
     def add(self, request: Request, table: WaitingTable) -> None:
         """A request has joined the table."""
@@ -51,21 +52,21 @@ class CachedLens:
 
     def stop(self) -> None:
         """Stop following the changes of the cache."""
-        if self.index in self._cache.listeners:
-            self._cache.listeners.remove(self.index)
+        if self.index in self._cache.tree.listeners:
+            self._cache.tree.listeners.remove(self.index)
 
     def go_on_with(self, index: PrefixIndex | None) -> None:
         """Follow the cache again with an index that was stopped."""
         self.index = index
         if index is not None:
-            self._cache.listeners.append(index)
+            self._cache.tree.listeners.append(index)
 
 
 class WaitingLine:
     """The waiting requests of one class of service, in the order of one policy. A request that has
     waited `aging_s` seconds is overdue; 0: never, and then there is no `AgingTurns`."""
 
-    def __init__(self, policy: Policy, cache: PrefixCache, aging_s: float = 0.0) -> None:
+    def __init__(self, policy: Policy, cache: RadixCache, aging_s: float = 0.0) -> None:
         self._aging_s = aging_s
         self._waiting = WaitingTable()  # requests that never ran
         self.resumed: list[Request] = []  # retracted requests: few, sorted by arrival

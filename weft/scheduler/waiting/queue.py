@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from weft.arrays import BoolArray, IntArray
-from weft.memory.prefix_cache import PrefixCache
+from weft.memory.radix.cache import RadixCache
 from weft.scheduler.background.opening import BackgroundOpening
 from weft.scheduler.policies.protocol import Policy, RequestClasses
 from weft.scheduler.request import Request
@@ -51,7 +51,7 @@ class WaitingQueue:
     def __init__(
         self,
         policy: Policy,
-        cache: PrefixCache,
+        cache: RadixCache,
         aging_s: float,
         background: BackgroundOpening,
     ) -> None:

@@ -116,8 +116,8 @@ async def configure_logging(context: ServerContext, request: Request) -> ASGIApp
             raise ApiError(400, reply.message, param="log_level")
         set_level(level)
     if body.log_requests is not None:
-        context.client.log_requests = body.log_requests
-    log_requests = context.client.log_requests
+        context.client.deliveries.log_requests = body.log_requests
+    log_requests = context.client.deliveries.log_requests
     log.info("configure_logging", log_level=level or "-", log_requests=log_requests)
     return json_response({"log_level": level, "log_requests": log_requests})
 

@@ -138,9 +138,9 @@ async def abort_request(context: ServerContext, request: Request) -> ASGIApp:
     if not body.rid and not body.abort_all:
         raise ApiError(400, "give rid or abort_all", param="rid")
     if body.abort_all:
-        aborted = context.client.abort_all()
+        aborted = context.client.deliveries.abort_all()
     else:
-        aborted = context.client.abort(body.rid or "")
+        aborted = context.client.deliveries.abort(body.rid or "")
     log.info("abort_request", rid=body.rid or "*", aborted=aborted)
     return json_response({"aborted": aborted})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import io
 from datetime import UTC, datetime
 
 import msgspec
@@ -70,15 +70,11 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
     service = context.batches
     owner = owner_of(request)
     service.files.require_room(owner)
-    id = service.files.new_id()
-    path = service.files.path_of(id)
-    lines = b"\n".join(map(msgspec.json.encode, body.requests))
+    lines = io.BytesIO(b"".join(msgspec.json.encode(one) + b"\n" for one in body.requests))
     try:
-        await asyncio.to_thread(path.write_bytes, lines + b"\n")
+        file = await service.files.store(lines, owner, "requests.jsonl", "batch")
     except OSError as exc:
-        path.unlink(missing_ok=True)
         raise ApiError(503, f"the requests could not be stored: {exc.strerror}") from exc
-    file = service.files.add(id, owner, "requests.jsonl", "batch")
     try:
         batch = await service.add_batch(
             owner,

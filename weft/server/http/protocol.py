@@ -274,10 +274,6 @@ class GuardedProtocol(HttpToolsProtocol):
         """Whether the client is connected and reads."""
         return not (self.flow.write_paused or self.transport.is_closing())
 
-    async def drained(self) -> None:
-        """Wait until the client has read most of what was written, or is gone."""
-        await self.flow.drain()
-
     # ---- inside
 
     def _await_head(self) -> None:

@@ -18,7 +18,8 @@ from weft.server.auth import owner_of
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
-from weft.server.openai.files import found_file, selected
+from weft.server.fields.paging import page_of
+from weft.server.openai.files import found_file
 from weft.server.operation import get, post
 
 DEFAULT_LIMIT = 20
@@ -114,13 +115,14 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
 async def list_batches(context: ServerContext, request: Request) -> ASGIApp:
     """The newest first; `?limit`, `?after` and `?order=asc` select."""
     batches = [one for one in context.batches.batches.values() if one.form == OPENAI.name]
-    found, has_more = selected(request, newest_first(batches, owner_of(request)), DEFAULT_LIMIT)
+    mine = newest_first(batches, owner_of(request))
+    page = page_of(request, mine, lambda batch: batch.id, DEFAULT_LIMIT)
     return json_response(
         BatchList(
-            data=[batch_object(one) for one in found],
-            has_more=has_more,
-            first_id=found[0].id if found else None,
-            last_id=found[-1].id if found else None,
+            data=[batch_object(one) for one in page.records],
+            has_more=page.has_more,
+            first_id=page.first_id,
+            last_id=page.last_id,
         )
     )
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator
 
 import msgspec
 from starlette.datastructures import FormData, UploadFile
@@ -25,7 +23,7 @@ from weft.server.auth import owner_of
 from weft.server.body import json_response
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, ClientGone, over
-from weft.server.fields.numbers import query_number
+from weft.server.fields.paging import page_of
 from weft.server.operation import delete, get, post
 
 PURPOSES = ("batch", "user_data")
@@ -76,19 +74,12 @@ async def upload(context: ServerContext, request: Request) -> ASGIApp:
             message = f"purpose is {shown(purpose)}; allowed: {', '.join(PURPOSES)}"
             raise ApiError(400, message, param="purpose")
         expires_after_s = _expiry(form)
-        id = service.files.new_id()
-        path = service.files.path_of(id)
-
-        def write() -> None:
-            with path.open("wb") as target:
-                shutil.copyfileobj(file.file, target, 1 << 20)
-
+        name = UNSAFE.sub("_", file.filename or "file.jsonl")[:200]
         try:
-            await asyncio.to_thread(write)
-            name = UNSAFE.sub("_", file.filename or "file.jsonl")[:200]
-            stored = service.files.add(id, owner, name, str(purpose), expires_after_s)
+            stored = await service.files.store(
+                file.file, owner, name, str(purpose), expires_after_s
+            )
         except OSError as exc:
-            path.unlink(missing_ok=True)
             message = f"the file could not be stored: {exc.strerror}"
             raise ApiError(503, message) from exc
     finally:
@@ -103,13 +94,13 @@ async def list_files(context: ServerContext, request: Request) -> ASGIApp:
     purpose = request.query_params.get("purpose")
     if purpose is not None:
         files = [one for one in files if one.purpose == purpose]
-    files, has_more = selected(request, files, DEFAULT_LIMIT)
+    page = page_of(request, files, lambda file: file.id, DEFAULT_LIMIT)
     return json_response(
         FileList(
-            data=[file_object(one) for one in files],
-            has_more=has_more,
-            first_id=files[0].id if files else None,
-            last_id=files[-1].id if files else None,
+            data=[file_object(one) for one in page.records],
+            has_more=page.has_more,
+            first_id=page.first_id,
+            last_id=page.last_id,
         )
     )
 
@@ -139,26 +130,6 @@ def found_file(
     if file is None:
         raise ApiError(404, f"there is no file {shown(id)}", param=param)
     return file
-
-
-def selected(request: Request, records: Sequence[Any], default: int) -> tuple[list[Any], bool]:
-    """The records that a query selects, the newest first, and whether more follow: `limit` after
-    `after`. Raises `ApiError`."""
-    query = request.query_params
-    limit = int(query_number(request, "limit", default))
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise ApiError(400, f"order is {shown(order)}; asc and desc are allowed", param="order")
-    ordered = list(records) if order == "desc" else list(reversed(records))
-    begin = 0
-    after = query.get("after")
-    if after is not None:
-        ids = [one.id for one in ordered]
-        if after not in ids:
-            message = f"after is {shown(after)}, which is the id of none of them"
-            raise ApiError(400, message, param="after")
-        begin = ids.index(after) + 1
-    return ordered[begin : begin + limit], begin + limit < len(ordered)
 
 
 def file_object(file: StoredFile) -> FileObject:

@@ -345,7 +345,9 @@ def _abort(roster: Roster, names: set[str]) -> int:
     aborted = 0
     for served in roster.loaded().values():
         client = served.context.client
-        aborted += sum(map(client.abort, names)) if names else client.abort_all()
+        aborted += (
+            sum(map(client.deliveries.abort, names)) if names else client.deliveries.abort_all()
+        )
     return aborted
 
 

@@ -45,7 +45,7 @@ class StatefulLayers(KvGroup):
         columns = parts.columns
         num_rows = len(columns.kv_len)
         self.memory = StateGroup(num_slots=settings.num_slots, num_rows=num_rows, pins=parts.pins)
-        cache.listeners.append(self.memory.snapshots)
+        cache.tree.listeners.append(self.memory.snapshots)
         self._cache = cache
         self._columns = columns
         self._page_size = cache.page_size

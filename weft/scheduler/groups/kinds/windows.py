@@ -56,7 +56,7 @@ class WindowedLayers(KvGroup):
             shape=columns.tokens.shape,
             pins=parts.pins,
         )
-        cache.listeners.append(self.memory.tails)
+        cache.tree.listeners.append(self.memory.tails)
         # The longest piece of a prompt in one step; None: prompts are never cut.
         self.chunk_len = chunk_len
         self._columns = columns

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import msgspec
 from starlette.requests import Request
 
-from weft.config.numbers import shown
 from weft.json_types import JsonObject
-from weft.server.errors import ApiError
-from weft.server.fields.numbers import query_number
+from weft.server.fields.paging import page_of
 from weft.server.openai.responses.models import (
     ResponseItem,
     ResponseItemList,
@@ -53,38 +51,14 @@ def input_items(request_input: str | Sequence[ResponseItem]) -> list[JsonObject]
 
 
 def page(items: Sequence[JsonObject], request: Request) -> ResponseItemList:
-    """The items that a query selects: `limit` items after `after`, in reverse order unless `order`
-    is "asc".
-
-    Raises `ApiError` for an invalid value.
-    """
-    query = request.query_params
-    limit = int(query_number(request, "limit", DEFAULT_LIMIT))
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise ApiError(400, f"order is {shown(order)}; asc and desc are allowed", param="order")
-    ordered = list(items)
-    if order == "desc":
-        ordered.reverse()
-    begin = _begin(ordered, query.get("after"))
-    data = ordered[begin : begin + limit]
+    """The items that a query selects, the last first unless `order` is asc. Raises `ApiError`."""
+    found = page_of(request, items[::-1], lambda item: str(item["id"]), DEFAULT_LIMIT)
     return ResponseItemList(
-        data=data,
-        first_id=data[0]["id"] if data else None,
-        last_id=data[-1]["id"] if data else None,
-        has_more=begin + limit < len(ordered),
+        data=found.records,
+        first_id=found.first_id,
+        last_id=found.last_id,
+        has_more=found.has_more,
     )
-
-
-def _begin(items: Sequence[JsonObject], after: str | None) -> int:
-    """The index after the item with this id. Raises `ApiError` if there is none."""
-    if after is None:
-        return 0
-    for index, item in enumerate(items):
-        if item["id"] == after:
-            return index + 1
-    message = f"after is {shown(after)}, which is the id of none of the items"
-    raise ApiError(400, message, param="after")
 
 
 def _item_fields(item: ResponseItem, id: str) -> JsonObject:

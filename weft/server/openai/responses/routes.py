@@ -140,7 +140,7 @@ async def cancel(context: ServerContext, request: Request) -> ASGIApp:
         if not stored.is_background:
             raise ApiError(400, "only a background response can be cancelled", param="response_id")
         return _as_stored(stored)
-    context.client.abort(id)
+    context.client.deliveries.abort(id)
     await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
     stored = _stored(context, request, id)
     await _settle(context)
@@ -152,7 +152,7 @@ async def delete(context: ServerContext, request: Request) -> ASGIApp:
     _stored(context, request, id)
     task = context.responses.running.get(id)
     if task is not None:
-        context.client.abort(id)
+        context.client.deliveries.abort(id)
         await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
     context.responses.drop(id)
     await _settle(context)
