@@ -34,6 +34,13 @@ def find() -> str | None:
     return None
 
 
+# All that a page keeps.
+FORGET = """() => new Promise((done) => {
+  sessionStorage.clear();
+  localStorage.clear();
+  const forgotten = indexedDB.deleteDatabase("weft");
+  forgotten.onsuccess = forgotten.onerror = forgotten.onblocked = done;
+})"""
 SIZE = {"width": 1380, "height": 900}
 PHONE = {"width": 390, "height": 844}
 
@@ -48,6 +55,7 @@ class Watched:
         self.complaints: list[str] = []
         self.expected: list[str] = []  # parts of complaints that the test brings about
         self.outside: list[str] = []
+        self.outside_allowed: list[str] = []  # beginnings of addresses that the test answers for
         self._listeners = {
             "console": self._said,
             "pageerror": self._raised,
@@ -69,7 +77,8 @@ class Watched:
         dialog.dismiss()
 
     def _requested(self, request: Any) -> None:
-        if not request.url.startswith((self.url, "data:", "blob:")):
+        allowed = (self.url, "data:", "blob:", *self.outside_allowed)
+        if not request.url.startswith(allowed):
             self.outside.append(request.url)
 
     def open(self) -> Watched:
@@ -93,7 +102,7 @@ class Watched:
     def leave(self) -> None:
         """Nothing of the page stays in its tab."""
         if self.page.url.startswith(self.url):
-            self.page.evaluate("() => { sessionStorage.clear(); localStorage.clear(); }")
+            self.page.evaluate(FORGET)
         self.page.unroute_all()
         self.page.goto("about:blank")
         for name, listener in self._listeners.items():

@@ -12,7 +12,11 @@ import pytest
 
 from tests.e2e.server import Server
 from tests.page.browser import SIZE, BrowserThread, Watched, find
+from tests.server.fake import RunningServer, running
+from tests.server.pictured import pictured
+from weft.config.server import ServerConfig
 
+MCP_ORIGIN = "http://tools.test:8000"  # a server that only routes of a test answer for
 SMALL = ("--kv-tokens", "8192", "--max-running-requests", "4", "--threads", "1")
 
 Look = Callable[..., Watched]
@@ -87,3 +91,11 @@ def look(browser: BrowserThread) -> Iterator[Look]:
     browser.do(leave)
     for page in opened:
         page.check()
+
+
+@pytest.fixture(scope="package")
+def quick(browser: BrowserThread) -> Iterator[RunningServer]:
+    """A server whose engine answers at once, for tests of the page alone."""
+    with running(ServerConfig(drain_s=1.0, page_mcp_origins=MCP_ORIGIN)) as server:
+        pictured(server)
+        yield server

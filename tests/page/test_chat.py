@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from tests.e2e.server import Server, wait_until
 from tests.page.conftest import Look
+from tests.page.talk import answers, refused, say
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)> [x](javascript:alert(3)) "
@@ -52,6 +54,16 @@ def test_an_answer_says_why_its_prompt_was_computed_and_where_its_time_went(
     page.see("#story .facts", "cache:")
 
 
+def test_an_answer_shows_its_place_in_the_steps(server: Server, look: Look) -> None:
+    page = look(server.url).live()
+    page.page.click("#tab-chat")
+    say(page, "where were you?")
+    page.see(".it .after", "tokens")
+    page.see(".after button", "Steps").click()
+    page.see("#steps-text", re.compile(r"the marked request: steps [\d,]+ to [\d,]+"))
+    assert page.page.get_attribute("#tab-both", "aria-pressed") == "true"
+
+
 def test_an_answer_of_reasoning_alone_is_over_when_it_ends(server: Server, look: Look) -> None:
     page = look(server.url).live()
     body = f"data: {json.dumps({'choices': [{'delta': {'reasoning_content': 'hm'}}]})}\n\ndata: [DONE]\n\n"
@@ -78,7 +90,7 @@ def test_stop_ends_the_request_in_the_engine(server: Server, look: Look) -> None
     with server.slowed():
         page.page.fill("#text", "count to a thousand")
         page.page.press("#text", "Enter")
-        page.see(".it.busy p")
+        page.see(".it.busy .md p")
         page.see(".lane.mine")
         page.page.click("#stop")
         page.see(".it .after", "stopped")
@@ -94,9 +106,10 @@ def test_what_goes_wrong_is_said(server: Server, look: Look) -> None:
     page.page.press("#text", "Enter")
     page.see(".it.bad .err", "max_tokens is 99,999,999")
     page.page.fill("#schema", "{nonsense")
-    page.page.fill("#text", "hello")
+    page.page.fill("#text", "hello again")
     page.page.press("#text", "Enter")
     page.see(".err", "the JSON schema is not JSON")
+    assert page.page.input_value("#text") == "hello again"
 
 
 def test_an_answer_keeps_to_a_json_schema(server: Server, look: Look) -> None:
@@ -107,7 +120,7 @@ def test_an_answer_keeps_to_a_json_schema(server: Server, look: Look) -> None:
     page.page.fill("#text", "is it so?")
     page.page.press("#text", "Enter")
     page.see(".it .after", "tokens")
-    assert json.loads(page.text(".it p"))["ok"] in (True, False)
+    assert json.loads(page.text(".it .md p"))["ok"] in (True, False)
 
 
 def test_hostile_answers_prompts_and_names_stay_text(server: Server, look: Look) -> None:
@@ -125,7 +138,7 @@ def test_hostile_answers_prompts_and_names_stay_text(server: Server, look: Look)
     page.page.press("#text", "Enter")
     page.see(".it .after")
     assert "<script>alert(1)</script>" in page.text(".it pre")
-    assert page.text(".me") == HOSTILE
+    assert page.text(".me .said") == HOSTILE
     page.see(".it summary", "Reasoning").click()
     assert HOSTILE in page.text(".it details")
     inside = page.page.locator("#log script, #log img, #log svg, #log a, #log b b")
@@ -137,35 +150,24 @@ def test_hostile_answers_prompts_and_names_stay_text(server: Server, look: Look)
     assert page.page.locator("#tree script, #tree img").count() == 0
 
 
-def answered(page: Any, status: int, *events: dict[str, Any]) -> None:
-    """Let the page's next requests get this answer."""
-    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-    kind = "text/event-stream"
-    if status != 200:
-        body = json.dumps({"error": {"message": "too many requests wait"}})
-        kind = "application/json"
-    page.page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(status=status, content_type=kind, body=body),
-    )
-
-
 def test_a_cut_answer_says_so(server: Server, look: Look) -> None:
     page = look(server.url).live()
-    piece = {"delta": {"content": "half a sen"}, "finish_reason": None}
-    answered(
-        page, 200, {"choices": [piece]}, {"choices": [{"delta": {}, "finish_reason": "length"}]}
-    )
-    page.page.fill("#text", "well?")
-    page.page.press("#text", "Enter")
+    answers(page, {"content": "half a sen"}, end="length")
+    say(page, "well?")
     page.see(".it .after", "cut at the largest number of tokens")
 
 
 def test_what_could_not_be_sent_is_there_to_be_sent_again(server: Server, look: Look) -> None:
     page = look(server.url).live()
     page.expected.append("503")
-    answered(page, 503)
-    page.page.fill("#text", "a long question")
-    page.page.press("#text", "Enter")
+    refused(page, 503, "too many requests wait")
+    say(page, "a long question")
     page.see(".it .err", "too many requests wait")
-    assert page.page.input_value("#text") == "a long question"
+    page.page.reload()
+    page.see(".me .said", "a long question")
+    page.see(".it .err", "too many requests wait")
+    page.page.unroute("**/v1/chat/completions")
+    answers(page, {"content": "now"})
+    page.see(".it button", "Try again").click()
+    page.see(".it .md", "now")
+    assert page.page.locator(".it").count() == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -39,3 +40,20 @@ def test_the_chosen_model_is_shown_and_answers(several: Server, look: Look) -> N
     rid = page.see(".after button", "Story")
     rid.click()
     page.see("#story .times li", "finished")
+
+
+def test_a_model_is_unloaded_and_loaded_with_its_progress(several: Server, look: Look) -> None:
+    page = look(several.url).live()
+    page.page.wait_for_function("document.getElementById('model-pick').options.length === 2")
+    page.page.select_option("#model-pick", "weft-nano-draft")
+    page.see("#model-load", "Unload").click()
+    page.see("#model-load", re.compile("^Load"))
+    page.page.wait_for_function(
+        "document.getElementById('model-pick').textContent.includes('(unloaded)')"
+    )
+    page.expected += ["409"]
+    page.page.click("#model-load")
+    page.see("#model-progress")
+    page.see("#model-load", "Unload")
+    page.live()
+    page.page.select_option("#model-pick", "weft-nano")

@@ -220,7 +220,7 @@ def make_film_app(film: Film) -> ASGIApp:
     router = Router(
         [
             Route("/", page),
-            Route("/page/{name}", file),
+            Route("/page/{name:path}", file),
             Route("/film", facts),
             Route("/film/{number:int}", frame),
             Route("/requests/{rid:path}", story),

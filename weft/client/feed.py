@@ -3,8 +3,8 @@
     viewers ◀── pictures ── Feed ══ Watch ══▶ engine         no viewer: no question is asked
 
 The feed asks the engine at most `RATE` times a second while the engine works, and less often while
-it is idle. A viewer that reads too slowly misses pictures, but never the last one; steps are
-numbered, so the page notices. Written for one event loop.
+it is idle, or shown to many viewers. A viewer that reads too slowly misses pictures, but never the
+last one; steps are numbered, so the page notices. Written for one event loop.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from weft.messages.picture import Picture, Seen, Watch
 from weft.text.tokenizer import Tokenizer
 
 RATE = 5.0  # pictures in a second, at most
+MAX_SENDS = 320.0  # pictures in a second to all viewers together: more viewers see fewer
 REST_S = 1.0  # between two pictures of an engine without work
 CALL_TIMEOUT_S = 10.0
 KEPT_S = 8.0  # seconds until a picture is too old; the engine keeps its steps for somewhat longer
 MAX_WAITING = 64  # pictures that wait for a slow viewer
-MAX_VIEWERS = 64
+MAX_VIEWERS = 1_000
 MAX_STEPS = 600  # that a new viewer sees
 
 
@@ -177,14 +178,21 @@ class Feed:
                     is_busy = is_busy or one.stats.num_running > 0
             await self._pause(began_s, is_busy=is_busy)
 
+    @property
+    def _gap_s(self) -> float:
+        """The least time from one picture to the next."""
+        return max(1.0 / RATE, len(self._viewers) / MAX_SENDS)
+
     async def _pause(self, began_s: float, *, is_busy: bool) -> None:
         """Wait until the next picture is due. If work comes while the engine is idle, it is due
         earlier."""
         loop = asyncio.get_running_loop()
-        ends_s = began_s + REST_S
         while True:
-            if is_busy or self._client.num_open or self._is_draining():
-                ends_s = began_s + 1.0 / RATE
+            ends_s = began_s + max(REST_S, self._gap_s)
+            if is_busy or self._client.num_open:
+                ends_s = began_s + self._gap_s
+            if self._is_draining():
+                return
             left_s = ends_s - loop.time()
             if left_s <= 0:
                 return

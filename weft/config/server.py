@@ -91,6 +91,13 @@ class ServerConfig:
         "show the live page to browsers at /: the engine at work, and a chat",
         group="server",
     )
+    page_mcp_origins: str = option(
+        "",
+        "origins of MCP servers whose tools the chat of the live page may call, separated by "
+        "commas; the page reaches no others",
+        group="server",
+        judge="weft.config.origins:why_no_origins",
+    )
     dp_size: int = option(
         1,
         "engine processes behind this server, each with the whole model; --threads and memory are "

@@ -11,12 +11,14 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from weft.client.feed import Viewer, event
+from weft.config.generation import KINDS
+from weft.config.origins import origins_of
 from weft.json_types import JsonObject
 from weft.server.auth import owner_of
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.operation import get
-from weft.server.page.files import INDEX, PageFile, read_files
+from weft.server.page.files import INDEX, PageFile, policy, read_files
 
 STREAM_HEADERS = {
     "cache-control": "no-cache",
@@ -40,7 +42,7 @@ async def front(context: ServerContext, request: Request) -> ASGIApp:
         "",
     )
     if wants_page and context.config.page:
-        return _file(FILES[INDEX], request)
+        return _file(context, FILES[INDEX], request)
     facts = f"weft {context.info.version} is running {context.info.model_name}"
     if context.has_keys and not owner_of(request):
         facts = "weft is running"
@@ -59,11 +61,14 @@ async def file(context: ServerContext, request: Request) -> ASGIApp:
             404,
             f"the page has no file {name[:64]!r}",
         )
-    return _file(found, request)
+    return _file(context, found, request)
 
 
-def _file(found: PageFile, request: Request) -> Response:
-    headers = {**found.headers, "vary": "accept"}
+def _file(context: ServerContext, found: PageFile, request: Request) -> Response:
+    headers = {**found.headers, "vary": "accept, accept-encoding"}
+    origins = origins_of(context.config.page_mcp_origins)
+    if origins:
+        headers["content-security-policy"] = policy(origins)
     if found.is_known(
         request.headers.get(
             "if-none-match",
@@ -71,6 +76,9 @@ def _file(found: PageFile, request: Request) -> Response:
         )
     ):
         return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers["content-encoding"] = "gzip"
+        return Response(found.packed, headers=headers)
     return Response(found.body, headers=headers)
 
 
@@ -105,9 +113,16 @@ def _facts(context: ServerContext) -> JsonObject:
         "policy": info.settings.get("schedule_policy", ""),
         "has_chat": context.template is not None and (ready is None or ready.pools is None),
         "takes": kinds,
+        "defaults": _defaults(context),
+        "mcp_origins": origins_of(context.config.page_mcp_origins),
         "has_experts": ready is not None and ready.has_experts,
         "journals": info.journals,
     }
+
+
+def _defaults(context: ServerContext) -> JsonObject:
+    """The numbers of sampling of a request that gives none."""
+    return {name: getattr(context.info.sampling, name) for name in KINDS}
 
 
 class _Stream:
@@ -147,7 +162,7 @@ ROUTES = (
         access="page",
     ),
     get(
-        "/page/{name}",
+        "/page/{name:path}",
         file,
         "A file of the live page",
         access="page",

@@ -14,16 +14,27 @@ export async function* events(answer) {
 		for (;;) {
 			const { value, done } = await reader.read();
 			if (done) return;
-			const blocks = (rest + value).split("\n\n");
+			const blocks = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
 			rest = blocks.pop();
 			for (const block of blocks) {
-				const found = block.match(/^(?:event: (.*)\n)?data: (.*)/);
-				if (found) yield found.slice(1);
+				const found = parsed(block);
+				if (found) yield found;
 			}
 		}
 	} finally {
 		reader.cancel().catch(() => {});
 	}
+}
+
+function parsed(block) {
+	let name = "message";
+	const data = [];
+	for (const line of block.split("\n")) {
+		const [, field, value] = line.match(/^(\w+): ?(.*)/) || [];
+		if (field === "data") data.push(value);
+		else if (field === "event") name = value;
+	}
+	return data.length ? [name, data.join("\n")] : null;
 }
 
 let on = null; // a function per event, and `state(kind, words)` for the stream's state

@@ -1,31 +1,37 @@
 // Receives pictures of the live engine or of a recording; each part draws its own share.
 
 import { $, isFilm, join, keepKey, num, on, plural, read, span, tell } from "./parts.js";
-import * as chat from "./chat.js";
-import * as engines from "./engines.js";
-import * as experts from "./experts.js";
+import * as chat from "./chat/chat.js";
+import * as list from "./chat/list.js";
+import * as engines from "./engine/engines.js";
+import * as experts from "./engine/experts.js";
 import * as feed from "./feed.js";
-import * as figures from "./figures.js";
-import * as film from "./film.js";
-import * as memory from "./memory.js";
-import * as models from "./models.js";
-import * as rows from "./rows.js";
-import * as steps from "./steps.js";
-import * as story from "./story.js";
-import * as tree from "./tree.js";
+import * as keys from "./keys.js";
+import * as views from "./views.js";
+import * as figures from "./engine/figures.js";
+import * as film from "./engine/film.js";
+import * as memory from "./engine/memory.js";
+import * as models from "./engine/models.js";
+import * as rows from "./engine/rows.js";
+import * as steps from "./engine/steps.js";
+import * as story from "./engine/story.js";
+import * as tree from "./engine/tree.js";
 
 const WORDS_MS = 5000; // between two sentences for screen readers
+const STALE_MS = 10_000; // without a picture: a server with a thousand viewers sends one in three seconds
 const root = document.documentElement;
 
 let hello = null;
 let offset = 0; // of the server's clock, in seconds
 let isPaused = false;
 let saidAt = 0;
+let seenAt = 0;
 let work = []; // parts of the picture not drawn yet
 
 // ---- pictures
 
 function show(picture) {
+	seenAt = performance.now();
 	if (isPaused) return;
 	live();
 	if (engines.show(picture)) draw(picture);
@@ -83,6 +89,13 @@ function live() {
 	$("gate").hidden = true;
 }
 
+// A server that sends nothing any more, and has not closed the connection.
+function look() {
+	const passed = performance.now() - seenAt;
+	if ($("main").dataset.state === "live" && passed > STALE_MS) state("stale", `no picture for ${span(passed / 1000)}`);
+	else if ($("main").dataset.state === "stale") tell("state", `no picture for ${span(passed / 1000)}`);
+}
+
 const handlers = {
 	state,
 	hello(facts) {
@@ -130,12 +143,6 @@ function paint() {
 	steps.paint();
 }
 
-function tab(name) {
-	$("main").dataset.tab = name;
-	for (const one of ["engine", "chat"]) $("tab-" + one).ariaPressed = one === name;
-}
-
-const phone = matchMedia("(width < 861px)");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 dark.addEventListener("change", paint);
 on("theme", "click", () => {
@@ -144,20 +151,24 @@ on("theme", "click", () => {
 	paint();
 });
 on("pause", "click", pause);
-on("tab-engine", "click", () => tab("engine"));
-on("tab-chat", "click", () => tab("chat"));
 
-document.addEventListener("keydown", (event) => {
-	if (event.key === "Escape" && !chat.stop()) story.close();
-	const isTyping = /^(INPUT|TEXTAREA)$/.test(document.activeElement?.tagName);
-	if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
-	if (event.key === "p") pause();
-	if (event.key === "/" && !isFilm) {
-		event.preventDefault();
-		tab("chat");
-		$("text").focus();
-	}
-});
+const write = () => {
+	views.see("chat");
+	$("text").focus();
+};
+keys.start(
+	isFilm ? { p: pause } : {
+		p: pause,
+		"/": write,
+		n: () => chat.open().then(write),
+		e: () => chat.last("edit"),
+		r: () => chat.last("again"),
+		"Ctrl+K": list.search,
+		"Alt+ArrowUp": () => list.step(-1),
+		"Alt+ArrowDown": () => list.step(1),
+	},
+	[chat.stop, list.close, story.close],
+);
 
 // ---- start
 
@@ -174,8 +185,10 @@ async function play() {
 }
 
 function watch() {
-	if (phone.matches) tab("chat");
+	views.start();
+	chat.start();
 	feed.open(handlers);
+	setInterval(look, 1_000);
 	models.open((name) => {
 		introduce({ model: name });
 		feed.again();

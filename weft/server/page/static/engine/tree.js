@@ -1,6 +1,6 @@
 // The prefix cache as an icicle. A click shows a node's users, and offers to pin or forget it.
 
-import { $, button, el, isFilm, join, listOf, num, plural, put, read, tell } from "./parts.js";
+import { $, button, el, isFilm, join, listOf, num, plural, put, read, tell } from "../parts.js";
 import * as engines from "./engines.js";
 import * as story from "./story.js";
 

@@ -1,6 +1,6 @@
 // One bar per step: height = time, colours = kind of work. For keyboards, a slider.
 
-import { $, el, join, num, on, plural, tell } from "./parts.js";
+import { $, el, join, num, on, plural, tell } from "../parts.js";
 
 const MODES = ["prompts", "decoding", "both", "layers of prompts", "guesses"];
 const KEPT = 1200;
@@ -16,6 +16,7 @@ let shown = 0; // bars that have appeared, with a fraction of the next
 let top = 1; // ms of the highest bar, smoothed
 let at = -1; // index of the chosen one
 let rate = 0; // bars per millisecond
+let marked = null; // first and last number of the steps of a request
 let frame = 0;
 let width = 0; // of the canvas, in CSS pixels
 let height = 0;
@@ -25,6 +26,7 @@ export const onPick = (act) => { pick = act; };
 export function clear() {
 	list = [];
 	shown = 0;
+	marked = null;
 	choose(-1);
 }
 
@@ -56,11 +58,22 @@ function say() {
 	);
 	const times = list.slice(-200).map((one) => one.ms).sort((a, b) => a - b);
 	const [half, most] = [times[times.length >> 1], times.at(-1)].map((ms) => ms.toFixed(1));
-	tell("steps-text", at < 0 ? `${num(last.number)} · median ${half} ms · longest ${most} ms` : words);
+	const isGone = marked && marked[1] < list[0].number;
+	const own = marked && `the marked request: steps ${num(marked[0])} to ${num(marked[1])}${isGone ? ", no longer drawn" : ""}`;
+	tell("steps-text", at < 0 ? own || `${num(last.number)} · median ${half} ms · longest ${most} ms` : words);
 	strip.ariaValueMin = list[0].number;
 	strip.ariaValueMax = last.number;
 	strip.ariaValueNow = step.number;
 	strip.ariaValueText = words;
+}
+
+// Marks the steps of a request, and says which they are.
+export function mark(first, last) {
+	marked = [first, last];
+	say();
+	draw();
+	strip.scrollIntoView({ block: "nearest" });
+	strip.focus({ preventScroll: true });
 }
 
 // ---- choosing a step
@@ -133,6 +146,7 @@ function draw() {
 	const highest = Math.max(1, ...list.slice(begin, end).map((step) => step.ms));
 	top = highest > top ? highest : top + (highest - top) * 0.05;
 	const bars = { decode: new Path2D(), cached: new Path2D(), prefill: new Path2D() };
+	const under = new Path2D();
 	for (let i = begin; i < end; i++) {
 		const step = list[i];
 		const x = width - (shown - i) * WIDTH;
@@ -144,6 +158,7 @@ function draw() {
 		const share = isMixed ? (step.tokens - decoding) / step.tokens : 1;
 		bars[step.mode === 4 ? "cached" : "decode"].rect(x, height - tall, WIDTH - 1.5, tall);
 		if (step.prompts && share > 0) bars.prefill.rect(x, height - tall, WIDTH - 1.5, Math.max(tall * share, 2));
+		if (marked && step.number >= marked[0] && step.number <= marked[1]) under.rect(x, height - 4, WIDTH, 4);
 		if (i === at) {
 			drawing.strokeStyle = colours.ink;
 			drawing.strokeRect(x - 0.75, height - tall - 1, WIDTH, tall + 2);
@@ -153,6 +168,8 @@ function draw() {
 		drawing.fillStyle = colours[name];
 		drawing.fill(path);
 	}
+	drawing.fillStyle = colours.ink;
+	drawing.fill(under);
 	drawing.fillStyle = colours.soft;
 	drawing.font = "10px system-ui, sans-serif";
 	drawing.fillText(`${top.toFixed(top < 10 ? 1 : 0)} ms`, 6, 12);

@@ -1,12 +1,15 @@
 // The models of a server with several: which one is shown and asked, and whether it is in memory.
 
-import { $, choose, el, num, on, read, tell } from "./parts.js";
+import { $, choose, el, num, on, read, span, tell } from "../parts.js";
 
 const LOOK_MS = 4000;
+const SOON_MS = 700; // while a model comes or goes
 const LOADED = "loaded";
+const MOVING = new Set(["loading", "unloading", "growing", "shrinking"]);
 
 let chosen = "";
 let states = new Map(); // name -> status
+let began = 0; // when the chosen model began to come or go
 
 // Shows the picker if there is a choice; `changed` is called with the name of the chosen model.
 export async function open(changed) {
@@ -16,7 +19,14 @@ export async function open(changed) {
 	});
 	on("model-load", "click", () => toggle().then(() => changed(chosen)));
 	if (await look() && chosen) changed(chosen);
-	setInterval(() => document.hidden || look(), LOOK_MS);
+	again();
+}
+
+async function again() {
+	const isMoving = MOVING.has(states.get(chosen)?.status.value);
+	await new Promise((done) => setTimeout(done, isMoving ? SOON_MS : LOOK_MS));
+	if (!document.hidden) await look();
+	again();
 }
 
 function pick(name) {
@@ -54,12 +64,29 @@ function show() {
 	const status = states.get(chosen)?.status;
 	const isIn = status?.value === LOADED;
 	tell("model-load", isIn ? "Unload" : "Load");
+	progress(status);
 	$("model-load").title = status?.reason || (isIn ? "Unload this model after its open requests" : "Load this model now");
+}
+
+// How far a model has come, if its time is known.
+function progress({ value, eta_s: eta }) {
+	const bar = $("model-progress");
+	bar.hidden = !MOVING.has(value);
+	if (bar.hidden) {
+		began = 0;
+		return;
+	}
+	began ||= performance.now();
+	const passed = (performance.now() - began) / 1000;
+	if (Number.isFinite(eta)) bar.value = passed / Math.max(passed + eta, 0.1);
+	else bar.removeAttribute("value");
+	bar.title = Number.isFinite(eta) ? `${value}, ${span(eta)} left` : value;
 }
 
 async function toggle() {
 	const isIn = states.get(chosen)?.status.value === LOADED;
 	$("model-load").disabled = true;
+	setTimeout(look, SOON_MS);
 	try {
 		await read(isIn ? "models/unload" : "models/load", "admin", { model: chosen });
 	} catch (error) {

@@ -1,6 +1,6 @@
 // The tokens of each expert: a line per layer, a cell per expert.
 
-import { $, el, num, on, read, sum, tell } from "./parts.js";
+import { $, el, num, on, read, sum, tell } from "../parts.js";
 
 const AGAIN_MS = 2000;
 const MOST = 3; // times an even share: full colour of a cell

@@ -1,6 +1,6 @@
 // The history of a request from GET /requests/{rid}, and how to repeat the request.
 
-import { $, bar, because, button, el, join, num, on, read, span } from "./parts.js";
+import { $, bar, because, button, el, join, num, on, read, span } from "../parts.js";
 
 const AGAIN_MS = 700;
 const STAGES = { queued: "warn", prefill: "prefill", decode: "decode" }; // with their colours
@@ -29,10 +29,13 @@ export async function open(rid) {
 	$("story-body").focus({ preventScroll: true });
 }
 
+// Returns whether it was open.
 export function close() {
+	const wasOpen = !$("story").hidden;
 	shown = "";
 	clearTimeout(timer);
 	$("story").hidden = true;
+	return wasOpen;
 }
 
 on("story-close", "click", close);

@@ -1,6 +1,6 @@
 // The figures at the top. Rates are differences of counters, as in Prometheus.
 
-import { $, el, put, short, used } from "./parts.js";
+import { $, el, put, short, used } from "../parts.js";
 
 const SPAN_S = 3; // span of rates
 const KEPT_S = 60; // span of hits and curves

@@ -1,6 +1,6 @@
 // A recording: the same pictures, at any step.
 
-import { $, num, on, read, tell } from "./parts.js";
+import { $, num, on, read, tell } from "../parts.js";
 
 const PLAY_MS = 120;
 

@@ -1,6 +1,6 @@
 // Memory by owner as a bar, and a thin bar per other store.
 
-import { $, bar, el, num, put, sum, tell } from "./parts.js";
+import { $, bar, el, num, put, sum, tell } from "../parts.js";
 
 const MOST_PINS = 8; // listed
 const OWNERS = { requests: "decode", cached: "cached", pinned: "pinned", "out of use": "bad", free: "line" };

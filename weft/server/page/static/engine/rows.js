@@ -1,6 +1,6 @@
 // Running and waiting requests: a bar per request with a row, a reason per request without.
 
-import { $, bar, button, el, hue, join, listOf, num, plural, put, span, tell } from "./parts.js";
+import { $, bar, button, el, hue, join, listOf, num, plural, put, span, tell } from "../parts.js";
 import * as story from "./story.js";
 
 const MANY = 14;

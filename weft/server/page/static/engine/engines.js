@@ -1,6 +1,6 @@
 // Several engines of one server (--dp-size): each as a small tile, one of them in full.
 
-import { $, bar, button, el, listOf, num, put, used } from "./parts.js";
+import { $, bar, button, el, listOf, num, put, used } from "../parts.js";
 
 const AWAY_MS = 3000; // time without a picture
 const latest = new Map(); // pictures by rank, each with its last tree

@@ -1,0 +1,230 @@
+"""How the page draws an answer that grows: as the whole would be drawn, and no block twice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.page.browser import PHONE, Watched
+from tests.page.conftest import Look
+from tests.page.talk import RICH
+from tests.server.fake import RunningServer
+
+NUM_LINES = 5_000
+LONG = {
+    "paragraphs": "A line of *words* with `code` and **more**.\n\n" * (NUM_LINES // 2),
+    "one paragraph": "A line of *words* with `code`.\n" * NUM_LINES,
+    "a list": "".join(f"- item {number} with *words*\n" for number in range(NUM_LINES)),
+    "a table": "| a | b |\n|---|--:|\n" + "| one | 2 |\n" * NUM_LINES,
+    "code": "```python\n" + "value = compute(1, 'two')  # three\n" * NUM_LINES + "```\n",
+}
+WRITE = """async ([text, size]) => {
+  const { Writing } = await import("./page/text/writing.js");
+  const box = document.createElement("div");
+  box.className = "md";
+  const log = document.getElementById("log");
+  log.replaceChildren(box);
+  const writing = new Writing(box);
+  let removed = 0;
+  const count = (all) => { for (const one of all) removed += one.removedNodes.length; };
+  const watcher = new MutationObserver(count);
+  watcher.observe(box, { childList: true, subtree: true });
+  let longest = 0;
+  let pieces = 0;
+  for (let end = size; ; end += size) {
+    const began = performance.now();
+    if (end >= text.length) writing.end(text);
+    else writing.write(text.slice(0, end));
+    longest = Math.max(longest, performance.now() - began);
+    pieces++;
+    if (end >= text.length) break;
+  }
+  count(watcher.takeRecords());
+  watcher.disconnect();
+  const block = box.querySelector(".part") || box.firstElementChild;
+  const { contentVisibility } = getComputedStyle(block);
+  const { innerHTML: html, textContent: text_ } = box;
+  return { html, text: text_, removed, pieces, longest, contentVisibility };
+}"""
+
+
+def written(page: Watched, text: str, size: int) -> dict[str, Any]:
+    found: dict[str, Any] = page.page.evaluate(WRITE, [text, size])
+    return found
+
+
+def test_a_growing_answer_ends_as_the_whole_one(quick: RunningServer, look: Look) -> None:
+    page = look(quick.url).live()
+    text = f"{RICH}\n- a\n- b\n\n~~~\ncode without an end\n"
+    whole = written(page, text, len(text))
+    for size in (1, 3, 7, 50):
+        assert written(page, text, size)["html"] == whole["html"], size
+
+
+def test_a_long_answer_is_drawn_once_and_only_near_the_screen(
+    quick: RunningServer, look: Look
+) -> None:
+    page = look(quick.url).live()
+    for name, text in LONG.items():
+        found = written(page, text, max(len(text) // 500, 1))
+        lines = [line for line in text.splitlines() if line and "|-" not in line]
+        plain = found["text"].count("item") or found["text"].count("value") or len(lines)
+        assert plain >= NUM_LINES // 2, name
+        # Drawn again for each piece, more than a million nodes would have been removed.
+        assert found["removed"] < 60 * found["pieces"], name
+        if name in ("paragraphs", "one paragraph", "code"):
+            assert found["contentVisibility"] == "auto", name
+
+
+def test_a_phone_opens_on_the_chat(quick: RunningServer, look: Look) -> None:
+    page = look(quick.url, size=PHONE).live()
+    page.see("#text")
+    assert not page.page.is_visible(".engine")
+    assert not page.page.is_visible("#chats")
+    page.page.click("#chats-show")
+    page.see("#chat-search")
+    page.page.keyboard.press("Escape")
+    page.page.locator("#chats").wait_for(state="hidden")
+    page.page.click("#tab-engine")
+    page.see("#figures")
+    assert not page.page.is_visible("#text")
+    width = page.page.evaluate("() => document.documentElement.scrollWidth")
+    assert width == PHONE["width"]
+
+
+def test_the_keyboard_alone_reaches_all(quick: RunningServer, look: Look) -> None:
+    page = look(quick.url).live()
+    page.page.click("#tab-chat")
+    page.page.click("#chat-more")
+    page.page.evaluate("() => { document.body.tabIndex = -1; document.body.focus(); }")
+    reached = set()
+    for _ in range(150):
+        page.page.keyboard.press("Tab")
+        reached.add(
+            page.page.evaluate(
+                "() => document.activeElement.id || document.activeElement.className"
+            )
+        )
+        if "send" in reached:
+            break
+    wanted = {
+        "tab-both",
+        "tab-engine",
+        "keys-show",
+        "theme",
+        "chat-new",
+        "chat-search",
+        "chats-export",
+    }
+    wanted |= {
+        "chats-import",
+        "system",
+        "temperature",
+        "schema",
+        "tools",
+        "mcp-url",
+        "user-key",
+        "log",
+    }
+    assert wanted | {"files", "text", "send"} <= reached
+
+
+def test_hostile_markdown_makes_only_harmless_nodes(quick: RunningServer, look: Look) -> None:
+    page = look(quick.url).live()
+    for text in ATTACKS:
+        found = written(page, text, max(5, len(text) // 100))
+        tags = page.page.evaluate(TAGS)
+        assert set(tags) <= HARMLESS, (text, tags)
+        hrefs = page.page.locator(".md a").evaluate_all("all => all.map(one => one.protocol)")
+        assert set(hrefs) <= {"http:", "https:", "mailto:"}, text
+        assert json.dumps(found["html"]).count("<script") == 0
+    page.page.wait_for_timeout(300)  # formulas and colours come later
+    assert page.complaints == []
+
+
+HARMLESS = set(
+    [
+        "p",
+        "span",
+        "b",
+        "em",
+        "s",
+        "code",
+        "pre",
+        "figure",
+        "figcaption",
+        "small",
+        "button",
+        "ul",
+        "ol",
+        "li",
+        "blockquote",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "hr",
+        "br",
+        "a",
+        "div",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "input",
+        "math",
+        "mrow",
+        "mi",
+        "mn",
+        "mo",
+        "mtext",
+        "mspace",
+        "msup",
+        "msub",
+        "mfrac",
+        "mstyle",
+        "mtable",
+        "mtr",
+        "mtd",
+        "mpadded",
+        "merror",
+        "menclose",
+        "mmultiscripts",
+        "mprescripts",
+        "none",
+        "mover",
+        "munder",
+        "msqrt",
+        "mphantom",
+    ]
+)
+TAGS = """() => {
+  const box = document.querySelector(".md");
+  const all = [...box.querySelectorAll("*")];
+  const isHandler = ({ name }) => name.startsWith("on");
+  const bad = all.filter((one) => [...one.attributes].some(isHandler));
+  return [...new Set(all.map((one) => one.localName)), ...bad.map(() => "handler")];
+}"""
+ATTACKS = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)>",
+    "[x](javascript:alert(1)) [y](JaVaScRiPt:alert(1)) [z](data:text/html,<script>x</script>)",
+    "[x](&#106;avascript:alert(1)) [y](\x01javascript:alert(1)) [z](java\nscript:alert(1))",
+    '<javascript:alert(1)> <https://ok.example/"onmouseover=alert(1)>',
+    '![x](https://a.example/"onerror="alert(1)) ![y](javascript:alert(1))',
+    "| <img src=x onerror=alert(1)> | b |\n|---|---|\n| <svg onload=alert(1)> | [x](vbscript:x) |",
+    "```<img src=x onerror=alert(1)>\n</code></pre><script>alert(1)</script>\n```",
+    "```html\n<script>alert(1)</script>\n<img src=x onerror=alert(2)>\n```",
+    "$\\href{javascript:x}{x}$ $\\url{javascript:x}$ $\\includegraphics{https://a.example/x}$",
+    "$\\style{position:fixed;inset:0}{x}$ $\\class{engine}{x}$ $\\id{log}{x}$ $\\data{x=y}{z}$",
+    "$\\text{<img src=x onerror=alert(1)>}$ $\\rule{99999em}{99999em}$ $\\def\\a{\\a\\a}\\a$",
+    "$\\color{url(https://a.example)}{x}$ $\\sideset{_a}{^b}\\sum$ $\\textcolor{red;x:url(x)}{y}$",
+    "[x]: javascript:alert(1)\n\n[x] [a][x]",
+    '<a href="javascript:alert(1)">x</a><iframe src=//a.example></iframe><math><mtext></math>',
+    "- [x] <input autofocus onfocus=alert(1)>\n1. <details ontoggle=alert(1) open>",
+    ">" * 3_000 + "deep",
+    "- " * 2_000 + "deep",
+    "[" * 10_000 + "\n" + "*a **b " * 3_000 + "\n" + "`" * 9_000,
+    "\u202e\u0000\ufeff<b>x</b>\x1b[31m &#0; &#x110000; &constructor; &toString;",
+)

@@ -1,0 +1,57 @@
+// Files for a message: pictures, sounds and videos for models that take them, and the texts of others.
+
+import { button, el, num } from "../parts.js";
+
+const MOST_MB = 16;
+const MEDIA = { image: "pictures", audio: "sounds", video: "videos" };
+const SIGNS = { image: "▣", audio: "♪", video: "▶", text: "≡" };
+const SIGNS_A_TOKEN = 4; // of English text, about
+
+// A file for a message: { kind, name, data or text }, and a `note` for the user. Raises an Error
+// that says why it cannot be sent.
+export async function read(file, { takes, model, context }) {
+	const { name, size } = file;
+	if (size > MOST_MB * 1e6) throw new Error(`${name} has ${(size / 1e6).toFixed(1)} MB; at most ${MOST_MB} MB can be sent`);
+	const kind = file.type.split("/")[0];
+	if (kind in MEDIA && file.type !== "image/svg+xml") {
+		if (!takes.includes(kind)) throw new Error(`${name}: ${model} takes no ${MEDIA[kind]}`);
+		return { kind, name, data: await urlOf(file) };
+	}
+	const text = await textOf(file);
+	const tokens = Math.round(text.length / SIGNS_A_TOKEN);
+	const isLong = context && tokens > context;
+	return { kind: "text", name, text, note: isLong ? `${name} has about ${num(tokens)} tokens; the context of ${model} has ${num(context)}` : "" };
+}
+
+async function textOf(file) {
+	const bytes = new Uint8Array(await file.arrayBuffer());
+	const isPdf = String.fromCharCode(...bytes.subarray(0, 5)) === "%PDF-";
+	if (isPdf) {
+		const { textOfPdf } = await import("./pdf.js");
+		const text = await textOfPdf(bytes).catch((error) => { throw new Error(`${file.name}: ${error.message}`); });
+		if (!text.trim()) throw new Error(`${file.name} has no text, perhaps only pictures of pages`);
+		return text;
+	}
+	try {
+		return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+	} catch {
+		throw new Error(`${file.name} is no text, picture, sound or PDF`);
+	}
+}
+
+const urlOf = (file) => new Promise((done, fail) => {
+	const reader = new FileReader();
+	reader.onload = () => done(reader.result);
+	reader.onerror = () => fail(new Error(`${file.name} cannot be read`));
+	reader.readAsDataURL(file);
+});
+
+// A file as a part of the page; `drop` is called by its button.
+export function chip({ kind, name, data, text }, drop) {
+	const made = el("span", "chip");
+	if (kind === "image") made.append(Object.assign(el("img"), { src: data, alt: name }));
+	else made.append(`${SIGNS[kind]} ${name}`);
+	if (kind === "text") made.append(el("small", "", `${num(text.length)} characters`));
+	if (drop) made.append(Object.assign(button("✕", drop), { type: "button", ariaLabel: "Remove " + name }));
+	return made;
+}
