@@ -248,7 +248,10 @@ def refusal(http: httpx.Client, name: str) -> Any:
     one = told["refused"][0]
     assert sum(part["seconds"] for part in one["times"]) == pytest.approx(one["total_s"])
     line = next(iter(causes(told)))
-    assert line.startswith(f"{name}: {one['path']} answered with {one['status']}, ")
+    how = f"answered with {one['status']}"
+    if one["status"] == CLIENT_LEFT:
+        how = "was not answered"
+    assert line.startswith(f"{name}: {one['path']} {how}, ")
     assert line.endswith(f" s ago: {one['message']}")
     return one
 

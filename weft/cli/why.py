@@ -10,7 +10,30 @@ from weft.config.numbers import counted
 from weft.json_types import JsonObject
 
 SMALL_SHARE = 0.005  # of all the time: smaller parts have one line together
+CLIENT_LEFT = 499  # the status of a request whose client left before its answer
 SHORT_S = 1.0  # a shorter time is written in milliseconds
+
+
+# What can be done about a part that takes much of the time.
+LARGE_SHARE = 0.3
+PART_ADVICE = {
+    "front_busy": "the front has too much to do: more servers with weft route",
+    "read": "the body came slowly: look at the client and its network",
+    "load": "--model-ttl-s 0 keeps a model loaded until another one needs the memory",
+    "tokenize": "shorter prompts, or more servers with weft route",
+    "render": "the first chat after the start waits for the template; later ones do not",
+    "share": "a larger --max-request-share, or fewer completions in one request",
+    "engine_busy": "shorter steps: a smaller --chunked-prefill-size, or --max-step-ms",
+    "grammar": "a grammar is compiled once: send the same schema again, and it is there",
+    "queue": "what it waited for stands beside it; weft plan finds the settings for more users",
+    "prefill_shared": "fewer prompts in a step: a smaller --chunked-prefill-size",
+    "prefill_waits": "larger pieces of prompts: --chunked-prefill-size",
+    "decode_mixed": "smaller pieces of prompts: --chunked-prefill-size, or --max-step-ms",
+    "decode_stalled": "smaller pieces of prompts, between which others get tokens: --max-step-ms",
+    "queue_again": "more KV memory, or a larger --schedule-conservativeness",
+    "prefill_again": "more KV memory, or a larger --schedule-conservativeness",
+    "sending": "the client reads slowly",
+}
 
 
 def causes(answer: Any) -> Iterator[str]:
@@ -27,10 +50,10 @@ def causes(answer: Any) -> Iterator[str]:
 def refusal_lines(answer: Any) -> Iterator[str]:
     """The requests that were answered with an error, and the time that took."""
     for one in answer.get("refused", ()):
-        yield (
-            f"{one['rid']}: {one['path']} answered with {one['status']}, {one['ago_s']:.0f} s ago: "
-            f"{one['message']}"
-        )
+        how = f"answered with {one['status']}"
+        if one["status"] == CLIENT_LEFT:
+            how = "was not answered"
+        yield f"{one['rid']}: {one['path']} {how}, {one['ago_s']:.0f} s ago: {one['message']}"
         yield from time_lines(one["times"], one["total_s"])
 
 
@@ -50,7 +73,8 @@ def _request_lines(one: JsonObject) -> Iterator[str]:
     gap = one.get("longest_gap")
     if gap is not None:
         length = in_seconds(gap["seconds"], gap["seconds"])
-        yield f"  longest gap: {length}, {gap['at_s']:.3f} s in: {gap['what']}"
+        at = in_seconds(gap["at_s"], gap["at_s"])
+        yield f"  longest gap: {length}, {at} after the engine had it: {gap['what']}"
 
 
 def time_lines(times: Any, total_s: float, first_token_s: float | None = None) -> Iterator[str]:
@@ -72,6 +96,15 @@ def time_lines(times: Any, total_s: float, first_token_s: float | None = None) -
         if one.get("detail"):
             line += f"  {one['detail']}"
         yield line
+    longest = max(times, key=_seconds, default=None)
+    if longest is not None and longest["seconds"] >= LARGE_SHARE * total_s:
+        advice = PART_ADVICE.get(longest["part"])
+        if advice:
+            yield f"  advice for {longest['part']}: {advice}"
+
+
+def _seconds(part: JsonObject) -> float:
+    return float(part["seconds"])
 
 
 def in_seconds(seconds: float, total_s: float) -> str:

@@ -48,9 +48,10 @@ PARTS = {
 }
 WAITS = ("grammar", "stored", "handoff", "blocked", "queue")  # the parts of `SpentOn.WAIT`
 PAUSE = "paused"  # taken out of the time between steps
+BETWEEN_STEPS = "planning, messages, and a processor that others use"
 IDLE_SHARE = 0.1  # of a gap, from which on the gap says that no step ran
 MAX_REASONS = 6  # different reasons for waiting that are listed; the others are one part
-CAME = "the step that ran when it came"
+CAME = "until a step was planned"
 
 # Events that come in pairs or more: from the first to the last of them it waits for the same thing.
 _SPANS = {
@@ -112,6 +113,8 @@ def _details(trace: RequestTrace) -> dict[SpentOn, str]:
         SpentOn.SHARED: "tokens of others in the same steps",
         SpentOn.OTHERS: "steps without a piece of its prompt",
         SpentOn.FIRST_DECODE: "the first step after its first token",
+        SpentOn.BETWEEN: BETWEEN_STEPS,
+        SpentOn.REST: BETWEEN_STEPS,
         SpentOn.MIXED: "steps that computed prompts of others, too",
         SpentOn.PROMPTS: "steps for prompts of others alone",
         SpentOn.WAIT_AGAIN: f"it was taken back {counted(again.num, 'time')}",

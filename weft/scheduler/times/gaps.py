@@ -104,6 +104,8 @@ class TokenGaps:
         requests, too."""
         self._steps.append(step)
         self.last_step = step
+        if not step.num_decoding:
+            return  # the first tokens of requests that have entered their rows in it
         run = self._run
         if run is None or at is not run.at:
             if len(at):
