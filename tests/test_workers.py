@@ -129,7 +129,8 @@ def test_a_run_that_stops_at_the_first_failure_ends_what_others_have_begun(tmp_p
 
 def test_each_number_is_taken_once_by_whoever_comes() -> None:
     queue = Queue(300)
-    first, second = iter(queue), iter(queue)
+    first = iter(queue)
+    second = iter(queue)
     taken = [next(first), next(second), *first, *second]
     queue.close()
     assert sorted(taken) == list(range(300))

@@ -26,7 +26,8 @@ class Counter:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        render, encode = conversation.chat_text, Tokenizer.encode_async
+        render = conversation.chat_text
+        encode = Tokenizer.encode_async
 
         async def rendered(*args: Any) -> Any:
             self.num_renderings += 1

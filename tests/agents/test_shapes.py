@@ -73,7 +73,8 @@ def test_twenty_turns_of_an_agent_find_the_turn_before_in_the_cache(
     assert len(prompts) == NUM_TURNS
     assert shape.num_turns >= NUM_TURNS
     for number in range(1, NUM_TURNS):
-        before, prompt = prompts[number - 1], prompts[number]
+        before = prompts[number - 1]
+        prompt = prompts[number]
         if isinstance(shape, Aider):  # its rules stand again behind the task
             before = before[: before.rindex("user\nChange the greeting.")]
         num_alike = next(

@@ -113,7 +113,9 @@ def test_each_line_has_one_result_and_bad_lines_stop_nothing() -> None:
         messages = [str(one["error"] or one["response"]) for one in failed]
         for part in ("cannot be read", "earlier line", "'GET'", "'/v1/other'", "stream", "0 char"):
             assert sum(part in message for message in messages) == 1, part
-        assert (batch.num_completed, batch.num_failed, batch.num_lines) == (4, 8, 12)
+        assert batch.num_completed == 4
+        assert batch.num_failed == 8
+        assert batch.num_lines == 12
         assert all(body["service_tier"] == "flex" for body in route.bodies)
         close(service)
 
@@ -135,7 +137,8 @@ def test_a_cancelled_batch_keeps_what_was_answered() -> None:
         assert batch.status == "cancelled"
         there = [*results(service, batch.output_file), *results(service, batch.error_file)]
         assert sorted(one["custom_id"] for one in there) == sorted(f"c{i}" for i in range(600))
-        assert (batch.num_completed, batch.num_cancelled) == (3, 597)
+        assert batch.num_completed == 3
+        assert batch.num_cancelled == 597
         close(service)
 
     asyncio.run(run())
@@ -189,7 +192,8 @@ def test_servers_that_stop_at_any_moment_answer_each_line_once(tmp_path: Path, s
             assert Counter(one["custom_id"] for one in there) == Counter(
                 f"c{index}" for index in range(num_lines)
             )
-            assert (batch.num_completed, batch.num_failed) == (num_lines, 0)
+            assert batch.num_completed == num_lines
+            assert batch.num_failed == 0
         close(service)
         return batch.is_open
 

@@ -29,7 +29,8 @@ LOAD = FreezeLoad(
 
 
 def play(variant: PrefillVariant) -> FreezeRun:
-    clock, lengths = VirtualClock(), TrueLengths()
+    clock = VirtualClock()
+    lengths = TrueLengths()
     for id in range(100):
         lengths.add(id, 10_000)  # all end by what they may have
     settings = SchedulerSettings(
@@ -65,7 +66,8 @@ def test_a_whole_prompt_holds_streams_up_for_as_long_as_it_takes() -> None:
 
 @pytest.mark.parametrize("chunk", [25, 50])
 def test_a_chunk_bounds_the_gaps_only_in_mixed_steps(chunk: int) -> None:
-    mixed, apart = play(PrefillVariant(chunk, mixed=True)), play(PrefillVariant(chunk, mixed=False))
+    mixed = play(PrefillVariant(chunk, mixed=True))
+    apart = play(PrefillVariant(chunk, mixed=False))
     assert max(mixed.gaps_s) == pytest.approx(0.01 + 0.001 * chunk, abs=0.01)
     assert max(apart.gaps_s) > 0.2
     assert figures([mixed]).p99_s < figures([apart]).p99_s
@@ -77,14 +79,18 @@ def test_figures_are_of_all_runs_together() -> None:
         FreezeRun([2.0], [1.0] * 50, [4.0], 300, 10.0),
     ]
     found = figures(runs)
-    assert (found.p50_s, found.longest_s, found.ttft_s, found.tokens_per_s) == (1.0, 5.0, 3.0, 20.0)
+    assert found.p50_s == 1.0
+    assert found.longest_s == 5.0
+    assert found.ttft_s == 3.0
+    assert found.tokens_per_s == 20.0
     assert found.ratio == found.p99_s / found.alone_p99_s
 
 
 def test_the_verb_prints_a_line_for_each_variant(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, path = write_tiny_model(tmp_path / "tiny"), tmp_path / "out.json"
+    model = write_tiny_model(tmp_path / "tiny")
+    path = tmp_path / "out.json"
     small = [
         "--streams",
         "2",

@@ -52,7 +52,9 @@ def test_a_step_is_bound_by_the_roof_that_it_is_nearer_to(
     work = LeastWork.of(step, model())
     roofs = Roofs(bytes_per_s=4 * work.num_bytes, ops_per_s=20 * work.num_ops)
     one = point("decode", 1, step, model(), roofs)
-    assert (one.of_bytes, one.of_ops, one.bound_by) == (0.5, 0.1, "bandwidth")
+    assert one.of_bytes == 0.5
+    assert one.of_ops == 0.1
+    assert one.bound_by == "bandwidth"
     assert one._replace(of_ops=0.6).bound_by == "compute"
     assert roofs.best(Roofs(1.0, 1e30)) == Roofs(4 * work.num_bytes, 1e30)
 

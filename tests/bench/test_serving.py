@@ -31,7 +31,9 @@ class Fake:
     ) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.num_open = self.most_open = 0
-        self._status, self._breaks_off, self._is_chunked = status, breaks_off, is_chunked
+        self._status = status
+        self._breaks_off = breaks_off
+        self._is_chunked = is_chunked
         self._last = last  # an event behind those of the tokens
         self._waits_for = waits_for  # requests that must have come before the first is answered
 

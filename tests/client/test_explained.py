@@ -79,14 +79,20 @@ def test_a_prompt_that_another_engine_had_computed_was_sent_to_the_wrong_one() -
     one = explain(engines, "ann")
     cause = one.cache_cause
     assert cause is not None
-    assert (cause.cause, cause.rid, cause.same_tokens) == (OTHER_ENGINE, "theirs", 61)
-    assert (cause.missed_tokens, cause.missed_s) == (40, 2.0)
+    assert cause.cause == OTHER_ENGINE
+    assert cause.rid == "theirs"
+    assert cause.same_tokens == 61
+    assert cause.missed_tokens == 40
+    assert cause.missed_s == 2.0
     assert "engine 2 had computed its first 61 tokens for request 'theirs'" in cause.words
     assert "it was sent to engine 1" in cause.words
-    assert (one.prompt, one.namespace) == (b"", "")
+    assert one.prompt == b""
+    assert one.namespace == ""
     asked, looked = engines.asked
     assert (asked.number, asked.viewer, asked.with_prompt) == (4, "ann", True)
-    assert (looked.namespace, looked.viewer, looked.before_s) == ("salt", "ann", 7.0)
+    assert looked.namespace == "salt"
+    assert looked.viewer == "ann"
+    assert looked.before_s == 7.0
     assert len(looked.prompt) == 400
 
 

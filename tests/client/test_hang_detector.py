@@ -97,7 +97,8 @@ def test_a_step_has_its_longest_time_if_one_is_set() -> None:
 
 @pytest.mark.parametrize("hang_after_s", [1.0, 4.0, 30.0, 600.0])
 def test_silence_and_standstill_have_one_time_which_can_be_set(hang_after_s: float) -> None:
-    silent, still = HangDetector(hang_after_s=hang_after_s), HangDetector(hang_after_s=hang_after_s)
+    silent = HangDetector(hang_after_s=hang_after_s)
+    still = HangDetector(hang_after_s=hang_after_s)
     for tick in range(int(hang_after_s / TICK_S)):
         still.heard()
         still.beat(Heartbeat(step_s=tick * TICK_S, idle_s=tick * TICK_S))

@@ -56,7 +56,8 @@ def ask(world: World) -> asyncio.Task[GetStateReply]:
 def test_a_reply_that_cannot_be_read_ends_its_call_at_once_and_no_other() -> None:
     async def main() -> None:
         world = World()
-        lost, told = ask(world), ask(world)
+        lost = ask(world)
+        told = ask(world)
         await asyncio.sleep(0)
         first, second = [message.call for message in world.sent if isinstance(message, GetState)]
         reply = GetStateReply(call=first, stats=Stats())
@@ -93,12 +94,14 @@ def test_a_step_that_cannot_be_read_ends_its_requests_and_no_others(
 ) -> None:
     async def main() -> None:
         world = World()
-        hit, spared = world.submit(rid="hit"), world.submit(rid="spared")
+        hit = world.submit(rid="hit")
+        spared = world.submit(rid="spared")
         first, second = (request.id for request in world.requests)
         await deliver(world, spoiled(step(first), **spoil), encode(step(second)))
         [delta] = hit.take()
         assert delta.end is not None
-        assert (delta.end.reason, delta.end.status) == ("error", 500)
+        assert delta.end.reason == "error"
+        assert delta.end.status == 500
         assert [abort.ids for abort in world.aborts] == [(first,)]
         assert texts(spared.take()) == ["a"]
         assert world.client.num_open == 1
@@ -131,18 +134,18 @@ def test_an_output_that_cannot_be_decoded_ends_alone(
 
     monkeypatch.setattr(ByteDetokenizer, moment, hook)
     world = World()
-    hit, spared = world.submit(rid="hit"), world.submit(rid="spared")
+    hit = world.submit(rid="hit")
+    spared = world.submit(rid="spared")
     first, second = (request.id for request in world.requests)
     broken.append(hit.completions[0]._detokenizer)  # type: ignore[arg-type]
     ends = tuple(Finish(id=id, reason="length") for id in (first, second))
     world.client.deliver(step(first, second, finished=ends))
     [delta] = hit.take()
     assert delta.end is not None
-    assert (delta.end.status, delta.end.message) == (
-        500,
-        "the output could not be decoded (ZeroDivisionError)",
-    )
+    assert delta.end.status == 500
+    assert delta.end.message == "the output could not be decoded (ZeroDivisionError)"
     [other] = spared.take()
     assert other.end is not None
-    assert (other.text, other.end.reason) == ("a", "length")
+    assert other.text == "a"
+    assert other.end.reason == "length"
     assert world.client.num_open == 0

@@ -53,7 +53,9 @@ def test_forced_tools_are_used_and_their_results_taken(
 ) -> None:
     answer = ask(sdk, tools=TOOLS, tool_choice=choice, max_tokens=200)
     [use] = answer.content
-    assert (answer.stop_reason, use.type, use.name) == ("tool_use", "tool_use", "weather")
+    assert answer.stop_reason == "tool_use"
+    assert use.type == "tool_use"
+    assert use.name == "weather"
     assert use.input["city"] in ("Oslo", "Rome")
     result = {
         "role": "user",
@@ -75,7 +77,8 @@ def test_stop_sequences_and_thinking_are_taken(sdk: anthropic.Anthropic) -> None
     greedy: Any = {"extra_body": {"temperature": 0}}
     text = ask(sdk, **greedy).content[0].text
     stopped = ask(sdk, stop_sequences=[text[8:11]], **greedy)
-    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", text[8:11])
+    assert stopped.stop_reason == "stop_sequence"
+    assert stopped.stop_sequence == text[8:11]
     thinking: Any = {"type": "enabled", "budget_tokens": 1_024}
     assert ask(sdk, thinking=thinking).usage.output_tokens == 16
 

@@ -22,7 +22,8 @@ def client(api: Api) -> Any:
 
 def test_it_chats_and_generates_whole_and_in_pieces(client: Any) -> None:
     whole = client.chat(model=MODEL, messages=HI, options=GREEDY)
-    assert (whole.done_reason, whole.eval_count) == ("length", 16)
+    assert whole.done_reason == "length"
+    assert whole.eval_count == 16
     pieces = client.chat(model=MODEL, messages=HI, options=GREEDY, stream=True)
     assert "".join(piece.message.content for piece in pieces) == whole.message.content
     text = client.generate(model=MODEL, prompt="Once", raw=True, options=GREEDY)

@@ -222,7 +222,8 @@ def test_responses_are_created_continued_counted_and_forgotten(sdk: Sdk) -> None
     first = sdk.responses.create(
         model=MODEL, input="Hi", instructions="Be kind.", max_output_tokens=8
     )
-    assert (first.status, first.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert first.status == "incomplete"
+    assert first.incomplete_details.reason == "max_output_tokens"
     assert sdk.responses.retrieve(first.id).output_text == first.output_text
     second = sdk.responses.create(
         model=MODEL, input="More", previous_response_id=first.id, max_output_tokens=8

@@ -47,7 +47,9 @@ def test_the_first_files_of_gemma_3_say_little() -> None:
     }
     outer = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
     config = ModelConfig.from_hf({**outer, "torch_dtype": "bfloat16"}, "test")
-    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 4, 256)
+    assert config.num_heads == 8
+    assert config.num_kv_heads == 4
+    assert config.head_dim == 256
     assert (config.vocab_size, config.tie_embeddings, config.dtype) == (262_208, True, "bfloat16")
     assert [config.window(layer) for layer in range(7)] == [1024] * 5 + [0, 1024]
     assert rope(config, 0) == RopeConfig(theta=10_000.0)
@@ -87,7 +89,8 @@ def test_the_first_files_of_phi_3_call_longrope_su() -> None:
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     changes = {"original_max_position_embeddings": 512}
     config = read("Phi3ForCausalLM", rope_scaling={"type": "su", **factors}, **changes)
-    assert (rope(config).scaling, rope(config).original_max_position) == ("longrope", 512)
+    assert rope(config).scaling == "longrope"
+    assert rope(config).original_max_position == 512
     assert rope(config).attention_factor == pytest.approx((1 + 2 / 9) ** 0.5)
 
 

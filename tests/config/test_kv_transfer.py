@@ -22,10 +22,12 @@ def test_a_producer_computes_prompts_and_a_consumer_takes_them() -> None:
         kv_connector="NixlConnector", kv_role="kv_producer", kv_ip="10.0.0.1", kv_port=9000
     )
     assert producer.disaggregation_mode == "prefill"
-    assert (producer.handoff_host, producer.disaggregation_bootstrap_port) == ("10.0.0.1", 9000)
+    assert producer.handoff_host == "10.0.0.1"
+    assert producer.disaggregation_bootstrap_port == 9000
     assert producer.kv_transfer_config == ""
     consumer = read(kv_role="kv_consumer", kv_load_failure_policy="fail")
-    assert (consumer.disaggregation_mode, consumer.handoff_fallback) == ("decode", "fail")
+    assert consumer.disaggregation_mode == "decode"
+    assert consumer.handoff_fallback == "fail"
     assert read(kv_role="kv_consumer", kv_load_failure_policy="recompute") == EngineConfig(
         disaggregation_mode="decode"
     )

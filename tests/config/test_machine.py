@@ -96,7 +96,8 @@ def test_probe_finds_this_machine() -> None:
 
 # GPUs
 
-HOPPER, INSTANCE = UUID(int=7), UUID(int=9)
+HOPPER = UUID(int=7)
+INSTANCE = UUID(int=9)
 
 
 class FakeCuda:
@@ -109,7 +110,9 @@ class FakeCuda:
         version: int = 13_000,
         free: dict[str, int] | None = None,
     ) -> None:
-        self._uuids, self._error, self._version = uuids, error, version
+        self._uuids = uuids
+        self._error = error
+        self._version = version
         self._free = free  # by name; None: there is no management library
 
     def load(self, name: str) -> Any:

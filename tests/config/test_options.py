@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from weft.config.engine import EngineConfig
+from weft.config.engine_args import EngineArgs
 from weft.config.limits import Limits
 from weft.config.options import NEEDLESS, Command, SettingsError, option, options_of
-from weft.config.process import EngineArgs
 from weft.config.server import ServerConfig
 
 

@@ -17,7 +17,8 @@ def test_files_of_the_current_folder_are_not_taken_for_modules(
     monkeypatch.setattr(sys, "path", ["/nowhere", *sys.path])
     command = [*module_command("weft"), "--version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     assert done.stdout.startswith("weft ")
 
 
@@ -28,3 +29,11 @@ def test_a_checkout_that_is_run_in_place_runs_its_own_engine(
     for here in ("", str(tmp_path)):
         monkeypatch.setattr(sys, "path", [here, *sys.path])
         assert module_command("weft.launch.worker") == (sys.executable, "-m", "weft.launch.worker")
+
+
+def test_a_process_that_helps_loads_no_settings() -> None:
+    """Each server waits for such processes, and has several of them."""
+    modules = "weft.text.templates.render_process", "weft.grammar.sandbox_process"
+    code = f"import sys, {', '.join(modules)}\nprint('weft.config.engine' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -145,7 +145,8 @@ def card(capability: tuple[int, int]) -> GpuCard:
 
 
 def test_what_is_stored_in_eight_bits_stays_so_where_the_device_computes_with_them() -> None:
-    hopper, ampere = card((9, 0)), card((8, 6))
+    hopper = card((9, 0))
+    ampere = card((8, 6))
     assert [kept("fp8", hopper), kept("fp8", ampere), kept("fp8")] == ["fp8", "none", "none"]
     assert [kept("int8", hopper), kept("int8", ampere), kept("int8")] == ["int8"] * 3
     assert [kept("", hopper), kept("fp8", hopper, quantize="none")] == ["none", "none"]

@@ -24,8 +24,11 @@ def test_the_model_of_these_tests_has_a_thousand_bytes_a_token() -> None:
 
 def test_nothing_is_auto_afterwards() -> None:
     config = solve().config
-    assert (config.device, config.dtype, config.threads) == ("cpu", "bfloat16", 6)
-    assert (config.context_length, config.chunked_prefill_size) == (8_192, CHUNK_LEN["cpu"])
+    assert config.device == "cpu"
+    assert config.dtype == "bfloat16"
+    assert config.threads == 6
+    assert config.context_length == 8_192
+    assert config.chunked_prefill_size == CHUNK_LEN["cpu"]
     assert config.kv_tokens > 0
     assert config.max_running_requests > 0
 
@@ -75,7 +78,8 @@ def test_a_gpu_gives_nine_tenths_of_what_is_left_of_its_own_memory() -> None:
     config, sizing = resolve(
         EngineConfig(max_running_requests=10_000), MODEL, machine(1, gpus=gpus)
     )
-    assert (config.device, config.chunked_prefill_size) == ("cuda", CHUNK_LEN["cuda"])
+    assert config.device == "cuda"
+    assert config.chunked_prefill_size == CHUNK_LEN["cuda"]
     rest = 10 * GB - sizing.weight_bytes - sizing.work_bytes
     assert 0 <= rest * 0.9 - sizing.kv_bytes < 16 * KV_BYTES + 1
 
@@ -85,7 +89,8 @@ def test_kv_tokens_are_rounded_up_to_whole_pages() -> None:
 
 
 def test_float32_doubles_weights_and_kv() -> None:
-    narrow, wide = solve(kv_tokens=1_024).sizing, solve(kv_tokens=1_024, dtype="float32").sizing
+    narrow = solve(kv_tokens=1_024).sizing
+    wide = solve(kv_tokens=1_024, dtype="float32").sizing
     assert wide.weight_bytes == 2 * narrow.weight_bytes
     assert wide.kv_bytes == 2 * narrow.kv_bytes
 
@@ -118,7 +123,8 @@ def test_one_request_at_a_time_has_its_whole_context_in_whole_pages(asked: int) 
     config = solve(
         model=replace(MODEL, max_position=2_049), max_running_requests=1, context_length=asked
     ).config
-    assert (config.context_length, config.kv_tokens) == (2_049, 2_064)
+    assert config.context_length == 2_049
+    assert config.kv_tokens == 2_064
 
 
 def test_context_above_the_models_is_refused_with_both_numbers() -> None:

@@ -37,6 +37,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,9 +80,10 @@ def free_port() -> int:
 
 
 class Trio:
-    """One server alone, and two that share the work."""
+    """One server alone, which starts when it is first asked, and two that share the work."""
 
     def __init__(self, *options: str, model: str = "weft-nano") -> None:
+        self._model = model
         self._root = tempfile.TemporaryDirectory(prefix="weft-handoff-")
         make_weights(Path(self._root.name))
         options = ("--weights-root", self._root.name, *options)
@@ -95,11 +97,14 @@ class Trio:
         )
         self.lending = (*self.options, "--disaggregation-mode", "prefill")
         self.taking = (*self.options, *CALM, "--disaggregation-mode", "decode")
-        self.alone = Server(model, *CALM)
         self.prefill = Server(*self.lending, "--port", str(free_port()))
         self.decode = Server(*self.taking, "--port", str(free_port()))
         self._rooms = random.Random("rooms")
         self.front: Front | None = None
+
+    @cached_property
+    def alone(self) -> Server:
+        return Server(self._model, *CALM)
 
     def open_front(self) -> None:
         """From here on, requests for both go through `weft route`."""
@@ -111,7 +116,9 @@ class Trio:
     def stop(self) -> None:
         if self.front is not None:
             self.front.stop()
-        for server in (self.alone, self.prefill, self.decode):
+        if "alone" in self.__dict__:
+            self.alone.stop()
+        for server in (self.prefill, self.decode):
             server.stop()
         self._root.cleanup()
 
@@ -490,6 +497,7 @@ def compare(
 ) -> tuple[Counter[str], list[Errand]]:
     """Send requests, some together, none when `seconds` are over. Returns what has happened, and
     the requests whose answers are not those of one server."""
+    assert trio.alone.url, "it starts before several threads ask it"
     families = [[rng.randrange(10, 4_000) for _ in range(600)] for _ in range(4)]
     errands = [random_errand(rng, families) for _ in range(num_requests)]
     count = Counter[str]()

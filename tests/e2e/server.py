@@ -49,7 +49,7 @@ class Server:
         try:
             if not self._url.wait(HANG_S) or not self.url:
                 raise AssertionError("the server did not start:\n" + "\n".join(self.lines))
-            self.engines = self._find_engines()
+            self.engines = self.find_engines()
         except BaseException:
             self._kill()
             raise
@@ -71,7 +71,7 @@ class Server:
                 self._url.set()
         self._url.set()
 
-    def _find_engines(self) -> list[psutil.Process]:
+    def find_engines(self) -> list[psutil.Process]:
         return [
             p
             for p in psutil.Process(self.process.pid).children()

@@ -72,7 +72,8 @@ def test_a_budget_ends_the_reasoning_before_a_grammar() -> None:
         for seed in range(4)
     ]
     for answer in llm.generate(["Is it?"] * 4, params):
-        thoughts, answered = answer.token_ids[: 7 + len(ids)], answer.token_ids[7 + len(ids) :]
+        thoughts = answer.token_ids[: 7 + len(ids)]
+        answered = answer.token_ids[7 + len(ids) :]
         assert tuple(thoughts[7:]) == marks.end
         assert answer.text.rpartition("</think>")[2] in ("yes, it is", "no")
         assert answered

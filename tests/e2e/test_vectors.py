@@ -53,7 +53,8 @@ def take_back_often(llm: LLM) -> None:
     """From now on requests that decode are taken back at every ninth step, as if memory were
     short."""
     engine: Any = llm._engine
-    step, count = engine.step, itertools.count(1)
+    step = engine.step
+    count = itertools.count(1)
 
     def shaken() -> Any:
         decoding = [

@@ -59,23 +59,30 @@ def found(world: World, prompt: Sequence[int], **wishes: object) -> CacheCause:
 def test_a_prompt_that_nobody_has_sent_is_seen_first() -> None:
     world = world_of()
     one = found(world, HEAD)
-    assert (one.cause, one.rid, one.missed_tokens) == (Cause.FIRST_SEEN, "", 0)
+    assert one.cause == Cause.FIRST_SEEN
+    assert one.rid == ""
+    assert one.missed_tokens == 0
     other = found(world, [*HEAD[:2], *TAIL])
-    assert (other.cause, other.missed_tokens) == (Cause.FIRST_SEEN, 0)
+    assert other.cause == Cause.FIRST_SEEN
+    assert other.missed_tokens == 0
 
 
 def test_a_prompt_that_is_sent_again_is_found() -> None:
     world = world_of()
     run(world, HEAD)
     one = found(world, HEAD)
-    assert (one.cause, one.missed_tokens, one.advice) == (Cause.FOUND, 0, "")
+    assert one.cause == Cause.FOUND
+    assert one.missed_tokens == 0
+    assert one.advice == ""
 
 
 def test_the_next_turn_continues_the_last_one() -> None:
     world = world_of()
     first = run(world, HEAD)
     one = found(world, [*HEAD, *world.outputs[first], *QUESTION])
-    assert (one.cause, one.rid, one.missed_tokens) == (Cause.CONTINUED, "r0", 0)
+    assert one.cause == Cause.CONTINUED
+    assert one.rid == "r0"
+    assert one.missed_tokens == 0
     assert one.same_tokens == len(HEAD) + 2
 
 
@@ -83,7 +90,9 @@ def test_another_question_behind_the_same_head_has_missed_nothing() -> None:
     world = world_of()
     run(world, [*HEAD, *TAIL])
     one = found(world, [*HEAD, *QUESTION])
-    assert (one.cause, one.same_tokens, one.missed_tokens) == (Cause.NEW_TEXT, len(HEAD), 0)
+    assert one.cause == Cause.NEW_TEXT
+    assert one.same_tokens == len(HEAD)
+    assert one.missed_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -101,8 +110,11 @@ def test_a_change_in_the_middle_costs_all_that_follows(
     world = world_of()
     run(world, [*HEAD, *theirs, *TAIL])
     one = found(world, [*HEAD, *ours, *TAIL, *QUESTION])
-    assert (one.cause, one.rid, one.same_tokens) == (name, "r0", len(HEAD))
-    assert (one.changed_tokens, one.replaced_tokens) == (len(ours), len(theirs))
+    assert one.cause == name
+    assert one.rid == "r0"
+    assert one.same_tokens == len(HEAD)
+    assert one.changed_tokens == len(ours)
+    assert one.replaced_tokens == len(theirs)
     assert one.missed_tokens == len(TAIL)
     assert one.advice == ADVICE[name] != ""
     assert one.missed_s is not None
@@ -112,7 +124,8 @@ def test_a_change_in_the_first_page_is_no_first_sight() -> None:
     world = world_of()
     run(world, [1, 2, *HEAD, *TAIL])
     one = found(world, [1, 3, *HEAD, *TAIL])
-    assert (one.cause, one.same_tokens) == (Cause.CHANGED, 1)
+    assert one.cause == Cause.CHANGED
+    assert one.same_tokens == 1
     assert one.missed_tokens == (len(HEAD) + len(TAIL)) // PAGE * PAGE
 
 
@@ -121,7 +134,8 @@ def test_tools_in_another_order_are_said_to_be_so() -> None:
     first, second, third = [list(range(start, start + 32)) for start in (400, 440, 480)]
     run(world, [*HEAD, *first, *second, *third, *QUESTION])
     one = found(world, [*HEAD, *third, *second, *first, *QUESTION])
-    assert (one.cause, one.same_tokens) == (Cause.REORDERED, len(HEAD))
+    assert one.cause == Cause.REORDERED
+    assert one.same_tokens == len(HEAD)
     assert one.missed_tokens == 3 * 32 + len(QUESTION) // 16 * 16
 
 
@@ -139,7 +153,8 @@ def test_another_salt_hides_a_prompt() -> None:
     world = world_of()
     run(world, [*HEAD, *TAIL])
     one = found(world, [*HEAD, *TAIL], salt="mine")
-    assert (one.cause, one.rid) == (Cause.OTHER_NAMESPACE, "r0")
+    assert one.cause == Cause.OTHER_NAMESPACE
+    assert one.rid == "r0"
     assert one.missed_tokens == (len(HEAD) + len(TAIL) - 1) // PAGE * PAGE
     again = found(world, [*HEAD, *TAIL], salt="mine")
     assert again.cause == Cause.FOUND
@@ -150,7 +165,8 @@ def test_what_was_evicted_is_named() -> None:
     run(world, [*HEAD, *TAIL])
     run(world, list(range(400, 560)))
     one = found(world, [*HEAD, *TAIL])
-    assert (one.cause, one.rid) == (Cause.EVICTED, "r0")
+    assert one.cause == Cause.EVICTED
+    assert one.rid == "r0"
     assert one.missed_tokens > 0
 
 
@@ -159,7 +175,9 @@ def test_an_emptied_cache_is_named() -> None:
     run(world, [*HEAD, *TAIL])
     assert world.scheduler.flush_cache()
     one = found(world, [*HEAD, *TAIL])
-    assert (one.cause, one.rid, one.missed_tokens) == (Cause.EMPTIED, "r0", 116)
+    assert one.cause == Cause.EMPTIED
+    assert one.rid == "r0"
+    assert one.missed_tokens == 116
     assert found(world, [*HEAD, *TAIL]).cause == Cause.FOUND
 
 
@@ -172,7 +190,9 @@ def test_what_another_request_is_still_writing_is_named() -> None:
     second = world.send(prompt, max_new_tokens=2, ignore_eos=True)
     world.run_dry()
     one = cause(world, second)
-    assert (one.cause, one.rid, one.same_tokens) == (Cause.COMPUTING, "r0", len(HEAD) + 28)
+    assert one.cause == Cause.COMPUTING
+    assert one.rid == "r0"
+    assert one.same_tokens == len(HEAD) + 28
     assert one.missed_tokens == len(HEAD) + 28 - world.finished[second].cached_tokens == 28
 
 
@@ -180,7 +200,8 @@ def test_asked_for_log_probabilities_of_the_prompt_it_is_computed_again() -> Non
     world = world_of()
     run(world, [*HEAD, *TAIL])
     one = found(world, [*HEAD, *TAIL], prompt_logprobs=0, prompt_logprobs_start=8)
-    assert (one.cause, one.missed_tokens) == (Cause.RECOMPUTED, 108)
+    assert one.cause == Cause.RECOMPUTED
+    assert one.missed_tokens == 108
 
 
 def test_without_a_cache_nothing_can_be_found() -> None:
@@ -197,7 +218,9 @@ def test_another_picture_at_the_same_place_is_named() -> None:
     run_media(world, *text, 1_001, *text)
     run_media(world, *text, 1_002, *text)
     one = cause(world, 1)
-    assert (one.cause, one.rid, one.same_tokens) == (Cause.OTHER_MEDIA, "r0", len(text))
+    assert one.cause == Cause.OTHER_MEDIA
+    assert one.rid == "r0"
+    assert one.same_tokens == len(text)
     assert one.changed_tokens == picture(2, 0).length
     assert one.replaced_tokens == picture(1, 0).length
     assert one.missed_tokens == len(text)
@@ -209,7 +232,8 @@ def test_a_cached_prompt_without_a_snapshot_is_named() -> None:
     run(world, prompt)
     run(world, [*prompt[:150], *range(20, 60)])
     one = cause(world, 1)
-    assert (one.cause, one.same_tokens) == (Cause.NO_RESUME_POINT, 150)
+    assert one.cause == Cause.NO_RESUME_POINT
+    assert one.same_tokens == 150
     assert one.missed_tokens == 144 - world.finished[1].cached_tokens > 0
 
 
@@ -263,7 +287,8 @@ def test_causes_agree_with_a_comparison_of_whole_prompts(seed: int) -> None:
         if one.cause == Cause.OTHER_NAMESPACE:
             assert one.missed_tokens == hidden > max(lost, 0)
         elif lost > 0:
-            assert (one.cause, one.missed_tokens) == (Cause.EVICTED, lost)
+            assert one.cause == Cause.EVICTED
+            assert one.missed_tokens == lost
         else:
             assert one.cause not in (Cause.EVICTED, Cause.EMPTIED, Cause.COMPUTING)
         if one.cause in (Cause.CHANGED, Cause.INSERTED, Cause.DROPPED):
@@ -445,7 +470,8 @@ def test_another_adapter_hides_a_prompt(adapters: tuple[str, str]) -> None:
         ids.append(world.send([*HEAD, *TAIL], max_new_tokens=2, ignore_eos=True, adapter=adapter))
         world.run_dry(check=False)  # the model of this world has no adapters
     one = cause(world, ids[1])
-    assert (one.cause, one.rid) == (Cause.OTHER_NAMESPACE, "r0")
+    assert one.cause == Cause.OTHER_NAMESPACE
+    assert one.rid == "r0"
     assert cause(world, ids[2]).cause == Cause.FOUND
 
 

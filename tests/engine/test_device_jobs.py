@@ -158,10 +158,8 @@ def test_an_update_can_abort_what_is_open_and_only_if_it_succeeds() -> None:
     assert not bench.ask(update("no such", aborts=True)).success
     assert id not in bench.finished
     assert bench.ask(update("9", aborts=True)).num_paused_requests == 1
-    assert (bench.finished[id].reason, bench.finished[id].message) == (
-        "abort",
-        "the weights were updated",
-    )
+    assert bench.finished[id].reason == "abort"
+    assert bench.finished[id].message == "the weights were updated"
     bench.run_dry()
     bench.check_idle()
     bench.replay()
@@ -270,7 +268,9 @@ def test_counts_of_experts_are_told_between_steps_and_a_journal_holds_none() -> 
     looked, dumped = bench.replies
     assert isinstance(looked, ExpertDistributionReply)
     # The device of this world tells none, as that of a replay.
-    assert (looked.call, looked.prefill, looked.decode) == (1, [], [])
+    assert looked.call == 1
+    assert looked.prefill == []
+    assert looked.decode == []
     assert isinstance(dumped, ExpertDistributionReply)
     assert len(bench.outputs[running]) == 12
     bench.replay()

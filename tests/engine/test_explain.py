@@ -53,9 +53,12 @@ def test_the_story_of_a_request_has_its_stages() -> None:
         "first token",
         "finished: length, 4 tokens",
     ]
-    assert (one.stages.queued_s, one.stages.prefill_s, one.stages.decode_s) == (1.0, 1.0, 3.0)
+    assert one.stages.queued_s == 1.0
+    assert one.stages.prefill_s == 1.0
+    assert one.stages.decode_s == 3.0
     assert one.stages.total_s == 5.0
-    assert (one.prompt_tokens, one.output_tokens) == (20, 4)
+    assert one.prompt_tokens == 20
+    assert one.output_tokens == 4
 
 
 def test_a_request_that_waits_for_memory_is_told_how_much_and_for_whom() -> None:
@@ -73,7 +76,9 @@ def test_a_request_that_waits_for_memory_is_told_how_much_and_for_whom() -> None
         == f"waits: no KV memory for a prefill: r1 needs 42 tokens, 11 are available{KEPT}; earlier requests that waited, too: 2"
     )
     entry = explain(world, ids[2]).timeline[-1]
-    assert (entry.first_step, entry.last_step, entry.times) == (1, 5, 5)
+    assert entry.first_step == 1
+    assert entry.last_step == 5
+    assert entry.times == 5
     assert explain(world, ids[2]).position == 2
     assert str(entry).endswith("s  step 1-5, 5 times: " + waits)
 
@@ -158,9 +163,13 @@ def test_the_queue_and_its_rows_are_listed_in_order() -> None:
         ("r2", "waiting", 0),
         ("r3", "waiting", 1),
     ]
-    assert (rows[0].output_tokens, rows[0].age_s, rows[2].output_tokens) == (3, 3.0, 0)
+    assert rows[0].output_tokens == 3
+    assert rows[0].age_s == 3.0
+    assert rows[2].output_tokens == 0
     status = insight.get_queue_status(world.scheduler)
-    assert (status.waiting_queue_size, status.running_batch_size, status.prefilling) == (3, 2, 0)
+    assert status.waiting_queue_size == 3
+    assert status.running_batch_size == 2
+    assert status.prefilling == 0
     assert status.batch_is_full
     assert status.max_queued_requests == 4_096
 
@@ -233,7 +242,9 @@ def test_a_request_that_is_refused_has_a_story_of_two_entries() -> None:
         "200 fit"
     )
     assert [entry.what for entry in one.timeline] == ["arrived: 500 prompt tokens", refused]
-    assert (one.state, one.output_tokens, one.stages.total_s) == ("finished", 0, 0.0)
+    assert one.state == "finished"
+    assert one.output_tokens == 0
+    assert one.stages.total_s == 0.0
 
 
 def test_a_request_that_memory_can_never_hold_is_told_what_is_left_of_it() -> None:
@@ -259,7 +270,8 @@ def test_a_request_that_could_not_be_opened_has_ended_with_its_error_and_no_toke
         world.send([1, 2], max_new_tokens=3)
     world.scheduler.fail(0, "it could not be opened")
     one = explain(world, 0)
-    assert (one.state, one.output_tokens) == ("finished", 0)
+    assert one.state == "finished"
+    assert one.output_tokens == 0
     assert one.timeline[-1].what == "finished: error: it could not be opened"
 
 
@@ -275,7 +287,8 @@ def test_what_is_computed_anew_after_a_failure_is_reported_in_the_step_and_at_th
     world.step()
     entry = explain(world, id).timeline[-1]
     assert entry.what == "retracted: a step failed on the device: all is computed anew"
-    assert (entry.at_s, entry.first_step) == (5.0, 5)
+    assert entry.at_s == 5.0
+    assert entry.first_step == 5
 
 
 class PlainHistory:
@@ -296,9 +309,12 @@ class PlainHistory:
 def test_the_reasons_of_a_request_are_those_of_the_walks_that_left_it_waiting(seed: int) -> None:
     """Each walk is told with a number of its own, so that no two count as one."""
     rng = random.Random(f"history {seed}")
-    history, plain = RequestHistory(), PlainHistory()
+    history = RequestHistory()
+    plain = PlainHistory()
     running: set[int] = set()
-    now, step, num_waits = 0.0, 1_000, dict[int, list[int]]()
+    now = 0.0
+    step = 1_000
+    num_waits = dict[int, list[int]]()
     for number in range(300):
         now += 1.0
         step += rng.randrange(3)
@@ -382,9 +398,12 @@ def test_an_explanation_names_row_and_grammar_and_gives_the_reason_of_the_list()
     world.step()
     world.step()
     listed = {row.id: row for row in insight.list_requests(world.scheduler, world.time, limit=9)}
-    one, other = explain(world, runs), explain(world, waits)
-    assert (one.row, one.grammar) == (world.request(runs).row, grammar.name)
+    one = explain(world, runs)
+    other = explain(world, waits)
+    assert one.row == world.request(runs).row
+    assert one.grammar == grammar.name
     assert grammar.name.startswith("regex ")
-    assert (other.row, other.grammar) == (None, "")
+    assert other.row is None
+    assert other.grammar == ""
     assert [one.why, other.why] == [listed[runs].why, listed[waits].why]
     assert other.why

@@ -71,7 +71,8 @@ def unlocked_tokens(scheduler: Scheduler, request: Request | None = None) -> int
 def expected_of_running(scheduler: Scheduler, ratio: float) -> float:
     """What those that decode may generate yet: all of it where they ignore the end token, else in
     part."""
-    whole, parts = 0, 0
+    whole = 0
+    parts = 0
     for row in scheduler.running_batch.rows:
         request = scheduler.kv.columns.requests[row]
         left = request.max_len - int(scheduler.kv.columns.seq_len[row])
@@ -91,7 +92,8 @@ class Witness:
         self.count = Counter[Lack]()
         self.scheduler: Scheduler | None = None
         self.decode_rows: IntArray = NO_ROWS  # that the step decodes besides
-        add_one, make = PrefillAdder.add_one_req, PrefillScheduler._new_adder
+        add_one = PrefillAdder.add_one_req
+        make = PrefillScheduler._new_adder
         plan = Scheduler.get_next_batch_to_run
         witness = self
 
@@ -167,7 +169,8 @@ class Witness:
 
 def check_same(row: RequestRow, explanation: Explanation) -> None:
     """What both say of a request is the same."""
-    own, explained = msgspec.structs.asdict(row), msgspec.structs.asdict(explanation)
+    own = msgspec.structs.asdict(row)
+    explained = msgspec.structs.asdict(explanation)
     shared = own.keys() & explained.keys()
     assert shared > {"state", "position", "why", "output_tokens", "cached_tokens"}
     assert {name: own[name] for name in shared} == {name: explained[name] for name in shared}
@@ -231,7 +234,8 @@ def test_each_waiting_request_has_a_reason_with_the_numbers_of_its_moment(seed: 
 
 
 def test_the_random_worlds_reach_every_reason() -> None:
-    reasons, lacks = Counter[str](), Counter[Lack]()
+    reasons = Counter[str]()
+    lacks = Counter[Lack]()
     for seed in range(NUM_WORLDS):
         told, lacking = run_watched(seed)
         reasons += told
@@ -403,22 +407,19 @@ def test_a_row_has_what_decides_about_the_request() -> None:
     second = world.send([2], max_new_tokens=2, timeout_ms=9_000)
     for _ in range(3):
         world.step()
-    one, other = row(world, first), row(world, second)
-    assert (one.priority, one.tenant, one.user, one.timeout_s, one.retractions) == (
-        2,
-        "key-1",
-        "u",
-        48.0,
-        0,
-    )
+    one = row(world, first)
+    other = row(world, second)
+    assert one.priority == 2
+    assert one.tenant == "key-1"
+    assert one.user == "u"
+    assert one.timeout_s == 48.0
+    assert one.retractions == 0
     assert one.why == ""
-    assert (other.priority, other.tenant, other.user, other.timeout_s, other.retractions) == (
-        0,
-        "",
-        "",
-        6.0,
-        0,
-    )
+    assert other.priority == 0
+    assert other.tenant == ""
+    assert other.user == ""
+    assert other.timeout_s == 6.0
+    assert other.retractions == 0
     assert other.why == "waits: as many requests run as --max-running-requests allows (1)"
 
 

@@ -59,7 +59,8 @@ def busy(policy: str = "fcfs") -> EngineWorld:
 
 def newcomers(world: EngineWorld) -> BatchGenerate:
     """One of each kind: plain, with a prompt that another has too, of a session, with a grammar."""
-    first, prompts = len(world.sent), [[7, 8, 9, 10], [7, 8, 9, 10], [11, 12, 13], [14, 15]]
+    first = len(world.sent)
+    prompts = [[7, 8, 9, 10], [7, 8, 9, 10], [11, 12, 13], [14, 15]]
     grammar = Grammar("choice", '["yes"]')
     members = [
         msgspec.structs.replace(
@@ -239,9 +240,11 @@ def test_a_part_that_fails_at_an_end_keeps_nobody_from_the_final_word(
         raise Injected("planted")
 
     world = busy()
-    hooks, broken = world.scheduler.hooks, Feature()
+    hooks = world.scheduler.hooks
+    broken = Feature()
     setattr(broken, moment, hook)
-    of, unsubscribe = hooks.of, hooks.unsubscribe
+    of = hooks.of
+    unsubscribe = hooks.unsubscribe
     monkeypatch.setattr(hooks, "of", lambda request: (broken, *of(request)))
     monkeypatch.setattr(hooks, "unsubscribe", lambda request: (broken, *unsubscribe(request)))
     world.abort(Abort(ids=(0, 2)))

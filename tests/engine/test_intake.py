@@ -118,7 +118,8 @@ def test_replies_to_rpc_calls_go_to_the_caller_and_all_others_to_the_front(
     sockets: Sockets,
 ) -> None:
     world = EngineWorld(settings())
-    one, other = sockets.client(), sockets.client()
+    one = sockets.client()
+    other = sockets.client()
     one.send(msgspec.msgpack.encode(ListRequests(call=7)))
     sockets.serve(world.engine)
     other.send(msgspec.msgpack.encode(FlushCache(call=7)))  # answered with the next step
@@ -129,11 +130,13 @@ def test_replies_to_rpc_calls_go_to_the_caller_and_all_others_to_the_front(
     assert other.poll(240_000)
     listed = decode_from_engine(one.recv())
     assert isinstance(listed, ListRequestsReply)
-    assert (listed.call, listed.queue.max_queued_requests) == (7, 4_096)
+    assert listed.call == 7
+    assert listed.queue.max_queued_requests == 4_096
     assert decode_from_engine(other.recv()) == FlushCacheReply(call=7, success=True)
     [to_front] = [reply for reply in sockets.sent if isinstance(reply, ControlReply)]
     assert isinstance(to_front, GetStateReply)
-    assert (to_front.call, to_front.stats.kv_tokens) == (9, world.scheduler.kv.room.capacity)
+    assert to_front.call == 9
+    assert to_front.stats.kv_tokens == world.scheduler.kv.room.capacity
 
 
 def test_the_front_hears_of_new_weights_whoever_has_changed_them(sockets: Sockets) -> None:
@@ -224,11 +227,9 @@ def test_unknown_messages_and_numbers_that_are_taken_are_counted_and_logged_once
     world.take_in(world.sent[first])
     world.tell(UnreadableMessages(num=4))
     stats = world.scheduler.stats()
-    assert (
-        stats.total_unknown_messages,
-        stats.total_duplicate_requests,
-        stats.total_dropped_messages,
-    ) == (50, 1, 4)
+    assert stats.total_unknown_messages == 50
+    assert stats.total_duplicate_requests == 1
+    assert stats.total_dropped_messages == 4
     assert [record.message for record in caplog.records].count("unknown_message") <= 1
     world.run_dry()
     world.check_outputs()
@@ -270,7 +271,8 @@ def test_the_queue_is_limited_in_tokens_too_but_a_lone_request_may_be_long() -> 
     world.run_dry()
     assert [world.finished[id].status for id in fit] == [200, 200, 503]
     stats = world.scheduler.stats()
-    assert (stats.total_queue_full, stats.num_waiting_tokens) == (3, 0)
+    assert stats.total_queue_full == 3
+    assert stats.num_waiting_tokens == 0
     world.check_idle()
 
 
@@ -309,10 +311,8 @@ def test_nobody_is_pushed_out_in_vain() -> None:
     )
     world.send([1], max_new_tokens=40, ignore_eos=True, priority=9)
     world.step()
-    low, high = (
-        world.send([2] * 50, max_new_tokens=1),
-        world.send([3] * 50, max_new_tokens=1, priority=5),
-    )
+    low = world.send([2] * 50, max_new_tokens=1)
+    high = world.send([3] * 50, max_new_tokens=1, priority=5)
     newcomer = world.send([4] * 60, max_new_tokens=1, priority=3)
     world.step()
     assert set(world.finished) == {newcomer}  # without `low` it would not fit either

@@ -55,7 +55,8 @@ def test_rows_and_reasons_are_those_of_the_list_of_requests(depth: int) -> None:
     assert isinstance(listed, ListRequestsReply)
     running = [row for row in listed.requests if row.position is None]
     waiting = [row for row in listed.requests if row.position is not None]
-    assert (len(running), len(waiting)) == (4, 5)
+    assert len(running) == 4
+    assert len(waiting) == 5
     rows = picture.rows
     assert rows.rids == [row.rid for row in running]
     assert ints(rows.prompt_len) == [row.prompt_tokens for row in running]
@@ -65,7 +66,9 @@ def test_rows_and_reasons_are_those_of_the_list_of_requests(depth: int) -> None:
     assert picture.queue.reasons == [row.why for row in waiting]
     assert all(picture.queue.reasons)
     stats = picture.stats
-    assert (stats.num_running, stats.num_waiting, stats.max_running_requests) == (4, 5, 4)
+    assert stats.num_running == 4
+    assert stats.num_waiting == 5
+    assert stats.max_running_requests == 4
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -133,7 +136,9 @@ def test_each_step_is_reported_once_with_what_it_ran(depth: int) -> None:
 def test_a_picture_without_work_comes_at_once_and_nobody_is_asked_any_more_afterwards() -> None:
     world = EngineWorld(settings())
     picture = look(world)
-    assert (picture.rows.rids, picture.queue.rids, numbers(picture.steps)) == ([], [], [])
+    assert picture.rows.rids == []
+    assert picture.queue.rids == []
+    assert numbers(picture.steps) == []
     hooks = world.engine.core.hooks
     pictures = world.engine.services.pictures
     assert pictures in hooks.attached
@@ -187,15 +192,19 @@ def test_a_node_of_the_tree_tells_who_uses_it_and_is_gone_when_it_is_forgotten()
     assert isinstance(found, GetPrefixReply)
     assert ints(found.tokens)[:21] == [1, *shared]
     [row] = world.engine.scheduler.requests.values()
-    assert (found.start, found.hits, found.requests) == (0, 1, [row.message.rid])
+    assert found.start == 0
+    assert found.hits == 1
+    assert found.requests == [row.message.rid]
     kept = world.tell(ForgetPrefix(tokens=found.tokens))
     assert isinstance(kept, ForgetPrefixReply)
-    assert (kept.tokens, kept.left) == (0, len(found.tokens) // 4)
+    assert kept.tokens == 0
+    assert kept.left == len(found.tokens) // 4
     other = world.tell(GetPrefix(node=free))
     assert isinstance(other, GetPrefixReply)
     gone = world.tell(ForgetPrefix(tokens=other.tokens, keep=5))
     assert isinstance(gone, ForgetPrefixReply)
-    assert (gone.tokens, gone.left) == (len(other.tokens) // 4 - 5, 5)
+    assert gone.tokens == len(other.tokens) // 4 - 5
+    assert gone.left == 5
     world.tell(ForgetPrefix(tokens=other.tokens))
     assert world.tell(GetPrefix(node=free)) == GetPrefixReply()
     # A node has its number in all pictures.
@@ -224,7 +233,8 @@ def test_a_long_queue_and_a_large_tree_make_no_larger_picture() -> None:
 
 
 def test_a_journal_leaves_viewers_out_and_is_replayed_bit_for_bit() -> None:
-    plain, watched = RecordedWorld(settings(num_pages=150)), RecordedWorld(settings(num_pages=150))
+    plain = RecordedWorld(settings(num_pages=150))
+    watched = RecordedWorld(settings(num_pages=150))
     for world in (plain, watched):
         rng = random.Random(3)
         for step in range(60):

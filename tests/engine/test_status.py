@@ -64,11 +64,9 @@ class Watched(EngineWorld):
             one.message.rid for one in requests if one.row != NO_ROW and one.kv_len < one.fill_len
         ]
         assert status.chunked_rid == (unfinished[0] if unfinished else None)
-        assert (
-            status.max_running_requests,
-            status.max_queued_requests,
-            status.max_queued_tokens,
-        ) == (3, 9, 200)
+        assert status.max_running_requests == 3
+        assert status.max_queued_requests == 9
+        assert status.max_queued_tokens == 200
         if not requests:
             assert status.free_tokens == 120
             assert not status.batch_is_full

@@ -23,8 +23,8 @@ class World:
         self.worthy: OrderedDict[str, None] = OrderedDict()
         self.feature = SimpleNamespace(worthy=self.worthy, is_worthy_now=self._note)
         self.allocator = SimpleNamespace(num_pages=NUM_PAGES, num_free=0)
-        cache = SimpleNamespace(sequences=lambda: list(self.sequences))
-        kv = SimpleNamespace(allocator=self.allocator, cache=cache)
+        tree = SimpleNamespace(sequences=lambda: list(self.sequences))
+        kv = SimpleNamespace(allocator=self.allocator, cache=SimpleNamespace(tree=tree))
         self.table = SimpleNamespace(writing=None)
         self.store = SimpleNamespace(
             settings=None,

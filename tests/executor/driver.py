@@ -33,7 +33,9 @@ from weft.plan.step import (
 )
 from weft.plan.step import ForwardMode as Mode
 
-KV_TOKENS, MAX_ROWS, CONTEXT = 640, 8, 128
+KV_TOKENS = 640
+MAX_ROWS = 8
+CONTEXT = 128
 NUM_STATES = 256
 
 # The smallest model for tests that need one but do not care which.
@@ -240,7 +242,8 @@ class Driver:
 
 def full_logprobs(result: Result) -> torch.Tensor:
     logprobs = logprobs_of(result)
-    ids, values = logprobs.top_ids, logprobs.top_logprobs
+    ids = logprobs.top_ids
+    values = logprobs.top_logprobs
     return torch.zeros(values.shape).scatter_(
         1, torch.from_numpy(ids).long(), torch.from_numpy(values)
     )

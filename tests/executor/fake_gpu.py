@@ -47,7 +47,8 @@ class Copy(NamedTuple):
 
 class FakeEvent:
     def __init__(self, gpu: FakeGpu, place: int) -> None:
-        self._gpu, self._place = gpu, place
+        self._gpu = gpu
+        self._place = place
 
     def query(self) -> bool:
         return self._gpu.num_through >= self._place
@@ -78,7 +79,8 @@ class FakeGpu:
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         assert self._is_entered, "a copy beside the stream"
-        to_host, from_host = self._is_pinned(target), self._is_pinned(source)
+        to_host = self._is_pinned(target)
+        from_host = self._is_pinned(source)
         assert to_host != from_host, "one side is pinned, the other on the device"
         content = source.clone()
         if to_host:
@@ -154,7 +156,8 @@ class Recorder(TorchDispatchMode):
 
 class FakeGraph:
     def __init__(self, gpu: FakeGpu, calls: list[tuple[Any, Any, Any, Any]]) -> None:
-        self._gpu, self._calls = gpu, calls
+        self._gpu = gpu
+        self._calls = calls
 
     def replay(self) -> None:
         self._gpu.num_replays += 1
@@ -171,7 +174,8 @@ class LaidOutTorch:
 
     def __init__(self, config: ModelConfig, pool: KVPool) -> None:
         self.tiling = Tiling(config.num_heads, config.num_kv_heads, 4, 2)
-        self._config, self._pool = config, pool
+        self._config = config
+        self._pool = pool
         self._layout: StepLayout | Any = None
         self._table = torch.empty(0)
 
@@ -186,12 +190,14 @@ class LaidOutTorch:
         return x
 
     def forward(self, qkv: Tensor, heads: Heads, layer: int) -> Tensor:
-        config, layout = self._config, self._layout
+        config = self._config
+        layout = self._layout
         sizes = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         q, k, v = qkv.view(len(qkv), -1, config.head_dim).split_with_sizes(sizes, 1)
         assert heads.rope is not None
         q, k = heads.prepare(q, k, heads.rope.tables(layout.positions, qkv.dtype))
-        keys, values = self._pool.k[layer], self._pool.v[layer]
+        keys = self._pool.k[layer]
+        values = self._pool.v[layer]
         for cache, new in ((keys, k), (values, v)):
             self._store(cache, new)
         tokens = torch.arange(len(qkv))

@@ -25,7 +25,9 @@ from weft.ops.cpp.library import Library, Unavailable, load
 from weft.ops.cpp.ops import CppOps
 
 CPU = torch.device("cpu")
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
+HEADS = 4
+KV_HEADS = 2
+HEAD_DIM = 16
 CONTEXT = 768
 # Pictures of each row: first position and position behind the last.
 PICTURES = {0: ((3, 11), (240, 420)), 1: ((100, 104),), 2: ()}

@@ -26,11 +26,9 @@ ROOM = {"kv_tokens": 64, "page_size": 16, "max_rows": 4, "context_length": 32}
 def test_the_pool_has_just_the_slots_asked_for_in_the_dtype_of_the_engine():
     driver = make_driver(replace(MODEL, dtype="float32"), dtype="bfloat16")
     pool = driver.steps._attention._pool
-    assert (len(pool.k[0]), len(pool.k), pool.v[1].dtype) == (
-        KV_TOKENS,
-        MODEL.num_layers,
-        torch.bfloat16,
-    )
+    assert len(pool.k[0]) == KV_TOKENS
+    assert len(pool.k) == MODEL.num_layers
+    assert pool.v[1].dtype == torch.bfloat16
     assert driver.steps._model.embedding.matrix.weight.dtype == torch.bfloat16
     driver.runner.close()
 

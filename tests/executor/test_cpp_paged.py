@@ -26,7 +26,10 @@ from weft.ops.cpp.ops import CppOps
 from weft.ops.protocol import Norm
 
 CPU = torch.device("cpu")
-SLOTS, ROWS, CONTEXT, MOST_TOKENS = 400, 6, 128, 64
+SLOTS = 400
+ROWS = 6
+CONTEXT = 128
+MOST_TOKENS = 64
 STEPS = [  # requests: row, tokens in the cache, tokens to run
     [(0, 0, 30), (2, 0, 1)],
     [(0, 30, 1), (2, 1, 5), (1, 0, 45)],

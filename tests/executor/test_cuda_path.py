@@ -172,7 +172,8 @@ def test_a_result_that_is_read_too_early_is_poison(driver: Driver) -> None:
 def test_a_step_sends_its_numbers_in_one_copy(driver: Driver, gpu: FakeGpu) -> None:
     driver.run(Turn(0, TEXT), Turn(1, TEXT))
     for turns in ([Turn(0, [LAST_SAMPLED])], [Turn(1, [LAST_SAMPLED]), Turn(2, TEXT)]):
-        before, plan = gpu.num_copies, driver.plan(*turns)
+        before = gpu.num_copies
+        plan = driver.plan(*turns)
         driver.runner.launch(replace(plan, outputs=())).result()
         assert gpu.num_copies - before == 3, "numbers there; tokens and whether they are valid back"
 
@@ -204,7 +205,9 @@ class Late:
     """A mask that is not there before a graph has been replayed."""
 
     def __init__(self, gpu: FakeGpu, words: IntArray) -> None:
-        self._gpu, self._words, self._replays = gpu, words, gpu.num_replays
+        self._gpu = gpu
+        self._words = words
+        self._replays = gpu.num_replays
         self.num_asked = 0
 
     @property
@@ -350,7 +353,8 @@ def test_without_graphs_nothing_is_captured_and_the_result_is_the_same(
 def test_what_a_stream_that_is_captured_refuses_is_refused(
     work: Callable[[torch.Tensor], torch.Tensor], message: str
 ) -> None:
-    gpu, x = FakeGpu(), torch.ones(3)
+    gpu = FakeGpu()
+    x = torch.ones(3)
     gc.disable()
     try:
         with gpu.stream(), pytest.raises(AssertionError, match=message):
@@ -399,7 +403,8 @@ def test_outputs_do_not_depend_on_overlap(gpu: FakeGpu, tmp_path: Path, graphs: 
     outputs = []
     for overlap in (False, True):
         config = with_graphs(folder, graphs, overlap=overlap)
-        assert (config.device, config.page_size) == ("cuda", 1)
+        assert config.device == "cuda"
+        assert config.page_size == 1
         engine = build_engine(config, folder).engine
         replays = gpu.num_replays
         outputs.append(generate(engine, gpu))
@@ -465,10 +470,8 @@ def generate(engine: Engine | RecordedEngine, gpu: FakeGpu, first: int = 0) -> G
             if not isinstance(reply, StepOutput):
                 continue
             assert all(finish.reason == "length" for finish in reply.finished)
-            ids, new = (
-                np.frombuffer(reply.ids, np.int64).tolist(),
-                np.frombuffer(reply.tokens, np.int32).tolist(),
-            )
+            ids = np.frombuffer(reply.ids, np.int64).tolist()
+            new = np.frombuffer(reply.tokens, np.int32).tolist()
             for number, token in zip(ids, new, strict=True):
                 tokens.setdefault(number - first, []).append(token)
         most = max(most, gpu.num_copies - gpu.num_through)

@@ -154,7 +154,8 @@ def test_inputs_may_come_first_and_gates_and_ups_in_turns(tmp_path: Path, altern
 
 
 def test_blocks_of_gpt_oss_are_read_as_they_are_stored(tmp_path: Path) -> None:
-    hidden, inner = 64, 96
+    hidden = 64
+    inner = 96
     names = ExpertNames(is_transposed=True, alternate=True)
     config = config_of(names, hidden=hidden, inner=inner)
     tensors = apart(config, tmp_path)

@@ -45,7 +45,8 @@ def test_no_name_is_the_bundled_model(hub):
 
 def test_an_id_is_downloaded_without_code_and_pickles(tmp_path, hub):
     assert local_folder("org/model", "v2") == tmp_path
-    assert (hub[0]["model"], hub[0]["revision"]) == ("org/model", "v2")
+    assert hub[0]["model"] == "org/model"
+    assert hub[0]["revision"] == "v2"
     assert not {"*.py", "*.bin", "*.pt", "*"} & set(hub[0]["patterns"])
 
 

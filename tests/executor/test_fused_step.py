@@ -49,7 +49,8 @@ def tables(driver: Driver) -> tuple[list[int], list[int]]:
 
 def everything(driver: Driver) -> list[list[int]]:
     """Tokens of steps of every kind."""
-    half, draws = np.full(2, 0.5, np.float32), np.array([0.0, 1.5], np.float32)
+    half = np.full(2, 0.5, np.float32)
+    draws = np.array([0.0, 1.5], np.float32)
     results = [
         launched(driver, Turn(0, TEXT[:7], samples=False), Turn(1, TEXT[:9]), Turn(2, [5])),
         launched(
@@ -88,10 +89,8 @@ def everything(driver: Driver) -> list[list[int]]:
     ]
     assert results[5].tokens[1] % 2 == 1
     assert results[6].tokens[1] % 2 == 1
-    assert (results[7].invalid.tolist(), results[7].faults) == (
-        [True, False],
-        ((0, "nothing may follow"),),
-    )
+    assert results[7].invalid.tolist() == [True, False]
+    assert results[7].faults == ((0, "nothing may follow"),)
     return [result.tokens.tolist() for result in results]
 
 

@@ -13,7 +13,8 @@ TILING = Tiling(
 
 
 def test_every_query_is_in_one_tile_or_decodes() -> None:
-    starts, lens = ints([0, 50, 7, 3]), ints([20, 1, 8, 9])
+    starts = ints([0, 50, 7, 3])
+    lens = ints([20, 1, 8, 9])
     layout = TILING.lay_out(
         ints([5, 2, 9, 0]), starts, lens, np.arange(38, dtype=np.int32), TILING.size(lens)
     )

@@ -33,7 +33,8 @@ def whole(
     first: int, length: int, num_top: int = 0, ids: tuple[int, ...] = ()
 ) -> PromptLogprobsRequest:
     """Of TEXT[:length], whose first token stands at `first` in the step."""
-    places, targets = ints(range(first, first + length - 1)), ints(TEXT[1:length])
+    places = ints(range(first, first + length - 1))
+    targets = ints(TEXT[1:length])
     wanted_ids = np.array([ids], dtype=np.int32)
     return PromptLogprobsRequest(
         ints([0]), ints([length - 1]), ints([num_top]), wanted_ids, places, targets
@@ -60,7 +61,9 @@ def test_each_token_is_reported_in_the_light_of_those_before_it(driver):
 
 
 def test_a_block_more_or_less_changes_nothing_and_no_block_is_larger(driver, monkeypatch):
-    wanted, model, lens = whole(0, len(TEXT), 3), driver.steps._model, []
+    wanted = whole(0, len(TEXT), 3)
+    model = driver.steps._model
+    lens = []
     at_once = told(driver, wanted, Turn(0, TEXT))
     logits = model.logits
 

@@ -23,7 +23,8 @@ def driver() -> Iterator[Driver]:
 
 
 def test_launch_returns_before_the_step_is_done(driver, monkeypatch):
-    gate, model = threading.Event(), driver.steps._model
+    gate = threading.Event()
+    model = driver.steps._model
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda *args: gate.wait(240) and forward(*args))
     steps = [driver.launch(Turn(0, TEXT)), driver.launch(Turn(0, [LAST_SAMPLED]))]
@@ -34,7 +35,8 @@ def test_launch_returns_before_the_step_is_done(driver, monkeypatch):
 
 
 def test_all_work_is_done_by_one_thread(driver, monkeypatch):
-    threads, model = set(), driver.steps._model
+    threads = set()
+    model = driver.steps._model
     forward = model.forward
     monkeypatch.setattr(
         model, "forward", lambda *args: threads.add(threading.get_ident()) or forward(*args)

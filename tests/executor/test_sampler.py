@@ -108,11 +108,9 @@ def test_every_filter_keeps_what_its_twin_keeps(vocab, together):
     """The draw is then the largest of logit + noise among those, whether the rows are in one batch
     or alone."""
     count = len(FILTERS)
-    x, seeds, positions = (
-        logits(count, vocab),
-        np.arange(count) * 1_001 - 5,
-        np.arange(count) * 3 + 1,
-    )
+    x = logits(count, vocab)
+    seeds = np.arange(count) * 1_001 - 5
+    positions = np.arange(count) * 3 + 1
     columns = dict(
         zip(
             ("temperature", "top_k", "top_p", "min_p"),
@@ -159,7 +157,8 @@ def test_tokens_of_equal_logit_are_kept_together():
 @pytest.mark.parametrize("vocab", [8, 300])
 def test_draws_follow_the_distribution(vocab):
     """Chi-square over many positions of one seed."""
-    draws, temperature = 20_000, 0.9
+    draws = 20_000
+    temperature = 0.9
     x = logits(1, vocab, spread=1.0)
     drawn = tokens(
         x.repeat(draws, 1),
@@ -347,7 +346,8 @@ def test_a_bias_may_hold_only_after_a_token_that_the_device_alone_knows():
         floats([-np.inf, -np.inf, -np.inf, 1.0]),
         ints([7, 7, ANY, 8]),
     )
-    x, last = torch.tensor([[0.0, 0, 0, 2, 1.5]]).repeat(3, 1), torch.tensor([7, 8, 9])
+    x = torch.tensor([[0.0, 0, 0, 2, 1.5]]).repeat(3, 1)
+    last = torch.tensor([7, 8, 9])
     assert tokens(x, bias, last=last) == [4, 3, 4]
     assert tokens(x, bias, last=torch.tensor([8, 7, 9])) == [4, 4, 4]
 

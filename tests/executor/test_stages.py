@@ -105,7 +105,8 @@ def test_a_stage_that_raises_is_named_and_no_step_runs_afterwards() -> None:
 
 def test_a_pipe_gives_whole_steps_and_notices_a_neighbour_that_is_gone() -> None:
     mine, theirs = socket.socketpair()
-    first, second = SocketPipe(None, mine, 5.0), SocketPipe(theirs, None, 5.0)
+    first = SocketPipe(None, mine, 5.0)
+    second = SocketPipe(theirs, None, 5.0)
     x = torch.arange(12.0).reshape(3, 4)
     first.give(x)
     first.give(x[:2])

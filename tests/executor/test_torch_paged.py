@@ -18,7 +18,9 @@ from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope
 
 CPU = torch.device("cpu")
-SLOTS, ROWS, CONTEXT = 4_096, 16, 400
+SLOTS = 4_096
+ROWS = 16
+CONTEXT = 400
 
 
 def attend_twin(
@@ -65,7 +67,9 @@ class Scene:
             head_dim=8,
             decoder=DecoderSpec(layers=(LayerSpec(attention=AttentionSpec(window=window)),)),
         )
-        self.starts, self.lens, self.window = starts, lens, window
+        self.starts = starts
+        self.lens = lens
+        self.window = window
         generator = torch.Generator().manual_seed(0)
         self.pool = KVPool(self.config, SLOTS, CPU, torch.float32)
         self.pool.k[0].fill_(torch.nan)
@@ -76,7 +80,10 @@ class Scene:
         rows = torch.randperm(ROWS, generator=generator)[: len(lens)]
         free = torch.randperm(SLOTS - 1, generator=generator).to(torch.int32)
         self.sinks = torch.randn(heads, generator=generator) if has_sinks else None
-        self.q, self.k, self.v, slots = [], [], [], []
+        self.q = []
+        self.k = []
+        self.v = []
+        slots = []
         for row, start, num in zip(rows, starts, lens, strict=True):
             mine, free = free[: start + num], free[start + num :]
             table[row, : start + num] = mine

@@ -14,7 +14,8 @@ from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.build import processor_flags
 from weft.ops.cpp.library import Library, load
 
-HIDDEN, HEADS = 64, 4
+HIDDEN = 64
+HEADS = 4
 ROWS = 420
 
 

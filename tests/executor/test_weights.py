@@ -83,7 +83,8 @@ def addresses(driver: Driver) -> list[int]:
 
 
 def test_new_weights_from_disk_are_put_where_the_old_ones_were(driver: Driver) -> None:
-    before, places = logits(driver), addresses(driver)
+    before = logits(driver)
+    places = addresses(driver)
     reply = ask(driver, UpdateFromDisk("new"))
     assert (reply.ok, reply.kv_is_stale, reply.num_tensors) == (True, True, len(checkpoint())), (
         reply.message
@@ -233,7 +234,8 @@ def test_the_root_can_be_set_and_an_absolute_name_below_it_is_as_good(tmp_path: 
 def test_an_update_that_breaks_off_brings_the_last_weights_back(
     plain: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, places = logits(plain), addresses(plain)
+    before = logits(plain)
+    places = addresses(plain)
 
     def break_off(matches: list[stream.WeightMatch]) -> None:
         stream.put_all(matches[:3])
@@ -247,7 +249,8 @@ def test_an_update_that_breaks_off_brings_the_last_weights_back(
         True,
         True,
     )
-    assert (reply.released, addresses(plain)) == ((), places)
+    assert reply.released == ()
+    assert addresses(plain) == places
     assert torch.equal(logits(plain), before)
 
 
@@ -502,7 +505,8 @@ def test_released_memory_goes_back_to_the_system_and_comes_again(
     )
     del model
     driver = make_driver(LARGE, folder=tmp_path, **settings)
-    before, places = logits(driver), addresses(driver)
+    before = logits(driver)
+    places = addresses(driver)
     kept_weights = driver.runner.store._memory.weights
     assert resident(kept_weights) > 0.9
     released = ask(driver, ReleaseMemory(("weights", "kv_cache")))
@@ -538,7 +542,8 @@ def test_unknown_tags_are_named(plain: Driver) -> None:
 def resident(tensors: list[torch.Tensor]) -> float:
     """The part of their pages that lies in memory. Source: the kernel's documentation of
     /proc/pid/pagemap."""
-    size, states = os.sysconf("SC_PAGE_SIZE"), []
+    size = os.sysconf("SC_PAGE_SIZE")
+    states = []
     with open("/proc/self/pagemap", "rb") as pagemap:
         for tensor in tensors:
             first, end = (

@@ -16,7 +16,9 @@ class Again:
     recorded."""
 
     def __init__(self, gpu: FakeGpu, work: Callable[[], Any], result: Any) -> None:
-        self._gpu, self._work, self._result = gpu, work, result
+        self._gpu = gpu
+        self._work = work
+        self._result = result
 
     def replay(self) -> None:
         self._gpu.num_replays += 1

@@ -36,7 +36,8 @@ def generated(
     compiler: Compiler, tokenizer: Tokenizer, compiled: Compiled, rng: np.random.Generator
 ) -> str | None:
     """A text of random allowed tokens; None if it has not ended in time."""
-    matcher, mask = compiled.matcher.fork(), compiled.mask[None].copy()
+    matcher = compiled.matcher.fork()
+    mask = compiled.mask[None].copy()
     ids: list[int] = []
     for _ in range(MAX_TOKENS):
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
@@ -52,7 +53,8 @@ def generated(
 
 def accepts(compiler: Compiler, tokenizer: Tokenizer, compiled: Compiled, text: str) -> bool:
     """Whether the text and then the end are allowed, token by token."""
-    matcher, mask = compiled.matcher.fork(), compiled.mask[None].copy()
+    matcher = compiled.matcher.fork()
+    mask = compiled.mask[None].copy()
     for token in [*tokenizer.encode(text, add_special_tokens=False), EOS]:
         if not mask[0, token // 32] >> (token % 32) & 1:
             return token == EOS and matcher.is_complete and not matcher.error
@@ -115,10 +117,8 @@ def tag(begin: str, content: dict[str, Any], end: Any) -> dict[str, Any]:
 
 INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
 TEXT = {"type": "any_text"}
-A, B = (
-    tag("<f=a>", INTEGER, "</f>"),
-    tag("<f=b>", {"type": "json_schema", "json_schema": True}, "</f>"),
-)
+A = tag("<f=a>", INTEGER, "</f>")
+B = tag("<f=b>", {"type": "json_schema", "json_schema": True}, "</f>")
 TRIGGERED = {"type": "triggered_tags", "triggers": ["<f="], "tags": [A, B]}
 SEPARATED = {"type": "tags_with_separator", "tags": [A, B], "separator": ","}
 GENERIC = TOOL_FORMATS["generic"]
@@ -140,7 +140,8 @@ def generic_call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-F, G = generic_call("f", '{"city": "Oslo", "near": 1}'), generic_call("g", "{}")
+F = generic_call("f", '{"city": "Oslo", "near": 1}')
+G = generic_call("g", "{}")
 NO_CALLS = [
     generic_call("h", "{}"),
     generic_call("f", "{}"),

@@ -222,7 +222,8 @@ def _one_of(rng: random.Random, depth: int) -> Made:
 
 
 def _named_by_pattern(rng: random.Random, depth: int) -> Made:
-    one, other = random_schema(rng, depth), random_schema(rng, depth)
+    one = random_schema(rng, depth)
+    other = random_schema(rng, depth)
     patterns = {"^n[0-9]$": one.schema, "^m[a-c]{1,2}$": other.schema}
     schema = {
         "type": "object",
@@ -235,7 +236,8 @@ def _named_by_pattern(rng: random.Random, depth: int) -> Made:
 
 def _more_properties(rng: random.Random, depth: int) -> Made:
     """Properties of any name, so many of them."""
-    one, low = random_schema(rng, depth), rng.randrange(0, 2)
+    one = random_schema(rng, depth)
+    low = rng.randrange(0, 2)
     schema: dict[str, Any] = {
         "type": "object",
         "additionalProperties": one.schema,
@@ -249,7 +251,8 @@ def _more_properties(rng: random.Random, depth: int) -> Made:
 
 
 def _pair_and_rest(rng: random.Random, depth: int) -> Made:
-    first, rest = random_schema(rng, depth), random_schema(rng, depth)
+    first = random_schema(rng, depth)
+    rest = random_schema(rng, depth)
     schema = {
         "type": "array",
         "prefixItems": [first.schema],

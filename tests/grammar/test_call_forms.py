@@ -102,7 +102,8 @@ def compiled(words: Vocabulary, name: str) -> Compiled:
 def num_allowed(words: Vocabulary, grammar: Compiled, ids: Sequence[int]) -> int:
     """The number of tokens up to the first one that the grammar refuses; -1: it takes all, and then
     the end."""
-    matcher, mask = grammar.matcher.fork(), grammar.mask[None].copy()
+    matcher = grammar.matcher.fork()
+    mask = grammar.mask[None].copy()
     for number, token in enumerate([*ids, EOS]):
         if not mask[0, token // 32] >> (token % 32) & 1:
             return -1 if token == EOS and matcher.is_complete else number

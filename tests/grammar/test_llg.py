@@ -49,7 +49,8 @@ NUM_SCHEMAS = 300
 def test_everything_generated_is_valid_everything_valid_is_allowed_and_little_else(
     compiler: LlgCompiler, tokenizer: Tokenizer
 ) -> None:
-    rng, noise = random.Random(5), np.random.default_rng(5)
+    rng = random.Random(5)
+    noise = np.random.default_rng(5)
     num_ended = num_wrong = num_wrong_allowed = 0
     for _ in range(NUM_SCHEMAS):
         made = random_schema(rng)
@@ -78,12 +79,15 @@ def test_everything_generated_is_valid_everything_valid_is_allowed_and_little_el
 def test_where_a_text_is_forced_the_masks_allow_only_its_tokens_so_jumps_change_nothing(
     compiler: LlgCompiler, tokenizer: Tokenizer
 ) -> None:
-    rng, noise = random.Random(7), np.random.default_rng(7)
+    rng = random.Random(7)
+    noise = np.random.default_rng(7)
     num_forced = 0
     for _ in range(100):
         schema = random_schema(rng).schema
         compiled = compiler.compile(Key("json_schema", json.dumps(schema)))
-        matcher, mask, due = compiled.matcher.fork(), compiled.mask[None].copy(), list[int]()
+        matcher = compiled.matcher.fork()
+        mask = compiled.mask[None].copy()
+        due = list[int]()
         for _ in range(150):
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
             due = due or matcher.fork().forced()
@@ -108,7 +112,8 @@ def test_the_large_twin_allows_what_the_plain_one_does(
     ]
     plain = ChoiceCompiler(vocabulary, frozenset({EOS}))
     key = Key("choice", json.dumps(["yes", "yesterday", "größe", 'a "b" (c)|d', "no"]))
-    one, other = compiler.compile(key), plain.compile(key)
+    one = compiler.compile(key)
+    other = plain.compile(key)
     assert one.mask.tolist() == other.mask.tolist()
     rng = np.random.default_rng(3)
     for _ in range(20):
@@ -194,7 +199,8 @@ def test_calls_of_strict_tools_fit_their_schemas_and_text_stays_free(
     def call(name: str, arguments: str) -> str:
         return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
-    oslo, news = call("weather", '{"city": "Oslo"}'), call("news", '{"of": [1]}')
+    oslo = call("weather", '{"city": "Oslo"}')
+    news = call("news", '{"of": [1]}')
     good = ["No.", oslo, f"Well.\n{oslo}\n{news}"]
     bad = [
         call("weather", "{}"),
@@ -305,9 +311,9 @@ def test_without_a_library_such_requests_are_refused() -> None:
     [output] = llm.generate(
         ["x"], [SamplingParams(max_new_tokens=9, grammar=Grammar("regex", "a+"))]
     )
-    assert (output.finish_reason, output.error) == (
-        "error",
-        "this server was started without structured output (--grammar-backend none)",
+    assert output.finish_reason == "error"
+    assert (
+        output.error == "this server was started without structured output (--grammar-backend none)"
     )
 
 

@@ -148,7 +148,8 @@ def test_where_the_model_takes_all_processors_the_caller_fills_all_masks_at_once
     advance(pool, constraints, A)
     assert not library.threads
     assert allowed(words_of(constraints)) == ["bc"] * 3 * PART
-    assert (library.filled, library.threads) == ([3 * PART], [threading.current_thread().name])
+    assert library.filled == [3 * PART]
+    assert library.threads == [threading.current_thread().name]
     pool.close()
 
 
@@ -202,7 +203,8 @@ def test_a_thread_that_is_gone_leaves_its_mask_to_the_others(
 def test_a_pool_that_is_closed_ends_the_fill_under_way_and_begins_no_other(
     pool: GrammarPool, library: Held
 ) -> None:
-    constraints, others = begun(pool, library, FEW), begun(pool, library, FEW, "ax", "ay")
+    constraints = begun(pool, library, FEW)
+    others = begun(pool, library, FEW, "ax", "ay")
     library.may_fill.clear()
     advance(pool, constraints, A)
     advance(pool, others, A)
@@ -219,7 +221,8 @@ def test_a_pool_that_is_closed_ends_the_fill_under_way_and_begins_no_other(
 def test_an_output_that_cannot_go_on_is_reported_with_the_mask_and_the_others_go_on(
     pool: GrammarPool, library: Held
 ) -> None:
-    stuck, fine = begun(pool, library, FEW, "aé", "aü"), begun(pool, library, FEW)
+    stuck = begun(pool, library, FEW, "aé", "aü")
+    fine = begun(pool, library, FEW)
     advance(pool, [*stuck, *fine], A)
     rows = LazyBitmaskRows([constraint.mask for constraint in (*fine, *stuck)])
     reason = "the output cannot go on in its grammar: nothing may follow"

@@ -93,7 +93,8 @@ class WeakModel:
         self, compiler: LlgCompiler, tokenizer: Tokenizer, grammar: Compiled, begin: str
     ) -> str | None:
         """A text that begins with `begin`; None if it has not ended in time."""
-        matcher, mask = grammar.matcher.fork(), grammar.mask[None].copy()
+        matcher = grammar.matcher.fork()
+        mask = grammar.mask[None].copy()
         ids = tokenizer.encode(begin, add_special_tokens=False)
         for token in ids:
             assert mask[0, token // 32] >> (token % 32) & 1, "the grammar refuses the beginning"

@@ -188,7 +188,8 @@ def test_messages_have_one_place_and_one_direction(what: str) -> None:
         asking.start()
         lender.welcome(SECRET)
         asking.join(HANG_S)
-        first, second = marked(lender, Ready(8)), marked(lender, Ready(16))
+        first = marked(lender, Ready(8))
+        second = marked(lender, Ready(16))
         match what:
             case "repeat":
                 client_hears(lender, client, first)

@@ -36,7 +36,8 @@ def test_what_is_lent_arrives_as_it_is_and_is_given_back(pair: Pair) -> None:
     assert pair.wait_for("found") == FoundKv(0, 24)
     pair.fetch(7, 0, 24)
     landed = pair.wait_for("landed")
-    assert (landed.ticket, landed.num_tokens) == (7, 24)
+    assert landed.ticket == 7
+    assert landed.num_tokens == 24
     assert pair.content(6) == content
     assert pair.wait_for("renewed") == "r"
     pair.decode.leave(0)
@@ -154,7 +155,8 @@ def test_only_the_common_beginning_is_found(pair: Pair) -> None:
     assert pair.wait_for("found") == FoundKv(0, 8)
     pair.ask(1, have=8)
     told = pair.wait_for("missed")
-    assert (told.pull, told.reason) == (1, "refused")
+    assert told.pull == 1
+    assert told.reason == "refused"
     assert "8 of the 24 tokens" in told.message
 
 

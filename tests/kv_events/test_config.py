@@ -25,11 +25,9 @@ def test_the_words_of_vllm_and_of_sglang_are_understood() -> None:
     config = parse_kv_events(json.dumps(VLLM))
     assert config.is_on
     assert config.binds
-    assert (config.address, config.topic, config.buffer_steps) == (
-        "tcp://*:5557",
-        "kv@pod@model",
-        100,
-    )
+    assert config.address == "tcp://*:5557"
+    assert config.topic == "kv@pod@model"
+    assert config.buffer_steps == 100
     assert parse_kv_events('{"publisher": "zmq", "topic": "kv-events"}').is_on
 
 
@@ -87,11 +85,13 @@ def test_impossible_values_are_refused_by_name(text: str, message: str) -> None:
 
 def test_each_of_several_engines_has_ports_of_its_own() -> None:
     second = parse_kv_events(of_engine(json.dumps(VLLM), 2))
-    assert (second.address, second.replay_endpoint) == ("tcp://*:5559", "tcp://*:5560")
+    assert second.address == "tcp://*:5559"
+    assert second.replay_endpoint == "tcp://*:5560"
     assert second.data_parallel_rank == 2
     files = '{"publisher": "zmq", "endpoint": "ipc:///tmp/a", "data_parallel_rank": 4}'
     third = parse_kv_events(of_engine(files, 1))
-    assert (third.address, third.data_parallel_rank) == ("ipc:///tmp/a_dp1", 5)
+    assert third.address == "ipc:///tmp/a_dp1"
+    assert third.data_parallel_rank == 5
     assert of_engine('{"publisher": "null"}', 1) == '{"publisher": "null"}'
     with pytest.raises(SettingsError, match="engine 1 would have port 65536"):
         of_engine('{"publisher": "zmq", "endpoint": "tcp://*:65535"}', 1)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from weft.config.process import EngineArgs
+from weft.config.engine_args import EngineArgs
 from weft.launch.heartbeat import HeartbeatSender
 from weft.messages.channel import Receiver, Sender
 from weft.messages.codec import decode_to_engine

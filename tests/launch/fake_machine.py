@@ -16,7 +16,10 @@ from weft.launch.processor_use import ProcessorUse
 
 SLICE_S = 0.003
 ENGINE = 7
-MAIN, HEART, SOCKETS, FOLLOWER = 7, 8, 9, 70
+MAIN = 7
+HEART = 8
+SOCKETS = 9
+FOLLOWER = 70
 WAKE_S = 0.0001  # what a thread computes that only sends a message
 
 
@@ -98,7 +101,8 @@ class Machine:
                 f"{thread.tid} (a ) R (x) {thread.looks or thread.state} 1 7 7 0 -1 4194560 1 0 0 0 {ticks} 0 3 8 20"
             )
             if self._counts_waiting:
-                ran, waited = int(thread.used_s * 1e9), int(thread.waited_s * 1e9)
+                ran = int(thread.used_s * 1e9)
+                waited = int(thread.waited_s * 1e9)
                 (folder / "schedstat").write_text(f"{ran} {waited} 12\n")
 
     @property

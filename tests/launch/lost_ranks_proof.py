@@ -56,7 +56,9 @@ if "weft.launch.follower" in sys.orig_argv:
 """
 SMALL = ("--kv-tokens", "32768", "--max-running-requests", "16", "--threads", "1")
 TWO = ("--tp-size", "2", "--device", "cpu")
-FOLLOWER, ENGINE, NODE = "weft.launch.follower", "weft.launch.start_worker", "--node-rank"
+FOLLOWER = "weft.launch.follower"
+ENGINE = "weft.launch.start_worker"
+NODE = "--node-rank"
 
 
 class Case(NamedTuple):

@@ -74,7 +74,8 @@ def differences(ours: list[Any], theirs: list[Any]) -> int:
 def prove(folder: Path) -> int:
     """How many of the answers differ."""
     settings = {"enable_return_hidden_states": True, "max_loaded_loras": 2}
-    one, two = load(**settings), load(tp_size=2, dist_backend="shm", **settings)
+    one = load(**settings)
+    two = load(tp_size=2, dist_backend="shm", **settings)
     save_random(ModelConfig.from_folder(NANO), folder / "model.safetensors")
     for loaded in (one, two):
         for seed, name in enumerate("ab"):
@@ -82,7 +83,8 @@ def prove(folder: Path) -> int:
     num_outputs = 0
     num_different = 0
     for turn in range(ROUNDS):
-        ours, theirs = ask_all(two, turn), ask_all(one, turn)
+        ours = ask_all(two, turn)
+        theirs = ask_all(one, turn)
         num_outputs += len(theirs)
         num_different += differences(ours, theirs)
         for loaded in (two, one):

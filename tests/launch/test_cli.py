@@ -252,11 +252,9 @@ def test_python_m_weft_is_weft() -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (
-        2,
-        "",
-        "weft: there is no folder /nowhere\n",
-    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "weft: there is no folder /nowhere\n"
 
 
 def test_chat_without_a_server_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,7 +344,8 @@ def test_every_option_of_every_command_is_a_known_variable() -> None:
             r"^    (\w+): [\w| ]+ = option\(", path.read_text("utf-8"), re.MULTILINE
         )
         found = {f"WEFT_{option.upper()}": "" for option in options}
-        assert (name, list(unknown_variables(found))) == (name, [])
+        assert name == name
+        assert list(unknown_variables(found)) == []
 
 
 def test_variables_that_are_no_options_are_those_that_the_code_reads() -> None:

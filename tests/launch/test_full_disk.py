@@ -17,7 +17,8 @@ from weft.observe.log import EventLog, setup
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Standard error lies on a full disk."""
-    root, level = logging.getLogger(), logging.getLogger("weft").level
+    root = logging.getLogger()
+    level = logging.getLogger("weft").level
     before = root.handlers[:], root.level
     stream = open("/dev/full", "w", buffering=1)  # noqa: SIM115 (it stays open for the test)
     monkeypatch.setattr(sys, "stderr", stream)

@@ -68,7 +68,8 @@ def test_a_stop_string_ends_a_request_that_is_alone(llm: LLM) -> None:
     [output] = llm.generate(
         "seventeen", SamplingParams(max_new_tokens=12, temperature=0.0, stop=(whole.text[3:5],))
     )
-    assert (output.text, output.finish_reason) == (whole.text[:3], "stop")
+    assert output.text == whole.text[:3]
+    assert output.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("kind", [str, list, tuple])
@@ -186,7 +187,8 @@ def test_an_argument_of_a_generator_is_named_at_its_first_use(
 
 def test_numbers_of_other_libraries_become_plain_ones(llm: LLM) -> None:
     prompt: Any = llm.prompt("one", replace(GREEDY, top_p=np.float32(0.5), top_k=np.int64(3)))
-    assert (type(prompt.sampling.top_p), type(prompt.sampling.top_k)) == (float, int)
+    assert type(prompt.sampling.top_p) is float
+    assert type(prompt.sampling.top_k) is int
     ids: Any = [np.int64(1), np.int64(2)]
     [by_numpy] = llm.generate(ids, GREEDY)
     assert by_numpy.token_ids == expected([1, 2])
@@ -214,7 +216,8 @@ def test_prompts_without_parameters_get_those_of_the_models_makers(tmp_path: Pat
     folder = write_tiny_model(tmp_path)
     (folder / "generation_config.json").write_text('{"temperature": 0.0, "top_k": 20}')
     llm, _ = oracle_llm(folder)
-    assert (llm.default_params.temperature, llm.default_params.top_k) == (0.0, 20)
+    assert llm.default_params.temperature == 0.0
+    assert llm.default_params.top_k == 20
     [first], [second] = llm.generate("a"), llm.generate("a")
     assert first.token_ids == second.token_ids  # greedy
     aside, _ = oracle_llm(folder, generation_config="none")
@@ -237,7 +240,8 @@ def test_second_time_finds_the_prompt_in_the_cache(llm: LLM) -> None:
     prompt = list(range(64))
     (first,) = llm.generate(prompt, GREEDY)
     (second,) = llm.generate(prompt, GREEDY)
-    assert (first.cached_tokens, second.cached_tokens) == (0, 48)
+    assert first.cached_tokens == 0
+    assert second.cached_tokens == 48
     assert first.token_ids == second.token_ids
 
 

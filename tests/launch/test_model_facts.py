@@ -20,7 +20,8 @@ NANO = Path(weft.__file__).parent / "bundled" / "weft-nano"
 def test_the_bundled_model_has_its_facts() -> None:
     prepared = prepare(EngineConfig(model=str(NANO)))
     facts = model_facts(prepared)
-    assert (facts.family, facts.format) == ("llama", "safetensors")
+    assert facts.family == "llama"
+    assert facts.format == "safetensors"
     assert facts.num_parameters == prepared.model.num_parameters
     assert facts.size_bytes == sum(file.stat().st_size for file in NANO.glob("*.safetensors"))
     assert facts.num_layers == prepared.model.num_layers
@@ -51,5 +52,7 @@ def test_the_level_of_a_gguf_is_the_one_of_its_name(tmp_path: Path, name: str, l
     )
     prepared: Any = SimpleNamespace(folder=tmp_path, model=model)
     facts = model_facts(prepared)
-    assert (facts.family, facts.format, facts.size_bytes) == ("qwen2_5_vl", "gguf", 4)
+    assert facts.family == "qwen2_5_vl"
+    assert facts.format == "gguf"
+    assert facts.size_bytes == 4
     assert facts.quantization == level

@@ -184,7 +184,8 @@ def test_a_node_ends_when_node_0_does(reason: str, status: int, line: str) -> No
         nodes.take_leave(reason)
         end = running.exception(HANG_S)
     assert isinstance(end, NodeEnd)
-    assert (end.status, str(end)) == (status, line)
+    assert end.status == status
+    assert str(end) == line
 
 
 def test_node_0_hears_why_another_node_is_lost_and_takes_no_second_one_for_it() -> None:

@@ -54,7 +54,8 @@ def test_connections_leave_room_for_open_files(
     system = System(soft, hard)
     monkeypatch.setattr(open_files, "resource", system)
     assert open_files.fit(Limits(max_connections=wanted)).max_connections == connections
-    assert (system.soft, system.hard) == (left, hard)
+    assert system.soft == left
+    assert system.hard == hard
 
 
 @pytest.mark.parametrize("hard", [0, 64, 179])

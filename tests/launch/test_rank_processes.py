@@ -10,7 +10,7 @@ import pytest
 from weft.assemble import rank_processes
 from weft.assemble.rank_processes import RankProcesses
 from weft.config.engine import EngineConfig
-from weft.config.process import FollowerArgs
+from weft.config.engine_args import FollowerArgs
 
 HANG_S = 240.0
 ARGS = FollowerArgs(
@@ -25,7 +25,7 @@ ARGS = FollowerArgs(
 )
 SAYS_WHY = """
 import os, sys
-from weft.config.process import FollowerArgs
+from weft.config.engine_args import FollowerArgs
 os.write(FollowerArgs.from_json(sys.stdin.readline()).last_words, b"MemoryError: none left")
 sys.exit(1)
 """

@@ -64,7 +64,8 @@ def test_impossible_values_are_refused_by_name(args: dict[str, str], why: str) -
 def test_the_number_of_replicas_is_set_or_left_to_ray() -> None:
     assert deployment_of(build({"num_replicas": "3"})).num_replicas == 3
     scaling = deployment_of(build({"max_replicas": "4"})).autoscaling_config
-    assert (scaling.min_replicas, scaling.max_replicas) == (1, 4)
+    assert scaling.min_replicas == 1
+    assert scaling.max_replicas == 4
 
 
 def test_each_node_of_a_replica_has_a_machine_and_the_cores_of_its_ranks() -> None:

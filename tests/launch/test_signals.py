@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 from weft.config.engine import EngineConfig
-from weft.config.process import EngineArgs
+from weft.config.engine_args import EngineArgs
 from weft.launch.signals import STOPPING, StartSignals, Stopped
 
 TIMEOUT_S = 240.0

@@ -69,7 +69,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def run(coming: list[tuple[float, Any]]) -> list[tuple[float, Any]]:
         line = Line(coming)
-        clock, began = line.clock, line.clock.now
+        clock = line.clock
+        began = line.clock.now
         monkeypatch.setattr(worker, "time", clock)
         answers: list[tuple[float, Any]] = []
         runner = OracleRunner(400, 4, 200, VOCAB)

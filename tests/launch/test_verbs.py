@@ -66,7 +66,8 @@ def test_prompt_that_is_too_long_is_the_users_error(
 
 
 def test_lines_are_completed_with_their_own_parameters(llm: LLM, tmp_path: Path) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     lines: list[dict[str, Any]] = [
         {"id": "a", "prompt": "Hi", "max_tokens": 3},
         {"id": 7, "messages": [{"role": "user", "content": "Hi"}]},
@@ -104,7 +105,8 @@ def test_a_run_that_fails_leaves_the_results_of_an_earlier_one(
     target.write_text("results of hours")
     model = [] if words == ["no-such-model"] else [str(folder)]
     status, kept = results_of(target, "--overwrite", *model, *words)
-    assert (status, kept) == (2, "results of hours")
+    assert status == 2
+    assert kept == "results of hours"
     assert capsys.readouterr().err.startswith("weft: ")
 
 

@@ -24,7 +24,8 @@ from weft.messages.sampling import InvalidParam
 from weft.plan.logits import NOTHING_LEFT, ProcessorCall
 
 PROMPTS = ["one", "seventeen", "a", "fourteen and some more", "x" * 40]
-BEGIN, END = "<think>", "</think>"
+BEGIN = "<think>"
+END = "</think>"
 Make = Callable[..., LLM]
 
 PROCESSORS = '''
@@ -211,7 +212,9 @@ def test_reasoning_that_the_prompt_has_begun_ends_after_exactly_so_many_tokens(
         assert [output.token_ids for output in outputs] == alone
         for output in outputs:
             text = said(llm, output.token_ids)
-            assert (text.index(END), text.count(END), output.completion_tokens) == (budget, 1, 24)
+            assert text.index(END) == budget
+            assert text.count(END) == 1
+            assert output.completion_tokens == 24
             assert [one.logprob for one in output.logprobs[budget : budget + len(END)]] == [
                 0.0
             ] * len(END)
@@ -257,7 +260,8 @@ def test_a_budget_holds_for_each_of_n_and_a_stop_string_may_be_its_end(make: Mak
     assert len({output.text for output in outputs}) == 3
     assert [said(llm, output.token_ids).find(END) for output in outputs] == [4] * 3
     [output] = llm.generate("a" + BEGIN, sampled(thinking_budget=4, stop=(END,)))
-    assert (output.matched, output.completion_tokens) == (END, 4 + len(END))
+    assert output.matched == END
+    assert output.completion_tokens == 4 + len(END)
 
 
 # Logit processors
@@ -274,7 +278,8 @@ def test_a_processor_sees_the_whole_output_in_any_company(make: Make) -> None:
 
 
 def test_processors_work_one_after_the_other(make: Make) -> None:
-    first, second = list(tokens_of(make(), "ab")), list(tokens_of(make(), "xyz"))
+    first = list(tokens_of(make(), "ab"))
+    second = list(tokens_of(make(), "xyz"))
     both = (Processor("Spells", {"tokens": first}), Processor("Spells", {"tokens": second}))
     assert all(output[:3] == second for output in alike(make, sampled(processors=both)))
     banned = Processor("disallowed_tokens", {"token_ids": list(range(97, 250))})
@@ -325,7 +330,8 @@ def test_invalid_processors_are_refused_before_the_request_runs(make: Make) -> N
     ]
     for one, message in wrong:
         [output] = llm.generate("a", sampled(processors=(one,)))
-        assert (output.finish_reason, output.completion_tokens) == ("error", 0)
+        assert output.finish_reason == "error"
+        assert output.completion_tokens == 0
         assert message in output.error
     with pytest.raises(InvalidParam, match="not plain JSON values"):
         llm.generate("a", sampled(processors=(Processor("Spells", {"tokens": [2**70]}),)))
@@ -392,7 +398,8 @@ def test_the_example_of_the_page_does_what_it_says(make: Make, tmp_path: Path) -
         processors.wrong("NoRepeats", {"n": 0})
         == "logit processor 'NoRepeats': n is 0; 1 to 64 are allowed"
     )
-    said, params = np.array([7, 1, 2, 3, 1, 2], dtype=np.int32), ({"n": 3}, {"n": 2})
+    said = np.array([7, 1, 2, 3, 1, 2], dtype=np.int32)
+    params = ({"n": 3}, {"n": 2})
     call = ProcessorCall("NoRepeats", np.arange(2, dtype=np.int32), params, (said, said), (1, 1))
     logits = torch.zeros(2, 5)
     assert processors.apply(logits, call) == {}

@@ -135,7 +135,8 @@ def write_model_with(layers: str, folder: Path) -> Path:
 
 def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
     """Zeros in float32."""
-    header, end = {}, 0
+    header = {}
+    end = 0
     for name, shape in shapes.items():
         begin = end
         for size in [*shape, 1]:

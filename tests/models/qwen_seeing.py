@@ -11,7 +11,10 @@ from torch import Tensor
 
 from tests.models.many import Checkpoint, saved
 
-IMAGE_TOKEN, VIDEO_TOKEN, START_TOKEN, END_TOKEN = 300, 301, 302, 303
+IMAGE_TOKEN = 300
+VIDEO_TOKEN = 301
+START_TOKEN = 302
+END_TOKEN = 303
 MROPE = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 3, 3]}
 TEXT = {
     "vocab_size": 320,

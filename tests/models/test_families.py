@@ -31,7 +31,8 @@ def test_prefill_in_chunks(reference, drive, prompt, chunk):
 
 
 def test_prefix_computed_for_another_row(reference, drive, prompt):
-    first, second = prompt(5, 40), prompt(6, 20)
+    first = prompt(5, 40)
+    second = prompt(6, 20)
     driver = drive(reference.folder)
     driver.run(Turn(1, first))
     driver.share(source=1, target=5, num=29)
@@ -68,7 +69,8 @@ def test_decode_of_requests_of_different_lengths(reference, drive, prompt):
 
 
 def test_decode_beside_prefill_chunks(reference, drive, prompt):
-    decoding, chunked = prompt(20, 30), prompt(21, 48)
+    decoding = prompt(20, 30)
+    chunked = prompt(21, 48)
     driver = drive(reference.folder)
     driver.run(Turn(3, decoding[:24]))
     actual = [
@@ -133,7 +135,8 @@ def test_fewer_bits_cost_little(reference, drive, prompt, settings, bound):
 def test_kernels_give_a_token_the_same_bits_however_it_was_computed(reference, drive, prompt):
     """Alone or beside others, in one piece, in chunks, token by token, or behind a prefix of
     another request."""
-    tokens, other = prompt(60, 40), prompt(61, 33)
+    tokens = prompt(60, 40)
+    other = prompt(61, 33)
     driver = drive(reference.folder, kernels="auto", dtype="bfloat16")
     whole = driver.run(Turn(0, tokens))[0]
     driver.run(Turn(1, tokens[:7]), Turn(2, other))

@@ -21,7 +21,8 @@ from weft.executor.kv_pool import KVPool
 from weft.models.layers.latent import HeadMatrices
 from weft.ops.plain import PlainOps
 
-RANK, ROTATED = 24, 8
+RANK = 24
+ROTATED = 8
 CPU = torch.device("cpu")
 
 

@@ -71,7 +71,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     checkpoint: Checkpoint, drive: Drive, kernels: str
 ) -> None:
     driver = drive(checkpoint.folder, kernels=kernels)
-    first, second = prompt(1, 53), prompt(2, 40)
+    first = prompt(1, 53)
+    second = prompt(2, 40)
     expected = checkpoint.logits(first)
     # One prompt in chunks, beside another one that comes whole.
     begun = driver.run(Turn(0, first[:19]), Turn(1, second))

@@ -36,10 +36,12 @@ def attention(config: ModelConfig) -> AttentionSpec:
 
 def test_what_is_missing_follows_from_what_is_there():
     config = read()
-    assert (config.head_dim, config.num_kv_heads) == (16, 4)
+    assert config.head_dim == 16
+    assert config.num_kv_heads == 4
     assert config.decoder == DecoderSpec()
     assert not config.tie_embeddings
-    assert (config.bos_token_id, config.eos_token_ids) == (None, ())
+    assert config.bos_token_id is None
+    assert config.eos_token_ids == ()
     assert config.kv_bytes_per_token == 2 * 2 * 4 * 16 * 2
 
 
@@ -150,7 +152,8 @@ def test_folder_is_read_with_its_generation_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3]}))
     config = ModelConfig.from_folder(tmp_path)
-    assert (config.name, config.eos_token_ids) == (tmp_path.name, (3,))
+    assert config.name == tmp_path.name
+    assert config.eos_token_ids == (3,)
     assert ModelConfig.from_folder(tmp_path, "org/model").name == "org/model"
 
 

@@ -35,7 +35,8 @@ from weft.ops.plain import PlainOps
 from weft.weights.load import load_weights, unread_of
 
 CPU = torch.device("cpu")
-BREAK, END = 301, 302
+BREAK = 301
+END = 302
 VISION = {
     "model_type": "pixtral",
     "hidden_size": 48,
@@ -207,7 +208,9 @@ def expected(checkpoint: Checkpoint, prompt: LinedPrompt) -> list[int]:
     return ids[len(prompt.ids) :]
 
 
-ONE, WIDE, TALL = Seen(1, 3, 4), Seen(2, 2, 7), Seen(3, 5, 1)
+ONE = Seen(1, 3, 4)
+WIDE = Seen(2, 2, 7)
+TALL = Seen(3, 5, 1)
 
 
 def prompts_of(name: str) -> list[LinedPrompt]:
@@ -234,7 +237,8 @@ def test_tokens_are_those_of_transformers(seeing: Checkpoint, name: str) -> None
 
 def test_another_token_between_lines_is_another_prompt(seeing: Checkpoint, name: str) -> None:
     served = SeeingServed(seeing.folder, page_size=1)
-    first, second = LinedPrompt(name, 1, 2, ONE, 3), LinedPrompt(name, 1, 2, ONE, 3)
+    first = LinedPrompt(name, 1, 2, ONE, 3)
+    second = LinedPrompt(name, 1, 2, ONE, 3)
     second.ids[2 + 4] = 17
     served.serve(first, second, first)  # type: ignore[arg-type]
     assert served.outputs[1] == expected(seeing, second)

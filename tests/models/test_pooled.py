@@ -84,7 +84,8 @@ def test_several_prompts_in_one_step(loaded):
 @pytest.mark.parametrize("chunk", [7, 16])
 def test_a_decoder_takes_its_prompt_in_chunks_beside_others(loaded, chunk):
     reference, driver = loaded
-    tokens, other = prompt(4, 53), prompt(5, 40)
+    tokens = prompt(4, 53)
+    other = prompt(5, 40)
     for i in range(0, len(tokens), chunk):
         last = i + chunk >= len(tokens)
         found = run(
@@ -100,7 +101,8 @@ def test_a_decoder_takes_its_prompt_in_chunks_beside_others(loaded, chunk):
 @with_kernels([name for name in ENCODERS if name.startswith("bert")])
 def test_kinds_of_segments_reach_the_model(loaded):
     reference, driver = loaded
-    tokens, types = prompt(7, 12), [0] * 5 + [1] * 7
+    tokens = prompt(7, 12)
+    types = [0] * 5 + [1] * 7
     actual = run(driver, Turn(0, prompt(8, 3)), Turn(1, tokens), types=[0, 0, 0, *types])
     assert difference(actual[1], reference.vector(tokens, types)) < TOLERANCE
     assert difference(actual[1], reference.vector(tokens)) > 1e-3
@@ -126,10 +128,8 @@ def test_what_the_files_say_is_read(references, name):
     assert config.is_encoder is (name in ENCODERS)
     assert config.pooling.task == ("embed" if reference.case.pooling else "classify")
     if reference.case.pooling:
-        assert (config.pooling.kind, config.pooling.normalize) == (
-            reference.case.pooling,
-            reference.case.normalize,
-        )
+        assert config.pooling.kind == reference.case.pooling
+        assert config.pooling.normalize == reference.case.normalize
     else:
         assert len(config.pooling.labels) == reference.case.changes["num_labels"]
     assert (config.kv_bytes_per_token == 0) is (name in ENCODERS)

@@ -19,7 +19,10 @@ from weft.plan.inputs import InputVectors
 from weft.plan.step import LAST_SAMPLED, Plan
 
 TOLERANCE = 2e-4  # of log probabilities, float32
-BEFORE, ROWS, COLUMNS, BEHIND = 5, 4, 6, 7
+BEFORE = 5
+ROWS = 4
+COLUMNS = 6
+BEHIND = 7
 PICTURE = slice(BEFORE, BEFORE + ROWS * COLUMNS)
 LENGTH = BEFORE + ROWS * COLUMNS + BEHIND
 SHIFT = max(ROWS, COLUMNS) - ROWS * COLUMNS  # behind the picture, to the position in the sequence

@@ -129,7 +129,9 @@ def seeing(name: str, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return make_qwen(name, tmp_path_factory.mktemp("seeing"))
 
 
-PICTURE, WIDE, VIDEO = Seen(1, (1, 4, 5)), Seen(2, (1, 2, 9)), Seen(3, (2, 3, 5))
+PICTURE = Seen(1, (1, 4, 5))
+WIDE = Seen(2, (1, 2, 9))
+VIDEO = Seen(3, (2, 3, 5))
 
 
 def prompts_of(name: str) -> list[QwenPrompt]:

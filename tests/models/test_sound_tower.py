@@ -153,10 +153,14 @@ def test_files_that_leave_out_what_is_usual_are_those_of_7b(tmp_path: Path) -> N
         },
         "Qwen2-Audio-7B",
     )
-    assert (config.num_layers, config.num_kv_heads, config.head_dim) == (32, 32, 128)
+    assert config.num_layers == 32
+    assert config.num_kv_heads == 32
+    assert config.head_dim == 128
     tower = config.vision
     assert isinstance(tower, WhisperSpec)
-    assert (tower.num_layers, tower.head_dim, tower.num_positions) == (32, 64, 1_500)
+    assert tower.num_layers == 32
+    assert tower.head_dim == 64
+    assert tower.num_positions == 1_500
     assert tower.kinds == ("audio",)
     assert tower.shown_name == "Whisper of 32 layers for sounds of up to 30 s"
     # Those of transformers, but for biases and norms.

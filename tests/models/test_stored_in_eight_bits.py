@@ -24,11 +24,9 @@ from weft.plan.device import UpdateFromDisk
 from weft.weights.scales import kv_scales
 
 SIZES = {"hidden_size": 144, "intermediate_size": 200, "num_hidden_layers": 2, "head_dim": 24}
-FP8, FLOAT, INT = (
-    torch.float8_e4m3fn,
-    {"type": "float", "num_bits": 8},
-    {"type": "int", "num_bits": 8},
-)
+FP8 = torch.float8_e4m3fn
+FLOAT = {"type": "float", "num_bits": 8}
+INT = {"type": "int", "num_bits": 8}
 UP = "model.layers.0.mlp.up_proj.weight"
 TOKENS = np.random.default_rng(3).integers(0, VOCAB, 40).tolist()
 
@@ -102,12 +100,14 @@ class Stored:
 
     def __init__(self, name: str, folder: Path) -> None:
         described, make_scales, ending, dtype = FORMATS[name]
-        self.folder, self.name = folder, name
+        self.folder = folder
+        self.name = name
         torch.manual_seed(11)
         config = transformers.Qwen3Config(**{**TINY, **SIZES}, attn_implementation="eager")
         self.model = transformers.Qwen3ForCausalLM(config).eval()
         self.model.save_pretrained(folder)
-        tensors, stands_for = load_file(folder / "model.safetensors"), {}
+        tensors = load_file(folder / "model.safetensors")
+        stands_for = {}
         for key, weight in list(tensors.items()):
             if not key.endswith("_proj.weight"):
                 stands_for[key] = weight
@@ -125,7 +125,8 @@ class Stored:
             tensors[key.replace("weight", "activation_scale")] = torch.ones(())
             stands_for[key] = tensors[key].float() * spread
         self.model.load_state_dict(stands_for)
-        self.tensors, self.stands_for = tensors, stands_for
+        self.tensors = tensors
+        self.stands_for = stands_for
         save_file(tensors, folder / "model.safetensors")
         written = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(

@@ -37,7 +37,8 @@ def told(driver: Driver, plan: Plan) -> torch.Tensor:
 def test_hidden_states_are_the_last_ones_of_transformers(reference, drive, prompt, chunk):
     """Of a prompt in chunks that sample nothing but at its end, beside a request that wants none,
     then of one that decodes."""
-    driver, tokens = drive(reference.folder), prompt(70, 34)
+    driver = drive(reference.folder)
+    tokens = prompt(70, 34)
     driver.run(Turn(1, tokens[:3]))
     states = []
     for at in range(0, 33, chunk):
@@ -53,7 +54,9 @@ def test_hidden_states_are_the_last_ones_of_transformers(reference, drive, promp
 @pytest.mark.parametrize("chunk", [1, 6, 64])
 def test_rows_of_the_embedding_given_as_vectors_are_as_good_as_ids(reference, drive, prompt, chunk):
     """Bit for bit, beside requests that come with ids."""
-    driver, tokens, other = drive(reference.folder), prompt(71, 25), prompt(72, 64)
+    driver = drive(reference.folder)
+    tokens = prompt(71, 25)
+    other = prompt(72, 64)
     with torch.inference_mode():
         rows = reference.exact.get_input_embeddings()(torch.tensor(tokens)).numpy()
     for at in range(0, len(tokens), chunk):
@@ -68,7 +71,8 @@ def test_rows_of_the_embedding_given_as_vectors_are_as_good_as_ids(reference, dr
 
 
 def test_a_vector_that_is_not_finite_harms_its_request_alone(reference, drive, prompt):
-    driver, tokens = drive(reference.folder), prompt(73, 9)
+    driver = drive(reference.folder)
+    tokens = prompt(73, 9)
     alone = driver.run(Turn(0, tokens))[0]
     plan = driver.plan(Turn(1, tokens), Turn(2, tokens), Turn(3, tokens))
     rows = np.full((1, reference.exact.config.hidden_size), np.nan, dtype=np.float32)

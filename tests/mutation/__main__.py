@@ -51,10 +51,12 @@ def main() -> int:
     for name in FOREIGN:
         importlib.import_module(name)
     if not args.area:
-        name, area = "core", CORE
+        name = "core"
+        area = CORE
         if args.planted:  # also outside of the core
             paths = sorted({key.path for key in planted_keys(args.paths)})
-            name, area = "planted", CORE._replace(traced=(*CORE.traced, *CORE.paths, *paths))
+            name = "planted"
+            area = CORE._replace(traced=(*CORE.traced, *CORE.paths, *paths))
         elif args.paths:
             name, area = part_of(args.paths, args.tests or ())
         if args.tests:

@@ -49,7 +49,9 @@ def read_list(text: str) -> dict[Key, str]:
 def planted(key: Key, source: str) -> Mutant:
     """The mutant that a listed fault is. `key.before` must stand in its function once."""
     lines = source.encode().splitlines(keepends=True)
-    first, start, end = 0, 0, len(lines)
+    first = 0
+    start = 0
+    end = len(lines)
     if key.function:
         first, start, end = functions_of(source)[key.function]
     before = sum(map(len, lines[:start]))

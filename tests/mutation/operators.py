@@ -63,7 +63,8 @@ class Mutant:
     def changed(self, source: str) -> tuple[str, str]:
         """The lines that differ, before and after, without indentation; the name of a mutant that
         outlives edits elsewhere in its file."""
-        before, after = source.splitlines(), self.apply(source).splitlines()
+        before = source.splitlines()
+        after = self.apply(source).splitlines()
         matcher = difflib.SequenceMatcher(a=before, b=after, autojunk=False)
         spans = [one for one in matcher.get_opcodes() if one[0] != "equal"]
         gone = before[spans[0][1] : spans[-1][2]]
@@ -132,7 +133,8 @@ class _Finder(ast.NodeVisitor):
             self._first_line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
         self._visit_all(node.body)
         if is_outermost:
-            self._function, self._first_line = "", 0
+            self._function = ""
+            self._first_line = 0
 
     def _visit_all(self, body: list[ast.stmt]) -> None:
         for statement in body:
@@ -271,7 +273,8 @@ class _Finder(ast.NodeVisitor):
             self._replace(test, f"not ({self._text(test)})", "negation")
 
     def _operator(self, left: ast.AST, right: ast.AST, old: str, new: str, kind: str) -> None:
-        start, end = self._end(left), self._start(right)
+        start = self._end(left)
+        end = self._start(right)
         between = self._raw[start:end].decode()
         pattern = old.replace(" ", r"\s+") if old[0].isalpha() else re.escape(old)
         place = re.search(rf"\b{pattern}\b" if old[0].isalpha() else pattern, between)

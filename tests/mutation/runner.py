@@ -65,7 +65,8 @@ class Selection:
         found = [id for id, one in self.profiles.items() if self._sees(one, mutant, place)]
         narrow = sorted(found, key=lambda id: self._rank(id) * len(self.profiles[id].calls))
         wide = sorted(found, key=lambda id: self._rank(id) / len(self.profiles[id].calls))
-        spent, chosen = 0.0, dict[str, None]()
+        spent = 0.0
+        chosen = dict[str, None]()
         for pair in zip(narrow, wide, strict=True):
             for id in pair:
                 if id not in chosen:

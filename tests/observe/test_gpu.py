@@ -43,7 +43,9 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
         assert handle.value == 9
-        memory._obj.total, memory._obj.free, memory._obj.used = 80, 30, 50
+        memory._obj.total = 80
+        memory._obj.free = 30
+        memory._obj.used = 50
         return 0
 
     def nvmlDeviceGetUtilizationRates(self, handle: Any, use: Any) -> int:

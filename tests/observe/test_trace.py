@@ -57,7 +57,8 @@ def test_refused_and_abandoned_requests_are_traced_too() -> None:
     with running(tracer=tracer) as server:
         server.engine.full = True
         assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 503
-        server.engine.full, server.engine.hold = False, True
+        server.engine.full = False
+        server.engine.hold = True
         server.leave("/v1/completions", {"prompt": "x"})
         assert eventually(lambda: len(tracer.traces) == 2)
     refused, abandoned = tracer.traces

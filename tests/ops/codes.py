@@ -10,7 +10,8 @@ from torch import Tensor
 from weft.ops.codes import COARSE, E2M1_TWICE, IQ4_NL, CodeFormat, Codes, Scales
 from weft.ops.cpp.abi import WeightFormat
 
-HALF, BRAIN = torch.float16, torch.bfloat16
+HALF = torch.float16
+BRAIN = torch.bfloat16
 # The formats that floats are packed into. Six bits are only kept as they are stored.
 PACKED = tuple(each for each in WeightFormat if each is not WeightFormat.I6)
 FORMATS = {

@@ -149,7 +149,8 @@ def specified(
     rounded: Callable[[Tensor], Rounded],
 ) -> Specified:
     """What `experts` of kernels have to compute."""
-    gate_up, down = experts.gate_up, experts.down
+    gate_up = experts.gate_up
+    down = experts.down
     found = Specified(*torch.zeros(2, len(x), down.sizes[0], dtype=torch.float64))
     x = rounded(x).values.double()
     for expert in torch.unique(routed.experts).tolist():

@@ -67,7 +67,8 @@ def test_each_kind_of_declaration_becomes_python() -> None:
     )
     found: dict[str, object] = {}
     exec(made, found)
-    assert (found["NUM_ROWS"], found["NUM_KINDS"]) == (3, 2)
+    assert found["NUM_ROWS"] == 3
+    assert found["NUM_KINDS"] == 2
     assert "LIMIT" not in found
     assert "    RED = 0\n    DARK_BLUE = 1\n" in made
     assert '("table", c_uint8 * 16),' in made

@@ -96,7 +96,8 @@ class Cached:
 
     def expected(self) -> Tensor:
         q = self.q.double().view(-1, self.heads, self.head_dim)
-        starts, lens = torch.tensor(self.starts), torch.tensor(self.lens)
+        starts = torch.tensor(self.starts)
+        lens = torch.tensor(self.lens)
         out = paged_attention(
             q,
             *self.floats(),
@@ -311,7 +312,8 @@ def test_a_token_does_not_depend_on_how_its_prompt_was_cut(
 def test_a_token_does_not_depend_on_others_nor_on_threads(
     kernels: Library, format: KvFormat, has_sinks: bool, threads: Callable[[int], None]
 ) -> None:
-    starts, lens = [900, 0, 2000, 257, 12, 600], [1, 100, 1, 4, 1, 40]
+    starts = [900, 0, 2000, 257, 12, 600]
+    lens = [1, 100, 1, 4, 1, 40]
     cached = Cached(starts, lens, format, heads=6, has_sinks=has_sinks)
     threads(1)
     together = cached.attend(kernels).split_with_sizes(lens)

@@ -58,7 +58,8 @@ def activated(
 ) -> tuple[Tensor, ...]:
     """By the kernels, and by the twin with the weights as the kernels keep them; and the product
     before."""
-    ops, twin = CppEncoderOps(kernels, format), PlainEncoderOps(torch.float64, CPU)
+    ops = CppEncoderOps(kernels, format)
+    twin = PlainEncoderOps(torch.float64, CPU)
     weight = filled(ops.matrix(x.shape[1], (out_size,), bias=True), x.shape[1])
     same = twin.matrix(x.shape[1], (out_size,), bias=True)
     same.put(0, weight.get(0))
@@ -119,7 +120,8 @@ def norm_of(size: int) -> LayerNorm:
 
 @pytest.mark.parametrize("size", [1, 3, 16, 48, 100, 384, 1029])
 def test_layer_norm(kernels: Library, size: int) -> None:
-    x, norm = 7 + random(5, size), norm_of(size)
+    x = 7 + random(5, size)
+    norm = norm_of(size)
     ops = CppEncoderOps(kernels, WeightFormat.F32)
     actual = recorded(ops, lambda: ops.layer_norm(x, norm), len(x))
     twin = PlainEncoderOps(torch.float64, CPU)
@@ -134,7 +136,8 @@ def test_layer_norm(kernels: Library, size: int) -> None:
 def test_three_embeddings_are_added_and_normed(
     kernels: Library, size: int, format: WeightFormat
 ) -> None:
-    ops, twin = CppEncoderOps(kernels, format), PlainEncoderOps(torch.float32, CPU)
+    ops = CppEncoderOps(kernels, format)
+    twin = PlainEncoderOps(torch.float32, CPU)
     sizes = (50, 2, 20)
     tables = Tables(
         *(filled(ops.matrix(size, (n,), precise=True), size, bias=False) for n in sizes), 2
@@ -142,8 +145,10 @@ def test_three_embeddings_are_added_and_normed(
     same = [twin.matrix(size, (n,), precise=True) for n in sizes]
     for one, other in zip(same, tables[:3], strict=True):
         one.put(0, other.get(0))
-    tokens, positions = torch.tensor([49, 0, 7, 7, 31]), torch.tensor([0, 1, 17, 0, 1])
-    kinds, norm = torch.tensor([0, 1, 1, 0, 0]), norm_of(size)
+    tokens = torch.tensor([49, 0, 7, 7, 31])
+    positions = torch.tensor([0, 1, 17, 0, 1])
+    kinds = torch.tensor([0, 1, 1, 0, 0])
+    norm = norm_of(size)
     actual = recorded(
         ops,
         lambda: ops.embed_sum(tokens, positions, kinds, tables, norm),
@@ -191,7 +196,8 @@ def test_tokens_see_their_whole_prompt_and_nothing_else(
 
 @pytest.mark.parametrize("kept", KEPT_TOLERANCES)
 def test_what_a_prompt_gets_does_not_depend_on_others(kernels: Library, kept: KvFormat) -> None:
-    lens, heads = [20, 300, 70], 3
+    lens = [20, 300, 70]
+    heads = 3
     qkv = random(sum(lens), 3 * heads * 32)
     together = attended(kernels, qkv, lens, heads, kept)
     qkv[:20] = torch.nan

@@ -279,10 +279,8 @@ def test_what_fills_up_a_weight_is_zero(kernels, format):
 @pytest.mark.parametrize("units", [1, 48, 64])
 def test_gate_and_up_alternate_by_panel(kernels, format, units):
     parts = [random(units, 100), random(units, 100, seed=1)]
-    gated, plain = (
-        Packed(kernels, parts, format, gated=True),
-        [Packed(kernels, [part], format) for part in parts],
-    )
+    gated = Packed(kernels, parts, format, gated=True)
+    plain = [Packed(kernels, [part], format) for part in parts]
     for part, alone in zip(gated.unpacked(), plain, strict=True):
         assert torch.equal(part, alone.unpacked()[0])
     panels = [packed.panels.memory.view(-(-units // 32), -1) for packed in plain]
@@ -326,7 +324,8 @@ def test_embedding_gathers_the_rows_of_the_tokens(kernels, format, in_size):
 @pytest.mark.parametrize("format", PACKED)
 @pytest.mark.parametrize("in_size", [1, 70, 600])
 def test_embedding_takes_vectors_of_the_step_for_tokens_below_zero(kernels, format, in_size):
-    table, vectors = Packed(kernels, [random(100, in_size)], format), random(3, in_size)
+    table = Packed(kernels, [random(100, in_size)], format)
+    vectors = random(3, in_size)
     tokens = torch.tensor([-3, 99, -1, 5, -2, -2])
     out = torch.full((7, in_size), torch.nan)
     step = abi.StepArgs(num_tokens=6, tokens=tokens.data_ptr(), vectors=vectors.data_ptr())
@@ -343,11 +342,10 @@ def test_embedding_takes_vectors_of_the_step_for_tokens_below_zero(kernels, form
 
 @pytest.mark.parametrize("size", [1, 17, 64, 200])
 def test_norm_is_the_plain_twin(kernels, size):
-    x, weight = 10 * random(5, size), random(size)
-    wide, out = (
-        torch.nn.functional.pad(x, (0, 3), value=torch.nan),
-        torch.full((6, size + 2), torch.nan),
-    )
+    x = 10 * random(5, size)
+    weight = random(size)
+    wide = torch.nn.functional.pad(x, (0, 3), value=torch.nan)
+    out = torch.full((6, size + 2), torch.nan)
     pointers = (wide.data_ptr(), weight.data_ptr(), out.data_ptr())
     kernels.run_one(
         abi.NormArgs(*pointers, size, size + 3, size + 2, 1e-6), abi.StepArgs(num_tokens=5)
@@ -360,7 +358,9 @@ def test_norm_is_the_plain_twin(kernels, size):
 
 @pytest.mark.parametrize("size", [17, 64, 200])
 def test_a_row_whose_squares_leave_the_range_of_floats_is_no_row_of_zeros(kernels, size):
-    x, weight, out = random(3, size), random(size), torch.zeros(3, size)
+    x = random(3, size)
+    weight = random(size)
+    out = torch.zeros(3, size)
     x[1, -1] = 3.4e38
     pointers = (x.data_ptr(), weight.data_ptr(), out.data_ptr())
     kernels.run_one(abi.NormArgs(*pointers, size, size, size, 1e-6), abi.StepArgs(num_tokens=3))
@@ -385,12 +385,10 @@ def test_linear_is_the_plain_twin_for_any_size(kernels, format, in_size, out_siz
 @pytest.mark.parametrize("num_tokens", [1, 3, 40])
 def test_linear_normalises_and_adds(kernels, format, num_tokens):
     packed = Packed(kernels, [random(70, 300)], format)
-    x, norm, bias, residual = (
-        random(num_tokens, 300),
-        random(300),
-        random(96),
-        random(num_tokens, 70),
-    )
+    x = random(num_tokens, 300)
+    norm = random(300)
+    bias = random(96)
+    residual = random(num_tokens, 70)
     expected = packed.expected(x, norm, bias[:70])
     assert close(packed.linear(x, norm, bias), expected, packed)
     assert close(packed.linear(x, norm, bias, add=residual) - residual, expected, packed)
@@ -401,7 +399,8 @@ def test_linear_normalises_and_adds(kernels, format, num_tokens):
 def test_a_row_that_is_not_finite_stays_so_and_harms_no_other(kernels, format, in_size):
     """Wherever in the row it is: places that are filled up must not hide it."""
     packed = Packed(kernels, [random(70, in_size)], format)
-    x, norm = random(5, in_size), random(in_size)
+    x = random(5, in_size)
+    norm = random(in_size)
     for weight, bad in itertools.product((None, norm), (torch.nan, torch.inf, -torch.inf, 3.4e38)):
         if weight is None and bad == 3.4e38:
             continue  # nothing is wrong with it before it is squared
@@ -424,9 +423,11 @@ def test_gated_linear_writes_one_column_for_each_unit(kernels, format, units):
     biases[:, :units] = random(2, units)
     in_panels = biases.view(2, -1, 32).transpose(0, 1).contiguous()
     for num_tokens in (1, 2, 7, 40):
-        x, norm = random(num_tokens, 130), random(130)
+        x = random(num_tokens, 130)
+        norm = random(130)
         gate, up = packed.expected(x, norm, biases[:, :units].flatten()).split(units, dim=1)
-        expected, size = torch.nn.functional.silu(gate) * up, gate.abs().amax() * up.abs().amax()
+        expected = torch.nn.functional.silu(gate) * up
+        size = gate.abs().amax() * up.abs().amax()
         assert close(packed.linear(x, norm, in_panels), expected, packed, size), num_tokens
 
 
@@ -434,7 +435,8 @@ def test_gated_linear_writes_one_column_for_each_unit(kernels, format, units):
 def test_a_token_gets_the_same_bits_whatever_is_computed_with_it(kernels, format):
     for in_size, sizes in ((192, [50, 60]), (1536, [40])):
         packed = Packed(kernels, [random(size, in_size) for size in sizes], format)
-        x, norm = random(250, in_size), random(in_size)
+        x = random(250, in_size)
+        norm = random(in_size)
         together = packed.linear(x, norm, threads=2)
         for first, last, threads in (
             (0, 1, 2),
@@ -461,7 +463,8 @@ def test_a_row_of_zeros_and_a_step_without_tokens_are_fine(kernels, format):
 def test_two_inputs_that_are_fifty_times_as_large_spoil_no_other_group(kernels, format):
     """The error over the part of the result that the other inputs make, against a rounding of the
     row as a whole."""
-    weight, x = random(96, 1024), random(20, 1024)
+    weight = random(96, 1024)
+    x = random(20, 1024)
     x[:, [100, 700]] *= 50
     packed = Packed(kernels, [weight], format)
     kept = packed.unpacked()[0].double()

@@ -11,14 +11,18 @@ from weft.ops.cpp.abi import KvFormat
 from weft.ops.cpp.library import Library
 from weft.ops.quantize import quantize_int8
 
-HEADS, KV_HEADS, NUM_SLOTS = 5, 3, 40
+HEADS = 5
+KV_HEADS = 3
+NUM_SLOTS = 40
 DTYPES = {KvFormat.F32: torch.float32, KvFormat.BF16: torch.bfloat16, KvFormat.I8: torch.int8}
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [T, heads, D]; cos and sin [T, rotary_dim / 2]"""
     half = cos.shape[1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    first = x[..., :half]
+    second = x[..., half : 2 * half]
+    rest = x[..., 2 * half :]
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
@@ -28,7 +32,9 @@ class Case:
         self, num_tokens: int, head_dim: int, rotary_dim: int, format: KvFormat, norm: bool
     ) -> None:
         random = torch.Generator().manual_seed(num_tokens + head_dim)
-        self.head_dim, self.format, self.eps = head_dim, format, 1e-6
+        self.head_dim = head_dim
+        self.format = format
+        self.eps = 1e-6
         self.qkv = torch.randn(num_tokens, HEADS + 2 * KV_HEADS, head_dim, generator=random)
         self.positions = torch.randint(100, (num_tokens,), generator=random)
         self.slots = torch.randperm(NUM_SLOTS, generator=random)[:num_tokens]
@@ -53,12 +59,14 @@ class Case:
                 torch.nn.functional.rms_norm(x, x.shape[-1:], w.double(), self.eps)
                 for x, w in zip((q, k), self.norms, strict=True)
             )
-        cos, sin = self.cos[self.positions].double(), self.sin[self.positions].double()
+        cos = self.cos[self.positions].double()
+        sin = self.sin[self.positions].double()
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def run(self, kernels: Library) -> Tensor:
         """q as it was written back; k and v go to the cache"""
-        num_tokens, size = len(self.qkv), (HEADS + 2 * KV_HEADS) * self.head_dim
+        num_tokens = len(self.qkv)
+        size = (HEADS + 2 * KV_HEADS) * self.head_dim
         qkv = torch.full((num_tokens, size + 3), torch.nan)
         qkv[:, :size] = self.qkv.flatten(1)
         pointers = (x.data_ptr() for x in (self.k, self.v, self.k_scale, self.v_scale))
@@ -109,7 +117,8 @@ def test_heads_are_normalised_rotated_and_stored(
 def test_bf16_is_rounded_to_the_nearest(kernels: Library) -> None:
     case = Case(9, 96, 0, KvFormat.BF16, norm=False)
     case.run(kernels)
-    k, v = case.qkv[:, HEADS : HEADS + KV_HEADS], case.qkv[:, HEADS + KV_HEADS :]
+    k = case.qkv[:, HEADS : HEADS + KV_HEADS]
+    v = case.qkv[:, HEADS + KV_HEADS :]
     assert torch.equal(case.k[case.slots], k.bfloat16())
     assert torch.equal(case.v[case.slots], v.bfloat16())
 

@@ -157,7 +157,8 @@ def test_penalties_are_those_of_the_twin_bit_for_bit(sampler, threads, vocab):
 
 def test_penalties_of_a_row_that_is_not_finite_harm_no_other(sampler):
     seen, last = penalties(9, 300, 50)
-    x, good = logits(9, 300), logits(9, 300)
+    x = logits(9, 300)
+    good = logits(9, 300)
     x[4] = float("nan")
     sampler.penalise(x, seen, last)
     sampler.penalise(good, seen, last)
@@ -209,7 +210,8 @@ def test_the_threshold_is_exact_where_logits_hardly_differ(sampler, below, top_k
 
 def test_draws_follow_the_distribution(library):
     """Chi-square with 7 degrees of freedom, over the positions of one seed."""
-    x, num = logits(1, 8, spread=1.0), 20_000
+    x = logits(1, 8, spread=1.0)
+    num = 20_000
     draws = columns([(0.9, 0, 1.0, 0.0)] * num)
     draws.seeds[:], draws.positions[:] = 42, np.arange(num)
     counts = np.bincount(
@@ -247,7 +249,8 @@ def test_every_instruction_set_draws_the_same(library):
 
 def test_the_sampler_gives_the_same_by_kernels_and_by_torch(sampler):
     """With bias, penalties and log probabilities around the choice."""
-    x, num = logits(4, 500), np.arange(4, dtype=np.int32)
+    x = logits(4, 500)
+    num = np.arange(4, dtype=np.int32)
     results = []
     for one in (sampler, TWIN):
         bias = LogitBias(num[:2], num[:2] + 100, np.array([50.0, -INF], np.float32))
@@ -286,7 +289,8 @@ def test_logprobs_are_those_of_a_log_softmax_in_double(sampler, vocab):
     x[3] = x[3].round()
     x[4, ::2] = -INF
     x[4, -1] = 0.0
-    chosen, rows = SampledTokens(torch.arange(6) % vocab, x.amax(-1)), torch.tensor([5, 0, 3, 4])
+    chosen = SampledTokens(torch.arange(6) % vocab, x.amax(-1))
+    rows = torch.tensor([5, 0, 3, 4])
     wide = x[rows].double().log_softmax(-1)
     for num_top in {0, min(5, vocab), min(20, vocab), vocab}:
         logprob, top_ids, top_logprobs = sampler.logprobs(x, chosen, rows, num_top)

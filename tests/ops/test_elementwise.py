@@ -25,7 +25,8 @@ def assert_close(actual: torch.Tensor, expected: np.ndarray) -> None:
 
 @DTYPES
 def test_rms_norm(dtype):
-    x, weight = random(5, 3, 48, dtype=dtype), random(48, dtype=dtype)
+    x = random(5, 3, 48, dtype=dtype)
+    weight = random(48, dtype=dtype)
     wide = x.double().numpy()
     expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * weight.double().numpy()
     assert_close(rms_norm(x, weight, 1e-5), expected)
@@ -41,7 +42,8 @@ def test_silu_and_mul(dtype):
 @DTYPES
 def test_rotary_turns_pairs_as_complex_numbers(dtype):
     x = random(4, 3, 16, dtype=dtype)
-    positions, inv_freq = torch.tensor([0, 1, 7, 100]), 0.1 ** torch.arange(8).float()
+    positions = torch.tensor([0, 1, 7, 100])
+    inv_freq = 0.1 ** torch.arange(8).float()
     wide = x.double().numpy()
     turn = 1.25 * np.exp(1j * np.outer(positions.numpy(), inv_freq.double().numpy()))[:, None]
     turned = (wide[..., :8] + 1j * wide[..., 8:]) * turn

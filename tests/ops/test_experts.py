@@ -153,7 +153,9 @@ def test_codes_of_experts_are_kept_as_they_are_stored(kernels: Library, codes: s
 
 
 def test_rows_are_gated_by_a_sigmoid(kernels: Library) -> None:
-    x, y, weight = random(5, 70), random(5, 33, seed=1), random(70, seed=2) / 8
+    x = random(5, 70)
+    y = random(5, 33, seed=1)
+    weight = random(70, seed=2) / 8
     expected = y.clone()
     plain_ops().gate_rows(expected, x, weight)
     ops = CppOps(kernels, WeightFormat.F32)

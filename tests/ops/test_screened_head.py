@@ -22,7 +22,8 @@ from weft.ops.cpp.ops import CppOps
 from weft.ops.protocol import Norm
 from weft.plan.device import UpdateFromDisk
 
-INF, NAN = float("inf"), float("nan")
+INF = float("inf")
+NAN = float("nan")
 CAPACITY = 70
 FORMATS = pytest.mark.parametrize(
     "format", [WeightFormat.F32, WeightFormat.BF16], ids=["f32", "bf16"]

@@ -59,7 +59,8 @@ def test_pages_of_one_tensor_are_given_back_without_its_neighbours() -> None:
 def test_memory_that_two_have_is_given_back_for_both() -> None:
     file = anonymous_file(0)
     shape = (3, mmap.PAGESIZE)
-    first, same = SharedPool(file), SharedPool(file)
+    first = SharedPool(file)
+    same = SharedPool(file)
     nothing, mine, behind = (first.zeros(each, BYTES, CPU) for each in ((0, 4), shape, (5, 2)))
     mine.fill_(7)
     behind.fill_(9)

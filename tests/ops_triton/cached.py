@@ -89,8 +89,10 @@ class Cached:
         return float(self.head_dim**-0.5)
 
     def expected(self) -> Tensor:
-        k, v = self.kv.k.double() * self.kv.k_scale, self.kv.v.double() * self.kv.v_scale
-        starts, lens = torch.tensor(self.starts), torch.tensor(self.lens)
+        k = self.kv.k.double() * self.kv.k_scale
+        v = self.kv.v.double() * self.kv.v_scale
+        starts = torch.tensor(self.starts)
+        lens = torch.tensor(self.lens)
         q = self.q[: sum(self.lens)].double()
         out = paged_attention(
             q,
@@ -133,6 +135,7 @@ def sparse_bytes(num: int) -> Tensor:
 
 
 def assert_right(cached: Cached, size: StepSize | None = None, tolerance: float = 2e-5) -> None:
-    out, num = cached.attend(size), sum(cached.lens)
+    out = cached.attend(size)
+    num = sum(cached.lens)
     torch.testing.assert_close(out[:num].double(), cached.expected(), rtol=0, atol=tolerance)
     assert out[num:].isnan().all(), "a token that is padding was written"

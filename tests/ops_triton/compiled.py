@@ -83,7 +83,8 @@ def compiled(
         "tokens": "*i64",
     }
     known = {**PLAIN, **{f"{name}_ptr": kind for name, kind in arrays.items()}, **types}
-    signature, attrs = {}, {}
+    signature = {}
+    attrs = {}
     for place, name in enumerate(kernel.arg_names):
         kind = "*bf16" if name.endswith("_ptr") else "i32"
         signature[name] = "constexpr" if name in constants else known.get(name, kind)

@@ -19,7 +19,8 @@ def rows(num: int, size: int, dtype: torch.dtype = torch.float32) -> torch.Tenso
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rows_are_normed(size: int, dtype: torch.dtype) -> None:
-    x, norm = rows(3, size, dtype), Norm(rows(1, size, dtype)[0], 1e-6)
+    x = rows(3, size, dtype)
+    norm = Norm(rows(1, size, dtype)[0], 1e-6)
     torch.testing.assert_close(rms_norm(x, norm), twin.rms_norm(x, *norm))
 
 
@@ -63,7 +64,8 @@ def test_a_row_with_nan_has_no_scale_and_leaves_others_alone(dtype: torch.dtype)
 
 
 def test_norm_and_quantisation_are_one_pass() -> None:
-    x, norm = rows(3, 100), Norm(rows(1, 100)[0], 1e-6)
+    x = rows(3, 100)
+    norm = Norm(rows(1, 100)[0], 1e-6)
     kept, scales = quantize_rows(x, torch.int8, norm)
     torch.testing.assert_close(
         kept * scales[:, None], twin.rms_norm(x, *norm), rtol=0, atol=float(scales.max()) * 0.51

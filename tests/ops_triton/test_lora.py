@@ -16,7 +16,8 @@ from weft.ops.triton.lora import TritonAdapters
 from weft.ops.triton.ops import TritonOps
 
 CPU = torch.device("cpu")
-IN, SIZES = 70, (70, 20)
+IN = 70
+SIZES = (70, 20)
 VOCAB = 37
 PLACES = 3
 
@@ -70,7 +71,8 @@ class Pair:
         row = LoraPart(random(5, VOCAB, seed=80 + seed), random(IN, 5, seed=90 + seed), 0.3)
         for index, ops in enumerate((self.ours, self.theirs)):
             assert ops.adapters is not None
-            matrix, table = self.matrices[index], self.tables[index]
+            matrix = self.matrices[index]
+            table = self.tables[index]
             ops.adapters.prepare({matrix: parts, table: [head]}, {table: row})(place)
 
     def begin(self, adapters: list[int] | None) -> None:
@@ -82,7 +84,8 @@ class Pair:
     def products(self, x: Tensor, ids: Tensor, places: Tensor) -> list[tuple[Tensor, Tensor]]:
         found = []
         for index, ops in enumerate((self.ours, self.theirs)):
-            matrix, table = self.matrices[index], self.tables[index]
+            matrix = self.matrices[index]
+            table = self.tables[index]
             before = torch.ones(len(x), sum(SIZES), dtype=x.dtype)
             found.append(
                 [

@@ -13,7 +13,8 @@ from weft.ops.quantize import FP8, floats
 from weft.ops.triton.ops import TritonOps
 
 CPU = torch.device("cpu")
-IN, SIZES = 64, (48, 48)
+IN = 64
+SIZES = (48, 48)
 
 
 def random(*shape: int) -> Tensor:
@@ -28,7 +29,8 @@ def filled(matrix: Matrix) -> Matrix:
 
 
 def both(format: str) -> tuple[tuple[TritonOps, Matrix], tuple[PlainOps, Matrix]]:
-    ours, twin = TritonOps(torch.float32, CPU, format), PlainOps(torch.float32, CPU, format)
+    ours = TritonOps(torch.float32, CPU, format)
+    twin = PlainOps(torch.float32, CPU, format)
     return (ours, filled(ours.matrix(IN, SIZES, bias=True))), (
         twin,
         filled(twin.matrix(IN, SIZES, bias=True)),
@@ -44,7 +46,9 @@ def test_products_are_those_of_the_twin(format: str, tolerance: float, num: int)
     the twin does it 32 inputs at a time, four bits round none; and what the interpreter does to
     those of fp8 tells `eight_bits.py`."""
     (ours, mine), (twin, theirs) = both(format)
-    x, norm, before = random(num, IN), Norm(random(IN), 1e-6), random(num, sum(SIZES))
+    x = random(num, IN)
+    norm = Norm(random(IN), 1e-6)
+    before = random(num, sum(SIZES))
 
     def outputs(ops: Ops, matrix: Matrix) -> list[torch.Tensor]:
         normed = ops.norm(x, norm)
@@ -80,14 +84,13 @@ def test_products_of_eight_bit_floats_are_exact_where_activations_are() -> None:
 
 @pytest.mark.parametrize("num", [1, 20])
 def test_rows_are_scaled_within_the_product_of_fp8_or_behind_it(num: int) -> None:
-    ours, x = TritonOps(torch.float32, CPU, "fp8"), random(num, IN)
+    ours = TritonOps(torch.float32, CPU, "fp8")
+    x = random(num, IN)
     matrix = ours.matrix(IN, SIZES)
     for part, size in enumerate(SIZES):
         matrix.put(part, random(size, IN))
-    within, behind = (
-        ours.computed(ours.linear(x, matrix)),
-        ours.computed(torch.zeros(num, sum(SIZES)) + ours.linear(x, matrix)),
-    )
+    within = ours.computed(ours.linear(x, matrix))
+    behind = ours.computed(torch.zeros(num, sum(SIZES)) + ours.linear(x, matrix))
     torch.testing.assert_close(
         within, behind, rtol=2**-6, atol=1e-3
     )  # each is rounded to bfloat16 once
@@ -107,7 +110,8 @@ def test_what_was_put_is_embedded_and_given_back(format: str) -> None:
     (ours, mine), _ = both(format)
     tokens = torch.tensor([3, 50, 3])
     got = ours.computed(ours.embed(tokens, mine))
-    part, row = mine.get(0), random(SIZES[0], IN)
+    part = mine.get(0)
+    row = random(SIZES[0], IN)
     torch.testing.assert_close(got[0], part[3])
     torch.testing.assert_close(got[1], mine.get(1)[2])
     torch.testing.assert_close(part, row, rtol=0, atol={"": 0.0, "int4": 0.5}.get(format, 0.2))
@@ -127,7 +131,8 @@ def test_a_single_part_can_be_put_anew_in_pieces() -> None:
 
 def test_sizes_that_the_products_do_not_take_are_kept_as_they_are() -> None:
     ours = TritonOps(torch.float32, CPU, "fp8")
-    matrix, rows = ours.matrix(IN, (17,)), random(17, IN)
+    matrix = ours.matrix(IN, (17,))
+    rows = random(17, IN)
     matrix.put(0, rows)
     assert torch.equal(matrix.get(0), rows)
 

@@ -33,7 +33,9 @@ from weft.ops.triton.ops import TritonOps
 from weft.weights.load import randomize
 
 CPU = torch.device("cpu")
-SLOTS, ROWS, CONTEXT = 300, 6, 64
+SLOTS = 300
+ROWS = 6
+CONTEXT = 64
 SLIDING = AttentionSpec(qk_norm=QkNorm.HEAD, window=4, qkv_bias=True, out_bias=True)
 FULL = replace(SLIDING, window=0)
 QWEN = replace(

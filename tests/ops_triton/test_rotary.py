@@ -13,7 +13,10 @@ from weft.ops.protocol import Norm
 from weft.ops.triton.paged import Kv
 from weft.ops.triton.rotary import FEW_TOKENS, rotary_store
 
-HEADS, KV_HEADS, CONTEXT, SLOTS = 4, 2, 90, 200
+HEADS = 4
+KV_HEADS = 2
+CONTEXT = 90
+SLOTS = 200
 
 
 def run(
@@ -92,14 +95,16 @@ def test_eight_bits_that_do_not_suffice_hold_the_largest_value() -> None:
 def test_slots_may_lie_behind_more_numbers_than_32_bits_count() -> None:
     """Where only bytes that are used take memory: an index that wrapped would write to the
     beginning."""
-    head_dim, few = 16, 8
+    head_dim = 16
+    few = 8
     ahead = (1 << 32) // (KV_HEADS * head_dim)
     large = (
         sparse_bytes((ahead + few) * KV_HEADS * head_dim)
         .view(torch.float8_e4m3fn)
         .view(-1, KV_HEADS, head_dim)
     )
-    qkv, angles = torch.ones(2, (HEADS + 2 * KV_HEADS) * head_dim), torch.ones(4, head_dim // 2)
+    qkv = torch.ones(2, (HEADS + 2 * KV_HEADS) * head_dim)
+    angles = torch.ones(4, head_dim // 2)
     slots = torch.tensor([ahead + 3, ahead + 5], dtype=torch.int32)
     rotary_store(
         qkv,

@@ -26,7 +26,8 @@ pytestmark = [  # what numpy says to rows that are not finite
 ]
 
 INF = float("inf")
-TWIN, OURS = TorchSamplerOps(), TritonSamplerOps()
+TWIN = TorchSamplerOps()
+OURS = TritonSamplerOps()
 BLOCK = 256  # logits: as in service there are several blocks, the last one not full
 SIZES = [1, 31, BLOCK + 1, 1_000]
 
@@ -43,9 +44,11 @@ def logits(num: int, vocab_size: int) -> Tensor:
 
 @pytest.mark.parametrize("vocab_size", every_second(SIZES))
 def test_the_same_tokens_are_drawn_as_by_torch(vocab_size: int) -> None:
-    wanted, x = columns(FILTERS), logits(len(FILTERS), vocab_size)
+    wanted = columns(FILTERS)
+    x = logits(len(FILTERS), vocab_size)
     before = x.clone()
-    want, got = TWIN.tokens(x.clone(), wanted), OURS.tokens(x, wanted)
+    want = TWIN.tokens(x.clone(), wanted)
+    got = OURS.tokens(x, wanted)
     assert got.tokens.tolist() == want.tokens.tolist()
     assert torch.equal(got.max_logits, want.max_logits)
     assert torch.equal(x, before)
@@ -54,7 +57,8 @@ def test_the_same_tokens_are_drawn_as_by_torch(vocab_size: int) -> None:
 @pytest.mark.parametrize("vocab_size", [31, 1_000])
 def test_the_same_tokens_are_kept_as_by_sorting(vocab_size: int) -> None:
     warm = [each for each in FILTERS if each[0] > 0]
-    wanted, x = columns(warm), logits(len(warm), vocab_size)
+    wanted = columns(warm)
+    x = logits(len(warm), vocab_size)
     x[:, ::3] = x[:, ::3].round()  # equal ones
     x[4], x[7, 5:] = 0.0, -INF  # so that no bound helps; so that k are not there
     max_logits = x.max(dim=-1).values
@@ -104,7 +108,8 @@ def test_a_row_that_is_not_finite_is_invalid_and_harms_no_other(where: int, valu
 
 
 def test_masks_log_probabilities_and_forbidden_rows_are_as_in_torch() -> None:
-    num, vocab_size = 5, BLOCK + 77
+    num = 5
+    vocab_size = BLOCK + 77
     x = logits(num, vocab_size)
     random = np.random.default_rng(0)
     words = random.integers(
@@ -135,8 +140,10 @@ def plan(filters: list[tuple[float, int, float, float]], *ops: LogitOp | AuxRequ
 
 
 def test_penalties_are_those_of_the_twin() -> None:
-    num, vocab_size = 4, 50
-    x, last = logits(num, vocab_size), torch.tensor([7, 3, 3, 49])
+    num = 4
+    vocab_size = 50
+    x = logits(num, vocab_size)
+    last = torch.tensor([7, 3, 3, 49])
     random = np.random.default_rng(0)
     seen = Penalties(
         index=np.array([0, 1, 3], np.int32),
@@ -148,7 +155,8 @@ def test_penalties_are_those_of_the_twin() -> None:
         output_starts=np.array([15, 20, 50], np.int32),
         lacks_last=np.array([True, False, True]),
     )
-    want, got = x.clone(), x.clone()
+    want = x.clone()
+    got = x.clone()
     TWIN.penalise(want, seen, last)
     OURS.penalise(got, seen, last)
     assert torch.equal(got, want)

@@ -63,7 +63,8 @@ def test_forty_requests_are_as_the_server_lists_them(server: Server, look: Look)
         listed = server.get("/requests")["requests"]
         running = [row for row in listed if row["position"] is None]
         waiting = [row for row in listed if row["position"] is not None]
-        assert (len(running), len(waiting)) == (4, 36)
+        assert len(running) == 4
+        assert len(waiting) == 36
         for row in running:
             words = page.see(f"#rows .lane[title^='{row['rid']}: {row['output_tokens']} of 400']")
             cached = f"{row['cached_tokens']} of {row['prompt_tokens']} prompt tokens"
@@ -84,7 +85,8 @@ def test_forty_requests_are_as_the_server_lists_them(server: Server, look: Look)
         assert stats["total_steps"] - 1 == last
         # As Prometheus gets them, and Grafana shows them.
         told = metrics(server)
-        assert (told["weft:num_running_reqs"], told["weft:num_queue_reqs"]) == (4, 36)
+        assert told["weft:num_running_reqs"] == 4
+        assert told["weft:num_queue_reqs"] == 36
         assert figures[5] == f"{100 * told['weft:token_usage']:.0f}%"
         of_owner = ["num_used", "kv_evictable", "kv_held", "kv_available"]
         assert [told[f"weft:{name}_tokens"] for name in of_owner] == [*owners, free]

@@ -197,7 +197,9 @@ def test_books_are_empty_when_all_has_ended() -> None:
             router.ended(id)
             router.ended(id)
         for engine in router.engines:
-            assert (engine.num_open, engine.open_tokens, engine.pending_tokens) == (0, 0, 0)
+            assert engine.num_open == 0
+            assert engine.open_tokens == 0
+            assert engine.pending_tokens == 0
 
 
 def test_an_index_forgets_ends_of_prompts_before_their_beginnings() -> None:

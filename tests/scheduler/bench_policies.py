@@ -71,7 +71,8 @@ class Scene:
         self.times["arrival"].append(time.perf_counter() - began)
 
     def step(self) -> None:
-        scheduler, now = self.scheduler, self.number * 0.01
+        scheduler = self.scheduler
+        now = self.number * 0.01
         began = time.perf_counter()
         next(iter(scheduler.waiting_queue.order(now)), None)
         self.times["order"].append(time.perf_counter() - began)

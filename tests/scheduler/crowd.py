@@ -87,7 +87,8 @@ class Crowd:
                 self._send(tenant, self._heads[place] if place % 2 else [])
 
     def _send(self, tenant: str, head: list[int]) -> None:
-        rng, longest = self._rng, self._lengths[tenant]
+        rng = self._rng
+        longest = self._lengths[tenant]
         num_own = max(rng.randrange(longest // 2, longest) - len(head), 1)
         prompt = [*head, *rng.choices(range(VOCAB), k=num_own)]
         max_new = rng.randrange(1, self._max_new + 1)

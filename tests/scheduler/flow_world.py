@@ -55,7 +55,8 @@ class FlowWorld(RecordedWorld):
 
     def control(self) -> None:
         """One random control message, or none."""
-        rng, some = self.rng, self.rng.randrange(max(len(self.sent), 1))
+        rng = self.rng
+        some = self.rng.randrange(max(len(self.sent), 1))
         mode = rng.choice(["retract", "retract", "in_place", "in_place", "abort"])
         messages: list[tuple[float, ToEngine]] = [
             (0.05, BlockInput(call=1)),
@@ -90,7 +91,8 @@ class FlowWorld(RecordedWorld):
                     1,
                     min(rng.choice([1, 2, 8, 20, 30]), self.scheduler.limits.max_len - len(prompt)),
                 )
-                user, priority = rng.choice("aabc"), rng.choice([0, 0, 1, 20])
+                user = rng.choice("aabc")
+                priority = rng.choice([0, 0, 1, 20])
                 timeout_ms = rng.choice([0, 0, 0, 0, 0, 9_000, 40_000])
                 self.send(
                     prompt,

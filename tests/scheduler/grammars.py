@@ -71,10 +71,12 @@ def obey_masks(runner: OracleRunner) -> None:
     execute = runner.execute
 
     def masked(plan: Plan) -> Result:
-        result, mask = execute(plan), find(plan.logits, GrammarMask)
+        result = execute(plan)
+        mask = find(plan.logits, GrammarMask)
         if mask is None:
             return result
-        tokens, rows = result.tokens.copy(), np.repeat(plan.rows, plan.num_sampled)
+        tokens = result.tokens.copy()
+        rows = np.repeat(plan.rows, plan.num_sampled)
         faults = {int(mask.index[place]): fault for place, fault in mask.bitmask.faults.items()}
         for i, words in zip(mask.index.tolist(), mask.bitmask.words, strict=True):
             allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))

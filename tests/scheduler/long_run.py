@@ -43,7 +43,8 @@ def main() -> None:
 
 
 def run_schedules(num_requests: int, per_world: int, seed: int) -> None:
-    began, totals = time.monotonic(), Counter[str]()
+    began = time.monotonic()
+    totals = Counter[str]()
     while totals["requests"] < num_requests:
         call = f"run_random({seed}, num_requests={per_world})"
         try:
@@ -86,7 +87,8 @@ def run_schedules(num_requests: int, per_world: int, seed: int) -> None:
 def plant_faults(num_faults: int, seed: int) -> None:
     """At random calls of random functions, so that those that are called often do not get all of
     them."""
-    began, rng = time.monotonic(), random.Random(seed)
+    began = time.monotonic()
+    rng = random.Random(seed)
     for i in range(num_faults):
         number = rng.randrange(NUM_WORLDS)
         calls = counted(number)

@@ -161,7 +161,8 @@ def check_plan(
         is_plain &= own == [(i, i, i) for i in range(start, start + length)]
         sees = list(range(start + 1, start + length + 1))
         for item in media:
-            first, last = item.start, item.start + item.length
+            first = item.start
+            last = item.start + item.length
             if first < start + length and last > start and sees_both_ways:
                 assert start <= first, "a piece begins inside an item"
                 assert last <= start + length, "a piece ends inside an item"

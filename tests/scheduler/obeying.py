@@ -16,15 +16,18 @@ def calls(plan: Plan) -> list[ProcessorCall]:
 def obey(runner: OracleRunner) -> list[Plan]:
     """From now on the oracle takes fixed tokens, and the processor "breaks" fails at its third
     token. Returns the plans that ran."""
-    execute, plans = runner.execute, []
+    execute = runner.execute
+    plans = []
 
     def run(plan: Plan) -> Result:
         plans.append(plan)
-        tokens, rows = execute(plan).tokens.copy(), np.repeat(plan.rows, plan.num_sampled)
+        tokens = execute(plan).tokens.copy()
+        rows = np.repeat(plan.rows, plan.num_sampled)
         if (fixed := find(plan.logits, FixedTokens)) is not None:
             tokens[fixed.index] = fixed.tokens
             runner.last[rows[fixed.index]] = fixed.tokens
-        invalid, faults = np.zeros(len(tokens), dtype=np.bool_), []
+        invalid = np.zeros(len(tokens), dtype=np.bool_)
+        faults = []
         for one in calls(plan):
             for i, seen, start in zip(one.index.tolist(), one.tokens, one.prompt_lens, strict=True):
                 if one.name == "breaks" and len(seen) - start == 2:

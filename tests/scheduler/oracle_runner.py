@@ -66,7 +66,8 @@ def expected_logprobs(prompt: list[int], start: int, weights: int = 0) -> list[f
 def expected_output(
     prompt: list[int], max_new: int, vocab_size: int, eos: set[int], weights: int = 0
 ) -> list[int]:
-    state, output = 0, []
+    state = 0
+    output = []
     for token in prompt:
         state = extend_hash(state, token, weights)
     while len(output) < max_new:
@@ -103,7 +104,9 @@ class OracleWork:
     """Is carried out when its end is seen."""
 
     def __init__(self, runner: OracleRunner, request: DeviceRequest, patience: int) -> None:
-        self._runner, self._request, self._patience = runner, request, patience
+        self._runner = runner
+        self._request = request
+        self._patience = patience
 
     def done(self) -> bool:
         self._patience -= 1
@@ -179,7 +182,8 @@ class OracleRunner:
 
     def carry_out(self, request: DeviceRequest) -> DeviceReply:
         """Weights are named by a number; memory that is released is forgotten."""
-        ok, changed = True, False
+        ok = True
+        changed = False
         match request:
             case UpdateFromDisk(folder):
                 ok = changed = folder.isdecimal()
@@ -220,7 +224,8 @@ class OracleRunner:
             return Result(
                 tokens=NO_SLOTS, not_encoded=self._not_encoded(), encoded=self._encoded(plan)
             )
-        tokens, at = [], 0
+        tokens = []
+        at = 0
         states = []
         invalid = []
         unsettled = or_zeros(plan.unsettled, len(plan.rows))

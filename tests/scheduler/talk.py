@@ -109,7 +109,8 @@ class Talk:
         self.live.discard(name)
 
     def say(self, name: str) -> None:
-        talk, rng = self.said[name], self.rng
+        talk = self.said[name]
+        rng = self.rng
         ended = [rid for rid, turn in talk.turns.items() if turn.tokens is not None]
         rid = rng.choice(["", "", *ended[-4:], *talk.turns]) if rng.random() < 0.95 else "none"
         params = SessionParams(
@@ -207,7 +208,8 @@ class Talk:
 
     def _take_in(self, id: int, num_output: int | None) -> None:
         """A request has ended: with so many output tokens, or without a trace."""
-        talk, rid = self.said[self.open.pop(id)], f"r{id}"
+        talk = self.said[self.open.pop(id)]
+        rid = f"r{id}"
         turn = talk.turns.get(rid)
         if turn is None or turn.id != id:
             return  # replaced

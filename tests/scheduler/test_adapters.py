@@ -285,7 +285,8 @@ def test_a_request_with_a_slot_passes_one_that_waits_for_its_own() -> None:
 
 def test_the_model_without_an_adapter_counts_as_one_only_while_it_runs() -> None:
     world = world_of()
-    a, b = world.load(0), world.load(1)
+    a = world.load(0)
+    b = world.load(1)
     base = world.send([1], max_new_tokens=4, ignore_eos=True, adapter="")
     world.step()
     ids = [world.send([1], max_new_tokens=8, ignore_eos=True, adapter=uid) for uid in (a, b)]
@@ -301,7 +302,9 @@ def test_the_model_without_an_adapter_counts_as_one_only_while_it_runs() -> None
 
 def test_a_pinned_adapter_has_its_slot_for_ever() -> None:
     world = world_of()
-    a, b, c = world.load(0, pinned=True), world.load(1), world.load(2)
+    a = world.load(0, pinned=True)
+    b = world.load(1)
+    c = world.load(2)
     ids = [world.send([1], max_new_tokens=9, ignore_eos=True, adapter=uid) for uid in (b, c)]
     world.step()
     assert [world.request(id).row != NO_ROW for id in ids] == [True, False]
@@ -328,7 +331,8 @@ def test_a_step_without_adapters_says_nothing_of_them() -> None:
 
 def test_equal_prompts_are_found_again_within_an_adapter_alone() -> None:
     world = world_of()
-    a, b = world.load(0), world.load(1)
+    a = world.load(0)
+    b = world.load(1)
     prompt = list(range(10, 50))
     found = []
     for adapter in (a, a, b, "", "", b):
@@ -478,7 +482,9 @@ def test_an_adapter_closes_for_the_oldest_claim_and_admits_those_that_came_befor
 
 def test_a_pinned_adapter_closes_for_nobody() -> None:
     world = world_of(aging_s=5.0)
-    pinned, other, lonely = (world.load(0, pinned=True), world.load(1), world.load(2))
+    pinned = world.load(0, pinned=True)
+    other = world.load(1)
+    lonely = world.load(2)
     world.send([1], max_new_tokens=30, ignore_eos=True, adapter=pinned)
     world.send([1], max_new_tokens=60, ignore_eos=True, adapter=other)
     world.step()
@@ -499,7 +505,8 @@ def test_a_pinned_adapter_closes_for_nobody() -> None:
 
 def test_the_adapter_not_used_for_longest_makes_room() -> None:
     world = world_of(max_loaded_loras=2)
-    a, b = world.load(0), world.load(1)
+    a = world.load(0)
+    b = world.load(1)
     world.send([1], max_new_tokens=1, adapter=a)
     world.run_dry()
     reply = world.ask(LoadLoraAdapter(call=1, lora_path="x", uid=uid_of(2)))
@@ -534,11 +541,13 @@ def test_unloading_waits_for_its_requests_and_refuses_new_ones() -> None:
     assert not world.replies
     refused = world.send([1], max_new_tokens=10, adapter=a)
     world.step()
-    assert (world.finished[refused].status, world.finished[refused].reason) == (404, "error")
+    assert world.finished[refused].status == 404
+    assert world.finished[refused].reason == "error"
     assert "'a0' is being unloaded" in world.finished[refused].message
     again = world.engine.submit(LoadLoraAdapter(call=8, lora_path="x", uid=a))
     assert isinstance(again, AdapterReply)
-    assert (again.call, again.status) == (8, 409)
+    assert again.call == 8
+    assert again.status == 409
     while runs not in world.finished:
         assert not world.replies
         world.step()
@@ -623,7 +632,8 @@ def test_a_read_that_fails_puts_nothing_in() -> None:
 
 def test_what_cannot_be_read_or_loaded_evicts_nothing() -> None:
     world = world_of(max_loaded_loras=2)
-    first, second = world.load(0), world.load(1)
+    first = world.load(0)
+    second = world.load(1)
     before = dict(world.runner.adapters)
     reply = world.ask(LoadLoraAdapter(lora_path="wrong", uid=uid_of(2)))
     assert (reply.success, reply.evicted) == (False, [])

@@ -69,7 +69,8 @@ def test_memory_is_tested_again_when_the_prefix_is_locked() -> None:
 def test_a_prompt_is_cut_down_to_whole_pages() -> None:
     kv = make_kv(num_pages=100, page_size=4)
     adder = make_adder(kv, chunked_prefill_size=30)
-    first, second = make_request(kv, 9, 5), make_request(kv, 50, 5, first=100)
+    first = make_request(kv, 9, 5)
+    second = make_request(kv, 50, 5, first=100)
     assert adder.add_one_req(first, has_chunked_req=False) is AddResult.CONTINUE
     assert (
         adder.add_one_req(second, has_chunked_req=False) is AddResult.CONTINUE
@@ -104,7 +105,8 @@ def test_whatever_cuts_a_prompt_no_other_is_cut_in_the_same_step(cut_by: str) ->
         make_request(kv, length, 5, first=1_000 * length) for length in (50, 60, 7)
     )
     adder.add_one_req(first, has_chunked_req=False)
-    assert (adder.new_chunked_req, first.extend_len) == (first, 24)
+    assert adder.new_chunked_req == first
+    assert first.extend_len == 24
     assert adder.add_one_req(second, has_chunked_req=False) is AddResult.OTHER
     assert adder.new_chunked_req is first
     assert not second.prefix.is_locked
@@ -186,7 +188,9 @@ def test_a_request_that_runs_alone_may_use_all_there_is() -> None:
 def test_the_prompts_of_a_pass_take_together_no_more_time_than_it_has(seed: int) -> None:
     rng = random.Random(f"time of a pass {seed}")
     kv = make_kv(num_pages=8_000, page_size=1)
-    left_s, token_s, pair_s = rng.uniform(0.01, 0.2), 4e-4, rng.choice([0.0, 1e-6])
+    left_s = rng.uniform(0.01, 0.2)
+    token_s = 4e-4
+    pair_s = rng.choice([0.0, 1e-6])
     budget = StepBudget(left_s, (token_s, pair_s), 5_000, min_tokens=0)
     adder = make_adder(kv, max_prefill_tokens=5_000, chunked_prefill_size=5_000, budget=budget)
     while True:

@@ -23,7 +23,9 @@ from weft.messages.sampling import Grammar, ThinkingMarks
 from weft.plan.logits import GrammarMask
 from weft.plan.step import Plan, Result, find
 
-BEGIN, END_1, END_2 = 261, 262, 263
+BEGIN = 261
+END_1 = 262
+END_2 = 263
 SOURCES = "prediction,tree,ngram"
 
 

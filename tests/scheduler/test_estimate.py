@@ -228,7 +228,8 @@ def test_a_time_outside_of_the_band_moves_the_bound_of_its_side_out(factor: floa
     rng = random.Random(6)
     for _ in range(200):
         calibration.learn(1.0, calibration.band(1.0), math.exp(rng.gauss(0.0, 0.1)))
-    below, above = calibration._below.width, calibration._above.width
+    below = calibration._below.width
+    above = calibration._above.width
     calibration.learn(1.0, calibration.band(1.0), factor)
     assert (calibration._below.width > below) == (factor < 1)
     assert (calibration._above.width > above) == (factor > 1)

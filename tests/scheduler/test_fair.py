@@ -47,7 +47,8 @@ def test_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
 ) -> None:
     """The first tenant comes with 3,000 requests at once, the others have always three that
     wait."""
-    max_new, tenants = 24, [f"t{place}" for place in range(num_tenants)]
+    max_new = 24
+    tenants = [f"t{place}" for place in range(num_tenants)]
     world = World(served_settings(tenant_weights=weights), depth=1)
     assert world.settings.aging_s == EngineConfig().aging_s > 0
     share = dict.fromkeys(tenants, 1.0) | world.settings.tenant_shares
@@ -230,10 +231,8 @@ def test_the_age_of_a_flood_takes_no_turn_from_other_tenants() -> None:
 
 def warm_world() -> tuple[World, list[int]]:
     """A prefix is cached, and nobody waits."""
-    world, hot = (
-        World(settings(schedule_policy="fair", max_running_requests=1, num_pages=400)),
-        list(range(100, 140)),
-    )
+    world = World(settings(schedule_policy="fair", max_running_requests=1, num_pages=400))
+    hot = list(range(100, 140))
     world.send(hot, max_new_tokens=1, tenant="first")
     world.run_dry()
     return world, hot
@@ -384,7 +383,8 @@ def waiting_table(requests: list[tuple[int, int]]) -> WaitingTable:
 @pytest.mark.parametrize("seed", range(200))
 def test_fair_order_matches_reference(seed: int) -> None:
     rng = random.Random(f"walk {seed}")
-    num_tenants, number = rng.randrange(2, 7), rng.randrange(1, 30)
+    num_tenants = rng.randrange(2, 7)
+    number = rng.randrange(1, 30)
     requests = [(rng.randrange(1, num_tenants), rng.choice([0, 0, 3, 5, 8])) for _ in range(number)]
     waiting = waiting_table([(tenant, 1) for tenant, _ in requests])
     lanes = TenantLanes(

@@ -231,7 +231,8 @@ def test_the_new_owner_of_a_row_does_not_pay_for_the_step_of_the_former() -> Non
     world.abort(Abort(ids=(first,)))
     end_well(world)
     assert world.failures
-    assert (world.finished[first].reason, world.finished[second].reason) == ("abort", "length")
+    assert world.finished[first].reason == "abort"
+    assert world.finished[second].reason == "length"
 
 
 @pytest.mark.parametrize("name", ["release", "share"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from weft.arrays import LongArray
-from weft.scheduler.times.gaps import (
+from weft.scheduler.times import (
     MAX_STEPS,
     NO_GAP,
     NO_ROWS,

@@ -115,7 +115,9 @@ def test_requests_that_wait_for_a_compilation_of_another_are_counted(bench: Benc
     world.send(PROMPT, grammar=choice(), max_new_tokens=60)  # from the cache
     world.run_dry()
     stats = world.engine.services.stats()
-    assert (stats.total_grammars, stats.total_grammar_shared, stats.total_grammar_hits) == (4, 2, 1)
+    assert stats.total_grammars == 4
+    assert stats.total_grammar_shared == 2
+    assert stats.total_grammar_hits == 1
 
 
 def test_the_end_token_is_allowed_only_at_the_end_and_a_longer_choice_may_go_on(
@@ -139,8 +141,10 @@ def test_max_tokens_cuts_with_reason_length_unless_the_grammar_ends_with_that_to
     whole = world.send(PROMPT, grammar=choice("yes"), max_new_tokens=3)
     until_compiled(world, bench)
     world.run_dry()
-    assert (said(world, cut), world.finished[cut].reason) == ("ye", "length")
-    assert (said(world, whole), world.finished[whole].reason) == ("yes", "stop")
+    assert said(world, cut) == "ye"
+    assert world.finished[cut].reason == "length"
+    assert said(world, whole) == "yes"
+    assert world.finished[whole].reason == "stop"
 
 
 class Panicking(ChoiceMatcher):
@@ -183,9 +187,11 @@ def test_a_dead_end_or_an_exception_ends_only_that_request() -> None:
         world.step()
     world.run_dry()
     world.check_idle()
-    assert (said(world, good), world.finished[good].reason) == ("yes", "stop")
+    assert said(world, good) == "yes"
+    assert world.finished[good].reason == "stop"
     for id in bad:
-        assert (world.finished[id].reason, world.finished[id].status) == ("error", 500)
+        assert world.finished[id].reason == "error"
+        assert world.finished[id].status == 500
     reasons = [world.finished[id].message.rpartition(": ")[2] for id in bad]
     assert reasons == ["nothing may follow", "nothing may follow", "ZeroDivisionError"]
 
@@ -213,7 +219,8 @@ def test_a_grammar_that_cannot_be_followed_is_a_fault_of_the_request() -> None:
         world.step()
     world.run_dry()
     world.check_idle()
-    assert (world.finished[id].reason, world.finished[id].status) == ("error", 400)
+    assert world.finished[id].reason == "error"
+    assert world.finished[id].status == 400
     assert "50,000 are allowed" in world.finished[id].message
 
 
@@ -261,7 +268,8 @@ def test_masks_are_not_waited_for_before_the_next_step_is_launched(
         for i in range(number)
     ]
     until_compiled(world, bench)
-    launch, advance = world.runner.launch, bench.pool.advance
+    launch = world.runner.launch
+    advance = bench.pool.advance
 
     def advanced(*args: Any) -> Any:
         launched.clear()
@@ -282,12 +290,15 @@ def test_masks_are_not_waited_for_before_the_next_step_is_launched(
 # Reasoning before
 
 
-BEGIN, END_1, END_2 = 270, 271, 272
+BEGIN = 270
+END_1 = 271
+END_2 = 272
 
 
 def script(runner: OracleRunner, *tokens: int) -> None:
     """The oracle wants to say this, whatever it is asked; when it is through, an A for ever."""
-    execute, said = runner.execute, iter(tokens)
+    execute = runner.execute
+    said = iter(tokens)
 
     def scripted(plan: Plan) -> Result:
         result = execute(plan)
@@ -398,10 +409,13 @@ def test_while_a_grammar_compiles_others_run_and_the_engine_sleeps_until_it_is_r
     reply: Any = world.tell(ListRequests(call=1))
     assert reply.queue.grammar_queue_size == 1
     [row] = reply.requests
-    assert (row.state, row.why) == ("grammar", "its grammar is being compiled")
+    assert row.state == "grammar"
+    assert row.why == "its grammar is being compiled"
     reply = world.tell(ExplainRequest(call=2, rid=f"r{waits}"))
     (found,) = reply.found
-    assert (found.state, found.why, found.row) == (row.state, row.why, None)
+    assert found.state == row.state
+    assert found.why == row.why
+    assert found.row is None
     assert found.grammar == choice().name
     assert "held: its grammar is being compiled" in [entry.what for entry in found.timeline]
     bench.gate.opened.set()
@@ -438,7 +452,8 @@ def test_an_invalid_grammar_answers_400_with_the_reason(bench: Bench) -> None:
     world.run_dry()
     for id in (bad, again):
         finish = world.finished[id]
-        assert (finish.reason, finish.status) == ("error", 400)
+        assert finish.reason == "error"
+        assert finish.status == 400
         assert finish.message == "the grammar is invalid: only choices are compiled here, not regex"
     assert bench.pool.num_compiled == 1  # what is invalid is remembered
 
@@ -447,10 +462,8 @@ def test_without_a_grammar_service_such_requests_are_refused() -> None:
     world = EngineWorld(settings())
     id = world.send(PROMPT, grammar=choice(), max_new_tokens=9)
     world.run_dry()
-    assert (world.finished[id].status, world.finished[id].message) == (
-        400,
-        "this engine compiles no grammars",
-    )
+    assert world.finished[id].status == 400
+    assert world.finished[id].message == "this engine compiles no grammars"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -485,10 +498,8 @@ def test_at_random_every_request_gets_one_final_word_and_nothing_is_left(
         if grammar is not None and grammar.kind == "choice" and world.finished[id].reason == "stop":
             assert said(world, id) in json.loads(grammar.text)
     stats = world.engine.services.stats()
-    assert (stats.num_grammar_queue, stats.total_grammars) == (
-        0,
-        sum(1 for one in world.sent.values() if one.sampling.grammar),
-    )
+    assert stats.num_grammar_queue == 0
+    assert stats.total_grammars == sum(1 for one in world.sent.values() if one.sampling.grammar)
     assert stats.total_grammar_refused > 0
 
 
@@ -611,7 +622,9 @@ def test_a_failure_that_is_not_the_grammars_is_not_remembered(bench: Bench) -> N
     bench.gate.fails = SandboxFailed("too slow")
     bench.pool.ask(1, key)
     [verdict] = service(bench, bench.pool.take, 1)
-    assert (verdict.constraint, verdict.status, verdict.message) == (None, 400, "too slow")
+    assert verdict.constraint is None
+    assert verdict.status == 400
+    assert verdict.message == "too slow"
     bench.gate.fails = None
     bench.pool.ask(2, key)
     [verdict] = service(bench, bench.pool.take, 1)

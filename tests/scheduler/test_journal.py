@@ -94,7 +94,9 @@ def test_a_file_gives_back_its_records(tmp_path: Path) -> None:
     writer.flush()
     with JournalReader(tmp_path / "j") as reader:
         assert list(reader) == records
-    assert (reader.damage, reader.num_torn_bytes, reader.num_records) == (None, 0, 4)
+    assert reader.damage is None
+    assert reader.num_torn_bytes == 0
+    assert reader.num_records == 4
     assert (tmp_path / "j").stat().st_mode & 0o777 == 0o600
     writer.close()
 
@@ -110,7 +112,8 @@ def test_a_last_record_that_was_not_finished_is_no_damage(tmp_path: Path, cut: i
     path.write_bytes(path.read_bytes()[:-cut])
     with JournalReader(path) as reader:
         assert list(reader) == [b"first"]
-    assert (reader.damage, reader.num_torn_bytes) == (None, 18 - cut)
+    assert reader.damage is None
+    assert reader.num_torn_bytes == 18 - cut
 
 
 def test_a_changed_bit_is_damage_wherever_it_is(tmp_path: Path) -> None:
@@ -134,11 +137,9 @@ def test_a_changed_bit_is_damage_wherever_it_is(tmp_path: Path) -> None:
         hit = max(n for n, begin in enumerate(begins) if begin <= bit // 8)
         assert read == records[:hit]
         assert reader.damage is not None
-        assert (reader.damage.offset, reader.damage.record, reader.num_torn_bytes) == (
-            begins[hit],
-            hit + 1,
-            0,
-        )
+        assert reader.damage.offset == begins[hit]
+        assert reader.damage.record == hit + 1
+        assert reader.num_torn_bytes == 0
 
 
 def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
@@ -323,7 +324,8 @@ def test_an_input_that_is_asked_for_at_another_time_is_a_difference() -> None:
     replay = Replay([*world.records[: at + 1], *world.records[at + 2 :]])
     assert not replay.run()
     assert replay.difference is not None
-    assert (replay.difference.field, replay.difference.now) == ("next event", "reads the clock")
+    assert replay.difference.field == "next event"
+    assert replay.difference.now == "reads the clock"
 
 
 def test_a_server_under_steady_load_keeps_a_journal_that_is_replayed_from_its_newest_file() -> None:

@@ -43,10 +43,12 @@ def whim(name: str, length: int) -> list[int]:
 class Place:
     """A matcher that is only a name and a length."""
 
-    error, is_complete = "", False
+    error = ""
+    is_complete = False
 
     def __init__(self, name: str) -> None:
-        self.name, self.length = name, 0
+        self.name = name
+        self.length = 0
 
     def fork(self) -> Place:
         return Place(self.name)
@@ -108,7 +110,8 @@ def whimsical(name: str, **more: Any) -> dict[str, Any]:
 
 def expected(prompt: list[int], name: str, max_new: int, stops: set[int]) -> list[int]:
     """What one request says on its own: the oracle's token, then what must follow it."""
-    state, output = 0, []
+    state = 0
+    output = []
     for token in prompt:
         state = extend_hash(state, token)
     while True:
@@ -130,7 +133,8 @@ def guessed(rng: random.Random, prompt: list[int], name: str) -> list[int]:
 def check(world: World) -> None:
     """All that `World.check_outputs` says, for requests with whims."""
     for id, request in world.sent.items():
-        params, finish = request.sampling, world.finished[id]
+        params = request.sampling
+        finish = world.finished[id]
         assert params.grammar is not None
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
         max_new = params.max_new_tokens or world.scheduler.limits.max_len - len(world.prompts[id])
@@ -140,7 +144,8 @@ def check(world: World) -> None:
             assert world.outputs[id] == wanted
             matched = wanted[-1] if wanted[-1] in stops else None
             assert finish.reason == ("length" if matched is None else "stop")
-            assert (finish.completion_tokens, finish.matched) == (len(wanted), matched)
+            assert finish.completion_tokens == len(wanted)
+            assert finish.matched == matched
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -192,7 +197,8 @@ def test_the_random_worlds_jump_mix_and_retract() -> None:
         ),
         grammars=Whims(),
     )
-    modes, jumps = set(), 0
+    modes = set()
+    jumps = 0
     launch = world.runner.launch
 
     def watch(plan: Plan) -> Any:
@@ -227,7 +233,8 @@ def test_drafts_stand_behind_forced_tokens_and_end_where_others_are_forced() -> 
 
     world.runner.launch = watch  # type: ignore[method-assign]
     for number in range(40):
-        name, prompt = f"d{number}", [number, *PROMPT]
+        name = f"d{number}"
+        prompt = [number, *PROMPT]
         guess = expected(prompt, name, 100, set())
         world.send(prompt, **whimsical(name), prediction=guess, max_new_tokens=100, ignore_eos=True)
         world.run_dry()

@@ -126,7 +126,9 @@ def test_an_end_and_a_reply_are_told_after_what_they_say_is_kept() -> None:
     )
     before = [one for one in world.told[:place] if isinstance(one, SessionChanges)]
     [turn] = before[-1].changes[0].session.turns
-    assert (turn.name, turn.start, turn.prompt_len) == (world.sent[first].rid, 0, 10)
+    assert turn.name == world.sent[first].rid
+    assert turn.start == 0
+    assert turn.prompt_len == 10
     assert len(turn.tokens) == TOKEN_BYTES * (10 + len(world.outputs[first]))
     world.ask(CloseSession(call=2, session_id="s"))
     assert world.copy.sessions == {}
@@ -194,7 +196,10 @@ def test_limits_and_times_hold_as_before() -> None:
         "2 sessions of this key are open, as many as --max-sessions-per-key allows",
     ]
     [one, two] = world.sessions.by_name.values()
-    assert (one.capacity, one.timeout_s, one.num_tokens, set(one.turns)) == (20, 48.0, 8, {"t"})
+    assert one.capacity == 20
+    assert one.timeout_s == 48.0
+    assert one.num_tokens == 8
+    assert set(one.turns) == {"t"}
     for _ in range(4):
         world.step()
     assert set(world.sessions.by_name) == {one.name}, "the other has been idle for too long"

@@ -14,9 +14,12 @@ from weft.scheduler.pace.step_cost import CostEstimator, StepLoad
 
 
 def test_the_cost_of_steps_is_learnt_from_those_that_ran() -> None:
-    cost, rng = CostEstimator(), random.Random(0)
+    cost = CostEstimator()
+    rng = random.Random(0)
     for _ in range(200):
-        start, length, rows = rng.randrange(2_000), rng.randrange(1, 500), rng.randrange(1, 50)
+        start = rng.randrange(2_000)
+        length = rng.randrange(1, 500)
+        rows = rng.randrange(1, 50)
         prefill = StepLoad(length, length * start + length * (length + 1) // 2)
         decode = StepLoad(rows, rows * rng.randrange(10, 1_000))
         for load, has_prefill in ((prefill, True), (decode, False)):
@@ -149,7 +152,8 @@ def test_between_decode_steps_no_prompt_is_cut_into_tiny_pieces() -> None:
     world.send([1, 2], max_new_tokens=400, ignore_eos=True)
     for _ in range(3):
         world.step()
-    rng, num_cut = random.Random(0), 0
+    rng = random.Random(0)
+    num_cut = 0
     while num_cut < 20:
         if not world.scheduler.waiting_queue:
             world.send(

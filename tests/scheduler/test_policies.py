@@ -109,10 +109,8 @@ def lonely(world: World) -> int:
     "policy", ["lpm", "dfs-weight", "shortest-prefill-first", "lof", "priority"]
 )
 def test_without_aging_endless_competition_starves(policy: str) -> None:
-    world, hot = (
-        World(settings(schedule_policy=policy, max_running_requests=2)),
-        list(range(100, 120)),
-    )
+    world = World(settings(schedule_policy=policy, max_running_requests=2))
+    hot = list(range(100, 120))
     world.send(hot, max_new_tokens=1)
     world.run_dry()
     for number in range(4):

@@ -159,7 +159,8 @@ def test_what_a_model_cannot_give_is_refused(
     message: str,
 ) -> None:
     here = world(limits)
-    bad, good = send(here, 3, pooling, **fields), send(here, 3, PoolingParams() if limits else None)
+    bad = send(here, 3, pooling, **fields)
+    good = send(here, 3, PoolingParams() if limits else None)
     here.run_dry()
     assert here.finished[bad].status == 400
     assert message in here.finished[bad].message

@@ -55,7 +55,8 @@ def test_among_equals_the_victim_is_the_latest_that_was_not_retracted_before() -
     world = World(settings())
     ids = [world.send([10 * i] * 20, max_new_tokens=20, ignore_eos=True) for i in range(3)]
     decoding(world, *ids)
-    requests, kv = [world.request(id) for id in ids], world.scheduler.kv
+    requests = [world.request(id) for id in ids]
+    kv = world.scheduler.kv
     assert cheapest(requests, kv, 10, lambda request: 0).id == ids[2]
     requests[2].retractions = 1
     assert cheapest(requests, kv, 10, lambda request: 0).id == ids[1]

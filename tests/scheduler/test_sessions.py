@@ -214,7 +214,8 @@ def test_a_request_without_a_length_ends_where_its_session_is_full() -> None:
     world.open(capacity=30)
     id = world.say(prompt(10), max_new=None)
     world.run_dry()
-    assert (world.finished[id].reason, world.finished[id].completion_tokens) == ("length", 20)
+    assert world.finished[id].reason == "length"
+    assert world.finished[id].completion_tokens == 20
     assert world.why_not(world.say([5], max_new=None))[0] == 400
 
 
@@ -251,10 +252,8 @@ def test_a_session_is_closed_when_its_last_request_has_ended_and_takes_no_other(
     assert reply.message == "it is closed when its running requests have ended"
     refused = world.say([5])
     world.run_dry()
-    assert (world.finished[refused].status, world.finished[refused].message) == (
-        409,
-        "the session 's' is being closed",
-    )
+    assert world.finished[refused].status == 409
+    assert world.finished[refused].message == "the session 's' is being closed"
     assert world.finished[first].completion_tokens == 6
     assert "s" not in world.sessions
     assert world.scheduler.kv.cache.pinned_pages == 0
@@ -384,7 +383,9 @@ def test_what_sessions_hold_is_counted_and_their_requests_are_listed() -> None:
     world.say(prompt(20))
     world.run_dry()
     stats = world.engine._engine.services.stats()
-    assert (stats.num_sessions, stats.kv_held, stats.kv_used) == (2, 24, 0)
+    assert stats.num_sessions == 2
+    assert stats.kv_held == 24
+    assert stats.kv_used == 0
     world.say([5], max_new=20, rid="mine")
     world.send([6], max_new_tokens=20, rid="nobody's")
     world.step()

@@ -43,7 +43,8 @@ def compare(
 @pytest.mark.parametrize("seed", range(4))
 def test_the_columns_have_every_request_that_came_and_has_not_left(seed: int) -> None:
     rng = random.Random(f"waiting {seed}")
-    waiting, expected = WaitingTable(), list[Request]()
+    waiting = WaitingTable()
+    expected = list[Request]()
     notes: dict[int, tuple[int, int]] = {}
     for number in range(500):
         request = request_of(number, rng)
@@ -86,7 +87,8 @@ def test_room_is_made_once_for_many_that_come(
     made = []
     make_room = WaitingTable._make_room
     monkeypatch.setattr(WaitingTable, "_make_room", lambda self: (made.append(1), make_room(self)))
-    rng, waiting = random.Random(0), WaitingTable()
+    rng = random.Random(0)
+    waiting = WaitingTable()
     for number in range(4_000):
         waiting.append(request_of(number, rng))
         if number >= num_waiting:

@@ -85,7 +85,8 @@ def test_a_processor_is_told_the_whole_output_though_steps_overlap(depth: int) -
 
 def test_only_steps_that_the_next_one_depends_on_are_awaited() -> None:
     def awaited(**sampling: Any) -> list[bool]:
-        world, found = EngineWorld(settings(), 1, processors=Known()), []
+        world = EngineWorld(settings(), 1, processors=Known())
+        found = []
         obey(world.runner)
         world.send(PROMPT, **{**FREE, "max_new_tokens": 8, **sampling})
         while world.has_work:
@@ -141,12 +142,11 @@ def test_a_journal_with_processors_budgets_and_words_is_replayed_without_them(
     world.run_dry()
     world.check_idle()
     for id in broken:
-        assert (world.finished[id].reason, world.finished[id].message, len(world.outputs[id])) == (
-            "error",
-            "it broke",
-            2,
-        )
-    assert (world.finished[refused].status, world.finished[refused].message) == (400, "bad is bad")
+        assert world.finished[id].reason == "error"
+        assert world.finished[id].message == "it broke"
+        assert len(world.outputs[id]) == 2
+    assert world.finished[refused].status == 400
+    assert world.finished[refused].message == "bad is bad"
     world.replay(check=True)
 
 

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import uvloop
 
+from tests.server.template_here import rendering_here
 from tests.text.tokens import EOS, byte_tokenizer
 from weft.client.client import EngineClient
 from weft.config.limits import Limits
@@ -236,7 +237,8 @@ def _told(request: GenerateRequest, params: SamplingParams) -> list[AuxPiece]:
     """In pieces of 4: token t has log probability -t, is the third, and t + 1, t + 2.. are
     likelier: -0.5, -1.5.."""
     ids = np.frombuffer(request.input_ids, dtype=np.int32)[params.prompt_logprobs_start :]
-    num_top, num_ids = params.prompt_logprobs or 0, len(params.logprob_token_ids)
+    num_top = params.prompt_logprobs or 0
+    num_ids = len(params.logprob_token_ids)
     logprobs = -ids.astype(np.float32)
     logprobs[:1] = np.nan
     top = ids[:, None] + np.arange(1, 1 + num_top, dtype=np.int32)
@@ -313,16 +315,17 @@ class RunningServer:
             settings={"dtype": "auto", **(settings or {})},
             model=facts or ModelFacts(),
         )
-        app = create_app(
-            self.client,
-            self.tokenizer,
-            config,
-            info,
-            self.readiness,
-            limits,
-            processor=processor,
-            catalog=catalog,
-        )
+        with rendering_here():
+            app = create_app(
+                self.client,
+                self.tokenizer,
+                config,
+                info,
+                self.readiness,
+                limits,
+                processor=processor,
+                catalog=catalog,
+            )
         self.server = make_server(app, config, limits, self.client.metrics.refused)
         self._socket = socket.create_server(("127.0.0.1", port))
         self.port = self._socket.getsockname()[1]
@@ -371,7 +374,8 @@ class RunningServer:
 
     def leave(self, path: str, body: dict[str, Any]) -> None:
         """A client that asks, and goes without an answer when the engine knows of it."""
-        content, before = json.dumps(body).encode(), len(self.engine.seen)
+        content = json.dumps(body).encode()
+        before = len(self.engine.seen)
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}"
         with socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S) as client:
             client.sendall(head.encode() + b"\r\n\r\n" + content)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from tests.server.template_here import rendering_here
 from weft.assemble.adapters import adapter_files
 from weft.assemble.build import Built, build_engine
 from weft.assemble.prepare import Prepared, load_recipe, load_tokenizer, prepare
@@ -52,16 +53,17 @@ class RealServer:
             version="0",
             started_at=time.time(),
         )
-        app = create_app(
-            self.client,
-            self.tokenizer,
-            ServerConfig(),
-            info,
-            self.readiness,
-            limits,
-            adapters=AdapterNames(adapter_files(prepared), "tiny"),
-            processor=load_recipe(prepared),
-        )
+        with rendering_here():
+            app = create_app(
+                self.client,
+                self.tokenizer,
+                ServerConfig(),
+                info,
+                self.readiness,
+                limits,
+                adapters=AdapterNames(adapter_files(prepared), "tiny"),
+                processor=load_recipe(prepared),
+            )
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=240
         )

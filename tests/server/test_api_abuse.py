@@ -90,7 +90,8 @@ def test_odd_bodies_never_end_in_a_fault(tool_server: RunningServer, path: str) 
             assert answer.status_code == 400
             error = answer.json()["error"]
             if path.startswith("/v1/messages"):
-                assert (answer.json()["type"], error["type"]) == ("error", "invalid_request_error")
+                assert answer.json()["type"] == "error"
+                assert error["type"] == "invalid_request_error"
             else:
                 assert isinstance(error, str if path.startswith("/api/") else dict)
         assert http.post(path, json=GOOD[path]).status_code == 200

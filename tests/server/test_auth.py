@@ -151,7 +151,8 @@ def test_pages_of_allowed_origins_administrate_with_the_key() -> None:
 
 def test_keys_are_kept_as_hashes_alone() -> None:
     digests, config = read_keys(ServerConfig(api_key="user-key", admin_api_key="admin-key"))
-    assert (config.api_key, config.admin_api_key) == ("", "")
+    assert config.api_key == ""
+    assert config.admin_api_key == ""
     assert [len(one) for one in (*digests.user, *digests.admin)] == [32, 32]
     assert b"key" not in b"".join((*digests.user, *digests.admin))
 
@@ -232,7 +233,5 @@ def test_cors_answers_only_allowed_origins() -> None:
             == 400
         )
         refused = httpx.post(url, headers={"origin": "https://a.example"})
-        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (
-            401,
-            "https://a.example",
-        )
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://a.example"

@@ -19,7 +19,8 @@ from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.state.store import StateStore
 
-ALICE, BOB = "alice-secret", "bob-secret"
+ALICE = "alice-secret"
+BOB = "bob-secret"
 CHAT = "/v1/chat/completions"
 
 
@@ -49,7 +50,9 @@ def test_a_batch_of_openai_from_file_to_results(keyed: RunningServer) -> None:
     client = openai_of(keyed, ALICE)
     data = lines(20) + b"\nnot a line\n"
     file = client.files.create(file=("in.jsonl", data), purpose="batch")
-    assert (file.bytes, file.filename, file.purpose) == (len(data), "in.jsonl", "batch")
+    assert file.bytes == len(data)
+    assert file.filename == "in.jsonl"
+    assert file.purpose == "batch"
     assert client.files.content(file.id).content == data
     batch = client.batches.create(
         input_file_id=file.id,
@@ -61,7 +64,9 @@ def test_a_batch_of_openai_from_file_to_results(keyed: RunningServer) -> None:
     batch = client.batches.retrieve(batch.id)
     assert batch.request_counts is not None
     counts = batch.request_counts
-    assert (counts.total, counts.completed, counts.failed) == (21, 20, 1)
+    assert counts.total == 21
+    assert counts.completed == 20
+    assert counts.failed == 1
     assert batch.metadata == {"of": "us"}
     assert batch.output_file_id is not None
     assert batch.error_file_id is not None
@@ -102,7 +107,9 @@ def test_a_batch_of_messages_from_requests_to_results(keyed: RunningServer) -> N
     assert eventually(has_ended)
     batch = client.messages.batches.retrieve(batch.id)
     counts = batch.request_counts
-    assert (counts.succeeded, counts.errored, counts.processing) == (1, 1, 0)
+    assert counts.succeeded == 1
+    assert counts.errored == 1
+    assert counts.processing == 0
     found = {one.custom_id: one.result for one in client.messages.batches.results(batch.id)}
     assert found["good"].type == "succeeded"
     assert found["wrong"].type == "errored"

@@ -83,8 +83,10 @@ def test_calls_and_reasoning_of_a_whole_answer(
     assert choice.message.content == "Well.\n"
     assert choice.message.reasoning_content.strip() == "It rains."
     first, second = choice.message.tool_calls
-    assert (first.function.name, json.loads(first.function.arguments)) == ("forecast", GIVEN)
-    assert (second.function.name, second.function.arguments) == ("news", "{}")
+    assert first.function.name == "forecast"
+    assert json.loads(first.function.arguments) == GIVEN
+    assert second.function.name == "news"
+    assert second.function.arguments == "{}"
 
 
 def test_calls_and_reasoning_of_a_stream(
@@ -115,7 +117,8 @@ def test_a_broken_call_is_content_and_no_error(
     }[family]
     say(servers[family], broken)
     [choice] = ask(sdk, tools=TOOLS).choices
-    assert (choice.message.content, choice.finish_reason) == (broken, "stop")
+    assert choice.message.content == broken
+    assert choice.finish_reason == "stop"
     streamed = list(ask(sdk, tools=TOOLS, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == broken
 
@@ -126,7 +129,8 @@ def test_an_answer_of_gpt_oss_has_none_of_its_marks(servers: dict[str, RunningSe
     say(server, f"{ANALYSIS}Hm.<|end|>{FINAL}Yes.<|return|>")
     answer = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": HI}).json()
     message = answer["choices"][0]["message"]
-    assert (message["content"], message["reasoning_content"]) == ("Yes.", "Hm.")
+    assert message["content"] == "Yes."
+    assert message["reasoning_content"] == "Hm."
 
 
 def test_a_grammar_of_gpt_oss_holds_from_its_final_message_on(
@@ -195,7 +199,8 @@ def test_a_custom_grammar_holds_calls_in_reasoning_and_its_budget_stays(
     [request] = server.engine.seen
     grammar = request.sampling.grammar
     assert grammar is not None
-    assert (grammar.kind, grammar.behind) == ("structural_tag", None)
+    assert grammar.kind == "structural_tag"
+    assert grammar.behind is None
     assert request.sampling.thinking_budget == 64
     assert isinstance(request.sampling.thinking_marks, ThinkingMarks)
 

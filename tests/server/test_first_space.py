@@ -17,7 +17,10 @@ from weft.text.tokenizer import Tokenizer
 TOKENIZER = Tokenizer(
     sentencepiece_backend(["</s>", "▁", "▁Hello", "▁wor", "ld", "!"]), {}, {"default": "[INST]"}
 )
-SPACE, HELLO, WOR, LD = 258, 259, 260, 261
+SPACE = 258
+HELLO = 259
+WOR = 260
+LD = 261
 MIDDLE = list("中".encode())
 TEXT = "/v1/completions"
 

@@ -92,7 +92,8 @@ def test_control_requests_are_made_by_name(http: httpx.Client, sent: list[ToEngi
     }
     assert [type(message) for message in sent] == [SetPolicy, FreezeGC]
     refused = http.post("/rpc", json={"method": "set_policy", "params": {"policy": "magic"}})
-    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "no policy")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "no policy"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,8 @@ def test_prompts_of_one_request_and_their_completions_travel_in_one_message(
     assert len(answer.json()["choices"]) == 6
     [batch] = sent
     assert isinstance(batch, BatchGenerate)
-    assert (len(batch.prompts), batch.prompt_of) == (2, [0, 0, 0, 1, 1, 1])
+    assert len(batch.prompts) == 2
+    assert batch.prompt_of == [0, 0, 0, 1, 1, 1]
     assert not any(member.input_ids for member in batch.requests)
     assert [len(member.input_ids) for member in batch.members()] == [12] * 6
 
@@ -163,6 +165,7 @@ def test_control_routes_refuse_parameters_that_they_do_not_have(
 ) -> None:
     answer = http.request(method, path)
     name = path.rpartition("?")[2].rpartition("&")[2].partition("=")[0]
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == name
     plain = path.partition("?")[0]
     assert answer.json()["error"]["message"] == f"{plain} has no parameter {name!r}: {there}"

@@ -70,7 +70,8 @@ def test_chat_completions_go_on_behind_a_call(
         [choice] = ask(sdk).choices
     assert choice.message.content == "Well.\n"
     [call] = choice.message.tool_calls
-    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", OSLO)
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments) == OSLO
     assert choice.finish_reason == "tool_calls"
     assert described(TOOLS) in prompts[0]
     turn = choice.message.model_dump(exclude_none=True, exclude={"parsed"})
@@ -101,7 +102,9 @@ def test_responses_go_on_behind_a_call(sdk: openai.OpenAI, plain: RunningServer)
     prompts = record_prompts(plain, CALL)
     first = sdk.responses.create(input="Hi", tools=RESPONSE_TOOLS)
     [item] = first.output
-    assert (item.type, item.name, json.loads(item.arguments)) == ("function_call", "weather", OSLO)
+    assert item.type == "function_call"
+    assert item.name == "weather"
+    assert json.loads(item.arguments) == OSLO
     result: Any = {"type": "function_call_output", "call_id": item.call_id, "output": "rain"}
     sdk.responses.create(input=[result], tools=RESPONSE_TOOLS, previous_response_id=first.id)
     given: Any = [{"role": "user", "content": "Hi"}, item.model_dump(), result]
@@ -121,7 +124,10 @@ def test_messages_go_on_behind_a_call(plain: RunningServer, stream: bool) -> Non
         else:
             answer = client.messages.create(messages=HI, **given)
         text, use = answer.content
-        assert (text.type, text.text, use.type, use.input) == ("text", "Well.\n", "tool_use", OSLO)
+        assert text.type == "text"
+        assert text.text == "Well.\n"
+        assert use.type == "tool_use"
+        assert use.input == OSLO
         assert answer.stop_reason == "tool_use"
         turn: Any = {"role": "assistant", "content": answer.content}
         block: Any = {"type": "tool_result", "tool_use_id": use.id, "content": "rain"}
@@ -145,7 +151,8 @@ def test_ollamas_chat_goes_on_behind_a_call(plain: RunningServer, stream: bool) 
     assert answer.status_code == 200
     lines = [json.loads(line) for line in answer.text.splitlines()]
     [call] = [one for line in lines for one in line["message"].get("tool_calls", ())]
-    assert (call["function"]["name"], call["function"]["arguments"]) == ("weather", OSLO)
+    assert call["function"]["name"] == "weather"
+    assert call["function"]["arguments"] == OSLO
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     result = {"role": "tool", "tool_name": "weather", "content": "rain"}
     body["messages"] = [*HI, turn, result]
@@ -167,7 +174,8 @@ def test_the_model_must_choose_between_a_call_and_an_answer(
     assert calls["stop_after_first"]
     mark, text = answer["elements"]
     assert mark["value"] == "<answer>"
-    assert (text["type"], text["triggers"]) == ("triggered_tags", ["<tool_call>"])
+    assert text["type"] == "triggered_tags"
+    assert text["triggers"] == ["<tool_call>"]
     ask(sdk, parallel_tool_calls=True)
     calls, _ = format_of(plain)["elements"]
     assert not calls["stop_after_first"]
@@ -214,8 +222,10 @@ def test_a_forced_call_that_is_cut_off_is_reported_as_far_as_it_came(
     else:
         [choice] = found.choices
         [call] = choice.message.tool_calls
-        arguments, reason = call.function.arguments, choice.finish_reason
-    assert (arguments, reason) == ('{"city": "', "length")
+        arguments = call.function.arguments
+        reason = choice.finish_reason
+    assert arguments == '{"city": "'
+    assert reason == "length"
 
 
 def test_an_optional_call_that_is_cut_off_is_a_call_as_far_as_it_came(

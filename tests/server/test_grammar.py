@@ -13,7 +13,8 @@ from weft.config.numbers import MAX_CHOICE_LEN, MAX_CHOICES_LEN, MAX_GRAMMAR_LEN
 from weft.messages.replies import RequestWarning, StepOutput
 from weft.messages.sampling import Grammar
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "x"}
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
 TAG = {"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f"]}
@@ -181,7 +182,8 @@ def test_invalid_and_contradictory_constraints_are_refused(
 ) -> None:
     answer = http.post(CHAT, json={**HI, **fields})
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, param), error
+    assert answer.status_code == 400, error
+    assert error["param"] == param, error
     assert message in error["message"]
     assert server.engine.seen == []
 

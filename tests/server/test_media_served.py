@@ -118,7 +118,8 @@ def text(words: str) -> dict[str, Any]:
 
 
 def test_answers_about_pictures_are_those_of_transformers(server: RealServer, llava: Llava) -> None:
-    one, two = noise(1), noise(2, 90, 31)
+    one = noise(1)
+    two = noise(2, 90, 31)
     answer = ask(server, part(one), text("What?"))
     expected = llava.answer("USER: <image>\nWhat? ASSISTANT:", [one])
     assert answer["choices"][0]["token_ids"] == expected

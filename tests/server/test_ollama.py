@@ -79,10 +79,15 @@ def test_options_are_sampling_parameters(http: httpx.Client, tool_server: Runnin
         "options": {**options, "num_ctx": 9},
     }
     answer = http.post("/api/generate", json=body).json()
-    assert (answer["response"], answer["done_reason"]) == ("Hel", "length")
+    assert answer["response"] == "Hel"
+    assert answer["done_reason"] == "length"
     params = tool_server.engine.seen[0].sampling
-    assert (params.max_new_tokens, params.temperature, params.top_k, params.seed) == (3, 0.5, 7, 1)
-    assert (params.stop, params.repetition_penalty) == (("x",), 1.2)
+    assert params.max_new_tokens == 3
+    assert params.temperature == 0.5
+    assert params.top_k == 7
+    assert params.seed == 1
+    assert params.stop == ("x",)
+    assert params.repetition_penalty == 1.2
 
 
 def test_a_raw_prompt_is_not_put_into_the_template(
@@ -125,11 +130,9 @@ def test_errors_are_one_text(http: httpx.Client) -> None:
 
 def test_the_tokenizer_tells_its_special_tokens(http: httpx.Client) -> None:
     info = http.get("/tokenizer_info").json()
-    assert (info["bos_token"], info["eos_token"], info["model_max_length"]) == (
-        "<bos>",
-        "<eos>",
-        CONTEXT,
-    )
+    assert info["bos_token"] == "<bos>"
+    assert info["eos_token"] == "<eos>"
+    assert info["model_max_length"] == CONTEXT
     assert "im_start" in info["chat_template"]
     assert as_bytes("a") == http.post("/tokenize", json={"prompt": "a"}).json()["tokens"]
 
@@ -160,4 +163,5 @@ def test_the_model_is_described_as_clients_read_it() -> None:
     info = shown["model_info"]
     assert info["general.architecture"] == "qwen3"
     assert info["general.parameter_count"] == 596_049_920
-    assert (info["qwen3.context_length"], info["qwen3.block_count"]) == (CONTEXT, 28)
+    assert info["qwen3.context_length"] == CONTEXT
+    assert info["qwen3.block_count"] == 28

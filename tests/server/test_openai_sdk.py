@@ -83,7 +83,8 @@ def test_several_choices_share_one_prompt_in_the_usage(
 
 def test_streamed_choices_each_have_a_beginning_and_an_end(sdk: openai.OpenAI) -> None:
     texts = {0: "", 1: ""}
-    roles, reasons = [], []
+    roles = []
+    reasons = []
     for chunk in sdk.chat.completions.create(model=MODEL, messages=HI, n=2, stream=True):
         [choice] = chunk.choices
         texts[choice.index] += choice.delta.content or ""
@@ -143,37 +144,34 @@ def test_parameters_arrive_in_both_spellings(sdk: openai.OpenAI, server: Running
     )
     [request] = server.engine.seen
     params = request.sampling
-    assert (params.max_new_tokens, params.min_new_tokens, params.seed) == (9, 2, 11)
-    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 0.5, 7, 0.1)
-    assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (
-        0.25,
-        -0.5,
-        1.5,
-    )
-    assert (params.logit_bias, params.stop, params.stop_token_ids) == (
-        {65: 5.0},
-        ("END", "\n\n"),
-        (66,),
-    )
+    assert params.max_new_tokens == 9
+    assert params.min_new_tokens == 2
+    assert params.seed == 11
+    assert params.temperature == 0.0
+    assert params.top_p == 0.5
+    assert params.top_k == 7
+    assert params.min_p == 0.1
+    assert params.frequency_penalty == 0.25
+    assert params.presence_penalty == -0.5
+    assert params.repetition_penalty == 1.5
+    assert params.logit_bias == {65: 5.0}
+    assert params.stop == ("END", "\n\n")
+    assert params.stop_token_ids == (66,)
     assert (params.ignore_eos, params.include_stop, params.skip_special_tokens) == (
         True,
         True,
         True,
     )
-    assert (request.rid, request.user, request.priority, request.cache_salt) == (
-        "my-request",
-        "u" * 256,
-        3,
-        "salt",
-    )
+    assert request.rid == "my-request"
+    assert request.user == "u" * 256
+    assert request.priority == 3
+    assert request.cache_salt == "salt"
 
 
 def test_length_limit_is_reported(sdk: openai.OpenAI) -> None:
     answer = sdk.chat.completions.create(model=MODEL, messages=HI, max_tokens=5)
-    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (
-        "Hello",
-        "length",
-    )
+    assert answer.choices[0].message.content == "Hello"
+    assert answer.choices[0].finish_reason == "length"
 
 
 def test_without_a_limit_the_context_is_the_limit(
@@ -193,10 +191,14 @@ def test_stop_string_over_tokens_is_cut_off(
     )
     if stream:
         choices = [chunk.choices[0] for chunk in found]
-        text, last = "".join(choice.text for choice in choices), choices[-1]
+        text = "".join(choice.text for choice in choices)
+        last = choices[-1]
     else:
-        text, last = found.choices[0].text, found.choices[0]
-    assert (text, last.finish_reason, last.matched_stop) == ("Hello", "stop", ", wö")
+        text = found.choices[0].text
+        last = found.choices[0]
+    assert text == "Hello"
+    assert last.finish_reason == "stop"
+    assert last.matched_stop == ", wö"
     assert server.engine.aborted == [server.engine.seen[0].id]
 
 
@@ -284,7 +286,9 @@ def test_completion_logprobs_name_tokens_and_offsets(
 
 def test_models_are_listed(sdk: openai.OpenAI) -> None:
     [model] = sdk.models.list().data
-    assert (model.id, model.max_model_len, model.owned_by) == (MODEL, CONTEXT, "weft")
+    assert model.id == MODEL
+    assert model.max_model_len == CONTEXT
+    assert model.owned_by == "weft"
     assert sdk.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError):
         sdk.models.retrieve("other")
@@ -293,13 +297,16 @@ def test_models_are_listed(sdk: openai.OpenAI) -> None:
 def test_errors_have_the_classes_of_the_sdk(sdk: openai.OpenAI, server: RunningServer) -> None:
     with pytest.raises(openai.NotFoundError, match="does not exist") as not_found:
         sdk.chat.completions.create(model="gpt-4", messages=HI)
-    assert (not_found.value.param, not_found.value.code) == ("model", "model_not_found")
+    assert not_found.value.param == "model"
+    assert not_found.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match="temperature is 9") as bad:
         sdk.chat.completions.create(model=MODEL, messages=HI, temperature=9)
-    assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
+    assert bad.value.param == "temperature"
+    assert bad.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError, match=r"2,000 tokens") as long:
         sdk.completions.create(model=MODEL, prompt=[1] * 1_999, max_tokens=2)
-    assert (long.value.param, long.value.code) == ("max_tokens", "context_length_exceeded")
+    assert long.value.param == "max_tokens"
+    assert long.value.code == "context_length_exceeded"
     server.engine.full = True
     for stream in (False, True):
         with pytest.raises(openai.InternalServerError, match="queue is full") as full:

@@ -24,7 +24,8 @@ def test_langchain_streams_and_calls_tools(tool_server: RunningServer) -> None:
     assert "".join(chunk.content for chunk in model.stream("Hi")) == "Hello"
     say(tool_server, CALL)
     [call] = model.bind_tools(TOOLS).invoke("Hi").tool_calls
-    assert (call["name"], call["args"]) == ("weather", OSLO)
+    assert call["name"] == "weather"
+    assert call["args"] == OSLO
     chunks = list(model.bind_tools(TOOLS).stream("Hi"))
     whole = chunks[0]
     for chunk in chunks[1:]:
@@ -46,7 +47,8 @@ def test_litellm_speaks_both_openai_and_anthropic(
             "messages": HI,
         }
         message = litellm.completion(**options, max_tokens=500).choices[0].message
-        assert (message.content, message.reasoning_content.strip()) == ("Yes.", "It rains.")
+        assert message.content == "Yes."
+        assert message.reasoning_content.strip() == "It rains."
         pieces = litellm.completion(**options, max_tokens=500, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in pieces) == "Yes."
     say(tool_server, CALL)
@@ -78,13 +80,15 @@ def test_the_ollama_client_chats(tool_server: RunningServer) -> None:
     client = ollama.Client(host=tool_server.url)
     say(tool_server, THOUGHT)
     answer = client.chat(model=MODEL, messages=HI)
-    assert (answer.message.content, answer.message.thinking) == ("Yes.", "It rains.\n")
+    assert answer.message.content == "Yes."
+    assert answer.message.thinking == "It rains.\n"
     assert (
         "".join(part.message.content for part in client.chat(model=MODEL, messages=HI, stream=True))
         == "Yes."
     )
     say(tool_server, CALL)
     [call] = client.chat(model=MODEL, messages=HI, tools=TOOLS).message.tool_calls
-    assert (call.function.name, call.function.arguments) == ("weather", OSLO)
+    assert call.function.name == "weather"
+    assert call.function.arguments == OSLO
     assert [one.model for one in client.list().models] == [MODEL]
     assert "tools" in client.show(MODEL).capabilities

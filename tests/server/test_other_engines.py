@@ -49,7 +49,8 @@ def test_models_are_reported_in_the_form_of_anthropic_too(server: RunningServer)
         listed = http.get("/v1/models").json()
     [model] = listed["data"]
     assert (listed["first_id"], listed["last_id"], listed["has_more"]) == (MODEL, MODEL, False)
-    assert (model["type"], model["display_name"]) == ("model", MODEL)
+    assert model["type"] == "model"
+    assert model["display_name"] == MODEL
     assert model["created_at"].endswith("Z")
 
 
@@ -100,7 +101,8 @@ def test_allowed_tools_with_auto_leave_the_choice_to_the_model(
     [answer] = ask(
         tool_sdk, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}
     ).choices
-    assert (answer.message.content, answer.message.tool_calls) == ("No.", None)
+    assert answer.message.content == "No."
+    assert answer.message.tool_calls is None
 
 
 @pytest.mark.parametrize(

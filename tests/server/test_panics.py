@@ -15,7 +15,8 @@ import pytest
 from tests.server.fake import HANG_S, RunningServer, eventually
 from weft.text.detokenizer import ByteDetokenizer
 
-TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+TEXT = "/v1/completions"
+CHAT = "/v1/chat/completions"
 
 
 class PanicException(BaseException):

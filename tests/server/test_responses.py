@@ -82,7 +82,8 @@ def test_calls_and_their_results_are_input(
     say(tool_server, CALL)
     first = tool_sdk.responses.create(model=MODEL, input="Hi", tools=TOOLS)
     [call] = first.output
-    assert (call.name, call.arguments) == ("weather", '{"city": "Oslo"}')
+    assert call.name == "weather"
+    assert call.arguments == '{"city": "Oslo"}'
     prompts = record_prompts(tool_server, "Rain.")
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "wet"}
     tool_sdk.responses.create(
@@ -99,7 +100,8 @@ def test_a_stored_response_is_retrieved_and_deleted(
     say(tool_server, "Hello")
     answer = tool_sdk.responses.create(model=MODEL, input="Hi", metadata={"a": "b"})
     found = tool_sdk.responses.retrieve(answer.id)
-    assert (found.output_text, found.metadata) == ("Hello", {"a": "b"})
+    assert found.output_text == "Hello"
+    assert found.metadata == {"a": "b"}
     tool_sdk.responses.delete(answer.id)
     with pytest.raises(openai.NotFoundError):
         tool_sdk.responses.retrieve(answer.id)
@@ -136,7 +138,8 @@ def test_length_is_reported_as_incomplete(
     tool_sdk: openai.OpenAI, tool_server: RunningServer
 ) -> None:
     answer = tool_sdk.responses.create(model=MODEL, input="Hi", max_output_tokens=3)
-    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.status == "incomplete"
+    assert answer.incomplete_details.reason == "max_output_tokens"
 
 
 def test_a_schema_is_handed_to_the_engine(
@@ -193,12 +196,10 @@ def test_the_input_of_a_stored_response_is_items_with_ids(
     say(tool_server, "Hello")
     text = tool_sdk.responses.create(model=MODEL, input="Hi")
     [item] = tool_sdk.responses.input_items.list(text.id)
-    assert (item.type, item.role, item.content[0].type, item.content[0].text) == (
-        "message",
-        "user",
-        "input_text",
-        "Hi",
-    )
+    assert item.type == "message"
+    assert item.role == "user"
+    assert item.content[0].type == "input_text"
+    assert item.content[0].text == "Hi"
     given: list[Any] = [
         {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}], "id": "msg_own"},
         {
@@ -221,11 +222,9 @@ def test_the_input_of_a_stored_response_is_items_with_ids(
     ]
     assert items[0].id == "msg_own"
     assert len({one.id for one in items}) == 4
-    assert (items[1].name, items[2].output, items[3].content[0].type) == (
-        "weather",
-        "rain",
-        "output_text",
-    )
+    assert items[1].name == "weather"
+    assert items[2].output == "rain"
+    assert items[3].content[0].type == "output_text"
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
@@ -280,7 +279,8 @@ def test_an_error_of_the_template_names_the_input() -> None:
         for path in ("/v1/responses", "/v1/responses/input_tokens"):
             answer = httpx.post(server.url + path, json=body)
             error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, "input")
+            assert answer.status_code == 400
+            assert error["param"] == "input"
             assert "turns must alternate" in error["message"]
 
 

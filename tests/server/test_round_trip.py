@@ -31,6 +31,7 @@ _AS_TEXT = f"{{{{ {_ARGUMENTS} if {_ARGUMENTS} is string else {_ARGUMENTS} | toj
 _WALKED = (
     f"{{% for key, value in {_ARGUMENTS}.items() %}}{{{{ key }}}}={{{{ value }}}};{{% endfor %}}"
 )
+STEP = 22  # bytes between the places at which one template cuts an answer
 TEMPLATES = {"text": _TURNS.replace("CALL", _AS_TEXT), "walked": _TURNS.replace("CALL", _WALKED)}
 
 
@@ -88,10 +89,12 @@ def next_prompts(
     return prompts
 
 
-def places(said: str, first: int = 1, step: int = 5) -> list[int]:
-    """After how many tokens the answer is cut; the last is the end."""
+def places(said: str, request: pytest.FixtureRequest) -> list[int]:
+    """After how many tokens the answer is cut; the last is the end. The two templates share the
+    places: each cuts where the other does not."""
     whole = len(said.encode())
-    return [*range(first, whole, step), whole + 1]
+    first = 1 if request.node.callspec.params["called_server"] == "text" else 1 + STEP // 2
+    return [*range(first, whole, STEP), whole + 1]
 
 
 @pytest.mark.parametrize("said", ANSWERS.values(), ids=ANSWERS.keys())
@@ -101,9 +104,7 @@ def test_an_answer_can_be_sent_back_and_gives_the_same_prompt(
     said: str,
     request: pytest.FixtureRequest,
 ) -> None:
-    # The two templates share the places: each cuts where the other does not.
-    first = 1 if request.node.callspec.params["called_server"] == "text" else 6
-    for most in places(said, first, 10):
+    for most in places(said, request):
         found: dict[str, set[str]] = {}
         for client in CLIENTS:
             found[client.name] = next_prompts(called_server, called_http, client, said, most)
@@ -122,9 +123,12 @@ FORCED = [
 
 @pytest.mark.parametrize("said", FORCED)
 def test_forced_calls_can_be_sent_back_wherever_they_are_cut(
-    called_server: RunningServer, called_http: httpx.Client, said: str
+    called_server: RunningServer,
+    called_http: httpx.Client,
+    said: str,
+    request: pytest.FixtureRequest,
 ) -> None:
-    for most in places(said):
+    for most in places(said, request):
         found: dict[str, set[str]] = {}
         for client in (CHAT, ITEMS, BY_ID, MESSAGES):
             forced = client._replace(first=partial(_forced, client))

@@ -97,9 +97,12 @@ def refused(answer: Any, status: int, words: str) -> None:
 
 
 def test_a_conversation_with_pictures_has_the_vector_of_transformers(seeing: Seeing) -> None:
-    one, two = picture(1), picture(2, 50, 90)
-    server, mark = seeing.server, seeing.mark
-    begin, end = "<|im_start|>user\n", "<|im_end|>\n"
+    one = picture(1)
+    two = picture(2, 50, 90)
+    server = seeing.server
+    mark = seeing.mark
+    begin = "<|im_start|>user\n"
+    end = "<|im_end|>\n"
     for content, marked, images in [
         ([part(one), text("What?")], f"{mark}What?", [one]),
         ([text("First "), part(two), text(", "), part(one)], f"First {mark}, {mark}", [two, one]),
@@ -116,7 +119,8 @@ def test_a_conversation_with_pictures_has_the_vector_of_transformers(seeing: See
 
 
 def test_inputs_may_be_texts_with_pictures_each(seeing: Seeing) -> None:
-    one, two = picture(3), picture(4, 90, 31)
+    one = picture(3)
+    two = picture(4, 90, 31)
     answer = seeing.server.post(
         "/v1/embeddings",
         input=[{"text": "a", "image": coded(one)}, {"image": coded(two)}, {"text": "b"}],
@@ -155,7 +159,8 @@ def test_the_native_route_takes_pictures_where_its_text_has_marks(seeing: Seeing
 
 
 def test_invalid_parts_are_refused(seeing: Seeing) -> None:
-    post, image = seeing.server.post, coded(picture(6))
+    post = seeing.server.post
+    image = coded(picture(6))
     ask = "/v1/embeddings"
     refused(post(ask), 400, "give either input or messages")
     refused(post(ask, input="a", messages=user(text("a"))), 400, "give either input or messages")

@@ -13,10 +13,9 @@ import pytest
 from tests.server.fake import HANG_S, MODEL, RunningServer, running
 from tests.server.oracle_engine import SETTINGS, OracleEngine
 from weft.config.engine import EngineConfig
-from weft.config.keys import KeyDigests, digest, read_keys
+from weft.config.keys import KeyDigests, digest, read_keys, share_sessions
 from weft.config.options import SettingsError
 from weft.config.server import ServerConfig
-from weft.launch.serve import share_sessions
 from weft.scheduler.settings import SessionLimits
 from weft.server import response_store as stores
 from weft.server.response_store import ResponseStore

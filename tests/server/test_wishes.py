@@ -15,7 +15,9 @@ from weft.config.server import ServerConfig
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Processor, ThinkingMarks
 
-CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+NATIVE = "/generate"
 HI = [{"role": "user", "content": "Hi"}]
 CODE = '{"callable": "8004951a0000"}'
 
@@ -133,7 +135,8 @@ def test_a_stop_pattern_ends_the_text_alike_streamed_or_not(
     native = ask(http, NATIVE, stop_regex=pattern).json()
     assert native["text"] == text
     if pattern != "zzz+":
-        assert (whole["finish_reason"], whole["matched_stop"]) == ("stop", pattern)
+        assert whole["finish_reason"] == "stop"
+        assert whole["matched_stop"] == pattern
         assert native["meta_info"]["finish_reason"] == {"type": "stop", "matched": pattern}
         assert server.engine.aborted
 
@@ -212,10 +215,8 @@ def test_a_server_can_cut_every_prompt_that_is_too_long() -> None:
 def test_a_prompt_cannot_be_cut_to_nothing(http: httpx.Client, most: int) -> None:
     for path in (CHAT, TEXT):
         answer = ask(http, path, truncate_prompt_tokens=most)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (
-            400,
-            "truncate_prompt_tokens",
-        )
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "truncate_prompt_tokens"
 
 
 # Budgets of reasoning
@@ -286,9 +287,11 @@ def test_log_probabilities_of_no_other_tokens(http: httpx.Client, path: str) -> 
     asked = {"logprobs": True, "top_logprobs": 0} if path == CHAT else {"logprobs": 0}
     found = ask(http, path, max_tokens=1, **asked).json()["choices"][0]["logprobs"]
     if path == CHAT:
-        assert (found["content"][0]["token"], found["content"][0]["top_logprobs"]) == ("H", [])
+        assert found["content"][0]["token"] == "H"
+        assert found["content"][0]["top_logprobs"] == []
     else:
-        assert (found["tokens"], found["top_logprobs"]) == (["H"], [{"H": -0.5}])
+        assert found["tokens"] == ["H"]
+        assert found["top_logprobs"] == [{"H": -0.5}]
 
 
 # Numbers as clients write them
@@ -303,7 +306,9 @@ def test_a_whole_number_may_have_a_fraction_of_zero(
     assert answer.status_code == 200, answer.text
     [request] = seen(server)
     sampling = request.sampling
-    assert (sampling.top_k, sampling.seed, sampling.stop) == (5, -7, ("2.0",))
+    assert sampling.top_k == 5
+    assert sampling.seed == -7
+    assert sampling.stop == ("2.0",)
     wrong = ask(http, path, top_k=5.5)
     assert (wrong.status_code, "top_k is 5.5" in wrong.text) == (400, True)
 

@@ -130,17 +130,23 @@ def class_names_used_twice(folder: Path = WEFT) -> dict[str, list[str]]:
 def subclasses(name: str, folder: Path = WEFT) -> list[str]:
     """The classes of a folder that inherit from the class of this name, themselves or through
     others."""
+    found = {name}
+    while True:
+        more = {kind for kind, above in _bases(folder).items() if above & found} - found
+        if not more:
+            return sorted(found - {name})
+        found |= more
+
+
+@cache
+def _bases(folder: Path) -> dict[str, set[str]]:
+    """The names that the classes of a folder inherit from."""
     bases: dict[str, set[str]] = {}
     for path in folder.rglob("*.py"):
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 bases[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
-    found = {name}
-    while True:
-        more = {kind for kind, above in bases.items() if above & found} - found
-        if not more:
-            return sorted(found - {name})
-        found |= more
+    return bases
 
 
 def state(name: str, folder: Path = WEFT) -> list[str]:

@@ -37,7 +37,9 @@ def record(
 ) -> Records:
     """The journal of an engine that serves TRAFFIC or `arrivals`, on a clock that says `clock_s`
     when it begins."""
-    records, clock, lengths = Records(), VirtualClock(), TrueLengths()
+    records = Records()
+    clock = VirtualClock()
+    lengths = TrueLengths()
     clock.wait_until(clock_s)
     engine = RecordedEngine(
         settings,
@@ -57,7 +59,9 @@ def record(
 
 def recorded_engine() -> tuple[Records, RecordedEngine]:
     """An engine that is driven by hand, and its journal."""
-    records, clock, lengths = Records(), VirtualClock(), TrueLengths()
+    records = Records()
+    clock = VirtualClock()
+    lengths = TrueLengths()
     engine = RecordedEngine(
         SCENE,
         CostRunner(COST, clock, lengths),

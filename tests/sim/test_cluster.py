@@ -78,7 +78,8 @@ def test_every_request_ends_whatever_chooses_the_engine(method: str) -> None:
 
 
 def test_the_same_trace_gives_the_same_run() -> None:
-    one, other = played(3), played(3)
+    one = played(3)
+    other = played(3)
     np.testing.assert_array_equal(one.end_s, other.end_s)
 
 

@@ -18,7 +18,8 @@ def test_true_lengths_know_the_last_position_of_each_request() -> None:
     lengths = TrueLengths()
     lengths.add(3, 10)
     lengths.add(100_000, 20)
-    numbers, positions = np.array([3, 3, 100_000]), np.array([9, 10, 20], dtype=np.int32)
+    numbers = np.array([3, 3, 100_000])
+    positions = np.array([9, 10, 20], dtype=np.int32)
     assert lengths.reached(numbers, positions).tolist() == [False, True, True]
 
 

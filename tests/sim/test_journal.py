@@ -23,7 +23,8 @@ from weft.sim.trace import Arrival, Segment, TokenSource
 
 def test_journal_gives_the_requests_that_were_served() -> None:
     journal = read_journal(record())
-    tokens, sent = TokenSource(SCENE.vocab_size), list(synthetic(TRAFFIC))
+    tokens = TokenSource(SCENE.vocab_size)
+    sent = list(synthetic(TRAFFIC))
     assert journal.num_open == journal.num_invalid == 0
     assert journal.settings == SCENE
     assert [arrival.prompt for arrival in journal.arrivals] == [
@@ -62,11 +63,14 @@ def test_outputs_are_as_recorded_so_that_guesses_are_right_where_they_were(overl
 
 def test_a_request_for_no_token_asks_for_none_again() -> None:
     [arrival] = read_journal(record(arrivals=[Arrival(0.0, (Segment(0, 20),), 0, 0)])).arrivals
-    assert (arrival.output_len, arrival.max_new_tokens) == (0, 0)
+    assert arrival.output_len == 0
+    assert arrival.max_new_tokens == 0
 
 
 def test_members_of_a_batch_are_arrivals_of_their_own() -> None:
-    records, clock, lengths = Records(), VirtualClock(), TrueLengths()
+    records = Records()
+    clock = VirtualClock()
+    lengths = TrueLengths()
     engine = RecordedEngine(
         replace(SCENE, eos_token_ids=()),
         CostRunner(COST, clock, lengths),
@@ -110,7 +114,8 @@ def test_journal_can_be_simulated_with_other_settings() -> None:
 
 def test_requests_that_had_not_ended_are_left_out() -> None:
     records = record()
-    whole, cut = read_journal(records), read_journal(records[: len(records) // 2])
+    whole = read_journal(records)
+    cut = read_journal(records[: len(records) // 2])
     assert 0 < len(cut.arrivals) < len(whole.arrivals)
     assert cut.num_open > whole.num_open == 0
     prompts = [arrival.prompt for arrival in whole.arrivals]

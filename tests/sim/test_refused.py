@@ -71,9 +71,13 @@ def journal(records: Records) -> Journal:
 
 def test_the_recorded_run_says_what_became_of_each_request(journal: Journal) -> None:
     recorded = summarize(journal.record, Slo())
-    assert (recorded.requests, recorded.finished, recorded.aborted) == (11, 5, 1)
+    assert recorded.requests == 11
+    assert recorded.finished == 5
+    assert recorded.aborted == 1
     assert recorded.refused_by == ENDS
-    assert (journal.num_open, journal.num_invalid, journal.num_guessed) == (0, 1, 6)
+    assert journal.num_open == 0
+    assert journal.num_invalid == 1
+    assert journal.num_guessed == 6
 
 
 def test_under_the_settings_of_then_the_same_requests_are_refused_for_the_same_reasons(
@@ -89,12 +93,15 @@ def test_with_more_room_refused_requests_are_taken_with_the_wishes_that_they_had
     journal: Journal,
 ) -> None:
     waited = journal.arrivals[3]
-    assert (waited.tenant, waited.priority, waited.timeout_ms) == ("bob", 3, 5_000)
+    assert waited.tenant == "bob"
+    assert waited.priority == 3
+    assert waited.timeout_ms == 5_000
     assert waited.prompt == read_journal(record(arrivals=[TRAFFIC[3]])).arrivals[0].prompt
     assert [one.ttft_ms for one in journal.arrivals] == [0] * 8 + [30, 0, 0]
     wide = summarize(simulate(WIDE, COST, journal.arrivals), Slo())
     assert wide.refused_by == {"not ended in time": 2}
-    assert (wide.finished, wide.aborted) == (8, 1)
+    assert wide.finished == 8
+    assert wide.aborted == 1
 
 
 def test_the_output_of_a_refused_request_is_as_long_as_those_of_its_tenant(

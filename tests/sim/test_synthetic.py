@@ -18,7 +18,8 @@ def segments(arrival: Arrival) -> Prompt:
 
 
 def test_the_seed_decides_everything() -> None:
-    first, again = list(synthetic(MANY)), list(synthetic(MANY))
+    first = list(synthetic(MANY))
+    again = list(synthetic(MANY))
     other = list(synthetic(replace(MANY, traffic_seed=1)))
     assert first == again
     assert first != other

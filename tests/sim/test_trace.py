@@ -27,7 +27,8 @@ def test_prompt_has_as_many_tokens_as_its_segments(source: TokenSource, length: 
 
 
 def test_segments_of_one_key_begin_alike(source: TokenSource) -> None:
-    short, long = source.pack((Segment(12_345, 100),)), source.pack((Segment(12_345, 300),))
+    short = source.pack((Segment(12_345, 100),))
+    long = source.pack((Segment(12_345, 300),))
     assert long.startswith(short)
 
 

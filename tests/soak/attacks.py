@@ -56,26 +56,24 @@ async def extreme_number(world: World, rng: random.Random) -> None:
 async def costly(world: World, rng: random.Random) -> None:
     """A legal request, or nearly, that costs the server more than the client."""
     kind = rng.randrange(6)
-    path, body = "/v1/completions", dict[str, Any](prompt="a", max_tokens=1)
+    path = "/v1/completions"
+    body = dict[str, Any](prompt="a", max_tokens=1)
     if kind == 0:
-        path, body = "/detokenize", {"tokens": [rng.randrange(4_000)] * MANY}
+        path = "/detokenize"
+        body = {"tokens": [rng.randrange(4_000)] * MANY}
     elif kind == 1:
         body |= {f"unknown_{i}": i for i in range(MANY)}
     elif kind == 2:
-        path, body = (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": "x"}] * 2_000, "max_tokens": 1},
-        )
+        path = "/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": "x"}] * 2_000, "max_tokens": 1}
     elif kind == 3:
         body |= {"prompt": ["word " * 200] * 1_025}
     elif kind == 4:
         body |= {"regex": "(a?){500}" + "a{500}" * rng.randint(1, 3)}
     else:
         top = {"return_logprob": True, "top_logprobs_num": 20, "stream": True}
-        path, body = (
-            "/generate",
-            {"text": "a", "sampling_params": {"max_new_tokens": world.tokens(200)}} | top,
-        )
+        path = "/generate"
+        body = {"text": "a", "sampling_params": {"max_new_tokens": world.tokens(200)}} | top
     body["rid"] = world.name()
     await world.ledger.account(
         "costly", lambda: _answered(world, path, body, {"200", "400", "422", "503"})

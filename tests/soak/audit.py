@@ -96,11 +96,9 @@ async def audited(
     idle_by = time.monotonic() + IDLE_S
     while (await _busy(port)) and time.monotonic() < idle_by:
         await asyncio.sleep(0.2)
-    listed, books, info = (
-        await _get(port, "/requests"),
-        await _post(port, "/audit"),
-        await _get(port, "/server_info"),
-    )
+    listed = await _get(port, "/requests")
+    books = await _post(port, "/audit")
+    info = await _get(port, "/server_info")
     (state,) = info["internal_states"]
     stats = state["stats"]
     await asyncio.sleep(0.1)  # for the connections of the questions to be closed over there, too

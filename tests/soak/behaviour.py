@@ -211,7 +211,8 @@ async def greedy(world: World, rng: random.Random) -> None:
 
     async def send() -> str:
         async with Exchange(world.port, "POST", "/generate", body) as exchange:
-            status, answer = await exchange.head(), json.loads(await exchange.whole())
+            status = await exchange.head()
+            answer = json.loads(await exchange.whole())
         if status != 200:
             if str(status) not in world.may:
                 raise Wrong(f"{status} {answer['error']['message']}")

@@ -29,7 +29,8 @@ async def round_trip(world: World, rng: random.Random) -> None:
     if client.name in FORCED and rng.random() < 0.5:
         body["tool_choice"] = FORCED[client.name]
     for _ in range(rng.randint(2, 3)):
-        stream, most = rng.random() < 0.5, rng.randint(1, 40)
+        stream = rng.random() < 0.5
+        most = rng.randint(1, 40)
         answers: list[Any] = []
         sent = body
 

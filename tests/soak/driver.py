@@ -224,12 +224,14 @@ class Life:
 
     async def _load(self, phase: Phase, seconds: float, seed: str) -> PhaseFigures:
         world = self._world(phase, seed)
-        began, slowest = time.monotonic(), [0.0]
+        began = time.monotonic()
+        slowest = [0.0]
         health = asyncio.ensure_future(self._watch_health(world, phase, slowest))
         fault = asyncio.ensure_future(
             self._do(phase, world, seconds, random.Random(f"{seed}/fault"))
         )
-        gate, work = asyncio.Semaphore(MAX_SIDE_BY_SIDE), []
+        gate = asyncio.Semaphore(MAX_SIDE_BY_SIDE)
+        work = []
         for arrival in arrivals(phase, seconds, seed):
             await asyncio.sleep(max(0.0, began + arrival.at_s - time.monotonic()))
             await gate.acquire()
@@ -366,7 +368,8 @@ async def _soak_rounds(
     scale: float,
 ) -> None:
     known: dict[str, str] = {}
-    round_, lives = 0, 0
+    round_ = 0
+    lives = 0
     while True:
         life = Life(report, lives, model, options, scale)
         lives += 1

@@ -25,8 +25,10 @@ def growth(audits: list[Audit], name: str) -> float:
 def slope_mb_per_hour(audits: list[Audit], name: str) -> float:
     """Least squares over the second half of a server's life."""
     late = audits[len(audits) // 2 :]
-    times, values = [a.at_s for a in late], [float(getattr(a, name)) for a in late]
-    mean_t, mean_v = sum(times) / len(times), sum(values) / len(values)
+    times = [a.at_s for a in late]
+    values = [float(getattr(a, name)) for a in late]
+    mean_t = sum(times) / len(times)
+    mean_v = sum(values) / len(values)
     spread = sum((t - mean_t) ** 2 for t in times)
     if spread == 0:
         return 0.0
@@ -45,7 +47,8 @@ def memory(report: Report) -> list[dict[str, Any]]:
             continue
         life_s = audits[-1].at_s - audits[0].at_s
         for name in ("front_rss_mb", "engine_rss_mb"):
-            grown, judged = growth(audits, name), life_s >= MIN_SLOPE_S
+            grown = growth(audits, name)
+            judged = life_s >= MIN_SLOPE_S
             if judged and grown > MAX_GROWTH:
                 report.fault(f"server {server}: {name} has grown by {grown:.0%} in {life_s:.0f} s")
             found.append(
@@ -112,7 +115,8 @@ def as_table(found: dict[str, Any]) -> str:
 
 
 def _row(phase: dict[str, Any]) -> tuple[str, ...]:
-    ends, audit = phase["ends"], phase["audit"]
+    ends = phase["ends"]
+    audit = phase["audit"]
     errors = sum(number for end, number in ends.items() if end.startswith("error"))
     audited = ("-",) * 6
     if audit is not None:

@@ -55,7 +55,8 @@ def long_text(rng: random.Random) -> str:
 
 def request(rng: random.Random, rid: str, most: int) -> tuple[str, dict[str, Any]]:
     """A path and a body."""
-    path, fields = rng.choice(PATHS), sampling(rng, most)
+    path = rng.choice(PATHS)
+    fields = sampling(rng, most)
     prompt = long_text(rng) if rng.random() < 0.25 else text(rng)
     body: dict[str, Any] = {"rid": rid}
     if rng.random() < 0.5:
@@ -170,7 +171,8 @@ def _reasons(
     may: Collection[str],
 ) -> str:
     fields = body.get("sampling_params", body)
-    wanted, most = fields.get("n", 1), fields.get("max_tokens", fields.get("max_new_tokens"))
+    wanted = fields.get("n", 1)
+    most = fields.get("max_tokens", fields.get("max_new_tokens"))
     if sorted(ends) != list(range(wanted)):
         raise Wrong(f"{len(ends)} of {wanted} completions have come")
     reasons = {reason for reason, _ in ends.values()}

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 av = pytest.importorskip("av", reason="the package av is not installed")
-WIDTH, HEIGHT = 64, 48
+WIDTH = 64
+HEIGHT = 48
 
 
 def film(
@@ -24,7 +25,9 @@ def film(
     file = io.BytesIO()
     with av.open(file, "w", format=format) as container:
         stream: Any = container.add_stream(codec, rate=frames_per_s)
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        stream.width = WIDTH
+        stream.height = HEIGHT
+        stream.pix_fmt = "yuv420p"
         for index in range(num_frames):
             pixels = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
             pixels[:, : WIDTH // 2] = 4 * index % 256

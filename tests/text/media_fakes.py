@@ -129,8 +129,11 @@ class EndlessProcessor(FakeProcessor):
         read_without_end()
 
 
-ENDLESS, LATE, GREEDY = (0, 0, 0), (0, 0, 255), (0, 255, 0)
-CRASHING, FAULTY = (255, 255, 255), (255, 255, 0)
+ENDLESS = (0, 0, 0)
+LATE = (0, 0, 255)
+GREEDY = (0, 255, 0)
+CRASHING = (255, 255, 255)
+FAULTY = (255, 255, 0)
 
 
 def troubled(folder: Path, config: Mapping[str, Any]) -> TroubledProcessor:

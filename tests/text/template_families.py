@@ -407,10 +407,8 @@ def _asks(*calls: Message, **fields: Any) -> Message:
     return {"role": "assistant", "content": None, "tool_calls": list(calls), **fields}
 
 
-ONE, OTHER = (
-    _call("abcdef123", city="Zürich", days=3),
-    _call("abcdef124", city="a \"b\" <c> & 'd'", at={"x": [1, None]}),
-)
+ONE = _call("abcdef123", city="Zürich", days=3)
+OTHER = _call("abcdef124", city="a \"b\" <c> & 'd'", at={"x": [1, None]})
 RESULT: Message = {
     "role": "tool",
     "tool_call_id": "abcdef123",

@@ -109,7 +109,8 @@ def test_window_makes_the_full_text_of_byte_fallback(text: str) -> None:
 
 
 def test_window_keeps_the_space_after_a_skipped_token() -> None:
-    hello, bos = 256 + 2, 256
+    hello = 256 + 2
+    bos = 256
     assert SENTENCEPIECE.decode([hello, bos, hello]) == "Hello Hello"
     assert deltas(SENTENCEPIECE.detokenizer(), [hello, bos, hello]) == ["Hello", "", " Hello", ""]
 
@@ -135,7 +136,8 @@ def test_a_completion_goes_on_from_its_prompt_wherever_the_ids_are_cut(
     kind: str, data: st.DataObject
 ) -> None:
     """Also in the middle of a character, behind special tokens, and behind ids without a token."""
-    tokenizer, skip = KINDS[kind], data.draw(st.booleans())
+    tokenizer = KINDS[kind]
+    skip = data.draw(st.booleans())
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=24))
     full = tokenizer.decode(ids, skip_special_tokens=skip)
     if tokenizer is not BYTES and "\ufffd" in full:
@@ -152,13 +154,16 @@ def test_a_completion_goes_on_from_its_prompt_wherever_the_ids_are_cut(
 @pytest.mark.parametrize("kind", ["sentencepiece", "metaspace"])
 def test_the_first_word_of_a_completion_keeps_its_space(kind: str) -> None:
     tokenizer = KINDS[kind]
-    prompt, space, word = 256 + 2, 256 + 1, 256 + 3
+    prompt = 256 + 2
+    space = 256 + 1
+    word = 256 + 3
     assert deltas(tokenizer.detokenizer(prompt=[256, prompt]), [word, space]) == [" wor", " ", ""]
     assert deltas(tokenizer.detokenizer(prompt=[256]), [word]) == ["wor", ""]  # it begins the text
 
 
 def test_a_prompt_that_ends_in_many_special_tokens_is_looked_through() -> None:
-    word, bos = 256 + 3, 256
+    word = 256 + 3
+    bos = 256
     assert deltas(SENTENCEPIECE.detokenizer(prompt=[word] + [bos] * 500), [word]) == [" wor", ""]
 
 

@@ -21,7 +21,9 @@ from weft.text.tokenizer import Tokenizer, TokenizerError
 
 NUM_TEXTS = 10_000
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CONTROL, USER_DEFINED, BYTE = 3, 4, 6
+CONTROL = 3
+USER_DEFINED = 4
+BYTE = 6
 
 PIECES = (
     *("the", "Token", "I'm", "we'LL", "don't", "O'Neil", "'s", "'Ve", "HTTPServer", "snake_case"),

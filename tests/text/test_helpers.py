@@ -70,7 +70,8 @@ def test_work_that_nobody_waits_for_ends_with_its_process_which_is_replaced() ->
 
 def test_a_closed_pool_ends_what_is_done_and_does_no_more() -> None:
     async def main() -> None:
-        busy, idle = FakeProcess(), FakeProcess()
+        busy = FakeProcess()
+        idle = FakeProcess()
         pool = HelperPool([busy, idle], "the test")
         running = asyncio.create_task(pool.run(FakeProcess.endless))
         await begun(busy)

@@ -9,7 +9,9 @@ from tests.text.tokens import infill_tokenizer, sentencepiece_backend
 from weft.text.infill import FAMILIES, find_infill
 from weft.text.tokenizer import Tokenizer
 
-PREFIX, SUFFIX, MIDDLE = [1, 2], [3], [4]
+PREFIX = [1, 2]
+SUFFIX = [3]
+MIDDLE = [4]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -19,11 +21,9 @@ def test_the_tokens_of_each_family_are_found(family: object) -> None:
     ids = {text: 100 + place for place, text in enumerate(texts)}
     found = find_infill(ids.get, {})
     assert found is not None
-    assert (found.prefix, found.suffix, found.middle) == (
-        100,
-        101,
-        102 if len(texts) == 3 else None,
-    )
+    assert found.prefix == 100
+    assert found.suffix == 101
+    assert found.middle == (102 if len(texts) == 3 else None)
     assert set(found.stops) == set(ids.values())
 
 
@@ -49,7 +49,10 @@ def test_names_of_the_configuration_go_before_spellings() -> None:
     names = {"prefix_token": "A", "suffix_token": "B", "middle_token": "C", "eot_token": "D"}
     found = find_infill(ids.get, names)
     assert found is not None
-    assert (found.prefix, found.suffix, found.middle, found.stops) == (1, 2, 3, (1, 2, 3, 4))
+    assert found.prefix == 1
+    assert found.suffix == 2
+    assert found.middle == 3
+    assert found.stops == (1, 2, 3, 4)
 
 
 @pytest.mark.parametrize("ids", [{}, {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2}, {"[PREFIX]": 1}])
@@ -62,7 +65,9 @@ def test_a_model_without_all_tokens_cannot_fill_in(ids: dict[str, int]) -> None:
 
 def test_a_text_within_another_gets_no_space_before_it() -> None:
     tokenizer = Tokenizer(sentencepiece_backend(["▁", "a", "b"]))
-    space, a, b = 257, 258, 259
+    space = 257
+    a = 258
+    b = 259
     assert tokenizer.encode("ab", add_special_tokens=False) == [space, a, b]
     assert asyncio.run(tokenizer.encode_within(["ab", " b", ""])) == [[a, b], [space, b], []]
     plain = infill_tokenizer()

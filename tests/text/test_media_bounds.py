@@ -276,7 +276,8 @@ def test_no_rate_multiplies_the_filters_of_a_sound(
     """Rates without a common divisor have a filter for each sample of a second, and no more."""
     taps: list[int] = []
     products: list[int] = []
-    filters, filtered = resample._filters, resample._filtered
+    filters = resample._filters
+    filtered = resample._filtered
 
     def counted(fractions: Any, half: int, cutoff: float) -> Any:
         taps.append(len(fractions) * 2 * half)

@@ -23,7 +23,8 @@ def test_a_picture_is_what_its_bytes_say(format: str) -> None:
     data = saved(picture(9, 5, (0, 0, 255)), format)
     assert format_of(data) == format
     image = decoded(data)
-    assert (image.mode, image.size) == ("RGB", (9, 5))
+    assert image.mode == "RGB"
+    assert image.size == (9, 5)
     red, green, blue = image.getpixel((4, 2))  # type: ignore[misc]
     assert blue > 250
     assert red + green < 10

@@ -23,7 +23,9 @@ def made(kind: MediaKind, text: str, *lens: int) -> ReadyMedia:
 
 
 def test_each_mark_becomes_what_stands_for_its_picture() -> None:
-    one, two, film = made("image", "[1]", 1), made("image", "[2]", 2), made("video", "(v)", 3)
+    one = made("image", "[1]", 1)
+    two = made("image", "[2]", 2)
+    film = made("video", "(v)", 3)
     text, order = in_text("a<image>b<video>c<image>", MARKS, [one, film, two])
     assert text == "a[1]b(v)c[2]"
     assert order == [one, film, two]
@@ -34,7 +36,8 @@ def test_each_mark_becomes_what_stands_for_its_picture() -> None:
 
 
 def test_a_mark_that_begins_another_is_not_taken_for_it() -> None:
-    picture, sound = made("image", "P", 1), made("audio", "S", 1)
+    picture = made("image", "P", 1)
+    sound = made("audio", "S", 1)
     assert in_text("<image>!<image>", MARKS, [picture, sound])[0] == "SP"
 
 

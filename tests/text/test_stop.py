@@ -99,7 +99,8 @@ def test_only_the_answer_after_the_reasoning_is_matched_however_the_text_is_cut(
         shown += matcher.flush()
     if not num_silent:
         found, matched = naive(answer, stops, False)
-        assert (shown, matcher.matched) == (reasoning + found, matched)
+        assert shown == reasoning + found
+        assert matcher.matched == matched
     elif len(silent) >= len(text):
         assert shown.startswith(reasoning)
 
@@ -126,4 +127,5 @@ def test_a_format_with_marks_around_the_answer_matches_in_the_answer() -> None:
             shown += matcher.push(text[start : start + size])
             if matcher.matched is not None:
                 break
-        assert (shown, matcher.matched) == (text.partition(" END")[0] + " ", "END")
+        assert shown == text.partition(" END")[0] + " "
+        assert matcher.matched == "END"

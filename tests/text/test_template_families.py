@@ -62,7 +62,8 @@ def ours(family: str, conversation: list[Message], **options: Any) -> str | None
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_is_that_of_transformers(family: str, conversation: str) -> None:
-    messages, num_rendered = CONVERSATIONS[conversation], 0
+    messages = CONVERSATIONS[conversation]
+    num_rendered = 0
     for tools in (None, TOOLS):
         for prompt in (False, True):
             options = {"tools": tools, "add_generation_prompt": prompt}

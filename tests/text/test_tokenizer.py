@@ -30,7 +30,8 @@ def test_loads_what_a_model_folder_holds(tmp_path: Path) -> None:
         "chat_template": "hello",
     }
     tokenizer = Tokenizer.load(write(tmp_path, tokenizer_config__json=config))
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (BOS, EOS)
+    assert tokenizer.bos_token_id == BOS
+    assert tokenizer.eos_token_id == EOS
     assert tokenizer.vocab_size == 260
     assert tokenizer.special_ids == {256, 257, 258, 259}
     assert tokenizer.chat_templates == {"default": "hello"}

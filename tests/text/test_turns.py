@@ -36,7 +36,8 @@ def of(tenant: str, work: Awaitable[None]) -> asyncio.Task[None]:
 
 def test_tenants_take_turns() -> None:
     async def main() -> None:
-        turns, order = Turns(1, "the test"), []
+        turns = Turns(1, "the test")
+        order = []
         await turns.take()
 
         async def one(name: str) -> None:
@@ -86,7 +87,8 @@ def test_a_task_that_leaves_when_its_turn_comes_passes_it_on() -> None:
     async def main() -> None:
         turns = Turns(1, "the test")
         await turns.take()
-        leaves, stays = asyncio.create_task(turns.take()), asyncio.create_task(turns.take())
+        leaves = asyncio.create_task(turns.take())
+        stays = asyncio.create_task(turns.take())
         await settle()
         turns.give_back()
         leaves.cancel()  # before it has noticed
@@ -99,7 +101,8 @@ def test_a_task_that_leaves_when_its_turn_comes_passes_it_on() -> None:
 
 def test_a_thread_is_free_when_its_work_is_done_and_not_when_nobody_waits_for_it_any_more() -> None:
     async def main() -> None:
-        workers, may_end = Workers(1, "the test"), threading.Event()
+        workers = Workers(1, "the test")
+        may_end = threading.Event()
         left = asyncio.create_task(workers.run(lambda: may_end.wait(240)))
         await settle()
         left.cancel()

@@ -59,7 +59,8 @@ def test_a_camera_that_was_held_upright_gives_upright_frames() -> None:
     frames, _ = decode_video(data, container_of(data), LIMITS)
     last = np.asarray(frames[-1])
     assert last.shape == (WIDTH, HEIGHT, 3)
-    top, bottom = last[: WIDTH // 2], last[WIDTH // 2 :]
+    top = last[: WIDTH // 2]
+    bottom = last[WIDTH // 2 :]
     assert np.ptp(top.mean((0, 1))) < 10  # grey
     assert bottom[4:, :, 0].mean() > 150 > 50 > bottom[4:, :, 1].mean()  # red
 

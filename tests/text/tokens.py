@@ -7,7 +7,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from weft.text.tokenizer import _BYTE_OF
 from weft.text.tokenizer import Tokenizer as WeftTokenizer
 
-BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
+BOS = 256
+EOS = 257
+IM_START = 258
+IM_END = 259
 SPECIALS = ["<bos>", "<eos>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}"

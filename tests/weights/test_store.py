@@ -74,9 +74,15 @@ def test_facts_are_those_of_the_header(store: ModelStore, hub: Hub) -> None:
     entry = store.find(f"{GGUF}:Q4_K_M")
     found = store.details(entry)
     content = hub.repos[GGUF]["real-Q4_K_M.gguf"]
-    assert (found.family, found.format, found.quantization) == ("llama", "gguf", "Q4_K_M")
-    assert (found.size_bytes, found.context_length, found.num_layers) == (len(content), 256, 2)
-    assert (found.num_heads, found.num_kv_heads, found.license) == (4, 2, "mit")
+    assert found.family == "llama"
+    assert found.format == "gguf"
+    assert found.quantization == "Q4_K_M"
+    assert found.size_bytes == len(content)
+    assert found.context_length == 256
+    assert found.num_layers == 2
+    assert found.num_heads == 4
+    assert found.num_kv_heads == 2
+    assert found.license == "mit"
     assert found.num_parameters == 4 * 32 + sum(one.numel() for one in hf_weights().values())
     assert found.template.startswith("{% for m in messages %}")
     assert store.digest(entry) == hub.etag(content)
@@ -86,9 +92,13 @@ def test_facts_of_safetensors_are_those_of_their_headers(store: ModelStore, hub:
     store.pull("org/real")
     entry = store.find("org/real")
     found = store.details(entry)
-    assert (found.family, found.format, found.quantization) == ("llama", "safetensors", "F32")
+    assert found.family == "llama"
+    assert found.format == "safetensors"
+    assert found.quantization == "F32"
     assert found.num_parameters == sum(one.numel() for one in hf_weights().values())
-    assert (found.context_length, found.hidden_size, found.problem) == (256, 64, "")
+    assert found.context_length == 256
+    assert found.hidden_size == 64
+    assert found.problem == ""
     [name] = [name for name in hub.repos["org/real"] if name.endswith(".safetensors")]
     assert store.digest(entry) == hub.etag(hub.repos["org/real"][name])
 

@@ -71,7 +71,8 @@ def test_only_this_user_may_read_them(cache: WeightsCache) -> None:
 
 def test_what_is_written_to_the_memory_does_not_reach_the_file(cache: WeightsCache) -> None:
     store(cache, 1)
-    mine, theirs = cache.find(key_of(1)), cache.find(key_of(1))
+    mine = cache.find(key_of(1))
+    theirs = cache.find(key_of(1))
     assert mine is not None
     assert theirs is not None
     mine.blocks[0][:] = 7

@@ -67,6 +67,7 @@ from weft.scheduler.settings import (
     StateSettings,
     WindowSettings,
 )
+from weft.weights.in_use import mark_in_use
 
 WARM_UP_ID = -1
 
@@ -161,6 +162,7 @@ def _build(
         failures,
     )
     weakref.finalize(engine, events.stop)
+    weakref.finalize(engine, mark_in_use(folder))
     _warm_up(engine)
     _refuse_faulty_parts(config, failures.first)
     warm_s = time.monotonic()

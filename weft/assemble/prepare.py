@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +19,7 @@ from weft.assemble.checkpoint import check_files
 from weft.assemble.draft_model import DraftModel, find_draft_model
 from weft.assemble.model_config import COST, choose_model
 from weft.assemble.model_folder import model_folder
+from weft.config.encoder import without_kv
 from weft.config.engine import EngineConfig
 from weft.config.generation import FILE, sampling_defaults
 from weft.config.kv_transfer import with_kv_transfer_config
@@ -67,14 +69,19 @@ def _warn_of_threads(config: EngineConfig, machine: Machine) -> None:
         )
 
 
-def prepare(config: EngineConfig, machine: Machine | None = None) -> Prepared:
-    """Find the model, check its files, and fit it to the machine. Raises SettingsError or
-    ModelError."""
+def prepare(
+    config: EngineConfig, machine: Machine | None = None, own: Collection[str] | None = None
+) -> Prepared:
+    """Find the model, check its files, and fit it to the machine. `own`: the settings that are for
+    this model alone, None: all of them; of the others, those that it cannot have are left out.
+    Raises SettingsError or ModelError."""
     config = with_kv_transfer_config(with_speculative_config(config))
     folder = model_folder(config)
     has_weights = config.load_format != "dummy"
     check_files(folder, weights=has_weights)
     model = choose_model(config, folder)
+    if own is not None and model.is_encoder:
+        config = without_kv(config, own)
     if has_weights:
         check_method(config.quantization, model.stored, model.name)
     if model.library_config:

@@ -18,7 +18,8 @@ from contextlib import suppress
 
 import msgspec
 
-from weft.config.process import LAST_WORDS_BYTES, FollowerArgs, module_command
+from weft.config.engine_args import FollowerArgs
+from weft.config.process import LAST_WORDS_BYTES, module_command
 
 COMMAND = module_command("weft.launch.follower")
 END_S = 2.0  # time for ranks to end by themselves

@@ -26,9 +26,9 @@ from weft.assemble.node_facts import facts_of
 from weft.assemble.nodes import OtherNodes
 from weft.assemble.rank_processes import RankProcesses
 from weft.config.engine import EngineConfig
+from weft.config.engine_args import FollowerArgs
 from weft.config.model import ModelConfig, ModelError
 from weft.config.nodes import ranks_of
-from weft.config.process import FollowerArgs
 from weft.executor.wire.followers import READY, Followers, Ranks
 from weft.executor.wire.shared_pool import SharedPool
 from weft.observe.log import EventLog, get_format, get_level

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from weft.config.amounts import size
@@ -29,6 +30,15 @@ NOT_FOR_ENCODERS = (
     "cache_dir",
     "disaggregation_mode",
 )
+OF_ADAPTERS = ("enable_lora", "lora_dir")
+
+
+def without_kv(config: EngineConfig, own: Collection[str]) -> EngineConfig:
+    """The settings of several models for one that is an encoder: without those that are for others.
+    What is in `own` was set for this model, and stays."""
+    default = EngineConfig()
+    names = [name for name in (*NOT_FOR_ENCODERS, *OF_ADAPTERS) if name not in own]
+    return replace(config, **{name: getattr(default, name) for name in names})
 
 
 def encoder(

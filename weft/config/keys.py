@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError
 from weft.config.server import ServerConfig
 
@@ -89,3 +90,11 @@ def _read(path: Path, option: str) -> list[str]:
     if not keys:
         raise SettingsError(f"{option} is {path}, in which there is no key")
     return keys
+
+
+def share_sessions(config: EngineConfig, digests: KeyDigests) -> EngineConfig:
+    """Set the default of sessions per key, unless the user has set it: with several keys, one key
+    gets a quarter of all sessions."""
+    if config.max_sessions_per_key or digests.num_owners < 2:
+        return config
+    return replace(config, max_sessions_per_key=max(config.max_sessions // 4, 1))

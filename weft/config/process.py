@@ -1,13 +1,8 @@
-"""Processes that weft starts: the command, the arguments of an engine, and child processes that
-answer lines with lines.
+"""Processes that weft starts: the command, and child processes that answer lines with lines.
 
 A `Child` works on untrusted input: it may be killed at any time. It reads and answers JSON, one
 value per line, and ends with its standard input. This module has both sides; callers define the
 meaning of the questions. A child has one caller at a time, and no threads.
-
-The engine process reads one line, `EngineArgs`, from its standard input. The launcher keeps that
-pipe open as long as it lives: end of file means that the launcher is gone, and the engine exits
-immediately.
 """
 
 from __future__ import annotations
@@ -22,10 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-
-import msgspec
-
-from weft.config.engine import EngineConfig
 
 NICENESS = 5  # the server has priority over children
 PR_SET_PDEATHSIG = 1
@@ -46,58 +37,6 @@ def module_command(name: str) -> tuple[str, ...]:
     """
     is_here = sys.path[0] in ("", os.getcwd())
     return (sys.executable, *(() if is_here else ("-P",)), "-m", name)
-
-
-class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
-    config: EngineConfig  # resolved
-    folder: str  # folder of the model
-    to_engine: str  # ipc address, like `from_engine`; the front binds both, the engine connects
-    from_engine: str
-    rpc: str  # ipc address that the engine binds, for RPC clients
-    log_level: str
-    log_format: str = "text"
-    # File descriptors of the sockets to the engines that divide the experts with this one, by rank;
-    # -1 for the engine itself.
-    peers: tuple[int, ...] = ()
-
-    def to_json(self) -> bytes:
-        """One line, without the line break."""
-        return msgspec.json.encode(self)
-
-    @classmethod
-    def from_json(cls, line: bytes | str) -> EngineArgs:
-        return msgspec.json.decode(line, type=cls)
-
-
-class FollowerArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The line that a process that follows rank 0 reads, as an engine reads `EngineArgs`."""
-
-    config: EngineConfig  # resolved
-    folder: str  # folder of the model
-    rank: int
-    link: int  # file descriptor of the socket to rank 0; -1: rank 0 is on another node
-    meeting: str  # path of the file in which ranks meet, if gloo joins them on one machine
-    memory: int  # file descriptor of the shared memory of ranks; -1: none
-    pool: int = -1  # file descriptor of its K and V, which rank 0 also has; -1: none
-    # File descriptors of the sockets to the previous and the next stage, if layers are divided; -1:
-    # none.
-    before: int = -1
-    behind: int = -1
-    host: str = ""  # address of node 0, if there are several nodes
-    store: int = 0  # port on `host` at which ranks meet
-    plans: int = 0  # port on `host` at which this rank gets its plans
-    # File descriptor of the pipe for the reason of its end; -1: no process reads it.
-    last_words: int = -1
-    log_level: str
-    log_format: str
-
-    def to_json(self) -> bytes:
-        """One line, without the line break."""
-        return msgspec.json.encode(self)
-
-    @classmethod
-    def from_json(cls, line: bytes | str) -> FollowerArgs:
-        return msgspec.json.decode(line, type=cls)
 
 
 class ChildEnded(Exception):

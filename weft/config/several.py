@@ -20,6 +20,12 @@ class ModelsConfig:
         group="models",
         everyday=True,
     )
+    models_store: bool = option(
+        False,
+        "offer every model that `weft list` shows, and what /api/pull and /api/copy bring",
+        group="models",
+        everyday=True,
+    )
     memory: float = option(
         0.0,
         "GB that the engines of all models may take together; 0: nine tenths of the free memory",

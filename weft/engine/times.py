@@ -1,6 +1,6 @@
 """The time of a request in the engine, part by part, in words. The parts add up to all of it.
 
-The seconds are those of `scheduler/times/spent.py`. The time in the queue is divided further,
+The seconds are those of `scheduler/times.py`. The time in the queue is divided further,
 by what the history has of it: first by the events of the request itself, then by the walks over the
 queue that left it waiting.
 
@@ -27,8 +27,7 @@ from weft.scheduler.history import (
 )
 from weft.scheduler.request import NO_ROW
 from weft.scheduler.scheduler import Scheduler
-from weft.scheduler.times.gaps import Gap, GapSteps, StepNote
-from weft.scheduler.times.spent import Phase, Spent, SpentOn
+from weft.scheduler.times import Gap, GapSteps, Phase, Spent, SpentOn, StepNote
 
 # Every part, in the order in which they are listed; docs/guides/observability.md explains them.
 PARTS = {

@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft.config.engine import EngineConfig
+from weft.config.engine_args import EngineArgs
 from weft.config.handoff import PREFILL
 from weft.config.kv_events import check_ports, of_engine
 from weft.config.kv_transfer import with_kv_transfer_config
 from weft.config.machine import Machine
 from weft.config.options import SettingsError
-from weft.config.process import EngineArgs
 from weft.launch.context import LaunchContext
 from weft.launch.engine_process import (
     RPC_SOCKET,

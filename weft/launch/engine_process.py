@@ -22,7 +22,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
-from weft.config.process import EngineArgs, module_command
+from weft.config.engine_args import EngineArgs
+from weft.config.process import module_command
 
 COMMAND = module_command("weft.launch.start_worker")
 FOLDER_PREFIX = "weft-"

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from weft.config.process import LAST_WORDS_BYTES, FollowerArgs
+from weft.config.engine_args import FollowerArgs
+from weft.config.process import LAST_WORDS_BYTES
 from weft.launch.start_worker import die_with_parent
 
 if TYPE_CHECKING:

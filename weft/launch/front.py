@@ -42,6 +42,7 @@ from weft.observe.metrics import Metrics
 from weft.observe.trace import NoTracer, Tracer
 from weft.server.app import ModelApp, SharedParts, model_app, shared_parts, with_edge
 from weft.server.context import Readiness, ServerInfo
+from weft.server.helpers import ModelHelpers, start_helpers
 from weft.server.limits import LEAST_BYTES, spare_bytes
 from weft.state.store import StateError
 from weft.text.media.families import ProcessorRecipe
@@ -93,8 +94,10 @@ class Front:
         *,
         parts: FrontParts | None = None,
         shared: SharedParts | None = None,
+        helpers: ModelHelpers | None = None,
     ) -> None:
-        """`parts`, `shared`: without them, the front makes its own.
+        """`parts`, `shared`, `helpers`: without them, the front makes its own. `helpers` close with
+        it.
 
         Raises ModelError for a tokenizer that cannot be read, and SettingsError for a chat template
         that cannot be used, and for too little memory."""
@@ -105,7 +108,9 @@ class Front:
         self._context = context
         self._engines = _engines(context, group, parts.metrics)
         self.client = _client(context, parts, self._engines, tracer or NoTracer())
-        self.served = _served(context, parts, self.client, self.readiness, self.adapters, shared)
+        self.served = _served(
+            context, parts, self.client, self.readiness, self.adapters, shared, helpers
+        )
         self._lost: asyncio.Task[ExitStatus] | None = None
 
     @cached_property
@@ -289,6 +294,7 @@ def _served(
     readiness: Readiness,
     adapters: AdapterNames,
     shared: SharedParts | None,
+    helpers: ModelHelpers | None,
 ) -> ModelApp:
     """Raises SettingsError for a chat template or a state folder that cannot be used."""
     config = context.config
@@ -301,13 +307,21 @@ def _served(
             readiness,
             context.limits,
             adapters,
-            parts.processor,
+            helpers or front_helpers(context, parts),
             context.prepared.config.plugins,
             shared=shared or shared_parts(config, readiness, context.limits, StoreCatalog()),
             has_keys=bool(context.digests.user or context.digests.admin),
         )
     except StateError as exc:
         raise SettingsError(f"--state-dir is {config.state_dir}: {exc}") from exc
+
+
+def front_helpers(context: LaunchContext, parts: FrontParts) -> ModelHelpers:
+    """The helpers of a front; they end with the calling thread. Raises SettingsError for a chat
+    template that cannot be used, and for settings of media."""
+    config = context.config
+    try:
+        return start_helpers(parts.tokenizer, config, context.limits, parts.processor)
     except (TemplateError, OSError) as exc:
         raise SettingsError(
             f"--chat-template is {config.chat_template}, which cannot be used: {exc}"

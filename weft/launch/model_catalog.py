@@ -14,22 +14,31 @@ from weft.store.store import Entry, ModelStore
 from weft.weights.pull.progress import ProgressWatcher, PullProgress
 from weft.weights.pull.transfer import Download
 
+MOST_KEPT = 256  # models whose facts are kept
+
 
 class StoreCatalog:
     def __init__(self, store: ModelStore | None = None) -> None:
+        self.num_changes = 0  # pulls, copies and removals so far
         self._store = store or ModelStore()
-        self._digest = lru_cache(64)(_digest_of)
+        self._digest = lru_cache(MOST_KEPT)(_digest_of)
+        self._facts = lru_cache(MOST_KEPT)(self._facts_of)
 
     def show(self, name: str) -> CatalogModel:
-        entry = self._find(name)
+        found = self.facts(name)
+        return found._replace(digest=self.digest(str(self._find(name).path)))
+
+    def facts(self, name: str) -> CatalogModel:
+        return self._facts(self._find(name))
+
+    def _facts_of(self, entry: Entry) -> CatalogModel:
         try:
             found = self._store.details(entry)._asdict()
         except ModelError as exc:
             raise CatalogError(str(exc)) from exc
         for unused in ("architecture", "problem"):
             del found[unused]
-        digest = self.digest(str(entry.path))
-        return CatalogModel(**found, modified_at=entry.modified_at, digest=digest)
+        return CatalogModel(**found, modified_at=entry.modified_at, digest="")
 
     def digest(self, folder: str) -> str:
         try:
@@ -46,16 +55,17 @@ class StoreCatalog:
             self._store.pull(name, watcher=watcher)
         except ModelNotFound as exc:
             raise CatalogError(str(exc)) from exc
+        self.num_changes += 1
 
-    def delete(self, name: str, served: str) -> None:
+    def delete(self, name: str) -> None:
         entry = self._find(name)
-        in_use = {path.resolve() for path in Path(served).glob("*")} if served else set()
-        if in_use & {path.resolve() for path in entry.files}:
-            raise CatalogError(f"{entry.name} is being served, so it is not removed")
         try:
             self._store.removal(entry).do()
-        except (ModelError, OSError) as exc:
+        except ModelError as exc:
+            raise CatalogError(str(exc)) from exc
+        except OSError as exc:
             raise CatalogError(f"{entry.name} cannot be removed: {exc}") from exc
+        self.num_changes += 1
 
     def copy(self, source: str, destination: str) -> None:
         entry = self._find(source)
@@ -63,6 +73,7 @@ class StoreCatalog:
             self._store.copy(entry, destination)
         except (ModelError, OSError) as exc:
             raise CatalogError(str(exc)) from exc
+        self.num_changes += 1
 
     def _find(self, name: str) -> Entry:
         try:

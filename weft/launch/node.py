@@ -24,12 +24,12 @@ from weft.assemble.model_folder import model_folder
 from weft.assemble.node_facts import facts_of
 from weft.assemble.rank_processes import RankProcesses
 from weft.config.engine import EngineConfig
+from weft.config.engine_args import FollowerArgs
 from weft.config.machine import probe
 from weft.config.model import ModelConfig
 from weft.config.nodes import address_of, check_nodes, ranks_of
 from weft.config.numbers import counted
 from weft.config.options import SettingsError
-from weft.config.process import FollowerArgs
 from weft.config.resolve import resolve
 from weft.config.server import ServerConfig
 from weft.launch.listen import listen

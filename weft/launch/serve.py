@@ -10,11 +10,10 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weft.config.engine import EngineConfig
-from weft.config.keys import KeyDigests, read_keys
+from weft.config.keys import read_keys, share_sessions
 from weft.config.limits import Limits
 from weft.config.lockstep import with_engines
 from weft.config.media_options import media_options
@@ -115,14 +114,6 @@ def serve(argv: Sequence[str]) -> int:
         return 0
     console.ended(end.reason, end.status)
     return end.status
-
-
-def share_sessions(config: EngineConfig, digests: KeyDigests) -> EngineConfig:
-    """Set the default of sessions per key, unless the user has set it: with several keys, one key
-    gets a quarter of all sessions."""
-    if config.max_sessions_per_key or digests.num_owners < 2:
-        return config
-    return replace(config, max_sessions_per_key=max(config.max_sessions // 4, 1))
 
 
 def _run(

@@ -46,7 +46,7 @@ def main() -> None:
     # Without it, the engine starts in a sixth less time.
     gc.disable()
     threading.Thread(target=_load_torch_library, name="torch-library", daemon=True).start()
-    from weft.config.process import EngineArgs
+    from weft.config.engine_args import EngineArgs
     from weft.launch.worker import run
 
     run(EngineArgs.from_json(lines.get()), last_act.set)

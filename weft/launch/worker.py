@@ -26,9 +26,9 @@ import zmq
 
 from weft.assemble.build import build_engine
 from weft.assemble.ranks import StartedRanks
+from weft.config.engine_args import EngineArgs
 from weft.config.model import ModelError
 from weft.config.options import SettingsError
-from weft.config.process import EngineArgs
 from weft.engine.engine import Engine
 from weft.engine.guard import EngineBroken, replace_unsent
 from weft.engine.intake import Intake

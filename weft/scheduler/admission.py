@@ -258,7 +258,8 @@ class PrefillAdder:
         self, request: Request, extend: int, reserve: int, has_chunked_req: bool
     ) -> AddResult | None:
         """Take the request, or say why not."""
-        if not self._fits(request, extend, reserve):
+        # Where there is no prefix, locking has changed nothing.
+        if (request.prefix.length or self._groups) and not self._fits(request, extend, reserve):
             return self._no_token(request, extend, reserve)
         if not self._may_cut:
             # Without chunks a prompt runs whole: the first of a batch may exceed the step's budget.

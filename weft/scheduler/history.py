@@ -24,8 +24,20 @@ from weft.memory.prefix_cache import CacheKey
 from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
-from weft.scheduler.times.gaps import MAX_NAMED, NO_GAP, NO_ROWS, Gap, StepNote, TokenGaps
-from weft.scheduler.times.spent import NO_TIME, NUM_PARTS, Phase, Spent, StepClock, StepSpan
+from weft.scheduler.times import (
+    MAX_NAMED,
+    NO_GAP,
+    NO_ROWS,
+    NO_TIME,
+    NUM_PARTS,
+    Gap,
+    Phase,
+    Spent,
+    StepClock,
+    StepNote,
+    StepSpan,
+    TokenGaps,
+)
 
 MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # finished requests that are remembered
@@ -297,23 +309,6 @@ class RequestTrace:
         """The first `num_right` of the tokens that a source guessed were right."""
         self.drafts.setdefault(source, DraftCount()).add(num_drafts, num_right)
 
-    def add(self, event: Event) -> None:
-        events = self.events
-        if events and event.kind in _REPEATED and events[-1].kind is event.kind:
-            last = events[-1]
-            events[-1] = event._replace(
-                time_s=last.time_s,
-                step=last.step,
-                last_step=event.step,
-                times=last.times + 1,
-                first_walk=last.first_walk,
-            )
-            return
-        if len(events) == MAX_EVENTS:
-            del events[MAX_EVENTS // 2]
-            self.num_events_dropped += 1
-        events.append(event)
-
     @property
     def prefill_s(self) -> float:
         """Time from first admission to first token; 0 without a token."""
@@ -337,7 +332,6 @@ class Undecoded(NamedTuple):
 
     trace: RequestTrace
     row: int
-    epoch: int  # of the row, while the request has it
 
 
 class RequestHistory:
@@ -384,17 +378,17 @@ class RequestHistory:
         detail = f"{prompt_tokens:,} prompt tokens"
         if num_before:
             detail += f"; {num_before:,} before it in the queue"
-        trace.add(self._event(now, step, EventKind.ARRIVED, detail))
+        self._add(trace, now, step, EventKind.ARRIVED, detail)
 
     def note(self, id: int, kind: EventKind, detail: str, now: float, step: int) -> None:
         """Record an event of an open request."""
-        self._open[id].add(self._event(now, step, kind, detail))
+        self._add(self._open[id], now, step, kind, detail)
 
     def note_ended(self, id: int, kind: EventKind, detail: str, now: float, step: int) -> None:
         """Record an event of a request that has ended. Does nothing if it is forgotten."""
         trace = self._finished.get(id)
         if trace is not None:
-            trace.add(self._event(now, step, kind, detail))
+            self._add(trace, now, step, kind, detail)
 
     def admitted(
         self, id: int, found: int, fill_len: int, extend_end: int, now: float, step: int
@@ -420,7 +414,7 @@ class RequestHistory:
                 f"again: of its {fill_len:,} tokens {found:,} are still cached, "
                 f"{fill_len - found:,} to compute"
             )
-        trace.add(self._event(now, step, EventKind.ADMITTED, detail))
+        self._add(trace, now, step, EventKind.ADMITTED, detail)
         return trace
 
     def stepped(
@@ -441,25 +435,31 @@ class RequestHistory:
             at = at[columns.epoch.take(at) == facts.epochs]
         if batch.prefills:
             note = self._prefilled(batch, columns, at, began_s, now, encoder_s)
+            self.gaps.add(note, at)
         else:
-            before = self.clock.at(began_s) if self._undecoded else NO_TIME
-            self.clock.decoded(began_s, now, encoder_s)
-            if self._undecoded:
-                span = StepSpan(began_s, now, encoder_s, 0, before, self.clock.totals)
-                self._first_decoded(span, columns, at)
             note = StepNote(batch.plan.step, began_s, now, 0, len(batch.rows))
+            self.decoded(note, at, encoder_s)
+
+    def decoded(self, note: StepNote, at: LongArray, encoder_s: float = 0.0) -> None:
+        """The rows `at` [n] have a token of a step without prompts."""
+        before = self.clock.at(note.began_s) if self._undecoded else NO_TIME
+        self.clock.decoded(note.began_s, note.ended_s, encoder_s)
+        if self._undecoded:
+            after = self.clock.totals
+            step = StepSpan(note.began_s, note.ended_s, encoder_s, 0, before, after)
+            self._first_decoded(step, at)
         self.gaps.add(note, at)
 
-    def _first_decoded(self, step: StepSpan, columns: Columns, at: LongArray) -> None:
+    def _first_decoded(self, step: StepSpan, at: LongArray) -> None:
         """The requests in the rows `at` [n] that have not decoded before have in this step."""
         waiting = self._undecoded
         self._undecoded = []
         for one in waiting:
-            is_gone = columns.epoch[one.row] != one.epoch
-            if is_gone:
-                continue
+            trace = one.trace
+            if trace.finished_s != NEVER or trace.spent.phase is not Phase.DECODES:
+                continue  # it has left its row
             if (at == one.row).any():
-                one.trace.spent.computed(step, 1, is_last=True)
+                trace.spent.computed(step, 1, is_last=True)
             else:
                 self._undecoded.append(one)
 
@@ -483,7 +483,7 @@ class RequestHistory:
             began_s, now, encoder_s, num_tokens, has_decode=num_decoding > 0
         )
         if self._undecoded:
-            self._first_decoded(step, columns, at)
+            self._first_decoded(step, at)
         for request, num_own in zip(prefills, lens, strict=True):
             row = request.row
             if row == NO_ROW:
@@ -496,9 +496,9 @@ class RequestHistory:
             self.gaps.enter(row, trace.gap, now)
             if trace.first_token_s == NEVER:
                 trace.first_token_s = now
-                self._undecoded.append(Undecoded(trace, row, int(columns.epoch[row])))
-                trace.add(self._event(now, batch.plan.step, EventKind.FIRST_TOKEN, ""))
-        ids = tuple(request.id for request in prefills[:MAX_NAMED])
+                self._undecoded.append(Undecoded(trace, row))
+                self._add(trace, now, batch.plan.step, EventKind.FIRST_TOKEN, "")
+        ids = tuple([request.id for request in prefills[:MAX_NAMED]])
         return StepNote(batch.plan.step, began_s, now, sum(lens), num_decoding, ids, num_prompts)
 
     def leaves_row(self, id: int, row: int) -> None:
@@ -513,18 +513,18 @@ class RequestHistory:
         trace.retractions = before._replace(num=before.num + 1)
         trace.spent.retracted(now, self.clock.at(now))
         trace.waits_again(now, step, self.num_walks)
-        trace.add(self._event(now, step, EventKind.RETRACTED, detail))
+        self._add(trace, now, step, EventKind.RETRACTED, detail)
 
     def waits_for(self, id: int, detail: str, now: float, step: int) -> None:
         """No walk looks at the request until it is released, so no pass explains why it waits."""
         trace = self._open[id]
         trace.stops_waiting(now, self.num_walks + 1)
-        trace.add(self._event(now, step, EventKind.WAITING_REASON, detail))
+        self._add(trace, now, step, EventKind.WAITING_REASON, detail)
 
     def waits_no_more(self, id: int, detail: str, now: float, step: int) -> None:
         trace = self._open[id]
         trace.waits_again(now, step, self.num_walks)
-        trace.add(self._event(now, step, EventKind.RELEASED, detail))
+        self._add(trace, now, step, EventKind.RELEASED, detail)
 
     def finished(
         self,
@@ -541,7 +541,7 @@ class RequestHistory:
         trace.spent.close(now, self.clock.at(now))
         trace.finished_s = now
         trace.output_tokens = output_tokens
-        trace.add(self._event(now, step, EventKind.FINISHED, detail))
+        self._add(trace, now, step, EventKind.FINISHED, detail)
         self._finished[id] = trace
         self._finished.move_to_end(id)
         if len(self._finished) > MAX_FINISHED:
@@ -569,7 +569,7 @@ class RequestHistory:
         """Record an event of a request that may have ended, if it is remembered."""
         trace = self.trace(id)
         if trace is not None:
-            trace.add(self._event(now, step, kind, detail))
+            self._add(trace, now, step, kind, detail)
 
     def record_pass(
         self,
@@ -603,10 +603,23 @@ class RequestHistory:
             last.memory = memory
         last.times += 1
 
-    def _event(self, now: float, step: int, kind: EventKind, detail: str) -> Event:
+    def _add(
+        self, trace: RequestTrace, now: float, step: int, kind: EventKind, detail: str
+    ) -> None:
+        """Add an event, or count it with the last one, if it repeats that."""
+        events = trace.events
         walk = self.num_walks
+        if events and kind in _REPEATED and events[-1].kind is kind:
+            last = events[-1]
+            events[-1] = Event(
+                last.time_s, last.step, kind, detail, step, last.times + 1, last.first_walk, walk
+            )
+            return
+        if len(events) == MAX_EVENTS:
+            del events[MAX_EVENTS // 2]
+            trace.num_events_dropped += 1
         # Without names, which would take longer: each request has four events and more.
-        return Event(now, step, kind, detail, -1, 1, walk, walk)
+        events.append(Event(now, step, kind, detail, -1, 1, walk, walk))
 
     # For `engine/explain.py`
 

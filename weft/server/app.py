@@ -52,11 +52,11 @@ from weft.server.catalog import ModelCatalog
 from weft.server.context import Readiness, ServerContext, ServerInfo
 from weft.server.errors import ClientGone, error_response
 from weft.server.fields.engine import EngineHeader
+from weft.server.helpers import ModelHelpers, load_sources, start_helpers
 from weft.server.http.handoff import WithTransferParams
 from weft.server.http.inner_call import InnerCall
 from weft.server.http.middleware import EdgeMetrics, RequestMiddleware
 from weft.server.leaving import receiver
-from weft.server.media import serve_media
 from weft.server.ollama import library
 from weft.server.ollama import routes as ollama
 from weft.server.openai import batches, chat, completions, files
@@ -73,8 +73,6 @@ from weft.server.sglang import generate, parsing
 from weft.state.store import StateStore
 from weft.text.media.families import ProcessorRecipe
 from weft.text.parsers.formats import find_formats
-from weft.text.templates.chat_template import TemplateError
-from weft.text.templates.renderer import Renderer
 from weft.text.tokenizer import Tokenizer
 
 log = EventLog("server")
@@ -191,7 +189,7 @@ def create_app(
         readiness,
         limits,
         adapters,
-        processor,
+        start_helpers(tokenizer, config, limits, processor),
         plugins,
         shared=shared_parts(config, readiness, limits, catalog),
         has_keys=bool(digests.user or digests.admin),
@@ -216,13 +214,13 @@ def model_app(
     readiness: Readiness,
     limits: Limits,
     adapters: AdapterNames | None,
-    processor: ProcessorRecipe | None,
+    helpers: ModelHelpers,
     plugins: str,
     *,
     shared: SharedParts,
     has_keys: bool,
 ) -> ModelApp:
-    """The routes of one model; see `create_app`."""
+    """The routes of one model; see `create_app`. `helpers` close at the end of `readiness`."""
     sources = load_sources(tokenizer, config)
     adapters = adapters or AdapterNames()
     context = ServerContext(
@@ -230,13 +228,13 @@ def model_app(
         has_keys=has_keys,
         client=client,
         tokenizer=tokenizer,
-        template=load_template(tokenizer, config),
+        template=helpers.template,
         config=config,
         info=info,
         readiness=readiness,
         adapters=adapters,
         loader=AdapterLoader(adapters, client),
-        media=serve_media(processor, tokenizer, config, limits) if processor is not None else None,
+        media=helpers.media,
         limits=limits,
         responses=shared.responses,
         refusals=shared.refusals,
@@ -249,9 +247,7 @@ def model_app(
     )
     if context.media is not None:
         readiness.at_drain(context.media.close)
-        readiness.at_end(context.media.close)
-    if context.template is not None:
-        readiness.at_end(context.template.close)
+    readiness.at_end(helpers.close)
     own = outside_operations(plugins, (*OPERATIONS, *_documents(info.version, ())))
     operations = (*OPERATIONS, *own, *_documents(info.version, own))
     routes: list[Route] = []
@@ -330,30 +326,6 @@ def _kept_sessions(
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def load_sources(tokenizer: Tokenizer, config: ServerConfig) -> list[str]:
-    """The sources of the chat templates in use. Raises `OSError`."""
-    if config.chat_template:
-        return [Path(config.chat_template).read_text("utf-8")]
-    return list(tokenizer.chat_templates.values())
-
-
-def load_template(tokenizer: Tokenizer, config: ServerConfig) -> Renderer | None:
-    """The template of the settings, else the model's own.
-
-    If the model's own template is broken, only chat is unavailable.
-    """
-    if config.chat_template:
-        [source] = load_sources(tokenizer, config)
-        return Renderer({"default": source}, tokenizer.special_tokens)
-    if not tokenizer.chat_templates:
-        return None
-    try:
-        return Renderer(tokenizer.chat_templates, tokenizer.special_tokens)
-    except TemplateError as exc:
-        log.warning("no_chat_template", reason=exc)
-        return None
 
 
 class Endpoint:

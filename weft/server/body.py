@@ -58,12 +58,12 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
     ready = context.client.state.ready
     vocab_size = None if ready is None else ready.vocab_size
     require_room(0)
-    name = "max_body_mb"
+    limit = "max_body_mb"
     largest_mb = limits.max_body_mb
     if context.media is not None and limits.max_media_mb > largest_mb:
-        name = "max_media_mb"
+        limit = "max_media_mb"
         largest_mb = limits.max_media_mb
-    body = await read_body(request, int(largest_mb * 1_000_000), limits.body_timeout_s, name)
+    body = await read_body(request, int(largest_mb * 1_000_000), limits.body_timeout_s, limit)
     parsing_s = time.perf_counter()
     require_room(len(body))
     work = partial(_decoded, limits, vocab_size, body, type)
@@ -84,7 +84,9 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
         raise
     finally:
         spent("parse", parsing_s)
-    rename(_name_of(decoded, limits.max_rid_len))
+    name = _name_of(decoded, limits.max_rid_len)
+    if name:
+        rename(name)
     if others:
         context.client.metrics.unknown_fields(len(others))
         names = [name[:MAX_NAME_LEN] for name in islice(others, MAX_NAMES)]

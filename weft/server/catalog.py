@@ -26,7 +26,7 @@ class CatalogModel(NamedTuple):
     vocab_size: int
     template: str
     license: str
-    digest: str  # SHA-256 of the weights
+    digest: str  # SHA-256 of the weights; "": it was not asked for
 
 
 class PullState(NamedTuple):
@@ -60,6 +60,11 @@ class ModelCatalog(Protocol):
         """Raises NoSuchModel and CatalogError."""
         ...
 
+    def facts(self, name: str) -> CatalogModel:
+        """As `show`, without the digest, for which files may have to be read from end to end.
+        Raises NoSuchModel and CatalogError."""
+        ...
+
     def digest(self, folder: str) -> str:
         """SHA-256 of the weights in a folder, or of a GGUF file; "": they cannot be read."""
         ...
@@ -70,9 +75,8 @@ class ModelCatalog(Protocol):
         """Fetch a model. What has come stays if `stopped` is set. Raises CatalogError."""
         ...
 
-    def delete(self, name: str, served: str) -> None:
-        """Raises NoSuchModel, and CatalogError, also for the model whose files are in the folder
-        `served`."""
+    def delete(self, name: str) -> None:
+        """Raises NoSuchModel, and CatalogError, also for a model that a process computes with."""
         ...
 
     def copy(self, source: str, destination: str) -> None:

@@ -31,12 +31,14 @@ from weft.server.fields.engine import want_engine_of
 from weft.server.fields.handoff import with_handoff
 from weft.server.fields.numbers import header_number
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
-from weft.server.fields.service_tier import is_background
 from weft.server.fields.session import SessionFields, session_params
 from weft.server.limits import check_size, check_totals, require_accepting, require_embeds_room
 from weft.server.model_names import adapter_of
 
 Side = Literal["left", "right"]
+BACKGROUND_TIER = "flex"
+# The other values of OpenAI and Anthropic ask for nothing that one server has in two kinds.
+ONLINE_TIERS = ("auto", "default", "priority", "scale", "standard_only")
 KEY_END = "\x1e"  # no name of a key contains it
 
 
@@ -84,7 +86,7 @@ class GenerationFields(CommonSamplingFields, kw_only=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     priority: int | None = None
-    service_tier: str | None = None  # flex: in the background (`server/fields/service_tier.py`)
+    service_tier: str | None = None  # flex: in the background
     timeout_ms: int | None = None
     ttft_ms: int | None = None
     session_id: str | None = None  # has no effect here; routers use it for affinity
@@ -233,6 +235,17 @@ def _deadlines(
             message = f"{name} is {asked_ms:,}; 1 to {longest:,} are allowed"
             raise over("max_timeout_ms", message, param=name)
     return timeout or 0, ttft or 0
+
+
+def is_background(tier: str | None) -> bool:
+    """Whether a request with this `service_tier` is done when others leave room for it. Raises
+    `ApiError`."""
+    if tier is None or tier in ONLINE_TIERS:
+        return False
+    if tier == BACKGROUND_TIER:
+        return True
+    allowed = ", ".join((BACKGROUND_TIER, *ONLINE_TIERS))
+    raise ApiError(400, f"service_tier is {tier[:40]!r}; allowed: {allowed}", param="service_tier")
 
 
 def common_request(

@@ -23,9 +23,10 @@ from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.plan.step import Plan, Result
-from weft.scheduler.pace.step_cost import CostModel, StepLoad
+from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.sim.cost import StepCost
 from weft.sim.encoder import EncoderTime, EncoderTimes
 from weft.sim.fit import StepTime
 from weft.sim.gaps import Gaps
@@ -48,13 +49,16 @@ class Journal(NamedTuple):
     encoder: list[EncoderTime]  # the work of the encoder, with its times
     record: Record  # the recorded outcomes of `arrivals`
 
-    def speed(self, cost: CostModel) -> MachineSpeed:
+    def speed(self, cost: StepCost) -> MachineSpeed:
         """The speed of the machine that ran the steps, if `cost` is the usual cost of steps."""
-        stretches = []
+        return MachineSpeed(self.stretches(cost))
+
+    def stretches(self, cost: StepCost) -> list[Stretch]:
+        found = []
         for step, ended_s in zip(self.steps, self.ended_s, strict=True):
-            load = StepLoad(step.num_tokens, 0, step.context, step.num_samples)
-            stretches.append(Stretch(ended_s - step.seconds, ended_s, cost.seconds(load)))
-        return MachineSpeed(stretches)
+            load = StepLoad(step.num_tokens, step.num_pairs, step.context, step.num_samples)
+            found.append(Stretch(ended_s - step.seconds, ended_s, cost.seconds(load)))
+        return found
 
 
 def read_journal(records: Iterable[bytes]) -> Journal:
@@ -71,7 +75,7 @@ def read_journal(records: Iterable[bytes]) -> Journal:
         encoder.note(plan, result)
         # The encoder's work has a cost of its own.
         own_s = max(seconds - result.encoder_s, 0.0)
-        steps.append(StepTime(load.tokens, load.context, load.samples, own_s))
+        steps.append(StepTime(load.tokens, load.context, load.samples, own_s, load.pairs))
 
     replay = Replay(records, on_step=note_step)
     tap = _Tap(replay, replay.engine)

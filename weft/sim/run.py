@@ -24,6 +24,7 @@ from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.encoder import ENCODER_PRESETS, EncoderCost, SimulatedEncoder
 from weft.sim.gaps import Gaps
+from weft.sim.leap import EngineLeaps, Leapt
 from weft.sim.outcome import ABORTED, DONE, OPEN, REFUSED, state_of, why_refused
 from weft.sim.speed import MachineSpeed
 from weft.sim.trace import Arrival, TokenSource
@@ -88,13 +89,21 @@ class Target(Protocol):
 
     def step(self) -> list[FromEngine]: ...
 
+    def leap(self, until_s: float) -> Leapt | None:
+        """Run all steps at once in which nothing happens but that each running request gets a
+        token, up to this time; None if the next step is not of this kind."""
+        ...
+
 
 class EngineTarget:
-    """An engine and its clock."""
+    """An engine and its clock. `leaps`: of a simulated engine."""
 
-    def __init__(self, engine: SteppableEngine, clock: Clock) -> None:
+    def __init__(
+        self, engine: SteppableEngine, clock: Clock, leaps: EngineLeaps | None = None
+    ) -> None:
         self._engine = engine
         self._clock = clock
+        self._leaps = leaps
         self._has_sent = False  # since the last step
 
     @property
@@ -124,6 +133,11 @@ class EngineTarget:
     def step(self) -> list[FromEngine]:
         self._has_sent = False
         return self._engine.step()
+
+    def leap(self, until_s: float) -> Leapt | None:
+        if self._leaps is None or self._has_sent:
+            return None
+        return self._leaps.leap(until_s)
 
 
 @dataclass
@@ -207,6 +221,10 @@ class Run:
             if self._leaving:
                 self._leave_due()
             if target.has_work:
+                leapt = target.leap(self._next_event_s(next_s))
+                if leapt is not None:
+                    self._take_all(leapt)
+                    continue
                 for message in target.step():
                     if type(message) is StepOutput:
                         self._take(message)
@@ -239,6 +257,11 @@ class Run:
                 number, arrival = self._next
                 self._send(first_s, number, arrival)
                 self._pull(source)
+
+    def _next_event_s(self, next_s: float | None) -> float:
+        """When a request comes or leaves that is known already."""
+        leaves_s = self._leaving[0][0] if self._leaving else math.inf
+        return min(leaves_s, math.inf if next_s is None else next_s)
 
     def _leave_due(self) -> None:
         """Abort the requests whose clients have left by now."""
@@ -315,6 +338,15 @@ class Run:
                 columns.state[finish.id] = ABORTED
             for number, arrival in self._parked.pop(finish.id, ()):
                 self._follow(now, number, arrival)
+
+    def _take_all(self, leapt: Leapt) -> None:
+        """Take the tokens of steps that were made at once."""
+        ids = leapt.ids
+        columns = self._columns
+        gaps = leapt.ended_s[0] - columns.last_s[ids]
+        self._gaps.add(gaps)
+        self._gaps.add(np.repeat(np.diff(leapt.ended_s), len(ids)))
+        columns.last_s[ids] = leapt.ended_s[-1]
 
     def _record(self) -> Record:
         return self._columns.record(self._gaps, list(self._tenants))
@@ -415,9 +447,11 @@ def simulate(
     around: Around | None = None,
     speed: MachineSpeed | None = None,
     encoder_cost: EncoderCost = ENCODER_PRESETS["gpu"],
+    leaps: bool = True,
 ) -> Record:
     """Run a trace in virtual time. `settings` have `trace.EOS` as their only end-of-sequence token.
-    `around` may wrap the engine; `speed` is that of the machine.
+    `around` may wrap the engine; `speed` is that of the machine. `leaps`: uniform decode steps are
+    made at once, which changes no figure; without overlap only.
 
     Raises AssertionError if the engine's own checks find a fault.
     """
@@ -434,9 +468,12 @@ def simulate(
     tokens = TokenSource(settings.vocab_size)
     feature = engine.services.adapters.feature
     steppable: SteppableEngine = engine
+    engine_leaps = None
     if around is not None:
         steppable = around(engine, clock)
-    target = EngineTarget(steppable, clock)
+    elif leaps:
+        engine_leaps = EngineLeaps(engine, runner, clock, lengths)
+    target = EngineTarget(steppable, clock, engine_leaps)
     record = Run(target, tokens, lengths).play(with_adapters([feature], arrivals))
     record.meter = runner.meter
     record.num_rows = settings.max_running_requests

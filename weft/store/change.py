@@ -17,6 +17,7 @@ from weft.config.amounts import size
 from weft.config.model import ModelNotFound
 from weft.store.entries import Entry
 from weft.weights.gguf import files as gguf_files
+from weft.weights.in_use import is_in_use
 from weft.weights.known import known_names
 from weft.weights.own import own_model
 from weft.weights.pull.names import BadName, is_plain, require_printable
@@ -41,10 +42,16 @@ class Removal(NamedTuple):
 
 
 def removal(entry: Entry, hub_cache: Path, models_dir: Path) -> Removal:
-    """What would be removed. Raises ModelNotFound for a model of a package."""
+    """What would be removed. Raises ModelNotFound for a model of a package, and for one that a
+    process computes with."""
     if entry.source == "package":
         raise ModelNotFound(
             f"{entry.name} belongs to an installed package: pip uninstall removes it"
+        )
+    if is_in_use(entry.files):
+        raise ModelNotFound(
+            f"{entry.name} is in use, so it is not removed: unload it (weft ctl models unload), or "
+            "stop the program that has loaded it"
         )
     if entry.source == "folder":
         assert entry.path.parent == models_dir

@@ -17,7 +17,7 @@ from weft.config.model import ModelNotFound
 from weft.config.options import did_you_mean
 from weft.weights.gguf import files as gguf_files
 from weft.weights.known import known_model, known_names
-from weft.weights.own import own_models
+from weft.weights.own import own_model, own_models
 from weft.weights.pull.choose import kind_of
 from weft.weights.pull.names import HubName, hub_name, require_printable
 
@@ -63,6 +63,7 @@ def find(name: str, hub_cache: Path, models_dir: Path) -> Entry:
     names = [one.name for one in found]
     if same:
         raise ModelNotFound(f"{name} are several models: {', '.join(one.name for one in same)}")
+    own_model(name, models_dir)  # raises an error for a link out of the folder
     near = did_you_mean(name, names)
     raise ModelNotFound(f"there is no model {name!r} here{near}; weft list shows all")
 

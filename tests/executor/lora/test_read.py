@@ -58,7 +58,8 @@ def test_an_adapter_is_known_by_the_digest_of_its_files(base, tmp_path: Path) ->
     config = (made.folder / "adapter_config.json").read_bytes()
     content = (made.folder / "adapter_model.safetensors").read_bytes()
     assert info.uid == hashlib.sha256(config + content).hexdigest()[:32]
-    assert (info.rank, info.targets) == (12, ("q_proj", "v_proj"))
+    assert info.rank == 12
+    assert info.targets == ("q_proj", "v_proj")
     # Of three layers: q 48 x 48 of rank 12, v 16 x 48 of rank 8.
     assert info.num_bytes == 4 * 3 * (12 * (48 + 48) + 8 * (48 + 16))
     assert read_adapter(made.folder, base.config, torch.float32).info == info

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple
 
 import httpx
@@ -28,7 +28,9 @@ from weft.observe.metrics import Metrics
 from weft.observe.several import HouseMetrics
 from weft.residency.rules import Rules
 from weft.server.app import ModelApp, SharedParts, model_app, shared_parts, with_edge
+from weft.server.catalog import ModelCatalog
 from weft.server.context import ModelFacts, Readiness, ServerInfo
+from weft.server.helpers import start_helpers
 from weft.server.several.app import SeveralModels
 
 CONTEXT = 200
@@ -71,7 +73,7 @@ class FakeFront:
             self.readiness,
             LIMITS,
             None,
-            None,
+            start_helpers(tokenizer, CONFIG, LIMITS, None),
             "",
             shared=shared,
             has_keys=False,
@@ -100,7 +102,12 @@ class FakeHost:
         self.gate: asyncio.Event | None = None  # a load waits for it
         self.num_loads = 0
         self.changes: list[str] = []
+        self.adapter_names: set[str] = set()
+        self.offered_adapters: set[str] = set()
         self._shared = shared
+
+    def offers_adapter(self, name: str) -> bool:
+        return name in self.offered_adapters
 
     async def prepare(self) -> None:
         await asyncio.sleep(0)
@@ -179,10 +186,16 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(
-    *specs: ModelSpec, rules: Rules | None = None, most_waiting: int = 100, wait_s: float = 20.0
+    *specs: ModelSpec,
+    rules: Rules | None = None,
+    most_waiting: int = 100,
+    wait_s: float = 20.0,
+    catalog: ModelCatalog | None = None,
+    look: Callable[[], Sequence[ModelSpec]] | None = None,
 ) -> AsyncIterator[Server]:
+    """`look`: which models of the folder there are now; None: those of `specs`."""
     readiness = Readiness()
-    shared = shared_parts(CONFIG, readiness, LIMITS)
+    shared = shared_parts(CONFIG, readiness, LIMITS, catalog)
     metrics = HouseMetrics()
 
     def new_host(spec: ModelSpec) -> Any:
@@ -201,7 +214,7 @@ async def serving(
         readiness,
         LIMITS,
         None,
-        None,
+        start_helpers(tokenizer, CONFIG, LIMITS, None),
         "",
         shared=shared,
         has_keys=False,
@@ -214,7 +227,7 @@ async def serving(
         most_waiting=most_waiting,
         longest_wait_s=wait_s,
         takes_any_name=False,
-        look=lambda: new,
+        look=look or (lambda: new),
     )
     app = with_edge(
         SeveralModels(roster, LIMITS),

@@ -347,3 +347,15 @@ def test_a_drain_refuses_those_who_wait() -> None:
         assert (await server.complete("a")).status_code == 503
 
     run(work, spec("a"))
+
+
+def test_adapters_lead_to_their_model_also_while_it_is_not_loaded() -> None:
+    async def work(server: Server) -> None:
+        server.host("b").adapter_names = {"sea"}
+        server.host("b").offered_adapters = {"hills"}
+        for name in ("sea", "b:sea", "hills"):
+            await server.roster.unload("b")
+            assert (server.roster.find(name), server.host("b").front) == ("b", None)
+        assert (await server.complete("valleys")).status_code == 404
+
+    run(work, spec("a"), spec("b"), rules=ROOMY)

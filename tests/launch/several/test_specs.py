@@ -10,6 +10,7 @@ from tests.launch.tiny_model import write_tiny_model
 from weft.config.options import Settings, SettingsError
 from weft.launch.serve import serve_command
 from weft.launch.several.specs import ModelSpec, from_folder, read_specs
+from weft.store.store import ModelStore
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def read(*words: str | Path) -> Settings:
 
 
 def specs(*words: str | Path) -> list[ModelSpec]:
-    return read_specs(read(*words))
+    return read_specs(read(*words), ModelStore())
 
 
 def toml(tmp_path: Path, text: str) -> Path:
@@ -156,3 +157,25 @@ def test_a_table_names_a_model_of_the_folder_anew(folder: Path, tmp_path: Path) 
     file = toml(tmp_path, f'[models.one]\npath = "{folder}/one"\npin = true\n')
     found = specs("--config", file, "--models-dir", folder)
     assert [(one.name, one.pin) for one in found] == [("one", True), ("two", False)]
+
+
+def test_the_store_is_offered_by_the_names_that_weft_list_shows(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub" / "models--org--real" / "snapshots" / "c0ffee"
+    write_tiny_model(snapshot)
+    broken = tmp_path / "hub" / "models--org--broken" / "blobs"
+    broken.mkdir(parents=True)
+    (broken / "aa.incomplete").write_bytes(b"x")
+    settings = read(folder / "two", "--models-store", "--models-dir", folder)
+    found = read_specs(settings, ModelStore(str(folder)))
+    by_name = {one.name: one for one in found}
+    assert {"one", "two", "org/real", "weft-nano"} <= set(by_name)
+    assert "org/broken" not in by_name, "its pull was ended"
+    assert by_name["org/real"].engine.model == str(snapshot)
+    assert (by_name["org/real"].in_folder, by_name["org/real"].on_start) == (True, False)
+    assert (by_name["two"].in_folder, found[0].name) == (False, "two"), "the settings name it"
+    assert "org/real" not in {one.name for one in specs("--models-dir", folder)}

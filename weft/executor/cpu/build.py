@@ -116,7 +116,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     )
     tower = build_tower(spec, lambda: CppTowerBackend(library, _tower_format(spec)))
     filled = [ops] if tower is None else [ops, cast(CppEncoderOps, tower.backend.ops)]
-    fill_from_cache(spec, library, filled, lambda: fill_weights(spec, model, CPU, tower))
+    mapped = fill_from_cache(spec, library, filled, lambda: fill_weights(spec, model, CPU, tower))
     adapter_ops = None
     if spec.engine.max_loaded_loras:
         adapter_ops = CppAdapters(
@@ -147,7 +147,9 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     if adapter_ops is not None:
         adapter_ops.of_steps(attention.step, fused.step)
     copies_head = spec.model.pooling is None and computing(spec, fused, unsplit) is fused
-    if copies_head:
+    if copies_head and mapped is not None:
+        fused.copy_head(mapped.fill_head)
+    elif copies_head:
         fused.copy_head()
     kept = tensors_of(pool, state_pool)
     steps = computing(spec, fused, unsplit)

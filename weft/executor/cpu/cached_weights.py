@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from weft.executor.assembly import RunnerSpec
+from weft.executor.cpu.screened_head import HeadCopy
 from weft.executor.ranks.build import placement_of
 from weft.observe.log import EventLog
 from weft.ops.cpp.content import WeightContent
@@ -29,15 +31,41 @@ MIN_BYTES = 64_000_000  # with `auto`; smaller ones load in less time than is wo
 log = EventLog("engine")
 
 
+class MappedWeights(NamedTuple):
+    """Where the weights of a model are mapped from."""
+
+    cache: WeightsCache
+    key: WeightsKey
+
+    def fill_head(self, copy: HeadCopy) -> None:
+        """Give the copy of the model's head its content, from the cache as well."""
+        name = f"{self.key.model}, head in 8 bits"
+        key = WeightsKey(name, {**self.key.facts, "of": "head in 8 bits"})
+        if self._map_head(key, copy):
+            return
+        with self.cache.making(key) as may_store:
+            if may_store and self._map_head(key, copy):
+                return
+            copy.fill()
+            if may_store and self.cache.store(key, [], copy.blocks()):
+                self._map_head(key, copy)
+
+    def _map_head(self, key: WeightsKey, copy: HeadCopy) -> bool:
+        mapped = self.cache.find(key)
+        if mapped is not None:
+            copy.adopt(mapped.blocks)
+        return mapped is not None
+
+
 def fill_from_cache(
     spec: RunnerSpec, library: Library, ops: Sequence[CppOps], load: Callable[[], None]
-) -> None:
-    """Fill the weights that these `ops` have made, which `load` does without a cache. Raises what
-    `load` raises."""
+) -> MappedWeights | None:
+    """Fill the weights that these `ops` have made, which `load` does without a cache. Returns where
+    they are mapped from; None: they are not. Raises what `load` raises."""
     cache = _cache_of(spec)
     if cache is None:
         load()
-        return
+        return None
     content = WeightContent(ops)
     sources = source_files(spec.folder)
     try:
@@ -45,22 +73,25 @@ def fill_from_cache(
         key = _key_of(spec, library, content, sources)
     except OSError:  # `load` says which file cannot be read
         load()
-        return
+        return None
+    mapped = MappedWeights(cache, key)
     if _map(cache, key, content):
-        return
+        return mapped
     if not is_old_enough:
         load()
         log.info("weights_not_cached", model=key.model, reason="their files were written just now")
-        return
+        return None
     with cache.making(key) as may_store:
         # Another process may have made them meanwhile.
         if may_store and _map(cache, key, content):
-            return
+            return mapped
         load()
         if sources.facts() != key.facts["files"]:
             log.warning("weights_not_cached", model=key.model, reason="their files have changed")
-        elif may_store and cache.store(key, content.layout(), content.blocks()):
-            _map(cache, key, content, is_laid_out=True)
+            return None
+        is_stored = may_store and cache.store(key, content.layout(), content.blocks())
+        is_mapped = is_stored and _map(cache, key, content, is_laid_out=True)
+        return mapped if is_mapped else None
 
 
 def _cache_of(spec: RunnerSpec) -> WeightsCache | None:

@@ -214,16 +214,17 @@ class CpuFusedSteps:
         self.step.num_state_slots = num_state_slots
         self.step.computes_all = not narrows
 
-    def copy_head(self) -> None:
+    def copy_head(self, fill: Callable[[HeadCopy], None] = HeadCopy.fill) -> None:
         """Let steps that take the likeliest tokens leave out most of the head's products. Called
-        when the weights have been filled, and whenever they have changed."""
+        when the weights have been filled, and whenever they have changed. `fill` gives the copy its
+        content."""
         head = self._model.head.for_rows(1)
         exact = screenable(head.program)
         if exact is None:
             return
         if self._copy is None:
             self._copy = HeadCopy(self._library, exact)
-        self._copy.fill()
+        fill(self._copy)
         self._head.sized = None  # the next step chooses its programs anew
 
     @property

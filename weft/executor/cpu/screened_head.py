@@ -11,11 +11,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, OpKind, StepArgs, WeightFormat
+from weft.ops.cpp.content import bytes_of
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.matrices import PackedMatrix
 from weft.ops.cpp.program import Program
@@ -75,7 +78,24 @@ class HeadCopy:
             sizes=self._sizes.data_ptr(),
         )
         self._library.run_one(args, StepArgs(), OpKind.COPY_HEAD)
+        self._check()
+
+    def _check(self) -> None:
         self.is_sound = bool(torch.isfinite(self._errors + self._sizes).all())
+
+    def blocks(self) -> list[NDArray[np.uint8]]:
+        """The copy as blocks of bytes."""
+        (panels,) = self._copy.pieces
+        return [bytes_of(one) for one in (panels.memory, self._errors, self._sizes)]
+
+    def adopt(self, blocks: Sequence[NDArray[np.uint8]]) -> None:
+        """Use the copy that these blocks of an equal weight are, in their memory."""
+        (panels,) = self._copy.pieces
+        copied, errors, sizes = blocks
+        panels.adopt(torch.from_numpy(copied))
+        bytes_of(self._errors)[:] = errors
+        bytes_of(self._sizes)[:] = sizes
+        self._check()
 
     def program(self, exact: abi.LinearArgs, argmax: abi.ArgmaxArgs) -> Program:
         """What `exact` and then `argmax` compute."""

@@ -6,22 +6,26 @@ It does not decide when: `house.py` does.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from weft.assemble.prepare import Prepared, prepare
-from weft.config.adapters import LoraPath
-from weft.config.keys import KeyDigests
+from weft.config.adapters import LoraPath, parse_lora_paths
+from weft.config.keys import KeyDigests, share_sessions
 from weft.config.limits import Limits
+from weft.config.lockstep import with_engines
 from weft.config.machine import Machine
 from weft.config.model import ModelError
 from weft.config.options import SettingsError
 from weft.config.parallel import num_ranks
+from weft.executor.lora.folders import AdapterFolders
 from weft.launch.context import LaunchContext
 from weft.launch.engine_group import EngineGroup, part_of
 from weft.launch.engine_process import SocketFolder
-from weft.launch.front import EngineLost, Front, FrontParts, load_parts
+from weft.launch.front import EngineLost, Front, FrontParts, front_helpers, load_parts
 from weft.launch.model_facts import model_facts
 from weft.launch.several.specs import ModelSpec, file_name
 from weft.launch.watch import ExitStatus
@@ -66,12 +70,15 @@ class HouseParts:
     machine: Machine
     share_bytes: int  # memory that one model may have if all that may be loaded are
     budget_bytes: int
+    # Its threads live as long as the server: processes end with the thread that starts them.
+    starter: Executor
 
 
 class HostedModel:
     """The processes of one model. All methods are called from one event loop."""
 
     def __init__(self, spec: ModelSpec, house: HouseParts) -> None:
+        """Raises SettingsError for adapters that are named wrongly."""
         self.spec = spec
         self.prepared: Prepared | None = None
         self.facts = ModelFacts()
@@ -81,7 +88,8 @@ class HostedModel:
         self._group: EngineGroup | None = None
         self._sockets: SocketFolder | None = None
         self._adapters: list[LoraPath] = []  # that were loaded when it was unloaded
-        self._num_loads = 0
+        self._given = parse_lora_paths(spec.engine.lora_paths)
+        self._folders = AdapterFolders("", Path(), directory=spec.engine.lora_dir)
         self._lock = asyncio.Lock()
 
     @property
@@ -92,6 +100,17 @@ class HostedModel:
         num_engines = max(self.spec.server.dp_size, 1)
         fixed = sizing.weight_bytes + sizing.work_bytes
         return HostedBytes(fixed * num_engines, sizing.kv_bytes * num_engines)
+
+    @property
+    def adapter_names(self) -> Collection[str]:
+        """The loaded adapters; of a model that is not in memory, those that its load brings."""
+        if self.front is not None:
+            return self.front.adapters.by_name.keys()
+        return {one.name for one in (*self._given, *self._adapters)}
+
+    def offers_adapter(self, name: str) -> bool:
+        """Whether a request with this name loads an adapter from the model's folder of adapters."""
+        return bool(self._folders.offered(name))
 
     @property
     def can_shrink(self) -> bool:
@@ -115,14 +134,15 @@ class HostedModel:
         """A model that does not fit into its share gets what is left by no other."""
         house = self._house
         num_engines = self.spec.server.dp_size
+        engine = share_sessions(with_engines(self.spec.engine, num_engines), house.digests)
         try:
             small = replace(house.machine, free_bytes=house.share_bytes)
-            return prepare(self.spec.engine, part_of(small, num_engines, self.spec.engine))
+            return prepare(engine, part_of(small, num_engines, engine), self.spec.own)
         except SettingsError:
             if house.share_bytes >= house.budget_bytes:
                 raise
         alone = replace(house.machine, free_bytes=house.budget_bytes)
-        return prepare(self.spec.engine, part_of(alone, num_engines, self.spec.engine))
+        return prepare(engine, part_of(alone, num_engines, engine), self.spec.own)
 
     def forget(self) -> None:
         """Read the model's files again before the next load: they may have changed."""
@@ -135,22 +155,13 @@ class HostedModel:
         started already. Raises `LoadFailed`; then nothing is left of it."""
         assert self.prepared is not None, "it has not been prepared"
         spec = self.spec
-        self._num_loads += 1
         # Here and not in a thread: a process ends with the thread that has started it.
         self._group = group or EngineGroup(spec.server.dp_size)
         try:
             self._sockets = SocketFolder()
             context = self._context()
             self._group.begin(context, self._sockets)
-            if self.parts is None:
-                self.parts = await asyncio.to_thread(load_parts, context)
-            front = Front(
-                context,
-                self._group,
-                self._house.tracer,
-                parts=self.parts,
-                shared=replace(self._house.shared, session_mark=f":{spec.name}"),
-            )
+            front = await self._make_front(context, self._group)
             self.front = await front.__aenter__()
             await front.wait_ready()
             await front.load_adapters(self._adapters)
@@ -163,6 +174,33 @@ class HostedModel:
         except BaseException:
             await self.close()
             raise
+
+    async def _make_front(self, context: LaunchContext, group: EngineGroup) -> Front:
+        parts = await self.read_parts()
+        # Elsewhere, because the streams of other models would wait for these processes.
+        loop = asyncio.get_running_loop()
+        helpers = await loop.run_in_executor(self._house.starter, front_helpers, context, parts)
+        try:
+            return Front(
+                context,
+                group,
+                self._house.tracer,
+                parts=parts,
+                shared=replace(self._house.shared, session_mark=f":{self.spec.name}"),
+                helpers=helpers,
+            )
+        except BaseException:
+            helpers.close()
+            raise
+
+    async def read_parts(self) -> FrontParts:
+        """Read what the front needs of the model, unless it has been read. Reading a tokenizer of
+        50,000 tokens keeps the whole process for a tenth of a second. Raises ModelError and
+        SettingsError, and AssertionError before `prepare`."""
+        async with self._lock:
+            if self.parts is None:
+                self.parts = await asyncio.to_thread(load_parts, self._context())
+            return self.parts
 
     def _context(self) -> LaunchContext:
         assert self.prepared is not None

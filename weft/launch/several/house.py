@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from contextvars import Context
 from typing import Any
 
 from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
 from weft.config.amounts import size
+from weft.config.model import ModelError
+from weft.config.options import SettingsError
 from weft.launch.engine_group import EngineGroup
 from weft.launch.several.failures import LoadFailures
 from weft.launch.several.hosted import HostedModel, LoadFailed
@@ -36,6 +39,9 @@ from weft.server.errors import ApiError
 from weft.server.several.names import NamesOfModels
 
 log = EventLog("models")
+
+MOST_READ_AHEAD = 16  # models; the tokenizer of each takes some tens of MB
+QUIET_S = 0.2  # interval in which it is checked whether no request is open
 
 
 class House:
@@ -70,10 +76,22 @@ class House:
 
     def remove(self, name: str) -> None:
         """Offer a model no longer. It is not in memory, and nobody waits for it."""
-        self.names.remove(name)
+        if self.names.own(name):
+            self.names.remove(name)
         del self.hosts[name]
         if name in self.facts.models:
             self.facts.remove(name)
+
+    async def withdraw(self, name: str) -> None:
+        """Offer a model no longer: requests that wait for it end, those that are open go on to
+        their end, and then it is unloaded."""
+        self.names.remove(name)
+        message = f"the model {name!r} is being removed"
+        if name in self.facts.models:
+            self.facts.refused(name)
+        self.line.fail(name, ApiError(404, message, param="model", code="model_not_found"))
+        await self.unload(name)
+        self.remove(name)
 
     def level(self, name: str) -> Level:
         model = self.facts.models.get(name)
@@ -90,6 +108,8 @@ class House:
 
     async def begin(self, name: str, rid: str, most_waiting: int, longest_s: float) -> ModelApp:
         """Wait until a request may begin. Raises `ApiError`."""
+        if not self.names.own(name):  # it was removed since the request came
+            raise self.names.unknown(name)
         if name not in self.facts.models or not self.facts.is_open(name):
             self._require_no_failure(name)
             self.line.require_room(most_waiting)
@@ -314,6 +334,19 @@ class House:
                 if not self.is_closing:
                     self._spare.make()
                 return
+
+    def read_ahead(self) -> None:
+        """Read the tokenizers of the first models whenever no request is open: reading one would
+        keep the streams of other models waiting."""
+        self._start(self._read_ahead(list(self.hosts.values())[:MOST_READ_AHEAD]))
+
+    async def _read_ahead(self, hosts: Sequence[HostedModel]) -> None:
+        for host in hosts:
+            while any(model.num_open for model in self.facts.models.values()):
+                await asyncio.sleep(QUIET_S)
+            with suppress(LoadFailed, ModelError, SettingsError, OSError):  # its load says why
+                await host.prepare()
+                await host.read_parts()
 
     # ---- the end
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from weft.launch.several.house import House
 from weft.launch.several.specs import ModelSpec
@@ -41,6 +41,7 @@ class HouseRoster:
         self._takes_any_name = takes_any_name
         self._look = look
         self._since_s = time.time()
+        self._removed: set[str] = set()  # models whose files are being removed
         readiness.at_drain(self._refuse_waiting)
 
     # ---- names
@@ -51,6 +52,8 @@ class HouseRoster:
         found = names.find(asked, adapters)
         if found is None and self._look_again():
             found = names.find(asked, adapters)
+        if found is None:
+            found = self._offering(asked)
         if found is None and self._takes_any_name:
             found = names.find("", adapters)
         if found is None:
@@ -58,12 +61,16 @@ class HouseRoster:
         return found
 
     def _adapters(self) -> Mapping[str, str]:
-        """The loaded adapters, and the model of each."""
+        """The adapters that models have when they are loaded, and the model of each."""
         found: dict[str, str] = {}
         for name, host in self._house.hosts.items():
-            if host.front is not None:
-                found |= dict.fromkeys(host.front.adapters.by_name, name)
+            found |= dict.fromkeys(host.adapter_names, name)
         return found
+
+    def _offering(self, adapter: str) -> str | None:
+        """The model whose folder of adapters has one with this name."""
+        hosts = self._house.hosts.items()
+        return next((name for name, host in hosts if host.offers_adapter(adapter)), None)
 
     def _look_again(self) -> bool:
         """Offer what has come into the folder of models, and no longer what has gone from it.
@@ -72,9 +79,14 @@ class HouseRoster:
         in_folder = {spec.name: spec for spec in self._look()}
         for name, host in list(house.hosts.items()):
             is_free = house.level(name) is Level.ABSENT and not house.line.num_for(name)
+            is_free = is_free and name not in self._removed
             if host.spec.in_folder and name not in in_folder and is_free:
                 house.remove(name)
-        new = [spec for name, spec in in_folder.items() if name not in house.hosts]
+        new = [
+            spec
+            for name, spec in in_folder.items()
+            if name not in house.hosts and name not in self._removed
+        ]
         for spec in new:
             house.add(spec)
         return bool(new)
@@ -167,6 +179,23 @@ class HouseRoster:
 
     async def unload(self, name: str) -> None:
         await self._house.unload(name)
+
+    async def remove(self, asked: str, remove_files: Callable[[str], Awaitable[None]]) -> None:
+        name = self._house.names.own(asked)
+        if name is None:
+            await remove_files(asked)
+            return
+        if not self._house.hosts[name].spec.in_folder:
+            message = (
+                f"the model {name!r} is named by the settings of this server, so it is not removed"
+            )
+            raise ApiError(409, message, param="model")
+        self._removed.add(name)
+        try:
+            await self._house.withdraw(name)
+            await remove_files(name)
+        finally:
+            self._removed.discard(name)
 
     def keep(self, name: str, idle_s: float) -> None:
         facts = self._house.facts

@@ -7,6 +7,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from weft.launch.several.blank import blank_app
 from weft.launch.several.hosted import HostedModel, HouseParts
 from weft.launch.several.house import House
 from weft.launch.several.roster import HouseRoster
-from weft.launch.several.specs import ModelSpec, from_folder, names_of, read_specs
+from weft.launch.several.specs import ModelSpec, names_of, offered_later, read_specs
 from weft.launch.signals import LoopSignals, StartSignals, Stopped
 from weft.launch.supervisor import supervise
 from weft.launch.watch import ExitStatus
@@ -47,10 +48,13 @@ from weft.server.errors import ApiError
 from weft.server.serve import run as run_loop
 from weft.server.several.app import SeveralModels
 from weft.state.store import StateError
+from weft.store.store import ModelStore
 
 # Part of the free memory that the models take without --memory.
 SHARE_OF_FREE = 0.9
+STARTERS = 2  # models whose helper processes start at a time
 TICK_S = 0.1  # interval in which a drain checks whether it is over
+STORE_S = 1.0  # time for which the list of the store is taken for true
 
 log = EventLog("models")
 
@@ -70,8 +74,10 @@ class ManyModels:
         self.config = config
         self.digests = digests
         self.several = settings.make(ModelsConfig)
-        self.specs = read_specs(settings)
-        if not self.specs and not self.several.models_dir:
+        self.store = ModelStore(self.several.models_dir)
+        self.catalog = StoreCatalog(self.store)
+        self.specs = read_specs(settings, self.store)
+        if not (self.specs or self.several.models_dir or self.several.models_store):
             raise SettingsError("no model is named")
         self.machine: Machine = probe()
         self.asked_limits = settings.make(Limits)
@@ -101,7 +107,7 @@ class ManyModels:
 
     def house_parts(self, readiness: Readiness, tracer: Tracer) -> HouseParts:
         try:
-            shared = shared_parts(self.config, readiness, self.limits, StoreCatalog())
+            shared = shared_parts(self.config, readiness, self.limits, self.catalog)
         except StateError as exc:
             raise SettingsError(f"--state-dir is {self.config.state_dir}: {exc}") from exc
         return HouseParts(
@@ -112,6 +118,7 @@ class ManyModels:
             machine=self.machine,
             share_bytes=self.share_bytes,
             budget_bytes=self.budget_bytes,
+            starter=ThreadPoolExecutor(STARTERS, thread_name_prefix="starter"),
         )
 
 
@@ -154,7 +161,7 @@ class SeveralFront:
             most_waiting=many.several.max_load_waiting,
             longest_wait_s=many.several.load_wait_s,
             takes_any_name=many.config.any_model_name,
-            look=_folder_watch(many.settings, many.several.models_dir),
+            look=OfferWatch(many),
         )
         return with_edge(
             SeveralModels(roster, many.limits),
@@ -177,6 +184,7 @@ class SeveralFront:
         if fitting and len(reasons) == len(fitting):
             raise SettingsError(reasons[0])
         self.readiness.mark_ready()
+        self.house.read_ahead()
         took_s = time.monotonic() - began_s
         loaded = [spec for spec, reason in zip(fitting, results, strict=True) if not reason]
         startup: list[tuple[str, str, float]] = []
@@ -246,25 +254,30 @@ async def _never() -> ExitStatus:
     raise AssertionError("nobody sets this event")
 
 
-def _folder_watch(settings: Settings, folder: str) -> Callable[[], Sequence[ModelSpec]]:
-    """A function that reads the folder of models again if it has changed."""
-    known: list[ModelSpec] = []
-    changed_ns = -1
+class OfferWatch:
+    """Reads the folder of models and the store again if they may have changed."""
 
-    def look() -> Sequence[ModelSpec]:
-        nonlocal known, changed_ns
-        if not folder:
-            return ()
+    def __init__(self, many: ManyModels) -> None:
+        self._many = many
+        self._known: Sequence[ModelSpec] = ()
+        self._state: tuple[object, ...] = ()
+        self._read_s = 0.0  # when the store was read; its files lie in many folders
+
+    def __call__(self) -> Sequence[ModelSpec]:
+        several = self._many.several
         try:
-            now_ns = Path(folder).expanduser().stat().st_mtime_ns
-            if now_ns != changed_ns:
-                known = from_folder(settings, folder)
-                changed_ns = now_ns
+            state: list[object] = [self._many.catalog.num_changes]
+            folder = Path(several.models_dir).expanduser()
+            if several.models_dir and folder.exists():
+                state.append(folder.stat().st_mtime_ns)
+            is_old = several.models_store and time.monotonic() > self._read_s + STORE_S
+            if tuple(state) != self._state or is_old:
+                self._known = offered_later(self._many.settings, self._many.store)
+                self._state = tuple(state)
+                self._read_s = time.monotonic()
         except (OSError, SettingsError) as exc:
             log.seldom("folder_not_read", reason=exc)
-        return known
-
-    return look
+        return self._known
 
 
 async def _run(
@@ -287,13 +300,13 @@ def serve_several(
     try:
         with StartSignals(), ExitStack() as started:
             listener = started.enter_context(listen(config.host, config.port))
+            logs.setup(config.log_level, format=config.log_format)
             many = ManyModels(settings, config, digests)
             console = Console(config, began, requires_key=bool(digests.user))
             if many.limits is not many.asked_limits:
                 console.fewer_connections(
                     many.limits.max_connections, many.asked_limits.max_connections
                 )
-            logs.setup(config.log_level, format=config.log_format)
             tracer = make_tracer(config.otlp_endpoint, "several models")
             started.callback(tracer.close)
             console.several(names_of(many.specs), many.budget_bytes)

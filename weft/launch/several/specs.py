@@ -15,6 +15,7 @@ from weft.config.options import Settings, SettingsError
 from weft.config.server import ServerConfig
 from weft.config.several import ALONE, GROUP, ModelsConfig, ModelTable
 from weft.observe.log import EventLog
+from weft.store.store import ModelStore
 from weft.weights.gguf import files
 
 CONFIG_JSON = "config.json"
@@ -35,12 +36,13 @@ class ModelSpec(NamedTuple):
     pin: bool = False
     ttl_s: float = 0.0  # idle time after which it is unloaded; 0: none
     on_start: bool = False
-    in_folder: bool = False  # it is offered as long as the folder of models has it
+    own: frozenset[str] = frozenset()  # names of the settings that its table has
+    in_folder: bool = False  # it is offered as long as the folder of models or the store has it
 
 
-def read_specs(settings: Settings) -> list[ModelSpec]:
-    """All models, in the order of the command line, the tables, the folder. Raises SettingsError
-    and ModelError for a model that is named and is not there, and for wrong names."""
+def read_specs(settings: Settings, store: ModelStore) -> list[ModelSpec]:
+    """All models, in the order of the command line, the tables, the store, the folder. Raises
+    SettingsError and ModelError for a model that is named and is not there, and for wrong names."""
     _require_none_alone(settings)
     found = [*_from_words(settings), *_from_tables(settings)]
     taken = [name for spec in found for name in (spec.name, *spec.aliases)]
@@ -52,11 +54,8 @@ def read_specs(settings: Settings) -> list[ModelSpec]:
                 f"two models have the name {name!r}: {' and '.join(map(repr, paths))}; a table "
                 "[models.NAME] of the configuration file gives one of them another name"
             )
-    folder = settings.make(ModelsConfig).models_dir
-    if folder:
-        known = set(taken)
-        found += [spec for spec in from_folder(settings, folder) if spec.name not in known]
-    return found
+    known = set(taken)
+    return found + [spec for spec in offered_later(settings, store) if spec.name not in known]
 
 
 def _require_none_alone(settings: Settings) -> None:
@@ -100,7 +99,8 @@ def _from_tables(settings: Settings) -> Iterator[ModelSpec]:
         merged = settings.with_values(own)
         engine = replace(merged.make(EngineConfig), model=table.path or name)
         model_folder(engine)  # raises an error if it is not there
-        yield _spec(merged, name, engine, table, on_start=table.on_start)
+        spec = _spec(merged, name, engine, table, on_start=table.on_start)
+        yield spec._replace(own=frozenset(own.given(EngineConfig)))
 
 
 def _spec(
@@ -142,6 +142,37 @@ def from_folder(settings: Settings, folder: str) -> list[ModelSpec]:
         engine = replace(settings.make(EngineConfig), model=str(entry))
         spec = _spec(settings, name, engine, ModelTable(), on_start=False)
         found[name] = spec._replace(in_folder=True)
+    return list(found.values())
+
+
+def from_store(settings: Settings, store: ModelStore) -> list[ModelSpec]:
+    """The models of this machine, by the names that `weft list` shows."""
+    found: list[ModelSpec] = []
+    for entry in store.entries():
+        if not entry.is_complete:
+            continue
+        try:
+            _require_name(entry.name)
+        except SettingsError as exc:
+            log.seldom("not_offered", file=entry.path.name[:128], reason=exc)
+            continue
+        engine = replace(settings.make(EngineConfig), model=str(entry.path))
+        spec = _spec(settings, entry.name, engine, ModelTable(), on_start=False)
+        found.append(spec._replace(in_folder=True))
+    return found
+
+
+def offered_later(settings: Settings, store: ModelStore) -> list[ModelSpec]:
+    """The models that may come and go while the server runs: those of the folder, and those of the
+    store if it is offered. Raises SettingsError."""
+    several = settings.make(ModelsConfig)
+    found: dict[str, ModelSpec] = {}
+    own_folder = Path(several.models_dir).expanduser()
+    # `weft cp` makes the folder of the store.
+    if several.models_dir and (own_folder.exists() or not several.models_store):
+        found |= {spec.name: spec for spec in from_folder(settings, several.models_dir)}
+    if several.models_store:
+        found = {spec.name: spec for spec in from_store(settings, store)} | found
     return list(found.values())
 
 

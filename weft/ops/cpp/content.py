@@ -47,7 +47,7 @@ class WeightContent:
 
     def blocks(self) -> list[NDArray[np.uint8]]:
         """The bytes of all tensors, in their order, in the memory of the weights."""
-        return [_bytes_of(tensor) for one in self._ops for tensor in one.tensors]
+        return [bytes_of(tensor) for one in self._ops for tensor in one.tensors]
 
     def adopt(self, blocks: Sequence[NDArray[np.uint8]]) -> None:
         """Replace the content of all tensors, which have their layout. Panels and tables move to
@@ -103,12 +103,13 @@ def _codes_from(kept: Sequence[Any]) -> tuple[CodeFormat, Tensor | None]:
     return format, torch.frombuffer(bytearray(base64.b64decode(order)), dtype=torch.int32)
 
 
-def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
+def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
+    """[bytes], in the memory of the tensor."""
     found: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return found
 
 
 def _fill(tensor: Tensor, block: NDArray[np.uint8]) -> None:
-    target = _bytes_of(tensor)
+    target = bytes_of(tensor)
     assert len(target) == len(block), "a block has the size of its tensor"
     target[:] = block

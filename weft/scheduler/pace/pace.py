@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -167,7 +168,7 @@ class Pace:
         self._largest = FIRST_TOKENS // 2  # tokens of a measured step
         # Most steps only decode, and few of them are needed to know the cost of a step. So they are
         # stored until the cost is asked for.
-        self._decodes: deque[tuple[Plan, float]] = deque(maxlen=NUM_KEPT)
+        self._decodes: deque[tuple[Plan | StepLoad, float]] = deque(maxlen=NUM_KEPT)
         self._model: CostModel | None = None  # the last fit for callers that ask in every step
         self._num_since_fit = 0  # measured steps
         # The cost of the steps that were planned since the last step of the running requests; above
@@ -193,6 +194,16 @@ class Pace:
             self._decodes.append((plan, seconds))
         self._largest = max(self._largest, plan.num_tokens)
         self._num_since_fit += 1
+
+    def decoded(self, starts: IntArray, seconds: Sequence[float]) -> None:
+        """Steps have been planned and have taken `seconds`. The first computed a token of each
+        request after `starts` [n] others, and each further one the next tokens."""
+        lens = np.ones_like(starts)
+        for number in range(max(len(seconds) - NUM_KEPT, 0), len(seconds)):
+            self._decodes.append((StepLoad.of_tokens(starts + number, lens), seconds[number]))
+        self._largest = max(self._largest, len(starts))
+        self._num_since_fit += len(seconds)
+        self.since_s = 0.0
 
     def planned(self, batch: Batch) -> None:
         """Note that this batch is the next step."""
@@ -357,8 +368,9 @@ class Pace:
 
     def _learn(self) -> None:
         """Learn from the stored decode steps."""
-        for plan, seconds in self._decodes:
-            self.cost.observe(StepLoad.of(plan), seconds, has_prefill=False)
+        for work, seconds in self._decodes:
+            load = work if isinstance(work, StepLoad) else StepLoad.of(work)
+            self.cost.observe(load, seconds, has_prefill=False)
         self._decodes.clear()
 
     def _next_rows(self) -> IntArray:

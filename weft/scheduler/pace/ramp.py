@@ -1,8 +1,10 @@
-"""Gradual admission after a stop: blocked requests go on in order of arrival, at a growing rate.
+"""Gradual admission after a stop: requests go on in order of arrival, at a growing rate.
 
-Of the requests that have arrived since the first blocked one, the share (t / ramp)^2 may go on
-after t seconds. So the rate grows evenly from 0, requests that arrive meanwhile take their turn
-behind, and none is left for the end, when the input is simply open.
+After the share s of the ramp, s^2 of the requests that waited when it began may go on, and
+2s - s^2 of those that have come since. So the rate of the first grows evenly from 0, and that of
+the others soon reaches the rate at which they come, and exceeds it by a third at most: what goes
+on arriving is not put off to the end, when the server has most to do. None is left for the end,
+when the input is simply open.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ class Ramp(NamedTuple):
     begin_s: float
     ramp_s: float
     first: int  # arrival order of the first blocked request
+    num_held: int  # how many were blocked when it began
 
     def is_over(self, now: float) -> bool:
         return now >= self.begin_s + self.ramp_s
@@ -26,14 +29,17 @@ class Ramp(NamedTuple):
 
     def frontier(self, now: float, num_requests: int) -> int:
         """Arrival order of the first request that is still blocked; `num_requests` have arrived."""
-        share = min(max(now - self.begin_s, 0.0) / self.ramp_s, 1.0) ** 2
-        return self.first + math.floor((num_requests - self.first) * share)
+        share = min(max(now - self.begin_s, 0.0) / self.ramp_s, 1.0)
+        num_new = num_requests - self.first - self.num_held
+        passed = self.num_held * share**2 + num_new * (2 * share - share**2)
+        return self.first + math.floor(passed)
 
     def next_s(self, blocked_from: int, num_requests: int) -> float:
         """When the request `blocked_from` may go on, if no other arrives; else when all is over."""
         end_s = self.begin_s + self.ramp_s
-        num = num_requests - self.first
+        num_new = num_requests - self.first - self.num_held
         rank = blocked_from + 1 - self.first
-        if rank > num:
+        if rank > self.num_held + num_new:
             return end_s
-        return min(self.begin_s + self.ramp_s * math.sqrt(rank / num) + LATE_S, end_s)
+        root = math.sqrt(num_new**2 + (self.num_held - num_new) * rank)
+        return min(self.begin_s + self.ramp_s * rank / (num_new + root) + LATE_S, end_s)

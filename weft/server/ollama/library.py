@@ -36,7 +36,7 @@ REPORT_S = 0.2  # between two lines of one pull
 
 async def pull(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaPullRequest)
-    name = _named(body.target, "model")
+    name = required_name(body.target, "model")
     catalog = catalog_of(context)
     pulls = context.pulls
     if pulls.num >= MAX_PULLS:
@@ -95,16 +95,19 @@ async def _pulled(catalog: ModelCatalog, pulls: OpenPulls, name: str) -> AsyncIt
 
 async def delete(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaDeleteRequest)
-    name = _named(body.target, "model")
-    served = context.info.model.folder
-    await in_thread(lambda: catalog_of(context).delete(name, served))
+    await remove_files(context, required_name(body.target, "model"))
     return json_response({})
+
+
+async def remove_files(context: ServerContext, name: str) -> None:
+    """Remove a model from this machine. Raises ApiError."""
+    await in_thread(lambda: catalog_of(context).delete(name))
 
 
 async def copy(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaCopyRequest)
-    source = _named(body.source, "source")
-    destination = _named(body.destination, "destination")
+    source = required_name(body.source, "source")
+    destination = required_name(body.destination, "destination")
     await in_thread(lambda: catalog_of(context).copy(source, destination))
     return json_response({})
 
@@ -125,7 +128,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         raise ApiError(400, str(exc), param="model") from exc
 
 
-def _named(name: str | None, param: str) -> str:
+def required_name(name: str | None, param: str) -> str:
     if not name:
         raise ApiError(400, f"{param} must name a model", param=param)
     return name

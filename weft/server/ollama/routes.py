@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from weft.json_types import JsonObject
 from weft.server.body import json_bytes, json_response, read_json
-from weft.server.catalog import CatalogError, NoSuchModel
+from weft.server.catalog import CatalogError, CatalogModel, NoSuchModel
 from weft.server.chat.conversation import start_chat
 from weft.server.context import ModelFacts, ServerContext
 from weft.server.errors import ApiError
@@ -77,7 +77,7 @@ async def show(context: ServerContext, request: Request) -> ASGIApp:
     try:
         require_model(context, body.target)
     except ApiError as exc:
-        return json_response(await _shown_from_catalog(context, str(body.target), exc))
+        return json_response(await shown_from_catalog(context, str(body.target), exc))
     ready = context.client.state.ready
     makes_vectors = ready is not None and ready.pools is not None
     capabilities = ["embedding" if makes_vectors else "completion"]
@@ -137,7 +137,7 @@ def _asked_for(context: ServerContext, body: OllamaRequest) -> str:
     return answering_name(context, body.model)
 
 
-async def _shown_from_catalog(context: ServerContext, name: str, refusal: ApiError) -> JsonObject:
+async def shown_from_catalog(context: ServerContext, name: str, refusal: ApiError) -> JsonObject:
     """The facts of a model that is on this machine, and not served here. Raises `refusal` if there
     is none."""
     catalog = context.catalog
@@ -149,28 +149,10 @@ async def _shown_from_catalog(context: ServerContext, name: str, refusal: ApiErr
         raise refusal from exc
     except CatalogError as exc:
         raise ApiError(400, str(exc), param="model") from exc
-    family = found.family or "weft"
-    numbers = {
-        "general.architecture": family,
-        "general.name": found.name,
-        "general.parameter_count": found.num_parameters,
-        f"{family}.context_length": found.context_length,
-        f"{family}.embedding_length": found.hidden_size,
-        f"{family}.block_count": found.num_layers,
-        f"{family}.attention.head_count": found.num_heads,
-        f"{family}.attention.head_count_kv": found.num_kv_heads,
-        f"{family}.vocab_size": found.vocab_size,
-    }
+    facts = facts_of(found)
     return {
-        "details": {
-            "parent_model": "",
-            "format": found.format,
-            "family": found.family,
-            "families": [found.family] if found.family else [],
-            "parameter_size": _rounded(found.num_parameters),
-            "quantization_level": found.quantization,
-        },
-        "model_info": {key: value for key, value in numbers.items() if value},
+        "details": details(facts),
+        "model_info": model_numbers(facts, found.context_length, found.name),
         "template": found.template,
         "license": found.license,
         "parameters": "",
@@ -198,6 +180,22 @@ def _model(context: ServerContext, name: str, digest: str) -> JsonObject:
         "digest": digest,
         "details": details(context.info.model),
     }
+
+
+def facts_of(found: CatalogModel) -> ModelFacts:
+    """The facts of a model of the catalog that its entry in a list has."""
+    return ModelFacts(
+        family=found.family,
+        format=found.format,
+        num_parameters=found.num_parameters,
+        quantization=found.quantization,
+        size_bytes=found.size_bytes,
+        vocab_size=found.vocab_size,
+        hidden_size=found.hidden_size,
+        num_layers=found.num_layers,
+        num_heads=found.num_heads,
+        num_kv_heads=found.num_kv_heads,
+    )
 
 
 def details(model: ModelFacts) -> JsonObject:

@@ -34,7 +34,7 @@ from weft.server.several.routes import ROUTES, RosterHandler, unloaded_answer
 OF_NO_MODEL = (
     *("/", "/version", "/api/version", "/openapi.json", "/docs", "/state"),
     # The models on this machine, whether they are served or not.
-    *("/api/pull", "/api/copy", "/api/delete"),
+    *("/api/pull", "/api/copy"),
 )
 BELOW_NO_MODEL = (
     *("/page/", "/v1/responses/"),

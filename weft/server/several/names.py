@@ -32,6 +32,10 @@ class NamesOfModels:
         if self.default == name:
             self.default = next(iter(self._own.values()), "")
 
+    def own(self, asked: str) -> str | None:
+        """The own name of the model with this name or alias; None: there is none."""
+        return self._own.get(asked)
+
     def find(self, asked: str, adapters: Mapping[str, str]) -> str | None:
         """The own name of the model that is meant; None if there is none. `adapters`: the names of
         loaded adapters, and the model of each."""

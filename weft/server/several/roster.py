@@ -4,7 +4,7 @@ is loaded. The launcher implements it; a test does in a page.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -99,6 +99,12 @@ class Roster(Protocol):
 
     async def unload(self, name: str) -> None:
         """Unload a model once its open requests have ended, and wait for it."""
+        ...
+
+    async def remove(self, asked: str, remove_files: Callable[[str], Awaitable[None]]) -> None:
+        """Offer the model with this name no longer, unload it after its open requests, and then
+        call `remove_files` with its name. A name that the server does not offer is passed on.
+        Raises `ApiError`, also 409 for a model that the settings of the server name."""
         ...
 
     def keep(self, name: str, idle_s: float) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -33,17 +35,20 @@ from weft.server.admin.work import (
 )
 from weft.server.aliases import AbortManyRequest
 from weft.server.body import json_bytes, json_response, read_json
+from weft.server.catalog import CatalogError, ModelCatalog
 from weft.server.chat.agents import AgentFacts, agent_model
 from weft.server.chat.models import ModelCard
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
-from weft.server.ollama.models import OllamaShowRequest
-from weft.server.ollama.routes import details, model_numbers
+from weft.server.ollama.library import remove_files, required_name
+from weft.server.ollama.models import OllamaDeleteRequest, OllamaShowRequest
+from weft.server.ollama.routes import details, facts_of, model_numbers, shown_from_catalog
 from weft.server.several.asked import Asked
 from weft.server.several.roster import ModelStatus, Roster
 
 log = EventLog("admin")
+IN_MEMORY = ("loaded", "sleeping", "growing", "shrinking")
 FOR_EVER_S = 100 * 365 * 86_400.0  # as Ollama shows a model that stays
 RosterHandler: TypeAlias = Callable[[Roster, Request], Awaitable[ASGIApp]]
 
@@ -173,16 +178,16 @@ async def unload_model(roster: Roster, request: Request) -> ASGIApp:
 
 
 async def tags(roster: Roster, request: Request) -> ASGIApp:
-    return json_response({"models": [_tag(status) for status in roster.status()]})
+    """All models. Of one that has not been loaded yet, what its files say."""
+    return json_response({"models": await _tags(roster, roster.status())})
 
 
 async def ps(roster: Roster, request: Request) -> ASGIApp:
     """The models in memory, and when they leave it."""
+    shown = [one for one in roster.status() if one.state in IN_MEMORY]
     found: list[JsonObject] = []
     now = datetime.now(UTC)
-    for status in roster.status():
-        if status.state not in ("loaded", "sleeping", "growing", "shrinking"):
-            continue
+    for status, tag in zip(shown, await _tags(roster, shown), strict=True):
         left_s = FOR_EVER_S if status.left_s is None else status.left_s
         leaves = now + timedelta(seconds=left_s)
         more = {
@@ -191,26 +196,56 @@ async def ps(roster: Roster, request: Request) -> ASGIApp:
             "context_length": status.context_length,
             "expires_at": leaves.isoformat().replace("+00:00", "Z"),
         }
-        found.append(_tag(status) | more)
+        found.append(tag | more)
     return json_response({"models": found})
 
 
-def _tag(status: ModelStatus) -> JsonObject:
-    since = datetime.fromtimestamp(status.since_s, UTC)
+async def _tags(roster: Roster, shown: Sequence[ModelStatus]) -> list[JsonObject]:
+    catalog = roster.blank.context.catalog
+    return await asyncio.to_thread(lambda: [_tag(status, catalog) for status in shown])
+
+
+def _tag(status: ModelStatus, catalog: ModelCatalog | None) -> JsonObject:
+    facts = status.facts
+    digest = ""
+    if catalog is not None and facts.folder:
+        digest = catalog.digest(facts.folder)
+    elif catalog is not None:
+        with suppress(CatalogError):
+            facts = facts_of(catalog.facts(status.name))
     return {
         "name": status.name,
         "model": status.name,
-        "modified_at": since.isoformat().replace("+00:00", "Z"),
-        "size": status.facts.size_bytes,
-        "digest": "",
-        "details": details(status.facts),
+        "modified_at": _offered_since(status),
+        "size": facts.size_bytes,
+        "digest": digest,
+        "details": details(facts),
     }
 
 
+def _offered_since(status: ModelStatus) -> str:
+    since = datetime.fromtimestamp(status.since_s, UTC)
+    return since.isoformat().replace("+00:00", "Z")
+
+
+async def delete(roster: Roster, request: Request) -> ASGIApp:
+    """Remove a model from the machine; one that is in memory is unloaded first."""
+    context = roster.blank.context
+    body = await read_json(context, request, OllamaDeleteRequest)
+    name = required_name(body.target, "model")
+    log.info("delete_model", model=name)
+    await roster.remove(name, partial(remove_files, context))
+    return json_response({})
+
+
 async def show(roster: Roster, request: Request) -> ASGIApp:
-    """Facts about a model, which is not loaded for them."""
+    """Facts about a model, which is not loaded for them; of one that is not offered, what its files
+    say."""
     body = await read_json(roster.blank.context, request, OllamaShowRequest)
-    status = _of(roster, roster.find(body.target or ""))
+    try:
+        status = _of(roster, roster.find(body.target or ""))
+    except ApiError as exc:
+        return json_response(await shown_from_catalog(roster.blank.context, str(body.target), exc))
     served = roster.served(status.name)
     capabilities = ["embedding" if status.task == "embed" else "completion"]
     template = ""
@@ -231,7 +266,7 @@ async def show(roster: Roster, request: Request) -> ASGIApp:
             "parameters": "",
             "modelfile": "",
             "capabilities": capabilities,
-            "modified_at": _tag(status)["modified_at"],
+            "modified_at": _offered_since(status),
         }
     )
 
@@ -414,6 +449,7 @@ ROUTES = (
     RosterRoute("GET", "/api/tags", tags),
     RosterRoute("GET", "/api/ps", ps),
     RosterRoute("POST", "/api/show", show),
+    RosterRoute("DELETE", "/api/delete", delete),
     RosterRoute("GET", "/health", health),
     RosterRoute("GET", "/ping", health),
     RosterRoute("GET", "/ready", ready),

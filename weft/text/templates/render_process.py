@@ -7,6 +7,7 @@ limits on memory and processor time, and ends when a template exceeds them.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from weft.config.process import limit_memory, limit_work, serve
 from weft.json_types import JsonObject
@@ -17,7 +18,7 @@ MAX_MEMORY = 1 << 29  # bytes of address space, in addition to those used after 
 
 
 def main() -> None:
-    serve(TemplateWorker())
+    serve(TemplateWorker(limit_work, limit_memory))
 
 
 class TemplateWorker:
@@ -26,7 +27,12 @@ class TemplateWorker:
     Errors are {"error": the message, "param": the faulty field}.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, limit_work: Callable[[float], None], limit_memory: Callable[[int], None]
+    ) -> None:
+        """The limits are those of `config.process`."""
+        self._limit_work = limit_work
+        self._limit_memory = limit_memory
         self._template: ChatTemplate | None = None
 
     def __call__(self, line: bytes) -> bytes:
@@ -35,9 +41,9 @@ class TemplateWorker:
     def _answer(self, line: bytes) -> JsonObject:
         try:
             question = json.loads(line)
-            limit_work(question["work_s"])
+            self._limit_work(question["work_s"])
             if self._template is None:
-                limit_memory(MAX_MEMORY)
+                self._limit_memory(MAX_MEMORY)
                 self._template = ChatTemplate(question["sources"], question["special_tokens"])
                 return {}
             found = self._template.rendered(question["messages"], **question["options"])
@@ -48,7 +54,7 @@ class TemplateWorker:
             error = TemplateError("the chat template needs too much memory")
             return {"error": str(error), "param": error.param}
         finally:
-            limit_work(0.0)
+            self._limit_work(0.0)
 
 
 if __name__ == "__main__":

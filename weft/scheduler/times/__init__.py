@@ -1,1 +1,0 @@
-"""Where the time of requests goes."""
