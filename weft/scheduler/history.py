@@ -21,9 +21,11 @@ from typing import NamedTuple
 
 from weft.arrays import LongArray
 from weft.memory.prefix_cache import CacheKey
+from weft.messages.replies import Finish
 from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
+from weft.scheduler.service import ONLINE, ServiceClass
 from weft.scheduler.times import (
     MAX_NAMED,
     NO_GAP,
@@ -81,6 +83,10 @@ class Counters:
     num_cached_tokens: int = 0  # of these, tokens found in the prefix cache
     num_prefilled_tokens: int = 0  # computed tokens; those of retracted requests count again
     num_generated_tokens: int = 0
+    # Of background requests: those that ended, their computed prompts, and what they generated.
+    num_background: int = 0
+    num_background_prompt_tokens: int = 0
+    num_background_generated_tokens: int = 0
     num_retractions: int = 0
     num_shadow_admissions: int = 0  # admissions that were compared with a shadow policy
     num_shadow_later: int = 0  # of these, requests that the shadow policy would have admitted later
@@ -88,6 +94,11 @@ class Counters:
     num_shadow_earlier: int = 0
     num_faults: int = 0  # found in the accounts of memory, or raised by the scheduler
     drafts: dict[str, DraftCount] = field(default_factory=dict)  # by source
+
+    def background_ended(self, finish: Finish) -> None:
+        self.num_background += 1
+        self.num_background_prompt_tokens += finish.prompt_tokens - finish.cached_tokens
+        self.num_background_generated_tokens += finish.completion_tokens
 
     def totals(self) -> dict[str, int]:
         """The counts by their names in `Stats`."""
@@ -107,6 +118,9 @@ class Counters:
             "total_cached_tokens": self.num_cached_tokens,
             "total_prefilled_tokens": self.num_prefilled_tokens,
             "total_generated_tokens": self.num_generated_tokens,
+            "total_background": self.num_background,
+            "total_background_prompt_tokens": self.num_background_prompt_tokens,
+            "total_background_generated_tokens": self.num_background_generated_tokens,
             "total_retractions": self.num_retractions,
             "total_requests": self.num_requests,
             "total_aborted": self.num_aborted,
@@ -290,6 +304,7 @@ class RequestTrace:
     arrived_s: float
     waits: list[Wait]
     spent: Spent
+    service: str = ONLINE.name  # its class
     admitted_s: float = NEVER
     first_token_s: float = NEVER
     finished_s: float = NEVER
@@ -327,11 +342,23 @@ class RequestTrace:
         self.waits.append(Wait(now, math.inf, step, walk + 1))
 
 
-class Undecoded(NamedTuple):
-    """A request that has its first token, and has not decoded yet."""
+class Undecoded:
+    """The requests that have their first tokens, and have not decoded yet."""
 
-    trace: RequestTrace
-    row: int
+    def __init__(self) -> None:
+        self.traces: list[tuple[int, RequestTrace]] = []  # with their rows
+
+    def decoded(self, step: StepSpan, at: LongArray) -> None:
+        """Those in the rows `at` [n] have decoded in this step."""
+        waiting = self.traces
+        self.traces = []
+        for row, trace in waiting:
+            if trace.finished_s != NEVER or trace.spent.phase is not Phase.DECODES:
+                continue  # it has left its row
+            if (at == row).any():
+                trace.spent.computed(step, 1, is_last=True)
+            else:
+                self.traces.append((row, trace))
 
 
 class RequestHistory:
@@ -345,7 +372,7 @@ class RequestHistory:
         self._finished: OrderedDict[int, RequestTrace] = OrderedDict()
         self._passes: deque[SchedulingPass] = deque(maxlen=MAX_PASSES)
         self._key_bytes = 0  # of the sequences of finished requests
-        self._undecoded: list[Undecoded] = []
+        self._undecoded = Undecoded()
         self.num_walks = 0  # walks that have begun
         self.forgotten_until = 0  # the last walk of the passes that were dropped
 
@@ -364,6 +391,7 @@ class RequestHistory:
         num_before: int,
         now: float,
         step: int,
+        service: ServiceClass = ONLINE,
     ) -> None:
         trace = RequestTrace(
             id=id,
@@ -373,11 +401,14 @@ class RequestHistory:
             arrived_s=now,
             waits=[Wait(now, math.inf, step, self.num_walks + 1)],
             spent=Spent(now, [0.0] * NUM_PARTS, self.gaps.last_step),
+            service=service.name,
         )
         self._open[id] = trace
         detail = f"{prompt_tokens:,} prompt tokens"
         if num_before:
             detail += f"; {num_before:,} before it in the queue"
+        if service is not ONLINE:
+            detail += f"; {service.name}"
         self._add(trace, now, step, EventKind.ARRIVED, detail)
 
     def note(self, id: int, kind: EventKind, detail: str, now: float, step: int) -> None:
@@ -442,26 +473,13 @@ class RequestHistory:
 
     def decoded(self, note: StepNote, at: LongArray, encoder_s: float = 0.0) -> None:
         """The rows `at` [n] have a token of a step without prompts."""
-        before = self.clock.at(note.began_s) if self._undecoded else NO_TIME
+        before = self.clock.at(note.began_s) if self._undecoded.traces else NO_TIME
         self.clock.decoded(note.began_s, note.ended_s, encoder_s)
-        if self._undecoded:
+        if self._undecoded.traces:
             after = self.clock.totals
             step = StepSpan(note.began_s, note.ended_s, encoder_s, 0, before, after)
-            self._first_decoded(step, at)
+            self._undecoded.decoded(step, at)
         self.gaps.add(note, at)
-
-    def _first_decoded(self, step: StepSpan, at: LongArray) -> None:
-        """The requests in the rows `at` [n] that have not decoded before have in this step."""
-        waiting = self._undecoded
-        self._undecoded = []
-        for one in waiting:
-            trace = one.trace
-            if trace.finished_s != NEVER or trace.spent.phase is not Phase.DECODES:
-                continue  # it has left its row
-            if (at == one.row).any():
-                trace.spent.computed(step, 1, is_last=True)
-            else:
-                self._undecoded.append(one)
 
     def _prefilled(
         self,
@@ -482,8 +500,8 @@ class RequestHistory:
         step = self.clock.prefilled(
             began_s, now, encoder_s, num_tokens, has_decode=num_decoding > 0
         )
-        if self._undecoded:
-            self._first_decoded(step, at)
+        if self._undecoded.traces:
+            self._undecoded.decoded(step, at)
         for request, num_own in zip(prefills, lens, strict=True):
             row = request.row
             if row == NO_ROW:
@@ -496,7 +514,7 @@ class RequestHistory:
             self.gaps.enter(row, trace.gap, now)
             if trace.first_token_s == NEVER:
                 trace.first_token_s = now
-                self._undecoded.append(Undecoded(trace, row))
+                self._undecoded.traces.append((row, trace))
                 self._add(trace, now, batch.plan.step, EventKind.FIRST_TOKEN, "")
         ids = tuple([request.id for request in prefills[:MAX_NAMED]])
         return StepNote(batch.plan.step, began_s, now, sum(lens), num_decoding, ids, num_prompts)
