@@ -1,7 +1,7 @@
 """What it costs that somebody looks at the live page: tokens a second and the seconds of CPU of engine and front for the
 same requests with no viewer and with some, in many short turns, and how soon a viewer has the first picture.
 
-    python benchmarks/page_open.py [--model weft-nano] [--rounds 30] [--viewers 1,10]
+    python benchmarks/page_open.py [--model weft-nano] [--rounds 30] [--viewers 1,10] [--repeats 1]
 
 Each turn with viewers is compared with the turns without that stand before and behind it. The seconds of CPU do not depend on
 what else the machine does, or hardly.
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import math
+import selectors
+import socket
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from servers import served
 
 NUM_REQUESTS = 8
 NUM_TOKENS = 250
+SETTLE_S = 1.0  # before a turn, in which the server notices who has come and gone
 
 
 async def tokens_per_s(client: httpx.AsyncClient) -> float:
@@ -44,34 +46,45 @@ async def tokens_per_s(client: httpx.AsyncClient) -> float:
     return sum(counts) / (time.perf_counter() - began_s)
 
 
-def look(address: str) -> None:
-    """Read pictures until killed; the milliseconds until the first one are printed."""
+def look(address: str, number: int) -> None:
+    """Read the pictures of so many viewers until killed; the milliseconds until each has its first
+    one are printed."""
+    host, port = address.split(":")
     began_s = time.perf_counter()
-    connection = http.client.HTTPConnection(address)
-    connection.request("GET", "/events")
-    answer = connection.getresponse()
-    has_come = False
-    while piece := answer.read1(1 << 20):
-        if not has_come and b"event: picture" in piece:
-            has_come = True
-            print(1_000 * (time.perf_counter() - began_s), flush=True)
+    selector = selectors.DefaultSelector()
+    for _ in range(number):
+        viewer = socket.create_connection((host, int(port)))
+        viewer.sendall(f"GET /events HTTP/1.1\r\nhost: {address}\r\n\r\n".encode())
+        selector.register(viewer, selectors.EVENT_READ)
+    seen = set()
+    begun: dict[int, bytes] = {}  # what came before the first picture
+    while True:
+        for key, _ in selector.select():
+            piece = key.fileobj.recv(1 << 18)
+            if not piece:
+                raise SystemExit("the server has closed a stream of pictures")
+            if key.fd in seen:
+                continue
+            begun[key.fd] = begun.get(key.fd, b"") + piece
+            if b"event: picture" in begun[key.fd]:
+                seen.add(key.fd)
+                del begun[key.fd]
+                print(1_000 * (time.perf_counter() - began_s), flush=True)
 
 
 class Viewers:
-    """So many at a time, each a process of its own, as browsers are."""
+    """So many at a time, in a process of their own, as browsers are."""
 
     def __init__(self, address: str, number: int) -> None:
         """When each has its first picture."""
-        command = [sys.executable, __file__, "--look", address]
-        self._processes = [
-            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(number)
-        ]
-        self.firsts_ms = [float(one.stdout.readline()) for one in self._processes if one.stdout]
+        command = [sys.executable, __file__, "--look", address, "--viewers", str(number)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.firsts_ms = [float(self._process.stdout.readline()) for _ in range(number)]
 
     def leave(self) -> None:
-        for one in self._processes:
-            one.kill()
-            one.communicate()
+        self._process.kill()
+        self._process.communicate()
 
 
 def cpu_s(process: psutil.Process) -> float:
@@ -82,27 +95,30 @@ def cpu_s(process: psutil.Process) -> float:
 class Turns:
     """What was measured with so many viewers."""
 
-    def __init__(self) -> None:
+    def __init__(self, repeats: int) -> None:
+        self._repeats = repeats  # of the requests of a turn
         self.rates: list[float] = []  # tokens a second
         self.spent_s: dict[str, float] = {}  # of CPU, by the process
 
     async def take(self, client: httpx.AsyncClient, processes: dict[str, psutil.Process]) -> None:
+        await asyncio.sleep(SETTLE_S)
         before = {name: cpu_s(process) for name, process in processes.items()}
-        self.rates.append(await tokens_per_s(client))
+        rates = [await tokens_per_s(client) for _ in range(self._repeats)]
+        self.rates.append(statistics.mean(rates))
         for name, process in processes.items():
             spent_s = cpu_s(process) - before[name]
             self.spent_s[name] = self.spent_s.get(name, 0.0) + spent_s
 
     def cpu_us(self, name: str) -> float:
         """Microseconds of a token."""
-        return 1e6 * self.spent_s[name] / (len(self.rates) * NUM_REQUESTS * NUM_TOKENS)
+        tokens = len(self.rates) * self._repeats * NUM_REQUESTS * NUM_TOKENS
+        return 1e6 * self.spent_s[name] / tokens
 
 
-async def measure(
-    url: str, rounds: int, numbers: list[int], processes: dict[str, psutil.Process]
-) -> None:
-    alone = Turns()
-    watched = {num: Turns() for num in numbers}
+async def measure(url: str, args: argparse.Namespace, processes: dict[str, psutil.Process]) -> None:
+    rounds = args.rounds
+    alone = Turns(args.repeats)
+    watched = {int(num): Turns(args.repeats) for num in args.viewers.split(",")}
     firsts_ms: list[float] = []
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         await tokens_per_s(client)
@@ -151,18 +167,18 @@ def main() -> None:
     parser.add_argument("--model", default="weft-nano")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--viewers", default="1,10", help="how many look at a time, with commas")
+    parser.add_argument("--repeats", type=int, default=1, help="how often a turn asks")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--look", metavar="ADDRESS", help="be a viewer")
     args = parser.parse_args()
     if args.look:
-        look(args.look)
+        look(args.look, int(args.viewers))
         return
     with served("serve", args.model, "--threads", str(args.threads)) as server:
         front = psutil.Process(server.process.pid)
         (engine,) = [one for one in front.children() if "worker" in " ".join(one.cmdline())]
         processes = {"engine": engine, "front": front}
-        numbers = [int(number) for number in args.viewers.split(",")]
-        asyncio.run(measure(server.url, args.rounds, numbers, processes))
+        asyncio.run(measure(server.url, args, processes))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,10 @@ import urllib.error
 
 from tests.e2e.server import Server
 from tests.page.axe import on_a_desk, on_a_phone
+from tests.page.browser import PHONE
 from tests.page.conftest import Look
+from tests.page.talk import RICH, answers, call, say
+from tests.server.fake import RunningServer
 
 
 def test_axe_finds_nothing_in_a_page_at_rest(server: Server, look: Look) -> None:
@@ -51,6 +54,35 @@ def test_axe_finds_nothing_in_a_page_full_of_work(server: Server, look: Look) ->
             thread.join()
     page.page.keyboard.press("Escape")
     page.page.evaluate("() => document.getElementById('tab-chat').click()")
+    assert on_a_phone(page) == []
+
+
+def test_axe_finds_nothing_in_a_chat_with_all_its_parts(quick: RunningServer, look: Look) -> None:
+    page = look(quick.url).live()
+    page.page.click("#tab-chat")
+    answers(page, {"reasoning_content": "let me see"}, {"content": RICH}, end="length")
+    say(page, "show all")
+    page.see(".md math")
+    page.see(".it button", "Regenerate").click()
+    page.see(".versions")
+    page.see(".md .hl-keyword")
+    page.see(".it summary").click()
+    page.page.click("#chat-list .menu summary")
+    assert on_a_desk(page) == []
+    page.page.click("#chat-more")
+    assert on_a_desk(page) == []
+    assert on_a_phone(page) == []
+    page.page.click("#chat-more")
+    answers(page, call("weather", {"town": "Oslo"}), end="tool_calls")
+    say(page, "the weather?")
+    page.see(".call-form")
+    assert on_a_desk(page) == []
+    page.page.click("#keys-show")
+    page.see("#keys-list")
+    assert on_a_desk(page) == []
+    page.page.keyboard.press("Escape")
+    page.page.set_viewport_size(PHONE)
+    page.page.click("#chats-show")
     assert on_a_phone(page) == []
 
 

@@ -99,8 +99,8 @@ def test_the_page_asks_nobody_else_and_has_no_code_in_its_markup() -> None:
 
 def test_the_own_files_of_the_page_are_small() -> None:
     """The limit and its reason are in docs/understand/shape.md."""
-    assert sum(path.stat().st_size for path in OWN) <= 175_000
-    assert max(path.stat().st_size for path in OWN) <= 12_000
+    assert sum(path.stat().st_size for path in OWN) <= 160_000
+    assert max(path.stat().st_size for path in OWN) <= 13_000
 
 
 def test_the_whole_page_takes_no_more_than_400_kilobytes_compressed(server: RunningServer) -> None:

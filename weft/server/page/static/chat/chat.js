@@ -42,6 +42,7 @@ function fresh() {
 }
 
 export async function open(id) {
+	log.forgive();
 	const found = id && await store.chat(id);
 	chat = found || { ...fresh(), ...(id && { id }) }; // a draft belongs to the id
 	nodes = found ? await store.nodes(chat.id) : new Map();
@@ -132,6 +133,7 @@ async function run(node, body) {
 	const of = chat;
 	const turn = new Turn(node, body);
 	running.set(of.id, turn);
+	log.forgive();
 	keep();
 	show();
 	await turn.run();

@@ -12,9 +12,18 @@ let acts = null;
 
 export const use = (made) => { acts = made; };
 
+const complaints = []; // that stay until something is asked
+
 export function complain(words) {
-	log.append(el("p", "err", words));
+	const made = el("p", "err", words);
+	made.role = "alert";
+	complaints.push(made);
+	log.append(made);
 	follow();
+}
+
+export function forgive() {
+	for (const one of complaints.splice(0)) one.remove();
 }
 
 const follow = () => log.scrollTo(0, log.scrollHeight);
@@ -32,6 +41,7 @@ export function show(path, versionsOf, turn) {
 		return view.box;
 	});
 	const all = boxes.length ? boxes : [el("p", "none", "Ask something: your request is the bold one among those that run.")];
+	all.push(...complaints);
 	if (all.length !== log.children.length || all.some((box, i) => box !== log.children[i])) log.replaceChildren(...all);
 	if (stays) follow();
 }

@@ -4,9 +4,11 @@
 //   text     |........ settled ........|.... last block ....|
 //   nodes    |... stay as they are ....|..... the tail .....|
 
+import { el } from "../parts.js";
 import { blocks, item, node, row } from "./markdown.js";
 import { codeBlock } from "./code.js";
 
+const STRETCH = 40; // blocks that a browser lays out together, when they are near the screen
 const MOST_ITEMS = 30; // of a list or table in the tail
 const LONGEST = 4_000; // characters of a paragraph in the tail
 const FENCE = /^ {0,3}(`{3,}|~{3,})([^\n]*)\n/;
@@ -58,13 +60,23 @@ export class Writing {
 		if (last >= 0) this.#end(found[last], end);
 	}
 
+	#add(made) {
+		if (!made.length) return;
+		let stretch = this.#box.lastChild;
+		if (!stretch || stretch.childElementCount >= STRETCH) {
+			stretch = el("div", "stretch");
+			this.#box.append(stretch);
+		}
+		stretch.append(...made);
+	}
+
 	#drop() {
 		for (const one of this.#tail.splice(0)) one.remove();
 	}
 
 	#keep(token) {
 		if (this.#open) this.#open.append(...this.#partsOf(token));
-		else this.#box.append(...[node(token)].filter(Boolean));
+		else this.#add([node(token)].filter(Boolean));
 		this.#open = null;
 	}
 
@@ -83,7 +95,7 @@ export class Writing {
 			this.#open.append(...this.#tail);
 		} else {
 			this.#tail = [node(token)].filter(Boolean);
-			this.#box.append(...this.#tail);
+			this.#add(this.#tail);
 		}
 	}
 
@@ -94,7 +106,7 @@ export class Writing {
 	}
 
 	#part(token, open, end) {
-		if (open !== this.#open) this.#box.append(open);
+		if (open !== this.#open) this.#add([open]);
 		open.append(...token.items.slice(0, -1).map(item));
 		this.#open = open;
 		this.#settled = end;
@@ -106,7 +118,7 @@ export class Writing {
 		const ends = lines.slice(0, 2 + token.rows.length - 1).join("\n").length + 1;
 		if (!this.#open) {
 			const made = node({ ...token, rows: [] });
-			this.#box.append(made);
+			this.#add([made]);
 			this.#open = made.querySelector("tbody");
 		}
 		this.#open.append(...token.rows.slice(0, -1).map(row));
@@ -118,10 +130,11 @@ export class Writing {
 		const end = token.raw.lastIndexOf("\n", token.raw.length - 2) + 1;
 		if (!end) {
 			this.#tail = [node(token)];
-			return this.#box.append(...this.#tail);
+			return this.#add(this.#tail);
 		}
-		this.#box.append(node(blocks(token.raw.slice(0, end))[0]));
-		this.#box.lastChild.classList.add("goes-on");
+		const made = node(blocks(token.raw.slice(0, end))[0]);
+		made.classList.add("goes-on");
+		this.#add([made]);
 		this.#settled = from + end;
 	}
 
@@ -129,7 +142,7 @@ export class Writing {
 
 	#begin([opening, marks, lang], from) {
 		const block = codeBlock("", lang);
-		this.#box.append(block.made);
+		this.#add([block.made]);
 		this.#code = { block, from: from + opening.length, closing: new RegExp(`^ {0,3}${marks[0]}{${marks.length},}[ \\t]*(?:\\n|$)`, "m"), seen: from + opening.length };
 	}
 
