@@ -113,6 +113,7 @@ def test_open_requests_are_listed_with_the_queue(
         "cached_tokens": 0,
         "session": "",
         "priority": 0,
+        "service": "online",
         "tenant": "",
         "user": "",
         "timeout_s": None,

@@ -245,7 +245,9 @@ class EngineClient:
             request=without_prompt(request, id),
             choice=len(generation.completions),
             prompt_len=len(ids),
-            latency=self.metrics.completions.latencies[request.priority],
+            latency=self.metrics.completions.latencies.of(
+                request.priority, background=request.background
+            ),
             started_s=started_s,
             arrived_s=arrived_s,
             front=front,

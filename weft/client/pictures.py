@@ -118,6 +118,7 @@ def _rows(rows: RowColumns) -> JsonObject:
     return {
         "rid": rows.rids,
         "tenant": rows.tenants,
+        "service": rows.services,
         "decoding": _ints(rows.is_decoding),
         "prompt": _ints(rows.prompt_len),
         "cached": _ints(rows.cached_len),
@@ -132,6 +133,7 @@ def _rows(rows: RowColumns) -> JsonObject:
 def _queue(queue: QueueColumns) -> JsonObject:
     return {
         "rid": queue.rids,
+        "service": queue.services,
         "why": queue.reasons,
         "age": _rounded(queue.age_s, 1.0),
     }

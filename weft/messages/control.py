@@ -90,6 +90,7 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int  # of the prompt, found when the request was first admitted
     session: str = ""  # to which the request belongs
     priority: int = 0
+    service: str = "online"  # class of service: online or background
     tenant: str = ""
     user: str = ""
     timeout_s: float | None = None  # until its deadline; None if it has none
@@ -119,6 +120,8 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_tokens: int = 0  # 0: no limit
     input_state: InputState = "unblocked"
     ramp_left_s: float = 0.0  # seconds until the input is quite open; 0: no ramp
+    background_waiting: int = 0  # of the waiting requests, those in the background
+    background_running: int = 0  # of those with a row
     held_requests: int = 0  # waiting requests that came since the input was blocked
     paused: str = ""  # the mode in which generation is paused; "" if it is not
     policy: str = ""
@@ -233,6 +236,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     admitted_s: float = -1.0  # first, on the engine's clock; below 0: not yet
     cache_cause: CacheCause | None = None  # only after admission; of the newest of a name
     row: int | None = None  # index of its row in the batch; None without one
+    service: str = "online"  # class of service: online or background
     grammar: str = ""  # name of the grammar of an open request; equal grammars have equal names
     dp_rank: int = 0  # rank of the engine that has, or had, the request; the front sets it
 

@@ -21,9 +21,11 @@ from typing import NamedTuple
 
 from weft.arrays import LongArray
 from weft.memory.prefix_cache import CacheKey
+from weft.messages.replies import Finish
 from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
+from weft.scheduler.service import ONLINE, ServiceClass
 from weft.scheduler.times import (
     MAX_NAMED,
     NO_GAP,
@@ -78,6 +80,10 @@ class Counters:
     num_cached_tokens: int = 0  # of these, tokens found in the prefix cache
     num_prefilled_tokens: int = 0  # computed tokens; those of retracted requests count again
     num_generated_tokens: int = 0
+    # Of background requests: those that ended, their computed prompts, and what they generated.
+    num_background: int = 0
+    num_background_prompt_tokens: int = 0
+    num_background_generated_tokens: int = 0
     num_retractions: int = 0
     num_shadow_admissions: int = 0  # admissions that were compared with a shadow policy
     num_shadow_later: int = 0  # of these, requests that the shadow policy would have admitted later
@@ -85,6 +91,11 @@ class Counters:
     num_shadow_earlier: int = 0
     num_faults: int = 0  # found in the accounts of memory, or raised by the scheduler
     drafts: dict[str, DraftCount] = field(default_factory=dict)  # by source
+
+    def background_ended(self, finish: Finish) -> None:
+        self.num_background += 1
+        self.num_background_prompt_tokens += finish.prompt_tokens - finish.cached_tokens
+        self.num_background_generated_tokens += finish.completion_tokens
 
     def totals(self) -> dict[str, int]:
         """The counts by their names in `Stats`."""
@@ -104,6 +115,9 @@ class Counters:
             "total_cached_tokens": self.num_cached_tokens,
             "total_prefilled_tokens": self.num_prefilled_tokens,
             "total_generated_tokens": self.num_generated_tokens,
+            "total_background": self.num_background,
+            "total_background_prompt_tokens": self.num_background_prompt_tokens,
+            "total_background_generated_tokens": self.num_background_generated_tokens,
             "total_retractions": self.num_retractions,
             "total_requests": self.num_requests,
             "total_aborted": self.num_aborted,
@@ -299,6 +313,7 @@ class RequestTrace:
         "retractions",
         "reuse",
         "rid",
+        "service",
         "spent",
         "waits",
     )
@@ -312,9 +327,11 @@ class RequestTrace:
         now: float,
         step: int,
         walk: int = 0,
+        service: str = ONLINE.name,
     ) -> None:
         self.id = id
         self.rid = rid
+        self.service = service  # its class
         self.arrival_order = arrival_order  # number of its arrival
         self.events: list[Event] = []
         self.waits = [Wait(now, math.inf, step, walk + 1)]
@@ -386,13 +403,16 @@ class RequestHistory:
         num_before: int,
         now: float,
         step: int,
+        service: ServiceClass = ONLINE,
     ) -> None:
         walk = self.num_walks
-        trace = RequestTrace(id, rid, arrival_order, prompt_tokens, now, step, walk)
+        trace = RequestTrace(id, rid, arrival_order, prompt_tokens, now, step, walk, service.name)
         self._open[id] = trace
         detail = f"{prompt_tokens:,} prompt tokens"
         if num_before:
             detail += f"; {num_before:,} before it in the queue"
+        if service is not ONLINE:
+            detail += f"; {service.name}"
         self._add(trace, now, step, EventKind.ARRIVED, detail)
 
     def note(self, id: int, kind: EventKind, detail: str, now: float, step: int) -> None:

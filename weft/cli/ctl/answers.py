@@ -21,7 +21,8 @@ def traces(answer: Any) -> Iterator[str]:
         queue_position = ""
         if one.get("position") is not None:
             queue_position = f", {one['position']} before it"
-        yield f"{one['rid']} (request {one['id']}): {one['state']}{queue_position}"
+        service = ", in the background" if one.get("service") == "background" else ""
+        yield f"{one['rid']} (request {one['id']}): {one['state']}{service}{queue_position}"
         yield (
             f"  {counted(one['prompt_tokens'], 'prompt token')}, {one['cached_tokens']:,} of them "
             f"cached; {counted(one['output_tokens'], 'output token')}; "

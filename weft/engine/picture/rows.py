@@ -23,15 +23,17 @@ class RowWatch:
         # By row, values that do not change:
         self._rids: list[str] = [""] * num_rows
         self._tenants: list[str] = [""] * num_rows
+        self._services: list[str] = [""] * num_rows
         self._arrived_s = np.zeros(num_rows, dtype=np.float64)
         self._order = np.zeros(num_rows, dtype=np.int64)
         self._cached_len = np.zeros(num_rows, dtype=np.int32)
         self._fill_len = np.zeros(num_rows, dtype=np.int32)
         self._max_len = np.zeros(num_rows, dtype=np.int32)
-        # The used rows in order of arrival, with names and tenants of their requests:
+        # The used rows in order of arrival, with names, tenants and classes of their requests:
         self._rows: IntArray = np.empty(0, dtype=np.int32)  # [R]
         self._shown_rids: list[str] = []  # [R]
         self._shown_tenants: list[str] = []  # [R]
+        self._shown_services: list[str] = []  # [R]
 
     def columns(self, now: float) -> RowColumns:
         columns = self._scheduler.kv.columns
@@ -47,6 +49,7 @@ class RowWatch:
         return RowColumns(
             rids=self._shown_rids,
             tenants=self._shown_tenants,
+            services=self._shown_services,
             is_decoding=is_decoding.astype(np.int32).tobytes(),
             prompt_len=prompt_len.tobytes(),
             cached_len=self._cached_len.take(rows).tobytes(),
@@ -73,11 +76,13 @@ class RowWatch:
         shown = self._rows.tolist()
         self._shown_rids = [self._rids[row] for row in shown]
         self._shown_tenants = [self._tenants[row] for row in shown]
+        self._shown_services = [self._services[row] for row in shown]
 
     def _read(self, row: int) -> None:
         request = self._scheduler.kv.columns.requests[row]
         self._rids[row] = request.message.rid
         self._tenants[row] = request.message.tenant
+        self._services[row] = request.service.name
         self._arrived_s[row] = request.spec.arrival_s
         self._order[row] = request.spec.arrival_order
         self._cached_len[row] = request.cached_tokens

@@ -4,6 +4,7 @@ import { $, bar, button, el, hue, join, listOf, num, plural, put, span, tell } f
 import * as story from "./story.js";
 
 const MANY = 14;
+const BACKGROUND = "background"; // class of requests that get what others leave
 
 export const mine = new Set(); // names of this page's requests
 let rows = null;
@@ -50,16 +51,20 @@ function fill(item, i) {
 	bar(pool, { cached: cached / most, prefill: Math.max(done - cached, 0) / most, decode: output / most });
 	box.style.setProperty("--hue", hue(rows.tenant[i]));
 	box.classList.toggle("mine", mine.has(rows.rid[i]));
+	box.classList.toggle(BACKGROUND, rows.service[i] === BACKGROUND);
 	const said = isDecoding ? `${num(output)} of ${num(most - prompt)}` : `prompt ${num(done)} of ${num(rows.fill[i])}`;
 	if (told.textContent === said) return;
 	told.textContent = said;
-	box.title = `${rows.rid[i]}: ${said} tokens, ${num(cached)} of ${num(prompt)} prompt tokens cached, ${span(rows.age[i])}`;
+	const service = rows.service[i] === BACKGROUND ? " (background)" : "";
+	box.title = `${rows.rid[i]}${service}: ${said} tokens, ${num(cached)} of ${num(prompt)} prompt tokens cached, ${span(rows.age[i])}`;
 }
 
 const line = (rid) => row(rid, "", el("span", "why"));
 
 function entry(item, i) {
-	const [, why, age] = item.firstChild.children;
+	const box = item.firstChild;
+	const [, why, age] = box.children;
+	box.classList.toggle(BACKGROUND, queue.service[i] === BACKGROUND);
 	put(why, queue.why[i]);
 	why.title = queue.why[i];
 	put(age, span(queue.age[i]));
