@@ -62,6 +62,7 @@ ALLOWED = {
         "config",
         "observe",
     },
+    "capacity": {"sim", "route", "scheduler", "config"},
     "bench": {
         "assemble",
         "executor",
@@ -112,7 +113,7 @@ WITHOUT_TORCH = (
         "state",
         "store",
     ),
-    *("text", "client", "server", "assemble", "launch", "cli", "sim", "bench"),
+    *("text", "client", "server", "assemble", "launch", "cli", "sim", "bench", "capacity"),
 )
 WITH_TORCH = {
     "launch.worker",

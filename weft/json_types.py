@@ -7,3 +7,6 @@ from typing import Any, TypeAlias
 
 JsonObject: TypeAlias = dict[str, Any]
 JsonMapping: TypeAlias = Mapping[str, Any]  # one that is only read
+
+# In a JSON schema: the path to it in the body of the client. Libraries ignore such keys.
+PATH_KEY = "x-weft-path"

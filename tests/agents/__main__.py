@@ -18,7 +18,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from tests.agents.clients import END, Client, clients
+from tests.agents.clients import END, Call, Client, clients
 from tests.agents.model import RESULT, scripted_model
 
 REPOSITORY = Path(__file__).parents[2]
@@ -31,6 +31,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--clients", type=Path, default=Path(tempfile.gettempdir()) / "weft-agents")
     parser.add_argument("--install", action="store_true", help="fetch the clients, and run none")
+    parser.add_argument(
+        "--turns", type=int, default=0, help="let each task take so many turns, by further commands"
+    )
     parser.add_argument("--keep", type=Path, help="folder for prompts and logs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +89,7 @@ def _run(options: argparse.Namespace, folder: Path, client: Client) -> bool:
             written.append("")
             return "A greeting"
         number = prompt.count(RESULT) if client.calls else sum(map(bool, written))
-        written.append(_answer(client, number))
+        written.append(_answer(client, number, options.turns))
         return written[-1]
 
     begun = time.monotonic()
@@ -150,15 +153,31 @@ def _environment(folder: Path, home: Path, client: Client) -> dict[str, str]:
     }
 
 
-def _answer(client: Client, number: int) -> str:
+def _answer(client: Client, number: int, num_turns: int) -> str:
     if client.says:
         return client.says[min(number, len(client.says) - 1)]
-    if number >= len(client.calls):
+    calls = _calls(client, num_turns)
+    if number >= len(calls):
         return f"<think>\nAll is done.\n</think>\n\n{END}"
-    name, arguments = client.calls[number]
+    name, arguments = calls[number]
     call = json.dumps({"name": name, "arguments": arguments})
     thought = f"<think>\nStep {number}.\n</think>"
     return f"{thought}\n\nNow step {number}.\n<tool_call>\n{call}\n</tool_call>"
+
+
+def _calls(client: Client, num_turns: int) -> list[Call]:
+    """The calls of the task, with further ones behind the first, up to the number of turns."""
+    first, *rest = client.calls
+    more: list[Call] = []
+    if client.again is not None:
+        name, arguments = client.again
+        for number in range(num_turns - 1 - len(client.calls)):
+            numbered = {
+                key: value.replace("NUMBER", str(number)) if isinstance(value, str) else value
+                for key, value in arguments.items()
+            }
+            more.append((name, numbered))
+    return [first, *more, *rest]
 
 
 def _shares(prompts: list[str], written: list[str]) -> list[tuple[float, float]]:

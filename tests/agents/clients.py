@@ -7,10 +7,13 @@ run a command, end.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 TASK = "Change hello.txt so that it says goodbye."
 END = "The file says goodbye now."
+
+
+Call: TypeAlias = tuple[str, dict[str, Any]]
 
 
 class Client(NamedTuple):
@@ -18,7 +21,8 @@ class Client(NamedTuple):
     packages: tuple[str, ...]
     installer: str  # npm or pip
     arguments: tuple[str, ...]
-    calls: tuple[tuple[str, dict[str, Any]], ...] = ()
+    calls: tuple[Call, ...] = ()
+    again: Call | None = None  # once for each further turn, with its number instead of NUMBER
     says: tuple[str, ...] = ()  # answers without calls, for clients that read text
     after_install: tuple[str, ...] = ()  # scripts of packages, as they are installed without
     variables: tuple[tuple[str, str], ...] = ()
@@ -40,6 +44,7 @@ def clients(folder: Path) -> dict[str, Client]:
                 ("Edit", {"file_path": file, "old_string": "hello", "new_string": "goodbye"}),
                 ("Bash", {"command": "cat hello.txt", "description": "Shows the file"}),
             ),
+            ("Bash", {"command": "echo NUMBER", "description": "Counts"}),
             after_install=("@anthropic-ai/claude-code/install.cjs",),
             variables=(("IS_SANDBOX", "1"),),
         ),
@@ -56,6 +61,7 @@ def clients(folder: Path) -> dict[str, Client]:
                 ("exec_command", {"cmd": shell}),
                 ("exec_command", {"cmd": "cat hello.txt"}),
             ),
+            ("exec_command", {"cmd": "echo NUMBER"}),
         ),
         "opencode": Client(
             "opencode",
@@ -67,6 +73,7 @@ def clients(folder: Path) -> dict[str, Client]:
                 ("edit", {"filePath": file, "oldString": "hello", "newString": "goodbye"}),
                 ("bash", {"command": "cat hello.txt", "description": "Shows the file"}),
             ),
+            ("bash", {"command": "echo NUMBER", "description": "Counts"}),
             after_install=("opencode-ai/postinstall.mjs",),
         ),
         "qwen": Client(
@@ -82,6 +89,10 @@ def clients(folder: Path) -> dict[str, Client]:
                     {"command": "cat hello.txt", "is_background": False, "description": "Shows it"},
                 ),
             ),
+            (
+                "run_shell_command",
+                {"command": "echo NUMBER", "is_background": False, "description": "Counts"},
+            ),
         ),
         "continue": Client(
             "continue",
@@ -93,6 +104,7 @@ def clients(folder: Path) -> dict[str, Client]:
                 ("Edit", {"file_path": file, "old_string": "hello", "new_string": "goodbye"}),
                 ("Bash", {"command": "cat hello.txt"}),
             ),
+            ("Bash", {"command": "echo NUMBER"}),
         ),
         "aider": Client(
             "aider",
@@ -118,5 +130,6 @@ def clients(folder: Path) -> dict[str, Client]:
                 ("bash", {"command": shell}),
                 ("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}),
             ),
+            ("bash", {"command": "echo NUMBER"}),
         ),
     }

@@ -451,10 +451,14 @@ def test_usage_has_what_codex_counts(model: Model) -> None:
 
 SPAWN = {"type": "function", "name": "spawn", "parameters": {"type": "object"}}
 WRONG_TOOLS: dict[str, tuple[list[Any], str]] = {
-    "two names alike": ([SPAWN, SPAWN], "tools"),
+    "two names alike": ([SPAWN, {"type": "web_search"}, SPAWN], "tools[2].name"),
     "a name like one of a namespace": (
         [{"type": "namespace", "name": "a", "tools": [SPAWN]}, {**SPAWN, "name": "a.spawn"}],
-        "tools",
+        "tools[1].name",
+    ),
+    "one name twice in a namespace": (
+        [SPAWN, {"type": "namespace", "name": "a", "tools": [SPAWN, SPAWN]}],
+        "tools[1].tools[1].name",
     ),
     "a namespace in a namespace": (
         [
@@ -482,22 +486,36 @@ WRONG_TOOLS: dict[str, tuple[list[Any], str]] = {
     ),
     "a name that is too long": (
         [{"type": "namespace", "name": "a" * 100, "tools": [{**SPAWN, "name": "b" * 60}]}],
-        "tools[0].function.name",
+        "tools[0].tools[0].name",
     ),
     "no type": ([{"name": "a"}], "tools[0]"),
     "an unknown type": ([SPAWN, {"type": "telepathy"}], "tools[1]"),
     "a type that is no text": ([{"type": 7}], "tools[0]"),
     "an unknown syntax": (
         [{**APPLY_PATCH, "format": {**GRAMMAR, "syntax": "gbnf"}}],
-        "tools[0].custom.format.syntax",
+        "tools[0].format.syntax",
     ),
     "no definition": (
         [{**APPLY_PATCH, "format": {"type": "grammar", "syntax": "lark"}}],
-        "tools[0].custom.format.definition",
+        "tools[0].format.definition",
     ),
     "a grammar as a number": (
         [{**APPLY_PATCH, "format": {"type": "grammar", "grammar": 7}}],
-        "tools[0].custom.format.syntax",
+        "tools[0].format.grammar.syntax",
+    ),
+    "parameters that are a list": (
+        [{"type": "image_generation"}, {**SPAWN, "parameters": []}],
+        "tools[1].parameters",
+    ),
+    "a grammar without a definition in a namespace": (
+        [
+            {
+                "type": "namespace",
+                "name": "a",
+                "tools": [{**APPLY_PATCH, "format": {"type": "grammar", "syntax": "lark"}}],
+            }
+        ],
+        "tools[0].tools[0].format.definition",
     ),
 }
 

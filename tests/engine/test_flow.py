@@ -402,7 +402,7 @@ def test_with_a_ramp_requests_go_on_in_order_at_a_growing_rate_and_say_why_they_
 
 
 def test_an_engine_with_nothing_to_do_wakes_for_each_turn_of_a_ramp() -> None:
-    ramp = Ramp(100.0, 8.0, 50, num_held=16)
+    ramp = Ramp(100.0, 8.0, 50, num_blocked=16)
     assert [ramp.frontier(100.0 + t, 66) for t in range(9)] == [50, 50, 51, 52, 54, 56, 59, 62, 66]
     for blocked_from in range(50, 66):
         at = ramp.next_s(blocked_from, 66)
@@ -413,7 +413,7 @@ def test_an_engine_with_nothing_to_do_wakes_for_each_turn_of_a_ramp() -> None:
 
 def test_in_a_ramp_requests_that_come_meanwhile_soon_go_on_as_fast_as_they_come() -> None:
     # Four come in each second, behind 16 that had waited.
-    ramp = Ramp(100.0, 8.0, 50, num_held=16)
+    ramp = Ramp(100.0, 8.0, 50, num_blocked=16)
     passed = [ramp.frontier(100.0 + t, 66 + 4 * t) - 50 for t in range(9)]
     assert passed == [0, 1, 4, 9, 16, 23, 31, 39, 48]
     assert passed[-1] == 16 + 4 * 8

@@ -134,7 +134,7 @@ def test_of_several_grammars_the_wrong_one_is_shown_without_the_rules_around_it(
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "gpt_oss", "pythonic"])
 @pytest.mark.parametrize(("syntax", "definition"), [("lark", "start: ("), ("regex", "(a")])
-def test_the_error_of_a_grammar_names_its_tool(
+def test_the_error_of_a_grammar_names_its_place(
     compiler: LlgCompiler, name: str, syntax: str, definition: str
 ) -> None:
     format = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
@@ -142,8 +142,26 @@ def test_the_error_of_a_grammar_names_its_tool(
     use = tool_use([SHELL, PATCH_TOOL, wrong], None, parallel=True)
     grammar = call_grammar(use, TOOL_FORMATS[name], has_mark=False)
     assert grammar is not None
-    with pytest.raises(InvalidGrammar, match="the tool 'query': "):
+    place = r"^tools\[2\]\.custom\.format\.grammar\.definition: "
+    with pytest.raises(InvalidGrammar, match=place):
         compiler.compile(Key(grammar.kind, grammar.text))
+
+
+WRONG_SCHEMA = {"type": "object", "properties": {"a": {"type": "telepathy"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize("choice", [None, "required"])
+@pytest.mark.parametrize("name", ["hermes", "mistral", "generic"])
+def test_the_error_of_a_tools_schema_names_its_place(
+    compiler: LlgCompiler, name: str, choice: str | None
+) -> None:
+    wrong = {"name": "query", "strict": True, "parameters": WRONG_SCHEMA}
+    use = tool_use([SHELL, {"type": "function", "function": wrong}], choice, parallel=True)
+    grammar = call_grammar(use, TOOL_FORMATS[name], has_mark=False)
+    assert grammar is not None
+    with pytest.raises(InvalidGrammar) as raised:
+        compiler.compile(Key(grammar.kind, grammar.text))
+    assert str(raised.value) == "tools[1].function.parameters: Invalid type: telepathy"
 
 
 def test_only_another_constraint_leaves_a_grammar_out_with_a_warning() -> None:

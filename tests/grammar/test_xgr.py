@@ -15,6 +15,9 @@ from tests.grammar.schemas import random_schema
 from weft.grammar.backends import make_compiler
 from weft.grammar.protocol import Compiler, InvalidGrammar, Key
 from weft.grammar.sandbox import SandboxProcess
+from weft.server.chat.call_tags import call_grammar
+from weft.server.chat.tools import tool_use
+from weft.text.parsers.formats import TOOL_FORMATS
 from weft.text.tokenizer import Tokenizer
 
 pytest.importorskip("xgrammar")
@@ -96,6 +99,49 @@ def test_an_invalid_grammar_is_refused_with_the_reason(
     with pytest.raises(InvalidGrammar, match=reason) as refused:
         compiler.compile(key)
     assert not str(refused.value).startswith("[")
+
+
+def free_call(syntax: str, definition: str, name: str) -> Key:
+    """The grammar of answers with calls of a custom tool in a format of calls."""
+    format = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    tool = {"type": "custom", "custom": {"name": "query", "format": format}}
+    grammar = call_grammar(tool_use([tool], None, parallel=True), TOOL_FORMATS[name], has_mark=True)
+    assert grammar is not None
+    return Key(grammar.kind, grammar.text)
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition"),
+    [("lark", 'start: "a" line+\nline: /[b-d]/ "\\n"'), ("regex", "a([b-d]\n)+")],
+)
+def test_grammars_of_custom_tools_hold_texts_that_stand_as_they_are(
+    compiler: Compiler, tokenizer: Tokenizer, syntax: str, definition: str
+) -> None:
+    compiled = compiler.compile(free_call(syntax, definition, "qwen3_coder"))
+    before, after = "<tool_call>\n<function=query>\n<parameter=input>\n", "\n</parameter>"
+    call = f"Yes.{before}TEXT{after}\n</function>\n</tool_call>"
+    for text, is_right in (("ab\nc\n", True), ("ab\n", True), ("ax\n", False), ("a", False)):
+        assert accepts(compiler, tokenizer, compiled, call.replace("TEXT", text)) == is_right, text
+
+
+DEFINITION = "tools[0].custom.format.grammar.definition: "
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition", "name", "reason"),
+    [
+        ("lark", "start: /a/", "hermes", "xgrammar enforces no grammar of a text inside JSON"),
+        ("regex", "a", "mistral", "xgrammar enforces no grammar of a text inside JSON"),
+        ("lark", "start: foo", "qwen3_coder", "Lark error"),
+        ("regex", "(a", "glm45", "Regex parsing error"),
+    ],
+)
+def test_grammars_of_custom_tools_that_cannot_be_enforced_are_refused_by_their_place(
+    compiler: Compiler, syntax: str, definition: str, name: str, reason: str
+) -> None:
+    with pytest.raises(InvalidGrammar) as raised:
+        compiler.compile(free_call(syntax, definition, name))
+    assert str(raised.value).startswith(DEFINITION + reason)
 
 
 def test_a_grammar_is_tried_in_a_process_of_its_own_first(tokenizer: Tokenizer) -> None:

@@ -169,13 +169,13 @@ def test_the_history_has_custom_calls_as_the_model_writes_them(
     ("custom", "param"),
     [
         (7, "tools[0]"),
-        ({"name": "a b"}, "tools[0].function.name"),
-        ({}, "tools[0].function.name"),
-        ({"name": ["a"]}, "tools[0].function.name"),
+        ({"name": "a b"}, "tools[0].custom.name"),
+        ({}, "tools[0].custom.name"),
+        ({"name": ["a"]}, "tools[0].custom.name"),
         ({"name": "run", "format": "text?"}, "tools[0].custom.format"),
         (
             {"name": "run", "format": {"type": "grammar", "grammar": {}}},
-            "tools[0].custom.format.syntax",
+            "tools[0].custom.format.grammar.syntax",
         ),
         (
             {"name": "run", "format": {"type": "grammar", "syntax": "lark", "definition": " "}},

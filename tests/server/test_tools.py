@@ -13,6 +13,7 @@ from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, running
 from tests.server.scripted import CALL, HI, OSLO, THOUGHT, TOOLS, TWO, WEATHER, ask, say
 from tests.server.turns import CHAT, ITEMS, MESSAGES, Client
 from weft.config.server import ServerConfig
+from weft.json_types import PATH_KEY
 from weft.messages.sampling import ThinkingMarks
 
 
@@ -89,6 +90,11 @@ def test_only_one_call_if_they_may_not_be_parallel(
     assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
 
 
+def placed(schema: dict[str, Any], index: int) -> dict[str, Any]:
+    """The schema of a tool as a grammar has it: an error names where the client wrote it."""
+    return {**schema, PATH_KEY: f"tools[{index}].function.parameters"}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_forced_call_is_held_to_its_schema(
     tool_sdk: openai.OpenAI, tool_server: RunningServer, stream: bool
@@ -108,7 +114,10 @@ def test_a_forced_call_is_held_to_its_schema(
     assert grammar.kind == "json_schema"
     schema = json.loads(grammar.text)
     assert (schema["minItems"], schema["maxItems"]) == (1, 1)
-    assert schema["items"]["properties"] == {"name": {"const": "weather"}, "parameters": WEATHER}
+    assert schema["items"]["properties"] == {
+        "name": {"const": "weather"},
+        "parameters": placed(WEATHER, 0),
+    }
 
 
 def test_required_allows_every_tool_and_several_calls(
@@ -245,7 +254,8 @@ def test_a_tool_without_parameters_takes_none(
     say(tool_server, "[]")
     ask(tool_sdk, tool_choice={"type": "function", "function": {"name": "news"}})
     schema = json.loads(tool_server.engine.seen[-1].sampling.grammar.text)
-    assert schema["items"]["properties"]["parameters"] == {"type": "object", "properties": {}}
+    nothing = {"type": "object", "properties": {}}
+    assert schema["items"]["properties"]["parameters"] == placed(nothing, 1)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +267,7 @@ def test_a_tool_without_parameters_takes_none(
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
             "tools[0].function.parameters",
         ),
-        ({"tools": TOOLS + TOOLS}, "tools"),
+        ({"tools": TOOLS + TOOLS}, f"tools[{len(TOOLS)}].function.name"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
@@ -399,7 +409,11 @@ def test_calls_of_strict_tools_are_held_to_their_schemas_where_the_model_chooses
     assert [
         (tag["begin"], tag["content"]["json_schema"], tag["end"]) for tag in format["tags"]
     ] == [
-        ('<tool_call>\n{"name": "weather", "arguments": ', WEATHER, "}\n</tool_call>"),
+        (
+            '<tool_call>\n{"name": "weather", "arguments": ',
+            placed(WEATHER, 0),
+            "}\n</tool_call>",
+        ),
         ('<tool_call>\n{"name": "news", "arguments": ', {"type": "object"}, "}\n</tool_call>"),
     ]
 
@@ -450,9 +464,11 @@ def test_logprobs_stand_beside_calls(tool_sdk: openai.OpenAI, tool_server: Runni
 
 
 def test_two_tools_of_one_name_are_refused_with_it(tool_sdk: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="two tools have the name 'weather'") as caught:
+    number = len(TOOLS)
+    message = "is 'weather', which is already the name of tools\\[0\\]"
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
         ask(tool_sdk, tools=[*TOOLS, TOOLS[0]])
-    assert caught.value.param == "tools"
+    assert caught.value.param == f"tools[{number}].function.name"
 
 
 QUOTING = "<think>\nQuestion: 2+2?\n</think>\n\n4\nQuestion: 3+3?"

@@ -96,7 +96,7 @@ class MeasuredRunner:
         seconds = now - max(launched_s, self._last_end_s)
         self._last_end_s = now
         self.meter.add(decode_rows, seconds)
-        self.steps.append(StepTime(load.tokens, load.context, load.samples, seconds))
+        self.steps.append(StepTime(load.tokens, load.context, load.samples, seconds, load.pairs))
 
 
 def with_model(config: EngineConfig) -> EngineConfig:

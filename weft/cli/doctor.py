@@ -115,6 +115,7 @@ def machine_checks(machine: Machine, server: ServerConfig) -> Iterator[tuple[str
     yield "gpu", lambda: _gpu(machine)
     yield "port", lambda: _port(server)
     yield "sockets", _sockets
+    yield "capacity", lambda: capacity_line(server)
 
 
 def _cpu(machine: Machine) -> str:
@@ -154,6 +155,13 @@ def _port(server: ServerConfig) -> str:
     except SettingsError as exc:
         raise Caution(str(exc)) from exc
     return f"{server.port} on {server.host} is free"
+
+
+def capacity_line(server: ServerConfig) -> str:
+    """What a plan has found, if the settings have it."""
+    if not server.knee_output_per_s:
+        return "not known; weft plan MODEL finds how many users this machine serves"
+    return f"{server.knee_output_per_s:,.0f} output tokens a second at the knee (weft plan)"
 
 
 def _sockets() -> str:

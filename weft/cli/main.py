@@ -47,6 +47,14 @@ VERBS = {
         "weft.cli.sim:sim",
         "try policies and settings on a trace of requests, in virtual time",
     ),
+    "plan": (
+        "weft.cli.capacity.plan:plan",
+        "how many users this machine serves, and with which settings",
+    ),
+    "tune": (
+        "weft.cli.capacity.tune:tune",
+        "which settings of a running server should change, and change them",
+    ),
     "bench": (
         "weft.cli.bench:bench",
         "measure a model, a server, the scheduler, predictions, grammars",

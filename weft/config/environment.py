@@ -55,6 +55,7 @@ MODULES = (
     "weft.bench.roofline",
     "weft.bench.scheduler",
     "weft.bench.serving",
+    "weft.cli.capacity.options",
     "weft.cli.replay",
     "weft.cli.sim",
     "weft.sim.synthetic",

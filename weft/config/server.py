@@ -274,6 +274,13 @@ class ServerConfig:
         group="server",
         low=0.0,
     )
+    knee_output_per_s: float = option(
+        0.0,
+        "output tokens a second at the knee of this machine, from weft plan: GET /v1/loads then "
+        "says how full the server is; 0: not known",
+        group="server",
+        low=0.0,
+    )
     on_hang: str = option(
         "exit",
         "what happens then: exit ends the server with status 1, wait continues to wait",

@@ -154,7 +154,7 @@ def _pools(asked: EngineConfig, config: EngineConfig, model: ModelConfig) -> KvP
         chunk_len=config.chunked_prefill_size,
         context_length=context_length,
         ratio=config.swa_full_tokens_ratio,
-        is_given=asked.kv_tokens > 0,
+        is_chosen=asked.kv_tokens > 0,
     )
 
 

@@ -97,13 +97,13 @@ def two_pools(
     chunk_len: int,
     context_length: int,
     ratio: float,
-    is_given: bool,
+    is_chosen: bool,
 ) -> KvPools:
     """Two pools, in which layers with windows keep only their windows; one pool if windows are as
     long as a context.
 
     `chunk_len`: tokens of a prompt in one step; 0 or less if prompts are never cut. `ratio`: 0
-    computes it for requests of a typical length. `is_given`: the user gave the size of the other
+    computes it for requests of a typical length. `is_chosen`: the user gave the size of the other
     pool.
     """
     windows = [model.window(layer) for layer in range(model.num_layers)]
@@ -121,7 +121,7 @@ def two_pools(
     row = window + 2 * page_size
     if not ratio:
         ratio = min(1.0, WINDOWS_PER_REQUEST * row / typical)
-        if num_windowed == model.num_kv_layers and not is_given:
+        if num_windowed == model.num_kv_layers and not is_chosen:
             # Only windows take memory; the other pool has enough pages for the longest requests.
             ratio = min(ratio, row / context_length)
     return KvPools(

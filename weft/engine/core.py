@@ -129,6 +129,18 @@ class Loop:
                 outputs.append(output)
         return outputs
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether no step is in flight, and nothing has happened since the last one."""
+        return not self._in_flight and not self._depth
+
+    def skipped(self, num_steps: int, began_s: float, ended_s: float) -> None:
+        """Steps were made at once (`scheduler/uniform.py`). The last one began and ended then."""
+        self.num_results += num_steps
+        self.num_stuck = 0
+        self._now = began_s
+        self._done_s = ended_s
+
     def begin_anew(self, exc: Exception) -> None:
         """The scheduler raised `exc`, and no request is known as the cause: reset its state."""
         self._on_fault(exc)
@@ -248,6 +260,14 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether the engine should step without waiting for a message."""
         return self.loop.has_work or bool(self.outbox) or bool(self.hooks.working)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the next step only runs a step of the device: no message has come, none is to be
+        sent, and no service takes part."""
+        hooks = self.hooks
+        is_observed = hooks.before_step or hooks.filter_output or hooks.working
+        return self.loop.is_ready and not (self.has_news or self.outbox or is_observed)
 
     def send(self, message: FromEngine) -> None:
         """Let the step return this message, after those that are there."""

@@ -154,8 +154,8 @@ class InputGate(Service):
         first = next_arrival if oldest is None else oldest.spec.arrival_order
         gate = queue.block(first, why)
         self._is_blocked = False
-        num_held = next_arrival - gate.blocked_from
-        self._ramp = Ramp(now, ramp_s, gate.blocked_from, num_held)
+        num_blocked = next_arrival - gate.blocked_from
+        self._ramp = Ramp(now, ramp_s, gate.blocked_from, num_blocked)
 
     def _release(self, frontier: int, now: float) -> None:
         """Let the requests before `frontier` go on."""

@@ -10,7 +10,6 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,9 @@ from weft.grammar.enforceable import (
     flexible_space,
 )
 from weft.grammar.masks import Words
+from weft.grammar.parts import wrong_part
 from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
-from weft.grammar.tags import LarkWriter, Pieces, as_format, grammars_inside, of_tool
+from weft.grammar.tags import LarkWriter, Pieces, as_format
 from weft.json_types import JsonObject
 
 # White space between the tokens of JSON: bounded, because a weak model would never end it.
@@ -42,7 +42,6 @@ MAX_LEXER_STATES = 50_000  # of 1 to 2 kB each: this bounds the memory of one gr
 MAX_STEP_ITEMS = 25_000  # a step of one matcher takes about 40 ms at most
 MAX_STEP_FUEL = 100_000
 MAX_MESSAGE_LEN = 500
-MAX_SHOWN = 80  # characters of a grammar that a message shows
 BASE_BYTES = 60_000  # of a small compiled grammar, measured
 BYTES_PER_CHARACTER = 64  # of a larger grammar, approximately
 _DIALECTS = (
@@ -127,30 +126,20 @@ class LlgCompiler:
         except MemoryError:
             raise
         except (Exception, RecursionError) as exc:
-            message = self._error_inside(key)
+            message = wrong_part(key, self._error_of)
             if message:
                 raise InvalidGrammar(message) from exc
             if isinstance(exc, InvalidGrammar):
                 raise
             raise InvalidGrammar(_plain(str(exc))) from exc
 
-    def _error_inside(self, key: Key) -> str:
-        """The error of the first grammar inside a tag that is wrong by itself. That of the
-        whole tag shows rules that its author has not written, and not which grammar it is."""
-        if key.kind != "structural_tag":
-            return ""
-        make = self._library.LLMatcher
-        with suppress(ValueError, RecursionError):  # the tag is no JSON, or nested too deeply
-            for format in grammars_inside(json.loads(key.text)):
-                definition = str(format["definition"])
-                if format["syntax"] == "regex":
-                    grammar = make.grammar_from_regex(from_ecma(definition))
-                else:
-                    grammar = make.grammar_from_lark(definition)
-                error = self._matcher(str(grammar)).error
-                if error:
-                    shown = definition[:MAX_SHOWN]
-                    return f"{of_tool(format)}{error}; the grammar is {shown!r}"
+    def _error_of(self, key: Key) -> str:
+        try:
+            self._compile(key)
+        except MemoryError:
+            raise
+        except Exception as exc:
+            return str(exc) if isinstance(exc, InvalidGrammar) else _plain(str(exc))
         return ""
 
     def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:

@@ -17,10 +17,11 @@ This module knows nothing of schemas and tokens: functions translate both.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from weft.grammar.in_json import lark_in_json, regex_in_json
+from weft.grammar.parts import before_error
 from weft.grammar.protocol import InvalidGrammar
 from weft.json_types import JsonObject
 
@@ -63,25 +64,6 @@ def with_schemas(format: Any, change: Callable[[Any], Any]) -> Any:
         else:
             changed[key] = with_schemas(value, change)
     return changed
-
-
-def grammars_inside(format: Any) -> Iterator[Format]:
-    """The formats with grammars of their own inside a format, in order. The format may be wrong."""
-    if isinstance(format, list):
-        for one in format:
-            yield from grammars_inside(one)
-    elif isinstance(format, dict):
-        definition = format.get("definition")
-        if format.get("syntax") in ("lark", "regex") and isinstance(definition, str):
-            yield format
-        else:
-            yield from grammars_inside(list(format.values()))
-
-
-def of_tool(format: Format) -> str:
-    """Whose grammar a format has, before an error; empty if it is that of no tool."""
-    tool = format.get("tool")
-    return f"the tool {tool!r}: " if isinstance(tool, str) else ""
 
 
 class LarkWriter:
@@ -153,7 +135,7 @@ class LarkWriter:
         try:
             return self._own_grammar(format)
         except InvalidGrammar as exc:
-            raise InvalidGrammar(f"{of_tool(format)}{exc}") from exc
+            raise InvalidGrammar(f"{before_error(format.get('path'))}{exc}") from exc
 
     def _own_grammar(self, format: Format) -> str:
         definition = format["definition"]

@@ -17,6 +17,7 @@ import numpy as np
 
 from weft.grammar.closed import closed, is_compact
 from weft.grammar.masks import Words
+from weft.grammar.parts import before_error, wrong_part
 from weft.grammar.protocol import Compiled, GrammarMatcher, InvalidGrammar, Key
 from weft.grammar.tags import as_format, with_schemas
 
@@ -109,12 +110,21 @@ class XgrCompiler:
         except (InvalidGrammar, MemoryError):
             raise
         except (Exception, RecursionError) as exc:
-            raise InvalidGrammar(_plain(str(exc))) from exc
+            raise InvalidGrammar(wrong_part(key, self._error_of) or _plain(str(exc))) from exc
         mask = np.zeros((1, self._num_words), dtype=np.int32)
         self.fill([matcher], mask)
         if not mask.any():
             raise InvalidGrammar("nothing matches it")
         return Compiled(matcher, mask[0], int(grammar.memory_size_bytes))
+
+    def _error_of(self, key: Key) -> str:
+        try:
+            self._grammar(key)
+        except MemoryError:
+            raise
+        except Exception as exc:
+            return _plain(str(exc))
+        return ""
 
     def fill(self, matchers: Sequence[GrammarMatcher], masks: Words) -> None:
         tensor = self._as_tensor(masks)
@@ -144,9 +154,36 @@ class XgrCompiler:
                     return compiler.compile_grammar(text)
                 return compiler.compile_lark(text)
             case "structural_tag":
-                format = with_schemas(as_format(json.loads(text)), closed)
+                format = self._with_grammars(with_schemas(as_format(json.loads(text)), closed))
                 return compiler.compile_structural_tag({"type": "structural_tag", "format": format})
         raise InvalidGrammar(f"there is no kind of grammar {key.kind!r}")
+
+    def _with_grammars(self, format: Any) -> Any:
+        """A format with the grammars inside it in the library's own language."""
+        if isinstance(format, list):
+            return [self._with_grammars(one) for one in format]
+        if not isinstance(format, dict):
+            return format
+        if "syntax" not in format:
+            return {
+                key: value if key == "json_schema" else self._with_grammars(value)
+                for key, value in format.items()
+            }
+        before = before_error(format.get("path"))
+        if format.get("in_json"):
+            raise InvalidGrammar(
+                f"{before}xgrammar enforces no grammar of a text inside JSON, as this model "
+                "writes its calls; --grammar-backend llguidance does"
+            )
+        if format["syntax"] == "regex":
+            return {"type": "regex", "pattern": format["definition"]}
+        try:
+            return {
+                "type": "grammar",
+                "grammar": str(self._library.Grammar.from_lark(format["definition"])),
+            }
+        except RuntimeError as exc:
+            raise InvalidGrammar(f"{before}{_plain(str(exc))}") from exc
 
 
 def _plain(message: str) -> str:

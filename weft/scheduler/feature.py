@@ -286,6 +286,11 @@ class FeatureHooks:
             return ()
         return tuple(feature for feature in self._features if feature in used)
 
+    @property
+    def num_requests(self) -> int:
+        """Open requests that use a feature."""
+        return len(self._by_id)
+
     def of(self, request: Request) -> tuple[Feature, ...]:
         """The features that an open request uses."""
         return self._by_id.get(request.id, ())

@@ -23,10 +23,10 @@ from weft.messages.media import with_digests
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.route.policy import EngineRouter, RoutedRequest
-from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
-from weft.sim.cost import CostRunner, StepMeter, TrueLengths, VirtualClock
+from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.encoder import ENCODER_PRESETS, EncoderCost
+from weft.sim.leap import Leapt
 from weft.sim.run import Record, Run, fail, with_adapters
 from weft.sim.trace import Arrival, TokenSource
 
@@ -37,7 +37,7 @@ class SimulatedReplica:
     def __init__(
         self,
         settings: SchedulerSettings,
-        cost: CostModel,
+        cost: StepCost,
         lengths: TrueLengths,
         overlap: bool,
         encoder_cost: EncoderCost,
@@ -116,6 +116,10 @@ class Cluster:
             self.wait_until(replica.clock.now)
         return messages
 
+    def leap(self, until_s: float) -> Leapt | None:
+        # The next engine steps after one step of this one.
+        return None
+
     def _queue(self, rank: int) -> None:
         self._is_busy[rank] = True
         heapq.heappush(self._busy, (self._replicas[rank].clock.now, rank))
@@ -134,7 +138,7 @@ class Cluster:
 
 def simulate_cluster(
     settings: SchedulerSettings,
-    cost: CostModel,
+    cost: StepCost,
     arrivals: Iterable[Arrival],
     *,
     num_replicas: int,

@@ -100,6 +100,26 @@ class TrueLengths:
         reached: BoolArray = self._last[numbers] == positions
         return reached
 
+    def steps_before_end(self, numbers: LongArray, positions: IntArray) -> int:
+        """How many tokens all of these requests get, from these positions on, before the first of
+        them gets its last one. Requests without a known length have no end."""
+        last = self._last[numbers]
+        left = (last - positions)[last >= 0]
+        return int(left.min()) if len(left) else NO_END
+
+    def ahead(self, numbers: LongArray, positions: IntArray, num_steps: int) -> IntArray:
+        """[num_steps, n] the tokens from these positions on; no request ends with one of them."""
+        tokens: IntArray = np.full((num_steps, len(numbers)), FILLER, dtype=np.int32)
+        if not self._known:
+            return tokens
+        pairs = zip(numbers.tolist(), positions.tolist(), strict=True)
+        for column, (number, position) in enumerate(pairs):
+            start, known = self._known.get(number, NOTHING_KNOWN)
+            begin = max(position, start)
+            some = known[begin - start : position - start + num_steps]
+            tokens[begin - position : begin - position + len(some), column] = some
+        return tokens
+
     def tokens(self, numbers: LongArray, positions: IntArray) -> IntArray:
         """[n] the tokens at these positions of these requests."""
         ends = self.reached(numbers, positions)
@@ -116,6 +136,7 @@ class TrueLengths:
 
 
 NOTHING_KNOWN = (0, np.zeros(0, dtype=np.int32))
+NO_END = 1 << 30
 
 
 def decode_rows_of(plan: Plan) -> int:
@@ -209,16 +230,10 @@ class CostRunner:
 
     def launch(self, plan: Plan) -> SimulatedStep:
         encoder_s, encoded = self.encoder.step(plan)
-        seconds = self._cost.seconds(StepLoad.of(plan)) + encoder_s
-        # A step begins when the previous one ends, or now if the device is idle.
-        begins_s = max(self._free_s, self._clock.now)
-        if self._speed is not None:
-            usual_s = seconds
-            seconds = self._speed.seconds(usual_s, begins_s)
-            if encoder_s:
-                encoder_s *= seconds / usual_s
-        self.meter.add(decode_rows_of(plan), seconds)
-        self._free_s = begins_s + seconds
+        usual_s = self._cost.seconds(StepLoad.of(plan)) + encoder_s
+        seconds = self._run(usual_s, decode_rows_of(plan))
+        if encoder_s:
+            encoder_s *= seconds / usual_s
         result = Result(
             tokens=self._sampled(plan),
             encoded=encoded,
@@ -226,8 +241,24 @@ class CostRunner:
         )
         return SimulatedStep(self._clock, self._free_s, result)
 
+    def decode(self, load: StepLoad) -> None:
+        """Run a step with this load, of rows that decode, and wait for its end."""
+        self._run(self._cost.seconds(load), load.samples)
+        self._clock.wait_until(self._free_s)
+
     def control(self, request: DeviceRequest) -> Pending:
         return NO_DEVICE
+
+    def _run(self, usual_s: float, decode_rows: int) -> float:
+        """Let the device run a step that usually takes this long. Returns how long it takes."""
+        # A step begins when the previous one ends, or now if the device is idle.
+        begins_s = max(self._free_s, self._clock.now)
+        seconds = usual_s
+        if self._speed is not None:
+            seconds = self._speed.seconds(usual_s, begins_s)
+        self.meter.add(decode_rows, seconds)
+        self._free_s = begins_s + seconds
+        return seconds
 
     def _sampled(self, plan: Plan) -> IntArray:
         """[S] With overlap, the device itself finds how many earlier draft tokens count."""

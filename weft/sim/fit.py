@@ -31,6 +31,7 @@ class StepTime(NamedTuple):
     context: int
     num_samples: int
     seconds: float
+    num_pairs: int = 0  # pairs of a token and one that it attends to; 0: not known
 
 
 class CostFit(NamedTuple):
@@ -54,7 +55,8 @@ def fit(steps: Sequence[StepTime]) -> CostFit:
     """
     if not steps:
         raise ValueError("there are no steps to fit the cost model to")
-    table = np.array(steps, dtype=np.float64)  # [N, 4]: tokens, context, samples, seconds
+    # [N, 5]: tokens, context, samples, seconds, pairs
+    table = np.array(steps, dtype=np.float64)
     seconds = table[:, 3]
     ones = np.ones(len(steps))  # the fixed cost of each step
     loads = np.column_stack([ones, table[:, :3]])  # [N, 4]
@@ -165,12 +167,12 @@ def write_steps(name: str, steps: Iterable[StepTime]) -> None:
     with open(name, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(StepTime._fields)
-        writer.writerows((*step[:3], f"{step.seconds:.9f}") for step in steps)
+        writer.writerows((*step[:3], f"{step.seconds:.9f}", step.num_pairs) for step in steps)
 
 
 def read_steps(name: str) -> list[StepTime]:
-    """Read a file of `write_steps`; without a column num_samples, the numbers of samples are 0.
-    Raises ValueError for any other file.
+    """Read a file of `write_steps`; samples and pairs are 0 if it has no columns for them. Raises
+    ValueError for any other file.
     """
     steps = []
     with open(name, encoding="utf-8", newline="") as file:
@@ -181,6 +183,7 @@ def read_steps(name: str) -> list[StepTime]:
                     context=int(line["context"]),
                     num_samples=int(line.get("num_samples", 0)),
                     seconds=float(line["seconds"]),
+                    num_pairs=int(line.get("num_pairs") or 0),
                 )
                 steps.append(step)
         except (KeyError, TypeError, ValueError) as exc:

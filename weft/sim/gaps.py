@@ -31,7 +31,7 @@ class Gaps:
             self._flush()
 
     def percentile(self, percent: float) -> float:
-        """The given percentile, in seconds; NaN if there are no gaps."""
+        """This percentile, in seconds; NaN if there are no gaps."""
         self._flush()
         total = np.cumsum(self._counts)
         if not total[-1]:

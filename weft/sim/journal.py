@@ -23,15 +23,16 @@ from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, BatchGenerate, GenerateRequest
 from weft.plan.step import Plan, Result
-from weft.scheduler.pace.step_cost import CostModel, StepLoad
+from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.sim.cost import StepCost
 from weft.sim.encoder import EncoderTime, EncoderTimes
 from weft.sim.fit import StepTime
 from weft.sim.gaps import Gaps
 from weft.sim.lengths import OutputLengths
 from weft.sim.outcome import ABORTED, DONE, INVALID, REFUSED, state_of, why_refused
-from weft.sim.run import Record, RequestColumns
+from weft.sim.run import BackgroundTokens, Record, RequestColumns
 from weft.sim.speed import MachineSpeed, Stretch
 from weft.sim.trace import FILLER, Arrival
 
@@ -48,13 +49,16 @@ class Journal(NamedTuple):
     encoder: list[EncoderTime]  # the work of the encoder, with its times
     record: Record  # the recorded outcomes of `arrivals`
 
-    def speed(self, cost: CostModel) -> MachineSpeed:
+    def speed(self, cost: StepCost) -> MachineSpeed:
         """The speed of the machine that ran the steps, if `cost` is the usual cost of steps."""
-        stretches = []
+        return MachineSpeed(self.stretches(cost))
+
+    def stretches(self, cost: StepCost) -> list[Stretch]:
+        found = []
         for step, ended_s in zip(self.steps, self.ended_s, strict=True):
-            load = StepLoad(step.num_tokens, 0, step.context, step.num_samples)
-            stretches.append(Stretch(ended_s - step.seconds, ended_s, cost.seconds(load)))
-        return MachineSpeed(stretches)
+            load = StepLoad(step.num_tokens, step.num_pairs, step.context, step.num_samples)
+            found.append(Stretch(ended_s - step.seconds, ended_s, cost.seconds(load)))
+        return found
 
 
 def read_journal(records: Iterable[bytes]) -> Journal:
@@ -71,7 +75,7 @@ def read_journal(records: Iterable[bytes]) -> Journal:
         encoder.note(plan, result)
         # The encoder's work has a cost of its own.
         own_s = max(seconds - result.encoder_s, 0.0)
-        steps.append(StepTime(load.tokens, load.context, load.samples, own_s))
+        steps.append(StepTime(load.tokens, load.context, load.samples, own_s, load.pairs))
 
     replay = Replay(records, on_step=note_step)
     tap = _Tap(replay, replay.engine)
@@ -120,7 +124,7 @@ def read_journal(records: Iterable[bytes]) -> Journal:
         [time_s - begin_s for time_s in ended_s],
         replay.began.depth > 0,
         encoder.measured,
-        seen.record(tap.gaps),
+        seen.record(tap),
     )
 
 
@@ -148,14 +152,21 @@ class _Seen:
         self, number: int, sent_s: float, message: GenerateRequest, finish: Finish, tap: _Tap
     ) -> None:
         tenant = self._tenants.setdefault(message.tenant, len(self._tenants))
-        self._columns.enter(number, sent_s, message.prompt_len, tenant)
+        self._columns.enter(
+            number, sent_s, message.prompt_len, tenant, background=message.background
+        )
         self._columns.finish(msgspec.structs.replace(finish, id=number), tap.ended_s[message.id])
         self._columns.first_s[number] = tap.first_s.get(message.id, np.nan)
         # The front ended some of them, at a stop string.
         self._columns.state[number] = tap.state_of(finish)
 
-    def record(self, gaps: Gaps) -> Record:
-        return self._columns.record(gaps, list(self._tenants))
+    def record(self, tap: _Tap) -> Record:
+        columns = self._columns
+        gaps = tap.gaps
+        if columns.background[: columns.num].all():
+            columns.background[:] = 0
+            gaps = tap.background_gaps
+        return columns.record(gaps, list(self._tenants), tap.beside)
 
 
 class _Tap:
@@ -168,6 +179,9 @@ class _Tap:
         self.ended_s: dict[int, float] = {}
         self.outputs: dict[int, list[int]] = {}  # tokens, by id
         self.gaps = Gaps()
+        self.background_gaps = Gaps()
+        self.beside = BackgroundTokens()
+        self._background: dict[int, int] = {}  # lengths of prompts of background requests, by id
         self._stopped: set[int] = set()  # requests that the front ended, at a stop string
         self._last_s: dict[int, float] = {}  # time of the last token of each open request
         self._replay = replay
@@ -186,13 +200,18 @@ class _Tap:
         # The last reading of the clock was the message's arrival.
         now = self._replay.last_s
         if isinstance(message, GenerateRequest):
-            self.sent.append((now, message))
+            self._take(now, message)
         elif isinstance(message, BatchGenerate):
             for member in message.members():
-                self.sent.append((now, member))
+                self._take(now, member)
         elif isinstance(message, Abort) and message.output_lens:
             self._stopped.update(message.ids)
         return reply
+
+    def _take(self, now: float, message: GenerateRequest) -> None:
+        self.sent.append((now, message))
+        if message.background:
+            self._background[message.id] = message.prompt_len
 
     def lose(self, ids: tuple[int, ...], message: str) -> None:
         self._engine.lose(ids, message)
@@ -229,20 +248,28 @@ class _Tap:
                 self.finished[finish.id] = finish
                 self.ended_s[finish.id] = self._replay.last_s
                 self._last_s.pop(finish.id, None)
+                if finish.id not in self._background:
+                    self.beside.online_ended()
         return replies
 
     def _note_tokens(self, ids: list[int]) -> None:
         now = self._replay.last_s
-        gaps = []
+        gaps: list[float] = []
+        background_gaps: list[float] = []
         # Each of several tokens in a step counts with the time since the step before, as in a run.
         for id in ids:
             before = self._last_s.get(id)
             if before is None:
                 self.first_s[id] = now
+            elif id in self._background:
+                background_gaps.append(now - before)
             else:
                 gaps.append(now - before)
+            if id in self._background:
+                self.beside.add(1, self._background[id] if before is None else 0)
         self._last_s.update(dict.fromkeys(ids, now))
         self.gaps.add(np.array(gaps))
+        self.background_gaps.add(np.array(background_gaps))
 
 
 def _arrival(
@@ -270,4 +297,5 @@ def _arrival(
         adapter=message.adapter,
         output=known,
         media=message.media,
+        background=message.background,
     )

@@ -19,7 +19,7 @@ class Ramp(NamedTuple):
     begin_s: float
     ramp_s: float
     first: int  # arrival order of the first blocked request
-    num_held: int  # how many were blocked when it began
+    num_blocked: int  # how many were blocked when it began
 
     def is_over(self, now: float) -> bool:
         return now >= self.begin_s + self.ramp_s
@@ -30,16 +30,16 @@ class Ramp(NamedTuple):
     def frontier(self, now: float, num_requests: int) -> int:
         """Arrival order of the first request that is still blocked; `num_requests` have arrived."""
         share = min(max(now - self.begin_s, 0.0) / self.ramp_s, 1.0)
-        num_new = num_requests - self.first - self.num_held
-        passed = self.num_held * share**2 + num_new * (2 * share - share**2)
+        num_new = num_requests - self.first - self.num_blocked
+        passed = self.num_blocked * share**2 + num_new * (2 * share - share**2)
         return self.first + math.floor(passed)
 
     def next_s(self, blocked_from: int, num_requests: int) -> float:
         """When the request `blocked_from` may go on, if no other arrives; else when all is over."""
         end_s = self.begin_s + self.ramp_s
-        num_new = num_requests - self.first - self.num_held
+        num_new = num_requests - self.first - self.num_blocked
         rank = blocked_from + 1 - self.first
-        if rank > self.num_held + num_new:
+        if rank > self.num_blocked + num_new:
             return end_s
-        root = math.sqrt(num_new**2 + (self.num_held - num_new) * rank)
+        root = math.sqrt(num_new**2 + (self.num_blocked - num_new) * rank)
         return min(self.begin_s + self.ramp_s * rank / (num_new + root) + LATE_S, end_s)

@@ -47,8 +47,21 @@ async def loads(context: ServerContext, request: Request) -> ASGIApp:
         "dp_rank_count": len(found),
         "loads": found,
         "aggregate": aggregated(found),
+        "capacity": fullness(found, context.config.knee_output_per_s),
     }
     return json_response(answer)
+
+
+def fullness(found: list[JsonObject], knee_output_per_s: float) -> dict[str, float | None]:
+    """How full the server is: output tokens a second now, and at the knee of all its engines (as
+    `weft plan` has found it; None: not known), and the one as a part of the other."""
+    now = sum(load["gen_throughput"] for load in found if load["num_running_reqs"])
+    knee = knee_output_per_s * len(found)
+    return {
+        "output_per_s": round(now, 2),
+        "knee_output_per_s": knee or None,
+        "full": round(now / knee, 4) if knee else None,
+    }
 
 
 async def get_load(context: ServerContext, request: Request) -> ASGIApp:

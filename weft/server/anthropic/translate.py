@@ -18,8 +18,9 @@ from weft.server.anthropic.models import (
     ToolChoice,
 )
 from weft.server.chat.agents import is_hosted, without_pseudo_headers
-from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
+from weft.server.chat.models import ChatMessage, ContentPart, PlacedPart, TranslatedChat
 from weft.server.chat.sealed import Opener
+from weft.server.chat.tool_paths import ToolPath
 from weft.server.errors import ApiError
 from weft.server.fields.arguments import arguments_text
 from weft.server.fields.sampling import ThinkingSwitch, copy_sampling, require_one_answer
@@ -46,20 +47,23 @@ def open_signatures(body: CountRequest, opener: Opener) -> None:
                 block.thinking = opener.opened(block.signature, where)
 
 
-def chat_request(body: CountRequest) -> ChatRequest:
+def chat_request(body: CountRequest) -> TranslatedChat:
     """A chat request with the fields that determine the prompt."""
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
-    request = ChatRequest(messages=messages)
+    request = TranslatedChat(messages=messages)
     copy_generation(body, request)
     request.chat_template_kwargs = body.chat_template_kwargs
     request.stop_in_reasoning = body.stop_in_reasoning
     request.mm_processor_kwargs = body.mm_processor_kwargs
     if body.tools is not None:
-        request.tools = [
-            _tool(tool, index) for index, tool in enumerate(body.tools) if not _is_hosted(tool)
-        ]
+        request.tools = []
+        for index, tool in enumerate(body.tools):
+            if not _is_hosted(tool):
+                where = f"tools[{index}]"
+                request.tools.append(_tool(tool, where))
+                request.tool_paths.append(ToolPath(where, where, "input_schema"))
     if body.thinking is not None:
         request.thinking = ThinkingSwitch(
             type=body.thinking.type, budget_tokens=body.thinking.budget_tokens
@@ -73,7 +77,7 @@ def chat_request(body: CountRequest) -> ChatRequest:
     return request
 
 
-def sampled_request(body: MessagesRequest) -> ChatRequest:
+def sampled_request(body: MessagesRequest) -> TranslatedChat:
     """The complete chat request."""
     require_one_answer(body.n)
     request = chat_request(body)
@@ -268,10 +272,10 @@ def _is_hosted(tool: Tool) -> bool:
     return tool.type is not None and is_hosted(tool.type)
 
 
-def _tool(tool: Tool, index: int) -> JsonObject:
+def _tool(tool: Tool, where: str) -> JsonObject:
     if tool.type not in (None, "custom"):
-        message = f"tools[{index}] is of type {tool.type[:64]!r}; the type custom is allowed"
-        raise ApiError(400, message, param=f"tools[{index}]")
+        message = f"{where} is of type {tool.type[:64]!r}; the type custom is allowed"
+        raise ApiError(400, message, param=where)
     function = {
         "name": tool.name,
         "description": tool.description or "",
@@ -280,7 +284,7 @@ def _tool(tool: Tool, index: int) -> JsonObject:
     return {"type": "function", "function": function}
 
 
-def _choose(request: ChatRequest, choice: ToolChoice) -> None:
+def _choose(request: TranslatedChat, choice: ToolChoice) -> None:
     if choice.type == "tool":
         request.tool_choice = {"type": "function", "function": {"name": choice.name or ""}}
     elif choice.type == "any":

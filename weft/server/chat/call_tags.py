@@ -66,8 +66,8 @@ def free_tag(use: ToolUse, forms: CallForms) -> JsonObject:
     """Free text in which calls name one of the tools, and follow its grammar, or its schema if it
     is strict and the format has one; in other calls only the form is fixed."""
     schemas: dict[str, JsonObject] = {}
-    for name, schema in use.schemas.items():
-        schemas[name] = schema if name in use.strict else {"type": "object"}
+    for name in use.schemas:
+        schemas[name] = use.schema_with_path(name) if name in use.strict else {"type": "object"}
     tags: list[JsonObject] = []
     triggers: dict[str, None] = {}
     first: list[JsonObject] = []
@@ -140,7 +140,7 @@ def _either(formats: Sequence[JsonObject]) -> JsonObject:
 
 def forced_tag(use: ToolUse) -> JsonObject:
     """The list of calls of `forced_schema`, where custom tools follow their grammars."""
-    schemas = {name: {**schema, **COMPACT} for name, schema in use.schemas.items()}
+    schemas = {name: {**use.schema_with_path(name), **COMPACT} for name in use.schemas}
     calls: JsonObject = {
         "type": "tags_with_separator",
         "tags": _call_tags(use, schemas, _FORCED),
@@ -160,8 +160,9 @@ def generic_tag(use: ToolUse, format: ToolFormat, *, has_mark: bool) -> JsonObje
     assert format.forms is not None, "the generic format has one form of calls"
     [one] = format.forms.lists
     schemas: dict[str, JsonObject] = {}
-    for name, schema in use.schemas.items():
-        schemas[name] = {"type": "object", **schema, **COMPACT}  # also one without a type
+    for name in use.schemas:
+        # Also one without a type.
+        schemas[name] = {"type": "object", **use.schema_with_path(name), **COMPACT}
     tags = [
         {**tag, "begin": one.begin + tag["begin"]} for tag in _call_tags(use, schemas, one.call)
     ]
@@ -205,8 +206,7 @@ def _arguments(use: ToolUse, name: str, call: CallText, schema: JsonObject) -> J
     grammar = use.grammars.get(name)
     if grammar is None:
         return call.arguments.of(schema)
-    text = {**grammar.format(in_json=call.arguments.in_json), "tool": name}
-    return call.arguments.with_text(text)
+    return call.arguments.with_text(grammar.format(in_json=call.arguments.in_json))
 
 
 def _tag(begin: str, content: JsonObject, end: str) -> JsonObject:

@@ -23,7 +23,7 @@ from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark, ToolPause
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
-from weft.observe.request_context import current
+from weft.observe.request_context import spent
 from weft.server.chat.agents import without_headers
 from weft.server.chat.call_tags import call_grammar, unenforced
 from weft.server.chat.content import without_media
@@ -34,7 +34,8 @@ from weft.server.chat.custom_tools import (
     with_function_calls,
 )
 from weft.server.chat.marks import chat_marks, has_marked_tool
-from weft.server.chat.models import ChatMessage, ChatRequest, PredictedContent
+from weft.server.chat.models import ChatMessage, ChatRequest, PredictedContent, TranslatedChat
+from weft.server.chat.tool_paths import ToolPath
 from weft.server.chat.tools import NO_TOOLS, ToolUse, tool_use
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
@@ -119,7 +120,12 @@ async def start_chat(
     """
     use = NO_TOOLS
     if body.tools is not None or body.tool_choice is not None:
-        use = tool_use(body.tools, body.tool_choice, parallel=_is_parallel(context, body))
+        use = tool_use(
+            body.tools,
+            body.tool_choice,
+            parallel=_is_parallel(context, body),
+            paths=_tool_paths(body),
+        )
     tool_format = _tool_format(context, body, use)
     of_calls = _grammar_of_calls(body, use, tool_format)
     params = _sampling(context, body, use, of_calls)
@@ -468,7 +474,7 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
         marks = require_media(context.media, sources).marks
     rendering = context.template.rendered(
         messages,
-        tools=as_functions(body.tools) if body.tools is not None else None,
+        tools=as_functions(body.tools, _tool_paths(body)),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=continued,
         kwargs=_template_kwargs(body),
@@ -479,9 +485,7 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
     # A template of the request can be long work; the model's own is not the client's choice.
     began_s = time.perf_counter()
     rendered = await (while_client_waits(rendering) if body.chat_template else rendering)
-    call = current.get()
-    if call is not None:
-        call.render_s += time.perf_counter() - began_s
+    spent("render", began_s)
     return ChatText(rendered.text, sources, has_marks, rendered.warnings)
 
 
@@ -550,6 +554,11 @@ def _tool_format(context: ServerContext, body: ChatRequest, use: ToolUse) -> Too
             code="unsupported_parameter",
         )
     return own
+
+
+def _tool_paths(body: ChatRequest) -> Sequence[ToolPath]:
+    """The paths of a request's tools in another API's body; empty if it has its own."""
+    return body.tool_paths if isinstance(body, TranslatedChat) else ()
 
 
 def _is_parallel(context: ServerContext, body: ChatRequest) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 from weft.config.numbers import shown
 from weft.json_types import JsonObject
 from weft.server.chat.models import ChatMessage
+from weft.server.chat.tool_paths import ToolPath, chat_paths
 from weft.server.errors import ApiError
 from weft.text.parsers.events import CallArguments, CallBegin, Event
 
@@ -42,6 +43,7 @@ class TextGrammar(NamedTuple):
 
     syntax: Literal["lark", "regex"]
     definition: str
+    path: str  # of the definition in the client's body
 
     def format(self, *, in_json: bool) -> JsonObject:
         """The grammar as a part of a structural tag. `in_json`: of the text in a JSON string."""
@@ -50,6 +52,7 @@ class TextGrammar(NamedTuple):
             "syntax": self.syntax,
             "definition": self.definition,
             "in_json": in_json,
+            "path": self.path,
         }
 
 
@@ -97,14 +100,16 @@ def is_custom(tool: JsonObject) -> bool:
     return tool.get("type") == "custom"
 
 
-def as_functions(tools: Sequence[JsonObject] | None) -> list[JsonObject] | None:
+def as_functions(
+    tools: Sequence[JsonObject] | None, paths: Sequence[ToolPath] = ()
+) -> list[JsonObject] | None:
     """Tools in the form for the model. Raises `ApiError` for an unsupported custom tool."""
     if tools is None:
         return None
     functions = []
-    for index, tool in enumerate(tools):
+    for tool, path in zip(tools, paths or chat_paths(tools), strict=True):
         if is_custom(tool):
-            functions.append(_function(tool, f"tools[{index}]"))
+            functions.append(_function(tool, path))
         else:
             functions.append(_without_mark(tool))
     return functions
@@ -121,11 +126,12 @@ def _without_mark(tool: JsonObject) -> JsonObject:
     return tool
 
 
-def _function(tool: JsonObject, param: str) -> JsonObject:
+def _function(tool: JsonObject, path: ToolPath) -> JsonObject:
     custom = tool.get("custom")
     if not isinstance(custom, dict):
-        raise ApiError(400, f"{param} is of type 'custom', but has no object custom", param=param)
-    grammar = text_grammar(custom.get("format"), f"{param}.custom.format")
+        message = f"{path.tool} is of type 'custom', but has no object custom"
+        raise ApiError(400, message, param=path.tool)
+    grammar = text_grammar(custom.get("format"), path.of("format"))
     function = {"name": custom.get("name"), "parameters": INPUT_SCHEMA}
     described = custom.get("description")
     if grammar is not None:
@@ -148,6 +154,8 @@ def text_grammar(format: Any, param: str) -> TextGrammar | None:
         message = f"{param} is of type {shown(kind)}; text and grammar are allowed"
         raise ApiError(400, message, param=param, code="unsupported_parameter")
     inner = format.get("grammar", format)
+    if inner is not format:
+        param = f"{param}.grammar"
     grammar = inner if isinstance(inner, dict) else {}
     syntax = grammar.get("syntax")
     if syntax not in ("lark", "regex"):
@@ -157,7 +165,7 @@ def text_grammar(format: Any, param: str) -> TextGrammar | None:
     if not isinstance(definition, str) or not definition.strip():
         message = f"{param}.definition is {shown(definition)}; a grammar is needed"
         raise ApiError(400, message, param=f"{param}.definition")
-    return TextGrammar(syntax, definition)
+    return TextGrammar(syntax, definition, f"{param}.definition")
 
 
 def with_function_calls(message: ChatMessage, where: str) -> ChatMessage:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from weft.json_types import JsonObject
-from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart
+from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, TranslatedChat
 from weft.server.fields.cache_control import CacheMark, control_of, require_text, with_last
 
 
@@ -91,6 +91,9 @@ def _after_tool(
     tools = list(body.tools or ())
     function = {"name": text, "description": text, "parameters": {}}
     tools.insert(index + 1, {"type": "function", "function": function})
+    if isinstance(body, TranslatedChat):
+        # Only errors need the paths, and these tools have had none.
+        return msgspec.structs.replace(body, tools=tools, tool_paths=[])
     return msgspec.structs.replace(body, tools=tools)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from weft.json_types import JsonObject
+from weft.server.chat.tool_paths import ToolPath
 from weft.server.fields.cache_control import CacheControl
 from weft.server.fields.sampling import ThinkingSwitch
 from weft.server.requests import SampledRequest
@@ -100,6 +101,12 @@ class ChatRequest(SampledRequest, kw_only=True):
     continue_final_message: bool | None = None
     prediction: PredictedContent | None = None
     cache_control: CacheControl | None = None  # marks the last block
+
+
+class TranslatedChat(ChatRequest, kw_only=True):
+    """A chat request that was made from another API's body, where its tools have other paths."""
+
+    tool_paths: list[ToolPath] = msgspec.field(default_factory=list)
 
 
 # Fields of chat requests, which APIs that translate to them serve, or refuse.

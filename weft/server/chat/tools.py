@@ -10,13 +10,16 @@ from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from weft.json_types import JsonObject
+from weft.config.numbers import shown
+from weft.json_types import PATH_KEY, JsonObject
 from weft.server.chat.custom_tools import TextGrammar, as_functions, is_custom, text_grammar
+from weft.server.chat.tool_paths import ToolPath, chat_paths
 from weft.server.errors import ApiError
 
 MAX_DESCRIBED = 64  # characters of a wrong value that a message repeats
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")  # of a namespace: with its name
 NO_SCHEMAS: Mapping[str, JsonObject] = MappingProxyType({})
+NO_PATHS: Mapping[str, str] = MappingProxyType({})
 NO_GRAMMARS: Mapping[str, TextGrammar] = MappingProxyType({})
 # No person reads such JSON, and a weak model would go on with white space.
 COMPACT: JsonObject = {"x-guidance": {"whitespace_flexible": False}}
@@ -33,9 +36,16 @@ class ToolUse(NamedTuple):
     # The names that are custom tools, and the grammars of those that have one.
     custom: frozenset[str] = frozenset()
     grammars: Mapping[str, TextGrammar] = NO_GRAMMARS
+    schema_paths: Mapping[str, str] = NO_PATHS  # of the schemas in the client's body, by name
     # Schemas of arguments by name, for formats that write values without types, and for the
     # grammar of the generic format.
     schemas: Mapping[str, JsonObject] = NO_SCHEMAS
+
+    def schema_with_path(self, name: str) -> JsonObject:
+        """A schema that says its path, for an error of its grammar."""
+        schema = self.schemas[name]
+        path = self.schema_paths.get(name)
+        return schema if path is None else {**schema, PATH_KEY: path}
 
 
 NO_TOOLS = ToolUse()
@@ -46,18 +56,26 @@ def tool_use(
     choice: Any,
     *,
     parallel: bool,
+    paths: Sequence[ToolPath] = (),
 ) -> ToolUse:
-    """The tools of a request, from its checked fields. Raises `ApiError`."""
+    """The tools of a request, from its checked fields. Raises `ApiError`.
+
+    `paths`: those of the tools in the client's body, if it is no chat request.
+    """
+    paths = paths or chat_paths(tools)
     functions: dict[str, JsonObject] = {}
-    for index, tool in enumerate(as_functions(tools) or ()):
-        name = _name(tool, index)  # checks that it is a function
+    path_of: dict[str, ToolPath] = {}
+    for tool, path in zip(as_functions(tools, paths) or (), paths, strict=True):
+        name = _name(tool, path)  # checks that it is a function
         if name in functions:
-            first = list(functions).index(name)
-            message = f"two tools have the name {name!r}: number {first + 1} and number {index + 1}"
-            raise ApiError(400, message, param="tools")
+            param = path.of("name")
+            message = f"{param} is {name!r}, which is already the name of {path_of[name].tool}"
+            raise ApiError(400, message, param=param)
         functions[name] = tool["function"]
+        path_of[name] = path
     custom = frozenset(tool["custom"]["name"] for tool in tools or () if is_custom(tool))
-    grammars = _grammars(tools or ())
+    grammars = _grammars(tools or (), paths)
+    schema_paths = {name: path.of_schema for name, path in path_of.items()}
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         functions, choice = _allowed(functions, choice)
     if choice == "none":
@@ -69,6 +87,7 @@ def tool_use(
             strict=frozenset(name for name, one in functions.items() if one.get("strict") is True),
             custom=custom & functions.keys(),
             grammars=_only(grammars, functions),
+            schema_paths=schema_paths,
             schemas={name: _parameters(function) for name, function in functions.items()},
         )
     chosen = functions
@@ -82,21 +101,22 @@ def tool_use(
         raise ApiError(400, "tool_choice is required, but there are no tools", param="tool_choice")
     return ToolUse(
         names=frozenset(chosen),
-        schema=forced_schema(chosen, parallel=parallel),
+        schema=forced_schema(chosen, schema_paths, parallel=parallel),
         one_call=not parallel,
         custom=custom & chosen.keys(),
         grammars=_only(grammars, chosen),
+        schema_paths=schema_paths,
         schemas={name: _parameters(function) for name, function in chosen.items()},
     )
 
 
-def _grammars(tools: Sequence[JsonObject]) -> dict[str, TextGrammar]:
+def _grammars(tools: Sequence[JsonObject], paths: Sequence[ToolPath]) -> dict[str, TextGrammar]:
     """The grammars of the custom tools that have one, by name."""
     found: dict[str, TextGrammar] = {}
-    for index, tool in enumerate(tools):
+    for tool, path in zip(tools, paths, strict=True):
         if is_custom(tool):
             custom = tool["custom"]
-            grammar = text_grammar(custom.get("format"), f"tools[{index}].custom.format")
+            grammar = text_grammar(custom.get("format"), path.of("format"))
             if grammar is not None:
                 found[custom["name"]] = grammar
     return found
@@ -127,7 +147,9 @@ def _not_among_tools(what: str) -> ApiError:
     return ApiError(400, f"{what}, which is not one of the tools", param="tool_choice")
 
 
-def forced_schema(functions: dict[str, JsonObject], *, parallel: bool) -> JsonObject:
+def forced_schema(
+    functions: Mapping[str, JsonObject], paths: Mapping[str, str], *, parallel: bool
+) -> JsonObject:
     """The JSON schema of a list of calls, in the form that `text.parsers.readers.forced` reads."""
     calls: list[JsonObject] = []
     for number, (name, function) in enumerate(functions.items()):
@@ -136,7 +158,10 @@ def forced_schema(functions: dict[str, JsonObject], *, parallel: bool) -> JsonOb
         parameters = _moved(_parameters(function), f"{pointer}/properties/parameters")
         call = {
             "type": "object",
-            "properties": {"name": {"const": name}, "parameters": parameters},
+            "properties": {
+                "name": {"const": name},
+                "parameters": {**parameters, PATH_KEY: paths[name]},
+            },
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
@@ -216,27 +241,27 @@ def call_id(id_len: int) -> str:
     return f"call_{secrets.token_hex(id_len // 2)}"
 
 
-def _name(tool: JsonObject, index: int) -> str:
+def _name(tool: JsonObject, path: ToolPath) -> str:
     """The name of a tool, which must be a function in OpenAI's form. Raises `ApiError`."""
-    param = f"tools[{index}]"
     function = tool.get("function")
     kind = tool.get("type", "function")
     if kind != "function":
         named = str(kind)[:MAX_DESCRIBED]
-        message = f"{param} is of type {named!r}; functions and custom tools are supported"
-        raise ApiError(400, message, param=param)
+        message = f"{path.tool} is of type {named!r}; functions and custom tools are supported"
+        raise ApiError(400, message, param=path.tool)
     if not isinstance(function, dict):
-        message = f"{param} has no object 'function', which has the name and the parameters"
-        raise ApiError(400, message, param=param)
+        message = f"{path.tool} has no object 'function', which has the name and the parameters"
+        raise ApiError(400, message, param=path.tool)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
+        param = path.of("name")
         message = (
-            f"{param} has the name {str(name)[:MAX_DESCRIBED]!r}; "
+            f"{param} is {str(name)[:MAX_DESCRIBED]!r}; "
             "1 to 128 letters, digits and the characters _ . - are allowed"
         )
-        raise ApiError(400, message, param=f"{param}.function.name")
+        raise ApiError(400, message, param=param)
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        message = f"{param} has parameters that are not a JSON schema"
-        raise ApiError(400, message, param=f"{param}.function.parameters")
+        param = path.of_schema
+        raise ApiError(400, f"{param} is {shown(parameters)}; a JSON schema is needed", param=param)
     return name

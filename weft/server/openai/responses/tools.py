@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from weft.config.numbers import shown
 from weft.json_types import JsonObject
 from weft.server.chat.agents import is_hosted
+from weft.server.chat.tool_paths import ToolPath
 from weft.server.errors import ApiError
 
 _KINDS = ("function", "custom")
@@ -30,8 +31,14 @@ class OwnName(NamedTuple):
     name: str
 
 
+class OfferedTool(NamedTuple):
+    tool: JsonObject  # in the form of chat requests
+    path: ToolPath
+
+
 class OfferedTools(NamedTuple):
     tools: list[JsonObject] | None  # in the form of chat requests; None: the client sent no list
+    paths: list[ToolPath]  # of `tools` in the client's body
     names: Mapping[str, OwnName]  # by the name that the model sees; only tools of namespaces
     choice: Any  # `tool_choice`, with the names that the model sees
     warnings: tuple[str, ...]
@@ -41,7 +48,7 @@ def offered_tools(tools: Sequence[JsonObject] | None, choice: Any) -> OfferedToo
     """Raises `ApiError` for a tool of an unknown kind, and if `choice` demands a hosted one."""
     names: dict[str, OwnName] = {}
     hosted: list[str] = []
-    found: list[JsonObject] = []
+    found: list[OfferedTool] = []
     for index, tool in enumerate(tools or ()):
         where = f"tools[{index}]"
         kind = tool.get("type")
@@ -56,7 +63,8 @@ def offered_tools(tools: Sequence[JsonObject] | None, choice: Any) -> OfferedToo
         kinds = ", ".join(dict.fromkeys(kind[:64] for kind in hosted))
         warnings = (f"tools of these types do not run here and were left out: {kinds}",)
     chosen = _choice(choice, hosted, has_tools=bool(found))
-    return OfferedTools(None if tools is None else found, names, chosen, warnings)
+    offered = None if tools is None else [one.tool for one in found]
+    return OfferedTools(offered, [one.path for one in found], names, chosen, warnings)
 
 
 def visible_name(namespace: str | None, name: str) -> str:
@@ -64,7 +72,7 @@ def visible_name(namespace: str | None, name: str) -> str:
     return f"{namespace}.{name}" if namespace else name
 
 
-def _of_namespace(tool: JsonObject, where: str, names: dict[str, OwnName]) -> Iterator[JsonObject]:
+def _of_namespace(tool: JsonObject, where: str, names: dict[str, OwnName]) -> Iterator[OfferedTool]:
     """The tools of a namespace; adds their names to `names`."""
     namespace = tool.get("name")
     if not isinstance(namespace, str) or not namespace:
@@ -79,12 +87,13 @@ def _of_namespace(tool: JsonObject, where: str, names: dict[str, OwnName]) -> It
         param = f"{where}.tools[{number}]"
         if not isinstance(one, dict):
             raise ApiError(400, f"{param} is {shown(one)}; a tool is needed", param=param)
-        chat = _one(one, param, inside="namespace")
+        placed = _one(one, param, inside="namespace")
+        chat = placed.tool
         fields = chat[chat["type"]]
         name = fields.get("name") if isinstance(fields, dict) else None
         if not isinstance(name, str) or not name:
-            message = f"{param}.name is {shown(name)}; a tool needs a name"
-            raise ApiError(400, message, param=f"{param}.name")
+            message = f"{placed.path.of('name')} is {shown(name)}; a tool needs a name"
+            raise ApiError(400, message, param=placed.path.of("name"))
         visible = visible_name(namespace, name)
         names[visible] = OwnName(namespace, name)
         own = fields.get("description")
@@ -94,10 +103,10 @@ def _of_namespace(tool: JsonObject, where: str, names: dict[str, OwnName]) -> It
         changed = {**fields, "name": visible}
         if described:
             changed["description"] = described
-        yield {**chat, chat["type"]: changed}
+        yield placed._replace(tool={**chat, chat["type"]: changed})
 
 
-def _one(tool: JsonObject, where: str, inside: str = "") -> JsonObject:
+def _one(tool: JsonObject, where: str, inside: str = "") -> OfferedTool:
     """A tool in the form of chat requests: the fields beside its type go into an object."""
     kind = tool.get("type")
     if kind not in _KINDS:
@@ -106,11 +115,11 @@ def _one(tool: JsonObject, where: str, inside: str = "") -> JsonObject:
         message = f"{where} is of type {shown(kind)}; the types{of} here are {allowed}"
         raise ApiError(400, message, param=where)
     if kind in tool:
-        return tool
+        return OfferedTool(tool, ToolPath(where, f"{where}.{kind}"))
     fields = {
         key: value for key, value in tool.items() if key != "type" and key not in _WHEN_TO_SHOW
     }
-    return {"type": kind, kind: fields}
+    return OfferedTool({"type": kind, kind: fields}, ToolPath(where, where))
 
 
 def _choice(choice: Any, hosted: Iterable[str], *, has_tools: bool) -> Any:

@@ -15,7 +15,7 @@ from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
 from weft.server.chat.agents import HOSTED_ITEMS
 from weft.server.chat.custom_tools import arguments_of
-from weft.server.chat.models import ChatMessage, ChatRequest, ContentPart, PlacedPart
+from weft.server.chat.models import ChatMessage, ContentPart, PlacedPart, TranslatedChat
 from weft.server.chat.sealed import Opener
 from weft.server.errors import ApiError
 from weft.server.fields.sampling import require_one_answer
@@ -51,7 +51,7 @@ def chat_request(
     history: Sequence[ChatMessage],
     offered: OfferedTools,
     id: str,
-) -> ChatRequest:
+) -> TranslatedChat:
     """`history`: the messages with the input of this request.
 
     `id` becomes the name of the request.
@@ -59,7 +59,7 @@ def chat_request(
     messages = list(history)
     if body.instructions is not None:
         messages.insert(0, ChatMessage(role="system", content=body.instructions))
-    request = ChatRequest(messages=messages)
+    request = TranslatedChat(messages=messages)
     require_one_answer(body.n)
     copy_generation(body, request)
     for name in _SAME:
@@ -67,6 +67,7 @@ def chat_request(
     request.rid = id
     request.max_tokens = body.max_output_tokens
     request.tools = offered.tools
+    request.tool_paths = offered.paths
     request.tool_choice = offered.choice
     request.logprobs = wants_logprobs(body)
     request.top_logprobs = body.top_logprobs

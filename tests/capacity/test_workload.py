@@ -1,0 +1,65 @@
+"""What users send, and recorded traffic at other rates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from tests.capacity.machines import USERS
+from weft.capacity.workload import RecordedTraffic
+from weft.sim.trace import Arrival
+
+
+def _ids(arrival: Arrival) -> bytes:
+    assert isinstance(arrival.prompt, bytes)
+    return arrival.prompt
+
+
+def test_each_message_of_a_chat_continues_the_one_before_it() -> None:
+    arrivals = replace(USERS, turns=3, requests=40).arrivals(5)
+    num_continued = 0
+    for arrival in arrivals:
+        if arrival.after < 0:
+            continue
+        before = arrivals[arrival.after]
+        num_continued += _ids(arrival).startswith(_ids(before) + before.output)
+    followers = sum(arrival.after >= 0 for arrival in arrivals)
+    assert followers == 35
+    assert followers / 2 < num_continued < followers  # a third begins a new chat
+
+
+def test_more_users_are_the_same_users_and_others() -> None:
+    few = {arrival.prompt for arrival in replace(USERS, requests=1).arrivals(4)}
+    many = {arrival.prompt for arrival in replace(USERS, requests=1).arrivals(9)}
+    assert few < many
+
+
+def test_chats_begin_with_what_all_share_and_end_before_the_context() -> None:
+    users = replace(USERS, shared_len=50, context_length=200, turns=20, requests=60)
+    arrivals = users.arrivals(3)
+    head = arrivals[0].prompt[:200]
+    for arrival in arrivals:
+        assert arrival.prompt[:200] == head
+        assert arrival.prompt_len + arrival.output_len <= 200
+
+
+def test_outputs_are_pieces_of_those_of_the_model() -> None:
+    users = replace(USERS, outputs=(b"\1\0\0\0" * 7,))
+    for arrival in users.arrivals(2):
+        assert arrival.output == b"\1\0\0\0" * arrival.output_len
+
+
+def test_levels_go_up_one_by_one_and_then_by_a_tenth() -> None:
+    levels = USERS.levels
+    assert levels[:10] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert all(low < high <= 1.1 * low + 1 for low, high in pairwise(levels))
+
+
+def test_recorded_traffic_comes_faster_at_a_higher_level() -> None:
+    recorded = [
+        Arrival(time_s=2.0, prompt=b"", output_len=1, max_new_tokens=1),
+        Arrival(time_s=3.0, prompt=b"", output_len=1, max_new_tokens=1, after=0),
+    ]
+    faster = RecordedTraffic(recorded=recorded).arrivals(4.0)
+    assert [arrival.time_s for arrival in faster] == [0.5, 3.0]
+    assert 1.0 in RecordedTraffic(recorded=recorded).levels

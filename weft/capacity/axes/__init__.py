@@ -1,0 +1,1 @@
+"""The settings that are searched: an axis each, in the list of `table.py`."""

@@ -1,0 +1,1 @@
+"""The verbs `plan` and `tune`: measuring, printing and applying around `weft/capacity`."""

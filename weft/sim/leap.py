@@ -1,0 +1,79 @@
+"""Leaps of a simulated engine over uniform decode: the same decisions, times and state as step by
+step, for a fraction of the work. Pauses without work need no leap: the clock jumps over them.
+
+    arrival ─▶ prefill ─▶ decode decode decode decode ... decode ─▶ a request ends, or one arrives
+                                 '------- one leap -------'
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.arrays import LongArray
+from weft.engine.engine import Engine
+from weft.scheduler.pace.step_cost import StepLoad
+from weft.scheduler.uniform import RanStep, UniformDecodes
+from weft.sim.cost import CostRunner, TrueLengths, VirtualClock
+
+LEAST_STEPS = 2  # fewer are as fast one by one
+
+
+class Leapt(NamedTuple):
+    """Steps that were made at once. Each gave a token to each of the requests."""
+
+    ids: LongArray  # [n]
+    ended_s: NDArray[np.float64]  # [steps]
+
+
+class EngineLeaps:
+    """Makes steps of one engine at once. The engine plans no step while another one runs."""
+
+    def __init__(
+        self, engine: Engine, runner: CostRunner, clock: VirtualClock, lengths: TrueLengths
+    ) -> None:
+        self._core = engine.core
+        self._steps = UniformDecodes(engine.scheduler)
+        self._runner = runner
+        self._clock = clock
+        self._lengths = lengths
+
+    def leap(self, until_s: float) -> Leapt | None:
+        """Make steps up to this time; None if the next step is another one."""
+        core = self._core
+        if not core.is_plain:
+            return None
+        ahead = self._steps.ahead()
+        if ahead is None:
+            return None
+        numbers = ahead.facts.sampling.seeds
+        num_left = self._lengths.steps_before_end(numbers, ahead.known_len)
+        num_steps = min(ahead.num_steps, num_left)
+        if num_steps < LEAST_STEPS:
+            return None
+        ahead = ahead._replace(num_steps=num_steps)
+        clock = self._clock
+        num_rows = len(ahead.rows)
+        context = int(ahead.known_len.sum())
+        # A deadline is looked at before each step.
+        until_s = min(until_s, core.scheduler.limits.deadlines.next_s)
+
+        def run(number: int) -> RanStep | None:
+            began_s = clock.now
+            if began_s >= until_s:
+                return None
+            read = context + number * num_rows
+            self._runner.decode(StepLoad(num_rows, read, read, num_rows))
+            return RanStep(began_s, clock.now)
+
+        steps = self._steps.make(ahead, run)
+        if not steps:
+            return None
+        tokens = self._lengths.ahead(numbers, ahead.known_len, len(steps))
+        self._steps.finish(ahead, tokens, steps)
+        last = steps[-1]
+        core.loop.skipped(len(steps), last.began_s, last.ended_s)
+        ended_s = np.array([step.ended_s for step in steps])
+        return Leapt(ahead.facts.ids, ended_s)
