@@ -127,6 +127,8 @@ def _rows(rows: RowColumns) -> JsonObject:
         "output": _ints(rows.num_output),
         "max": _ints(rows.max_len),
         "age": _rounded(rows.age_s, 1.0),
+        "cause": rows.causes,
+        "missed": _ints(rows.missed_len),
     }
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.config.numbers import counted
 from weft.engine.causes import cause_of, prompt_of
-from weft.engine.times import longest_gap, time_parts
+from weft.engine.times import longest_gap, step_in_words, time_parts
 from weft.messages.control import (
     CacheCause,
     Explanation,
@@ -309,6 +309,7 @@ def _explain(
     compiling: Container[int] = (),
 ) -> Explanation:
     """`trace` in words, with what its request does now if it is open."""
+    before = trace.spent.step_before
     explanation = Explanation(
         id=trace.id,
         rid=trace.rid,
@@ -325,7 +326,11 @@ def _explain(
         why="",
         drafts=_drafts(scheduler, trace),
         shadow=shadow_words(scheduler, trace.id),
+        explained_s=now,
+        arrived_s=trace.arrived_s,
         admitted_s=trace.admitted_s,
+        busy_until_s=NEVER if before is None else before.ended_s,
+        busy_with="" if before is None else step_in_words(scheduler.history, before),
         times=time_parts(scheduler, trace, now, reason=_reason),
         longest_gap=longest_gap(scheduler, trace),
         cache_cause=cause,

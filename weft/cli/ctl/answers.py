@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from weft.cli.why import cause_lines
+from weft.cli.why import cause_lines, refusal_lines
 from weft.config.numbers import counted
 
 
@@ -18,6 +18,9 @@ def weight_version(answer: Any) -> Iterator[str]:
 def traces(answer: Any) -> Iterator[str]:
     """The traces of requests as text."""
     for one in answer["requests"]:
+        if "prompt_tokens" not in one:  # its model is not loaded yet
+            yield from (f"{one['rid']}: {line}" for line in one["text"])
+            continue
         queue_position = ""
         if one.get("position") is not None:
             queue_position = f", {one['position']} before it"
@@ -31,6 +34,7 @@ def traces(answer: Any) -> Iterator[str]:
         for line in one["text"]:
             yield f"  {line}"
         yield from cause_lines(one.get("cache_cause"))
+    yield from refusal_lines(answer)
 
 
 def experts(answer: Any) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray
+from weft.engine.picture.causes import RowCauses
 from weft.messages.picture import RowColumns
 from weft.scheduler.scheduler import Scheduler
 
@@ -16,6 +17,7 @@ from weft.scheduler.scheduler import Scheduler
 class RowWatch:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._causes = RowCauses(scheduler)
         columns = scheduler.kv.columns
         num_rows = len(columns.known_len)
         self._is_taken: BoolArray = np.zeros(num_rows, dtype=np.bool_)
@@ -33,11 +35,11 @@ class RowWatch:
         self._rows: IntArray = np.empty(0, dtype=np.int32)  # [R]
         self._shown_rids: list[str] = []  # [R]
         self._shown_tenants: list[str] = []  # [R]
-        self._shown_services: list[str] = []  # [R]
 
     def columns(self, now: float) -> RowColumns:
         columns = self._scheduler.kv.columns
         self._look()
+        self._causes.look()
         rows = self._rows
         prompt_len = columns.prompt_len.take(rows)
         known_len = columns.known_len.take(rows)
@@ -49,7 +51,7 @@ class RowWatch:
         return RowColumns(
             rids=self._shown_rids,
             tenants=self._shown_tenants,
-            services=self._shown_services,
+            services=[self._services[row] for row in rows.tolist()],
             is_decoding=is_decoding.astype(np.int32).tobytes(),
             prompt_len=prompt_len.tobytes(),
             cached_len=self._cached_len.take(rows).tobytes(),
@@ -58,6 +60,8 @@ class RowWatch:
             num_output=num_output.tobytes(),
             max_len=self._max_len.take(rows).tobytes(),
             age_s=age_s.tobytes(),
+            causes=[self._causes.names[row] for row in rows.tolist()],
+            missed_len=self._causes.missed_len.take(rows).tobytes(),
         )
 
     def _look(self) -> None:
@@ -76,7 +80,6 @@ class RowWatch:
         shown = self._rows.tolist()
         self._shown_rids = [self._rids[row] for row in shown]
         self._shown_tenants = [self._tenants[row] for row in shown]
-        self._shown_services = [self._services[row] for row in shown]
 
     def _read(self, row: int) -> None:
         request = self._scheduler.kv.columns.requests[row]
@@ -88,3 +91,4 @@ class RowWatch:
         self._cached_len[row] = request.cached_tokens
         self._fill_len[row] = request.fill_len
         self._max_len[row] = request.max_len
+        self._causes.forget(row)

@@ -52,11 +52,16 @@ function fill(item, i) {
 	box.style.setProperty("--hue", hue(rows.tenant[i]));
 	box.classList.toggle("mine", mine.has(rows.rid[i]));
 	box.classList.toggle(BACKGROUND, rows.service[i] === BACKGROUND);
-	const said = isDecoding ? `${num(output)} of ${num(most - prompt)}` : `prompt ${num(done)} of ${num(rows.fill[i])}`;
+	const missed = rows.missed[i] ? rows.cause[i] : ""; // of a prompt that was not cached as far as it could be
+	const progress = isDecoding ? `${num(output)} of ${num(most - prompt)}` : `prompt ${num(done)} of ${num(rows.fill[i])}`;
+	const said = join(missed, progress);
 	if (told.textContent === said) return;
 	told.textContent = said;
 	const service = rows.service[i] === BACKGROUND ? " (background)" : "";
-	box.title = `${rows.rid[i]}${service}: ${said} tokens, ${num(cached)} of ${num(prompt)} prompt tokens cached, ${span(rows.age[i])}`;
+	box.title = join(
+		`${rows.rid[i]}${service}: ${progress} tokens, ${num(cached)} of ${num(prompt)} prompt tokens cached, ${span(rows.age[i])}`,
+		missed && `${missed}: ${plural(rows.missed[i], "token")} computed again`,
+	);
 }
 
 const line = (rid) => row(rid, "", el("span", "why"));
