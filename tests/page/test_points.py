@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.page.browser import Watched
 from tests.page.conftest import MCP_ORIGIN, Look
-from tests.page.talk import RICH, answers, call, say
+from tests.page.talk import CHAT, RICH, answers, call, say
 from tests.server.fake import RunningServer
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "page.md"
@@ -286,6 +286,19 @@ SLOW_STREAM = """() => {
     return Promise.resolve(new Response(body));
   };
 }"""
+
+
+def test_a_message_waits_for_a_server_that_has_ended(quick: RunningServer, look: Look) -> None:
+    page = opened(look, quick)
+    page.expected.append("ERR_CONNECTION_REFUSED")
+    page.page.route(CHAT, lambda route: route.abort("connectionrefused"))
+    say(page, "are you there?")
+    page.see(".it .err", "the server cannot be reached")
+    page.page.reload()
+    page.see(".me .said", "are you there?")
+    answers(page, {"content": "again"})
+    page.see(".it button", "Try again").click()
+    page.see(".it .md", "again")
 
 
 def test_enter_of_an_input_method_sends_nothing(quick: RunningServer, look: Look) -> None:
