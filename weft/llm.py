@@ -236,7 +236,7 @@ class LLM:
         for position, completions in self.complete(asked):
             by_position[position] = completions
             bar.add(sum(output.completion_tokens for output in completions))
-        bar.close()
+        bar.clear()
         outputs: list[Output] = []
         for completions in by_position:
             outputs += completions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import random
 from collections import Counter
@@ -14,6 +15,7 @@ import pytest
 from weft.batches.files import BatchRefused
 from weft.batches.forms.openai import OPENAI
 from weft.batches.forms.protocol import RouteAnswer
+from weft.batches.line_file import LineFile
 from weft.batches.records import BatchRecord
 from weft.batches.service import BatchService
 from weft.config.limits import Limits
@@ -117,6 +119,39 @@ def test_each_line_has_one_result_and_bad_lines_stop_nothing() -> None:
         assert batch.num_failed == 8
         assert batch.num_lines == 12
         assert all(body["service_tier"] == "flex" for body in route.bodies)
+        close(service)
+
+    asyncio.run(run())
+
+
+def test_a_full_disk_is_tried_again_every_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        waits: list[float] = []
+        num_full = 2
+        append = LineFile.append
+        sleep = asyncio.sleep
+
+        def full_at_first(file: LineFile, lines: list[bytes]) -> None:
+            nonlocal num_full
+            if num_full:
+                num_full -= 1
+                raise OSError(errno.ENOSPC, "no space left")
+            append(file, lines)
+
+        async def noted(seconds: float) -> None:
+            if seconds > 1.0:
+                waits.append(seconds)
+                seconds = 0.0
+            await sleep(seconds)
+
+        monkeypatch.setattr(LineFile, "append", full_at_first)
+        monkeypatch.setattr(asyncio, "sleep", noted)
+        service = service_of(None, Route())
+        batch = await begun(service, [line(index) for index in range(5)])
+        await ended(batch)
+        assert waits == [5.0, 5.0]
+        answered = results(service, batch.output_file)
+        assert sorted(one["custom_id"] for one in answered) == [f"c{i}" for i in range(5)]
         close(service)
 
     asyncio.run(run())

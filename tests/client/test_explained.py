@@ -10,6 +10,7 @@ import pytest
 
 from tests.examples import example_of
 from weft.client.explained import ON_ANY_ENGINE, OTHER_ENGINE, explained
+from weft.client.front_times import FrontTimes
 from weft.engine.causes import Cause
 from weft.messages.control import (
     CacheCause,
@@ -31,6 +32,7 @@ class Engines:
     ) -> None:
         self.engines = [None] * num_engines
         self.asked: list[Any] = []
+        self.fronts: dict[int, FrontTimes] = {}
         self._story = story
         self._holders = list(holders)
 

@@ -493,23 +493,51 @@ def seen_by(world: World, id: int, viewer: str | None) -> CacheCause:
     return one.cache_cause
 
 
-def test_of_requests_of_others_only_lengths_in_pages_are_told() -> None:
+def test_of_requests_of_others_only_pages_in_common_are_told() -> None:
     world = world_of()
     run(world, [*HEAD, 1, *TAIL], tenant="ann", rid="secret")
     id = run(world, [*HEAD, *range(1, 3), *TAIL], tenant="bob")
     for stranger in ("bob", ""):
         one = seen_by(world, id, stranger)
-        assert one.cause == Cause.INSERTED
-        assert one.rid == ""
-        assert one.theirs == []
-        assert "secret" not in one.words
-        assert one.same_tokens % PAGE == 0
-        assert one.same_tokens == 40
+        assert (one.cause, one.rid, one.theirs) == (Cause.NEW_TEXT, "", [])
+        assert (one.changed_tokens, one.replaced_tokens, one.missed_tokens) == (0, 0, 0)
+        assert (
+            one.words == "its first 40 tokens are those of another request; then it has other text"
+        )
     for viewer in ("ann", None):
         one = seen_by(world, id, viewer)
-        assert one.rid == "secret"
-        assert one.same_tokens == 41
+        assert (one.cause, one.rid, one.same_tokens) == (Cause.INSERTED, "secret", 41)
         assert one.theirs[: len(TAIL)] == TAIL[:24]
+
+
+SECRET = [901, 902, 903]
+
+
+def guesses() -> list[list[int]]:
+    """Prompts of a client that knows what stands before and after a secret: a wrong guess, and
+    guesses with some of its tokens, in its place or in runs with what stands around it."""
+    wrong = [801, 802, 803]
+    found = [wrong, [901, 802, 803], [901, 902, 803], [801], [801, *SECRET[1:]], []]
+    runs = [[*HEAD[-RUN_LEN + 1 :], token] for token in (801, 901)]
+    ends = [[token, *TAIL[: RUN_LEN - 1]] for token in (803, 903)]
+    return [[*HEAD, *one, *TAIL] for one in found] + [[*HEAD, 7, *one] for one in (*runs, *ends)]
+
+
+@pytest.mark.parametrize("has_own", [False, True], ids=["strangers", "own-request-beside"])
+@pytest.mark.parametrize("viewer", ["bob", ""])
+def test_no_answer_depends_on_a_guess_at_a_text_of_others(viewer: str, has_own: bool) -> None:
+    answers: list[set[tuple[object, ...]]] = []
+    for secret in (SECRET, [701, 702, 703]):
+        told: set[tuple[object, ...]] = set()
+        for number, guess in enumerate(guesses()):
+            world = world_of()
+            run(world, [*HEAD, *secret, *TAIL], tenant="ann", rid="hers")
+            if has_own:
+                run(world, [*HEAD, 7, *QUESTION], tenant="bob", rid="his")
+            one = seen_by(world, run(world, guess, tenant="bob"), viewer)
+            told.add((number, one.cause, one.rid, one.words, one.missed_tokens, one.same_tokens))
+        answers.append(told)
+    assert answers[0] == answers[1]
 
 
 def test_without_keys_nobody_is_shown_a_prompt() -> None:
@@ -517,9 +545,16 @@ def test_without_keys_nobody_is_shown_a_prompt() -> None:
     run(world, [*HEAD, 1, *TAIL])
     id = run(world, [*HEAD, 2, *TAIL])
     one = seen_by(world, id, "")
-    assert one.cause == Cause.CHANGED
-    assert one.rid == ""
-    assert one.theirs == []
+    assert (one.cause, one.rid, one.theirs) == (Cause.NEW_TEXT, "", [])
+
+
+def test_another_engine_prefers_a_request_of_who_asks_to_a_longer_one_of_others() -> None:
+    world = world_of()
+    run(world, [*HEAD, 901, 902], tenant="ann", rid="hers")
+    run(world, [*HEAD, 7], tenant="bob", rid="his")
+    for token in (901, 801):
+        near = find_holder(world.scheduler, "", packed([*HEAD, token, 8]), world.time, "bob")
+        assert near == PrefixHolder(same_tokens=40, usable_tokens=40, rid="his")
 
 
 def test_a_client_is_not_told_that_others_have_a_prompt_in_another_namespace() -> None:

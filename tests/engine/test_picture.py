@@ -11,6 +11,7 @@ import pytest
 from tests.engine.engine_world import EngineWorld
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.scenes import settings
+from weft.engine.explain import explain
 from weft.engine.picture.queue import MAX_QUEUED
 from weft.engine.picture.service import WATCH_S
 from weft.memory.index.survey import MAX_FOUND
@@ -83,6 +84,25 @@ def test_a_row_decodes_from_its_first_token_on(depth: int) -> None:
             assert (is_decoding == 1) == (num_output > 0)
             has_seen_both.add(is_decoding)
     assert has_seen_both == {0, 1}
+
+
+def test_rows_have_the_causes_of_their_requests_a_few_in_each_picture() -> None:
+    world = EngineWorld(settings(chunked_prefill_size=200, page_size=1))
+    world.send([9, *range(50, 90)], max_new_tokens=1)
+    world.run_dry()
+    ids = [world.send([9, number, *range(51, 90)], max_new_tokens=30) for number in range(3)]
+    first = look(world).rows
+    assert (first.causes, ints(first.missed_len)) == (["changed", "changed", ""], [39, 39, 0])
+    rows = look(world).rows
+    for id, cause, missed_len in zip(ids, rows.causes, ints(rows.missed_len), strict=True):
+        found = explain(world.scheduler, id, world.time)
+        assert found is not None
+        assert found.cache_cause is not None
+        assert (cause, missed_len) == (found.cache_cause.cause, found.cache_cause.missed_tokens)
+    world.run_dry()
+    world.send([9, *range(50, 90)], max_new_tokens=30)
+    rows = look(world).rows
+    assert (rows.causes, ints(rows.missed_len)) == (["found"], [0]), "of another request in a row"
 
 
 @pytest.mark.parametrize("depth", [0, 1])

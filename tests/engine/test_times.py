@@ -24,6 +24,7 @@ from weft.messages.control import (
     UnblockInput,
 )
 from weft.plan.step import Plan
+from weft.scheduler.history import NEVER
 
 STEP_S = 0.25
 TOKEN_S = 0.5
@@ -63,7 +64,8 @@ def test_a_request_alone_computes_its_prompt_and_decodes() -> None:
         "queue": 0.125,
         "prefill": 3 * STEP_S + 40 * TOKEN_S,
         "prefill_between": 2 * 0.125,
-        "decode": 4 * (STEP_S + TOKEN_S),
+        "first_decode": STEP_S + TOKEN_S,
+        "decode": 3 * (STEP_S + TOKEN_S),
         "decode_between": 4 * 0.125,
     }
     (own,) = [one for one in told(world, id).times if one.part == "prefill"]
@@ -93,7 +95,8 @@ def test_prompts_of_others_stop_the_tokens_of_a_request_and_the_gap_names_them()
     world.run_dry()
     assert parts(world, first) == {
         "prefill": STEP_S + 2 * TOKEN_S,
-        "decode": 5 * (STEP_S + TOKEN_S),
+        "first_decode": STEP_S + TOKEN_S,
+        "decode": 4 * (STEP_S + TOKEN_S),
         "decode_stalled": STEP_S + 30 * TOKEN_S,
     }
     assert told(world, first).longest_gap == LongestGap(
@@ -107,6 +110,7 @@ def test_prompts_of_others_stop_the_tokens_of_a_request_and_the_gap_names_them()
 def test_prompts_that_are_mixed_into_its_steps_are_told_apart() -> None:
     world = timed(World(settings(mixed_chunk=True, chunked_prefill_size=16)))
     first = world.send([1, 2], max_new_tokens=9, ignore_eos=True)
+    world.step()
     world.step()
     world.send(list(range(100, 130)), max_new_tokens=1)
     world.run_dry()
@@ -152,6 +156,54 @@ def test_a_request_that_was_taken_back_waits_again_and_is_computed_again() -> No
         assert again["queue_again"].detail.startswith("it was taken back ")
         assert one.longest_gap is not None
         assert one.longest_gap.seconds > again["queue_again"].seconds
+        assert one.longest_gap.what.startswith("it was taken back: ")
+
+
+def test_the_step_that_ran_when_a_request_came_is_remembered() -> None:
+    world = timed(World(settings()))
+    first = world.send([1, 2, 3], max_new_tokens=4, ignore_eos=True, rid="first")
+    world.step()
+    second = world.send([4], max_new_tokens=1)
+    world.run_dry()
+    assert (told(world, first).busy_until_s, told(world, first).busy_with) == (NEVER, "")
+    one = told(world, second)
+    assert one.busy_until_s == one.arrived_s == STEP_S + 3 * TOKEN_S
+    assert one.busy_with == "step 0 took 1.750 s: 3 prompt tokens of first"
+
+
+def test_a_gap_of_many_steps_tells_their_sum_and_one_without_steps_that_none_ran() -> None:
+    world = timed(World(settings()))
+    first = world.send([1, 2], max_new_tokens=9, ignore_eos=True)
+    world.step()
+    world.step()
+    for number in range(3):
+        world.send(
+            [100 + 40 * number + token for token in range(30)], max_new_tokens=1, rid="guest"
+        )
+        world.step()
+    world.step()
+    gap = told(world, first).longest_gap
+    assert gap is not None
+    assert gap.seconds == 3 * (STEP_S + 30 * TOKEN_S) + STEP_S + TOKEN_S
+    assert gap.what == (
+        "its 4 steps took 46.500 s; the longest, step 4 took 15.250 s: 30 prompt tokens of guest"
+    )
+    world.time += 100.0
+    world.run_dry()
+    gap = told(world, first).longest_gap
+    assert gap is not None
+    assert gap.what.endswith("a token for each of 1 request; no step ran for 100.000 s")
+
+
+def test_a_request_that_waits_for_the_prefix_of_another_says_so() -> None:
+    world = timed(World(settings()))
+    prompt = list(range(40))
+    world.send(prompt, max_new_tokens=1)
+    second = world.send(prompt, max_new_tokens=1)
+    world.run_dry()
+    (queue,) = [one for one in told(world, second).times if one.part == "queue"]
+    assert queue.detail == "another request of this step computes its prefix"
+    assert queue.seconds == STEP_S + 40 * TOKEN_S
 
 
 def test_a_block_and_a_pause_are_told() -> None:

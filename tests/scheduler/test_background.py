@@ -218,8 +218,8 @@ def test_while_an_online_request_decodes_only_so_many_background_rows_join_as_it
     world.plans.clear()
     for _ in range(10):
         world.step()
-    # A step of one row takes 11 ms; for a third of that three others join.
-    assert {len(plan.rows) for plan in online_steps(world, online)} == {4}
+    # Alone a step of one row takes 11 ms; for a third of that up to three others join.
+    assert {len(plan.rows) for plan in online_steps(world, online)} == {3, 4}
     # The others have lost nothing.
     assert decoding(world) == {*background, online}
     world.run_dry()
@@ -248,6 +248,46 @@ def test_a_background_prompt_is_cut_to_the_time_that_is_left_beside_an_online_re
     sizes = [plan.num_tokens for plan in world.plans if len(plan.rows) > 1]
     assert sizes
     assert max(sizes) <= 12  # at most as long again as a step of 11 ms
+
+
+def test_beside_an_online_prompt_background_rows_take_only_the_time_it_leaves() -> None:
+    world = timed(max_running_requests=16, background_slowdown=2.0, chunked_prefill_size=64)
+    for i in range(8):
+        world.send(line(4, i + 10), max_new_tokens=60, ignore_eos=True, background=True)
+    while len(decoding(world)) < 8:
+        world.step()
+    online = world.send(line(4, 7), max_new_tokens=40, ignore_eos=True)
+    while online not in decoding(world):
+        world.step()
+    world.plans.clear()
+    world.send(line(12, 9), max_new_tokens=2, ignore_eos=True)
+    world.step()
+    world.step()
+    beside = [plan for plan in world.plans if plan.num_tokens > len(plan.rows)]
+    assert beside
+    for plan in beside:
+        # The bound is twice a step of 11 ms: 12 tokens, of prompts first.
+        assert plan.num_tokens <= 13
+    world.run_dry()
+
+
+def test_while_background_requests_wait_an_online_prompt_may_take_what_they_may() -> None:
+    sizes = []
+    for has_background in (False, True):
+        world = timed(max_running_requests=2, background_slowdown=3.0, chunked_prefill_size=64)
+        online = world.send(line(4, 7), max_new_tokens=40, ignore_eos=True)
+        while online not in decoding(world):
+            world.step()
+        if has_background:
+            world.send(line(90, 8), max_new_tokens=2, ignore_eos=True, background=True)
+        world.send(line(60, 9), max_new_tokens=2, ignore_eos=True)
+        world.plans.clear()
+        world.step()
+        world.step()
+        sizes.append(max(plan.num_tokens for plan in world.plans))
+        world.run_dry()
+    alone, beside = sizes
+    assert alone < beside
 
 
 def test_alone_a_background_prompt_is_cut_so_that_an_arrival_waits_no_longer() -> None:
@@ -288,6 +328,21 @@ def test_time_limits_of_the_server_are_for_online_requests() -> None:
 # Its order
 
 
+def test_in_its_line_a_background_request_ages_after_an_hour() -> None:
+    """Its tenant was served so much that the order itself would let it wait."""
+    for waited_s, comes_first in ((3_500.0, False), (3_700.0, True)):
+        world = World(settings(max_running_requests=1, background_policy="priority", aging_s=5.0))
+        world.send(line(4), max_new_tokens=9, ignore_eos=True)
+        world.step()
+        old = world.send(line(4, 1), max_new_tokens=2, background=True)
+        world.time += waited_s
+        for i in range(2, 6):
+            world.send(line(4, i), max_new_tokens=2, background=True, priority=9)
+        world.run_dry()
+        ended = [id for id in world.finished if world.sent[id].background]
+        assert (ended.index(old) < len(ended) - 1) == comes_first
+
+
 def test_background_requests_with_one_prefix_run_one_after_the_other() -> None:
     world = World(settings(max_running_requests=1, background_policy="dfs-weight"))
     families = [[*range(20)], [*range(30, 50)]]
@@ -312,6 +367,23 @@ def test_what_background_requests_leave_in_the_cache_is_evicted_first() -> None:
     again = world.send([*chat, 5], max_new_tokens=1)
     world.run_dry()
     assert world.finished[again].cached_tokens == 30
+
+
+def test_background_requests_are_not_before_an_online_one_in_the_queue() -> None:
+    world = World(settings(max_running_requests=1))
+    for i in range(3):
+        world.send(line(4, i), max_new_tokens=2, background=True)
+    online = world.send(line(4, 9), max_new_tokens=2)
+    last = world.send(line(4, 8), max_new_tokens=2, background=True)
+    for id, arrival in (
+        (online, "4 prompt tokens"),
+        (last, "4 before it in the queue; background"),
+    ):
+        explanation = explain(world.scheduler, id, world.time)
+        assert explanation is not None
+        assert explanation.timeline[0].what.endswith(arrival)
+        assert explanation.service == ("online" if id == online else "background")
+    world.run_dry()
 
 
 def test_why_a_background_request_waits() -> None:

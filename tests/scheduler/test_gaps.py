@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from weft.arrays import LongArray
-from weft.scheduler.times import NO_GAP, NO_ROWS, Gap, StepNote, TokenGaps
+from weft.scheduler.times import (
+    MAX_STEPS,
+    NO_GAP,
+    NO_ROWS,
+    Gap,
+    GapSteps,
+    StepNote,
+    TokenGaps,
+)
 
 NUM_ROWS = 6
 
@@ -41,7 +49,33 @@ def test_a_gap_over_several_steps_names_the_longest_of_them(asks: bool) -> None:
         gaps.add(step, at if step.num_decoding else NO_ROWS)
         if asks:
             gaps.of(0)
-    assert gaps.of(0) == gaps.of(1) == Gap(5.0, 6.0, steps[2], 8.0)
+    assert gaps.of(0) == gaps.of(1) == Gap(5.0, 6.0, GapSteps(steps[2], 3, 5.0), 8.0)
+
+
+def test_a_gap_counts_the_steps_since_the_last_token_of_its_own_row() -> None:
+    gaps = TokenGaps(2)
+    first = np.array([0], dtype=np.intp)
+    both = np.array([0, 1], dtype=np.intp)
+    gaps.add(StepNote(0, 0.0, 1.0, 4, 0), NO_ROWS)
+    gaps.enter(0, NO_GAP, 1.0)
+    gaps.add(StepNote(1, 1.0, 2.0, 0, 1), first)
+    gaps.add(StepNote(2, 2.5, 4.0, 9, 0), NO_ROWS)
+    gaps.enter(1, NO_GAP, 4.0)
+    last = StepNote(3, 4.25, 5.0, 0, 2)
+    gaps.add(last, both)
+    assert gaps.of(0).steps == GapSteps(StepNote(2, 2.5, 4.0, 9, 0), 2, 2.25)
+    assert gaps.of(1).steps == GapSteps(last, 1, 0.75)
+
+
+def test_of_a_gap_with_very_many_steps_the_last_are_counted() -> None:
+    gaps = TokenGaps(1)
+    gaps.enter(0, NO_GAP, 0.0)
+    for number in range(MAX_STEPS + 5):
+        gaps.add(StepNote(number, float(number), number + 1.0, 4, 0), NO_ROWS)
+    gaps.add(StepNote(99, MAX_STEPS + 5.0, MAX_STEPS + 6.0, 0, 1), np.array([0], dtype=np.intp))
+    steps = gaps.of(0).steps
+    assert steps is not None
+    assert (steps.num, steps.seconds, steps.has_more) == (MAX_STEPS, MAX_STEPS, True)
 
 
 class RowsAtRandom:

@@ -67,6 +67,8 @@ def picture(number: int, rank: int = 0) -> Picture:
             num_output=ints(2),
             max_len=ints(20),
             age_s=floats(1.5),
+            causes=["changed"],
+            missed_len=ints(3),
         ),
         queue=QueueColumns(),
         pins=[

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,29 +171,32 @@ def test_an_engine_that_does_not_know_ends_no_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "sent", "viewer"),
+    ("config", "viewers"),
     [
-        (ServerConfig(drain_s=1.0), {}, ""),
-        (ServerConfig(drain_s=1.0, tenant_by="user"), {"user": "ann"}, ""),
-        (ServerConfig(drain_s=1.0, api_key="secret"), {}, None),
+        # Nobody knows whose requests are whose, whatever name a client gives.
+        ({}, (None, "", "")),
+        ({"tenant_by": "user"}, (None, "", "")),
+        ({"api_key": "secret"}, ("key-2bb80d53", "key-2bb80d53", "key-2bb80d53")),
+        (
+            {"api_key": "secret", "tenant_by": "user"},
+            ("key-2bb80d53", "key-2bb80d53", "key-2bb80d53/ann"),
+        ),
+        ({"admin_api_key": "secret"}, (None, None, None)),
     ],
+    ids=["no-key", "no-key-by-user", "key", "key-by-user", "admin-key"],
 )
-def test_only_the_owner_of_a_key_reads_of_requests(
-    config: ServerConfig, sent: dict[str, str], viewer: str | None
+def test_the_owner_of_a_key_reads_of_its_requests_and_the_administrator_of_all(
+    config: dict[str, Any], viewers: tuple[str | None, ...]
 ) -> None:
-    """Without keys nobody knows whose requests are whose, whatever name a client gives."""
-    with running(config) as fake:
+    with running(ServerConfig(drain_s=1.0, **config)) as fake:
         asked = count_questions(fake)
-        body = {"prompt": "a", "max_tokens": 1, "return_cache_cause": True, **sent}
-        headers = {"authorization": "Bearer secret"}
-        answer = httpx.post(f"{fake.url}/v1/completions", json=body, headers=headers)
-        assert answer.status_code == 200
-        (one,) = asked
-        if viewer is None:
-            assert one.viewer
-            assert one.viewer == fake.engine.seen[0].tenant
-        else:
-            assert one.viewer == viewer
+        body = {"prompt": "a", "max_tokens": 1, "return_cache_cause": True}
+        url = f"{fake.url}/v1/completions"
+        key = {"authorization": "Bearer secret"}
+        far = {**key, "x-forwarded-for": "10.0.0.7"}
+        for headers, sent in ((key, {}), (far, {}), (far, {"user": "ann"})):
+            assert httpx.post(url, json={**body, **sent}, headers=headers).status_code == 200
+        assert tuple(one.viewer for one in asked) == viewers
 
 
 def count_questions(fake: RunningServer) -> list[ExplainRequest]:
@@ -229,6 +234,59 @@ def test_the_parts_of_the_time_are_all_of_it(server: RealServer, stream: bool) -
     assert any(line.startswith("    prefill ") for line in lines)
 
 
+SAID = [{"role": "user", "content": "Say it."}]
+SHORT = {"max_tokens": 3}
+KINDS: list[tuple[str, str, dict[str, Any], int]] = [
+    ("several", "/v1/completions", {"prompt": "a b", "n": 3, **SHORT}, 3),
+    ("prompts", "/v1/completions", {"prompt": ["a", "b c"], "stream": True, **SHORT}, 2),
+    ("stopped", "/v1/completions", {"prompt": "a b c", "max_tokens": 30, "stop": ["e"]}, 1),
+    ("flex", "/v1/chat/completions", {"messages": SAID, "service_tier": "flex", **SHORT}, 1),
+    ("session", "/v1/completions", {"prompt": "a", "session_params": {"id": "s"}, **SHORT}, 1),
+    ("grammar", "/v1/completions", {"prompt": "a", "guided_choice": ["yes", "no"]}, 1),
+    ("response", "/v1/responses", {"input": "a b", "max_output_tokens": 16}, 1),
+    ("streamed", "/v1/responses", {"input": "a", "max_output_tokens": 16, "stream": True}, 1),
+    ("message", "/v1/messages", {"messages": SAID, **SHORT}, 1),
+    ("ollama", "/api/chat", {"messages": SAID, "stream": False}, 1),
+    ("ollama-text", "/api/generate", {"prompt": "a b"}, 1),
+    ("sglang", "/generate", {"text": "a b", "sampling_params": {"max_new_tokens": 3}}, 1),
+    ("scores", "/v1/score", {"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]}, 2),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "body", "num"), KINDS, ids=[name for name, *_ in KINDS])
+def test_in_each_api_the_parts_are_all_of_the_time_that_a_client_waits(
+    server: RealServer, name: str, path: str, body: dict[str, Any], num: int
+) -> None:
+    if name == "session":
+        server.post("/open_session", capacity_of_str_len=1_000, session_id="s")
+    sent = server.http.post(path, json=body, headers={"x-request-id": name})
+    began_s = time.perf_counter()
+    answer = server.wait(sent)
+    measured_s = time.perf_counter() - began_s
+    assert answer.status_code == 200, answer.text
+    found = server.get(f"/requests/{answer.headers['x-request-id']}").json()["requests"]
+    assert len(found) == num
+    for one in found:
+        parts = [(part["part"], part["seconds"]) for part in one["times"]]
+        assert min(seconds for _, seconds in parts) > 0
+        assert sum(seconds for _, seconds in parts) == pytest.approx(one["total_s"], rel=1e-6)
+        assert one["total_s"] < measured_s
+        assert parts[-1][0] == "sending", "its end is known"
+        if path != "/v1/score":
+            assert 0 < one["first_token_s"] < one["total_s"]
+
+
+def test_a_response_in_the_background_ends_when_it_is_stored(server: RealServer) -> None:
+    answer = server.post("/v1/responses", input="a b", max_output_tokens=16, background=True)
+    id = answer.json()["id"]
+    while server.get(f"/v1/responses/{id}").json()["status"] not in ("completed", "incomplete"):
+        server.wait(asyncio.sleep(0))
+    (one,) = server.get(f"/requests/{id}").json()["requests"]
+    assert one["times"][-1]["part"] == "sending"
+    again = server.get(f"/requests/{id}").json()["requests"]
+    assert again[0]["total_s"] == one["total_s"], "it does not go on"
+
+
 def post(server: RealServer, headers: dict[str, str], **body: Any) -> httpx.Response:
     work = server.http.post("/v1/completions", json={"prompt": "Sent.", **body}, headers=headers)
     return server.wait(work)
@@ -244,9 +302,18 @@ def test_what_the_front_of_several_servers_says_is_told(server: RealServer) -> N
 def test_why_of_a_request_that_was_refused_is_its_refusal(server: RealServer) -> None:
     refused = post(server, {"x-request-id": "refused"}, max_tokens=-5)
     assert refused.status_code == 400
-    answer = server.get("/requests/refused")
-    assert answer.status_code == 404
-    assert "max_tokens is -5" in answer.json()["error"]["message"]
+    answer = server.get("/requests/refused").json()
+    (one,) = answer["refused"]
+    assert (one["status"], "max_tokens is -5" in one["message"]) == (400, True)
+    assert {part["part"] for part in one["times"]} >= {"read", "parse"}
+
+
+def test_a_name_that_was_refused_and_then_answered_has_both_histories(server: RealServer) -> None:
+    post(server, {"x-request-id": "again"}, max_tokens=-5)
+    post(server, {"x-request-id": "again"}, max_tokens=2)
+    lines = list(causes(server.get("/requests/again").json()))
+    assert lines[0].startswith("again (request ")
+    assert any(line.startswith("again: /v1/completions answered with 400, ") for line in lines)
 
 
 def test_why_of_a_request_that_the_engine_refused_is_its_refusal(server: RealServer) -> None:

@@ -3,17 +3,22 @@ engine."""
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.server.fake import RunningServer, running
+from tests.server.fake import READY, RunningServer, eventually, running
+from weft.cli.why import causes
+from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.messages import control
 from weft.messages.codec import ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
+from weft.observe.request_context import RequestContext
+from weft.server.http.middleware import CLIENT_LEFT
 from weft.server.refusals import MAX_REFUSALS, RefusalLog
 
 ROW = control.RequestRow(
@@ -62,6 +67,10 @@ EXPLANATION = control.Explanation(
 @pytest.fixture
 def telling(server: RunningServer) -> RunningServer:
     """A server whose engine answers questions about itself."""
+    return tell(server)
+
+
+def tell(server: RunningServer) -> RunningServer:
     engine = server.engine
     send = engine.send
 
@@ -113,6 +122,7 @@ def test_open_requests_are_listed_with_the_queue(
         "cached_tokens": 0,
         "session": "",
         "priority": 0,
+        "service": "online",
         "tenant": "",
         "user": "",
         "timeout_s": None,
@@ -208,7 +218,7 @@ def test_a_request_whose_time_is_over_has_that_status(
         ("/v1/completions", {"prompt": "x", "max_tokens": -7}, 400, "max_tokens"),
         ("/v1/chat/completions", {"messages": "x"}, 400, "messages"),
         ("/v1/completions", {"prompt": "x", "model": "nobody"}, 404, "nobody"),
-        ("/v1/messages", {"messages": []}, 400, "messages"),
+        ("/v1/messages", {"messages": []}, 400, "max_tokens"),
     ],
 )
 def test_asking_for_a_refused_request_gives_the_reason(
@@ -222,14 +232,82 @@ def test_asking_for_a_refused_request_gives_the_reason(
     name = f"refused-{path.rpartition('/')[2]}-{status}"
     answer = http.post(path, json=body, headers={"x-request-id": name})
     assert answer.status_code == status
-    told = http.get(f"/requests/{name}")
-    assert told.status_code == 404
-    message = told.json()["error"]["message"]
-    assert message.startswith(f"the request to {path} was answered with {status} ")
-    assert part in message
-    # The question itself is no request that was refused.
-    again = http.get(f"/requests/{told.json()['request_id']}").json()
+    one = refusal(http, name)
+    assert (one["rid"], one["path"], one["status"]) == (name, path, status)
+    assert part in one["message"]
+    # A question that finds nothing is no request that was refused.
+    nothing = http.get("/requests/nobody")
+    assert nothing.status_code == 404
+    again = http.get(f"/requests/{nothing.json()['request_id']}").json()
     assert "no request named" in again["error"]["message"]
+
+
+def refusal(http: httpx.Client, name: str) -> Any:
+    """The latest refusal of this name; its time is all accounted for."""
+    told = http.get(f"/requests/{name}").json()
+    assert told["requests"] == []
+    one = told["refused"][0]
+    assert sum(part["seconds"] for part in one["times"]) == pytest.approx(one["total_s"])
+    line = next(iter(causes(told)))
+    how = f"answered with {one['status']}"
+    if one["status"] == CLIENT_LEFT:
+        how = "was not answered"
+    assert line.startswith(f"{name}: {one['path']} {how}, ")
+    assert line.endswith(f" s ago: {one['message']}")
+    return one
+
+
+def test_whatever_the_front_refuses_has_a_history() -> None:
+    config = ServerConfig(drain_s=1.0, api_key="user", admin_api_key="admin")
+    limits = Limits(max_body_mb=0.001)
+    with running(config, limits=limits) as server, httpx.Client(base_url=server.url) as http:
+        tell(server)
+        http.headers["authorization"] = "Bearer admin"
+
+        def post(name: str, **sent: Any) -> Any:
+            headers = {"x-request-id": name, **sent.pop("headers", {})}
+            answer = http.post("/v1/completions", **sent, headers=headers)
+            one = refusal(http, name)
+            assert one["status"] == answer.status_code
+            return one
+
+        key = {"authorization": "Bearer wrong"}
+        assert post("no-key", json={"prompt": "x"}, headers=key)["status"] == 401
+        assert post("too-large", json={"prompt": "x" * 2_000})["status"] == 413
+        text = {"content-type": "text/html"}
+        assert post("not-json", content="x", headers=text)["status"] == 415
+        assert post("no-object", content="[")["status"] == 400
+        server.client.state.ready = None
+        one = post("loading", json={"prompt": "x"})
+        assert (one["status"], one["message"]) == (503, "the engine is not ready yet")
+        server.call(lambda: server.client.deliver(READY))
+        with socket.create_connection(("127.0.0.1", server.port)) as cut:
+            cut.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 900\r\n"
+                b"authorization: Bearer user\r\nx-request-id: cut\r\n\r\n{"
+            )
+            assert eventually(lambda: any(one._head_len < 0 for one in server.connections))
+        assert eventually(lambda: http.get("/requests/cut").status_code == 200)
+        one = refusal(http, "cut")
+        assert one["status"] == CLIENT_LEFT
+        assert one["message"] == "the client left when 1 bytes of the body had arrived"
+
+
+def test_a_refusal_that_the_engine_remembers_is_not_told_twice() -> None:
+    refusals = RefusalLog()
+    request = RequestContext(ROW.rid, 0.0, is_in_engine=True)
+    refusals.note(request, "/x", 429, "the queue is full")
+    assert [one.status for one in refusals.of(ROW.rid, is_in_engine=False)] == [429]
+    assert refusals.of(ROW.rid, is_in_engine=True) == []
+
+
+def test_requests_without_a_key_displace_no_refusal_of_others() -> None:
+    refusals = RefusalLog()
+    refusals.note(RequestContext("mine", 0.0), "/x", 400, "bad")
+    for number in range(2 * MAX_REFUSALS):
+        refusals.note(RequestContext(f"r{number}", 0.0), "/x", 401, "no key")
+    assert len(refusals.of("mine", is_in_engine=False)) == 1
+    assert refusals.of("r0", is_in_engine=False) == []
 
 
 @pytest.mark.parametrize(
@@ -247,9 +325,9 @@ def test_a_request_whose_body_was_refused_is_found_by_the_name_in_it(
 ) -> None:
     refused = http.post(path, json={**body, "rid": "mine"})
     assert refused.headers["x-request-id"] == refused.json()["request_id"] == "mine"
-    message = http.get("/requests/mine").json()["error"]["message"]
-    assert message.startswith(f"the request to {path} was answered with {refused.status_code} ")
-    assert part in message
+    one = refusal(http, "mine")
+    assert (one["path"], one["status"]) == (path, refused.status_code)
+    assert part in one["message"]
     # A name that cannot be a name is not used.
     for name in ("n" * 10_000, 7, ["mine"], "two words", ""):
         other = http.post(path, json={**body, "rid": name})
@@ -260,8 +338,10 @@ def test_only_the_latest_refusals_are_remembered() -> None:
     now = [100.0]
     refusals = RefusalLog(clock=lambda: now[0])
     for number in range(MAX_REFUSALS + 3):
-        refusals.note(f"r{number % MAX_REFUSALS}", "/x", 400, f"reason {number}")
-    now[0] += 7.2
-    assert refusals.describe("r2").endswith(f"reason {MAX_REFUSALS + 2}")
-    assert "answered with 400 7 s ago" in refusals.describe("r3")
-    assert refusals.describe("r") == ""
+        request = RequestContext(f"r{number % MAX_REFUSALS}", 99.0)
+        refusals.note(request, "/x", 400, f"reason {number}")
+    now[0] += 7.25
+    (one,) = refusals.of("r2", is_in_engine=False)
+    assert (one.message, one.total_s) == (f"reason {MAX_REFUSALS + 2}", 1.0)
+    assert refusals.ago_s(one) == 7.25
+    assert refusals.of("r", is_in_engine=False) == []

@@ -67,6 +67,7 @@ class BatchRunner:
         self._results: list[LineResult] = []  # that are not written yet
         self._has_results = asyncio.Event()
         self._is_over = False  # no more results come
+        self._is_stopped = False  # what cannot be written now is left to another runner
         self._end_kind = ""  # why lines without an answer are ended now: expired or cancelled
         self._ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -92,6 +93,8 @@ class BatchRunner:
                 await self._open(index, line, done, taken, open_lines)
                 index += 1
             await _all_of(open_lines)
+            self._ends_after_results()
+            await asyncio.shield(writer)  # however long the disk is full
         finally:
             for task in open_lines:
                 task.cancel()
@@ -171,14 +174,18 @@ class BatchRunner:
             is_written = await self._write()
             if is_written:
                 continue
-            if self._is_over:
+            if self._is_stopped:
                 return  # the lines are answered again by the next runner
             await asyncio.sleep(DISK_WAIT_S)
 
-    async def _finish(self, writer: asyncio.Task[None]) -> None:
-        """Write what is left, whatever ends the runner."""
+    def _ends_after_results(self) -> None:
         self._is_over = True
         self._has_results.set()
+
+    async def _finish(self, writer: asyncio.Task[None]) -> None:
+        """Write what is left, whatever ends the runner."""
+        self._is_stopped = True
+        self._ends_after_results()
         is_cancelled = False
         while not writer.done():  # nobody may read the files while it writes
             try:

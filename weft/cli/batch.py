@@ -3,9 +3,8 @@
     weft batch run requests.jsonl --output answers.jsonl
 
 Lines are those of OpenAI's batches, or plain ones with `messages`, `prompt` or `input`; a plain
-line without a `custom_id` is called by its number. Answers are appended line by line, so a run
-that was stopped in any way goes on where it was: what is in the file is not asked again. Lines that
-could not be answered are in FILE.errors, and the next run tries them again.
+line without a `custom_id` is called by its number. How lines are read and written, over any number
+of runs: `batches/file_run.py`.
 """
 
 from __future__ import annotations
@@ -13,19 +12,16 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
 
-from weft.batches.forms.openai import OPENAI, PATHS
+from weft.batches.file_run import EndedLine, FileRun, Job, ResultFiles, num_lines
+from weft.batches.forms.openai import OPENAI, PATHS, check_line
 from weft.batches.forms.protocol import BadLine, LineRequest, RouteAnswer
-from weft.batches.line_file import LineFile, lines_of
+from weft.batches.line_file import lines_of
 from weft.batches.tries import Tries
 from weft.cli.ctl.run import DEFAULT_URL
 from weft.cli.remote import ANSWER_TIMEOUT_S, RemoteServer, served_models
@@ -33,10 +29,8 @@ from weft.config.options import Command, SettingsError, asked_help, did_you_mean
 from weft.json_types import JsonObject
 
 ABOUT = "Answer the lines of a file by a running server, in the background."
-SHOWN_EVERY_S = 0.5
 # The routes of plain lines, by the field that says what is asked.
 PLAIN = {"messages": PATHS[0], "prompt": PATHS[1], "input": PATHS[2]}
-STOPPED = 130  # exit status, as of an interrupted program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +50,6 @@ class BatchOptions:
         group="batch",
         everyday=True,
     )
-
-
-class Job(NamedTuple):
-    number: int  # of the line, from 0
-    work: LineRequest
-
-
-class EndedLine(NamedTuple):
-    line: JsonObject
-    is_error: bool
 
 
 def batch(argv: Sequence[str]) -> int:
@@ -92,87 +76,78 @@ def batch(argv: Sequence[str]) -> int:
         raise SettingsError(f"FILE and --output are the same file, {source}")
     server = RemoteServer(options.url, options.api_key)
     model = served_models(server)[0].name
-    return BatchOfFile(options, server, model).run()
+    kind = RequestLines()
+    results = ResultFiles(Path(options.output), kind)
+    run = FileRun(lines_of(source), num_lines(source), kind, results)
+    return run.run(Asking(options, server, model).answers)
 
 
-class BatchOfFile:
-    """The lines of one file. Answers come from threads, and one thread writes them."""
+class RequestLines:
+    """Lines of requests, and their results in the form of OpenAI's batches."""
+
+    def read(self, line: bytes, number: int) -> LineRequest:
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as exc:
+            raise BadLine(f"this line cannot be read: {exc}") from exc
+        if not isinstance(fields, dict):
+            raise BadLine("this line is no JSON object")
+        if "body" in fields:
+            path = fields.get("url") or PATHS[0]
+            if path not in PATHS:
+                allowed = ", ".join(PATHS)
+                raise BadLine(f"url is {path!r}; allowed: {allowed}", fields.get("custom_id"))
+            return OPENAI.work(line, path)
+        custom_id = str(fields.pop("custom_id", f"line-{number}"))
+        asked = [name for name in PLAIN if name in fields]
+        if len(asked) != 1:
+            raise BadLine("one of body, messages, prompt and input is expected", custom_id)
+        check_line(custom_id, fields)
+        return LineRequest(custom_id, PLAIN[asked[0]], fields)
+
+    def name(self, work: LineRequest, number: int) -> str:
+        return work.custom_id
+
+    def name_of(self, result: JsonObject) -> str | None:
+        name = result.get("custom_id")
+        return name if isinstance(name, str) and "response" in result else None
+
+    def bad(self, number: int, error: BadLine) -> JsonObject:
+        return OPENAI.ended(f"line-{number}", error.custom_id, "invalid", str(error)).fields
+
+
+class Asking:
+    """Asks the server from threads, `open_lines` at once. `model`: of lines that name none."""
 
     def __init__(self, options: BatchOptions, server: RemoteServer, model: str) -> None:
-        """Raises SettingsError if the files of answers cannot be written."""
         self._options = options
         self._server = server
-        self._model = model  # of lines that name none
-        self._source = Path(options.file)
-        output = Path(options.output)
-        errors = output.with_name(output.name + ".errors")
-        try:
-            self._output = LineFile(output)
-            errors.unlink(missing_ok=True)  # these lines are tried again
-            self._errors = LineFile(errors)
-            self._done = {_custom_id(line) for line in lines_of(output)}
-            self._num_lines = sum(1 for _ in lines_of(self._source))
-        except BlockingIOError as exc:
-            raise SettingsError(f"--output is {output}: another run writes to it") from exc
-        except OSError as exc:
-            raise SettingsError(f"--output is {output}: {exc.strerror}") from exc
+        self._model = model
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._ended: SimpleQueue[EndedLine] = SimpleQueue()
         self._is_stopped = threading.Event()
-        self._num_found = len(self._done)
-        self._num_failed = 0
-        self._began_s = time.monotonic()
 
-    def run(self) -> int:
-        num_open = 0
-        threads = [
-            threading.Thread(target=self._ask, daemon=True) for _ in range(self._options.open_lines)
-        ]
+    def answers(self, jobs: Iterator[Job]) -> Iterator[EndedLine]:
+        """The results of all jobs, as they come. Left early, no thread asks for more."""
+        most = self._options.open_lines
+        threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(most)]
         for thread in threads:
             thread.start()
-        num_ended = 0
-        shown_s = 0.0
+        num_open = 0
         try:
-            for job in self._jobs_of_file():
+            for job in jobs:
                 self._jobs.put(job)
                 num_open += 1
-                while num_open >= 2 * self._options.open_lines:
+                while num_open >= 2 * most:
                     num_open -= 1
-                    num_ended += self._write(self._ended.get())
-                    shown_s = self._show(num_ended, shown_s)
+                    yield self._ended.get()
             while num_open:
                 num_open -= 1
-                num_ended += self._write(self._ended.get())
-                shown_s = self._show(num_ended, shown_s)
-        except KeyboardInterrupt:
-            self._is_stopped.set()
-            self._report(num_ended, "stopped; the same command goes on")
-            return STOPPED
+                yield self._ended.get()
         finally:
             self._is_stopped.set()
             for _ in threads:
                 self._jobs.put(None)
-            for file in (self._output, self._errors):
-                file.flush()
-                file.close()
-        self._report(num_ended, "")
-        return 1 if self._num_failed else 0
-
-    def _jobs_of_file(self) -> Iterator[Job]:
-        """The lines that are to be asked. What is no request is an error line at once."""
-        taken: set[str] = set()
-        for index, line in enumerate(lines_of(self._source)):
-            try:
-                work = _work(line, index)
-                if work.custom_id in taken:
-                    raise BadLine("custom_id is that of an earlier line", work.custom_id)
-            except BadLine as exc:
-                written = OPENAI.ended(f"line-{index}", exc.custom_id, "invalid", str(exc))
-                self._write(EndedLine(written.fields, is_error=True))
-                continue
-            taken.add(work.custom_id)
-            if work.custom_id not in self._done:
-                yield Job(index, work)
 
     # ---- the threads
 
@@ -185,7 +160,7 @@ class BatchOfFile:
                 return
             answer = self._answer(connection, job.work)
             written = OPENAI.answered(f"line-{job.number}", job.work.custom_id, answer)
-            self._ended.put(EndedLine(written.fields, written.is_error))
+            self._ended.put(EndedLine([written.fields], written.is_error))
 
     def _answer(self, connection: http.client.HTTPConnection, work: LineRequest) -> RouteAnswer:
         body = {"model": self._model, **work.body}
@@ -211,67 +186,3 @@ class BatchOfFile:
             connection.close()  # the next request opens it again
             message = f"the connection to {self._server.address} broke: {exc}"
             return RouteAnswer(502, {"error": {"message": message}}, "")
-
-    # ---- results
-
-    def _write(self, ended: EndedLine) -> int:
-        """Append a result. Returns 1. Raises SettingsError if the disk takes nothing."""
-        file = self._errors if ended.is_error else self._output
-        try:
-            file.append([json.dumps(ended.line, ensure_ascii=False).encode()])
-        except OSError as exc:
-            raise SettingsError(f"{file.path} could not be written: {exc.strerror}") from exc
-        self._num_failed += ended.is_error
-        return 1
-
-    def _show(self, num_ended: int, shown_s: float) -> float:
-        now = time.monotonic()
-        if now < shown_s + SHOWN_EVERY_S or not sys.stderr.isatty():
-            return shown_s
-        sys.stderr.write(f"\r\x1b[2K{self._text(num_ended)}")
-        sys.stderr.flush()
-        return now
-
-    def _report(self, num_ended: int, words: str) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[2K")
-        text = self._text(num_ended)
-        print(f"{text}; {words}" if words else text, file=sys.stderr)
-
-    def _text(self, num_ended: int) -> str:
-        elapsed_s = max(time.monotonic() - self._began_s, 1e-9)
-        rate = num_ended / elapsed_s
-        num_there = self._num_found + num_ended
-        left_s = (self._num_lines - num_there) / rate if rate else 0.0
-        text = f"{num_there:,} of {self._num_lines:,} lines, {rate:,.1f} a second"
-        if left_s > 1:
-            text += f", about {left_s:,.0f} s left"
-        if self._num_failed:
-            text += f", {self._num_failed:,} failed"
-        return text
-
-
-def _work(line: bytes, index: int) -> LineRequest:
-    """What a line asks. Raises BadLine."""
-    try:
-        fields = json.loads(line)
-    except ValueError as exc:
-        raise BadLine(f"this line cannot be read: {exc}") from exc
-    if not isinstance(fields, dict):
-        raise BadLine("this line is no JSON object")
-    if "body" in fields:
-        path = fields.get("url") or PATHS[0]
-        if path not in PATHS:
-            raise BadLine(f"url is {path!r}; allowed: {', '.join(PATHS)}", fields.get("custom_id"))
-        return OPENAI.work(line, path)
-    custom_id = str(fields.pop("custom_id", f"line-{index}"))
-    asked = [name for name in PLAIN if name in fields]
-    if len(asked) != 1:
-        raise BadLine("one of body, messages, prompt and input is expected", custom_id)
-    return LineRequest(custom_id, PLAIN[asked[0]], fields)
-
-
-def _custom_id(line: bytes) -> str:
-    with suppress(ValueError, AttributeError):
-        return str(json.loads(line).get("custom_id"))
-    return ""

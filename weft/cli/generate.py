@@ -12,10 +12,11 @@ command line. Each line gives one output line
     {"id": "a1", "index": 0, "text": "...", "finish_reason": "stop", "prompt_tokens": 3, ...}
 
 in the order in which completions end; "index" is the index of the input line. A line that cannot be
-run gives an output line with "error".
+run gives an output line with "error", which with --output is in FILE.errors.
 
-A file of completions is never emptied by accident: it is opened only when the model is ready, and
-one that already has content is refused unless --overwrite is given.
+A file of completions is never emptied by accident: it is opened only when the model is ready. With
+--input the same command goes on where an earlier run was stopped (`batches/file_run.py`); with
+--prompt a file that already has content is refused unless --overwrite is given.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from weft.config.engine import EngineConfig
 from weft.config.options import (
@@ -41,9 +42,11 @@ from weft.config.options import (
 from weft.json_types import JsonObject
 
 if TYPE_CHECKING:
+    from weft.batches.file_run import EndedLine, Job, Results
+    from weft.batches.forms.protocol import BadLine
     from weft.llm import LLM, Output
     from weft.messages.requests import GenerateRequest
-    from weft.messages.sampling import InvalidParam, SamplingParams
+    from weft.messages.sampling import SamplingParams
 
 ABOUT = "Complete one prompt (--prompt) or a file of them (--input), without a server."
 
@@ -66,7 +69,8 @@ class GenerateOptions:
     )
     overwrite: bool = option(
         False,
-        "replace the file of --output if it has content; else it is refused",
+        "replace the file of --output if it has content; else --input goes on with it, and "
+        "--prompt refuses it",
         group="generate",
         everyday=True,
     )
@@ -156,10 +160,9 @@ def generate(argv: Sequence[str]) -> int:
         llm = LLM.of(settings.make(EngineConfig))
         params = params_of(settings, llm.default_params)
         _check_output(options)  # loading takes long: another run may have written meanwhile
-        target = _open(options.output, "w", stack)
-        if options.prompt:
-            return _complete_one(llm, options, params, target)
-        return _complete_lines(llm, source, target, params)
+        if options.input:
+            return _complete_lines(llm, options, source, params)
+        return _complete_one(llm, options, params, _open(options.output, "w", stack))
 
 
 def _check_output(options: GenerateOptions) -> None:
@@ -171,7 +174,7 @@ def _check_output(options: GenerateOptions) -> None:
     if options.input not in ("", "-") and source.exists() and path.samefile(source):
         raise SettingsError(f"--input and --output are the same file, {path}")
     size = path.stat().st_size
-    if size and not options.overwrite:
+    if size and options.prompt and not options.overwrite:
         raise SettingsError(
             f"{path} already has {size:,} bytes; --overwrite replaces them, another --output "
             "keeps them"
@@ -208,45 +211,102 @@ def _complete_one(
     return 0
 
 
-def _complete_lines(llm: LLM, source: IO[str], target: IO[str], params: SamplingParams) -> int:
-    from weft.observe.progress import Progress
+def _complete_lines(
+    llm: LLM, options: GenerateOptions, source: IO[str], params: SamplingParams
+) -> int:
+    from weft.batches.file_run import FileRun, ResultFiles, num_lines
 
-    ids: list[Any] = []  # of the lines read so far
-    num_failed = 0
-    progress = Progress()
-    for index, outputs in llm.complete(_prompts(llm, source, params, ids), strict=False):
-        for output in outputs:
-            num_failed += output.finish_reason == "error"
-            line = _line(index, ids[index], output)
-            target.write(json.dumps(line, ensure_ascii=False) + "\n")
-        target.flush()
-        progress.add(sum(output.completion_tokens for output in outputs))
-    progress.close()
-    if num_failed:
-        print(f"{progress.text}, {num_failed} failed", file=sys.stderr)
-        return 1
-    print(progress.text, file=sys.stderr)
-    return 0
+    kind = PromptLines(llm, params)
+    results: Results = Printed()
+    if options.output not in ("", "-"):
+        output = Path(options.output)
+        if options.overwrite:
+            output.unlink(missing_ok=True)
+        results = ResultFiles(output, kind)
+    path = Path(options.input)
+    num = num_lines(path) if path.is_file() else 0
+    lines = (line.encode() for line in source if line.strip())
+    return FileRun(lines, num, kind, results).run(kind.answers)
 
 
-def _prompts(
-    llm: LLM, source: IO[str], defaults: SamplingParams, ids: list[Any]
-) -> Iterator[GenerateRequest | InvalidParam]:
-    """The lines of `source` as prompts, or their errors. Appends the id of each line to `ids`."""
-    from weft.messages.sampling import InvalidParam
+class Printed:
+    """Results on standard output."""
 
-    for text in filter(str.strip, source):
-        ids.append(None)
+    def __init__(self) -> None:
+        self.done: set[str] = set()
+
+    def write(self, ended: EndedLine) -> None:
+        for line in ended.lines:
+            sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """Standard output stays open."""
+
+
+class PromptWork(NamedTuple):
+    """What a line asks for; `id` is the client's."""
+
+    id: Any
+    prompt: GenerateRequest
+
+
+class PromptLines:
+    """Lines with prompts and sampling parameters, which a model in this process completes. A line
+    is known by its index and its id."""
+
+    def __init__(self, llm: LLM, defaults: SamplingParams) -> None:
+        self._llm = llm
+        self._defaults = defaults
+
+    def read(self, line: bytes, number: int) -> PromptWork:
+        from weft.batches.forms.protocol import BadLine
+        from weft.messages.sampling import InvalidParam
+
+        id: Any = None
         try:
-            line = json.loads(text)
-            if not isinstance(line, dict):
+            fields = json.loads(line)
+            if not isinstance(fields, dict):
                 raise ValueError("it is not a JSON object")
-            ids[-1] = line.pop("id", None)
-            yield _prompt(llm, line, defaults)
+            id = fields.pop("id", None)
+            return PromptWork(id, _prompt(self._llm, fields, self._defaults))
         except InvalidParam as exc:
-            yield exc
-        except (ValueError, TypeError) as exc:
-            yield InvalidParam("line", f"this line cannot be read: {exc}")
+            raise BadLine(str(exc), id) from exc
+        except (ValueError, TypeError, RecursionError) as exc:
+            raise BadLine(f"this line cannot be read: {exc}", id) from exc
+
+    def name(self, work: PromptWork, number: int) -> str:
+        return _name(number, work.id)
+
+    def name_of(self, result: JsonObject) -> str | None:
+        if "index" not in result or "finish_reason" not in result:
+            return None
+        return _name(result["index"], result.get("id"))
+
+    def bad(self, number: int, error: BadLine) -> JsonObject:
+        return _error_line(number, error.custom_id, str(error))
+
+    def answers(self, jobs: Iterator[Job]) -> Iterator[EndedLine]:
+        from weft.batches.file_run import EndedLine
+
+        asked: list[Job] = []  # all of this run: the model names them by their order
+
+        def prompts() -> Iterator[GenerateRequest]:
+            for job in jobs:
+                asked.append(job)
+                yield job.work.prompt
+
+        for position, outputs in self._llm.complete(prompts(), strict=False):
+            job = asked[position]
+            yield EndedLine(
+                [_line(job.number, job.work.id, output) for output in outputs],
+                is_error=any(output.finish_reason == "error" for output in outputs),
+                num_tokens=sum(output.completion_tokens for output in outputs),
+            )
+
+
+def _name(index: int, id: Any) -> str:
+    return json.dumps([index, id])
 
 
 def _prompt(llm: LLM, line: JsonObject, defaults: SamplingParams) -> GenerateRequest:
@@ -287,6 +347,12 @@ def _converted(value: Any, type: Any, within: str = "") -> Any:
         return msgspec.convert(value, type)
     except msgspec.ValidationError as exc:
         raise ValueError(converted_field(exc, value, type, within).text) from exc
+
+
+def _error_line(index: int, id: Any, message: str) -> JsonObject:
+    line: JsonObject = {} if id is None else {"id": id}
+    line |= {"index": index, "text": "", "finish_reason": "error", "error": message}
+    return line
 
 
 def _line(index: int, id: Any, output: Output) -> JsonObject:

@@ -56,7 +56,13 @@ from weft.sim.plot import plot
 from weft.sim.report import Slo, Summary, by_tenant, compare, describe, outcomes, summarize
 from weft.sim.run import Around, Clock, Record, simulate
 from weft.sim.speed import MachineSpeed
-from weft.sim.synthetic import PictureTraffic, Traffic, synthetic
+from weft.sim.synthetic import (
+    BackgroundTraffic,
+    PictureTraffic,
+    Traffic,
+    synthetic,
+    with_batch,
+)
 from weft.sim.table import number, table
 from weft.sim.trace import EOS, VOCAB_SIZE, Arrival
 
@@ -264,7 +270,9 @@ class ComparedValue(NamedTuple):
 def sim(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit status."""
     engine = engine_options(DEFAULTS)
-    command = Command("weft sim", ABOUT, SimOptions, Traffic, PictureTraffic, engine)
+    command = Command(
+        "weft sim", ABOUT, SimOptions, Traffic, PictureTraffic, BackgroundTraffic, engine
+    )
     section = asked_help(argv)
     if section is not None:
         print(command.help(section))
@@ -273,6 +281,7 @@ def sim(argv: Sequence[str]) -> int:
     options = settings.make(SimOptions)
     traffic = settings.make(Traffic)
     pictures = settings.make(PictureTraffic)
+    batch = settings.make(BackgroundTraffic)
     if options.fit:
         return _fit(options.fit)
     if pictures.images and options.trace:
@@ -303,7 +312,7 @@ def sim(argv: Sequence[str]) -> int:
         raise SettingsError("--page shows a run, and --why explains one: leave one of them out")
     if options.page and options.replicas > 1:
         raise SettingsError("--page shows one engine: leave --replicas out")
-    trial = Trial(options, traffic, pictures, journal, cost, encoder_cost)
+    trial = Trial(options, traffic, pictures, batch, journal, cost, encoder_cost)
     notes: list[str] = []
     ranges: list[FigureRange] = []
     for variant in variants:
@@ -457,6 +466,7 @@ class Trial:
         options: SimOptions,
         traffic: Traffic,
         pictures: PictureTraffic,
+        batch: BackgroundTraffic,
         journal: Journal | None,
         cost: CostModel,
         encoder_cost: EncoderCost,
@@ -464,6 +474,7 @@ class Trial:
         self._options = options
         self._traffic = traffic
         self._pictures = pictures
+        self._batch = batch
         self._encoder_cost = encoder_cost
         self._journal = journal
         self._cost = cost
@@ -547,7 +558,10 @@ class Trial:
         return FigureRange(*found)
 
     def _arrivals(self) -> Iterator[Arrival]:
-        for arrival in _arrivals(self._options, self._traffic, self._pictures, self._journal):
+        arrivals = _arrivals(self._options, self._traffic, self._pictures, self._journal)
+        if self._batch.background:
+            arrivals = with_batch(arrivals, self._batch, self._traffic.traffic_seed)
+        for arrival in arrivals:
             if self._options.ttft_ms:
                 arrival = arrival._replace(ttft_ms=self._options.ttft_ms)
             yield arrival

@@ -32,7 +32,7 @@ from weft.client.engine_state import (
     HangDetector,
 )
 from weft.client.explained import explained
-from weft.client.front_times import MAX_FRONT_TIMES, FrontTimes
+from weft.client.front_times import MAX_FRONT_TIMES, Fronts, FrontTimes
 from weft.client.generation import Completion, CompletionSpec, Generation, TextDelivery
 from weft.client.requests import (
     checked,
@@ -118,6 +118,7 @@ class EngineClient:
             misses = self.metrics.completions.misses
             slow = SlowRequests(partial(explained, self), misses, log_slow_s)
         self.recorder = CompletionRecorder(self.metrics, tracer, slow)
+        self.fronts: Fronts = self.recorder.fronts
         self._limits = ClientLimits(max_pending_tokens, max_request_share, clamp_max_tokens)
         self._numbers = itertools.count(1)
         self.deliveries = TokenDeliveries(
@@ -222,18 +223,11 @@ class EngineClient:
         sampling = request.sampling
         ids = unpack_ids(request.input_ids)
         arrived_s = started_s
-        front = FrontTimes(started_s, started_s=started_s)
+        front = FrontTimes(started_s)
         if http is not None:
             arrived_s = http.arrived_s
-            front = FrontTimes(
-                arrived_s,
-                http.read_s,
-                http.parse_s,
-                http.render_s,
-                http.tokenize_s,
-                started_s,
-                elsewhere=http.elsewhere,
-            )
+            front = FrontTimes(arrived_s, dict(http.spent), elsewhere=http.elsewhere)
+            http.is_in_engine = True
         fronts = self.recorder.fronts
         fronts[id] = front
         if len(fronts) > MAX_FRONT_TIMES:
@@ -245,7 +239,9 @@ class EngineClient:
             request=without_prompt(request, id),
             choice=len(generation.completions),
             prompt_len=len(ids),
-            latency=self.metrics.completions.latencies[request.priority],
+            latency=self.metrics.completions.latencies.of(
+                request.priority, background=request.background
+            ),
             started_s=started_s,
             arrived_s=arrived_s,
             front=front,
@@ -275,7 +271,14 @@ class EngineClient:
         share = int(engine.max_running_requests * self._limits.max_request_share)
         # The other half of the next step is for the requests of others.
         limits = ShareLimits(max(share, 1), engine.step_tokens // 2, engine.page_size)
-        return self.deliveries.open.defer(generation, requests, limits)
+        sent = self.deliveries.open.defer(generation, requests, limits)
+        if len(sent) < len(requests):
+            deferred_s = time.perf_counter()
+            sent_ids = {request.id for request in sent}
+            for request in requests:
+                if request.id not in sent_ids:
+                    self.deliveries.open.by_id[request.id].spec.front.deferred_s = deferred_s
+        return sent
 
     # ---- what comes from the engine
 

@@ -147,6 +147,9 @@ class TokenDeliveries:
 
     def send_requests(self, requests: Sequence[GenerateRequest]) -> None:
         """Send requests to the engine; their completions are entered."""
+        started_s = time.perf_counter()
+        for request in requests:
+            self.open.by_id[request.id].spec.front.started_s = started_s
         if len(requests) == 1:
             self._send(requests[0])
         else:
@@ -228,6 +231,7 @@ class TokenDeliveries:
                 spec.latency.gaps.append(now - completion.last_token_at)
             else:
                 completion.first_token_at = now
+                spec.front.first_s = now
                 if self.open.deferred:
                     self.open.note_first_token(completion)
                 spec.latency.first_token.observe_one(now - spec.arrived_s, spec.request.rid)

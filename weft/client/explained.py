@@ -1,5 +1,5 @@
-"""Explanations of requests from one engine or several: of a request whose prompt another engine had
-computed, the cause is that it was sent to the wrong one.
+"""Explanations of requests from one engine or several, with the front's part of their times: of a
+request whose prompt another engine had computed, the cause is that it was sent to the wrong one.
 
 The engines are asked one after the other: first the one that had the request, then all for its
 prompt. Only the front knows that there are several.
@@ -7,11 +7,13 @@ prompt. Only the front knows that there are several.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
+from weft.client.front_times import Fronts, on_this_clock, with_front
 from weft.messages.calls import ControlReply, ControlRequest
 from weft.messages.control import (
     CacheCause,
@@ -34,6 +36,9 @@ class CallsEngines(Protocol):
     @property
     def engines(self) -> Sequence[object]: ...
 
+    @property
+    def fronts(self) -> Fronts: ...
+
     def call(self, request: ControlRequest[R], timeout_s: float = ...) -> Awaitable[R]: ...
 
 
@@ -43,10 +48,18 @@ async def explained(
     """The explanations of `ExplainRequest`. Raises as `EngineClient.call`."""
     has_others = len(client.engines) > 1
     asked = ExplainRequest(rid, number=number, viewer=viewer, with_prompt=has_others)
+    asked_s = time.perf_counter()
     found = (await client.call(asked)).found
-    if not has_others:
-        return found
-    return [await _with_others(client.call, one, viewer) for one in found]
+    came_s = time.perf_counter()
+    if has_others:
+        found = [await _with_others(client.call, one, viewer) for one in found]
+    explained: list[Explanation] = []
+    for one in found:
+        front = client.fronts.get(one.id)
+        if front is not None:
+            one = with_front(on_this_clock(one, asked_s, came_s), front, came_s)
+        explained.append(one)
+    return explained
 
 
 async def _with_others(

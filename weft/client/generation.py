@@ -308,6 +308,14 @@ class Generation:
             if self.num_open:
                 self._on_close(self)
             self._news.set()
+            # All of the answer is written, or nobody reads it.
+            sent_s = time.perf_counter()
+            answered_s = 0.0
+            for completion in self.completions:
+                answered_s = max(answered_s, completion.spec.front.ended_s)
+            for completion in self.completions:
+                completion.spec.front.answered_s = answered_s
+                completion.spec.front.sent_s = sent_s
 
     def __aiter__(self) -> Generation:
         return self

@@ -118,6 +118,7 @@ def _rows(rows: RowColumns) -> JsonObject:
     return {
         "rid": rows.rids,
         "tenant": rows.tenants,
+        "service": rows.services,
         "decoding": _ints(rows.is_decoding),
         "prompt": _ints(rows.prompt_len),
         "cached": _ints(rows.cached_len),
@@ -126,12 +127,15 @@ def _rows(rows: RowColumns) -> JsonObject:
         "output": _ints(rows.num_output),
         "max": _ints(rows.max_len),
         "age": _rounded(rows.age_s, 1.0),
+        "cause": rows.causes,
+        "missed": _ints(rows.missed_len),
     }
 
 
 def _queue(queue: QueueColumns) -> JsonObject:
     return {
         "rid": queue.rids,
+        "service": queue.services,
         "why": queue.reasons,
         "age": _rounded(queue.age_s, 1.0),
     }

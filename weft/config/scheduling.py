@@ -172,8 +172,9 @@ class SchedulingOptions:
         judge="weft.scheduler.policies.composed.build:why_not",
     )
     background_slowdown: float = option(
-        1.3,
-        "how many times as long steps of other requests may take for background requests",
+        2.0,
+        "how many times as long steps of other requests may take for background requests as they "
+        "would on average without them",
         group="scheduling",
         low=1.0,
     )

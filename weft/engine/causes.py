@@ -82,17 +82,8 @@ class Nearest(NamedTuple):
     trace: RequestTrace
     prompt: bytes  # of this request
     tokens: bytes  # of the earlier one
-    num_same: int
+    num_same: int  # in pages, if the earlier request is not shown
     is_shown: bool  # its name and its text may be shown
-    page_size: int
-
-    @property
-    def shown_len(self) -> int:
-        """`num_same`, as far as it may be shown: a client that learns how many tokens it guessed of
-        a prompt of another guesses it token by token."""
-        if self.is_shown:
-            return self.num_same
-        return self.num_same // self.page_size * self.page_size
 
     @property
     def name(self) -> str:
@@ -115,8 +106,10 @@ def cause_of(
     """Why not more of a request's prompt came from the cache; None if it was not admitted yet.
 
     `viewer`: the tenant who asks; empty: nobody knows who. Requests of others in other namespaces
-    do not exist for them, and of those in the same namespace they see only lengths. None: an
-    administrator.
+    do not exist for them, and of those in the same namespace they see how many pages both begin
+    with, which the usage of their own request tells them anyway. Nothing after these pages is
+    compared: a client that learns where its guess at a text of others ends, or what of it stands
+    anywhere in that text, guesses the text token by token. None: an administrator.
     """
     reuse = trace.reuse
     if reuse is None:
@@ -147,6 +140,8 @@ def cause_of(
     usable = _usable(same, page_size, limit)
     if usable > cached:
         return _found(trace, _why_lost(trace, same.trace), near=same, missed=usable - cached)
+    if not same.is_shown:
+        return _found(trace, Cause.NEW_TEXT, near=same)
     change = _change(prompt, same)
     if change.cause == Cause.NEW_TEXT and num_same < page_size:
         return _found(trace, Cause.FIRST_SEEN)
@@ -174,12 +169,12 @@ def _found(
     return CacheCause(
         cause=cause,
         rid=near.trace.rid if near is not None and near.is_shown else "",
-        same_tokens=0 if near is None else near.shown_len,
+        same_tokens=0 if near is None else near.num_same,
         changed_tokens=0 if change is None else change.ours,
         replaced_tokens=0 if change is None else change.theirs,
         missed_tokens=missed,
         missed_s=missed_s,
-        ours=[] if near is None else _ids(near.prompt, near.shown_len),
+        ours=[] if near is None else _ids(near.prompt, near.num_same),
         theirs=_ids(near.tokens, near.num_same) if near is not None and near.is_shown else [],
         words=_words(trace, cause, near, missed, change),
         advice=ADVICE[cause] if missed or cause == Cause.CACHE_OFF else "",
@@ -194,8 +189,10 @@ def _words(
     change: Divergence | None,
 ) -> str:
     name = "" if near is None else near.name
-    num_same = 0 if near is None else near.shown_len
-    same = f"its first {counted(num_same, 'token')} are those of {name}"
+    num_same = 0 if near is None else near.num_same
+    same = f"its first {num_same:,} tokens are those of {name}"
+    if num_same == 1:
+        same = f"its first token is that of {name}"
     match cause:
         case Cause.FOUND:
             return "all that could come from the cache did"
@@ -230,18 +227,17 @@ def _words(
 
 def _shown(change: Divergence) -> str:
     ours = counted(change.ours, "token")
-    theirs = counted(change.theirs, "token")
     again = f"and {counted(change.num_same, 'token')} after that are the same again"
     match change.cause:
         case Cause.OTHER_MEDIA:
             return f"it has another picture, video or sound, {again}"
         case Cause.INSERTED:
-            return f"{ours} are new, {again}"
+            return f"it has {counted(change.ours, 'new token')}, {again}"
         case Cause.DROPPED:
-            return f"{theirs} are left out, {again}"
+            return f"it leaves out {counted(change.theirs, 'token')}, {again}"
         case Cause.REORDERED:
             return f"{counted(change.num_same, 'token')} are the same in another order"
-    return f"{ours} stand instead of {theirs}, {again}"
+    return f"it has {ours} instead of {counted(change.theirs, 'other')}, {again}"
 
 
 # ---- the remembered requests
@@ -267,7 +263,7 @@ def find_holder(
     page_size = scheduler.kv.page_size
     usable = _usable(same, page_size, len(prompt) // TOKEN_BYTES - 1)
     rid = same.trace.rid if same.is_shown else ""
-    return PrefixHolder(same_tokens=same.shown_len, usable_tokens=usable, rid=rid)
+    return PrefixHolder(same_tokens=same.num_same, usable_tokens=usable, rid=rid)
 
 
 def _key_of(scheduler: Scheduler, trace: RequestTrace) -> CacheKey | None:
@@ -307,8 +303,8 @@ def _nearest(
     viewer: str | None,
 ) -> tuple[Nearest | None, Nearest | None]:
     """Of `earlier` requests, the one with most of the same first tokens in the same namespace, and
-    in others. Of equal ones the one that ended first, because its tokens were there for the longest
-    time."""
+    in others. Of equal ones one that is shown, and of these the one that ended first, because its
+    tokens were there for the longest time."""
     page_size = scheduler.kv.page_size
     found: dict[bool, Nearest] = {}
     ours = memoryview(prompt)  # its slices are no copies
@@ -320,14 +316,21 @@ def _nearest(
         is_shown = viewer is None or _is_of(other, viewer)
         if not is_same and not is_shown:
             continue
-        best = found.get(is_same, Nearest(other, prompt, b"", 0, is_shown, page_size))
+        best = found.get(is_same, Nearest(other, prompt, b"", 0, is_shown))
         end = best.num_same * TOKEN_BYTES
         if not key.tokens.startswith(ours[:end]):
             continue  # it has fewer tokens in common
         num_same = common_len(prompt, key.tokens)
-        if num_same and (num_same, _age(other)) >= (best.num_same, _age(best.trace)):
-            found[is_same] = Nearest(other, prompt, key.tokens, num_same, is_shown, page_size)
+        if not is_shown:
+            num_same = num_same // page_size * page_size
+        near = Nearest(other, prompt, key.tokens, num_same, is_shown)
+        if num_same and _rank(near) >= _rank(best):
+            found[is_same] = near
     return found.get(True), found.get(False)
+
+
+def _rank(near: Nearest) -> tuple[int, bool, float]:
+    return near.num_same, near.is_shown, _age(near.trace)
 
 
 def _is_of(trace: RequestTrace, tenant: str) -> bool:

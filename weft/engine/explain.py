@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.config.numbers import counted
 from weft.engine.causes import cause_of, prompt_of
-from weft.engine.times import longest_gap, time_parts
+from weft.engine.times import longest_gap, step_in_words, time_parts
 from weft.messages.control import (
     CacheCause,
     Explanation,
@@ -68,6 +68,8 @@ def get_queue_status(scheduler: Scheduler, num_sessions: int = 0) -> QueueStatus
         sessions=num_sessions,
         queued_tokens=queue.num_tokens,
         max_queued_tokens=scheduler.settings.max_queued_tokens,
+        background_waiting=queue.num_background,
+        background_running=scheduler.kv.columns.num_background,
         held_requests=sum(1 for _ in queue.blocked()),
         policy=scheduler.settings.schedule_policy,
         policy_fault=scheduler.outbox.policy_fault,
@@ -204,6 +206,7 @@ def row_of(
         output_tokens=_num_output(scheduler, request),
         cached_tokens=request.cached_tokens,
         priority=request.message.priority,
+        service=request.service.name,
         tenant=request.message.tenant,
         user=request.message.user,
         timeout_s=_time_left(scheduler, request, now),
@@ -306,6 +309,7 @@ def _explain(
     compiling: Container[int] = (),
 ) -> Explanation:
     """`trace` in words, with what its request does now if it is open."""
+    before = trace.spent.step_before
     explanation = Explanation(
         id=trace.id,
         rid=trace.rid,
@@ -316,12 +320,17 @@ def _explain(
         cached_tokens=trace.cached_tokens,
         stages=stage_times(trace, now),
         retractions=trace.retractions.num,
+        service=trace.service,
         recomputed_tokens=trace.retractions.recomputed_tokens,
         refound_tokens=trace.retractions.refound_tokens,
         why="",
         drafts=_drafts(scheduler, trace),
         shadow=shadow_words(scheduler, trace.id),
+        explained_s=now,
+        arrived_s=trace.arrived_s,
         admitted_s=trace.admitted_s,
+        busy_until_s=NEVER if before is None else before.ended_s,
+        busy_with="" if before is None else step_in_words(scheduler.history, before),
         times=time_parts(scheduler, trace, now, reason=_reason),
         longest_gap=longest_gap(scheduler, trace),
         cache_cause=cause,

@@ -21,12 +21,13 @@ from weft.messages.control import LongestGap, TimePart
 from weft.scheduler.history import (
     NEVER,
     EventKind,
+    RequestHistory,
     RequestTrace,
     SchedulingPass,
 )
 from weft.scheduler.request import NO_ROW
 from weft.scheduler.scheduler import Scheduler
-from weft.scheduler.times import Gap, Phase, Spent, SpentOn
+from weft.scheduler.times import Gap, GapSteps, Phase, Spent, SpentOn, StepNote
 
 # Every part, in the order in which they are listed; docs/guides/observability.md explains them.
 PARTS = {
@@ -36,6 +37,7 @@ PARTS = {
     SpentOn.ENCODE: "encoder",
     SpentOn.OTHERS: "prefill_waits",
     SpentOn.BETWEEN: "prefill_between",
+    SpentOn.FIRST_DECODE: "first_decode",
     SpentOn.DECODE: "decode",
     SpentOn.MIXED: "decode_mixed",
     SpentOn.PROMPTS: "decode_stalled",
@@ -45,8 +47,10 @@ PARTS = {
 }
 WAITS = ("grammar", "stored", "handoff", "blocked", "queue")  # the parts of `SpentOn.WAIT`
 PAUSE = "paused"  # taken out of the time between steps
+BETWEEN_STEPS = "planning, messages, and a processor that others use"
+IDLE_SHARE = 0.1  # of a gap, from which on the gap says that no step ran
 MAX_REASONS = 6  # different reasons for waiting that are listed; the others are one part
-CAME = "the step that ran when it came"
+CAME = "until a step was planned"
 
 # Events that come in pairs or more: from the first to the last of them it waits for the same thing.
 _SPANS = {
@@ -107,6 +111,9 @@ def _details(trace: RequestTrace) -> dict[SpentOn, str]:
         SpentOn.OWN: own,
         SpentOn.SHARED: "tokens of others in the same steps",
         SpentOn.OTHERS: "steps without a piece of its prompt",
+        SpentOn.FIRST_DECODE: "the first step after its first token",
+        SpentOn.BETWEEN: BETWEEN_STEPS,
+        SpentOn.REST: BETWEEN_STEPS,
         SpentOn.MIXED: "steps that computed prompts of others, too",
         SpentOn.PROMPTS: "steps for prompts of others alone",
         SpentOn.WAIT_AGAIN: f"it was taken back {counted(again.num, 'time')}",
@@ -180,15 +187,30 @@ def _queue_spans(
     up to the next one."""
     at_s = begin_s
     why = CAME
-    for one in scheduler.history.passes(trace.waits[0]):
-        if one.first_s >= end_s:
+    for walk_s, words in _walks(scheduler, trace, reason):
+        if walk_s >= end_s:
             break
-        if one.first_s > at_s:
-            yield WaitSpan(at_s, one.first_s, "queue", why)
-            at_s = one.first_s
-        why = reason(scheduler, one, trace).removeprefix("waits: ")
+        if walk_s > at_s:
+            yield WaitSpan(at_s, walk_s, "queue", why)
+            at_s = walk_s
+        why = words
     if end_s > at_s:
         yield WaitSpan(at_s, end_s, "queue", why)
+
+
+def _walks(
+    scheduler: Scheduler, trace: RequestTrace, reason: Reason
+) -> Iterator[tuple[float, str]]:
+    """When walks left the request waiting, and why, in order: for others, or for its own sake."""
+    passes = scheduler.history.passes(trace.waits[0])
+    own = [event for event in trace.events if event.kind is EventKind.DEFERRED]
+    at = [(one.first_s, False, index) for index, one in enumerate(passes)]
+    at += [(event.time_s, True, index) for index, event in enumerate(own)]
+    for walk_s, is_own, index in sorted(at):
+        if is_own:
+            yield walk_s, own[index].detail
+        else:
+            yield walk_s, reason(scheduler, passes[index], trace).removeprefix("waits: ")
 
 
 def _paused_s(trace: RequestTrace, now: float, *, before_token: bool) -> float:
@@ -212,27 +234,60 @@ def _paused_s(trace: RequestTrace, now: float, *, before_token: bool) -> float:
 
 
 def longest_gap(scheduler: Scheduler, trace: RequestTrace) -> LongestGap | None:
-    """The longest time between two tokens, and what the longest step in it did."""
+    """The longest time between two tokens, and what most of it went to."""
     gap = _gap_of(scheduler, trace)
-    step = gap.longest
-    if step is None:
+    steps = gap.steps
+    if steps is None:
         return None
+    words = [*_own_waits(trace, gap), _steps_in_words(scheduler, gap.seconds, steps)]
+    idle_s = gap.seconds - steps.seconds
+    if len(words) == 1 and not steps.has_more and idle_s > IDLE_SHARE * gap.seconds:
+        words.append(f"no step ran for {_length(idle_s)}")
+    return LongestGap(
+        seconds=gap.seconds,
+        at_s=gap.until_s - trace.arrived_s,
+        step=steps.longest.step,
+        what="; ".join(words),
+    )
+
+
+def _own_waits(trace: RequestTrace, gap: Gap) -> Iterator[str]:
+    """Why the request itself did not run in the gap."""
+    began_s = gap.until_s - gap.seconds
+    for event in trace.events:
+        if not began_s <= event.time_s <= gap.until_s:
+            continue
+        if event.kind is EventKind.RETRACTED:
+            yield f"it was taken back: {event.detail}"
+        elif event.kind is EventKind.WAITING_REASON:
+            yield event.detail
+
+
+def _steps_in_words(scheduler: Scheduler, gap_s: float, steps: GapSteps) -> str:
+    longest = steps.longest
+    if steps.num == 1 or longest.ended_s - longest.began_s > gap_s / 2:
+        return step_in_words(scheduler.history, longest)
+    last = "last " if steps.has_more else ""
+    words = step_in_words(scheduler.history, longest)
+    return f"its {last}{steps.num} steps took {_length(steps.seconds)}; the longest, {words}"
+
+
+def step_in_words(history: RequestHistory, step: StepNote) -> str:
+    """What a step did, and for whom."""
     done = []
     if step.prompt_tokens:
-        names = ", ".join(scheduler.history.name(id) for id in step.ids)
+        names = ", ".join(history.name(id) for id in step.ids)
         more = step.num_prompts - len(step.ids)
         if more > 0:
             names += f" and {counted(more, 'other')}"
         done.append(f"{counted(step.prompt_tokens, 'prompt token')} of {names}")
     if step.num_decoding:
         done.append(f"a token for each of {counted(step.num_decoding, 'request')}")
-    took = f"step {step.step:,} took {step.ended_s - step.began_s:.3f} s: {', and '.join(done)}"
-    return LongestGap(
-        seconds=gap.seconds,
-        at_s=gap.until_s - trace.arrived_s,
-        step=step.step,
-        what=took,
-    )
+    return f"step {step.step:,} took {_length(step.ended_s - step.began_s)}: {', and '.join(done)}"
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= 1.0 else f"{1_000 * seconds:.1f} ms"
 
 
 def _gap_of(scheduler: Scheduler, trace: RequestTrace) -> Gap:

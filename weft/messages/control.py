@@ -90,6 +90,7 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int  # of the prompt, found when the request was first admitted
     session: str = ""  # to which the request belongs
     priority: int = 0
+    service: str = "online"  # class of service: online or background
     tenant: str = ""
     user: str = ""
     timeout_s: float | None = None  # until its deadline; None if it has none
@@ -119,6 +120,8 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_tokens: int = 0  # 0: no limit
     input_state: InputState = "unblocked"
     ramp_left_s: float = 0.0  # seconds until the input is quite open; 0: no ramp
+    background_waiting: int = 0  # of the waiting requests, those in the background
+    background_running: int = 0  # of those with a row
     held_requests: int = 0  # waiting requests that came since the input was blocked
     paused: str = ""  # the mode in which generation is paused; "" if it is not
     policy: str = ""
@@ -224,17 +227,30 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     # of a pause.
     first_token_in_s: tuple[float, float, float] | None = None
     timeline: list[TimelineEntry]  # omitted entries are mentioned by an entry
-    # All of its time in the engine so far; the parts add up to `stages.total_s`.
+    # All of its time in the engine so far; the parts add up to `stages.total_s`. With those of the
+    # front, they add up to `total_s`.
     times: list[TimePart] = []
     longest_gap: LongestGap | None = None  # None before its second token
     # Its prompt as the prefix cache compares it, if it was asked for.
     namespace: str = ""
     prompt: bytes = b""
-    admitted_s: float = -1.0  # first, on the engine's clock; below 0: not yet
+    # On the engine's clock; below 0: not yet.
+    arrived_s: float = -1.0  # when the engine read it
+    admitted_s: float = -1.0  # first
+    explained_s: float = -1.0  # when this was made
+    # The step that ended last before the engine read it: when it ended, on the same clock, and what
+    # it did. Below 0: none.
+    busy_until_s: float = -1.0
+    busy_with: str = ""
     cache_cause: CacheCause | None = None  # only after admission; of the newest of a name
     row: int | None = None  # index of its row in the batch; None without one
+    service: str = "online"  # class of service: online or background
     grammar: str = ""  # name of the grammar of an open request; equal grammars have equal names
-    dp_rank: int = 0  # rank of the engine that has, or had, the request; the front sets it
+    # Set by the front:
+    dp_rank: int = 0  # rank of the engine that has, or had, the request
+    total_s: float | None = None  # all of its time, with the front's; None: the front has none
+    first_token_s: float | None = None  # from its arrival at the front to its first token there
+    elsewhere: str = ""  # the server that had more of its prompt, in the words of `weft route`
 
 
 class ExplainRequestReply(ControlReply):

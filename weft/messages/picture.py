@@ -32,6 +32,7 @@ class RowColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     rids: list[str] = []  # [R]
     tenants: list[str] = []  # [R] tenant for the policy `fair`
+    services: list[str] = []  # [R] class of service: online or background
     is_decoding: bytes = b""  # int32 [R] 0 while the prompt is computed
     prompt_len: bytes = b""  # int32 [R]
     cached_len: bytes = b""  # int32 [R] prompt tokens that were found in the cache
@@ -40,12 +41,16 @@ class RowColumns(msgspec.Struct, frozen=True, kw_only=True):
     num_output: bytes = b""  # int32 [R]
     max_len: bytes = b""  # int32 [R] limit of prompt and output together
     age_s: bytes = b""  # float32 [R] seconds since the arrival
+    # [R] why not more of the prompt was cached (docs/guides/observability.md); "" until it is known
+    causes: list[str] = []
+    missed_len: bytes = b""  # int32 [R] prompt tokens that would have been cached otherwise
 
 
 class QueueColumns(msgspec.Struct, frozen=True, kw_only=True):
     """The first Q waiting requests: retracted ones first, then the others by arrival."""
 
     rids: list[str] = []  # [Q]
+    services: list[str] = []  # [Q] class of service
     reasons: list[str] = []  # [Q] why each waits
     age_s: bytes = b""  # float32 [Q] seconds since the arrival
 

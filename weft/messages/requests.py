@@ -17,6 +17,8 @@ from weft.messages.replies import FinishReason
 from weft.messages.sampling import InvalidParam, SamplingParams, check_number, check_token_ids
 from weft.messages.sessions import SessionParams
 
+ADMINISTRATOR = "*"  # instead of a tenant: may read about the requests of all; no key has this name
+
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Ask for a vector of the prompt, or for scores of labels.
@@ -86,7 +88,7 @@ class GenerateRequest(
     # The reply tells where the cached tokens of the prompt were. With `pins` it always does.
     tells_cache: bool = False
     # The answer tells why not more of the prompt was cached; of other requests, it names those of
-    # this tenant and gives of all others lengths alone. None: it does not.
+    # this tenant, or all for `ADMINISTRATOR`, and gives of others lengths alone. None: it does not.
     tells_cause_to: str | None = None
     # Another server computes the prompt, or continues this request; None: neither.
     handoff: HandoffParams | None = None

@@ -13,6 +13,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     max_running_requests: int = 0
     num_waiting: int = 0
     num_waiting_tokens: int = 0  # prompt tokens of waiting requests that never ran
+    num_background_running: int = 0  # of those that run, background requests
+    num_background_waiting: int = 0
     num_grammar_queue: int = 0  # waiting requests whose grammar is being compiled
     kv_tokens: int = 0  # size of the KV pool
     kv_used: int = 0  # owned by requests, or locked by them in the prefix cache
@@ -70,6 +72,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_cached_tokens: int = 0
     total_prefilled_tokens: int = 0
     total_generated_tokens: int = 0
+    # Of background requests that have ended: their number, prompt tokens that were not cached, and
+    # generated ones.
+    total_background: int = 0
+    total_background_prompt_tokens: int = 0
+    total_background_generated_tokens: int = 0
     total_retractions: int = 0
     total_evicted_tokens: int = 0
     total_evicted_window_tokens: int = 0

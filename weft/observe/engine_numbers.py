@@ -25,6 +25,14 @@ log = EventLog("status")
 _GAUGES = {  # name: (field of the engine's snapshot, help)
     "num_running_reqs": ("num_running", "Requests in the running batch."),
     "num_queue_reqs": ("num_waiting", "Requests that wait for admission."),
+    "num_background_running_reqs": (
+        "num_background_running",
+        "Requests with a row that get what others leave.",
+    ),
+    "num_background_queue_reqs": (
+        "num_background_waiting",
+        "Requests that wait for what others leave.",
+    ),
     "num_used_tokens": ("kv_used", "KV tokens held by requests."),
     "kv_evictable_tokens": ("kv_evictable", "KV tokens cached and free to evict."),
     "kv_held_tokens": ("kv_held", "KV tokens cached for sessions until memory is needed."),
@@ -152,6 +160,15 @@ _COUNTERS = {
         "Tokens computed in prefills, again after a retraction.",
     ),
     "generation_tokens": ("total_generated_tokens", "Tokens generated."),
+    "background_requests": ("total_background", "Background requests that have ended."),
+    "background_prompt_tokens": (
+        "total_background_prompt_tokens",
+        "Prompt tokens of background requests that have ended, without those found in the cache.",
+    ),
+    "background_generation_tokens": (
+        "total_background_generated_tokens",
+        "Tokens generated for background requests that have ended.",
+    ),
     "num_retracted_requests": (
         "total_retractions",
         "Times that a running request went back to the queue.",

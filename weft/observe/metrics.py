@@ -46,6 +46,7 @@ TOKENS = tuple(float(2**power) for power in range(18))
 COUNTS = tuple(float(2**power) for power in range(7))
 MAX_EXEMPLAR_LEN = 120  # of a request's name; the format allows 128 including the label
 FRONT = "front"  # name of the front among the processes
+BACKGROUND = "background"  # instead of a priority
 _OTHER = 2**40  # not a priority that clients can use
 
 
@@ -139,15 +140,19 @@ class Latency(NamedTuple):
     queue: Histogram
 
 
-class Latencies(dict[int, Latency]):
-    """Latencies by priority. After `MAX_PRIORITIES` different ones, the others share one entry."""
+class Latencies(dict[int | str, Latency]):
+    """Latencies by priority; those of background requests are apart, by that word. After
+    `MAX_PRIORITIES` different ones, the others share one entry."""
 
     def __init__(self, families: Sequence[Histograms]) -> None:
         """`families` are in the order of the fields of `Latency`."""
         super().__init__()
         self._families = families
 
-    def __missing__(self, priority: int) -> Latency:
+    def of(self, priority: int, *, background: bool) -> Latency:
+        return self[BACKGROUND if background else priority]
+
+    def __missing__(self, priority: int | str) -> Latency:
         histograms = [family.of(str(priority)) for family in self._families]
         latency = Latency([], *histograms)
         if len(self) < MAX_PRIORITIES:

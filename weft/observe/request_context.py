@@ -1,5 +1,5 @@
-"""The HTTP request that the running task works on: its name, its arrival time, and how long the
-front has worked on it.
+"""The HTTP request that the running task works on: its name, its arrival time, and what the front
+has spent time on for it.
 
 The HTTP edge of the server sets it. Log lines and traces take the name of the request from here, so
 that no function in between has to pass it on. Where requests wait for threads, `text/turns.py`
@@ -9,8 +9,9 @@ same without it.
 
 from __future__ import annotations
 
+import time
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -22,11 +23,10 @@ class RequestContext:
     # The server that had more of the prompt, in the words of the front that has chosen this one
     # (`weft route`); empty: none.
     elsewhere: str = ""
-    # Seconds so far that the front has spent on
-    read_s: float = 0.0  # receiving the body
-    parse_s: float = 0.0  # decoding and checking the body
-    render_s: float = 0.0  # the chat template
-    tokenize_s: float = 0.0
+    # Seconds so far by what the front has spent them on, in order: docs/guides/observability.md has
+    # the names. No moment is in two of them.
+    spent: dict[str, float] = field(default_factory=dict)
+    is_in_engine: bool = False  # an engine has, or had, it
 
 
 current: ContextVar[RequestContext | None] = ContextVar("weft_call", default=None)
@@ -46,6 +46,13 @@ def tenant() -> str:
     if call is None:
         return ""
     return call.tenant
+
+
+def spent(part: str, since_s: float) -> None:
+    """The current request has spent the time since then (time.perf_counter) on this."""
+    call = current.get()
+    if call is not None:
+        call.spent[part] = call.spent.get(part, 0.0) + time.perf_counter() - since_s
 
 
 def rename(name: str) -> None:

@@ -21,18 +21,23 @@ from typing import NamedTuple
 
 from weft.arrays import LongArray
 from weft.memory.prefix_cache import CacheKey
+from weft.messages.replies import Finish
 from weft.scheduler.batch import Batch
 from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
+from weft.scheduler.service import ONLINE, ServiceClass
 from weft.scheduler.times import (
     MAX_NAMED,
     NO_GAP,
     NO_ROWS,
+    NO_TIME,
     NUM_PARTS,
+    Gap,
     Phase,
     Spent,
     StepClock,
     StepNote,
+    StepSpan,
     TokenGaps,
 )
 
@@ -78,6 +83,10 @@ class Counters:
     num_cached_tokens: int = 0  # of these, tokens found in the prefix cache
     num_prefilled_tokens: int = 0  # computed tokens; those of retracted requests count again
     num_generated_tokens: int = 0
+    # Of background requests: those that ended, their computed prompts, and what they generated.
+    num_background: int = 0
+    num_background_prompt_tokens: int = 0
+    num_background_generated_tokens: int = 0
     num_retractions: int = 0
     num_shadow_admissions: int = 0  # admissions that were compared with a shadow policy
     num_shadow_later: int = 0  # of these, requests that the shadow policy would have admitted later
@@ -85,6 +94,11 @@ class Counters:
     num_shadow_earlier: int = 0
     num_faults: int = 0  # found in the accounts of memory, or raised by the scheduler
     drafts: dict[str, DraftCount] = field(default_factory=dict)  # by source
+
+    def background_ended(self, finish: Finish) -> None:
+        self.num_background += 1
+        self.num_background_prompt_tokens += finish.prompt_tokens - finish.cached_tokens
+        self.num_background_generated_tokens += finish.completion_tokens
 
     def totals(self) -> dict[str, int]:
         """The counts by their names in `Stats`."""
@@ -104,6 +118,9 @@ class Counters:
             "total_cached_tokens": self.num_cached_tokens,
             "total_prefilled_tokens": self.num_prefilled_tokens,
             "total_generated_tokens": self.num_generated_tokens,
+            "total_background": self.num_background,
+            "total_background_prompt_tokens": self.num_background_prompt_tokens,
+            "total_background_generated_tokens": self.num_background_generated_tokens,
             "total_retractions": self.num_retractions,
             "total_requests": self.num_requests,
             "total_aborted": self.num_aborted,
@@ -276,64 +293,32 @@ class Retractions(NamedTuple):
 NO_RETRACTIONS = Retractions(0, 0, 0)  # of nearly all requests
 
 
+@dataclass(slots=True, eq=False)
 class RequestTrace:
     """All that is remembered of one request. Times are NEVER until they are known."""
 
-    __slots__ = (
-        "admitted_s",
-        "arrival_order",
-        "arrived_s",
-        "cached_tokens",
-        "drafts",
-        "events",
-        "finished_s",
-        "first_token_s",
-        "gap",
-        "id",
-        "key",
-        "no_draft",
-        "num_events_dropped",
-        "num_waits_dropped",
-        "output_tokens",
-        "prompt_tokens",
-        "retractions",
-        "reuse",
-        "rid",
-        "spent",
-        "waits",
-    )
-
-    def __init__(
-        self,
-        id: int,
-        rid: str,
-        arrival_order: int,
-        prompt_tokens: int,
-        now: float,
-        step: int,
-        walk: int = 0,
-    ) -> None:
-        self.id = id
-        self.rid = rid
-        self.arrival_order = arrival_order  # number of its arrival
-        self.events: list[Event] = []
-        self.waits = [Wait(now, math.inf, step, walk + 1)]
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = 0  # known at its end
-        self.cached_tokens = 0  # of the prompt, found at first admission
-        self.reuse: Reuse | None = None
-        self.key: CacheKey | None = None  # of the prompt and the output, once it has ended
-        self.drafts: dict[str, DraftCount] = {}  # by source
-        self.no_draft = ""  # why it had no draft in its last step
-        self.arrived_s = now
-        self.admitted_s = NEVER
-        self.first_token_s = NEVER
-        self.finished_s = NEVER
-        self.retractions = NO_RETRACTIONS
-        self.spent = Spent(now, [0.0] * NUM_PARTS)
-        self.gap = NO_GAP  # the longest one before it left its last row
-        self.num_events_dropped = 0  # from the middle of `events`
-        self.num_waits_dropped = 0  # from the middle of `waits`
+    id: int
+    rid: str
+    arrival_order: int  # number of its arrival
+    prompt_tokens: int
+    arrived_s: float
+    waits: list[Wait]
+    spent: Spent
+    service: str = ONLINE.name  # its class
+    admitted_s: float = NEVER
+    first_token_s: float = NEVER
+    finished_s: float = NEVER
+    output_tokens: int = 0  # known at its end
+    cached_tokens: int = 0  # of the prompt, found at first admission
+    reuse: Reuse | None = None
+    key: CacheKey | None = None  # of the prompt and the output, once it has ended
+    events: list[Event] = field(default_factory=list)
+    drafts: dict[str, DraftCount] = field(default_factory=dict)  # by source
+    no_draft: str = ""  # why it had no draft in its last step
+    retractions: Retractions = NO_RETRACTIONS
+    gap: Gap = NO_GAP  # the longest one before it left its last row
+    num_events_dropped: int = 0  # from the middle of `events`
+    num_waits_dropped: int = 0  # from the middle of `waits`
 
     def drafted(self, source: str, num_drafts: int, num_right: int) -> None:
         """The first `num_right` of the tokens that a source guessed were right."""
@@ -357,6 +342,25 @@ class RequestTrace:
         self.waits.append(Wait(now, math.inf, step, walk + 1))
 
 
+class Undecoded:
+    """The requests that have their first tokens, and have not decoded yet."""
+
+    def __init__(self) -> None:
+        self.traces: list[tuple[int, RequestTrace]] = []  # with their rows
+
+    def decoded(self, step: StepSpan, at: LongArray) -> None:
+        """Those in the rows `at` [n] have decoded in this step."""
+        waiting = self.traces
+        self.traces = []
+        for row, trace in waiting:
+            if trace.finished_s != NEVER or trace.spent.phase is not Phase.DECODES:
+                continue  # it has left its row
+            if (at == row).any():
+                trace.spent.computed(step, 1, is_last=True)
+            else:
+                self.traces.append((row, trace))
+
+
 class RequestHistory:
     """Remembers open requests, and the latest finished ones."""
 
@@ -368,6 +372,7 @@ class RequestHistory:
         self._finished: OrderedDict[int, RequestTrace] = OrderedDict()
         self._passes: deque[SchedulingPass] = deque(maxlen=MAX_PASSES)
         self._key_bytes = 0  # of the sequences of finished requests
+        self._undecoded = Undecoded()
         self.num_walks = 0  # walks that have begun
         self.forgotten_until = 0  # the last walk of the passes that were dropped
 
@@ -386,13 +391,24 @@ class RequestHistory:
         num_before: int,
         now: float,
         step: int,
+        service: ServiceClass = ONLINE,
     ) -> None:
-        walk = self.num_walks
-        trace = RequestTrace(id, rid, arrival_order, prompt_tokens, now, step, walk)
+        trace = RequestTrace(
+            id=id,
+            rid=rid,
+            arrival_order=arrival_order,
+            prompt_tokens=prompt_tokens,
+            arrived_s=now,
+            waits=[Wait(now, math.inf, step, self.num_walks + 1)],
+            spent=Spent(now, [0.0] * NUM_PARTS, self.gaps.last_step),
+            service=service.name,
+        )
         self._open[id] = trace
         detail = f"{prompt_tokens:,} prompt tokens"
         if num_before:
             detail += f"; {num_before:,} before it in the queue"
+        if service is not ONLINE:
+            detail += f"; {service.name}"
         self._add(trace, now, step, EventKind.ARRIVED, detail)
 
     def note(self, id: int, kind: EventKind, detail: str, now: float, step: int) -> None:
@@ -444,26 +460,38 @@ class RequestHistory:
     ) -> None:
         """The result of a step is known, and its tokens are in the columns, if it has any. The
         device began it at `began_s`, and its encoder took `encoder_s` of the time."""
-        if batch.prefills:
-            note = self._prefilled(batch, columns, began_s, now, encoder_s)
-        else:
-            self.clock.decoded(began_s, now, encoder_s)
-            note = StepNote(batch.plan.step, began_s, now, 0, len(batch.rows))
         facts = batch.facts
         at = facts.at if has_tokens else NO_ROWS
         if has_tokens and facts.as_of != columns.num_changes:
             at = at[columns.epoch.take(at) == facts.epochs]
-        self.gaps.add(note, at)
+        if batch.prefills:
+            note = self._prefilled(batch, columns, at, began_s, now, encoder_s)
+            self.gaps.add(note, at)
+        else:
+            note = StepNote(batch.plan.step, began_s, now, 0, len(batch.rows))
+            self.decoded(note, at, encoder_s)
 
-    def decoded(self, note: StepNote, at: LongArray) -> None:
+    def decoded(self, note: StepNote, at: LongArray, encoder_s: float = 0.0) -> None:
         """The rows `at` [n] have a token of a step without prompts."""
-        self.clock.decoded(note.began_s, note.ended_s, 0.0)
+        before = self.clock.at(note.began_s) if self._undecoded.traces else NO_TIME
+        self.clock.decoded(note.began_s, note.ended_s, encoder_s)
+        if self._undecoded.traces:
+            after = self.clock.totals
+            step = StepSpan(note.began_s, note.ended_s, encoder_s, 0, before, after)
+            self._undecoded.decoded(step, at)
         self.gaps.add(note, at)
 
     def _prefilled(
-        self, batch: Batch, columns: Columns, began_s: float, now: float, encoder_s: float
+        self,
+        batch: Batch,
+        columns: Columns,
+        at: LongArray,
+        began_s: float,
+        now: float,
+        encoder_s: float,
     ) -> StepNote:
-        """A step with prompts has ended: add its time to the requests whose prompts it computed."""
+        """A step with prompts has ended: add its time to the requests whose prompts it computed.
+        The rows `at` [n] have tokens of it."""
         prefills = batch.prefills
         num_prompts = len(prefills)
         lens = batch.lens[:num_prompts].tolist()
@@ -472,6 +500,8 @@ class RequestHistory:
         step = self.clock.prefilled(
             began_s, now, encoder_s, num_tokens, has_decode=num_decoding > 0
         )
+        if self._undecoded.traces:
+            self._undecoded.decoded(step, at)
         for request, num_own in zip(prefills, lens, strict=True):
             row = request.row
             if row == NO_ROW:
@@ -484,6 +514,7 @@ class RequestHistory:
             self.gaps.enter(row, trace.gap, now)
             if trace.first_token_s == NEVER:
                 trace.first_token_s = now
+                self._undecoded.traces.append((row, trace))
                 self._add(trace, now, batch.plan.step, EventKind.FIRST_TOKEN, "")
         ids = tuple([request.id for request in prefills[:MAX_NAMED]])
         return StepNote(batch.plan.step, began_s, now, sum(lens), num_decoding, ids, num_prompts)

@@ -348,7 +348,7 @@ class KvMemory:
             self._before_dropping()
         self.allocator.free(self.accounts.owned_pages(request))
         self.prefixes.unlock(request)
-        if inserted is not None and request.message.background:
+        if inserted is not None and not request.service.keeps_prefixes:
             self.cache.cool(inserted.handle)
         if not keep:
             self.allocator.free(self.cache.forget(request.prefix.handle))

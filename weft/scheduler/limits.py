@@ -218,8 +218,8 @@ class Deadlines:
     ended in any state.
 
     For a request that was retracted to the queue only its own limit and `max_run_s` count, and for
-    a background request its own alone. The
-    deadlines are in a heap; those of ended requests are dropped when they reach its top.
+    one of a class that is not timed its own alone. The deadlines are in a heap; those of ended
+    requests are dropped when they reach its top.
     """
 
     def __init__(self, *, max_queue_s: float, max_run_s: float) -> None:
@@ -233,12 +233,12 @@ class Deadlines:
         arrival_s = request.spec.arrival_s
         if timeout_ms:
             self._push(arrival_s, request, DeadlineKind.OWN, timeout_ms / 1_000)
-        if self._max_queue_s < math.inf and not request.message.background:
+        if self._max_queue_s < math.inf and request.service.is_timed:
             self._push(arrival_s, request, DeadlineKind.QUEUE, self._max_queue_s)
 
     def admitted(self, request: Request) -> None:
         """The request was admitted for the first time."""
-        if self._max_run_s < math.inf and not request.message.background:
+        if self._max_run_s < math.inf and request.service.is_timed:
             self._push(request.admitted_s, request, DeadlineKind.RUN, self._max_run_s)
 
     def forget(self, request: Request) -> None:
@@ -252,7 +252,7 @@ class Deadlines:
         timeout_ms = request.message.timeout_ms
         arrival_s = request.spec.arrival_s
         own_s = arrival_s + timeout_ms / 1_000 if timeout_ms else math.inf
-        if request.message.background:
+        if not request.service.is_timed:
             return own_s
         if request.admitted_s < 0:
             return min(own_s, arrival_s + self._max_queue_s)

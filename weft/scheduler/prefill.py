@@ -304,6 +304,8 @@ class PrefillScheduler:
             return LineWalk(None, is_through=picked.is_through or is_foreign)
         if picked.is_through and line is not queue.lines[-1]:
             self._record_background(now)
+        if line is queue.online:
+            decode_rows = queue.background.beside(decode_rows, adder.can_run)
         for request in picked.requests:
             self._admit(line, request, now)
         if adder.new_chunked_req is not None:
@@ -408,7 +410,12 @@ class PrefillScheduler:
             first = chunk
         if first is None:
             return NOBODY_WAITS
-        return Waiting(num, first.spec.arrival_order, first.message.background)
+        return Waiting(
+            num,
+            first.spec.arrival_order,
+            is_background=first.service.yields,
+            beside_background=self._queue.has_background or self._kv.columns.num_background > 0,
+        )
 
     def _rows_to_mix(self) -> IntArray:
         """The decoding rows that join a prefill step, if this is enabled and memory allows."""

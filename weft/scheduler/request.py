@@ -22,6 +22,7 @@ from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle
 from weft.messages.media import MediaItem
 from weft.messages.requests import Abort, GenerateRequest
 from weft.plan.step import SamplingColumns
+from weft.scheduler.service import ServiceClass, service_of
 
 NO_ROW = -1
 
@@ -139,6 +140,10 @@ class Request:
         self.retractions = 0
 
     # What it is
+
+    @property
+    def service(self) -> ServiceClass:
+        return service_of(background=self.message.background)
 
     @property
     def wants_tokens(self) -> bool:
@@ -447,6 +452,11 @@ class Columns:
         if np.count_nonzero(goes_on) == len(goes_on):  # `all` takes four times as long
             return rows
         return rows[goes_on]
+
+    @property
+    def num_background(self) -> int:
+        """Rows of background requests."""
+        return int(np.count_nonzero(self.background))
 
     def num_output(self, row: int) -> int:
         """Output tokens whose ids are known."""

@@ -46,11 +46,13 @@ from weft.scheduler.request import (
     seed_of,
 )
 from weft.scheduler.retraction import retract_until_fits
+from weft.scheduler.service import service_of
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.waiting.line import WaitingLine
 from weft.scheduler.waiting.queue import WaitingQueue
 
 A_HIGHER_PRIORITY = "a request of a far higher priority"
+AN_ONLINE_REQUEST = "an online request"
 
 
 class Scheduler:
@@ -117,7 +119,8 @@ class Scheduler:
         arrival_order = self.counters.num_requests
         self.counters.num_requests += 1
         prompt_len = message.prompt_len
-        num_waiting = len(self.waiting_queue)
+        service = service_of(background=message.background)
+        num_waiting = self.waiting_queue.num_before(service)
         self.history.arrived(
             message.id,
             message.rid,
@@ -126,6 +129,7 @@ class Scheduler:
             num_waiting,
             now,
             self.planner.num_steps,
+            service,
         )
         if refused is None:
             refused = self.limits.refusal(message, self.settings, self.kv.room.left)
@@ -270,6 +274,8 @@ class Scheduler:
         features = self.hooks.unsubscribe(request)
         if finish.reason == "abort":
             self.counters.num_aborted += 1
+        if request.service.yields:
+            self.counters.background_ended(finish)
         num_output = finish.completion_tokens
         prefill_s = 0.0
         retry_after_s = finish.retry_after_s
@@ -291,7 +297,7 @@ class Scheduler:
             # Only requests that the queue refused or kept too long need a time for the next
             # attempt.
             if finish.status == QUEUE_IS_FULL.status and not retry_after_s:
-                num_waiting = len(self.waiting_queue)
+                num_waiting = self.waiting_queue.num_before(request.service)
                 retry_after_s = self.limits.drain.retry_after_s(num_waiting, self.now)
             predicted = trace.drafts.get("prediction", NO_DRAFTS)
             accepted = predicted.num_right
@@ -341,7 +347,7 @@ class Scheduler:
             self.prefills.record_no_walk(now, Stop.ROOM)
             return None
         for victim in room.victims:
-            by = "an online request" if victim.message.background else A_HIGHER_PRIORITY
+            by = AN_ONLINE_REQUEST if victim.service.yields else A_HIGHER_PRIORITY
             self.retract(victim, f"{by} takes its place")
         batch = self.prefills.next_batch(now, room.order)
         if batch is None:
@@ -559,6 +565,8 @@ class Scheduler:
             num_running=len(self.requests) - len(self.waiting_queue),
             num_waiting=len(self.waiting_queue),
             num_waiting_tokens=self.waiting_queue.num_tokens,
+            num_background_running=kv.columns.num_background,
+            num_background_waiting=self.waiting_queue.num_background,
             kv_tokens=kv.room.capacity,
             kv_evictable=kv.cache.evictable_pages * page_size,
             kv_held=kv.cache.pinned_pages * page_size,

@@ -3,8 +3,8 @@
 Seconds by what they were spent on (`Spent`). Their sum is the request's whole time, because every
 moment is added to exactly one part.
 
-    arrived    admitted    its first piece    its next piece    first token        end
-       |   WAIT   |   AHEAD   | OWN + SHARED | OTHERS, BETWEEN | ... | DECODE, PROMPTS, REST |
+    arrived  admitted  its first piece  its next piece   first token      second token        end
+       |  WAIT  |  AHEAD  | OWN + SHARED | OTHERS, BETWEEN |  FIRST_DECODE  |  DECODE, PROMPTS  |
 
 Steps of the device follow one another. The time up to a result is the step's, or lies between two
 steps. `StepClock` adds it up by kind, so a span of a request that lasted a thousand steps is the
@@ -23,7 +23,7 @@ import numpy as np
 
 from weft.arrays import LongArray
 
-MAX_STEPS = 64  # that are remembered; a gap that more steps lie in is explained by the last of them
+MAX_STEPS = 64  # that are remembered; a gap with more steps in it is explained by the last of them
 MAX_NAMED = 3  # requests of a step whose prompts it computed
 
 
@@ -40,12 +40,13 @@ class SpentOn(IntEnum):
     ENCODE = 4  # the encoder, in these steps
     OTHERS = 5  # steps without a piece of its prompt, between its pieces
     BETWEEN = 6  # between steps, before its first token
-    DECODE = 7  # steps in which it got tokens, and no prompt was computed
-    MIXED = 8  # steps in which it got tokens, with prompts of others
-    PROMPTS = 9  # steps for prompts of others, in which it got none
-    REST = 10  # between steps, after its first token
-    WAIT_AGAIN = 11  # in the queue, after it was retracted
-    AGAIN = 12  # its tokens were computed again
+    FIRST_DECODE = 7  # the step in which it first decoded
+    DECODE = 8  # later ones in which it got tokens, and no prompt was computed
+    MIXED = 9  # later ones in which it got tokens, with prompts of others
+    PROMPTS = 10  # steps for prompts of others, in which it got none
+    REST = 11  # between steps, after its first token
+    WAIT_AGAIN = 12  # in the queue, after it was retracted
+    AGAIN = 13  # its tokens were computed again
 
 
 NUM_PARTS = len(SpentOn)  # once, because an enumeration counts its members slowly
@@ -61,13 +62,16 @@ class StepTotals(NamedTuple):
     rest_s: float = 0.0  # no step ran
 
 
+NO_TIME = StepTotals()
+
+
 class StepSpan(NamedTuple):
     """The time of one step on the device."""
 
     began_s: float
     ended_s: float
     encoder_s: float  # of this, the encoder's
-    num_tokens: int
+    num_tokens: int  # with prompts; 0 for a step without
     before: StepTotals  # when it began
     after: StepTotals
 
@@ -142,6 +146,7 @@ class Spent:
 
     since_s: float
     seconds: list[float]  # by `SpentOn`
+    step_before: StepNote | None = None  # the step that ended last before it arrived
     phase: Phase = Phase.WAITS
     was_admitted: bool = False
     # The totals at `since_s`, while its tokens are computed; None: its first piece has not begun.
@@ -159,14 +164,18 @@ class Spent:
 
     def computed(self, step: StepSpan, num_own: int, *, is_last: bool) -> None:
         """A step has computed `num_own` of its tokens; `is_last`: with them, all that it had to
-        compute before it decodes."""
+        compute before it decodes. Of the steps in which it decodes, only the first is reported."""
+        busy_s = step.ended_s - step.began_s - step.encoder_s
         if self.phase is Phase.AGAIN:
             if not is_last:
                 return
             self.seconds[SpentOn.AGAIN] += step.ended_s - self.since_s
+        elif self.phase is Phase.DECODES:
+            self.close(step.began_s, step.before)
+            self.seconds[SpentOn.FIRST_DECODE] += busy_s
+            self.seconds[SpentOn.PROMPTS] += step.encoder_s
         else:
             self.close(step.began_s, step.before)
-            busy_s = step.ended_s - step.began_s - step.encoder_s
             own_s = busy_s * num_own / step.num_tokens
             self.seconds[SpentOn.OWN] += own_s
             self.seconds[SpentOn.SHARED] += busy_s - own_s
@@ -222,62 +231,58 @@ class StepNote(NamedTuple):
     num_prompts: int = 0
 
 
+class GapSteps(NamedTuple):
+    """The steps that ran between two tokens."""
+
+    longest: StepNote
+    num: int  # that are remembered
+    seconds: float  # that they took, since the first of the tokens
+    has_more: bool = False  # earlier ones are not remembered
+
+
 class Gap(NamedTuple):
     """The longest time between two tokens of a request."""
 
     seconds: float = 0.0
     until_s: float = 0.0  # when the second of them came
-    longest: StepNote | None = None  # the longest step in it
+    steps: GapSteps | None = None
     last_s: float = 0.0  # when its last token came
 
 
 NO_GAP = Gap()
 
 
+@dataclass(slots=True)
 class _Run:
     """Steps that gave a token to the same rows: the longest time between two of them."""
 
-    __slots__ = ("at", "last_s", "longest", "seconds", "until_s")
-
-    def __init__(self, at: LongArray, last_s: float) -> None:
-        self.at = at  # [n] the rows
-        self.last_s = last_s  # when their last token came
-        self.seconds = 0.0
-        self.until_s = 0.0
-        self.longest: StepNote | None = None
+    at: LongArray  # [n] the rows
+    last_s: float  # when their last token came
+    seconds: float = 0.0
+    until_s: float = 0.0
+    steps: GapSteps | None = None
 
 
 NO_ROWS: LongArray = np.empty(0, dtype=np.intp)
 
 
 class TokenGaps:
-    """The longest gap of each running request, and the step that took most of it: columns by row. A
-    request takes its own with it when it leaves its row.
-
-    Most steps give a token to the same rows as the step before. Then the time since their last
-    token is the same for all of them, so while the rows stay the same only three numbers are kept
-    (`_Run`); they are written into the columns when the rows change, or when somebody asks.
-
-        rows 0 1 2    | step | step | step |                        one run
-        rows 0 1 2 3                       | step | step | step     row 3 has joined: the next run
-    """
-
     def __init__(self, num_rows: int) -> None:
         self._token_s = np.zeros(num_rows)  # when the last token came
         self._seconds = np.zeros(num_rows)
         self._until_s = np.zeros(num_rows)
-        self._longest = np.empty(num_rows, dtype=object)  # StepNote
+        self._gap_steps = np.empty(num_rows, dtype=object)  # GapSteps
         self._steps: deque[StepNote] = deque(maxlen=MAX_STEPS)
         self._run: _Run | None = None  # what is not in the columns yet
+        self.last_step: StepNote | None = None  # that has ended
 
     def enter(self, row: int, gap: Gap, now: float) -> None:
         """A request begins to decode in this row, or goes on after it was taken back."""
-        if self._run is not None:
-            self._end_run()
+        self._end_run()
         self._token_s[row] = gap.last_s or now
         self._seconds[row] = gap.seconds
         self._until_s[row] = gap.until_s
-        self._longest[row] = gap.longest
+        self._gap_steps[row] = gap.steps
 
     def of(self, row: int) -> Gap:
         """What is known of the request in this row, which has decoded."""
@@ -285,7 +290,7 @@ class TokenGaps:
         return Gap(
             float(self._seconds[row]),
             float(self._until_s[row]),
-            self._longest[row],
+            self._gap_steps[row],
             float(self._token_s[row]),
         )
 
@@ -293,6 +298,9 @@ class TokenGaps:
         """A step has ended. The rows `at` [n] have tokens of it. The same array as before: the same
         requests, too."""
         self._steps.append(step)
+        self.last_step = step
+        if not step.num_decoding:
+            return  # the first tokens of requests that have entered their rows in it
         run = self._run
         if run is None or at is not run.at:
             if len(at):
@@ -303,7 +311,7 @@ class TokenGaps:
         if seconds > run.seconds:
             run.seconds = seconds
             run.until_s = ended_s
-            run.longest = self._longest_since(run.last_s)
+            run.steps = self._steps_since(run.last_s)
         run.last_s = ended_s
 
     def _begin_run(self, step: StepNote, at: LongArray) -> None:
@@ -315,11 +323,13 @@ class TokenGaps:
         seconds = step.ended_s - last_s
         is_longer = seconds > self._seconds.take(at)
         self._token_s[at] = step.ended_s
-        if is_longer.any():
-            longest = self._longest_since(float(last_s[is_longer].min()))
-            rows = at[is_longer]
-            self._seconds[rows] = seconds[is_longer]
-            self._explain(rows, step.ended_s, longest)
+        if not is_longer.any():
+            return
+        self._seconds[at[is_longer]] = seconds[is_longer]
+        # Rows are few that did not get their last tokens in the same step.
+        for since_s in set(last_s[is_longer].tolist()):
+            rows = at[is_longer & (last_s == since_s)]
+            self._explain(rows, step.ended_s, self._steps_since(since_s))
 
     def _end_run(self) -> None:
         run = self._run
@@ -331,20 +341,23 @@ class TokenGaps:
         if is_longer.any():
             rows = run.at[is_longer]
             self._seconds[rows] = run.seconds
-            self._explain(rows, run.until_s, run.longest)
+            self._explain(rows, run.until_s, run.steps)
 
-    def _explain(self, rows: LongArray, until_s: float, longest: StepNote | None) -> None:
+    def _explain(self, rows: LongArray, until_s: float, steps: GapSteps | None) -> None:
         self._until_s[rows] = until_s
         for row in rows.tolist():  # one by one: numpy would spread the tuple over the rows
-            self._longest[row] = longest
+            self._gap_steps[row] = steps
 
-    def _longest_since(self, since_s: float) -> StepNote:
-        """The longest step of those that ended after this moment, of which there is one."""
-        steps = reversed(self._steps)
-        longest = next(steps)
-        for one in steps:
+    def _steps_since(self, since_s: float) -> GapSteps:
+        """The steps that ended after this moment, of which there is one."""
+        longest = self._steps[-1]
+        num = 0
+        seconds = 0.0
+        for one in reversed(self._steps):
             if one.ended_s <= since_s:
-                break
+                return GapSteps(longest, num, seconds)
+            num += 1
+            seconds += one.ended_s - max(one.began_s, since_s)
             if one.ended_s - one.began_s > longest.ended_s - longest.began_s:
                 longest = one
-        return longest
+        return GapSteps(longest, num, seconds, has_more=num == MAX_STEPS)

@@ -274,7 +274,7 @@ def with_edge(
     service: BatchService,
 ) -> ASGIApp:
     """`inner` inside of what every request passes: keys, limits of heads, counts, CORS."""
-    service.answer_with(InnerCall(inner))
+    service.answer_with(InnerCall(inner, refusals.note))
     origins = _words(config.cors_origins)
     pages = Pages(origins=origins, hosts=_words(config.allowed_hosts), bound=config.host)
     keys = Keys(digests, pages, open_metrics=config.open_metrics)
@@ -340,7 +340,8 @@ class Endpoint:
         receiver.set(receive)
         try:
             answer = await self._handler(self._context, Request(scope, receive))
-        except ClientGone:
+        except ClientGone as exc:
+            scope["weft.error"] = str(exc)
             return
         except BaseException as exc:
             if not is_survivable(exc):

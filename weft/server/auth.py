@@ -110,6 +110,14 @@ def owner_of(request: Request) -> str:
     return str(request.scope.get("weft.key", ""))
 
 
+def administers(request: Request) -> bool:
+    """Whether the sender of a request may also use the routes of administration."""
+    if "weft.edge" not in request.scope:
+        return False  # a request of the server itself
+    keys, caller = request.scope["weft.edge"]
+    return keys.refusal(request.scope, request.headers, "admin", caller) is None
+
+
 class Keys:
     """The keys of one server; for requests without a key, also its origins and host names."""
 

@@ -23,7 +23,7 @@ from weft.config.limits import Limits
 from weft.json_types import JsonObject
 from weft.messages.wrong_field import wrong_field
 from weft.observe.log import EventLog
-from weft.observe.request_context import current, rename
+from weft.observe.request_context import rename, spent
 from weft.server.auth import is_from_browser
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, ClientGone, not_supported, over
@@ -63,9 +63,8 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
     if context.media is not None and limits.max_media_mb > largest_mb:
         limit = "max_media_mb"
         largest_mb = limits.max_media_mb
-    began_s = time.perf_counter()
     body = await read_body(request, int(largest_mb * 1_000_000), limits.body_timeout_s, limit)
-    read_s = time.perf_counter()
+    parsing_s = time.perf_counter()
     require_room(len(body))
     work = partial(_decoded, limits, vocab_size, body, type)
     try:
@@ -83,13 +82,11 @@ async def read_json(context: ServerContext, request: Request, type: type[T]) -> 
         else:
             rename(await context.readers.run(read_name, is_long=False))
         raise
+    finally:
+        spent("parse", parsing_s)
     name = _name_of(decoded, limits.max_rid_len)
     if name:
         rename(name)
-    call = current.get()
-    if call is not None:
-        call.read_s += read_s - began_s
-        call.parse_s += time.perf_counter() - read_s
     if others:
         context.client.metrics.unknown_fields(len(others))
         names = [name[:MAX_NAME_LEN] for name in islice(others, MAX_NAMES)]
@@ -203,12 +200,13 @@ async def read_body(
         raise _too_large(name, limit)
     chunks: list[bytes] = []
     size = 0
+    began_s = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientGone
+                    raise ClientGone(f"when {size:,} bytes of the body had arrived")
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > limit:
@@ -219,6 +217,8 @@ async def read_body(
     except TimeoutError as exc:
         text = f"the body did not arrive within {timeout_s:g} s"
         raise over("body_timeout_s", text, status=408) from exc
+    finally:
+        spent("read", began_s)
 
 
 def _too_large(name: str, limit: int) -> ApiError:

@@ -2,7 +2,7 @@
 (`return_cache_cause`).
 
 The engine is asked when the request has ended, so requests that do not ask pay nothing. Of a
-request of another tenant only lengths are shown.
+request of another tenant only lengths are shown, except to an administrator.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from weft.client.explained import explained
 from weft.client.generation import Completion, Generation
 from weft.json_types import JsonObject
 from weft.messages.control import CacheCause
-from weft.server.auth import owner_of
+from weft.messages.requests import ADMINISTRATOR
+from weft.server.auth import administers, owner_of
 from weft.server.context import ServerContext
 
 MAX_PROMPTS = 64  # of one request, about which the engine is asked
 
 
 def cause_reader(request: Request, tenant: str) -> str:
-    """The tenant whose requests a client may read about; empty if clients have no keys, because
-    then nobody knows whose requests are whose."""
+    """The tenant whose requests a client may read about: `ADMINISTRATOR`, if `GET /requests/{rid}`
+    would answer it; empty if clients have no keys, because then nobody knows whose requests are
+    whose."""
+    if administers(request):
+        return ADMINISTRATOR
     return tenant if owner_of(request) else ""
 
 
@@ -38,6 +42,8 @@ async def ask_causes(context: ServerContext, generation: Generation) -> None:
         if completion.end is None or request.id in generation.causes:
             continue
         viewer = request.tells_cause_to
+        if viewer == ADMINISTRATOR:
+            viewer = None
         try:
             found = await explained(context.client, request.rid, number=request.id, viewer=viewer)
         except (EngineUnavailable, EngineFault):

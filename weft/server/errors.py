@@ -85,7 +85,10 @@ class ApiError(Exception):
 
 
 class ClientGone(Exception):
-    """The client disconnected before its request was complete."""
+    """The client disconnected before its request was complete, or while it was prepared."""
+
+    def __init__(self, when: str = "while its request was prepared") -> None:
+        super().__init__(f"the client left {when}")
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):

@@ -10,7 +10,6 @@ disconnect closes the generation at once, whether the answer is a stream or not.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -65,6 +64,11 @@ class Reply(Protocol):
         """The events after the end of the last completion, before the end of the stream."""
 
 
+class WriteFlow(Protocol):
+    async def drain(self) -> None:
+        """Wait until the client has read most of what was written, or is gone."""
+
+
 class PieceWriter(Protocol):
     """The connection to the client (`server/http/protocol.py`). Pieces follow the head of the
     answer."""
@@ -73,6 +77,9 @@ class PieceWriter(Protocol):
 
     @property
     def takes_pieces(self) -> bool: ...
+
+    @property
+    def flow(self) -> WriteFlow: ...
 
 
 class Answer:
@@ -100,12 +107,12 @@ class Answer:
                 await self._stream(scope, receive, send)
             else:
                 await self._send_full_body(scope, receive, send)
+            connection: PieceWriter | None = scope.get("weft.connection")
+            if connection is not None and not connection.takes_pieces:
+                await connection.flow.drain()
         finally:
             watcher.cancel()
             self._generation.close()
-            sent_s = time.perf_counter()
-            for completion in self._generation.completions:
-                completion.spec.front.sent_s = sent_s
 
     # ---- one body
 

@@ -32,7 +32,7 @@ from weft.sim.fit import StepTime
 from weft.sim.gaps import Gaps
 from weft.sim.lengths import OutputLengths
 from weft.sim.outcome import ABORTED, DONE, INVALID, REFUSED, state_of, why_refused
-from weft.sim.run import Record, RequestColumns
+from weft.sim.run import BackgroundTokens, Record, RequestColumns
 from weft.sim.speed import MachineSpeed, Stretch
 from weft.sim.trace import FILLER, Arrival
 
@@ -124,7 +124,7 @@ def read_journal(records: Iterable[bytes]) -> Journal:
         [time_s - begin_s for time_s in ended_s],
         replay.began.depth > 0,
         encoder.measured,
-        seen.record(tap.gaps),
+        seen.record(tap),
     )
 
 
@@ -152,14 +152,21 @@ class _Seen:
         self, number: int, sent_s: float, message: GenerateRequest, finish: Finish, tap: _Tap
     ) -> None:
         tenant = self._tenants.setdefault(message.tenant, len(self._tenants))
-        self._columns.enter(number, sent_s, message.prompt_len, tenant)
+        self._columns.enter(
+            number, sent_s, message.prompt_len, tenant, background=message.background
+        )
         self._columns.finish(msgspec.structs.replace(finish, id=number), tap.ended_s[message.id])
         self._columns.first_s[number] = tap.first_s.get(message.id, np.nan)
         # The front ended some of them, at a stop string.
         self._columns.state[number] = tap.state_of(finish)
 
-    def record(self, gaps: Gaps) -> Record:
-        return self._columns.record(gaps, list(self._tenants))
+    def record(self, tap: _Tap) -> Record:
+        columns = self._columns
+        gaps = tap.gaps
+        if columns.background[: columns.num].all():
+            columns.background[:] = 0
+            gaps = tap.background_gaps
+        return columns.record(gaps, list(self._tenants), tap.beside)
 
 
 class _Tap:
@@ -172,6 +179,9 @@ class _Tap:
         self.ended_s: dict[int, float] = {}
         self.outputs: dict[int, list[int]] = {}  # tokens, by id
         self.gaps = Gaps()
+        self.background_gaps = Gaps()
+        self.beside = BackgroundTokens()
+        self._background: dict[int, int] = {}  # lengths of prompts of background requests, by id
         self._stopped: set[int] = set()  # requests that the front ended, at a stop string
         self._last_s: dict[int, float] = {}  # time of the last token of each open request
         self._replay = replay
@@ -190,13 +200,18 @@ class _Tap:
         # The last reading of the clock was the message's arrival.
         now = self._replay.last_s
         if isinstance(message, GenerateRequest):
-            self.sent.append((now, message))
+            self._take(now, message)
         elif isinstance(message, BatchGenerate):
             for member in message.members():
-                self.sent.append((now, member))
+                self._take(now, member)
         elif isinstance(message, Abort) and message.output_lens:
             self._stopped.update(message.ids)
         return reply
+
+    def _take(self, now: float, message: GenerateRequest) -> None:
+        self.sent.append((now, message))
+        if message.background:
+            self._background[message.id] = message.prompt_len
 
     def lose(self, ids: tuple[int, ...], message: str) -> None:
         self._engine.lose(ids, message)
@@ -233,20 +248,28 @@ class _Tap:
                 self.finished[finish.id] = finish
                 self.ended_s[finish.id] = self._replay.last_s
                 self._last_s.pop(finish.id, None)
+                if finish.id not in self._background:
+                    self.beside.online_ended()
         return replies
 
     def _note_tokens(self, ids: list[int]) -> None:
         now = self._replay.last_s
-        gaps = []
+        gaps: list[float] = []
+        background_gaps: list[float] = []
         # Each of several tokens in a step counts with the time since the step before, as in a run.
         for id in ids:
             before = self._last_s.get(id)
             if before is None:
                 self.first_s[id] = now
+            elif id in self._background:
+                background_gaps.append(now - before)
             else:
                 gaps.append(now - before)
+            if id in self._background:
+                self.beside.add(1, self._background[id] if before is None else 0)
         self._last_s.update(dict.fromkeys(ids, now))
         self.gaps.add(np.array(gaps))
+        self.background_gaps.add(np.array(background_gaps))
 
 
 def _arrival(
@@ -274,4 +297,5 @@ def _arrival(
         adapter=message.adapter,
         output=known,
         media=message.media,
+        background=message.background,
     )

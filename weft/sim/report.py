@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import NamedTuple, TypeAlias
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,19 @@ from weft.sim.table import number, table
 
 Percentiles: TypeAlias = tuple[float, float, float]
 PERCENTS = (50, 90, 99)
+
+
+class BackgroundFigures(NamedTuple):
+    """Background requests beside others. Rates are tokens a second up to the end of the last other
+    request: generated ones, and with those of prompts."""
+
+    requests: int
+    finished: int
+    output_per_s: float
+    total_per_s: float
+    both_output_per_s: float  # with those of the others
+    both_total_per_s: float
+    retractions: int
 
 
 class Slo(NamedTuple):
@@ -59,6 +72,8 @@ class Summary:
     encoded_tokens: int = 0
     encoder_hits: int = 0  # pictures that were already encoded when a prompt needed them
     encoder_s: float = 0.0  # working time of encoders
+    # None: there are none, or no others; all other figures are of the others.
+    background: BackgroundFigures | None = None
 
     def to_dict(self) -> JsonObject:
         """The figures for JSON: undefined values are null."""
@@ -66,6 +81,38 @@ class Summary:
 
 
 def summarize(record: Record, slo: Slo) -> Summary:
+    if not record.background.any():
+        return _summary(record, slo)
+    summary = _summary(_part(record, ~record.background), slo)
+    return replace(summary, background=_background(record, summary))
+
+
+def _part(record: Record, wanted: BoolArray) -> Record:
+    """The record of the `wanted` [N] requests."""
+    found: dict[str, Any] = {}
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if isinstance(value, np.ndarray):
+            found[item.name] = value[wanted]
+    return replace(record, **found)
+
+
+def _background(record: Record, others: Summary) -> BackgroundFigures:
+    seconds = others.duration_s
+    output_per_s = record.beside_output / seconds
+    total_per_s = output_per_s + record.beside_prompt / seconds
+    return BackgroundFigures(
+        requests=int(record.background.sum()),
+        finished=int((record.background & (record.state == DONE)).sum()),
+        output_per_s=output_per_s,
+        total_per_s=total_per_s,
+        both_output_per_s=others.output_per_s + output_per_s,
+        both_total_per_s=others.total_per_s + total_per_s,
+        retractions=int(record.retractions[record.background].sum()),
+    )
+
+
+def _summary(record: Record, slo: Slo) -> Summary:
     done = was_served(record)
     num_done = int(done.sum())
     duration = _duration_s(record)
@@ -215,6 +262,17 @@ def describe(summary: Summary) -> str:
     ]
     if summary.busiest != 1.0:
         facts.append(f"replicas     the busiest works {summary.busiest:.2f} times the mean")
+    background = summary.background
+    if background is not None:
+        facts.append(
+            f"background   {background.finished:,} of {background.requests:,} requests finished, "
+            f"{background.retractions:,} retractions"
+        )
+        facts.append(
+            f"             {number(background.output_per_s)} output tokens/s beside the others, "
+            f"{number(background.total_per_s)} with prompts; together "
+            f"{number(background.both_output_per_s)} and {number(background.both_total_per_s)}"
+        )
     if summary.encoder_runs:
         facts.append(
             f"encoder      {counted(summary.encoder_runs, 'run')}, "

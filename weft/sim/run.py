@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.arrays import LongArray
+from weft.arrays import BoolArray, LongArray
 from weft.engine.engine import Engine
 from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
@@ -155,10 +155,17 @@ class Record:
     state: LongArray  # [N] OPEN, DONE, REFUSED or ABORTED
     tenant: LongArray  # [N] index of its tenant
     tenants: list[str] = field(default_factory=list)  # names of the tenants
+    # [N] whether it was a background request; never if all of them were
+    background: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     # [N] index into `reasons`, if it was refused
     reason: LongArray = field(default_factory=lambda: _none(0))
     reasons: list[str] = field(default_factory=list)  # texts of the reasons
-    gaps: Gaps = field(default_factory=Gaps)  # times between the tokens of a request
+    # Times between the tokens of a request; of background requests only if there are no others.
+    gaps: Gaps = field(default_factory=Gaps)
+    # Up to the end of the last other request: tokens that background requests got, and those of
+    # their prompts.
+    beside_output: int = 0
+    beside_prompt: int = 0
     meter: StepMeter = field(default_factory=StepMeter)
     num_rows: int = 0  # number of rows that exist
     evicted_tokens: int = 0
@@ -200,6 +207,8 @@ class Run:
         self._lengths = lengths
         self._columns = RequestColumns()
         self._gaps = Gaps()
+        self._background_gaps = Gaps()
+        self._beside = BackgroundTokens()
         self._tenants: dict[str, int] = {}
         self._due: list[tuple[float, int, Arrival]] = []  # heap: next turns whose time is known
         # Next turns, by the request that must end before them.
@@ -293,7 +302,7 @@ class Run:
         packed = self._tokens.pack(arrival.prompt)
         prompt_len = len(packed) // 4
         tenant = self._tenants.setdefault(arrival.tenant, len(self._tenants))
-        self._columns.enter(number, time_s, prompt_len, tenant)
+        self._columns.enter(number, time_s, prompt_len, tenant, background=arrival.background)
         if self._lengths is not None:
             last_position = prompt_len + arrival.output_len - 1
             self._lengths.add(number, last_position, arrival.output)
@@ -319,6 +328,7 @@ class Run:
             ttft_ms=arrival.ttft_ms,
             timeout_ms=arrival.timeout_ms,
             media=arrival.media,
+            background=arrival.background,
         )
         self._target.submit(message, time_s)
 
@@ -328,12 +338,20 @@ class Run:
         if output.ids:
             ids = np.frombuffer(output.ids, dtype=np.int64)
             gaps = now - columns.last_s[ids]
-            first = ids[np.isnan(gaps)]
-            columns.first_s[first] = now
+            is_first = np.isnan(gaps)
+            columns.first_s[ids[is_first]] = now
             columns.last_s[ids] = now
+            if columns.has_background:
+                is_background = columns.background[ids] > 0
+                prompt_len = columns.prompt_len[ids[is_first & is_background]]
+                self._beside.add(int(np.count_nonzero(is_background)), int(prompt_len.sum()))
+                self._background_gaps.add(gaps[is_background])
+                gaps = gaps[~is_background]
             self._gaps.add(gaps)
         for finish in output.finished:
             columns.finish(finish, now)
+            if not columns.background[finish.id]:
+                self._beside.online_ended()
             if finish.id in self._cut and columns.state[finish.id] == DONE:
                 columns.state[finish.id] = ABORTED
             for number, arrival in self._parked.pop(finish.id, ()):
@@ -349,7 +367,31 @@ class Run:
         columns.last_s[ids] = leapt.ended_s[-1]
 
     def _record(self) -> Record:
-        return self._columns.record(self._gaps, list(self._tenants))
+        columns = self._columns
+        gaps = self._gaps
+        if columns.background[: columns.num].all():
+            columns.background[:] = 0
+            gaps = self._background_gaps
+        return columns.record(gaps, list(self._tenants), self._beside)
+
+
+class BackgroundTokens:
+    """Counts the tokens of background requests up to the last end of another one."""
+
+    def __init__(self) -> None:
+        self.num_output = 0
+        self.num_prompt = 0  # of prompts that are computed, or found in the cache
+        self._output_now = 0
+        self._prompt_now = 0
+
+    def add(self, num_output: int, num_prompt: int) -> None:
+        """Background requests got tokens, the first ones after prompts of `num_prompt` tokens."""
+        self._output_now += num_output
+        self._prompt_now += num_prompt
+
+    def online_ended(self) -> None:
+        self.num_output = self._output_now
+        self.num_prompt = self._prompt_now
 
 
 class RequestColumns:
@@ -358,7 +400,7 @@ class RequestColumns:
     TIMES = ("sent_s", "first_s", "last_s", "end_s")
     COUNTS = (
         *("prompt_len", "output_len", "cached_len", "retractions"),
-        *("state", "tenant", "reason"),
+        *("state", "tenant", "reason", "background"),
     )
 
     def __init__(self) -> None:
@@ -374,15 +416,21 @@ class RequestColumns:
         self.state = _none(0)
         self.tenant = _none(0)
         self.reason = _none(0)
+        self.background = _none(0)
+        self.has_background = False
         self._reasons: dict[str, int] = {}
 
-    def enter(self, number: int, sent_s: float, prompt_len: int, tenant: int) -> None:
+    def enter(
+        self, number: int, sent_s: float, prompt_len: int, tenant: int, *, background: bool = False
+    ) -> None:
         if number >= len(self.sent_s):
             self._grow(max(1_024, number + 1))
         self.num = max(self.num, number + 1)
         self.sent_s[number] = sent_s
         self.prompt_len[number] = prompt_len
         self.tenant[number] = tenant
+        self.background[number] = background
+        self.has_background = self.has_background or background
 
     def finish(self, finish: Finish, now: float) -> None:
         id = finish.id
@@ -395,7 +443,7 @@ class RequestColumns:
             why = why_refused(finish)
             self.reason[id] = self._reasons.setdefault(why, len(self._reasons))
 
-    def record(self, gaps: Gaps, tenants: list[str]) -> Record:
+    def record(self, gaps: Gaps, tenants: list[str], beside: BackgroundTokens) -> Record:
         """The outcomes of all requests. `tenants`: their names, by index."""
         sent = slice(self.num)
         return Record(
@@ -411,7 +459,10 @@ class RequestColumns:
             tenants=tenants,
             reason=self.reason[sent],
             reasons=list(self._reasons),
+            background=self.background[sent] > 0,
             gaps=gaps,
+            beside_output=beside.num_output,
+            beside_prompt=beside.num_prompt,
         )
 
     def ended(self, number: int) -> float | None:

@@ -22,6 +22,7 @@ BLOCK_LEN = 4_096  # conversations that are drawn together
 # Of the Gamma distribution of gaps: the coefficient of variation is 1 / sqrt(shape), about 3.
 BURST_SHAPE = 0.1
 DEFAULT_SIGMA = 1.0  # of log-normal lengths; conversations with chatbots have about this value
+FIRST_LINE = 1 << 32  # key of the first line of a batch: no prompt of the traffic has it
 LOUD = 1.0  # tenant k sends 1 / (k + 1) ** LOUD times as much as tenant 0
 
 
@@ -116,6 +117,29 @@ class PictureTraffic:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class BackgroundTraffic:
+    """Options of a batch beside the traffic."""
+
+    background: int = option(
+        0,
+        "lines of a batch that is there from the beginning, beside the traffic or a trace",
+        group="traffic",
+        everyday=True,
+        low=0,
+        high=10_000_000,
+    )
+    background_open: int = option(
+        256, "lines of it that are open at once", group="traffic", low=1, high=100_000
+    )
+    background_input_len: str = option(
+        "lognormal:512", "tokens of a line's prompt, as those of --input-len", group="traffic"
+    )
+    background_output_len: str = option(
+        "lognormal:128", "tokens of a line's completion, likewise", group="traffic"
+    )
+
+
 class Lengths(NamedTuple):
     """A distribution of lengths in tokens."""
 
@@ -181,6 +205,32 @@ def synthetic(
                 yield arrival
                 previous = arrival
                 number = number + 1
+
+
+def with_batch(
+    arrivals: Iterable[Arrival], batch: BackgroundTraffic, seed: int
+) -> Iterator[Arrival]:
+    """The lines of a batch, and then `arrivals`. A line comes when the one that many lines before
+    it has ended."""
+    num = batch.background
+    rng = np.random.default_rng([seed, 2])
+    inputs = Lengths.parse(batch.background_input_len, "--background-input-len").draw(rng, num)
+    outputs = Lengths.parse(batch.background_output_len, "--background-output-len").draw(rng, num)
+    for index, (input_len, output_len) in enumerate(zip(inputs, outputs, strict=True)):
+        yield Arrival(
+            time_s=0.0,
+            prompt=(Segment(FIRST_LINE + index, input_len),),
+            output_len=output_len,
+            max_new_tokens=output_len,
+            ignore_eos=True,
+            tenant="background",
+            after=index - batch.background_open if index >= batch.background_open else -1,
+            background=True,
+        )
+    for arrival in arrivals:
+        if arrival.after >= 0:
+            arrival = arrival._replace(after=arrival.after + num)
+        yield arrival
 
 
 def gaps_s(rng: np.random.Generator, process: str, rate: float, n: int) -> NDArray[np.float64]:

@@ -60,6 +60,7 @@ class Arrival(NamedTuple):
     is_cut: bool = False  # its output ends early because its client leaves
     leaves_s: float = math.inf  # its client leaves after this time, whatever it has received
     media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds in its prompt, without values
+    background: bool = False  # it gets what other requests leave
 
     @property
     def prompt_len(self) -> int:

@@ -19,7 +19,7 @@ import tokenizers
 
 from weft.json_types import JsonObject
 from weft.messages.sampling import InvalidParam
-from weft.observe.request_context import current
+from weft.observe.request_context import spent
 from weft.text.detokenizer import (
     MAX_LOOK_BACK,
     REPLACEMENT,
@@ -240,9 +240,7 @@ class Tokenizer:
             found = []
             for part, length in _slices(texts, len):
                 found += await self._workers.run(partial(work, part), is_long=length > SLICE_LEN)
-        call = current.get()
-        if call is not None:
-            call.tokenize_s += time.perf_counter() - began_s
+        spent("tokenize", began_s)
         return found
 
     async def encode_prompts(

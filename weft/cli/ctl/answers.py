@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from weft.cli.why import cause_lines
+from weft.cli.why import cause_lines, refusal_lines
 from weft.config.numbers import counted
 
 
@@ -18,10 +18,14 @@ def weight_version(answer: Any) -> Iterator[str]:
 def traces(answer: Any) -> Iterator[str]:
     """The traces of requests as text."""
     for one in answer["requests"]:
+        if "prompt_tokens" not in one:  # its model is not loaded yet
+            yield from (f"{one['rid']}: {line}" for line in one["text"])
+            continue
         queue_position = ""
         if one.get("position") is not None:
             queue_position = f", {one['position']} before it"
-        yield f"{one['rid']} (request {one['id']}): {one['state']}{queue_position}"
+        service = ", in the background" if one.get("service") == "background" else ""
+        yield f"{one['rid']} (request {one['id']}): {one['state']}{service}{queue_position}"
         yield (
             f"  {counted(one['prompt_tokens'], 'prompt token')}, {one['cached_tokens']:,} of them "
             f"cached; {counted(one['output_tokens'], 'output token')}; "
@@ -30,6 +34,7 @@ def traces(answer: Any) -> Iterator[str]:
         for line in one["text"]:
             yield f"  {line}"
         yield from cause_lines(one.get("cache_cause"))
+    yield from refusal_lines(answer)
 
 
 def experts(answer: Any) -> Iterator[str]:

@@ -350,7 +350,7 @@ COMMANDS = (
         "why",
         "GET",
         "/requests/{rid}",
-        "why not more of a prompt came from the cache, and what that cost",
+        "why a request was slow: its cache misses and their cost, and all of its time",
         (dataclasses.replace(RID, sent_in="path"),),
         show=causes,
     ),

@@ -29,6 +29,7 @@ class QueueWatch:
         self._read_s = 0.0  # when their reasons were found
         self._arrived_s = np.empty(0, dtype=np.float64)  # [Q]
         self._rids: list[str] = []
+        self._services: list[str] = []
         self._reasons: list[str] = []
 
     def columns(self, now: float) -> QueueColumns:
@@ -43,6 +44,7 @@ class QueueWatch:
         age_s = (now - self._arrived_s).astype(np.float32)
         return QueueColumns(
             rids=self._rids,
+            services=self._services,
             reasons=self._reasons,
             age_s=age_s.tobytes(),
         )
@@ -51,5 +53,6 @@ class QueueWatch:
         self._first = first
         self._arrived_s = np.array([one.spec.arrival_s for one in first], dtype=np.float64)
         self._rids = [one.message.rid for one in first]
+        self._services = [one.service.name for one in first]
         reasons = Reasons(self._scheduler, self._features.grammar.queue)
         self._reasons = [reasons.of(one) for one in first]

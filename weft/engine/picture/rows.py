@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray
+from weft.engine.picture.causes import RowCauses
 from weft.messages.picture import RowColumns
 from weft.scheduler.scheduler import Scheduler
 
@@ -16,6 +17,7 @@ from weft.scheduler.scheduler import Scheduler
 class RowWatch:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._causes = RowCauses(scheduler)
         columns = scheduler.kv.columns
         num_rows = len(columns.known_len)
         self._is_taken: BoolArray = np.zeros(num_rows, dtype=np.bool_)
@@ -23,12 +25,13 @@ class RowWatch:
         # By row, values that do not change:
         self._rids: list[str] = [""] * num_rows
         self._tenants: list[str] = [""] * num_rows
+        self._services: list[str] = [""] * num_rows
         self._arrived_s = np.zeros(num_rows, dtype=np.float64)
         self._order = np.zeros(num_rows, dtype=np.int64)
         self._cached_len = np.zeros(num_rows, dtype=np.int32)
         self._fill_len = np.zeros(num_rows, dtype=np.int32)
         self._max_len = np.zeros(num_rows, dtype=np.int32)
-        # The used rows in order of arrival, with names and tenants of their requests:
+        # The used rows in order of arrival, with names, tenants and classes of their requests:
         self._rows: IntArray = np.empty(0, dtype=np.int32)  # [R]
         self._shown_rids: list[str] = []  # [R]
         self._shown_tenants: list[str] = []  # [R]
@@ -36,6 +39,7 @@ class RowWatch:
     def columns(self, now: float) -> RowColumns:
         columns = self._scheduler.kv.columns
         self._look()
+        self._causes.look()
         rows = self._rows
         prompt_len = columns.prompt_len.take(rows)
         known_len = columns.known_len.take(rows)
@@ -47,6 +51,7 @@ class RowWatch:
         return RowColumns(
             rids=self._shown_rids,
             tenants=self._shown_tenants,
+            services=[self._services[row] for row in rows.tolist()],
             is_decoding=is_decoding.astype(np.int32).tobytes(),
             prompt_len=prompt_len.tobytes(),
             cached_len=self._cached_len.take(rows).tobytes(),
@@ -55,6 +60,8 @@ class RowWatch:
             num_output=num_output.tobytes(),
             max_len=self._max_len.take(rows).tobytes(),
             age_s=age_s.tobytes(),
+            causes=[self._causes.names[row] for row in rows.tolist()],
+            missed_len=self._causes.missed_len.take(rows).tobytes(),
         )
 
     def _look(self) -> None:
@@ -78,8 +85,10 @@ class RowWatch:
         request = self._scheduler.kv.columns.requests[row]
         self._rids[row] = request.message.rid
         self._tenants[row] = request.message.tenant
+        self._services[row] = request.service.name
         self._arrived_s[row] = request.spec.arrival_s
         self._order[row] = request.spec.arrival_order
         self._cached_len[row] = request.cached_tokens
         self._fill_len[row] = request.fill_len
         self._max_len[row] = request.max_len
+        self._causes.forget(row)

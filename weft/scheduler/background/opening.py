@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from weft.arrays import IntArray
+from weft.scheduler.background.room import StepRoom
 from weft.scheduler.background.turns import BackgroundTurns
 from weft.scheduler.policies.composed.build import build_policy
 from weft.scheduler.policies.protocol import Policy, PolicyContext
+from weft.scheduler.request import Request
 
 
 class BackgroundOpening:
@@ -16,9 +21,19 @@ class BackgroundOpening:
 
     def open(self) -> Policy:
         """The policy of a new line."""
-        settings = self._context.settings
+        context = self._context
+        settings = context.settings
         if self._turns is None:
-            self._turns = BackgroundTurns(self._context.pace, settings.background_slowdown)
+            self._turns = BackgroundTurns(context.pace)
             # First: pipeline stages then share the rows that are left.
-            self._context.columns.turns.insert(0, self._turns)
-        return build_policy(settings.background_policy, self._context)
+            context.columns.turns.insert(0, self._turns)
+            if context.pace is not None:
+                context.pace.room = StepRoom(settings.background_slowdown)
+        return build_policy(settings.background_policy, context)
+
+    def beside(self, rows: IntArray, prompts: Sequence[Request]) -> IntArray:
+        """Those of the decoding `rows` [n] that take part in a step with these pieces of prompts of
+        online requests."""
+        if self._turns is None:
+            return rows
+        return self._turns.beside(self._context.columns, rows, prompts)

@@ -1,31 +1,32 @@
-"""Background rows that rest while online requests decode.
+"""Background rows that rest while online requests run.
 
-A step of online rows may take `max_slowdown` times as long for the background rows that join it. By
-the cost model of steps, the first so many of them take part, in the order in which they began to
-decode: the oldest end first, and release their memory. The others keep their rows and their KV, and
-go on in a step with more time. Without online rows all of them take part.
+A step of online requests may be as long as `room.py` says. By the cost model of steps, the first so
+many background rows take part, in the order in which they began to decode: the oldest end first,
+and release their memory. The others keep their rows and their KV, and go on in a step with more
+time. Without online requests all of them take part.
 
-    online | background .......... | resting ...
-    |<- 1 ->|<- max_slowdown - 1 ->|
+    prompts | online | background .......... | resting ...
+    |<------------- bound ------------------>|
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from weft.arrays import IntArray
+from weft.arrays import BoolArray, IntArray
 from weft.scheduler.batch import NO_ROWS
 from weft.scheduler.pace.pace import Pace
-from weft.scheduler.request import Columns
+from weft.scheduler.request import Columns, Request
 
 
 class BackgroundTurns:
     """`pace` knows the cost of steps; None, or while it does not know it: no background row runs
-    beside online rows."""
+    beside online requests."""
 
-    def __init__(self, pace: Pace | None, max_slowdown: float) -> None:
+    def __init__(self, pace: Pace | None) -> None:
         self._pace = pace
-        self._max_slowdown = max_slowdown
         # The last answer: the same rows get the same array, of which facts are already known.
         self._asked: IntArray = NO_ROWS
         self._num_resting = 0
@@ -33,10 +34,31 @@ class BackgroundTurns:
 
     def take(self, columns: Columns, rows: IntArray) -> IntArray:
         is_background = columns.background.take(rows)
-        candidates = rows[is_background]
-        if not len(candidates) or len(candidates) == len(rows):
+        if not is_background.any() or is_background.all():
             return rows
-        num_taken = self._num_in_time(columns, rows[~is_background], candidates)
+        return self._first_in_time(columns, rows, is_background, ())
+
+    def beside(self, columns: Columns, rows: IntArray, prompts: Sequence[Request]) -> IntArray:
+        """Those of `rows` [n] that take part in a step with these pieces of prompts of online
+        requests."""
+        is_background = columns.background.take(rows)
+        if not is_background.any():
+            return rows
+        return self._first_in_time(columns, rows, is_background, prompts)
+
+    def _first_in_time(
+        self,
+        columns: Columns,
+        rows: IntArray,
+        is_background: BoolArray,
+        prompts: Sequence[Request],
+    ) -> IntArray:
+        """The online rows, and the first background rows that the step has time for."""
+        candidates = rows[is_background]
+        num_taken = 0
+        if self._pace is not None:
+            spare_s = self._pace.left_of_online(rows[~is_background], prompts)
+            num_taken = self._num_within(columns, candidates, spare_s)
         num_resting = len(candidates) - num_taken
         if not num_resting:
             return rows
@@ -48,19 +70,16 @@ class BackgroundTurns:
             self._answer = rows[takes_part]
         return self._answer
 
-    def _num_in_time(self, columns: Columns, online: IntArray, candidates: IntArray) -> int:
-        """How many of the background rows `candidates` [n] may join a step of the rows `online`."""
-        if self._pace is None:
-            return 0
+    def _num_within(self, columns: Columns, candidates: IntArray, seconds: float) -> int:
+        """How many of the rows `candidates` [n] may join for `seconds` more."""
+        assert self._pace is not None
         cost = self._pace.model()
         if cost is None:
             return 0
-        online_s = cost.seconds(self._pace.load_of(online))
         seq_len = columns.seq_len.take(candidates).astype(np.int64)
         lens = seq_len - columns.kv_len.take(candidates)
         # Sums of integers are the same on every machine.
         num_tokens = np.cumsum(lens)
         num_pairs = np.cumsum(lens * seq_len)
-        seconds = cost.token_s * num_tokens + cost.pair_s * num_pairs
-        spare_s = (self._max_slowdown - 1) * online_s
-        return int(np.searchsorted(seconds, spare_s, side="right"))
+        needed_s = cost.token_s * num_tokens + cost.pair_s * num_pairs
+        return int(np.searchsorted(needed_s, seconds, side="right"))

@@ -23,10 +23,11 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.plan.step import Plan
+from weft.scheduler.background.room import StepRoom
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.pace.draft_cost import DraftCost, size_of
 from weft.scheduler.pace.step_cost import CostEstimator, CostModel, StepLoad
-from weft.scheduler.request import Columns
+from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
 
 # Of a step, until costs are known; then at most twice the largest measured step.
@@ -123,6 +124,7 @@ class Waiting(NamedTuple):
     num: int
     first_arrival: int  # arrival order of the open prompt, or else of the oldest waiting request
     is_background: bool = False  # all of them are background requests
+    beside_background: bool = False  # there are background requests, too
 
 
 NOBODY_WAITS = Waiting(0, 0)
@@ -133,9 +135,7 @@ class StepBounds(NamedTuple):
 
     max_step_s: float
     max_slowdown: float
-    # Of online requests by background requests, and of steps without online requests.
-    background_slowdown: float
-    background_s: float
+    background_s: float  # of steps without online requests
     min_tokens: int  # of a prompt in a step
     # A prefill may stop after each layer: a step then has room for as many tokens as one layer has.
     num_pieces: int
@@ -145,7 +145,6 @@ class StepBounds(NamedTuple):
         return cls(
             max_step_s=settings.max_step_s or math.inf,
             max_slowdown=settings.max_slowdown,
-            background_slowdown=settings.background_slowdown,
             background_s=settings.background_step_ms / 1_000 or math.inf,
             min_tokens=max(MIN_TOKENS, settings.page_size),
             num_pieces=settings.num_layers if settings.split_prefill_layers else 1,
@@ -175,6 +174,8 @@ class Pace:
         # 0 if prompts were computed since then.
         self.since_s = 0.0
         self._budget: StepBudget | None = None  # of the last pass
+        # How long steps may take for background requests; None: none has come yet.
+        self.room: StepRoom | None = None
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """A step has taken `seconds` on the device, without the work of an encoder."""
@@ -194,6 +195,8 @@ class Pace:
             self._decodes.append((plan, seconds))
         self._largest = max(self._largest, plan.num_tokens)
         self._num_since_fit += 1
+        if self.room is not None:
+            self.room.observe(plan.step, seconds)
 
     def decoded(self, starts: IntArray, seconds: Sequence[float]) -> None:
         """Steps have been planned and have taken `seconds`. The first computed a token of each
@@ -212,6 +215,8 @@ class Pace:
             # The running requests still wait.
             self.since_s += self.draft_cost.seconds(*size_of(plan, plan.drafting))
             return
+        if self.room is not None:
+            self.room.planned(plan.step, self._online_s(batch))
         has_decodes = plan.layers is None and len(batch.rows) > len(batch.prefills)
         if has_decodes or not self.load_of(self._next_rows()).tokens:
             self.since_s = 0.0
@@ -246,6 +251,11 @@ class Pace:
         if waiting.is_background:
             self._budget = self._background_budget(rows, mixes=mixes)
             return self._budget
+        background_s = 0.0
+        if waiting.beside_background:
+            # Background rows join when it is known how much time prompts leave.
+            rows = rows[~self._columns.background.take(rows)]
+            background_s = self._background_bound_s(rows)
         if not len(rows):
             return None
         slowdown = self._slowdown(rows, waiting)
@@ -264,7 +274,9 @@ class Pace:
             return self._budget
         cost = self.cost.model()
         decode_s = cost.seconds(self.load_of(rows))
-        bound_s = min(max(slowdown * decode_s, LEAST_BOUND_S), self._longest_s)
+        # What background rows may take, prompts of online requests may take as well.
+        bound_s = max(slowdown * decode_s, LEAST_BOUND_S, background_s)
+        bound_s = min(bound_s, self._longest_s)
         left_s = bound_s - self.since_s - decode_s
         if not mixes:
             # The running requests then have a step of their own after this one.
@@ -284,14 +296,44 @@ class Pace:
         online = rows[~self._columns.background.take(rows)]
         bound_s = self._bounds.background_s
         if len(online):
-            slowed_s = self._bounds.background_slowdown * cost.seconds(self.load_of(online))
-            bound_s = min(bound_s, slowed_s, self._longest_s)
+            bound_s = self._background_bound_s(online)
         left_s = bound_s - self.since_s - cost.seconds(self.load_of(rows))
         if not mixes and len(rows):
             left_s -= cost.step_s
         rates = cost.token_s / self._bounds.num_pieces, cost.pair_s / self._bounds.num_pieces
         min_tokens = 0 if len(online) else self._bounds.min_tokens
         return StepBudget(left_s, rates, 2 * self._largest, min_tokens)
+
+    def left_of_online(self, online: IntArray, prompts: Sequence[Request]) -> float:
+        """The seconds that background rows may add to a step of the rows `online` and these pieces
+        of prompts of online requests."""
+        cost = self.model()
+        if cost is None:
+            return 0.0
+        load = self.load_of(online)
+        for request in prompts:
+            start = request.kv_len
+            length = request.extend_len
+            load = StepLoad(load.tokens + length, load.pairs + length * (start + length // 2))
+        return self._background_bound_s(online) - self.since_s - cost.seconds(load)
+
+    def _background_bound_s(self, online: IntArray) -> float:
+        """How long a step of the rows `online` may take for background requests; 0: as long as it
+        takes without them."""
+        cost = self.model()
+        if cost is None or self.room is None:
+            return 0.0
+        own_s = cost.seconds(self.load_of(online))
+        return min(self.room.bound_s(own_s, cost), self._longest_s)
+
+    def _online_s(self, batch: Batch) -> float:
+        """What the tokens of online requests take in a step."""
+        cost = self.model()
+        if cost is None:
+            return 0.0
+        is_online = ~self._columns.background.take(batch.rows)
+        load = StepLoad.of_tokens(batch.starts[is_online], batch.lens[is_online])
+        return cost.token_s * load.tokens + cost.pair_s * load.pairs
 
     def draft_room(self, num_before: int) -> float:
         """How many drafts the next step of the running requests has time for, after `num_before`

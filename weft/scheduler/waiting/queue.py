@@ -17,13 +17,9 @@ from weft.memory.radix.cache import RadixCache
 from weft.scheduler.background.opening import BackgroundOpening
 from weft.scheduler.policies.protocol import Policy, RequestClasses
 from weft.scheduler.request import Request
+from weft.scheduler.service import BACKGROUND, ServiceClass
 from weft.scheduler.waiting.line import WaitingLine
 from weft.scheduler.waiting_table import EVERYBODY
-
-# Background requests are of lower class than all that a policy knows.
-BACKGROUND_RANK = 1 << 40
-# A batch of work waits for hours: in its line, a request that has waited for this time ages.
-BACKGROUND_AGING_S = 3_600.0
 
 
 class ArrivalGate:
@@ -57,7 +53,7 @@ class WaitingQueue:
     ) -> None:
         self._cache = cache
         self._aging_s = aging_s
-        self._background = background
+        self.background = background
         self.online = WaitingLine(policy, cache, aging_s)
         self.lines = [self.online]  # in the order in which passes look at them
         self._gate: ArrivalGate | None = None  # exists while the input is blocked
@@ -72,11 +68,10 @@ class WaitingQueue:
     def line_of(self, request: Request) -> WaitingLine:
         """The line in which the request waits or would wait. The first background request opens
         their line."""
-        if not request.message.background:
-            return self.online
-        if len(self.lines) == 1:
+        index = request.service.line
+        if index == len(self.lines):
             self.lines.append(self._new_background())
-        return self.lines[1]
+        return self.lines[index]
 
     def begin_anew(self, policy: Policy, requests: Iterable[Request]) -> None:
         """Replace all waiting requests by these, the online ones ordered by a policy that has seen
@@ -87,7 +82,7 @@ class WaitingQueue:
         online: list[Request] = []
         background: list[Request] = []
         for request in requests:
-            chosen = background if request.message.background else online
+            chosen = background if request.service.line else online
             chosen.append(request)
         del self.lines[1:]
         self.online.begin_anew(policy, online)
@@ -109,6 +104,20 @@ class WaitingQueue:
             num_tokens += line.num_tokens
         return num_tokens
 
+    def num_before(self, service: ServiceClass) -> int:
+        """The waiting requests of this class, and of those before it."""
+        return sum(map(len, self.lines[: service.line + 1]))
+
+    @property
+    def has_background(self) -> bool:
+        """Whether background requests wait."""
+        return len(self.lines) > 1 and len(self.lines[-1]) > 0
+
+    @property
+    def num_background(self) -> int:
+        """The background requests that wait."""
+        return len(self) - len(self.online)
+
     def first_come(self, num: int) -> list[Request]:
         """The first `num` requests, line by line, in order of arrival, retracted ones before all
         others. The policies are not used."""
@@ -126,16 +135,17 @@ class WaitingQueue:
 
     def rank(self, request: Request) -> int:
         """Class of a request; 0 if there are no classes. Lower ones go first."""
-        if request.message.background:
-            return BACKGROUND_RANK
+        service = request.service
         classes = self.online.policy.classes
-        return 0 if classes is None else classes.rank(request)
+        if service.rank or classes is None:
+            return service.rank
+        return classes.rank(request)
 
     def far_below(self, waiting: Request, rows: IntArray) -> BoolArray:
         """[n] whether the requests of `rows` [n] may be retracted for the waiting one: background
         requests for every online one, and for no other."""
         is_below: BoolArray = self.online.policy.context.columns.background.take(rows)
-        if waiting.message.background:
+        if waiting.service.yields:
             return is_below & False
         classes = self.online.policy.classes
         if classes is None:
@@ -145,7 +155,7 @@ class WaitingQueue:
     def is_overdue(self, request: Request, now: float) -> bool:
         """Whether the request has waited so long that it goes before its class. No background
         request goes before an online one."""
-        if request.message.background:
+        if request.service.yields:
             return False
         return 0 < self._aging_s <= now - request.spec.arrival_s
 
@@ -222,4 +232,4 @@ class WaitingQueue:
     # Inside
 
     def _new_background(self) -> WaitingLine:
-        return WaitingLine(self._background.open(), self._cache, BACKGROUND_AGING_S)
+        return WaitingLine(self.background.open(), self._cache, BACKGROUND.aging_s or self._aging_s)

@@ -7,14 +7,14 @@ body of a route is a message of `weft.messages`, the engine gets this message.
 from __future__ import annotations
 
 import gc
-import time
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from weft.client.calls import CALL_TIMEOUT_S
+from weft.client.engine_state import EngineUnavailable
 from weft.client.explained import explained
 from weft.json_types import JsonObject
 from weft.messages.by_name import BadCall, plain, request_named
@@ -42,6 +42,7 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
 from weft.server.operation import get, post
+from weft.server.refusals import RefusalLog
 
 log = EventLog("admin")
 DEFAULT_LIMIT = 1_000
@@ -68,36 +69,59 @@ async def list_requests(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
-    """The histories of the requests with exactly this name, newest first.
+    """The histories of the requests with exactly this name, newest first, and of those that were
+    refused.
 
-    404 if no such request is remembered. Its message has the reason if the request was refused
-    before an engine had it.
+    404 if no such request is remembered.
     """
     rid = request.path_params["rid"]
-    found = await explained(context.client, rid)
-    if not found:
-        message = context.refusals.describe(rid)
-        if not message:
-            message = f"no request named {rid[:128]!r} is open or among the last that ended"
+    found: list[Explanation] = []
+    away: EngineUnavailable | None = None
+    try:
+        found = await explained(context.client, rid)
+    except EngineUnavailable as exc:
+        away = exc
+    histories = [explanation_fields(context, one) for one in found]
+    refused = refusal_fields(context.refusals, rid, is_in_engine=bool(found))
+    if away is not None and not refused:
+        raise away
+    return histories_response(rid, histories, refused)
+
+
+def histories_response(
+    rid: str, histories: list[JsonObject], refused: list[JsonObject]
+) -> Response:
+    """The answer about a name. Raises `ApiError` if no request with it is remembered."""
+    if not histories and not refused:
+        message = f"no request named {rid[:128]!r} is open or among the last that ended"
         raise ApiError(404, message, param="rid")
-    return json_response({"requests": [explanation_fields(context, one) for one in found]})
+    return json_response({"requests": histories, "refused": refused})
+
+
+def refusal_fields(refusals: RefusalLog, rid: str, *, is_in_engine: bool) -> list[JsonObject]:
+    """The refusals of requests with this name, the latest first. `is_in_engine`: an engine
+    remembers some of this name."""
+    found: list[JsonObject] = []
+    for one in refusals.of(rid, is_in_engine=is_in_engine):
+        fields = one._asdict()
+        del fields["at_s"], fields["was_in_engine"]
+        fields["ago_s"] = refusals.ago_s(one)
+        fields["times"] = msgspec.to_builtins(one.times)
+        found.append(fields)
+    return found
 
 
 def explanation_fields(context: ServerContext, one: Explanation) -> JsonObject:
-    """An explanation, with the front's part of its time, and with its timeline and the tokens at
-    which it left the cache also as text."""
-    front = context.client.recorder.fronts.get(one.id)
-    total_s = one.stages.total_s
-    if front is not None:
-        now = time.perf_counter()
-        before, after = front.parts(total_s, now)
-        one = msgspec.structs.replace(one, times=[*before, *one.times, *after])
-        total_s = front.total_s(now)
+    """An explanation, with its timeline and the tokens at which it left the cache also as text."""
     fields: JsonObject = msgspec.to_builtins(one)
-    for name in ("namespace", "prompt", "admitted_s"):  # of use to engines alone
+    # Of use to engines and the front alone.
+    for name in (
+        *("namespace", "prompt"),
+        *("arrived_s", "admitted_s", "explained_s", "busy_until_s", "busy_with"),
+    ):
         del fields[name]
-    fields["total_s"] = total_s
-    fields["elsewhere"] = "" if front is None else front.elsewhere
+    if one.total_s is None:
+        fields["total_s"] = one.stages.total_s
     fields["text"] = [str(entry) for entry in one.timeline]
     if one.cache_cause is not None:
         fields["cache_cause"] = cause_fields(context, one.cache_cause)

@@ -23,7 +23,7 @@ from weft.messages.media import MediaItem
 from weft.messages.pins import PinMark, ToolPause
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import Grammar, InvalidParam, SamplingParams, ThinkingMarks
-from weft.observe.request_context import current
+from weft.observe.request_context import spent
 from weft.server.chat.agents import without_headers
 from weft.server.chat.call_tags import call_grammar, unenforced
 from weft.server.chat.content import without_media
@@ -485,9 +485,7 @@ async def chat_text(context: ServerContext, body: ChatRequest) -> ChatText:
     # A template of the request can be long work; the model's own is not the client's choice.
     began_s = time.perf_counter()
     rendered = await (while_client_waits(rendering) if body.chat_template else rendering)
-    call = current.get()
-    if call is not None:
-        call.render_s += time.perf_counter() - began_s
+    spent("render", began_s)
     return ChatText(rendered.text, sources, has_marks, rendered.warnings)
 
 

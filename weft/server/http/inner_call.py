@@ -16,15 +16,18 @@ from weft.batches.forms.protocol import RouteAnswer
 from weft.observe.request_context import RequestContext, current
 from weft.observe.survivable import is_survivable
 from weft.server.errors import error_json, translated
+from weft.server.http.middleware import OnRefusal
 
 NOBODY = ("background", 0)  # the address of the client
 
 
 class InnerCall:
-    """Calls `app`, the routes of the server. A key without a name is the tenant "background"."""
+    """Calls `app`, the routes of the server. A key without a name is the tenant "background".
+    `on_refusal` is called for requests that are answered with an error."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, on_refusal: OnRefusal) -> None:
         self._app = app
+        self._on_refusal = on_refusal
 
     async def __call__(self, owner: str, path: str, body: bytes, rid: str) -> RouteAnswer:
         """See `batches.runner.Call`."""
@@ -60,7 +63,8 @@ class InnerCall:
         return exchange.answer(rid)
 
     async def _run(self, scope: Scope, exchange: _Exchange, owner: str, rid: str) -> None:
-        current.set(RequestContext(rid, time.perf_counter(), "", owner or "background"))
+        request = RequestContext(rid, time.perf_counter(), "", owner or "background")
+        current.set(request)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except BaseException as exc:
@@ -69,6 +73,8 @@ class InnerCall:
             error = translated(exc)
             exchange.status = error.status
             exchange.pieces = [error_json(error)]
+        if "weft.error" in scope:
+            self._on_refusal(request, scope["path"], exchange.status, scope["weft.error"])
 
 
 class _Exchange:

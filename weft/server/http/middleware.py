@@ -38,8 +38,8 @@ MAX_ELSEWHERE_LEN = 256  # of the words of `weft route` about another server
 CLIENT_LEFT = 499  # status in metrics and audit of a request whose client left before its answer
 
 
-# Is called for a request that was answered with an error: its name, its route, status and message.
-OnRefusal = Callable[[str, str, int, str], None]
+# Is called for a request that was answered with an error: with its route, status and message.
+OnRefusal = Callable[[RequestContext, str, int, str], None]
 
 
 class EdgeMetrics(Protocol):
@@ -62,7 +62,7 @@ class RequestMiddleware:
         metrics: EdgeMetrics,
         limits: Limits,
         route_of: Callable[[str], tuple[str, Access]],
-        on_refusal: OnRefusal = lambda rid, path, status, message: None,
+        on_refusal: OnRefusal = lambda request, route, status, message: None,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -78,16 +78,20 @@ class RequestMiddleware:
             return
         headers = Headers(scope=scope)
         caller = self._keys.caller(scope, headers)
+        began_s = time.perf_counter()
+        came_s: float = scope.get("weft.came_s", began_s)
         request = RequestContext(
             self._name(headers),
-            time.perf_counter(),
+            came_s,
             headers.get("traceparent", ""),
             caller.tenant,
             headers.get("x-weft-elsewhere", "")[:MAX_ELSEWHERE_LEN],
+            {"front_busy": began_s - came_s},
         )
         current.set(request)  # only for this request: each has its own task
         scope["weft.rid"] = request.rid
         scope["weft.key"] = caller.key_name
+        scope["weft.edge"] = self._keys, caller
         scope["app"] = self._app  # so that a router raises for unknown paths and methods
         route, access = self._route_of(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
@@ -116,7 +120,7 @@ class RequestMiddleware:
             if scope.get("weft.large_body"):
                 self._memory.soon()
             if access == "user" and "weft.error" in scope:
-                self._on_refusal(request.rid, route, status, scope["weft.error"])
+                self._on_refusal(request, route, status, scope["weft.error"])
             if scope.get("weft.limit"):
                 self._metrics.refused(scope["weft.limit"])
             if not out.status and out.on_status is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -202,6 +203,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
         self.scope["weft.connection"] = self  # type: ignore[typeddict-unknown-key]
+        self.scope["weft.came_s"] = time.perf_counter()  # type: ignore[typeddict-unknown-key]
         if self.parser.get_http_version() != "1.1":
             self.app = _CloseDelimited(self.app)
         super().on_headers_complete()

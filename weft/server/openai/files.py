@@ -172,7 +172,7 @@ async def _pieces(request: Request, most: int) -> AsyncGenerator[bytes, None]:
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientGone(f"when {size:,} bytes of the body had arrived")
         piece = message.get("body", b"")
         size += len(piece)
         if size > most:

@@ -10,6 +10,7 @@ A model's routes are those of a server with this model alone: no handler knows o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from functools import partial
 
@@ -18,6 +19,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.config.limits import Limits
+from weft.observe.request_context import rename, spent
 from weft.observe.survivable import is_survivable
 from weft.server.app import ModelApp, RouteTable
 from weft.server.body import INLINE_LEN, read_body
@@ -71,6 +73,7 @@ class SeveralModels:
             found.is_readable |= not body and access == "admin"  # most of these need no body
             found.model = found.model or asked.model
             asked = found
+            rename(str(asked.rid or asked.request_id or "")[: self._limits.max_rid_len])
             receive = _first(body, receive)
         if not asked.is_readable:
             await self._roster.blank.routes(scope, receive, send)
@@ -111,6 +114,7 @@ class SeveralModels:
         rid = asked.rid or asked.request_id or scope["weft.rid"]
         work = self._roster.use(name, str(rid)[: self._limits.max_rid_len])
         out = send
+        asking_s = time.perf_counter()
         try:
             if asked.stream is True and not scope["path"].startswith("/api/"):
                 paused = PausedAnswer(scope, send)
@@ -118,8 +122,11 @@ class SeveralModels:
                 served = await self._use_with_comments(name, work, paused)
             else:
                 served = await while_client_waits(work)
-        except ClientGone:
+        except ClientGone as exc:
+            scope["weft.error"] = str(exc)
             return
+        finally:
+            spent("load", asking_s)
         if served is None:
             return
         try:
@@ -179,7 +186,8 @@ class _OwnEndpoint:
         answer: ASGIApp
         try:
             answer = await self._handler(self._roster, Request(scope, receive))
-        except ClientGone:
+        except ClientGone as exc:
+            scope["weft.error"] = str(exc)
             return
         except BaseException as exc:
             if not is_survivable(exc):

@@ -27,7 +27,12 @@ from weft.observe.log import EventLog
 from weft.server.admin.facts import METRICS_TYPE, OPEN_METRICS_TYPE, cards
 from weft.server.admin.loads import aggregated, loads_of, refresh
 from weft.server.admin.models import ModelBody, OfferedModel, OfferedModels, StatusOfModel
-from weft.server.admin.work import DEFAULT_LIMIT, explanation_fields
+from weft.server.admin.work import (
+    DEFAULT_LIMIT,
+    explanation_fields,
+    histories_response,
+    refusal_fields,
+)
 from weft.server.aliases import AbortManyRequest
 from weft.server.body import json_bytes, json_response, read_json
 from weft.server.catalog import CatalogError, ModelCatalog
@@ -326,10 +331,11 @@ async def list_requests(roster: Roster, request: Request) -> ASGIApp:
 
 
 async def explain(roster: Roster, request: Request) -> ASGIApp:
-    """The histories of requests with this name, of all models; a request that waits for its model
-    has its position and the expected time."""
+    """The histories of requests with this name, of all models, and of those that were refused; a
+    request that waits for its model has its position and the expected time."""
     rid = request.path_params["rid"]
     found: list[JsonObject] = []
+    is_in_engine = False
     for one in roster.waiting():
         if one.rid == rid:
             text = (
@@ -342,16 +348,14 @@ async def explain(roster: Roster, request: Request) -> ASGIApp:
             explanations = await explained(served.context.client, rid)
         except EngineUnavailable:
             continue
+        is_in_engine = is_in_engine or bool(explanations)
         found += [
             {**explanation_fields(served.context, explanation), "model": name}
             for explanation in explanations
         ]
-    if not found:
-        message = roster.blank.context.refusals.describe(rid)
-        if not message:
-            message = f"no request named {rid[:128]!r} is open or among the last that ended"
-        raise ApiError(404, message, param="rid")
-    return json_response({"requests": found})
+    refusals = roster.blank.context.refusals
+    refused = refusal_fields(refusals, rid, is_in_engine=is_in_engine)
+    return histories_response(rid, found, refused)
 
 
 async def abort_request(roster: Roster, request: Request) -> ASGIApp:

@@ -4,6 +4,7 @@ import { $, bar, button, el, hue, join, listOf, num, plural, put, span, tell } f
 import * as story from "./story.js";
 
 const MANY = 14;
+const BACKGROUND = "background"; // class of requests that get what others leave
 
 export const mine = new Set(); // names of this page's requests
 let rows = null;
@@ -50,16 +51,25 @@ function fill(item, i) {
 	bar(pool, { cached: cached / most, prefill: Math.max(done - cached, 0) / most, decode: output / most });
 	box.style.setProperty("--hue", hue(rows.tenant[i]));
 	box.classList.toggle("mine", mine.has(rows.rid[i]));
-	const said = isDecoding ? `${num(output)} of ${num(most - prompt)}` : `prompt ${num(done)} of ${num(rows.fill[i])}`;
+	box.classList.toggle(BACKGROUND, rows.service[i] === BACKGROUND);
+	const missed = rows.missed[i] ? rows.cause[i] : ""; // of a prompt that was not cached as far as it could be
+	const progress = isDecoding ? `${num(output)} of ${num(most - prompt)}` : `prompt ${num(done)} of ${num(rows.fill[i])}`;
+	const said = join(missed, progress);
 	if (told.textContent === said) return;
 	told.textContent = said;
-	box.title = `${rows.rid[i]}: ${said} tokens, ${num(cached)} of ${num(prompt)} prompt tokens cached, ${span(rows.age[i])}`;
+	const service = rows.service[i] === BACKGROUND ? " (background)" : "";
+	box.title = join(
+		`${rows.rid[i]}${service}: ${progress} tokens, ${num(cached)} of ${num(prompt)} prompt tokens cached, ${span(rows.age[i])}`,
+		missed && `${missed}: ${plural(rows.missed[i], "token")} computed again`,
+	);
 }
 
 const line = (rid) => row(rid, "", el("span", "why"));
 
 function entry(item, i) {
-	const [, why, age] = item.firstChild.children;
+	const box = item.firstChild;
+	const [, why, age] = box.children;
+	box.classList.toggle(BACKGROUND, queue.service[i] === BACKGROUND);
 	put(why, queue.why[i]);
 	why.title = queue.why[i];
 	put(age, span(queue.age[i]));

@@ -1,0 +1,71 @@
+"""How long steps of online requests may take because of background requests.
+
+The measure is what their steps would take alone, on average. Nobody sees that while background
+requests are there, because longer steps keep online requests for longer, so that more of them run
+at once. But the share `u` of the time that their own tokens take stays the same; alone, the rest of
+the time would be the fixed part of their steps, `step_s` each:
+
+    alone_s = step_s / (1 - u)
+
+A burst takes longer: as many of the rows that run now as would run alone. Those are fewer by the
+same factor by which their steps would be shorter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from weft.scheduler.pace.step_cost import CostModel
+
+WINDOW_S = 10.0  # steps of this time count; older ones less and less
+FIRST_S = 1.0  # of steps without online requests, which are assumed before the first one
+MAX_SHARE = 0.95
+MAX_PLANNED = 64  # steps whose time is not known yet: some never have one
+
+
+class PlannedStep(NamedTuple):
+    number: int
+    online_s: float  # that the tokens of online requests take; 0: it has none
+
+
+class StepRoom:
+    """Knows the time of the last steps. `max_slowdown`: how many times as long as alone a step of
+    online requests may take."""
+
+    def __init__(self, max_slowdown: float) -> None:
+        self._max_slowdown = max_slowdown
+        self._planned: deque[PlannedStep] = deque(maxlen=MAX_PLANNED)
+        # Sums over the last steps: of all time, of that of online tokens, of steps with some.
+        self._all_s = FIRST_S
+        self._tokens_s = 0.0
+        self._online_s = 0.0
+        self._num_online = 0.0
+
+    def planned(self, number: int, online_s: float) -> None:
+        """The tokens of online requests in this step take `online_s` by the cost model."""
+        self._planned.append(PlannedStep(number, online_s))
+
+    def observe(self, number: int, seconds: float) -> None:
+        """A step has taken `seconds`."""
+        while self._planned and self._planned[0].number < number:
+            self._planned.popleft()
+        if not self._planned or self._planned[0].number != number:
+            return
+        step = self._planned.popleft()
+        kept = max(1 - seconds / WINDOW_S, 0.0)
+        self._all_s = self._all_s * kept + seconds
+        self._tokens_s = self._tokens_s * kept + step.online_s
+        has_online = step.online_s > 0
+        self._online_s = self._online_s * kept + seconds * has_online
+        self._num_online = self._num_online * kept + has_online
+
+    def bound_s(self, online_s: float, cost: CostModel) -> float:
+        """How long a step may take. `online_s`: what it takes with online rows alone."""
+        share = min(self._tokens_s / self._all_s, MAX_SHARE)
+        alone_s = cost.step_s / (1 - share)
+        part = 1.0  # of the rows that would run alone
+        if self._num_online > 1:
+            part = min(alone_s * self._num_online / self._online_s, 1.0)
+        tokens_s = online_s - cost.step_s
+        return self._max_slowdown * max(alone_s, cost.step_s + part * tokens_s)
