@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.e2e.server import Server
 from tests.page.browser import Watched, find, started
+from tests.page.talk import say
 
 IMAGES = Path(__file__).parents[2] / "docs" / "img"
 SIZE = {"width": 1280, "height": 840}
@@ -65,10 +66,9 @@ class Load:
 def shoot(browser: Any, server: Server, name: str, scheme: str, size: dict[str, int]) -> None:
     context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
     page = Watched(context.new_page(), server.url).open().live()
+    say(page, QUESTIONS[0])
+    page.see(".it .after", "tokens")
     if size is SIZE:
-        page.page.fill("#text", QUESTIONS[0])
-        page.page.press("#text", "Enter")
-        page.see(".it .after", "tokens")
         page.see(".after button", "Story").click()
         page.see("#story .times li", "finished")
     time.sleep(3.0)

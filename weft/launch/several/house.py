@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
 from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
 from weft.config.amounts import size
-from weft.config.model import ModelError
-from weft.config.options import SettingsError
 from weft.launch.engine_group import EngineGroup
 from weft.launch.several.failures import LoadFailures
 from weft.launch.several.hosted import HostedModel, LoadFailed
@@ -39,9 +36,6 @@ from weft.server.errors import ApiError
 from weft.server.several.names import NamesOfModels
 
 log = EventLog("models")
-
-MOST_READ_AHEAD = 16  # models; the tokenizer of each takes some tens of MB
-QUIET_S = 0.2  # interval in which it is checked whether no request is open
 
 
 class House:
@@ -61,7 +55,7 @@ class House:
         self.core = Residency(self.facts)
         self.line = LoadLine()
         self.metrics = metrics
-        self.failures = LoadFailures()
+        self.failures = LoadFailures(lambda name: metrics.failures.labels(name).inc())
         self._new_host = new_host
         self._spare = SpareProcess(new_spare)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,7 +155,7 @@ class House:
         try:
             await host.prepare()
         except LoadFailed as exc:
-            raise self._fail(name, exc) from exc
+            raise self.failures.note(name, exc) from exc
         if name not in self.facts.models:
             fixed, kv = host.size
             spec = host.spec
@@ -254,7 +248,7 @@ class House:
             self.facts.unloaded(name)
             if not self.failures.may_try_again(name, exc):
                 self.facts.refused(name)
-                self.line.fail(name, self._fail(name, exc))
+                self.line.fail(name, self.failures.note(name, exc))
             self.settle()
             return
         took_s = time.monotonic() - began_s
@@ -312,11 +306,6 @@ class House:
 
     # ---- failures
 
-    def _fail(self, name: str, exc: LoadFailed) -> ApiError:
-        """Remember why a load failed. Returns the answer for the requests."""
-        self.metrics.failures.labels(name).inc()
-        return self.failures.note(name, exc)
-
     def _require_no_failure(self, name: str) -> None:
         """Raise `ApiError` if a load has just failed. After an older one, the files of the model
         are read again: they may have changed."""
@@ -334,19 +323,6 @@ class House:
                 if not self.is_closing:
                     self._spare.make()
                 return
-
-    def read_ahead(self) -> None:
-        """Read the tokenizers of the first models whenever no request is open: reading one would
-        keep the streams of other models waiting."""
-        self._start(self._read_ahead(list(self.hosts.values())[:MOST_READ_AHEAD]))
-
-    async def _read_ahead(self, hosts: Sequence[HostedModel]) -> None:
-        for host in hosts:
-            while any(model.num_open for model in self.facts.models.values()):
-                await asyncio.sleep(QUIET_S)
-            with suppress(LoadFailed, ModelError, SettingsError, OSError):  # its load says why
-                await host.prepare()
-                await host.read_parts()
 
     # ---- the end
 
