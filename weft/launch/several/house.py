@@ -111,7 +111,12 @@ class House:
         if not self.names.own(name):  # it was removed since the request came
             raise self.names.unknown(name)
         if name not in self.facts.models or not self.facts.is_open(name):
-            self._require_no_failure(name)
+            model = self.facts.models.get(name)
+            is_unused = model is None or (model.level is Level.ABSENT and model.is_idle)
+            if self.failures.require_none(name) and is_unused:
+                # Its load failed some time ago: its files are read again, they may have changed.
+                self.hosts[name].forget()
+                self.facts.models.pop(name, None)
             self.line.require_room(most_waiting)
             await self.know(name)
         now_s = time.monotonic()
@@ -161,7 +166,8 @@ class House:
         try:
             await host.prepare()
         except LoadFailed as exc:
-            raise self._fail(name, exc) from exc
+            self.metrics.failures.labels(name).inc()
+            raise self.failures.note(name, exc) from exc
         if name not in self.facts.models:
             fixed, kv = host.size
             spec = host.spec
@@ -254,7 +260,8 @@ class House:
             self.facts.unloaded(name)
             if not self.failures.may_try_again(name, exc):
                 self.facts.refused(name)
-                self.line.fail(name, self._fail(name, exc))
+                self.metrics.failures.labels(name).inc()
+                self.line.fail(name, self.failures.note(name, exc))
             self.settle()
             return
         took_s = time.monotonic() - began_s
@@ -310,23 +317,6 @@ class House:
         self.line.answer(name)
         self.settle()
 
-    # ---- failures
-
-    def _fail(self, name: str, exc: LoadFailed) -> ApiError:
-        """Remember why a load failed. Returns the answer for the requests."""
-        self.metrics.failures.labels(name).inc()
-        return self.failures.note(name, exc)
-
-    def _require_no_failure(self, name: str) -> None:
-        """Raise `ApiError` if a load has just failed. After an older one, the files of the model
-        are read again: they may have changed."""
-        if not self.failures.require_none(name):
-            return
-        model = self.facts.models.get(name)
-        if model is None or (model.level is Level.ABSENT and model.is_idle):
-            self.hosts[name].forget()
-            self.facts.models.pop(name, None)
-
     def _make_spare(self) -> None:
         """Start a process that imports its modules before a model needs it."""
         for name, host in self.hosts.items():
@@ -338,15 +328,7 @@ class House:
     def read_ahead(self) -> None:
         """Read the tokenizers of the first models whenever no request is open: reading one would
         keep the streams of other models waiting."""
-        self._start(self._read_ahead(list(self.hosts.values())[:MOST_READ_AHEAD]))
-
-    async def _read_ahead(self, hosts: Sequence[HostedModel]) -> None:
-        for host in hosts:
-            while any(model.num_open for model in self.facts.models.values()):
-                await asyncio.sleep(QUIET_S)
-            with suppress(LoadFailed, ModelError, SettingsError, OSError):  # its load says why
-                await host.prepare()
-                await host.read_parts()
+        self._start(_read_ahead(list(self.hosts.values())[:MOST_READ_AHEAD], self.facts))
 
     # ---- the end
 
@@ -366,3 +348,12 @@ class House:
         for host in self.hosts.values():
             host.stop()
         self._spare.stop()
+
+
+async def _read_ahead(hosts: Sequence[HostedModel], facts: Residents) -> None:
+    for host in hosts:
+        while any(model.num_open for model in facts.models.values()):
+            await asyncio.sleep(QUIET_S)
+        with suppress(LoadFailed, ModelError, SettingsError, OSError):  # its load says why
+            await host.prepare()
+            await host.read_parts()
