@@ -89,6 +89,34 @@ def test_lines_that_cannot_be_answered_are_apart_and_tried_again(
         assert sum("max_tokens" in line for line in errors) == 1
 
 
+def test_lines_that_ask_for_nothing_that_can_be_written_are_told_so(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    source = tmp_path / "in"
+    output = tmp_path / "out"
+    stream = {"custom_id": "s", "prompt": "a", "stream": True}
+    source.write_text("\n".join([json.dumps(stream), "[" * 100_000]))
+    server.reset()
+    assert main(["batch", "run", str(source), "--output", str(output), "--url", server.url]) == 1
+    errors = (tmp_path / "out.errors").read_text()
+    assert "stream is true" in errors
+    assert "cannot be read" in errors
+    assert not server.engine.seen
+
+
+@pytest.mark.parametrize("text", ["notes\n", "no line at all", '{"other": 1}\n'])
+def test_a_file_with_anything_else_than_results_stays_as_it_is(
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    source = tmp_path / "in"
+    output = tmp_path / "out"
+    write_lines(source)
+    output.write_text(text)
+    assert main(["batch", "run", str(source), "--output", str(output), "--url", server.url]) == 2
+    assert output.read_text() == text
+    assert "results" in capsys.readouterr().err
+
+
 def test_a_run_that_is_killed_goes_on(server: RunningServer, tmp_path: Path) -> None:
     source = tmp_path / "in"
     output = tmp_path / "out"

@@ -87,6 +87,25 @@ def test_lines_are_completed_with_their_own_parameters(llm: LLM, tmp_path: Path)
     ]
 
 
+def test_lines_that_are_completed_are_not_asked_again(llm: LLM, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    words = ["generate", "--input", str(source), "--output", str(target), "--max-tokens", "3"]
+    lines = [json.dumps({"id": str(number), "prompt": "Hi"}) for number in range(3)]
+    source.write_text("\n".join([*lines[:2], "nonsense"]))
+    assert cli.main(words) == 1
+    first = target.read_text()
+    assert first.count("\n") == 2
+    assert "cannot be read" in (tmp_path / "out.jsonl.errors").read_text()
+    # It was killed in the middle of a line, and its bad line is mended.
+    target.write_text(first[:-9])
+    source.write_text("\n".join(lines))
+    assert cli.main(words) == 0
+    written = [json.loads(line) for line in target.read_text().splitlines()]
+    assert sorted(line["id"] for line in written) == ["0", "1", "2"]
+    assert target.read_text().startswith(first[: first.index("\n")])
+    assert not (tmp_path / "out.jsonl.errors").read_text()
+
+
 def results_of(target: Path, *words: str) -> tuple[int, str]:
     """The exit status of a run that writes to `target`, and what is there then."""
     status = cli.main(["generate", "--prompt", "Hi", "--output", str(target), *words])

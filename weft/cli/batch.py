@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from weft.batches.file_run import EndedLine, FileRun, Job, ResultFiles, num_lines
-from weft.batches.forms.openai import OPENAI, PATHS
+from weft.batches.forms.openai import OPENAI, PATHS, check_line
 from weft.batches.forms.protocol import BadLine, LineRequest, RouteAnswer
 from weft.batches.line_file import lines_of
 from weft.batches.tries import Tries
@@ -88,7 +88,7 @@ class RequestLines:
     def read(self, line: bytes, number: int) -> LineRequest:
         try:
             fields = json.loads(line)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise BadLine(f"this line cannot be read: {exc}") from exc
         if not isinstance(fields, dict):
             raise BadLine("this line is no JSON object")
@@ -102,6 +102,7 @@ class RequestLines:
         asked = [name for name in PLAIN if name in fields]
         if len(asked) != 1:
             raise BadLine("one of body, messages, prompt and input is expected", custom_id)
+        check_line(custom_id, fields)
         return LineRequest(custom_id, PLAIN[asked[0]], fields)
 
     def name(self, work: LineRequest, number: int) -> str:

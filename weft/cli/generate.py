@@ -272,7 +272,7 @@ class PromptLines:
             return PromptWork(id, _prompt(self._llm, fields, self._defaults))
         except InvalidParam as exc:
             raise BadLine(str(exc), id) from exc
-        except (ValueError, TypeError) as exc:
+        except (ValueError, TypeError, RecursionError) as exc:
             raise BadLine(f"this line cannot be read: {exc}", id) from exc
 
     def name(self, work: PromptWork, number: int) -> str:

@@ -49,12 +49,13 @@ class UniformDecodes:
             and not settings.draft_sources
             and not settings.split_prefill_layers
             and not scheduler.kv.groups
-            and not scheduler.kv.columns.turns
         )
 
     def ahead(self) -> UniformRows | None:
         """The steps that can be made at once; None if the next one is not of this kind."""
         scheduler = self._scheduler
+        if scheduler.kv.columns.turns:
+            return None  # rows take turns: of stages, or of background requests once one has come
         queue = scheduler.waiting_queue
         batch = scheduler.last_batch
         if (

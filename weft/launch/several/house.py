@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
 from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
 from weft.config.amounts import size
-from weft.config.model import ModelError
-from weft.config.options import SettingsError
 from weft.launch.engine_group import EngineGroup
 from weft.launch.several.failures import LoadFailures
 from weft.launch.several.hosted import HostedModel, LoadFailed
@@ -39,9 +36,6 @@ from weft.server.errors import ApiError
 from weft.server.several.names import NamesOfModels
 
 log = EventLog("models")
-
-MOST_READ_AHEAD = 16  # models; the tokenizer of each takes some tens of MB
-QUIET_S = 0.2  # interval in which it is checked whether no request is open
 
 
 class House:
@@ -61,7 +55,7 @@ class House:
         self.core = Residency(self.facts)
         self.line = LoadLine()
         self.metrics = metrics
-        self.failures = LoadFailures()
+        self.failures = LoadFailures(lambda name: metrics.failures.labels(name).inc())
         self._new_host = new_host
         self._spare = SpareProcess(new_spare)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,12 +105,7 @@ class House:
         if not self.names.own(name):  # it was removed since the request came
             raise self.names.unknown(name)
         if name not in self.facts.models or not self.facts.is_open(name):
-            model = self.facts.models.get(name)
-            is_unused = model is None or (model.level is Level.ABSENT and model.is_idle)
-            if self.failures.require_none(name) and is_unused:
-                # Its load failed some time ago: its files are read again, they may have changed.
-                self.hosts[name].forget()
-                self.facts.models.pop(name, None)
+            self._require_no_failure(name)
             self.line.require_room(most_waiting)
             await self.know(name)
         now_s = time.monotonic()
@@ -166,7 +155,6 @@ class House:
         try:
             await host.prepare()
         except LoadFailed as exc:
-            self.metrics.failures.labels(name).inc()
             raise self.failures.note(name, exc) from exc
         if name not in self.facts.models:
             fixed, kv = host.size
@@ -260,7 +248,6 @@ class House:
             self.facts.unloaded(name)
             if not self.failures.may_try_again(name, exc):
                 self.facts.refused(name)
-                self.metrics.failures.labels(name).inc()
                 self.line.fail(name, self.failures.note(name, exc))
             self.settle()
             return
@@ -317,6 +304,18 @@ class House:
         self.line.answer(name)
         self.settle()
 
+    # ---- failures
+
+    def _require_no_failure(self, name: str) -> None:
+        """Raise `ApiError` if a load has just failed. After an older one, the files of the model
+        are read again: they may have changed."""
+        if not self.failures.require_none(name):
+            return
+        model = self.facts.models.get(name)
+        if model is None or (model.level is Level.ABSENT and model.is_idle):
+            self.hosts[name].forget()
+            self.facts.models.pop(name, None)
+
     def _make_spare(self) -> None:
         """Start a process that imports its modules before a model needs it."""
         for name, host in self.hosts.items():
@@ -324,11 +323,6 @@ class House:
                 if not self.is_closing:
                     self._spare.make()
                 return
-
-    def read_ahead(self) -> None:
-        """Read the tokenizers of the first models whenever no request is open: reading one would
-        keep the streams of other models waiting."""
-        self._start(_read_ahead(list(self.hosts.values())[:MOST_READ_AHEAD], self.facts))
 
     # ---- the end
 
@@ -348,12 +342,3 @@ class House:
         for host in self.hosts.values():
             host.stop()
         self._spare.stop()
-
-
-async def _read_ahead(hosts: Sequence[HostedModel], facts: Residents) -> None:
-    for host in hosts:
-        while any(model.num_open for model in facts.models.values()):
-            await asyncio.sleep(QUIET_S)
-        with suppress(LoadFailed, ModelError, SettingsError, OSError):  # its load says why
-            await host.prepare()
-            await host.read_parts()
