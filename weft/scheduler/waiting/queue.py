@@ -204,11 +204,6 @@ class WaitingQueue:
     # The order
 
     @property
-    def has_candidates(self) -> bool:
-        """Whether there is a request that is not blocked."""
-        return self.next_line is not None
-
-    @property
     def next_line(self) -> WaitingLine | None:
         """The first line with a request that is not blocked; None if there is none."""
         end = self.end
