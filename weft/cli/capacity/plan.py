@@ -14,9 +14,10 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -163,11 +164,20 @@ def _machine(
 ) -> MeasuredMachine:
     """The machine, from a file, from the journal, or measured now. Raises SettingsError."""
     if options.cost:
-        return read_machine(options.cost)
+        return with_options(read_machine(options.cost), build.options)
     if journal is not None:
-        return machine_of(journal, model, build.options)
+        return with_options(machine_of(journal, model, {}), build.options)
     _say(f"measuring {model or 'the default model'} {build.name}".rstrip())
     return measure(model, build.options, seconds=options.measure_s / num_builds, usual=lengths)
+
+
+def with_options(machine: MeasuredMachine, options: Mapping[str, OptionValue]) -> MeasuredMachine:
+    """The machine with these options of the scheduler; others were part of the measurement."""
+    changes = {name: value for name, value in options.items() if hasattr(machine.settings, name)}
+    settings = replace(machine.settings, **cast(dict[str, Any], changes))
+    return msgspec.structs.replace(
+        machine, options={**machine.options, **options}, settings=settings
+    )
 
 
 def machine_of(journal: Journal, model: str, options: Mapping[str, OptionValue]) -> MeasuredMachine:
