@@ -12,21 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from contextvars import Context
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
 from weft.config.amounts import size
-from weft.config.model import ModelError
-from weft.config.options import SettingsError
 from weft.launch.engine_group import EngineGroup
 from weft.launch.several.failures import LoadFailures
 from weft.launch.several.hosted import HostedModel, LoadFailed
 from weft.launch.several.spare import SpareProcess
 from weft.launch.several.specs import ModelSpec
+from weft.launch.several.tasks import Tasks
 from weft.launch.several.waiting import LoadLine, Waiter
 from weft.observe.log import EventLog
 from weft.observe.several import HouseMetrics
@@ -39,9 +36,6 @@ from weft.server.errors import ApiError
 from weft.server.several.names import NamesOfModels
 
 log = EventLog("models")
-
-MOST_READ_AHEAD = 16  # models; the tokenizer of each takes some tens of MB
-QUIET_S = 0.2  # interval in which it is checked whether no request is open
 
 
 class House:
@@ -64,7 +58,7 @@ class House:
         self.failures = LoadFailures()
         self._new_host = new_host
         self._spare = SpareProcess(new_spare)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks()
         self._timer: asyncio.TimerHandle | None = None
         self.is_closing = False
         metrics.budget.set(rules.budget_bytes)
@@ -221,24 +215,18 @@ class House:
         name = action.name
         match action:
             case Load():
-                self._start(self._load(name))
+                self.tasks.start(self._load(name))
             case Unload():
                 self.metrics.unloads.labels(name, action.why).inc()
                 log.info("unload", model=name, why=action.why)
-                self._start(self._unload(name))
+                self.tasks.start(self._unload(name))
             case Shrink():
-                self._start(self._change(name, self.hosts[name].shrink, self.facts.shrunk))
+                self.tasks.start(self._change(name, self.hosts[name].shrink, self.facts.shrunk))
             case Grow():
-                self._start(self._change(name, self.hosts[name].grow, self.facts.grown))
+                self.tasks.start(self._change(name, self.hosts[name].grow, self.facts.grown))
             case Refuse():
                 message = f"the model {name!r} cannot be loaded: {action.reason}"
                 self.line.fail(name, ApiError(503, message, code="model_load_failed"))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        # Not in the context of the request that happens to be the first one for its model.
-        task = asyncio.create_task(work, context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # ---- actions
 
@@ -263,7 +251,7 @@ class House:
         self.metrics.loads.labels(name).inc()
         self.metrics.load_s.of("").observe_one(took_s)
         self.facts.loaded(name, time.monotonic())
-        self._start(self._follow(host))
+        self.tasks.start(self._follow(host))
         self.line.answer(name)
         self.settle()
         self._make_spare()
@@ -335,19 +323,6 @@ class House:
                     self._spare.make()
                 return
 
-    def read_ahead(self) -> None:
-        """Read the tokenizers of the first models whenever no request is open: reading one would
-        keep the streams of other models waiting."""
-        self._start(self._read_ahead(list(self.hosts.values())[:MOST_READ_AHEAD]))
-
-    async def _read_ahead(self, hosts: Sequence[HostedModel]) -> None:
-        for host in hosts:
-            while any(model.num_open for model in self.facts.models.values()):
-                await asyncio.sleep(QUIET_S)
-            with suppress(LoadFailed, ModelError, SettingsError, OSError):  # its load says why
-                await host.prepare()
-                await host.read_parts()
-
     # ---- the end
 
     def refuse_waiting(self, error: ApiError) -> None:
@@ -361,8 +336,7 @@ class House:
         self.is_closing = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self.tasks.cancel()
         for host in self.hosts.values():
             host.stop()
         self._spare.stop()

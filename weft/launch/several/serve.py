@@ -28,6 +28,7 @@ from weft.launch.engine_group import EngineGroup
 from weft.launch.listen import listen
 from weft.launch.model_catalog import StoreCatalog
 from weft.launch.open_files import fit
+from weft.launch.several.ahead import read_ahead
 from weft.launch.several.blank import blank_app
 from weft.launch.several.hosted import HostedModel, HouseParts
 from weft.launch.several.house import House
@@ -184,7 +185,7 @@ class SeveralFront:
         if fitting and len(reasons) == len(fitting):
             raise SettingsError(reasons[0])
         self.readiness.mark_ready()
-        self.house.read_ahead()
+        self.house.tasks.start(read_ahead(self.house))
         took_s = time.monotonic() - began_s
         loaded = [spec for spec, reason in zip(fitting, results, strict=True) if not reason]
         startup: list[tuple[str, str, float]] = []

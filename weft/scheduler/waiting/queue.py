@@ -105,11 +105,6 @@ class WaitingQueue:
         return num_tokens
 
     @property
-    def has_background(self) -> bool:
-        """Whether background requests wait."""
-        return len(self.lines) > 1 and len(self.lines[-1]) > 0
-
-    @property
     def num_background(self) -> int:
         """The background requests that wait."""
         return len(self) - len(self.online)

@@ -45,7 +45,7 @@ RESPONSE_EVENTS = Wire(SSE, _error_event, b"")
 
 class ResponseReply:
     """One response. It only makes bytes, also in a thread of writers: who keeps `response` does so
-    in the event loop, before its end is told."""
+    in the event loop, before its end is sent."""
 
     def __init__(
         self,
