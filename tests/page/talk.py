@@ -66,6 +66,12 @@ def answers(
     return asked
 
 
+def reload(page: Watched) -> None:
+    """Load the page again, when all that it keeps is on the disk."""
+    page.page.locator("html:not([data-saving])").wait_for(state="attached")
+    page.page.reload()
+
+
 def refused(page: Watched, status: int, words: str) -> None:
     """Let the page's next requests end with this error."""
     body = json.dumps({"error": {"message": words}})

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.e2e.server import Server, wait_until
 from tests.page.conftest import Look
-from tests.page.talk import answers, refused, say
+from tests.page.talk import answers, refused, reload, say
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)> [x](javascript:alert(3)) "
@@ -163,7 +163,7 @@ def test_what_could_not_be_sent_is_there_to_be_sent_again(server: Server, look: 
     refused(page, 503, "too many requests wait")
     say(page, "a long question")
     page.see(".it .err", "too many requests wait")
-    page.page.reload()
+    reload(page)
     page.see(".me .said", "a long question")
     page.see(".it .err", "too many requests wait")
     page.page.unroute("**/v1/chat/completions")

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.page.browser import Watched
 from tests.page.conftest import MCP_ORIGIN, Look
-from tests.page.talk import CHAT, RICH, answers, call, say
+from tests.page.talk import CHAT, RICH, answers, call, reload, say
 from tests.server.fake import RunningServer
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "page.md"
@@ -61,7 +61,7 @@ def test_chats_outlive_a_reload_and_one_is_chosen_from_the_list(
     answered(page, "the first chat", "one")
     page.page.click("#chat-new")
     answered(page, "the second chat", "two")
-    page.page.reload()
+    reload(page)
     page.see(".me .said", "the second chat")
     assert titles(page) == ["the second chat", "the first chat"]
     page.see("#chat-list .title", "the first chat").click()
@@ -96,7 +96,7 @@ def test_a_chat_is_renamed_and_deleted(quick: RunningServer, look: Look) -> None
     page.page.click("#chat-list .menu button:text('Really?')")
     page.see("#chat-list .none", "Your chats stay in this browser")
     page.see("#log .none", "Ask something")
-    page.page.reload()
+    reload(page)
     page.see("#chat-list .none", "Your chats stay in this browser")
 
 
@@ -141,7 +141,7 @@ def test_an_edited_question_is_a_branch_and_both_stay(quick: RunningServer, look
     assert page.text(".me .versions").strip("‹› ") == "2 of 2"
     page.page.click(".me [aria-label='Version before']")
     page.see(".it .md", "ten feet")
-    page.page.reload()
+    reload(page)
     page.see(".it .md", "ten feet")
     page.see(".me .versions", "1 of 2")
 
@@ -238,7 +238,7 @@ def test_a_chat_has_its_own_system_prompt_and_sampling_and_the_rest_is_the_serve
         "stop": ["END", "STOP"],
         "logprobs": True,
     }
-    page.page.reload()
+    reload(page)
     page.see(".it .md", "hi")
     assert page.page.input_value("#system") == "Be short."
     assert page.page.input_value("#top-k") == "7"
@@ -251,8 +251,7 @@ def test_what_is_typed_survives_a_reload(quick: RunningServer, look: Look, tmp_p
     file.write_text("a note")
     page.page.set_input_files("#files", file)
     page.see("#shots .chip", "notes.txt")
-    page.page.wait_for_timeout(100)
-    page.page.reload()
+    reload(page)
     page.see("#shots .chip", "notes.txt")
     assert page.page.input_value("#text") == "half a thou"
 
@@ -265,7 +264,7 @@ def test_an_answer_that_a_reload_cut_is_there_and_can_go_on(
     say(page, "slowly")
     page.see(".it.busy .md", "the beginning")
     page.page.wait_for_timeout(1_300)  # a growing answer is kept once a second
-    page.page.reload()
+    reload(page)
     page.see(".it .md", "the beginning")
     page.see(".it .after", "the page was closed meanwhile")
     page.see(".it button", "Continue")
@@ -294,7 +293,7 @@ def test_a_message_waits_for_a_server_that_has_ended(quick: RunningServer, look:
     page.page.route(CHAT, lambda route: route.abort("connectionrefused"))
     say(page, "are you there?")
     page.see(".it .err", "the server cannot be reached")
-    page.page.reload()
+    reload(page)
     page.see(".me .said", "are you there?")
     answers(page, {"content": "again"})
     page.see(".it button", "Try again").click()
@@ -573,7 +572,7 @@ def test_an_answer_says_its_rate_its_cached_tokens_and_the_cause_and_price_of_it
     assert "96 of 1,300 cached" in under
     why = "1,204 prompt tokens computed, because the system block changed (1,204 tokens, 1.90 s)"
     page.see(".it .why", why)
-    page.page.reload()
+    reload(page)
     page.see(".it .why", why)
 
 

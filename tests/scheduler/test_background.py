@@ -369,6 +369,23 @@ def test_what_background_requests_leave_in_the_cache_is_evicted_first() -> None:
     assert world.finished[again].cached_tokens == 30
 
 
+def test_background_requests_are_not_before_an_online_one_in_the_queue() -> None:
+    world = World(settings(max_running_requests=1))
+    for i in range(3):
+        world.send(line(4, i), max_new_tokens=2, background=True)
+    online = world.send(line(4, 9), max_new_tokens=2)
+    last = world.send(line(4, 8), max_new_tokens=2, background=True)
+    for id, arrival in (
+        (online, "4 prompt tokens"),
+        (last, "4 before it in the queue; background"),
+    ):
+        explanation = explain(world.scheduler, id, world.time)
+        assert explanation is not None
+        assert explanation.timeline[0].what.endswith(arrival)
+        assert explanation.service == ("online" if id == online else "background")
+    world.run_dry()
+
+
 def test_why_a_background_request_waits() -> None:
     world = World(settings(max_running_requests=4))
     background = world.send(line(4), max_new_tokens=2, background=True)

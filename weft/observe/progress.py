@@ -9,7 +9,7 @@ import time
 from weft.config.numbers import counted
 
 INTERVAL_S = 0.2
-WORTH_SAYING_S = 1.0  # a shorter rest is not told
+WORTH_SAYING_S = 1.0  # a shorter rest is not shown
 
 
 class Progress:

@@ -119,7 +119,8 @@ class Scheduler:
         arrival_order = self.counters.num_requests
         self.counters.num_requests += 1
         prompt_len = message.prompt_len
-        num_waiting = len(self.waiting_queue)
+        service = service_of(background=message.background)
+        num_waiting = self.waiting_queue.num_before(service)
         self.history.arrived(
             message.id,
             message.rid,
@@ -128,7 +129,7 @@ class Scheduler:
             num_waiting,
             now,
             self.planner.num_steps,
-            service_of(background=message.background),
+            service,
         )
         if refused is None:
             refused = self.limits.refusal(message, self.settings, self.kv.room.left)
@@ -296,7 +297,7 @@ class Scheduler:
             # Only requests that the queue refused or kept too long need a time for the next
             # attempt.
             if finish.status == QUEUE_IS_FULL.status and not retry_after_s:
-                num_waiting = len(self.waiting_queue)
+                num_waiting = self.waiting_queue.num_before(request.service)
                 retry_after_s = self.limits.drain.retry_after_s(num_waiting, self.now)
             predicted = trace.drafts.get("prediction", NO_DRAFTS)
             accepted = predicted.num_right

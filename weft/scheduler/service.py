@@ -1,4 +1,4 @@
-"""The classes of service: what the scheduler owes to a request of each, in one place.
+"""The classes of service: what the scheduler owes to a request of each, together.
 
     online        every request without a wish
     background    work that waits for what online requests leave (`background/`)

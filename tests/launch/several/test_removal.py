@@ -1,5 +1,5 @@
-"""`DELETE /api/delete` on a server with several models: what is served is unloaded first, and nobody
-gets it any more; what the settings name stays."""
+"""`DELETE /api/delete` on a server with several models: what is served is unloaded first, and
+nobody gets it any more; what the settings name stays."""
 
 from __future__ import annotations
 

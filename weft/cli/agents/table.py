@@ -279,5 +279,5 @@ AGENTS: dict[str, Agent] = {
     "aider": Agent("aider", "uv tool install aider-chat", _aider),
     "goose": Agent("goose", "brew install block-goose-cli", _goose),
     "mini": Agent("mini", "uv tool install mini-swe-agent", _mini),
-    "openhands": Agent("openhands", "uv tool install openhands", _openhands),
+    "openhands": Agent("openhands", "uv tool install openhands --python 3.12", _openhands),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from weft.launch.several.hosted import LoadFailed
 from weft.observe.log import EventLog
@@ -18,7 +19,9 @@ log = EventLog("models")
 class LoadFailures:
     """By the name of the model."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: Callable[[str], object]) -> None:
+        """`count` counts a failure of the model with this name."""
+        self._count = count
         self._last: dict[str, tuple[float, ApiError]] = {}
         self._tries: Counter[str] = Counter()  # loads in a row whose engines have ended
 
@@ -43,6 +46,7 @@ class LoadFailures:
 
     def note(self, name: str, exc: LoadFailed) -> ApiError:
         """Returns the answer for the requests that wait for the model."""
+        self._count(name)
         log.error("load_failed", model=name, reason=exc)
         message = f"the model {name!r} cannot be loaded: {exc}"
         error = ApiError(500 if exc.is_users else 503, message, code="model_load_failed")

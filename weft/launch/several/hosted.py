@@ -88,7 +88,7 @@ class HostedModel:
         self._group: EngineGroup | None = None
         self._sockets: SocketFolder | None = None
         self._adapters: list[LoraPath] = []  # that were loaded when it was unloaded
-        self._given = parse_lora_paths(spec.engine.lora_paths)
+        self._on_load = parse_lora_paths(spec.engine.lora_paths)
         self._folders = AdapterFolders("", Path(), directory=spec.engine.lora_dir)
         self._lock = asyncio.Lock()
 
@@ -106,7 +106,7 @@ class HostedModel:
         """The loaded adapters; of a model that is not in memory, those that its load brings."""
         if self.front is not None:
             return self.front.adapters.by_name.keys()
-        return {one.name for one in (*self._given, *self._adapters)}
+        return {one.name for one in (*self._on_load, *self._adapters)}
 
     def offers_adapter(self, name: str) -> bool:
         """Whether a request with this name loads an adapter from the model's folder of adapters."""
@@ -195,7 +195,7 @@ class HostedModel:
 
     async def read_parts(self) -> FrontParts:
         """Read what the front needs of the model, unless it has been read. Reading a tokenizer of
-        50,000 tokens keeps the whole process for a tenth of a second. Raises ModelError and
+        50,000 tokens keeps the front for a tenth of a second. Raises ModelError and
         SettingsError, and AssertionError before `prepare`."""
         async with self._lock:
             if self.parts is None:

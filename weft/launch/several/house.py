@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from typing import Any
 
 from weft.client.calls import EngineFault
@@ -23,7 +24,6 @@ from weft.launch.several.failures import LoadFailures
 from weft.launch.several.hosted import HostedModel, LoadFailed
 from weft.launch.several.spare import SpareProcess
 from weft.launch.several.specs import ModelSpec
-from weft.launch.several.tasks import Tasks
 from weft.launch.several.waiting import LoadLine, Waiter
 from weft.observe.log import EventLog
 from weft.observe.several import HouseMetrics
@@ -55,10 +55,10 @@ class House:
         self.core = Residency(self.facts)
         self.line = LoadLine()
         self.metrics = metrics
-        self.failures = LoadFailures()
+        self.failures = LoadFailures(lambda name: metrics.failures.labels(name).inc())
         self._new_host = new_host
         self._spare = SpareProcess(new_spare)
-        self.tasks = Tasks()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self.is_closing = False
         metrics.budget.set(rules.budget_bytes)
@@ -155,7 +155,7 @@ class House:
         try:
             await host.prepare()
         except LoadFailed as exc:
-            raise self._fail(name, exc) from exc
+            raise self.failures.note(name, exc) from exc
         if name not in self.facts.models:
             fixed, kv = host.size
             spec = host.spec
@@ -215,18 +215,24 @@ class House:
         name = action.name
         match action:
             case Load():
-                self.tasks.start(self._load(name))
+                self._start(self._load(name))
             case Unload():
                 self.metrics.unloads.labels(name, action.why).inc()
                 log.info("unload", model=name, why=action.why)
-                self.tasks.start(self._unload(name))
+                self._start(self._unload(name))
             case Shrink():
-                self.tasks.start(self._change(name, self.hosts[name].shrink, self.facts.shrunk))
+                self._start(self._change(name, self.hosts[name].shrink, self.facts.shrunk))
             case Grow():
-                self.tasks.start(self._change(name, self.hosts[name].grow, self.facts.grown))
+                self._start(self._change(name, self.hosts[name].grow, self.facts.grown))
             case Refuse():
                 message = f"the model {name!r} cannot be loaded: {action.reason}"
                 self.line.fail(name, ApiError(503, message, code="model_load_failed"))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        # Not in the context of the request that happens to be the first one for its model.
+        task = asyncio.create_task(work, context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # ---- actions
 
@@ -242,7 +248,7 @@ class House:
             self.facts.unloaded(name)
             if not self.failures.may_try_again(name, exc):
                 self.facts.refused(name)
-                self.line.fail(name, self._fail(name, exc))
+                self.line.fail(name, self.failures.note(name, exc))
             self.settle()
             return
         took_s = time.monotonic() - began_s
@@ -251,7 +257,7 @@ class House:
         self.metrics.loads.labels(name).inc()
         self.metrics.load_s.of("").observe_one(took_s)
         self.facts.loaded(name, time.monotonic())
-        self.tasks.start(self._follow(host))
+        self._start(self._follow(host))
         self.line.answer(name)
         self.settle()
         self._make_spare()
@@ -300,11 +306,6 @@ class House:
 
     # ---- failures
 
-    def _fail(self, name: str, exc: LoadFailed) -> ApiError:
-        """Remember why a load failed. Returns the answer for the requests."""
-        self.metrics.failures.labels(name).inc()
-        return self.failures.note(name, exc)
-
     def _require_no_failure(self, name: str) -> None:
         """Raise `ApiError` if a load has just failed. After an older one, the files of the model
         are read again: they may have changed."""
@@ -336,7 +337,8 @@ class House:
         self.is_closing = True
         if self._timer is not None:
             self._timer.cancel()
-        self.tasks.cancel()
+        for task in self._tasks:
+            task.cancel()
         for host in self.hosts.values():
             host.stop()
         self._spare.stop()

@@ -142,6 +142,7 @@ class SeveralFront:
             self.house.add(spec)
         # Nobody ends a server because one model has ended.
         self.lost: asyncio.Task[ExitStatus] = asyncio.ensure_future(_never())
+        self._reading: asyncio.Task[None] | None = None
 
     @cached_property
     def app(self) -> ASGIApp:
@@ -185,7 +186,8 @@ class SeveralFront:
         if fitting and len(reasons) == len(fitting):
             raise SettingsError(reasons[0])
         self.readiness.mark_ready()
-        self.house.tasks.start(read_ahead(self.house))
+        hosts = list(self.house.hosts.values())
+        self._reading = asyncio.ensure_future(read_ahead(hosts, self._has_open))
         took_s = time.monotonic() - began_s
         loaded = [spec for spec, reason in zip(fitting, results, strict=True) if not reason]
         startup: list[tuple[str, str, float]] = []
@@ -193,6 +195,10 @@ class SeveralFront:
             num_bytes = self.house.facts.num_bytes
             startup.append(("loaded", f"{names_of(loaded)}: up to {size(num_bytes)}", took_s))
         return Started(startup)
+
+    def _has_open(self) -> bool:
+        """Whether a request of any model is open."""
+        return any(model.num_open for model in self.house.facts.models.values())
 
     async def _fitting(self) -> list[ModelSpec]:
         """The models that are loaded at the start and have room beside those before them."""
@@ -246,6 +252,8 @@ class SeveralFront:
 
     def close(self) -> None:
         self.lost.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
         self.house.close()
         self.readiness.end()
 

@@ -17,7 +17,7 @@ from weft.memory.radix.cache import RadixCache
 from weft.scheduler.background.opening import BackgroundOpening
 from weft.scheduler.policies.protocol import Policy, RequestClasses
 from weft.scheduler.request import Request
-from weft.scheduler.service import BACKGROUND
+from weft.scheduler.service import BACKGROUND, ServiceClass
 from weft.scheduler.waiting.line import WaitingLine
 from weft.scheduler.waiting_table import EVERYBODY
 
@@ -103,6 +103,10 @@ class WaitingQueue:
         for line in self.lines:
             num_tokens += line.num_tokens
         return num_tokens
+
+    def num_before(self, service: ServiceClass) -> int:
+        """The waiting requests of this class, and of those before it."""
+        return sum(map(len, self.lines[: service.line + 1]))
 
     @property
     def num_background(self) -> int:

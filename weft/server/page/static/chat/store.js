@@ -23,12 +23,18 @@ const done = (request) => new Promise((resolve, reject) => {
 });
 
 function disk(database) {
-	const of = (table, mode) => database.transaction(table, mode).objectStore(table);
+	const of = (table) => database.transaction(table).objectStore(table);
+	const change = (table, act) => new Promise((resolve, reject) => {
+		const changing = database.transaction(table, "readwrite");
+		changing.oncomplete = resolve;
+		changing.onabort = () => reject(changing.error);
+		act(changing.objectStore(table));
+	});
 	return {
 		all: (table) => done(of(table).getAll()),
 		get: (table, id) => done(of(table).get(id)),
-		put: (table, record) => done(of(table, "readwrite").put(record)),
-		remove: (table, id) => done(of(table, "readwrite").delete(id)),
+		put: (table, record) => change(table, (to) => to.put(record)),
+		remove: (table, id) => change(table, (to) => to.delete(id)),
 		ofChat: (chat) => done(of("nodes").index("chat").getAll(chat)),
 		async each(act) {
 			const request = of("nodes").openCursor();
@@ -74,13 +80,19 @@ async function open() {
 let kept = null;
 const opened = () => kept ??= open();
 
+let unsaved = 0; // changes that are not on the disk yet
+
 async function write(act) {
+	unsaved++;
+	document.documentElement.setAttribute("data-saving", "");
 	try {
 		await act(await opened());
 		channel.postMessage("changed");
 	} catch (error) {
 		complain(`this chat is not kept: ${error?.message || error}`);
 	}
+	unsaved--;
+	if (!unsaved) document.documentElement.removeAttribute("data-saving");
 }
 
 // All chats, the last used first.
