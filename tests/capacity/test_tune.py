@@ -16,7 +16,7 @@ from weft.cli.capacity import tune as command
 from weft.config.options import SettingsError
 from weft.sim.gaps import Gaps
 from weft.sim.journal import Journal
-from weft.sim.run import RequestColumns
+from weft.sim.run import BackgroundTokens, RequestColumns
 
 STATE = {"max_running_requests": 1, "chunked_prefill_size": 512, "log_level": "info"}
 
@@ -58,7 +58,7 @@ def server(monkeypatch) -> Iterator[Server]:
     thread = threading.Thread(target=found.http.serve_forever)
     thread.start()
     arrivals = USERS.arrivals(8)
-    record = RequestColumns().record(Gaps(), [])
+    record = RequestColumns().record(Gaps(), [], BackgroundTokens())
     journal = Journal(SETTINGS, arrivals, 0, 0, 0, [], [], False, [], record)
     monkeypatch.setattr(command, "journal_in", lambda name: journal)
     monkeypatch.setattr(command, "machine_of", lambda journal, model, options: MACHINE)

@@ -19,7 +19,7 @@ import numpy as np
 from weft.bench.http import MAX_ERROR_BYTES, HttpClient, HttpError
 from weft.sim.gaps import Gaps
 from weft.sim.outcome import DONE, REFUSED
-from weft.sim.run import Record, RequestColumns
+from weft.sim.run import BackgroundTokens, Record, RequestColumns
 from weft.sim.trace import Arrival
 
 TEMPERATURE = 1.0
@@ -180,4 +180,4 @@ def _record(requests: Sequence[PlayedRequest]) -> Record:
         columns.first_s[number] = own.event_s[0]
         times_s = np.array(own.event_s)
         gaps.add(np.diff(times_s))
-    return columns.record(gaps, [""])
+    return columns.record(gaps, [""], BackgroundTokens())
