@@ -34,6 +34,7 @@ SWEEP = {
     "max_running_requests": (4, 16),
     "schedule_policy": ("fcfs", "lpm"),
 }
+LEAST = 1e-3
 FIGURES = ("tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "goodput")
 
 
@@ -83,7 +84,8 @@ def play(asked: argparse.Namespace, plan: dict[str, Any], wanted: WorkloadOption
 
 def compare(keep: Path) -> None:
     found = [json.loads(file.read_text()) for file in sorted(keep.glob("[0-9][0-9].json"))]
-    errors = np.array([np.array(one["said"]) / np.array(one["real"]) - 1 for one in found])
+    # Without any good request, there is no error of goodput.
+    errors = np.array([np.array(one["said"]) / np.maximum(one["real"], LEAST) - 1 for one in found])
     rows = []
     for index, name in enumerate(FIGURES):
         own = np.abs(errors[:, index])
@@ -104,7 +106,7 @@ def compare(keep: Path) -> None:
     )
     goodput = [one["real"][4] for one in found]
     print(
-        f"goodput of the chosen settings {goodput[0]:.3g}/s, of the best {max(goodput):.3g}/s: {goodput[0] / max(goodput):.3f}"
+        f"goodput of the chosen settings {goodput[0]:.3g}/s, of the best {max(goodput):.3g}/s: {goodput[0] / max(*goodput, LEAST):.3f}"
     )
 
 

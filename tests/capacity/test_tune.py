@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -25,13 +26,11 @@ class Server:
 
     def __init__(self) -> None:
         self.changes: list[Any] = []
-        self.engine: dict[str, str] = {}
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 found: dict[str, Any] = {"/get_internal_state": {"server_args": STATE}}
-                found["/server_info"] = {"engine": server.engine}
                 self.answer(found[self.path])
 
             def do_POST(self) -> None:
@@ -86,11 +85,21 @@ def test_it_changes_only_what_may_change_live(server) -> None:
     assert change["server_args"]["max_running_requests"] > 1
 
 
-def test_a_server_that_records_nothing_needs_a_journal_by_name(server) -> None:
-    with pytest.raises(SettingsError, match="records nothing"):
+def test_without_a_journal_it_says_what_is_expected(server, monkeypatch) -> None:
+    monkeypatch.setattr(command, "journal_in", lambda name: None)
+    with pytest.raises(SettingsError, match="the server's journal is expected"):
         command.tune(["--url", server.url])
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:
     with pytest.raises(SettingsError, match="no server answers"):
         command.tune(["--url", "http://127.0.0.1:9"])
+
+
+def test_nothing_is_raised_above_the_start() -> None:
+    state: dict[str, Any] = {"max_running_requests": 4, "chunked_prefill_size": 512}
+    axes = {axis.name: axis for axis in command.live_axes(SETTINGS, state)}
+    assert set(axes) == set(state)
+    lowered = replace(SETTINGS, max_running_requests=4)
+    assert axes["max_running_requests"].values(MACHINE, lowered) == [2, 8]
+    assert 1_024 not in axes["chunked_prefill_size"].values(MACHINE, SETTINGS)

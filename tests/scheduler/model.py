@@ -352,7 +352,7 @@ class Model:
         found = SchedulingPass(is_full=self._is_full, open_id=open_chunk.id if open_chunk else None)
         free_rows = max(settings.max_running_requests - len(Pages(self.world).with_row), 0)
         if open_chunk is None:
-            if not queue.has_candidates:
+            if queue.next_line is None:
                 return found
             if found.is_full or not free_rows:
                 self.count["full"] += found.is_full

@@ -82,6 +82,7 @@ def world(seed: int) -> World:
             "timeout_ms": one(0, 0, 0, 900),
             "ignore_eos": one(False, False, True),
             "priority": int(rng.integers(3)),
+            "background": one(False, False, True),
             "output": one(b"", output),
         }
         arrivals.append(arrival._replace(**change))
@@ -120,6 +121,7 @@ def played(one: World, *, leaps: bool) -> Outcome:
         "ratio": scheduler.prefills.new_token_ratio.current,
         "walks": scheduler.history.num_walks,
         "totals": str(scheduler.history.clock.totals),
+        "beside": (record.beside_output, record.beside_prompt),
         "results": engine.core.loop.num_results,
         "cost": None if scheduler.pace is None else scheduler.pace.model(),
         "gaps": [str(record.gaps.percentile(percent)) for percent in (1, 50, 90, 99, 100)],

@@ -355,7 +355,7 @@ class TokenDeliveries:
                 continue
             id = completion.spec.request.id
             left.append(id)
-            # A stream has delivered the tokens that were taken; a whole answer has delivered none.
+            # A stream has delivered the tokens that were taken; any other has delivered none.
             lost = len(completion.pending_ids) if generation.stream else completion.num_tokens
             self._metrics.completions.abandoned["disconnect"].inc(lost)
             finish = Finish(id=id, reason="abort", message=message)

@@ -76,4 +76,4 @@ class Idle:
         blocked: set[int] = set()
         for requests in self._blocked:
             blocked.update(requests)
-        return queue.has_candidates and len(queue) > len(blocked)
+        return queue.next_line is not None and len(queue) > len(blocked)

@@ -144,7 +144,7 @@ class EventKind(Enum):
     HANDOFF = "handoff"  # another server computes its prompt, sends its KV, or does not
     STORED = "stored"  # its KV is being read from a store, has been read, or comes too late
     PINNED = "pinned"  # the beginning of its prompt that stays cached, or why it does not
-    ADMITTED = "admitted"  # whole, or its first chunk
+    ADMITTED = "admitted"  # all of it, or its first chunk
     CHUNK = "chunk"  # another piece of its prompt
     LAYERS = "layers"  # some layers of a piece of its prompt
     ENCODER = "image encoder"  # the items that are encoded for its prompt

@@ -250,7 +250,7 @@ class PrefillScheduler:
 
     def record_no_walk(self, now: float, stop: Stop) -> None:
         """Record that no request is looked at before the next step, if some wait."""
-        if self._queue.has_candidates:
+        if self._queue.next_line is not None:
             self._log.history.begin_walk()
             self._log.record_pass(now, stop)
 

@@ -1,6 +1,6 @@
 """Where the time of a request went in the engine, and the longest time between two of its tokens.
 
-Seconds by what they were spent on (`Spent`). Their sum is the request's whole time, because every
+Seconds by what they were spent on (`Spent`). Their sum is all of the request's time, because every
 moment is added to exactly one part.
 
     arrived  admitted  its first piece  its next piece   first token      second token        end

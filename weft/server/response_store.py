@@ -120,7 +120,7 @@ class ResponseStore:
         owner: str = "",
         items: Sequence[JsonObject] = (),
     ) -> None:
-        """Store a response, in place of an older state of it.
+        """Store a response, instead of an older state of it.
 
         A response that is larger than the store is not kept.
         """

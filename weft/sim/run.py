@@ -361,9 +361,14 @@ class Run:
         """Take the tokens of steps that were made at once."""
         ids = leapt.ids
         columns = self._columns
+        is_background = columns.background[ids] > 0
         gaps = leapt.ended_s[0] - columns.last_s[ids]
-        self._gaps.add(gaps)
-        self._gaps.add(np.repeat(np.diff(leapt.ended_s), len(ids)))
+        later = np.diff(leapt.ended_s)
+        for kept, which in ((self._gaps, ~is_background), (self._background_gaps, is_background)):
+            kept.add(gaps[which])
+            kept.add(np.repeat(later, np.count_nonzero(which)))
+        num_tokens = len(leapt.ended_s) * int(np.count_nonzero(is_background))
+        self._beside.add(num_tokens, 0)
         columns.last_s[ids] = leapt.ended_s[-1]
 
     def _record(self) -> Record:

@@ -1,8 +1,8 @@
 """The verb `tune`: which settings of a running server should change, from its journal; with
 `--apply` they change, and requests continue.
 
-weft tune
-weft tune --url http://127.0.0.1:30000 --slo-ttft 0.5 --apply
+weft tune --trace traffic.journal
+weft tune --trace traffic.journal --slo-ttft 0.5 --apply
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from weft.capacity.answer import CapacityAnswer, Question, answer
-from weft.capacity.axes.axis import AxisValue
+from weft.capacity.axes.axis import Axis, AxisValue, SettingAxis, Values
 from weft.capacity.axes.table import AXES
 from weft.capacity.machine import MeasuredMachine
 from weft.capacity.workload import RecordedTraffic
@@ -27,7 +27,9 @@ from weft.cli.capacity.plan import SearchTime, journal_in, machine_of, workload_
 from weft.cli.capacity.show import plain_text
 from weft.cli.remote import RemoteServer, error_of
 from weft.config.options import Command, SettingsError, asked_help, option
+from weft.engine.control.settings import CHANGEABLE
 from weft.json_types import JsonObject
+from weft.scheduler.settings import SchedulerSettings
 from weft.sim.synthetic import Lengths
 from weft.sim.table import number
 
@@ -59,9 +61,9 @@ def tune(argv: Sequence[str]) -> int:
     wanted = settings.make(WorkloadOptions)
     server = RemoteServer(options.url, options.api_key)
     state = _asked(server, "GET", "/get_internal_state")["server_args"]
-    journal = journal_in(wanted.trace or _journal_of(server))
+    journal = journal_in(wanted.trace)
     if journal is None:
-        raise SettingsError(f"{wanted.trace} is no journal of weft serve")
+        raise SettingsError(f"--trace is {wanted.trace!r}; the server's journal is expected")
     recorded = machine_of(journal, "", {})
     machine = now_running(recorded, state)
     prompt = Lengths.parse(wanted.prompt, "--prompt")
@@ -69,7 +71,7 @@ def tune(argv: Sequence[str]) -> int:
     lengths = prompt, output
     workload = workload_of(wanted, lengths, machine, journal)
     level = AT_THE_RECORDED_RATE if isinstance(workload, RecordedTraffic) else 0.0
-    axes = [axis for axis in AXES if axis.is_live and axis.name in state]
+    axes = live_axes(journal.settings, state)
     question = Question(workload, wanted.wanted, axes, wanted_level=level)
     found = answer(machine, question, SearchTime(options.search_s))
     for line in lines(found, machine):
@@ -81,6 +83,20 @@ def tune(argv: Sequence[str]) -> int:
     elif changes:
         print("weft tune --apply changes this now")
     return 0
+
+
+def live_axes(settings: SchedulerSettings, state: Mapping[str, AxisValue]) -> list[Axis]:
+    """The axes that a server with these settings can change, with the values that it accepts:
+    memory was laid out for those of its start."""
+
+    def accepted(axis: Axis) -> Values:
+        check = CHANGEABLE[axis.name]
+        return lambda machine, now: [
+            value for value in axis.values(machine, now) if not check(value, settings)
+        ]
+
+    live = [axis for axis in AXES if axis.is_live and axis.name in state]
+    return [SettingAxis(axis.name, accepted(axis), is_live=True) for axis in live]
 
 
 def now_running(machine: MeasuredMachine, state: Mapping[str, AxisValue]) -> MeasuredMachine:
@@ -111,18 +127,6 @@ def lines(found: CapacityAnswer, machine: MeasuredMachine) -> list[str]:
         f"ITL p50 {number(1e3 * base.itl_s[0])} -> {number(1e3 * best.point.itl_s[0])} ms"
     )
     return found_lines
-
-
-def _journal_of(server: RemoteServer) -> str:
-    """The journal that the server writes on this machine. Raises SettingsError without one."""
-    engine = _asked(server, "GET", "/server_info").get("engine") or {}
-    name = str(engine.get("journal") or "")
-    if not name:
-        raise SettingsError(
-            "this server records nothing: name a journal of its traffic (--trace FILE), or start "
-            "it with --journal FILE"
-        )
-    return name
 
 
 def _asked(server: RemoteServer, method: str, path: str, body: JsonObject | None = None) -> Any:

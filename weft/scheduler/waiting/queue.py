@@ -199,11 +199,6 @@ class WaitingQueue:
     # The order
 
     @property
-    def has_candidates(self) -> bool:
-        """Whether there is a request that is not blocked."""
-        return self.next_line is not None
-
-    @property
     def next_line(self) -> WaitingLine | None:
         """The first line with a request that is not blocked; None if there is none."""
         end = self.end
@@ -213,16 +208,13 @@ class WaitingQueue:
         return None
 
     def order(self, now: float) -> Iterator[Request]:
-        """The requests that are not blocked, best first. Lazy: the caller may stop at any
-        request."""
+        """The requests that are not blocked, best first. Lazy: the caller may stop at any request,
+        and a line is ordered when it is reached."""
         first = self.online.order(now, self.end)
         if len(self.lines) == 1:
             return first
-        return chain(first, self._order_background(now))
-
-    def _order_background(self, now: float) -> Iterator[Request]:
-        for line in self.lines[1:]:
-            yield from line.order(now, self.end)
+        later = (line.order(now, self.end) for line in self.lines[1:])
+        return chain(first, chain.from_iterable(later))
 
     # Inside
 
