@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -66,7 +67,7 @@ def test_a_tool_list_of_two_megabytes_is_served_and_its_last_tool_is_checked(
 
 
 def test_namespaces_in_namespaces_are_refused_however_deep_they_are(client: httpx.Client) -> None:
-    tool = {"type": "function", "name": "f", "parameters": {}}
+    tool: dict[str, Any] = {"type": "function", "name": "f", "parameters": {}}
     for _ in range(DEPTH):
         tool = {"type": "namespace", "name": "n", "tools": [tool]}
     answer = client.post("/v1/responses", json={"input": "Hi", "tools": [tool]})

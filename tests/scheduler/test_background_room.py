@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.scheduler.background.room import StepRoom
+from weft.scheduler.pace.room import StepRoom
 from weft.scheduler.pace.step_cost import CostModel
 
 COST = CostModel(step_s=0.010, token_s=0.001)

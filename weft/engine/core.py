@@ -135,7 +135,7 @@ class Loop:
         return not self._in_flight and not self._depth
 
     def skipped(self, num_steps: int, began_s: float, ended_s: float) -> None:
-        """Steps were made at once (`scheduler/uniform.py`). The last one began and ended then."""
+        """Steps were made at once (`sim/uniform.py`). The last one began and ended then."""
         self.num_results += num_steps
         self.num_stuck = 0
         self._now = began_s

@@ -414,7 +414,7 @@ class PrefillScheduler:
             num,
             first.spec.arrival_order,
             is_background=first.service.yields,
-            beside_background=self._queue.has_background or self._kv.columns.num_background > 0,
+            beside_background=self._queue.num_background + self._kv.columns.num_background > 0,
         )
 
     def _rows_to_mix(self) -> IntArray:

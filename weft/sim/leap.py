@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from weft.arrays import LongArray
 from weft.engine.engine import Engine
 from weft.scheduler.pace.step_cost import StepLoad
-from weft.scheduler.uniform import RanStep, UniformDecodes
 from weft.sim.cost import CostRunner, TrueLengths, VirtualClock
+from weft.sim.uniform import RanStep, UniformDecodes
 
 LEAST_STEPS = 2  # fewer are as fast one by one
 

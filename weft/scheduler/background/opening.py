@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.arrays import IntArray
-from weft.scheduler.background.room import StepRoom
 from weft.scheduler.background.turns import BackgroundTurns
+from weft.scheduler.pace.room import StepRoom
 from weft.scheduler.policies.composed.build import build_policy
 from weft.scheduler.policies.protocol import Policy, PolicyContext
 from weft.scheduler.request import Request

@@ -23,9 +23,9 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.plan.step import Plan
-from weft.scheduler.background.room import StepRoom
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.pace.draft_cost import DraftCost, size_of
+from weft.scheduler.pace.room import StepRoom
 from weft.scheduler.pace.step_cost import CostEstimator, CostModel, StepLoad
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings

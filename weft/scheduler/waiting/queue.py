@@ -109,11 +109,6 @@ class WaitingQueue:
         return sum(map(len, self.lines[: service.line + 1]))
 
     @property
-    def has_background(self) -> bool:
-        """Whether background requests wait."""
-        return len(self.lines) > 1 and len(self.lines[-1]) > 0
-
-    @property
     def num_background(self) -> int:
         """The background requests that wait."""
         return len(self) - len(self.online)
@@ -213,16 +208,13 @@ class WaitingQueue:
         return None
 
     def order(self, now: float) -> Iterator[Request]:
-        """The requests that are not blocked, best first. Lazy: the caller may stop at any
-        request."""
+        """The requests that are not blocked, best first. Lazy: the caller may stop at any request,
+        and a line is ordered when it is reached."""
         first = self.online.order(now, self.end)
         if len(self.lines) == 1:
             return first
-        return chain(first, self._order_background(now))
-
-    def _order_background(self, now: float) -> Iterator[Request]:
-        for line in self.lines[1:]:
-            yield from line.order(now, self.end)
+        later = (line.order(now, self.end) for line in self.lines[1:])
+        return chain(first, chain.from_iterable(later))
 
     # Inside
 
