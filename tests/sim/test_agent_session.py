@@ -1,5 +1,7 @@
-"""A coding agent's session of 30 turns with pauses, beside a flood of background requests: in virtual
-time, each turn has its first token nearly as soon as without the flood."""
+"""A coding agent's session of 30 turns with pauses, beside a flood of background requests.
+
+In virtual time, each turn has its first token nearly as soon as without the flood.
+"""
 
 from __future__ import annotations
 
