@@ -138,7 +138,9 @@ def test_bench_offline_measures_the_bundled_model_and_its_steps(tmp_path: Path) 
     assert one["load"]["num_streams"] == 1
     assert two["load"]["num_streams"] == 2
     assert min(one["output_per_s"], two["output_per_s"], one["ttft_s"], one["itl_s"]) > 0
-    assert steps.read_text().startswith("num_tokens,context,num_samples,seconds\n20,20,1,")
+    assert steps.read_text().startswith(
+        "num_tokens,context,num_samples,seconds,num_pairs\n20,20,1,"
+    )
     assert sim(["--fit", str(steps)]) == 0
 
 

@@ -38,7 +38,7 @@ def http(locked: RunningServer) -> Iterator[httpx.Client]:
 def test_every_route_but_health_and_the_page_needs_a_key(
     http: httpx.Client, operation: object
 ) -> None:
-    path = operation.path.replace("{id:path}", "x").replace("{name}", "page.css")  # type: ignore[attr-defined]
+    path = operation.path.replace("{id:path}", "x").replace("{name:path}", "page.css")  # type: ignore[attr-defined]
     status = http.request(operation.method, path).status_code  # type: ignore[attr-defined]
     is_open = path in ("/health", "/ready", "/ping", "/", "/page/page.css")
     assert status == (200 if is_open else 401)

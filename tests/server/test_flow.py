@@ -34,6 +34,7 @@ def sent(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[ToEngin
         send(message)
 
     monkeypatch.setattr(server.client, "send", spy)
+    monkeypatch.setattr(server.client.deliveries, "send", spy)
     return messages
 
 

@@ -139,7 +139,7 @@ class TokenDeliveries:
         self.open = OpenCompletions()
         self.log_requests = log_requests  # one line per finished request
         self.num_late_tokens = 0  # tokens for requests that had ended here
-        self._send = send
+        self.send = send
         self._state = state
         self._recorder = recorder
         self._metrics = metrics
@@ -151,9 +151,9 @@ class TokenDeliveries:
         for request in requests:
             self.open.by_id[request.id].spec.front.started_s = started_s
         if len(requests) == 1:
-            self._send(requests[0])
+            self.send(requests[0])
         else:
-            self._send(batch_requests(requests))
+            self.send(batch_requests(requests))
 
     def give_up(self, ids: Iterable[int], message: str) -> None:
         """Their outputs are lost: end these completions with an error."""
@@ -262,7 +262,7 @@ class TokenDeliveries:
                 lens.append(completion.num_tokens)
         if ids:
             message = "a stop string was found"
-            self._send(Abort(ids=tuple(ids), output_lens=tuple(lens), message=message))
+            self.send(Abort(ids=tuple(ids), output_lens=tuple(lens), message=message))
 
     # ---- ends
 
@@ -275,7 +275,7 @@ class TokenDeliveries:
         in_engine = [one for one in named if not self._abort_deferred(one)]
         if in_engine:
             ids = [one.spec.request.id for one in in_engine]
-            self._send(Abort(ids=tuple(ids)))
+            self.send(Abort(ids=tuple(ids)))
         return len(named)
 
     def abort_all(self) -> int:
@@ -283,7 +283,7 @@ class TokenDeliveries:
         num_open = len(self.open.by_id)
         for completion in list(self.open.by_id.values()):
             self._abort_deferred(completion)
-        self._send(Abort(all=True))
+        self.send(Abort(all=True))
         return num_open
 
     def end_all(self, message: str) -> None:
@@ -291,7 +291,7 @@ class TokenDeliveries:
         self.open.forget_deferred()
         open_now = list(self.open.by_id.values())
         if open_now and self._state.lost is None:
-            self._send(Abort(ids=tuple(self.open.by_id), message=message))
+            self.send(Abort(ids=tuple(self.open.by_id), message=message))
         for completion in open_now:
             id = completion.spec.request.id
             finish = Finish(id=id, reason="error", message=message, status=503)
@@ -314,7 +314,7 @@ class TokenDeliveries:
         message = "the client does not read its answer"
         id = completion.spec.request.id
         self._metrics.refused("max_pending_tokens")
-        self._send(Abort(ids=(id,), message=message))
+        self.send(Abort(ids=(id,), message=message))
         finish = Finish(id=id, reason="abort", message=message)
         self._end(completion, finish)
 
@@ -339,7 +339,7 @@ class TokenDeliveries:
         """End an open completion with an error, here and in the engine."""
         id = completion.spec.request.id
         finish = Finish(id=id, reason="error", message=message, status=500)
-        self._send(Abort(ids=(id,), message=message))
+        self.send(Abort(ids=(id,), message=message))
         end = completion.break_off(finish, self._state.weight_version)
         self.open.remove(completion)
         self._recorder.record(completion, end, finish, is_logged=self.log_requests)
@@ -363,4 +363,4 @@ class TokenDeliveries:
             self.open.remove(completion)
             self._recorder.record(completion, end, None, is_logged=self.log_requests)
         if left and self._state.lost is None:
-            self._send(Abort(ids=tuple(left), message=message))
+            self.send(Abort(ids=tuple(left), message=message))
