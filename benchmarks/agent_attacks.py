@@ -15,7 +15,6 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -111,10 +110,10 @@ def nested(depth: int) -> Body:
 
 
 class Stream:
-    """A stream that notes when its pieces come."""
+    """Streams, one after another, and when their pieces come."""
 
     def __init__(self, url: str) -> None:
-        self.times_s: list[float] = []
+        self.gaps: list[tuple[float, float]] = []  # from a piece to the next one of its stream
         self._url = url
         self._is_ended = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -126,10 +125,9 @@ class Stream:
 
     def longest_s(self, began_s: float, ended_s: float) -> float:
         """The longest gap of those that a span touches."""
-        times_s = self.times_s[:]
         gaps = [
             later - earlier
-            for earlier, later in pairwise(times_s)
+            for earlier, later in self.gaps[:]
             if later >= began_s and earlier <= ended_s
         ]
         return max(gaps, default=0.0)
@@ -138,10 +136,14 @@ class Stream:
         body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
         with httpx.Client(base_url=self._url, timeout=600) as client:
             while not self._is_ended.is_set():
+                last_s = 0.0
                 with client.stream("POST", "/v1/completions", json=body) as answer:
                     for line in answer.iter_lines():
                         if line.startswith("data: {"):
-                            self.times_s.append(time.perf_counter())
+                            now = time.perf_counter()
+                            if last_s:
+                                self.gaps.append((last_s, now))
+                            last_s = now
                         if self._is_ended.is_set():
                             return
 
@@ -156,8 +158,7 @@ def main() -> None:
     with served(*words) as server, httpx.Client(base_url=server.url, timeout=600) as client:
         stream = Stream(server.url)
         time.sleep(3.0)
-        times_s = stream.times_s[10:]
-        alone = [later - earlier for earlier, later in pairwise(times_s)]
+        alone = [later - earlier for earlier, later in stream.gaps[10:]]
         step_s = statistics.median(alone)
         print(f"alone: step {1e3 * step_s:.1f} ms, longest gap {max(alone) / step_s:.1f} steps")
         for name, make in ATTACKS.items():

@@ -17,8 +17,11 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from typing import NamedTuple
+from unittest import mock
 
+import tests.server.fake as fake
 from tests.agents.front_work import Counter, filled
 from tests.agents.model import scripted_model
 from tests.agents.shapes import all_shapes
@@ -49,7 +52,10 @@ def measured(path: str, num_turns: int) -> list[Counted]:
     call = json.dumps({"name": shape.tool, "arguments": {"command": "ls", "cmd": "ls"}})
     counter = Counter()
     turns: list[Counted] = []
-    with scripted_model(lambda prompt: f"<tool_call>\n{call}\n</tool_call>") as (server, _):
+    said = f"<tool_call>\n{call}\n</tool_call>"
+    # Tests render in their own process; here the helpers' work is not the front's.
+    in_helpers = mock.patch.object(fake, "rendering_here", nullcontext)
+    with in_helpers, scripted_model(lambda prompt: said) as (server, _):
         client = subprocess.Popen(
             [sys.executable, "-c", CLIENT, server.url + shape.path],
             stdin=subprocess.PIPE,
