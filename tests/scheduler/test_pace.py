@@ -234,6 +234,24 @@ def test_the_more_prompts_wait_the_longer_a_step_may_take() -> None:
     assert took[16] > 2 * took[4]
 
 
+def test_requests_that_are_blocked_make_no_step_longer() -> None:
+    took = {}
+    for num_blocked in (0, 40):
+        world = Streams(
+            max_slowdown=2.5, chunked_prefill_size=1_000, mixed_chunk=True, num_pages=20_000
+        )
+        streaming(world, 4)
+        for number in range(2):
+            world.send([50 + number] * 900, max_new_tokens=4, ignore_eos=True)
+        num_requests = world.scheduler.counters.num_requests
+        world.scheduler.waiting_queue.block(num_requests, "the input is blocked")
+        for number in range(num_blocked):
+            world.send([100 + number] * 900, max_new_tokens=4, ignore_eos=True)
+        world.step()
+        took[num_blocked] = next_step_s(world)
+    assert took[40] == took[0]
+
+
 def test_without_a_bound_nothing_is_measured() -> None:
     assert World(settings(max_slowdown=-1.0)).scheduler.pace is None
     assert World(settings(max_slowdown=0.0)).scheduler.pace is None

@@ -402,7 +402,7 @@ class PrefillScheduler:
         )
 
     def _waiting(self, line: WaitingLine) -> Waiting:
-        num = len(line)
+        num = line.num_candidates(self._queue.end)
         first = line.oldest(self._queue.end)
         chunk = self._chunk_of(line)
         if chunk is not None:

@@ -384,7 +384,9 @@ class Scheduler:
                     request.state = RequestState.DECODING
                     joining.append(request.row)
             self.running_batch.merge(joining)
-            self.kv.columns.num_arrived[joining] = self.counters.num_requests
+            # Blocked requests come when they are let pass.
+            num_arrived = min(self.counters.num_requests, self.waiting_queue.end)
+            self.kv.columns.num_arrived[joining] = num_arrived
             self.last_batch = None
 
     def update_running_batch(self, *, in_flight: bool) -> Batch | None:
