@@ -252,6 +252,20 @@ def test_requests_that_are_blocked_make_no_step_longer() -> None:
     assert took[40] == took[0]
 
 
+def test_a_prompt_that_is_let_pass_later_is_cut_for_those_before_it() -> None:
+    world = Streams(max_slowdown=2.5, chunked_prefill_size=1_000, mixed_chunk=True)
+    world.learn()
+    first = world.scheduler.counters.num_requests
+    gate = world.scheduler.waiting_queue.block(first, "the input is blocked")
+    world.send([5] * 3, max_new_tokens=100, ignore_eos=True)
+    world.send([6] * 900, max_new_tokens=4, ignore_eos=True)
+    gate.open_until(first + 1)
+    for _ in range(5):
+        world.step()
+    gate.open_until(first + 2)
+    assert max(world.step_len() for _ in range(3)) < 300
+
+
 def test_without_a_bound_nothing_is_measured() -> None:
     assert World(settings(max_slowdown=-1.0)).scheduler.pace is None
     assert World(settings(max_slowdown=0.0)).scheduler.pace is None
