@@ -6,18 +6,17 @@ looks that each line has exactly one result in the end.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
 from tests.e2e.kill_cache import MODEL, end
+from tests.e2e.kills import run_kills
 from tests.e2e.server import HANG_S, Server
 from weft.batches.line_file import lines_of
 
@@ -83,13 +82,8 @@ def run(folder: Path, num_kills: int, seed: int) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        counts = run(Path(folder), arguments.kills, arguments.seed)
-    print(f"{arguments.kills} kills, no line twice and none lost; lines after them: {counts}")
+    num, counts = run_kills(__doc__, run, 20)
+    print(f"{num} kills, no line twice and none lost; lines after them: {counts}")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ line has exactly one result in the end.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from tests.e2e.kill_cache import MODEL, end
+from tests.e2e.kills import run_kills
 from tests.e2e.server import HANG_S, Server
 
 NUM_LINES = 4_000
@@ -77,13 +76,8 @@ def _check(text: str, batch: dict[str, dict[str, int]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        counts = run(Path(folder), arguments.kills, arguments.seed)
-    print(f"{arguments.kills} kills, each line once; lines at the kills: {sorted(counts)}")
+    num, counts = run_kills(__doc__, run, 20)
+    print(f"{num} kills, each line once; lines at the kills: {sorted(counts)}")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,9 @@ answers as if nothing had happened.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import signal
-import tempfile
 import threading
 import time
 from contextlib import closing
@@ -18,6 +16,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.e2e.kills import run_kills
 from tests.e2e.server import HANG_S, Server
 
 PROMPT_LEN = 900
@@ -112,12 +111,7 @@ def run(folder: Path, num_kills: int, seed: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        run(Path(folder), args.kills, args.seed)
+    run_kills(__doc__, run, 50)
 
 
 if __name__ == "__main__":

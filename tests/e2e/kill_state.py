@@ -6,10 +6,8 @@ store responses and go on with sessions, and looks that the next one has all tha
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import tempfile
 import threading
 import time
 from contextlib import closing
@@ -20,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.e2e.kill_cache import MODEL, end
+from tests.e2e.kills import run_kills
 from tests.e2e.server import HANG_S, Server
 
 KEYS = {"ann": "key-of-ann", "bob": "key-of-bob"}
@@ -188,12 +187,8 @@ def run(folder: Path, num_kills: int, seed: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        print(f"{run(Path(folder), args.kills, args.seed):,} compared: all is there")
+    _, num = run_kills(__doc__, run, 50)
+    print(f"{num:,} compared: all is there")
 
 
 if __name__ == "__main__":
