@@ -19,16 +19,36 @@ HUB_FILES = ("*.safetensors", *DESCRIPTIONS)
 # Copies of the weights in formats of their makers' own programs.
 COPIES = ("consolidated*", "original/*", "metal/*")
 # Types that a file's name may end with, in the order in which one is taken: the best that is still
-# fast, then smaller ones, then larger ones.
+# fast, then larger ones, then those that lose more.
 PREFERRED = (
     *("Q4_K_M", "Q4_K_S", "Q4_K", "MXFP4", "IQ4_NL", "IQ4_XS", "Q4_1", "Q4_0"),
     *("Q5_K_M", "Q5_K_S", "Q5_K", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "BF16", "F16", "F32"),
+    *(
+        "Q3_K_L",
+        "Q3_K_M",
+        "Q3_K_S",
+        "Q3_K",
+        "IQ3_M",
+        "IQ3_S",
+        "IQ3_XS",
+        "IQ3_XXS",
+        "Q2_K",
+        "Q2_K_S",
+    ),
+    *("IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
 )
 _TYPE = re.compile(r"(?:^|[-._])((?:I?Q[1-8]|TQ[12]|MXFP4|BF16|F16|F32)[A-Z0-9_]*)$", re.IGNORECASE)
 # Types that weft reads, with any suffix: Q4_K_M, Q4_K_XL.
-_READ = re.compile(r"(Q4_[01K]|Q5_[01K]|Q6_K|Q8_0|IQ4_NL|IQ4_XS|MXFP4|BF16|F16|F32)")
+_READ = re.compile(
+    r"(Q[2-6]_K|Q[45]_[01]|Q8_0|IQ1_[SM]|IQ2_(XXS|XS|S|M)|IQ3_(XXS|XS|S|M)|IQ4_(NL|XS)"
+    r"|TQ[12]_0|MXFP4|BF16|F16|F32)"
+)
 WORK_BYTES = 500_000_000  # the program, and a context of usual length
 WORK_PART = 0.1  # of the weights, for what is computed
+
+
+# By the beginning of a type, how many times its bytes of the file weights take in memory, at most.
+_TIMES_KEPT = {"IQ1": 2.1, "IQ2": 1.6, "IQ3": 1.4, "Q2": 1.2}
 
 
 class Variant(NamedTuple):
@@ -52,7 +72,8 @@ class Variant(NamedTuple):
         return PREFERRED.index(self.kind) if self.kind in PREFERRED else len(PREFERRED)
 
     def fits(self, free_bytes: int) -> bool:
-        return fits(self.num_bytes, free_bytes)
+        times = [times for kind, times in _TIMES_KEPT.items() if self.kind.startswith(kind)]
+        return fits(int(self.num_bytes * max(times, default=1)), free_bytes)
 
 
 def fits(num_bytes: int, free_bytes: int) -> bool:
