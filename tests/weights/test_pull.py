@@ -227,7 +227,8 @@ def test_a_type_of_gguf_is_chosen_by_name_or_by_memory(
         path.unlink()
     pulled = pull(hub_name("org/small-GGUF"))
     assert pulled.name.kind == "Q4_K_M"
-    assert [file.path for file in pulled.files] == ["small-Q4_K_M.gguf"]
+    names = ["small-Q4_K_M.gguf", "mmproj-small-F16.gguf"]
+    assert [file.path for file in pulled.files] == names
     monkeypatch.setattr(pulling, "_free_bytes", lambda: 15_000)
     # What is here is taken, as far as it fits.
     for path in (pulling.repo_folder("org/small-GGUF") / "blobs").iterdir():

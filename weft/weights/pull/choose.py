@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from weft.config.amounts import size
-from weft.weights.gguf.files import first_of_each, is_gguf, is_of_kind, stem
+from weft.weights.gguf.files import encoder_beside, first_of_each, is_gguf, is_of_kind, stem
 from weft.weights.pull.listing import HubFile, Listing, PullError
 from weft.weights.pull.names import HubName
 
@@ -104,7 +104,7 @@ def chosen_files(
     """The files of the model with this name, and its name with the type that was chosen: one that
     is here already (`here`: etags), or the best that fits. Raises PullError."""
     if name.file:
-        return name, [*_of_file(listing, name), *described(listing)]
+        return name, _with_others(_of_file(listing, name), listing)
     found = variants(listing.files)
     has_safetensors = any(_matches(file, ("*.safetensors",)) for file in listing.files)
     if not name.kind and (has_safetensors or not found):
@@ -121,14 +121,14 @@ def chosen_files(
         if len(of_kind) > 1:
             paths = ", ".join(one.files[0].path for one in of_kind[:8])
             raise PullError(f"{name} are several models; name a file: {paths}")
-        return name, [*of_kind[0].files, *described(listing)]
+        return name, _with_others(of_kind[0].files, listing)
     fetched = [one for one in found if all(file.etag in here for file in one.files)]
     best = preferred(fetched, free_bytes) or preferred(found, free_bytes)
     if best is None:
         raise PullError(
             f"no GGUF file of {name.repo} can be served here: {table(found, free_bytes)}"
         )
-    return name._replace(kind=best.kind), [*best.files, *described(listing)]
+    return name._replace(kind=best.kind), _with_others(best.files, listing)
 
 
 def preferred(found: Sequence[Variant], free_bytes: int) -> Variant | None:
@@ -146,6 +146,19 @@ def verdict(one: Variant, free_bytes: int) -> str:
     if not one.is_read:
         return f"({size(one.num_bytes)}) is of a type that weft does not read"
     return f"({size(one.num_bytes)}) {'fits' if one.fits(free_bytes) else 'does not fit'}"
+
+
+def _with_others(files: Sequence[HubFile], listing: Listing) -> list[HubFile]:
+    """The files of a GGUF model, that of its encoder of pictures, and those that describe it."""
+    path = PurePosixPath(files[0].path)
+    beside = {
+        other: file
+        for file in listing.files
+        if (other := PurePosixPath(file.path)).parent == path.parent
+    }
+    encoder = encoder_beside(path, beside)
+    found = [*files] if encoder is None else [*files, beside[encoder]]
+    return [*found, *described(listing)]
 
 
 def described(listing: Listing) -> list[HubFile]:
