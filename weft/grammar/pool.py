@@ -95,9 +95,9 @@ class GrammarPool:
 
         A thread calls `make_compiler` once, for `prepare` or the first grammar; it may raise
         InvalidGrammar or ImportError. Each compiling thread makes its own sandbox. A thread calls
-        `notify` whenever `take` has a new result. Without `jump` no token is forced: each is sampled. With `beside`,
-        for a model that does not compute on this machine's processors, a thread fills masks while a
-        step runs; without it, the sampler fills them.
+        `notify` whenever `take` has a new result. Without `jump` no token is forced: each is
+        sampled. With `beside`, for a model that does not compute on this machine's processors, a
+        thread fills masks while a step runs; without it, the sampler fills them.
         """
         self.cache = GrammarCache(max_bytes)
         self.num_compiled = 0
