@@ -244,7 +244,10 @@ QWEN3_MOE_KEYS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4"])
+EXPERT_KINDS = ("Q2_K", "Q3_K", "IQ1_S", "IQ2_XXS", "IQ3_S", "TQ2_0", "Q4_0", "Q4_K", "Q5_K")
+
+
+@pytest.mark.parametrize("kind", [*EXPERT_KINDS, "Q6_K", "Q8_0", "MXFP4"])
 def test_codes_of_experts_are_kept_and_computed_with(tmp_path: Path, kind: str) -> None:
     """Of all experts in one tensor. The downs are of another type, as in a Q4_K_M."""
     try:
@@ -521,10 +524,10 @@ def test_merges_that_make_no_token_are_refused(tmp_path: Path) -> None:
 
 def test_types_that_are_not_read_are_named(tmp_path: Path) -> None:
     tensors = stored(hf_weights(hidden_size=256, head_dim=64))
-    tensors["blk.0.attn_v.weight"] = Stored("Q2_K", (128, 256), bytes(128 * 84))
+    tensors["blk.0.attn_v.weight"] = Stored("Q8_K", (128, 256), bytes(128 * 292))
     sizes = {"embedding_length": 256, "rope__dimension_count": 64}
     folder = described(write_gguf(tmp_path / "a.gguf", metadata(**sizes), tensors))
-    with pytest.raises(BadCheckpoint, match=r"v_proj.weight Q2_K instead of one of .*Q4_K"):
+    with pytest.raises(BadCheckpoint, match=r"v_proj.weight Q8_K instead of one of .*Q4_K"):
         loaded(folder)
 
 

@@ -80,6 +80,8 @@ class Built(NamedTuple):
     runner: TorchRunner
     ready: EngineReady
     wakeup: WakeupPipe  # notified of work that comes without a message
+    # Loads what only some requests need, in a thread; it may hold up steps, so it waits for a rest.
+    at_rest: Callable[[], object] | None = None
     ranks: StartedRanks | None = None  # other processes that hold the model; they end with it
 
 
@@ -180,7 +182,8 @@ def _build(
     ]
     passes = tuple(one.name for one in runner.passes)
     ready = _ready(config, model, engine, startup, passes)
-    return Built(engine, runner, ready, wakeup, ranks)
+    at_rest = grammars.prepare if model.pooling is None else None
+    return Built(engine, runner, ready, wakeup, at_rest, ranks)
 
 
 def _kept(model: ModelConfig) -> str:
@@ -353,8 +356,8 @@ def _journal(config: EngineConfig) -> JournalWriter | None:
 
 def _grammars(
     config: EngineConfig, model: ModelConfig, folder: Path, wakeup: WakeupPipe
-) -> Grammars:
-    """The grammar compiler. Nothing is loaded before the first grammar comes."""
+) -> GrammarPool | NoGrammars:
+    """The grammar compiler. Nothing is loaded yet."""
     backend = config.grammar_backend
     if backend == "none":
         return NoGrammars(

@@ -44,8 +44,20 @@ SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-# Bits per weight, with its scales, if codes are kept. Codes of 5 bits are kept in 6.
+# Bits per weight, with its scales, if codes are kept. Codes of 5 bits are kept in 6, ternary ones
+# in 2; an index of a vector of weights is kept as the code of each weight.
 KEPT_BITS = {
+    "TQ1_0": 2.0625,
+    "TQ2_0": 2.0625,
+    "IQ1_S": 2.625,
+    "Q2_K": 3.125,
+    "IQ2_XXS": 3.3125,
+    "IQ1_M": 3.5625,
+    "IQ2_XS": 3.5625,
+    "IQ2_S": 3.5625,
+    "Q3_K": 3.5625,
+    "IQ3_XXS": 4.3125,
+    "IQ3_S": 4.3125,
     "Q4_0": 4.5,
     "Q4_1": 5.0,
     "Q4_K": 4.625,

@@ -343,8 +343,8 @@ class Columns:
         self.known_len = ints()  # tokens whose ids are known
         self.prompt_len = ints()
         self.priority: LongArray = np.zeros(num_rows, dtype=np.int64)
-        # Requests that had come, those that are blocked apart, when it began to decode: later
-        # arrival orders are higher.
+        # Requests that had come, those that are blocked apart, when its prompt was begun, and then
+        # when it began to decode: later arrival orders are not lower.
         self.num_arrived: LongArray = np.zeros(num_rows, dtype=np.int64)
         self.max_len = ints()  # seq_len at which the request ends by length
         self.stops_at_eos: BoolArray = np.zeros(num_rows, dtype=np.bool_)

@@ -70,6 +70,8 @@ class WeightFormat(IntEnum):
     I4 = 3
     I16 = 4
     I6 = 5
+    I2 = 6
+    I3 = 7
 
 
 class ScaleType(IntEnum):
@@ -240,6 +242,7 @@ class PackedWeight(ctypes.Structure):
         ("offset", c_int64),
         ("has_table", c_int64),
         ("table", c_uint8 * 16),
+        ("unit", c_float),
         ("panels", c_void_p),
         ("order", c_void_p),
     )
