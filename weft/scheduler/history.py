@@ -352,10 +352,9 @@ class Undecoded:
         self.traces.pop(row, None)
 
     def decoded(self, step: StepSpan, at: LongArray) -> None:
-        """Those in the rows `at` [n] have decoded in this step."""
-        traces = self.traces
-        for row in [row for row in at.tolist() if row in traces]:
-            traces.pop(row).spent.computed(step, 1, is_last=True)
+        """Those in the rows `at` [n] have decoded in this step; a row may come several times."""
+        for row in self.traces.keys() & at.tolist():
+            self.traces.pop(row).spent.computed(step, 1, is_last=True)
 
 
 class RequestHistory:
