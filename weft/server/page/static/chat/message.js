@@ -183,6 +183,8 @@ export function pretty(text) {
 	}
 }
 
+const FAILED = "error: "; // begins the result of a call that has failed
+
 export class Result extends Message {
 	constructor(acts) {
 		super(acts, "tool");
@@ -190,7 +192,9 @@ export class Result extends Message {
 	}
 
 	update({ name, text }) {
-		this.box.replaceChildren(el("details", "call", el("summary", "", "result of ", el("b", "", name)), el("pre", "", pretty(text))));
+		const made = el("details", "call", el("summary", "", "result of ", el("b", "", name)), el("pre", "", pretty(text)));
+		made.open = text.startsWith(FAILED);
+		this.box.replaceChildren(made);
 	}
 }
 
