@@ -4,7 +4,7 @@
 import { $, button, el, on } from "../parts.js";
 import { McpServer } from "./mcp.js";
 import { pretty } from "./message.js";
-import { json } from "./request.js";
+import { isElsewhere, json } from "./request.js";
 
 const SERVERS = "weft-mcp"; // addresses, for all chats of this browser
 
@@ -90,7 +90,8 @@ on("mcp-form", "submit", (event) => {
 
 // Asks for the results of the calls of a message, if it is the last one of the path.
 export function ask(node) {
-	const calls = node.role === "assistant" && !node.error && node.end ? node.calls || [] : [];
+	const hasEnded = node.end && !node.error && !isElsewhere(node);
+	const calls = node.role === "assistant" && hasEnded ? node.calls || [] : [];
 	const box = $("call-forms");
 	if (!calls.length) {
 		asked = "";
