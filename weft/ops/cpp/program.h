@@ -93,9 +93,11 @@ enum OpKind : int64_t {
   kNarrow = 26,
   kScreenedHead = 27,
   kCopyHead = 28,
+  kAddPositions = 29,
+  kCross = 30,
 };
 
-constexpr int kNumOps = kCopyHead + 1;
+constexpr int kNumOps = kCross + 1;
 
 struct Op {
   int64_t kind;
@@ -638,6 +640,35 @@ struct ScanArgs {
   float* states;   // [slots, state_stride]
   int64_t state_stride;
 };
+
+// ---------------------------------------------------------------- cross attention
+
+// x[t] += table[positions[t]]. Reads StepArgs.positions.
+struct AddPositionsArgs {
+  float* x;  // [T, x_stride]
+  int64_t x_stride;
+  int64_t size;
+  const float* table;  // [.., size]
+};
+
+// Attention of each token to all of num_positions vectors, the same for all tokens of a request:
+// those in the slot with the number of its row. Reads StepArgs.rows and StepArgs.lens.
+struct CrossArgs {
+  const float* q;  // [T, q_stride]: [heads, head_dim]
+  int64_t q_stride;
+  float* out;           // [T, heads * head_dim]
+  float* kept;          // [T, heads * head_dim] a copy of q for later, or null
+  const float* keys;    // [slots][heads][head_dim][padded]
+  const float* values;  // [slots][heads][padded][head_dim]
+  int64_t heads;
+  int64_t head_dim;
+  int64_t num_positions;  // at most kMaxCross
+  int64_t padded;         // num_positions, rounded up to a multiple of kCrossStep
+  float scale;            // of scores
+};
+
+constexpr int64_t kMaxCross = 4096;
+constexpr int64_t kCrossStep = 64;
 
 // ---------------------------------------------------------------- encoders
 
