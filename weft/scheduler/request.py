@@ -65,6 +65,9 @@ class RequestSpec(NamedTuple):
     # What the prefix cache compares instead of the first token ids: up to the last token of a
     # picture, a video or a sound; empty if the prompt has none.
     key_head: bytes = b""
+    # The last part of its namespace in the prefix cache: the sound to which all of its tokens
+    # attend, of fixed length; empty if there is none.
+    heard: str = ""
 
 
 class CachedPrefix(NamedTuple):
@@ -119,11 +122,13 @@ class Request:
     ) -> None:
         prompt_len = message.prompt_len
         key_head = b""
+        heard = ""
         # Features keep them; here they would be stored twice, and recorded in journals.
         if message.vectors:
             message = msgspec.structs.replace(message, vectors=b"")
         if message.media:
             key_head = media_key(message.input_ids, message.media)
+            heard = "".join(f"\1{item.digest.hex()}" for item in message.media if item.num_heard)
             message = msgspec.structs.replace(message, media=without_values(message.media))
         self.message = message
         self.spec = RequestSpec(
@@ -134,6 +139,7 @@ class Request:
             goes_first,
             num_before=arrival_order,
             key_head=key_head,
+            heard=heard,
         )
         self.id = message.id
         # int32 [fill_len]: the prompt, and after a retraction the output so far.
@@ -174,7 +180,7 @@ class Request:
         key_head = self.spec.key_head
         if key_head:
             token_ids = key_head[: len(token_ids)] + token_ids[len(key_head) :]
-        namespace = message.cache_salt
+        namespace = message.cache_salt + self.spec.heard
         # Nearly all requests do not need the call.
         if message.adapter or namespace.startswith("\0"):
             namespace = namespace_of(message.adapter, namespace)
@@ -237,6 +243,8 @@ def media_key(input_ids: bytes, media: tuple[MediaItem, ...]) -> bytes:
     pieces: list[bytes] = []
     begin = 0
     for item in media:
+        if item.num_heard:
+            continue
         # K and V depend on the vectors and on their positions.
         content = item.digest + repr((item.length, item.grid, item.time_step)).encode()
         ids = content_ids(content, item.length)
