@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.assemble.checkpoint import check_files
+from weft.assemble.checkpoint import check_files, check_weights
 from weft.assemble.model_config import choose_model
 from weft.assemble.model_folder import TOKENIZER, model_folder
 from weft.config.draft_model import draft_settings
@@ -21,17 +21,26 @@ class DraftModel(NamedTuple):
     model: ModelConfig
 
 
-def find_draft_model(config: EngineConfig, folder: Path) -> DraftModel | None:
-    """The draft model of the model in `folder`; None if the settings name none.
+def find_draft_model(
+    config: EngineConfig, folder: Path, target: ModelConfig
+) -> DraftModel | None:
+    """The draft model, or the head, of the model `target` in `folder`; None if the settings name
+    none.
 
     Raises SettingsError, which names the option.
     """
     if not config.draft_model:
         return None
     settings = draft_settings(config)
+    has_weights = config.load_format != "dummy"
     try:
         own = model_folder(settings)
-        check_files(own, weights=config.load_format != "dummy")
+        model = ModelConfig.of_head(own, target)
+        if model is not None:
+            if has_weights:
+                check_weights(own)
+            return DraftModel(own, model)
+        check_files(own, weights=has_weights)
         model = choose_model(settings, own)
     except (ModelError, SettingsError) as exc:
         raise SettingsError(f"--draft-model is {config.draft_model}: {exc}") from exc

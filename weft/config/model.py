@@ -14,6 +14,7 @@ from weft.config.config_json import get, number, size, token_ids
 from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, QkNorm, RopeConfig
 from weft.config.families.family import Family, activation
 from weft.config.families.table import ENCODER_ACTIVATIONS, FAMILIES
+from weft.config.heads import HeadSpec, eagle3_layer, eagle3_spec, is_head
 from weft.config.model_errors import (
     BadCheckpoint,
     BadConfig,
@@ -95,6 +96,8 @@ class ModelConfig:
     counted: ParameterCount | None = None  # the weights of such a model
     # The encoder of pictures, videos or sounds beside the decoder; None: none, or left out.
     vision: TowerSpec | None = None
+    # What a head that guesses for another model reads; None: this is a model of its own.
+    head: HeadSpec | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -357,6 +360,39 @@ class ModelConfig:
             read_json_if_there(folder / "hf_quant_config.json"),
         )
         return model.completed(folder)
+
+    @classmethod
+    def of_head(cls, folder: Path, target: ModelConfig) -> ModelConfig | None:
+        """The head for the model `target` in a folder; None if it has no `config.json` of a head.
+        Raises ModelError."""
+        content = read_json_if_there(folder / "config.json") or {}
+        if not is_head(content):
+            return None
+        model = cls.from_hf(eagle3_layer(content), folder.resolve().name)
+        spec = eagle3_spec(content, target)
+        hidden = model.hidden_size
+        if hidden != target.hidden_size or model.vocab_size < target.vocab_size:
+            raise UnsupportedModel(
+                f"it was made for a model with hidden states of {hidden} and {model.vocab_size:,} "
+                f"tokens; {target.name} has {target.hidden_size} and {target.vocab_size:,}"
+            )
+        if spec.num_logits > target.vocab_size:
+            raise UnsupportedModel(
+                f"draft_vocab_size is {spec.num_logits:,}; the model has {target.vocab_size:,}"
+            )
+        kv_heads, head_dim = model.kv_shape(0)
+        matrices = hidden * (spec.width + 3 * model.intermediate_size)
+        matrices += hidden * head_dim * (3 * model.num_heads + 4 * kv_heads)
+        return replace(
+            model,
+            vocab_size=target.vocab_size,
+            max_position=target.max_position,
+            eos_token_ids=(),
+            counted=ParameterCount(
+                embeddings=hidden * spec.num_logits, matrices=matrices, others=5 * hidden
+            ),
+            head=spec,
+        )
 
     def completed(self, folder: Path) -> ModelConfig:
         """The model with the facts from other files than `config.json`. Raises

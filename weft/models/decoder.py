@@ -8,6 +8,7 @@ from torch import Tensor
 
 from weft.config.decoder import MoeSpec, NormPosition, RopeConfig
 from weft.config.model import ModelConfig
+from weft.models.heads.protocol import KeepStates
 from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.head import make_head
@@ -190,9 +191,11 @@ class Decoder:
         config: ModelConfig,
         ops: Ops,
         states: LayerStates | None = None,
+        kept: KeepStates | None = None,
     ) -> None:
-        """`states` holds the states of layers that keep one."""
+        """`states` holds the states of layers that keep one, `kept` what a head reads."""
         spec = config.decoder
+        self._kept = kept
         here = ops.layer_range(config.num_layers)
         # Of parts that other processes compute, only the names of the weights exist here.
         elsewhere = PlainOps(torch.float32, torch.device("cpu"), placement=Absent())
@@ -263,6 +266,7 @@ class Decoder:
             inputs = table(tokens, x)
         end = min(last, here.layers.stop)
         for index in range(max(first, here.layers.start), end):
+            x = self._keep(x, index)
             layer_input = None
             if table is not None and inputs is not None:
                 layer_input = table.of_layer(inputs, index)
@@ -272,8 +276,18 @@ class Decoder:
             if index < self._deepstack:
                 x = self._ops.add_vectors(x, tokens, vectors, index + 1)
         x = self._ops.computed(x)
+        if end == len(self.layers):
+            x = self._keep(x, end)
         if first < end == here.layers.stop and not here.is_last:
             x = self._ops.give(x)
+        return x
+
+    def _keep(self, x: Tensor, layer: int) -> Tensor:
+        """Keep the input of a layer, if a head reads it."""
+        if self._kept is None or not self._kept.reads(layer):
+            return x
+        x = self._ops.computed(x)
+        self._kept.keep(x, layer)
         return x
 
     def normed(self, hidden: Tensor) -> Tensor:

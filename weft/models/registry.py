@@ -13,6 +13,7 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel
+from weft.models.heads.protocol import KeepStates
 from weft.models.layers.attention import PagedAttention
 from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.states import LayerStates
@@ -118,9 +119,10 @@ def make_model(
     config: ModelConfig,
     ops: Ops,
     states: LayerStates | None = None,
+    kept: KeepStates | None = None,
 ) -> DecoderModel:
     """Make a model whose weights are not loaded yet. `states` holds the states of layers that keep
-    one. Raises `UnsupportedModel`."""
+    one, `kept` what a head reads. Raises `UnsupportedModel`."""
     addresses = model_places()
     address = _BY_LIBRARY if config.library_config else addresses.get(config.architecture)
     if address is None:
@@ -130,6 +132,6 @@ def make_model(
         )
     module, _, name = address.partition(":")
     make = getattr(import_module(module), name)
-    if states is not None:
-        return cast(DecoderModel, make(config, ops, states))
+    if states is not None or kept is not None:
+        return cast(DecoderModel, make(config, ops, states, kept))
     return cast(DecoderModel, make(config, ops))

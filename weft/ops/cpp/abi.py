@@ -10,7 +10,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
 
 LORA_ROWS = 12
-NUM_OPS = 29
+NUM_OPS = 32
 FUSED_COLUMNS = 10
 PANEL = 32
 IN_STEP = 64
@@ -57,6 +57,9 @@ class OpKind(IntEnum):
     NARROW = 26
     SCREENED_HEAD = 27
     COPY_HEAD = 28
+    KEEP_ROWS = 29
+    TAKE_ROWS = 30
+    SPREAD = 31
 
 
 class WeightFormat(IntEnum):
@@ -221,6 +224,10 @@ class Guesses(ctypes.Structure):
         ("step", c_void_p),
         ("numbers", c_void_p),
         ("tokens", c_void_p),
+        ("later", c_void_p),
+        ("num_later", c_int64),
+        ("later_hidden", c_void_p),
+        ("carried", c_void_p),
     )
 
 
@@ -302,6 +309,27 @@ class CopyArgs(ctypes.Structure):
         ("out_step", c_int64),
         ("num", c_int64),
         ("size", c_int64),
+    )
+
+
+class KeepRowsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("size", c_int64),
+        ("kept", c_void_p),
+        ("kept_stride", c_int64),
+    )
+
+
+class TakeRowsArgs(ctypes.Structure):
+    _fields_ = (
+        ("kept", c_void_p),
+        ("kept_stride", c_int64),
+        ("carried", c_void_p),
+        ("size", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
     )
 
 
@@ -725,6 +753,18 @@ class DrawArgs(ctypes.Structure):
     )
 
 
+class SpreadArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("ids", c_void_p),
+        ("num", c_int64),
+        ("logits", c_void_p),
+        ("vocab_size", c_int64),
+        ("stride", c_int64),
+    )
+
+
 class LogprobsArgs(ctypes.Structure):
     _fields_ = (
         ("logits", c_void_p),
@@ -768,4 +808,7 @@ KIND_OF: dict[type[ctypes.Structure], OpKind] = {
     NarrowArgs: OpKind.NARROW,
     ScreenedHeadArgs: OpKind.SCREENED_HEAD,
     CopyHeadArgs: OpKind.COPY_HEAD,
+    KeepRowsArgs: OpKind.KEEP_ROWS,
+    TakeRowsArgs: OpKind.TAKE_ROWS,
+    SpreadArgs: OpKind.SPREAD,
 }

@@ -72,6 +72,9 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(narrow, NarrowArgs),
     KERNEL(screened_head, ScreenedHeadArgs),
     KERNEL(copy_head, CopyHeadArgs),
+    KERNEL(keep_rows, KeepRowsArgs),
+    KERNEL(take_rows, TakeRowsArgs),
+    KERNEL(spread, SpreadArgs),
 };
 
 }  // namespace weft
