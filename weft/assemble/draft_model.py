@@ -21,9 +21,7 @@ class DraftModel(NamedTuple):
     model: ModelConfig
 
 
-def find_draft_model(
-    config: EngineConfig, folder: Path, target: ModelConfig
-) -> DraftModel | None:
+def find_draft_model(config: EngineConfig, folder: Path, target: ModelConfig) -> DraftModel | None:
     """The draft model, or the head, of the model `target` in `folder`; None if the settings name
     none.
 

@@ -15,7 +15,9 @@ SOURCES = ("prediction", "tree", *OWN_STEPS, "ngram")
 
 # Names of these sources in other engines, and sources that only other engines have.
 OTHER_NAMES = {"standalone": MODEL, "draft_model": MODEL, "prompt_lookup": "ngram"}
-OTHER_NAMES |= dict.fromkeys(("nextn", "deepseek_mtp", "glm4_moe_mtp", "mimo_mtp", "qwen3_next_mtp"), MTP)
+OTHER_NAMES |= dict.fromkeys(
+    ("nextn", "deepseek_mtp", "glm4_moe_mtp", "mimo_mtp", "qwen3_next_mtp"), MTP
+)
 OTHER_HEADS = ("eagle", "medusa", "mlp_speculator", "hydra")
 
 

@@ -1,8 +1,8 @@
 """Heads: small models that guess the next tokens from the hidden states that a model's own steps
 have computed. What a checkpoint's `config.json` says of one, as a `ModelConfig` with one layer.
 
-    EAGLE-3   a layer of Llama over [embedding, state]; a state is made of three layers' outputs, and
-              after the first guess it is the head's own output. arXiv:2503.01840
+    EAGLE-3   a layer of Llama over [embedding, state]; a state is made of three layers' outputs,
+              and after the first guess it is the head's own output. arXiv:2503.01840
 """
 
 from __future__ import annotations

@@ -91,7 +91,5 @@ class HeadPrograms:
         self._ops.recorder.add(args)
         # A program takes tokens and positions from its step.
         nothing = torch.empty(0, dtype=torch.int64)
-        output = self._model.forward(
-            nothing, nothing, self._attention, given, is_first=is_first
-        )
+        output = self._model.forward(nothing, nothing, self._attention, given, is_first=is_first)
         return SizedProgram(self._ops.finish(), capacity, given, output)

@@ -43,7 +43,7 @@ class Embedding:
         )
 
     def with_ops(self, ops: Ops, tokens: Tensor) -> Tensor:
-        """The same of ids alone, computed by the `ops` of another model that has this table, too."""
+        """The same of ids alone, computed by the `ops` of another model with this table."""
         return ops.embed(tokens, self.matrix, None, self._scale)
 
     def weights(self, prefix: str) -> Weights:
