@@ -69,6 +69,8 @@ def no_head(config: EngineConfig, model: ModelConfig) -> str:
     """The reason why a head cannot be used; "" if it can."""
     if model.library_config:
         return f"{model.name} is run by the code of transformers, which keeps no hidden states"
+    if model.decoder.cross is not None:
+        return f"{model.name} reads an encoder, which a head does not"
     if num_ranks(config) > 1:
         return "a head reads hidden states of one process, and --tp-size or --pp-size is above 1"
     return no_draft_model(config, model)

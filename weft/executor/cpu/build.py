@@ -13,6 +13,7 @@ from weft.executor.assembly import (
     build_tower,
     fill_weights,
     make_adapter_table,
+    make_encoded_pool,
     make_expert_recorder,
     make_kv_pool,
     make_pooler,
@@ -26,6 +27,7 @@ from weft.executor.cpu.at_once import CppPagedAtOnce, CppProducts
 from weft.executor.cpu.attention import CppPaged
 from weft.executor.cpu.cached_weights import fill_from_cache
 from weft.executor.cpu.device import CpuDevice, InlineCpuDevice
+from weft.executor.cpu.encoded import CppEncoded
 from weft.executor.cpu.encoder_attention import CppBidirectional
 from weft.executor.cpu.fused_step import CpuFusedSteps, Later
 from weft.executor.cpu.heads import CppKept, CppSpread, HeadPrograms
@@ -110,7 +112,9 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         states = CppStates(spec.model, state_pool, ops, attention.step)
     memory = make_head_memory(spec, CPU)
     keeper = None if memory is None else CppKept(ops, memory.states)
-    decoder = make_model(spec.model, ops, states, keeper)
+    encoded_pool = make_encoded_pool(spec, CPU)
+    encoded = None if encoded_pool is None else CppEncoded(encoded_pool, ops)
+    decoder = make_model(spec.model, ops, states, encoded, keeper)
     # A model with inputs for each layer runs in one piece.
     in_pieces = spec.model.decoder.layer_inputs is None
     model = ProgramModel(
@@ -137,6 +141,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         sampler=CppSamplerOps(library),
         rows=rows,
         states=states,
+        encoded=encoded,
         pooler=make_pooler(spec, model, CPU),
         processors=spec.processors,
     )
@@ -157,7 +162,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         fused.copy_head(mapped.fill_head)
     elif copies_head:
         fused.copy_head()
-    kept = tensors_of(pool, state_pool)
+    kept = tensors_of(pool, state_pool, encoded_pool)
     if memory is not None:
         kept = [*kept, *memory.tensors]
     steps = computing(spec, fused, unsplit)
@@ -174,7 +179,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     )
     sender = plan_sender(spec, rows)
     passes = [
-        *media_passes(spec, rows, tower),
+        *media_passes(spec, rows, tower, encoded_pool),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
         *split(spec.engine, unsplit, model=model, attention=attention, rows=rows, experts=experts),

@@ -13,6 +13,7 @@ from weft.executor.assembly import (
     build_tower,
     fill_weights,
     make_adapter_table,
+    make_encoded_pool,
     make_expert_recorder,
     make_kv_pool,
     make_pooler,
@@ -33,6 +34,7 @@ from weft.executor.outside.attention import fenced_backend, is_from_outside
 from weft.executor.passes.experts import counting
 from weft.executor.passes.split import split
 from weft.executor.plain.attention import TorchPaged
+from weft.executor.plain.encoded import TorchEncoded
 from weft.executor.plain.encoder_attention import TorchBidirectional
 from weft.executor.plain.states import TorchStates
 from weft.executor.plain.step_check import require_same_steps
@@ -67,7 +69,9 @@ def build_decoder(
     states = None if state_pool is None else TorchStates(spec.model, state_pool)
     memory = make_head_memory(spec, on)
     keeper = None if memory is None else PlainKept(memory.states)
-    model = make_model(spec.model, ops, states, keeper)
+    encoded_pool = make_encoded_pool(spec, on)
+    encoded = None if encoded_pool is None else TorchEncoded(encoded_pool)
+    model = make_model(spec.model, ops, states, encoded, keeper)
     tower = build_tower(spec, lambda: TorchTowerBackend(spec.dtype, on))
     fill_weights(spec, model, on, tower)
     if spec.engine.max_loaded_loras:
@@ -82,18 +86,19 @@ def build_decoder(
         sampler=TorchSamplerOps(),
         rows=rows,
         states=states,
+        encoded=encoded,
         pooler=make_pooler(spec, model, on),
         processors=spec.processors,
         kept=keeper,
     )
     experts = make_expert_recorder(spec, ops)
-    kept = tensors_of(pool, state_pool)
+    kept = tensors_of(pool, state_pool, encoded_pool)
     if memory is not None:
         kept = [*kept, *memory.tensors]
     weights = make_weight_store(spec, model, ops.tensors, kept, on, experts, adapters, tower)
     sender = plan_sender(spec, rows)
     passes = [
-        *media_passes(spec, rows, tower),
+        *media_passes(spec, rows, tower, encoded_pool),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
         *split(spec.engine, unsplit, model=model, attention=attention, rows=rows, experts=experts),
