@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.assemble.cache import make_tiers, open_cache, tier_settings
+from weft.assemble.draft_model import head_of
 from weft.assemble.handoff import handoff_settings, make_handoff
 from weft.assemble.kv_events import make_cache_events
 from weft.assemble.model_config import choose_model
@@ -319,7 +320,7 @@ def _draft_runner(config: EngineConfig, target: ModelConfig) -> DraftSpec | None
     if not config.draft_model:
         return None
     folder = Path(config.draft_model)
-    model = ModelConfig.of_head(folder, target)
+    model = head_of(config, folder, target)
     if model is None:
         model = choose_model(draft_settings(config), folder, here=True)
     engine = runs_as(config, model)

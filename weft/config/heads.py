@@ -1,14 +1,16 @@
 """Heads: small models that guess the next tokens from the hidden states that a model's own steps
-have computed. What a checkpoint's `config.json` says of one, as a `ModelConfig` with one layer.
+have computed. What a checkpoint says of one, as a `ModelConfig` with one layer.
 
     EAGLE-3   a layer of Llama over [embedding, state]; a state is made of three layers' outputs,
               and after the first guess it is the head's own output. arXiv:2503.01840
+    MTP       a layer of the model's own kind behind its last one, in the model's own checkpoint;
+              of several, only the first is read. arXiv:2412.19437
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from weft.config.config_json import get, size
@@ -27,6 +29,69 @@ KEPT_BYTES = 2  # of a value of a hidden state that is kept for a head: bfloat16
 
 
 @dataclass(frozen=True, kw_only=True)
+class MtpNames:
+    """An MTP layer in a checkpoint. `{layer}` is the number of the model's layers."""
+
+    mark: str  # the name of a tensor that only a checkpoint with such a layer has
+    prefix: str
+    layer: str  # the name of the decoder layer
+    embedding_norm: str
+    state_norm: str
+    projection: str
+    norm: str
+    embedding_first: bool = True  # in the projection's input
+    # Whether it reads the output of the model's final norm, not that of its last layer.
+    reads_normed: bool = True
+
+    def of(self, num_layers: int) -> MtpNames:
+        """The names for a model with so many layers."""
+
+        def named(text: str) -> str:
+            return text.format(layer=num_layers)
+
+        return replace(
+            self, mark=named(self.mark), prefix=named(self.prefix), layer=named(self.layer)
+        )
+
+
+# By the names in checkpoints, within the base model where a name begins with "model.".
+MTP_NAMES = (
+    # DeepSeek V3, GLM 4.5 to 4.7
+    MtpNames(
+        mark="model.layers.{layer}.eh_proj.weight",
+        prefix="model.layers.{layer}",
+        layer="model.layers.{layer}",
+        embedding_norm="enorm",
+        state_norm="hnorm",
+        projection="eh_proj",
+        norm="shared_head.norm",
+    ),
+    # MiMo
+    MtpNames(
+        mark="model.mtp_layers.0.input_proj.weight",
+        prefix="model.mtp_layers.0",
+        layer="model.mtp_layers.0",
+        embedding_norm="token_layernorm",
+        state_norm="hidden_layernorm",
+        projection="input_proj",
+        norm="final_layernorm",
+        embedding_first=False,
+        reads_normed=False,
+    ),
+    # Qwen3-Next, Qwen3.5
+    MtpNames(
+        mark="mtp.fc.weight",
+        prefix="mtp",
+        layer="mtp.layers.0",
+        embedding_norm="pre_fc_norm_embedding",
+        state_norm="pre_fc_norm_hidden",
+        projection="fc",
+        norm="norm",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeadSpec:
     """What a head reads, and how it differs from a decoder of one layer."""
 
@@ -39,6 +104,7 @@ class HeadSpec:
     layer: str = "midlayer"  # the name of its layer in checkpoints
     # Whether the layer adds its results to the state as it was normed, not as it came.
     adds_to_normed: bool = False
+    mtp: MtpNames | None = None  # of an MTP layer
 
     @property
     def width(self) -> int:
@@ -57,6 +123,23 @@ def is_head(config: JsonMapping) -> bool:
         return True
     names = config.get("architectures")
     return isinstance(names, list) and any(name in EAGLE3_CLASSES for name in names)
+
+
+def mtp_spec(names: Collection[str], target: ModelConfig) -> HeadSpec | None:
+    """The MTP layer of a checkpoint with tensors of these `names`; None: there is none that weft
+    knows."""
+    for each in MTP_NAMES:
+        found = each.of(target.num_layers)
+        if found.mark not in names:
+            continue
+        return HeadSpec(
+            kind=MTP,
+            reads=(target.num_layers,),
+            read_size=target.hidden_size,
+            num_logits=target.vocab_size,
+            mtp=found,
+        )
+    return None
 
 
 def eagle3_layer(config: JsonMapping) -> dict[str, Any]:

@@ -7,6 +7,7 @@ own names.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from weft.config.config_json import get, number, size, token_ids
 from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, QkNorm, RopeConfig
 from weft.config.families.family import Family, activation
 from weft.config.families.table import ENCODER_ACTIVATIONS, FAMILIES
-from weft.config.heads import HeadSpec, eagle3_layer, eagle3_spec, is_head
+from weft.config.heads import HeadSpec, eagle3_layer, eagle3_spec, is_head, mtp_spec
 from weft.config.model_errors import (
     BadCheckpoint,
     BadConfig,
@@ -406,6 +407,31 @@ class ModelConfig:
             ),
             head=spec,
         )
+
+    def mtp(self, names: Collection[str]) -> ModelConfig | None:
+        """The MTP layer behind this model in a checkpoint with tensors of these `names`, which has
+        the mechanisms of the last layer with attention; None without one."""
+        spec = mtp_spec(names, self)
+        if spec is None or self.decoder.norm.has_mean:
+            return None
+        layers = [self.decoder.layer(index) for index in range(self.num_layers)]
+        with_attention = [layer for layer in layers if layer.state is None]
+        layer = with_attention[-1]
+        attention = replace(layer.attention, kv_of=None)
+        own = replace(
+            self,
+            num_layers=1,
+            decoder=replace(self.decoder, layers=(replace(layer, attention=attention),)),
+            eos_token_ids=(),
+            num_coded=0,
+            coded_bytes=0,
+            counted=None,
+            vision=None,
+            head=spec,
+        )
+        matrices = own._num_layer_parameters + 2 * self.hidden_size**2
+        counted = ParameterCount(embeddings=0, matrices=matrices, others=5 * self.hidden_size)
+        return replace(own, counted=counted)
 
     def completed(self, folder: Path) -> ModelConfig:
         """The model with the facts from other files than `config.json`. Raises

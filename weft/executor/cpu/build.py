@@ -197,7 +197,7 @@ def _head_pass(
     """The pass of the head with this memory, for a model with filled weights."""
     spec = memory.spec
     ops = cpp_ops(spec, library, _weight_format(spec))
-    head = make_head(spec, ops, model.embedding, CppSpread(ops), CPU)
+    head = make_head(spec, ops, model, CppSpread(ops), CPU)
     attention = CppPaged(spec.model, memory.pool, ops, spec.context_length)
     programs = HeadPrograms(head, ops, attention, memory.states)
     later = Later(programs.later, programs.carried)

@@ -10,14 +10,15 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from weft.config.heads import HeadSpec
+from weft.config.heads import MTP, HeadSpec
 from weft.config.model import BadCheckpoint
 from weft.executor.assembly import RunnerSpec, make_kv_pool
 from weft.executor.heads.states import HiddenPool
 from weft.executor.kv_pool import KVPool
+from weft.models.decoder import Decoder
 from weft.models.heads.eagle3 import Eagle3
+from weft.models.heads.mtp import Mtp
 from weft.models.heads.protocol import HeadModel, Spread
-from weft.models.layers.embedding import Embedding
 from weft.ops.protocol import Ops
 from weft.weights.fetch import weight_files
 from weft.weights.load import load_weights, randomize
@@ -67,16 +68,25 @@ def make_head_memory(spec: RunnerSpec, device: torch.device) -> HeadMemory | Non
 
 
 def make_head(
-    spec: RunnerSpec, ops: Ops, embedding: Embedding, spread: Spread, device: torch.device
+    spec: RunnerSpec, ops: Ops, model: Decoder, spread: Spread, device: torch.device
 ) -> HeadModel:
-    """The head of this spec with its weights. `embedding` is the model's. Raises ModelError."""
-    assert spec.model.head is not None
-    ids = guessable_ids(spec.folder, spec.model.head, spec.model.vocab_size, is_dummy=spec.is_dummy)
-    head = Eagle3(spec.model, ops, embedding, None if ids is None else ids.to(device), spread)
+    """The head of this spec with its weights, for a model with filled weights. Raises
+    ModelError."""
+    config = spec.model
+    assert config.head is not None
+    head: HeadModel
+    if config.head.kind == MTP:
+        head = Mtp(config, ops, model)
+        unread: tuple[str, ...] = ("",)  # all tensors of the model itself
+    else:
+        ids = guessable_ids(spec.folder, config.head, config.vocab_size, is_dummy=spec.is_dummy)
+        there = None if ids is None else ids.to(device)
+        head = Eagle3(config, ops, model.embedding, there, spread)
+        unread = UNREAD
     if spec.is_dummy:
         randomize(head.weights(), device)
     else:
-        load_weights(head.weights(), spec.folder, UNREAD)
+        load_weights(head.weights(), spec.folder, unread)
     return head
 
 

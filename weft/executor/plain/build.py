@@ -114,7 +114,7 @@ def _head_pass(memory: HeadMemory, model: Decoder, rows: DeviceRowTable) -> Head
     """The pass of the head with this memory, for a model with filled weights."""
     spec = memory.spec
     on = rows.slots.device
-    head = make_head(spec, plain_ops(spec, on), model.embedding, plain_spread, on)
+    head = make_head(spec, plain_ops(spec, on), model, plain_spread, on)
     steps = HeadSteps(
         model=head,
         attention=_make_attention(spec, memory.pool),
