@@ -24,6 +24,7 @@ from tests.executor.gguf_files import (
 )
 from tests.executor.gguf_models import (
     EXPERT_VARIANTS,
+    LATENT_VARIANTS,
     STATE_VARIANTS,
     TEMPLATE,
     VARIANTS,
@@ -99,6 +100,7 @@ ALL_VARIANTS = [
     *((architecture, *variant) for architecture, variant in VARIANTS.items()),
     *((architecture, *variant) for architecture, variant in EXPERT_VARIANTS.items()),
     *((architecture, *variant) for architecture, variant in STATE_VARIANTS.items()),
+    *LATENT_VARIANTS.values(),
 ]
 
 
@@ -279,6 +281,32 @@ def test_codes_of_experts_are_kept_and_computed_with(tmp_path: Path, kind: str) 
         driver.runner.close()
     # The kernels round what they multiply with codes.
     torch.testing.assert_close(logprobs[0], logprobs[1], atol=0.02, rtol=0)
+
+
+def test_codes_of_heads_are_kept(tmp_path: Path) -> None:
+    """Of attention by latents, whose files have K and V of all heads as two tensors."""
+    try:
+        library = load("")
+    except Unavailable as exc:
+        pytest.skip(str(exc))
+    architecture, config, keys = LATENT_VARIANTS["Youtu"]
+    weights = hf_weights(architecture, **config)
+    tensors = stored(weights, architecture)
+    for layer in range(2):
+        name = f"blk.{layer}.attn_v_b.weight"
+        tensors[name] = random_blocks("Q4_0", tensors[name].shape, seed=layer)
+    folder = described(write_gguf(tmp_path / "a.gguf", metadata(architecture, **keys), tensors))
+    ops = CppOps(library, WeightFormat.BF16, keeps_codes=True)
+    model = make_model(ModelConfig.from_folder(folder), ops)
+    load_weights(model.weights(), folder)
+    found = {weight.name: weight.get() for weight in model.weights()}
+    for layer in range(2):
+        expected = widened(tensors[f"blk.{layer}.attn_v_b.weight"]).flatten(0, 1)
+        name = f"model.layers.{layer}.self_attn.v_b_proj.weight"
+        assert torch.equal(found[name], expected)
+        keys_of_heads = found[name.replace("v_b_proj", "k_b_proj")]
+        stored_keys = tensors_of(weights, architecture)[f"blk.{layer}.attn_k_b.weight"]
+        assert torch.equal(keys_of_heads, stored_keys.flatten(0, 1).bfloat16().float())
 
 
 def test_old_files_have_a_tensor_for_each_expert(tmp_path: Path) -> None:

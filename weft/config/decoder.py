@@ -374,6 +374,9 @@ class LatentNames:
     latent_in: str = "kv_a_proj_with_mqa"
     latent_norm: str = "kv_a_layernorm"
     latent_out: str = "kv_b_proj"
+    # K^T and V of all heads, if they are two tensors; "": both are in `latent_out`.
+    keys_out: str = ""
+    values_out: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
