@@ -23,8 +23,8 @@ class CppEncoded:
         assert padded % abi.CROSS_STEP == 0, "positions that the kernels cannot read"
         self._pool = pool
         self._ops = ops
-        # Queries of the last step, by layer: [capacity, heads * head_dim]. As long as they are here,
-        # the program writes nothing else there.
+        # Queries of the last step, by layer: [capacity, heads * head_dim]. As long as they are
+        # here, the program writes nothing else there.
         self._queries: dict[int, Tensor] = {}
 
     def prepare(self, rows: IntArray, lens: IntArray) -> None:

@@ -227,8 +227,8 @@ class Transcriber:
             align_from=len(prompt),
         )
         sampling = SamplingParams(max_new_tokens=0, temperature=0.0, speech=rules)
-        # What the model attended to while it wrote the token after each one. Nothing comes after the
-        # last token of an output that was cut off: it ends with the one before.
+        # What the model attended to while it wrote the token after each one. Nothing comes after
+        # the last token of an output that was cut off: it ends with the one before.
         ids = output.ids if output.is_complete else output.ids[:-1]
         if not ids:
             return []
