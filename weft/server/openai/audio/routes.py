@@ -89,7 +89,7 @@ def _asked(context: ServerContext, form: SpeechForm, tokens: SpeechTokens) -> As
     by_name = {name: code for code, name in NAMES.items()}
     language = by_name.get(language, language)
     if language and language not in known:
-        message = f"language is {shown(form.language)}; allowed: {', '.join(known)}"
+        message = f"language is {shown(form.language)}; allowed: {', '.join(sorted(known))}"
         raise ApiError(400, message, param="language")
     prompt: list[int] = []
     if form.prompt:
