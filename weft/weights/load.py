@@ -73,8 +73,8 @@ def unread_of(config: ModelConfig) -> tuple[str, ...]:
     values of layers that read those of another layer."""
     found = [] if config.vision is None else [*config.vision.unread]
     names = config.decoder.names
-    for layer in range(config.num_layers, config.num_layers + config.num_ahead):
-        found.append(f"{in_base(names.layers + '.')}{layer}.")
+    ahead = range(config.num_layers, config.num_layers + config.num_ahead)
+    found += [f"{in_base(names.layers + '.')}{layer}." for layer in ahead]
     for layer in range(config.num_layers):
         if config.kv_owner(layer) == layer:
             continue
