@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from weft.config.config_json import get, number, size, token_ids
+from weft.config.config_json import count, get, number, size, token_ids
 from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, QkNorm, RopeConfig
 from weft.config.families.family import Family, activation
 from weft.config.families.table import ENCODER_ACTIVATIONS, FAMILIES
@@ -97,6 +97,7 @@ class ModelConfig:
     counted: ParameterCount | None = None  # the weights of such a model
     # The encoder of pictures, videos or sounds beside the decoder; None: none, or left out.
     vision: TowerSpec | None = None
+    num_ahead: int = 0  # layers for speculation behind the last one, in the same checkpoint
     # What a head that guesses for another model reads; None: this is a model of its own.
     head: HeadSpec | None = None
 
@@ -487,6 +488,7 @@ class ModelConfig:
             vocab_size=size(config, "vocab_size"),
             hidden_size=hidden_size,
             num_layers=size(config, "num_hidden_layers"),
+            num_ahead=count(config, "num_nextn_predict_layers"),
             num_heads=num_heads,
             num_kv_heads=size(config, "num_key_value_heads", num_heads),
             head_dim=size(config, "head_dim", hidden_size // num_heads),

@@ -281,7 +281,9 @@ class DecoderSteps:
         hidden]."""
         outputs: tuple[AuxOutput, ...] = ()
         if plan.outputs:
-            step = ComputedStep(plan, hidden, self._model, self._sampler, self._pooler)
+            step = ComputedStep(
+                plan, hidden, self._model, self._sampler, self._pooler, self._encoded
+            )
             outputs = compute_aux_outputs(step)
         if not len(inputs.last):
             return DecoderOutput(None, outputs)

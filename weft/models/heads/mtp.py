@@ -44,7 +44,7 @@ class Mtp:
         if spec.attention.rope is not None:
             _, head_dim = config.kv_shape(0)
             rope = Rope(spec.attention.rope, config, head_dim)
-        self._layer = DecoderLayer(config, 0, rope, ops, None)
+        self._layer = DecoderLayer(config, 0, rope, ops, None, None)
 
     def forward(
         self,
