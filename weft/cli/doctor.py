@@ -432,7 +432,7 @@ def _layers(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
 def _fit(config: EngineConfig, folder: Path, model: ModelConfig, machine: Machine) -> str:
     from weft.assemble.draft_model import find_draft_model
 
-    draft = find_draft_model(config, folder)
+    draft = find_draft_model(config, folder, model)
     resolved = resolve(config, model, machine, None if draft is None else draft.model)
     chosen = resolved.config
     types = chosen.dtype
