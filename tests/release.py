@@ -52,7 +52,9 @@ def check_commands() -> None:
     check(output("version").startswith("weft "), "weft version")
     check("usage: weft COMMAND" in output("--help"), "weft --help")
     check("_weft()" in output("completion", "bash"), "weft completion bash")
-    (kernels,) = re.findall(r"^.*kernels.*$", output("doctor", "weft-nano", "--port", "0"), re.MULTILINE)[:1]
+    (kernels,) = re.findall(
+        r"^.*kernels.*$", output("doctor", "weft-nano", "--port", "0"), re.MULTILINE
+    )[:1]
     check("torch" not in kernels, f"weft doctor: {' '.join(kernels.split())}")
     text = output("generate", "weft-nano", "--prompt", "def ", "--max-tokens", "8")
     check(bool(text.strip()), "weft generate")
