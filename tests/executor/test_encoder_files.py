@@ -26,7 +26,9 @@ from tests.executor.gguf_files import plain, write_gguf
 from tests.executor.gguf_models import described
 from tests.models.pictures import make_with_pictures
 from tests.models.qwen_seeing import make_qwen
+from tests.models.seeing import Prompt, SeeingServed
 from tests.models.test_pixtral import make_pixtral
+from weft.assemble.checkpoint import check_files
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError
 from weft.config.options import SettingsError
 from weft.models.vision.tower import TowerInput, at_once
@@ -218,6 +220,31 @@ def test_two_files_are_the_model_of_their_safetensors(tmp_path: Path, kind: str)
             added = float(kind == "gemma3" and has_one)
             torch.testing.assert_close(weights - added, expected[name], rtol=0, atol=1e-6)
     assert_sees_the_same(folder, checkpoint.folder)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "idefics3", "llava"])
+def test_what_is_seen_decides_the_same_tokens(tmp_path: Path, kind: str) -> None:
+    """Served, with the kernels."""
+    seeing = KINDS[kind]
+    checkpoint = seeing.make(tmp_path / "checkpoint")
+    decoder, _ = write_both(seeing, checkpoint, tmp_path / "files")
+    folder = described(decoder)
+    check_files(folder)
+    found = []
+    for one in (folder, checkpoint.folder):
+        served = SeeingServed(one)
+        prompts = [Prompt(one, seed, 9, 100 + seed, 4) for seed in range(3)]
+        found.append(served.serve(*prompts))
+        assert not served.errors
+        served.runner.close()
+    assert found[0] == found[1]
+    assert len({str(tokens) for tokens in found[0]}) == 3
+
+
+def test_an_encoder_is_for_gguf_files_alone(tmp_path: Path) -> None:
+    checkpoint = KINDS["llava"].make(tmp_path / "checkpoint")
+    with pytest.raises(SettingsError, match="--mmproj is for GGUF files"):
+        described(checkpoint.folder, mmproj="mmproj.gguf")
 
 
 @pytest.fixture

@@ -78,6 +78,8 @@ def model_folder(config: EngineConfig) -> Path:
             raise SettingsError(
                 "--tokenizer is for GGUF files; a model folder brings its tokenizer"
             )
+        if config.mmproj:
+            raise SettingsError("--mmproj is for GGUF files; a model folder brings its encoder")
         return path
     source = path.parent
     if config.tokenizer:
