@@ -314,6 +314,26 @@ REFUSED = {
 }
 
 
+CLAIMS = {
+    "embedding_length": (9_600, "v.blk.0.ln1.weight is [48]; its metadata says [9600]"),
+    "feed_forward_length": (10**9, "v.blk.0.ffn_up.weight is [80, 48]; its metadata says [100000"),
+    "image_size": (80_000, "v.position_embd.weight is [16, 48]; its metadata says [100000000, 48]"),
+    "patch_size": (4, "v.patch_embd.weight is [48, 3, 8, 8]; its metadata says [48, 3, 4, 4]"),
+    "block_count": (4, "has no tensor v.blk.3.ln1.weight, which its metadata implies"),
+}
+
+
+@pytest.mark.parametrize("key", CLAIMS)
+def test_sizes_that_the_tensors_do_not_have_are_refused(tmp_path: Path, key: str) -> None:
+    value, message = CLAIMS[key]
+    seeing = KINDS["gemma3"]
+    claimed = seeing._replace(keys={**seeing.keys, key: value})
+    checkpoint = seeing.make(tmp_path / "checkpoint")
+    decoder, encoder = write_both(claimed, checkpoint, tmp_path / "files")
+    with pytest.raises(BadCheckpoint, match=re.escape(message)):
+        described(decoder, mmproj=str(encoder))
+
+
 @pytest.mark.parametrize("what", REFUSED)
 def test_an_encoder_that_does_not_fit_is_refused(files: tuple[Path, Path], what: str) -> None:
     decoder, encoder = files

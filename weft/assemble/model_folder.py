@@ -100,7 +100,10 @@ def encoder_file(config: EngineConfig, path: Path) -> Path | None:
         return None
     try:
         with GgufFile(path) as file:
-            _with_encoder(beside, {"architectures": [""]}, file.header.metadata)
+            metadata = file.header.metadata
+            size = metadata.get(f"{metadata.get('general.architecture')}.embedding_length")
+            found = {"architectures": [""], "hidden_size": size}
+            _with_encoder(beside, found, metadata)
     except ModelError as exc:
         log.warning("encoder_not_used", file=beside.name, reason=exc)
         return None
