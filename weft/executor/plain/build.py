@@ -9,6 +9,7 @@ from weft.executor.assembly import (
     RunnerSpec,
     adapter_passes,
     build_tower,
+    copy_passes,
     fill_weights,
     make_adapter_table,
     make_expert_recorder,
@@ -84,6 +85,7 @@ def build_decoder(
         *media_passes(spec, rows, tower),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
+        *copy_passes(pool),
         *split(spec.engine, unsplit, model=model, attention=attention, rows=rows, experts=experts),
         *counting(experts),
     ]
