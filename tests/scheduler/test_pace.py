@@ -219,6 +219,22 @@ def test_prompts_that_came_before_a_request_had_begun_are_not_cut_for_it() -> No
     assert lens[2.5] == lens[-1.0]
 
 
+def test_an_open_prompt_is_cut_for_a_stream_that_comes_later() -> None:
+    world = Streams(max_slowdown=2.5, chunked_prefill_size=400)
+    world.learn()
+    prompt = world.send([7] * 1_900, max_new_tokens=4, ignore_eos=True)
+    for _ in range(2):
+        world.step()
+    assert not world.outputs[prompt]
+    world.send([8] * 3, max_new_tokens=100, ignore_eos=True)
+    while len(world.outputs) < 2 or not world.outputs[max(world.outputs)]:
+        world.step()
+    world.step()
+    assert world.step_len() < 100
+    world.run_dry(check=False)
+    world.check_outputs()
+
+
 def test_the_more_prompts_wait_the_longer_a_step_may_take() -> None:
     took = {}
     for num_prompts in (2, 4, 16):

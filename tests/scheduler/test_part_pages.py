@@ -75,7 +75,7 @@ def test_log_probabilities_of_prompt_tokens_are_computed() -> None:
     computed(world, PROMPT)
     begin, _ = computed(world, PROMPT, prompt_logprobs=1)
     assert begin == 0
-    begin, num_copied = computed(world, PROMPT, prompt_logprobs=1, logprob_start_len=18)
+    begin, num_copied = computed(world, PROMPT, prompt_logprobs=1, prompt_logprobs_start=18)
     assert (begin, num_copied) == (18, 2)
     world.check_outputs()
 

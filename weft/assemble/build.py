@@ -53,6 +53,7 @@ from weft.journal.recorder import RecordedEngine
 from weft.memory.events.protocol import CacheEvents
 from weft.memory.handoff.protocol import Handoff, NoHandoff
 from weft.memory.tiers.protocol import NoTiers, Tiers
+from weft.messages.media import MediaItem
 from weft.messages.requests import GenerateRequest, PoolingParams
 from weft.messages.sampling import SamplingParams
 from weft.messages.status import EngineReady, Pools
@@ -79,6 +80,8 @@ class Built(NamedTuple):
     runner: TorchRunner
     ready: EngineReady
     wakeup: WakeupPipe  # notified of work that comes without a message
+    # Loads what only some requests need, in a thread; it may hold up steps, so it waits for a rest.
+    at_rest: Callable[[], object] | None = None
     ranks: StartedRanks | None = None  # other processes that hold the model; they end with it
 
 
@@ -179,7 +182,8 @@ def _build(
     ]
     passes = tuple(one.name for one in runner.passes)
     ready = _ready(config, model, engine, startup, passes)
-    return Built(engine, runner, ready, wakeup, ranks)
+    at_rest = grammars.prepare if model.pooling is None else None
+    return Built(engine, runner, ready, wakeup, at_rest, ranks)
 
 
 def _kept(model: ModelConfig) -> str:
@@ -353,8 +357,8 @@ def _journal(config: EngineConfig) -> JournalWriter | None:
 
 def _grammars(
     config: EngineConfig, model: ModelConfig, folder: Path, wakeup: WakeupPipe
-) -> Grammars:
-    """The grammar compiler. Nothing is loaded before the first grammar comes."""
+) -> GrammarPool | NoGrammars:
+    """The grammar compiler. Nothing is loaded yet."""
     backend = config.grammar_backend
     if backend == "none":
         return NoGrammars(
@@ -428,6 +432,10 @@ def _warm_up(engine: Engine | RecordedEngine) -> None:
     if engine.scheduler.settings.pooling is not None:
         max_new_tokens = 0
         pooling = PoolingParams()
+    media: tuple[MediaItem, ...] = ()
+    rules = engine.scheduler.settings.media
+    if rules is not None and rules.heard_len:
+        media = (_silence(rules),)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
     request = GenerateRequest(
         id=WARM_UP_ID,
@@ -435,8 +443,23 @@ def _warm_up(engine: Engine | RecordedEngine) -> None:
         input_ids=np.zeros(1, dtype=np.int32).tobytes(),
         sampling=sampling,
         pooling=pooling,
+        media=media,
     )
     engine.warm_up(request)
+
+
+def _silence(rules: MediaRules) -> MediaItem:
+    """A sound for a model whose every request has one."""
+    values = np.zeros(rules.heard_shape, dtype=np.float32).tobytes()
+    return MediaItem(
+        kind="audio",
+        digest=bytes(32),
+        start=0,
+        length=0,
+        num_heard=rules.heard_len,
+        shape=rules.heard_shape,
+        values=values,
+    )
 
 
 def _refuse_faulty_parts(config: EngineConfig, failure: Exception | None) -> None:

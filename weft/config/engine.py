@@ -37,6 +37,13 @@ class ModelOptions:
         group="model",
         elsewhere=("tokenizer_path",),
     )
+    mmproj: str = option(
+        "",
+        "GGUF file with the encoder of pictures for a GGUF file; the one beside it, by its name, "
+        "if not given",
+        group="model",
+        elsewhere=("mmproj",),
+    )
     draft_model: str = option(
         "",
         "a smaller model with the same tokenizer, named as for --model, which guesses the next "

@@ -166,6 +166,15 @@ class ModelConfig:
         return 4 * num_floats
 
     @property
+    def heard_bytes(self) -> int:
+        """Bytes of keys and values that a request keeps of an encoder's vectors, in float32; 0: its
+        layers attend to none."""
+        cross = self.decoder.cross
+        if cross is None:
+            return 0
+        return 4 * self.num_layers * 2 * cross.num_positions * self.num_heads * self.head_dim
+
+    @property
     def num_parameters(self) -> int:
         """Number of weights of the model, without biases and norms."""
         if self.counted is not None:
@@ -306,7 +315,11 @@ class ModelConfig:
             num_heads += kv_heads if spec.attention.values_are_keys else 2 * kv_heads
         if spec.attention.gate:
             num_heads += self.num_heads
-        return self.hidden_size * head_dim * num_heads
+        num = self.hidden_size * head_dim * num_heads
+        if self.decoder.cross is not None:
+            # Queries and results; the encoder has the matrices of keys and values.
+            num += 2 * self.hidden_size * head_dim * self.num_heads
+        return num
 
     def _num_latent_parameters(self, latent: LatentSpec) -> int:
         queries = self.num_heads * latent.query_dim
@@ -337,7 +350,7 @@ class ModelConfig:
         inputs = self.decoder.layer_inputs
         if inputs is not None:
             row += self.num_layers * inputs.size
-        return self.vocab_size * row
+        return self.vocab_size * row + self.decoder.num_positions * self.hidden_size
 
     def window(self, layer: int) -> int:
         """Number of tokens that a token sees in this layer, including itself; 0: all, or the layer

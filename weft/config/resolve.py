@@ -29,7 +29,7 @@ from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.config.parallel import check_parallel, kept_together, num_ranks, sum_backend
 from weft.config.pooling import PoolingConfig
-from weft.config.sizing import Sizing, sizing_of
+from weft.config.sizing import Sizing, heard_rows, sizing_of
 from weft.config.windows import TYPICAL_LEN
 
 MIN_RUNNING = 4
@@ -130,6 +130,9 @@ def resolve(
         fitting = min(fitting, in_windows // min(sizing.pools.window, typical))
     if sizing.state_slots:
         fitting = min(fitting, sizing.state_slots)
+    heard = heard_rows(config, model, free)
+    if heard:
+        fitting = min(fitting, heard)
     running = config.max_running_requests or max(MIN_RUNNING, min(MAX_RUNNING, fitting))
     filled = replace(
         filled,

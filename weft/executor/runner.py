@@ -29,6 +29,7 @@ from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.aux_outputs import ComputedStep, compute_aux_outputs
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.outputs.sampler import SamplerOutput, sample
+from weft.models.layers.cross import EncodedKv
 from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.states import LayerStates
 from weft.models.registry import DecoderModel, EncoderModel
@@ -192,6 +193,19 @@ class StepStates(LayerStates, Protocol):
         ...
 
 
+class StepEncoded(EncodedKv, Protocol):
+    """What the encoder has read for the requests of a step."""
+
+    def prepare(self, rows: IntArray, lens: IntArray) -> None:
+        """Begin a step of requests with these `rows` [R] and `lens` [R] tokens."""
+        ...
+
+    def weights(self, row: int, places: slice, heads: Sequence[tuple[int, int]]) -> Tensor:
+        """The weights of single heads (layer, head) for the tokens at `places` of the last step,
+        which are those of `row`: [heads, n, num_positions]"""
+        ...
+
+
 def slots_of_states(plan: Plan) -> StateSlots:
     """The slots for states of a plan; for a model with states."""
     assert plan.states is not None, "the model keeps states, and the plan has no slots for them"
@@ -214,6 +228,7 @@ class DecoderSteps:
         sampler: SamplerOps,
         rows: DeviceRowTable,
         states: StepStates | None = None,
+        encoded: StepEncoded | None = None,
         graphs: CapturedSteps | None = None,
         pooler: Pooler | None = None,
         processors: Processors | None = None,
@@ -223,6 +238,7 @@ class DecoderSteps:
         self._sampler = sampler
         self._rows = rows
         self._states = states
+        self._encoded = encoded
         self._graphs = graphs
         self._pooler = pooler
         self._processors = processors
@@ -240,6 +256,8 @@ class DecoderSteps:
                 self._attention.prepare(inputs.batch)
                 if self._states is not None:
                     self._states.prepare(plan.lens, slots_of_states(plan))
+                if self._encoded is not None:
+                    self._encoded.prepare(plan.rows, plan.lens)
                 hidden = self._model.forward(
                     inputs.tokens, inputs.positions, self._attention, inputs.vectors
                 )

@@ -9,6 +9,7 @@ from torch import Tensor
 from weft.config.decoder import MoeSpec, NormPosition, RopeConfig
 from weft.config.model import ModelConfig
 from weft.models.layers.attention import Attention, PagedAttention
+from weft.models.layers.cross import CrossAttention, EncodedKv
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.head import make_head
 from weft.models.layers.latent import LatentAttention
@@ -72,6 +73,7 @@ class DecoderLayer:
         rope: Rope | None,
         ops: Ops,
         states: LayerStates | None,
+        encoded: EncodedKv | None,
     ) -> None:
         spec = config.decoder.layer(layer)
         self._names = config.decoder.names
@@ -98,6 +100,11 @@ class DecoderLayer:
             self.attention = LatentAttention(config, spec.attention.latent, layer, rope, ops)
         else:
             self.attention = Attention(config, layer, rope, ops)
+        self.cross: CrossAttention | None = None
+        self.hear = Block(None, None, scale)
+        if encoded is not None:
+            self.cross = CrossAttention(config, layer, ops, encoded)
+            self.hear = Block(norm(pre_norms), None, scale)
         self.input_gate: LayerInputGate | None = None
         if config.decoder.layer_inputs is not None:
             self.input_gate = LayerInputGate(config, config.decoder.layer_inputs, ops)
@@ -141,6 +148,8 @@ class DecoderLayer:
         else:
             x = attention.narrow(x) if self.narrows else x
             x = self.mix.add(x, mixed)
+        if self.cross is not None:
+            x = self.hear.add(x, self.cross(self.hear.input(x)))
         return self.feed.add(x, self.mlp(self.feed.input(x)))
 
     def _mixed(self, x: Tensor, attention: PagedAttention) -> Tensor:
@@ -159,9 +168,13 @@ class DecoderLayer:
             yield from self.state.weights(f"{prefix}.{names.state.mixer}")
         if self.mix.post is not None:
             yield from self.mix.post.weights(f"{prefix}.{names.attention_post_norm}")
+        if self.cross is not None:
+            yield from self.cross.weights(f"{prefix}.{names.cross}")
+        if self.hear.pre is not None:
+            yield from self.hear.pre.weights(f"{prefix}.{names.cross_norm}")
         if self.feed.pre is not None:
             yield from self.feed.pre.weights(f"{prefix}.{names.mlp_norm}")
-        if isinstance(self.mlp, ExpertsBesideDense):
+        if isinstance(self.mlp, ExpertsBesideDense) or not names.mlp:
             yield from self.mlp.weights(prefix)
         else:
             yield from self.mlp.weights(f"{prefix}.{names.mlp}")
@@ -190,9 +203,12 @@ class Decoder:
         config: ModelConfig,
         ops: Ops,
         states: LayerStates | None = None,
+        encoded: EncodedKv | None = None,
     ) -> None:
-        """`states` holds the states of layers that keep one."""
+        """`states` holds the states of layers that keep one, `encoded` the keys and values that
+        layers read of an encoder."""
         spec = config.decoder
+        assert (encoded is None) == (spec.cross is None), "it belongs to layers that read it"
         here = ops.layer_range(config.num_layers)
         # Of parts that other processes compute, only the names of the weights exist here.
         elsewhere = PlainOps(torch.float32, torch.device("cpu"), placement=Absent())
@@ -210,6 +226,12 @@ class Decoder:
             # Models are trained with this factor rounded to their dtype.
             scale=float(torch.tensor(spec.embedding_scale, dtype=getattr(torch, config.dtype))),
         )
+        self._positions: Tensor | None = None
+        self._positions_shape = (spec.num_positions, config.hidden_size)
+        if spec.num_positions:
+            self._positions = ops_of_table.vector(
+                spec.num_positions * config.hidden_size, exact=True
+            )
         self.layer_inputs: LayerInputTable | None = None
         if spec.layer_inputs is not None:
             self.layer_inputs = LayerInputTable(config, spec.layer_inputs, ops_of_table)
@@ -225,7 +247,7 @@ class Decoder:
                 made = Rope(rotation, config, head_dim)
                 rope = ropes.setdefault((rotation, head_dim), made)
             ops_of_layer: Ops = ops if layer in here.layers else elsewhere
-            self.layers.append(DecoderLayer(config, layer, rope, ops_of_layer, states))
+            self.layers.append(DecoderLayer(config, layer, rope, ops_of_layer, states, encoded))
         self.norm = make_norm(config, config.hidden_size, ops)
         self.head = make_head(config, self.embedding, ops if here.is_last else elsewhere)
 
@@ -254,6 +276,8 @@ class Decoder:
             x = carried
         elif here.is_first:
             x = self.embedding(tokens, vectors)
+            if self._positions is not None:
+                x = self._ops.add_positions(x, positions, self._positions)
         else:
             x = self._ops.take(len(tokens), self._hidden_size)
         table = self.layer_inputs
@@ -288,6 +312,9 @@ class Decoder:
     def weights(self) -> Weights:
         names = self._names
         yield from self.embedding.weights(names.embedding)
+        if self._positions is not None:
+            shape = self._positions_shape
+            yield vector(f"{names.positions}.weight", self._positions, shape=shape)
         if self.layer_inputs is not None:
             yield from self.layer_inputs.weights()
         for index, layer in enumerate(self.layers):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel
 from weft.models.layers.attention import PagedAttention
+from weft.models.layers.cross import EncodedKv
 from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.states import LayerStates
 from weft.models.layers.weight import Weights
@@ -118,9 +119,10 @@ def make_model(
     config: ModelConfig,
     ops: Ops,
     states: LayerStates | None = None,
+    encoded: EncodedKv | None = None,
 ) -> DecoderModel:
     """Make a model whose weights are not loaded yet. `states` holds the states of layers that keep
-    one. Raises `UnsupportedModel`."""
+    one, `encoded` what layers read of an encoder. Raises `UnsupportedModel`."""
     addresses = model_places()
     address = _BY_LIBRARY if config.library_config else addresses.get(config.architecture)
     if address is None:
@@ -130,6 +132,8 @@ def make_model(
         )
     module, _, name = address.partition(":")
     make = getattr(import_module(module), name)
+    if encoded is not None:
+        return cast(DecoderModel, make(config, ops, states, encoded))
     if states is not None:
         return cast(DecoderModel, make(config, ops, states))
     return cast(DecoderModel, make(config, ops))

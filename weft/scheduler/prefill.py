@@ -534,6 +534,8 @@ class PrefillScheduler:
             )
             self._counters.num_prompt_tokens += request.spec.prompt_len
             self._counters.num_cached_tokens += request.cached_tokens
+        num_arrived = min(self._counters.num_requests, self._queue.end)
+        self._kv.columns.num_arrived[request.row] = num_arrived
         line.admit(request)
         request.state = RequestState.PREFILLING
         for feature in self._hooks.of(request):

@@ -87,6 +87,9 @@ class Architecture:
     layers: str = "model.layers"
     rows: tuple[str, ...] = ()  # vectors that weft reads as matrices of one row
     flat: tuple[str, ...] = ()  # matrices that weft reads as vectors
+    joined: tuple[str, ...] = ()  # tensors [heads, n, m] that weft reads as [heads * n, m]
+    # Attention by latents: the sizes of heads are those of what is in the cache.
+    is_latent: bool = False
     convs: tuple[str, ...] = ()  # matrices [n, m] that weft reads as [n, 1, m]
     states: StateLayers | None = None
     by_layer: tuple[str, ...] = ()  # keys with a number for each layer, which `more` reads

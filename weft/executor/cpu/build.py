@@ -14,6 +14,7 @@ from weft.executor.assembly import (
     copy_passes,
     fill_weights,
     make_adapter_table,
+    make_encoded_pool,
     make_expert_recorder,
     make_kv_pool,
     make_pooler,
@@ -27,6 +28,7 @@ from weft.executor.cpu.at_once import CppPagedAtOnce, CppProducts
 from weft.executor.cpu.attention import CppPaged
 from weft.executor.cpu.cached_weights import fill_from_cache
 from weft.executor.cpu.device import CpuDevice, InlineCpuDevice
+from weft.executor.cpu.encoded import CppEncoded
 from weft.executor.cpu.encoder_attention import CppBidirectional
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
@@ -105,7 +107,9 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     states = None
     if state_pool is not None:
         states = CppStates(spec.model, state_pool, ops, attention.step)
-    decoder = make_model(spec.model, ops, states)
+    encoded_pool = make_encoded_pool(spec, CPU)
+    encoded = None if encoded_pool is None else CppEncoded(encoded_pool, ops)
+    decoder = make_model(spec.model, ops, states, encoded)
     # A model with inputs for each layer runs in one piece.
     in_pieces = spec.model.decoder.layer_inputs is None
     model = ProgramModel(
@@ -132,6 +136,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         sampler=CppSamplerOps(library),
         rows=rows,
         states=states,
+        encoded=encoded,
         pooler=make_pooler(spec, model, CPU),
         processors=spec.processors,
     )
@@ -152,7 +157,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         fused.copy_head(mapped.fill_head)
     elif copies_head:
         fused.copy_head()
-    kept = tensors_of(pool, state_pool)
+    kept = tensors_of(pool, state_pool, encoded_pool)
     steps = computing(spec, fused, unsplit)
     store = make_weight_store(
         spec,
@@ -167,7 +172,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     )
     sender = plan_sender(spec, rows)
     passes = [
-        *media_passes(spec, rows, tower),
+        *media_passes(spec, rows, tower, encoded_pool),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
         *copy_passes(pool),

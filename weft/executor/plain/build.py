@@ -12,6 +12,7 @@ from weft.executor.assembly import (
     copy_passes,
     fill_weights,
     make_adapter_table,
+    make_encoded_pool,
     make_expert_recorder,
     make_kv_pool,
     make_pooler,
@@ -28,6 +29,7 @@ from weft.executor.outside.attention import fenced_backend, is_from_outside
 from weft.executor.passes.experts import counting
 from weft.executor.passes.split import split
 from weft.executor.plain.attention import TorchPaged
+from weft.executor.plain.encoded import TorchEncoded
 from weft.executor.plain.encoder_attention import TorchBidirectional
 from weft.executor.plain.states import TorchStates
 from weft.executor.plain.step_check import require_same_steps
@@ -59,7 +61,9 @@ def build_decoder(
     attention = _make_attention(spec, pool)
     state_pool = make_state_pool(spec, on)
     states = None if state_pool is None else TorchStates(spec.model, state_pool)
-    model = make_model(spec.model, ops, states)
+    encoded_pool = make_encoded_pool(spec, on)
+    encoded = None if encoded_pool is None else TorchEncoded(encoded_pool)
+    model = make_model(spec.model, ops, states, encoded)
     tower = build_tower(spec, lambda: TorchTowerBackend(spec.dtype, on))
     fill_weights(spec, model, on, tower)
     if spec.engine.max_loaded_loras:
@@ -74,15 +78,16 @@ def build_decoder(
         sampler=TorchSamplerOps(),
         rows=rows,
         states=states,
+        encoded=encoded,
         pooler=make_pooler(spec, model, on),
         processors=spec.processors,
     )
     experts = make_expert_recorder(spec, ops)
-    kept = tensors_of(pool, state_pool)
+    kept = tensors_of(pool, state_pool, encoded_pool)
     weights = make_weight_store(spec, model, ops.tensors, kept, on, experts, adapters, tower)
     sender = plan_sender(spec, rows)
     passes = [
-        *media_passes(spec, rows, tower),
+        *media_passes(spec, rows, tower, encoded_pool),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
         *copy_passes(pool),

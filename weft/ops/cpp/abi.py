@@ -10,7 +10,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
 
 LORA_ROWS = 12
-NUM_OPS = 29
+NUM_OPS = 31
 FUSED_COLUMNS = 10
 PANEL = 32
 IN_STEP = 64
@@ -22,6 +22,8 @@ MAX_EXPERTS = 1024
 STATE_LANES = 16
 DELTA_FACTORS = 8
 SCAN_FACTORS = 2
+MAX_CROSS = 4096
+CROSS_STEP = 64
 MAX_RANKS = 64
 RANKS_HEAD_BYTES = 16384
 RANKS_LOST_AT = 8192
@@ -57,6 +59,8 @@ class OpKind(IntEnum):
     NARROW = 26
     SCREENED_HEAD = 27
     COPY_HEAD = 28
+    ADD_POSITIONS = 29
+    CROSS = 30
 
 
 class WeightFormat(IntEnum):
@@ -66,6 +70,8 @@ class WeightFormat(IntEnum):
     I4 = 3
     I16 = 4
     I6 = 5
+    I2 = 6
+    I3 = 7
 
 
 class ScaleType(IntEnum):
@@ -236,6 +242,7 @@ class PackedWeight(ctypes.Structure):
         ("offset", c_int64),
         ("has_table", c_int64),
         ("table", c_uint8 * 16),
+        ("unit", c_float),
         ("panels", c_void_p),
         ("order", c_void_p),
     )
@@ -565,6 +572,31 @@ class ScanArgs(ctypes.Structure):
     )
 
 
+class AddPositionsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("size", c_int64),
+        ("table", c_void_p),
+    )
+
+
+class CrossArgs(ctypes.Structure):
+    _fields_ = (
+        ("q", c_void_p),
+        ("q_stride", c_int64),
+        ("out", c_void_p),
+        ("kept", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("heads", c_int64),
+        ("head_dim", c_int64),
+        ("num_positions", c_int64),
+        ("padded", c_int64),
+        ("scale", c_float),
+    )
+
+
 class LayerNormWeights(ctypes.Structure):
     _fields_ = (
         ("weight", c_void_p),
@@ -768,4 +800,6 @@ KIND_OF: dict[type[ctypes.Structure], OpKind] = {
     NarrowArgs: OpKind.NARROW,
     ScreenedHeadArgs: OpKind.SCREENED_HEAD,
     CopyHeadArgs: OpKind.COPY_HEAD,
+    AddPositionsArgs: OpKind.ADD_POSITIONS,
+    CrossArgs: OpKind.CROSS,
 }

@@ -93,9 +93,11 @@ enum OpKind : int64_t {
   kNarrow = 26,
   kScreenedHead = 27,
   kCopyHead = 28,
+  kAddPositions = 29,
+  kCross = 30,
 };
 
-constexpr int kNumOps = kCopyHead + 1;
+constexpr int kNumOps = kCross + 1;
 
 struct Op {
   int64_t kind;
@@ -199,6 +201,11 @@ struct Guesses {
 //   kI6    [panel] a head, then [in / 16][3][kPanel][4] bytes, codes 0..63: their lower four bits
 //          as in kI4, in two rows of 8 inputs; then a byte for inputs i, i + 4, i + 8, i + 12 with
 //          the upper two of each
+//   kI2    [panel] a head, then [in / 16][kPanel][4] bytes: inputs i, i + 4, i + 8, i + 12 from the
+//          lowest two bits upwards, codes 0..3
+//   kI3    [panel] a head, then [in / 32][3][kPanel][4] bytes, codes 0..7 or indices in a table: their
+//          lower two bits as in kI2, in two rows of 16 inputs; then a byte with the upper bits of
+//          inputs i, i + 4, .. i + 28
 //   kI16   [panel] a head of scales, [in / kShortGroup][kPanel] float, then [in / 2][kPanel][2]
 //          shorts: w = scale * short
 //
@@ -208,8 +215,8 @@ struct Guesses {
 //
 //   kScaleF32, F16, Bf16   [groups][m][kPanel]
 //   kScaleCoarse           [in / kCoarse][m][kPanel] half floats, then [groups][m][kPanel] signed
-//                          bytes: their product
-enum WeightFormat : int64_t { kF32 = 0, kBf16 = 1, kI8 = 2, kI4 = 3, kI16 = 4, kI6 = 5 };
+//                          bytes: their product, times `unit`
+enum WeightFormat : int64_t { kF32 = 0, kBf16 = 1, kI8 = 2, kI4 = 3, kI16 = 4, kI6 = 5, kI2 = 6, kI3 = 7 };
 enum ScaleType : int64_t { kScaleF32 = 0, kScaleF16 = 1, kScaleBf16 = 2, kScaleCoarse = 3 };
 
 constexpr int kPanel = 32;   // outputs of a panel
@@ -228,8 +235,9 @@ struct PackedWeight {
   int64_t scale_type;
   int64_t has_mins;
   int64_t offset;
-  int64_t has_table;  // kI4
+  int64_t has_table;  // kI4 and kI3
   uint8_t table[16];
+  float unit;  // a power of two; of kScaleCoarse
   void* panels;
   // [in] which input of x each input of the panels is; null: they stand as in x.
   const int32_t* order;
@@ -632,6 +640,35 @@ struct ScanArgs {
   float* states;   // [slots, state_stride]
   int64_t state_stride;
 };
+
+// ---------------------------------------------------------------- cross attention
+
+// x[t] += table[positions[t]]. Reads StepArgs.positions.
+struct AddPositionsArgs {
+  float* x;  // [T, x_stride]
+  int64_t x_stride;
+  int64_t size;
+  const float* table;  // [.., size]
+};
+
+// Attention of each token to all of num_positions vectors, the same for all tokens of a request:
+// those in the slot with the number of its row. Reads StepArgs.rows and StepArgs.lens.
+struct CrossArgs {
+  const float* q;  // [T, q_stride]: [heads, head_dim]
+  int64_t q_stride;
+  float* out;           // [T, heads * head_dim]
+  float* kept;          // [T, heads * head_dim] a copy of q for later, or null
+  const float* keys;    // [slots][heads][head_dim][padded]
+  const float* values;  // [slots][heads][padded][head_dim]
+  int64_t heads;
+  int64_t head_dim;
+  int64_t num_positions;  // at most kMaxCross
+  int64_t padded;         // num_positions, rounded up to a multiple of kCrossStep
+  float scale;            // of scores
+};
+
+constexpr int64_t kMaxCross = 4096;
+constexpr int64_t kCrossStep = 64;
 
 // ---------------------------------------------------------------- encoders
 
