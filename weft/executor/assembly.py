@@ -244,16 +244,12 @@ def adapter_passes(table: AdapterTable | None) -> list[Pass]:
     return [] if table is None else [AdapterPass(table)]
 
 
-<<<<<<< HEAD
 def copy_passes(pool: KVPool) -> list[Pass]:
     """The pass that copies K and V between slots of all layers; none if some layers have slots of
     their own."""
     return [] if pool.has_windows else [CopyPass(pool.tensors)]
 
 
-def media_passes(spec: RunnerSpec, rows: DeviceRowTable, tower: BuiltTower | None) -> list[Pass]:
-    """The pass for the encoder of pictures, videos or sounds, if there is one."""
-=======
 def media_passes(
     spec: RunnerSpec,
     rows: DeviceRowTable,
@@ -262,7 +258,6 @@ def media_passes(
 ) -> list[Pass]:
     """The pass for the encoder of pictures, videos or sounds, if there is one. `heard`: where the
     decoder reads keys and values, if it attends to vectors."""
->>>>>>> main
     if tower is None:
         return []
     device = rows.slots.device
