@@ -46,6 +46,45 @@ _DEEPSEEK_3 = (
     rf"[{_SIGNS}][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+# DeepSeek's first models, and V2: letters that have an upper and a lower case, by the Unicode of
+# their time.
+_CASED = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
+    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
+    "\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd"
+    "\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d"
+    "\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4"
+    "\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec"
+    "\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126"
+    "\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184"
+    "\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f"
+    "\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a"
+    "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
+    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_OF_THE_EAST = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{_CASED}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    _OF_THE_EAST,
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _OF_THE_EAST)
+# Han characters are words of their own.
+_CASE = (rf"{_UPPER[:-1]}&&[^\p{{Han}}]]", rf"{_LOWER[:-1]}&&[^\p{{Han}}]]")
+_KIMI = (
+    r"[\p{Han}]+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_CASE[0]}*{_CASE[1]}+{_SHORTENED}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_CASE[0]}+{_CASE[1]}*{_SHORTENED}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SEED = _QWEN_2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+# Words may have single spaces in them.
+_EXAONE_MOE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _BYTE_LEVEL = {
     "type": "ByteLevel",
     "add_prefix_space": False,
@@ -56,8 +95,9 @@ _GPT_2 = _BYTE_LEVEL | {"use_regex": True}
 _DIGITS = {"type": "Digits", "individual_digits": True}
 
 
-def _split(*expressions: str) -> list[JsonObject]:
-    """Split by each expression in turn: each one splits the pieces of the previous one."""
+def _split(*expressions: str, has_digits: bool = False) -> list[JsonObject]:
+    """Split by each expression in turn: each one splits the pieces of the previous one.
+    `has_digits`: then into single digits."""
     splitters = [
         {
             "type": "Split",
@@ -67,7 +107,8 @@ def _split(*expressions: str) -> list[JsonObject]:
         }
         for expression in expressions
     ]
-    return [*splitters, _BYTE_LEVEL]
+    digits = [_DIGITS] if has_digits else []
+    return [*splitters, *digits, _BYTE_LEVEL]
 
 
 # By the name in `tokenizer.ggml.pre`.
@@ -96,12 +137,26 @@ PRE_TOKENIZERS: dict[str, list[JsonObject]] = {
     "llama4": _split(_GPT_4O),
     "deepseek-v3": _split(*_DEEPSEEK_3),
     "hunyuan-dense": _split(*_DEEPSEEK_3),
+    "deepseek-llm": _split(*_DEEPSEEK_LLM, has_digits=True),  # DeepSeek V2, too
+    "deepseek-coder": _split(*_DEEPSEEK_CODER, has_digits=True),
+    "kimi-k2": _split(_KIMI),
+    "seed-coder": _split(_SEED),  # Seed-OSS
+    "minimax-m2": _split(_GPT_4O),
+    "exaone-moe": _split(_EXAONE_MOE),
+    "pixtral": _split(_TEKKEN),
+    "stablelm2": _split(_QWEN_2),
+    "mpt": [_GPT_2],  # GPT-NeoX
 }
 # A word that is in the vocabulary becomes its token without merges (`ignore_merges`).
-_UNSPLIT_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
-_COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # texts are normalized to Unicode NFC
+_UNSPLIT_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken", "pixtral")
+_COMPOSED = (
+    "qwen2",
+    "deepseek-r1-qwen",
+    "qwen35",
+    "stablelm2",
+)  # texts are normalized to Unicode NFC
 # A text begins with the BOS token, unless the file says no.
-_BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken", "pixtral")
 
 # Values of `tokenizer.ggml.token_type`.
 _TEXT = 1
