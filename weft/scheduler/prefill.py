@@ -510,6 +510,8 @@ class PrefillScheduler:
         cached_len = request.prefix.length
         self._kv.take_row(request)
         num_copied = self._kv.choose_copies(request)
+        # The pass counts them among its input tokens.
+        self._counters.num_prefilled_tokens -= num_copied
         trace = self._log.history.admitted(
             request.id,
             cached_len + num_copied,
