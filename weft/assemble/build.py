@@ -20,13 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.assemble.cache import make_tiers, open_cache, tier_settings
+from weft.assemble.draft_model import head_of
 from weft.assemble.handoff import handoff_settings, make_handoff
 from weft.assemble.kv_events import make_cache_events
 from weft.assemble.model_config import choose_model
 from weft.assemble.ranks import StartedRanks
 from weft.config.amounts import parameters, size
 from weft.config.cache import outlives, stores_kv
-from weft.config.draft_model import draft_settings, runs_as
+from weft.config.draft_model import draft_settings, kind_of, runs_as
 from weft.config.engine import EngineConfig
 from weft.config.media import MediaRules
 from weft.config.model import ModelConfig
@@ -119,7 +120,7 @@ def _build(
     processors = load_processors(config.logit_processors)
     wakeup = WakeupPipe()
     grammars = _grammars(config, model, folder, wakeup)
-    draft = _draft_runner(config, context_length=config.context_length)
+    draft = _draft_runner(config, model)
     runner = load_runner(
         config,
         model,
@@ -314,15 +315,17 @@ def _states(config: EngineConfig, model: ModelConfig) -> StateSettings | None:
     return StateSettings(num_slots=config.max_mamba_cache_size)
 
 
-def _draft_runner(config: EngineConfig, *, context_length: int) -> DraftSpec | None:
-    """The draft model as the runner needs it; None without one. `config` is resolved. Raises
-    ModelError."""
+def _draft_runner(config: EngineConfig, target: ModelConfig) -> DraftSpec | None:
+    """The draft model or the head of the model `target` as the runner needs it; None without one.
+    `config` is resolved. Raises ModelError."""
     if not config.draft_model:
         return None
     folder = Path(config.draft_model)
-    model = choose_model(draft_settings(config), folder, here=True)
+    model = head_of(config, folder, target)
+    if model is None:
+        model = choose_model(draft_settings(config), folder, here=True)
     engine = runs_as(config, model)
-    kept = replace(kept_as(engine, model), context_length=context_length)
+    kept = replace(kept_as(engine, model), context_length=config.context_length)
     return DraftSpec(engine, kept, folder)
 
 
@@ -330,7 +333,11 @@ def _draft(draft: ModelConfig | None) -> DraftSettings | None:
     """The settings of the scheduler for the draft model; None without one."""
     if draft is None:
         return None
-    return DraftSettings(vocab_size=draft.vocab_size, context_length=draft.max_position)
+    return DraftSettings(
+        vocab_size=draft.vocab_size,
+        context_length=draft.max_position,
+        source=kind_of(draft),
+    )
 
 
 def _pooling_limits(model: ModelConfig) -> PoolingLimits | None:

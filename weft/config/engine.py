@@ -253,7 +253,11 @@ class ModelOptions:
         group="memory",
         everyday=True,
         choices=("auto", "bf16", "fp32", "int8", "fp8"),
-        elsewhere=("kv_cache_dtype",),
+        elsewhere=(
+            "cache_type_k",
+            "cache_type_v",
+            "kv_cache_dtype",
+        ),
     )
     page_size: int = option(
         0,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from weft.config.decoder import MoeSpec, NormPosition, RopeConfig
 from weft.config.model import ModelConfig
+from weft.models.heads.protocol import KeepStates
 from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.cross import CrossAttention, EncodedKv
 from weft.models.layers.embedding import Embedding
@@ -204,10 +205,12 @@ class Decoder:
         ops: Ops,
         states: LayerStates | None = None,
         encoded: EncodedKv | None = None,
+        kept: KeepStates | None = None,
     ) -> None:
         """`states` holds the states of layers that keep one, `encoded` the keys and values that
-        layers read of an encoder."""
+        layers read of an encoder, `kept` what a head reads."""
         spec = config.decoder
+        self._kept = kept
         assert (encoded is None) == (spec.cross is None), "it belongs to layers that read it"
         here = ops.layer_range(config.num_layers)
         # Of parts that other processes compute, only the names of the weights exist here.
@@ -287,6 +290,7 @@ class Decoder:
             inputs = table(tokens, x)
         end = min(last, here.layers.stop)
         for index in range(max(first, here.layers.start), end):
+            x = self._keep(x, index)
             layer_input = None
             if table is not None and inputs is not None:
                 layer_input = table.of_layer(inputs, index)
@@ -296,8 +300,18 @@ class Decoder:
             if index < self._deepstack:
                 x = self._ops.add_vectors(x, tokens, vectors, index + 1)
         x = self._ops.computed(x)
+        if end == len(self.layers):
+            x = self._keep(x, end)
         if first < end == here.layers.stop and not here.is_last:
             x = self._ops.give(x)
+        return x
+
+    def _keep(self, x: Tensor, layer: int) -> Tensor:
+        """Keep the input of a layer, if a head reads it."""
+        if self._kept is None or not self._kept.reads(layer):
+            return x
+        x = self._ops.computed(x)
+        self._kept.keep(x, layer)
         return x
 
     def normed(self, hidden: Tensor) -> Tensor:

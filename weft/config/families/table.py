@@ -11,15 +11,13 @@ from pkgutil import iter_modules
 from typing import NamedTuple
 
 from weft.config import families
+from weft.config.families.bert import ENCODERS
 from weft.config.families.family import Family
 from weft.config.families.gguf import Architecture
 from weft.config.plugins import plugins, refused
 
 ENCODER_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 THIS = "table"
-_BERT = Family(norm_eps_key="layer_norm_eps")
-_ROBERTA = replace(_BERT, positions_begin_after_padding=True)
-ENCODERS = {"Bert": _BERT, "Roberta": _ROBERTA, "XLMRoberta": _ROBERTA}
 
 
 def _tables(name: str) -> Iterator[Mapping[str, Family]]:
@@ -48,7 +46,9 @@ def _of_decoders(
     found = {f"{name}ForCausalLM": family for name, family in decoders.items()}
     for kind, task in (("Model", "embed"), ("ForSequenceClassification", "classify")):
         for name, family in {**decoders, **encoders}.items():
-            found[f"{name}{kind}"] = replace(family, task=task, gguf={})
+            # A GGUF file is that of a decoder that generates, or of an encoder that embeds.
+            files = family.gguf if name in encoders and task == "embed" else {}
+            found[f"{name}{kind}"] = replace(family, task=task, gguf=files)
     return found
 
 
