@@ -116,7 +116,7 @@ def test_the_number_of_policies_is_that_of_the_code() -> None:
 
 
 MOST_WORDS = 3_000
-REFERENCES = ("command-line.md", "http.md", "limits.md", "python.md", "features.md")
+REFERENCES = ("command-line.md", "errors.md", "http.md", "limits.md", "python.md", "features.md")
 
 
 def test_no_page_is_longer_than_one_reads() -> None:
