@@ -19,6 +19,7 @@ import numpy as np
 
 from weft.arrays import IntArray, LongArray
 from weft.memory.accounting.holders import Holder
+from weft.memory.accounting.part_pages import EndPage, PartPage, PartPages
 from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import (
     OutOfPages,
@@ -34,7 +35,7 @@ from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle, In
 from weft.memory.radix.cache import RadixCache
 from weft.memory.radix.tree import pages_of
 from weft.memory.tiers.resume_states import NoResumeStates, ResumeStates
-from weft.plan.step import Plan, TableWrites
+from weft.plan.step import Plan, SlotCopies, TableWrites
 from weft.scheduler.accounts import KvAccounts, KvRoom
 from weft.scheduler.groups.protocol import KvGroup
 from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
@@ -144,7 +145,8 @@ class KvPrefixes:
 
 class KvMemory:
     """`groups`: layers with memory of their own, which share `pins` and report their
-    `resume_states`. For `keeps_items_unsplit` see `KvPrefixes`, for `repeats_runs` `KvRoom`."""
+    `resume_states`. `part_pages`: None if requests share whole pages alone. For
+    `keeps_items_unsplit` see `KvPrefixes`, for `repeats_runs` `KvRoom`."""
 
     def __init__(
         self,
@@ -156,6 +158,7 @@ class KvMemory:
         pins: Pins | None = None,
         groups: Sequence[KvGroup] = (),
         resume_states: ResumeStates = NO_RESUME_STATES,
+        part_pages: PartPages | None = None,
         keeps_items_unsplit: bool = False,
         repeats_runs: bool = False,
     ) -> None:
@@ -167,12 +170,24 @@ class KvMemory:
         self.pins = pins or Pins(cache)
         self.resume_states = resume_states
         self.leases = Leases(cache, self.resume_states)
+        self.part_pages = part_pages
         self.holders: list[Holder] = [self.leases]
+        if part_pages is not None:
+            self.holders.append(part_pages)
+        self._parts: dict[int, PartPage] = {}  # to be copied by the next step, by row
+        self._copies: list[SlotCopies] = []  # of the next plan
         self.page_size = allocator.page_size
         self.prefixes = KvPrefixes(
             cache, self.groups, self.page_size, keeps_items_unsplit=keeps_items_unsplit
         )
-        self.room = KvRoom(allocator, cache, columns, self.groups, repeats_runs=repeats_runs)
+        self.room = KvRoom(
+            allocator,
+            cache,
+            columns,
+            self.groups,
+            part_pages=part_pages,
+            repeats_runs=repeats_runs,
+        )
         self.accounts = KvAccounts(
             rows, allocator, cache, columns, groups=self.groups, holders=self.holders
         )
@@ -205,6 +220,9 @@ class KvMemory:
         raises OutOfPages, and says what the `step` lacks.
         """
         missing = num_pages - self.allocator.num_free
+        if missing > 0 and self.part_pages is not None and self.part_pages.num_owned:
+            self.part_pages.give_up(missing)
+            missing = num_pages - self.allocator.num_free
         if missing > 0:
             self.pins.unpin_for(missing)
             if missing > self.cache.evictable_pages:
@@ -226,6 +244,45 @@ class KvMemory:
             request.prefix = CachedPrefix(handle, length, NO_PAGES, is_locked)
         for group in self.groups:
             group.take_row(request)
+
+    def choose_copies(self, request: Request) -> int:
+        """Choose what a request with a new row copies in its first step, and return how many tokens
+        that is. They follow its cached prefix, and at least one token is left to compute."""
+        handle, length, _, _ = request.prefix
+        if self.part_pages is None or handle is None:
+            return 0
+        most = min(length + self.page_size - 1, request.reusable_len)
+        if most <= length:
+            return 0
+        key = request.cache_key(request.packed[: most * TOKEN_BYTES])
+        rest = key.tokens[length * TOKEN_BYTES :]
+        part = self.part_pages.find(handle, rest, request.message.tenant)
+        if part.num_tokens:
+            self._parts[request.row] = part
+        return part.num_tokens
+
+    def take_copied(self, row: int, start: int, slots: IntArray) -> int:
+        """How many of a row's tokens from `start` on, which have these slots, are copied by the
+        next step."""
+        part = self._parts.pop(row, None)
+        if part is None:
+            return 0
+        num_tokens = part.num_tokens
+        begin = part.page * self.page_size
+        sources = np.arange(begin, begin + num_tokens, dtype=np.int32)
+        targets = slots[:num_tokens]
+        self._copies.append(SlotCopies(sources, targets))
+        self.rows.log(row, start, targets)
+        return num_tokens
+
+    def take_copies(self) -> SlotCopies | None:
+        """The copies of the next plan."""
+        copies = self._copies
+        if not copies:
+            return None
+        self._copies = []
+        sources = np.concatenate([one.sources for one in copies])
+        return SlotCopies(sources, np.concatenate([one.targets for one in copies]))
 
     def extend(self, request: Request) -> IntArray:
         """Allocate the slots [extend_len] of the tokens that the planned step computes.
@@ -346,7 +403,12 @@ class KvMemory:
             self.columns.cached_len[row] = inserted.length
         else:
             self._before_dropping()
-        self.allocator.free(self.accounts.owned_pages(request))
+        owned = self.accounts.owned_pages(request)
+        if self.part_pages is not None:
+            self._parts.pop(row, None)
+            if inserted is not None and self._keeps_end(request, inserted):
+                owned = owned[1:]
+        self.allocator.free(owned)
         self.prefixes.unlock(request)
         if inserted is not None and not request.service.keeps_prefixes:
             self.cache.cool(inserted.handle)
@@ -373,7 +435,10 @@ class KvMemory:
 
     def forget_written(self, slots: IntArray) -> None:
         """Drop the nodes with these slots from the cache, unless they are in use."""
-        self.allocator.free(self.cache.forget_pages(slots // self.page_size))
+        pages = slots // self.page_size
+        self.allocator.free(self.cache.forget_pages(pages))
+        if self.part_pages is not None:
+            self.part_pages.forget(pages)
 
     def reset_cache(self) -> None:
         """Empty the prefix cache. No request may have a lock in it; pins and leases are lost."""
@@ -397,6 +462,8 @@ class KvMemory:
         for group in self.groups:
             group.reset()
         self.prefixes.forget()
+        self._parts.clear()
+        self._copies.clear()
         self.pins.forget_all(EMPTIED)
         self.cache.drop()
         self.rows.reset()
@@ -448,6 +515,24 @@ class KvMemory:
         for holder in self.holders:
             holder.tokens_become_invalid()
 
+    def _keeps_end(self, request: Request, inserted: Inserted) -> bool:
+        """Whether the last page of the known tokens of a row, which has tokens for only a part of
+        it, is kept."""
+        if inserted.handle is None or not request.service.keeps_prefixes:
+            return False
+        if not request.message.shares_kv or self.part_pages is None:
+            return False
+        row = request.row
+        columns = self.columns
+        num_tokens = min(int(columns.kv_len[row]), int(columns.known_len[row]))
+        if num_tokens <= inserted.length:
+            return False
+        key = request.cache_key(columns.packed(row, num_tokens))
+        page = int(self.rows.pages[row, inserted.length // self.page_size])
+        tokens = key.tokens[inserted.length * TOKEN_BYTES :]
+        self.part_pages.keep(inserted.handle, EndPage(tokens, page, request.message.tenant))
+        return True
+
     def _insert(self, request: Request) -> Inserted:
         """Insert the computed tokens with known ids into the cache; free the row's duplicates."""
         before = request.prefix.length
@@ -463,6 +548,8 @@ class KvMemory:
         key = request.cache_key(columns.packed(row, num_tokens))
         inserted = self.cache.insert(key, pages)
         present = inserted.present
+        if self.part_pages is not None and present < inserted.length:
+            self.part_pages.inserted_by(inserted.handle, request.message.tenant)
         if present > before:
             # Another request has inserted the same tokens in the meantime: its pages are used.
             self.allocator.free(pages[before // page_size : present // page_size])
