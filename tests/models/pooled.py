@@ -56,6 +56,31 @@ ENCODER: dict[str, Any] = {
 }
 
 
+# The names of these families for the keys of `ENCODER`.
+DISTIL: dict[str, Any] = {"dim": 48, "hidden_dim": 80, "n_layers": 3, "n_heads": 4}
+MPNET: dict[str, Any] = {"pad_token_id": 1, "relative_attention_num_buckets": 32}
+# A window that is narrower than prompts.
+MODERN: dict[str, Any] = {
+    "local_attention": 12,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+DEBERTA: dict[str, Any] = {
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+ENCODER_CLASSES = (
+    *("Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "MPNet"),
+    *("ModernBert", "NomicBert", "DebertaV2"),
+)
+
+
 class Case(NamedTuple):
     architecture: str
     changes: dict[str, Any]
@@ -73,6 +98,47 @@ CASES = {
         {"num_labels": 2, "type_vocab_size": 1, "pad_token_id": 1},
     ),
     "roberta-mean": Case("RobertaModel", {"type_vocab_size": 1, "pad_token_id": 1}, "mean"),
+    "camembert": Case("CamembertModel", {"type_vocab_size": 1, "pad_token_id": 1}, "mean"),
+    "roberta-xl": Case("XLMRobertaXLModel", {"type_vocab_size": 1, "pad_token_id": 1}, "mean"),
+    "roberta-xl-labels": Case(
+        "XLMRobertaXLForSequenceClassification",
+        {"num_labels": 3, "type_vocab_size": 1, "pad_token_id": 1},
+    ),
+    "distilbert": Case("DistilBertModel", DISTIL, "cls"),
+    "distilbert-labels": Case("DistilBertForSequenceClassification", {**DISTIL, "num_labels": 3}),
+    "electra": Case("ElectraModel", {"embedding_size": 32}, "cls"),
+    "electra-pair": Case("ElectraForSequenceClassification", {"num_labels": 1}),
+    "mpnet": Case("MPNetModel", MPNET, "mean"),
+    "mpnet-labels": Case("MPNetForSequenceClassification", {**MPNET, "num_labels": 2}),
+    "modernbert": Case("ModernBertModel", MODERN, "mean"),
+    "modernbert-biased": Case(
+        "ModernBertModel",
+        {**MODERN, "norm_bias": True, "attention_bias": True, "mlp_bias": True},
+        "cls",
+    ),
+    "modernbert-labels": Case("ModernBertForSequenceClassification", {**MODERN, "num_labels": 3}),
+    "modernbert-pair": Case(
+        "ModernBertForSequenceClassification",
+        {**MODERN, "num_labels": 1, "classifier_pooling": "mean", "classifier_bias": True},
+    ),
+    "nomic": Case("NomicBertModel", {"head_dim": 12}, "mean"),
+    "nomic-labels": Case("NomicBertForSequenceClassification", {"num_labels": 2, "head_dim": 12}),
+    "deberta": Case("DebertaV2Model", DEBERTA, "cls"),
+    "deberta-own": Case(
+        "DebertaV2Model",
+        {**DEBERTA, "share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none"},
+        "mean",
+    ),
+    "deberta-pair": Case(
+        "DebertaV2ForSequenceClassification",
+        {
+            **DEBERTA,
+            "num_labels": 1,
+            "type_vocab_size": 2,
+            "position_biased_input": True,
+            "pooler_hidden_size": 48,
+        },
+    ),
     "qwen3-last": Case("Qwen3ForCausalLM", {}, "last"),
     "qwen3-mean": Case("Qwen3Model", {}, "mean"),
     "qwen3-labels": Case("Qwen3ForSequenceClassification", {"num_labels": 4}),
@@ -80,7 +146,7 @@ CASES = {
     "gemma2-labels": Case("Gemma2ForSequenceClassification", {"num_labels": 3, "head_dim": 16}),
     "glm4-mean": Case("Glm4Model", {}, "mean"),
 }
-ENCODERS = [name for name in CASES if "ert" in name]
+ENCODERS = [name for name, case in CASES.items() if case.architecture.startswith(ENCODER_CLASSES)]
 
 
 class PooledReference(NamedTuple):
@@ -90,7 +156,7 @@ class PooledReference(NamedTuple):
 
     @property
     def is_encoder(self) -> bool:
-        return "ert" in self.case.architecture
+        return self.case.architecture.startswith(ENCODER_CLASSES)
 
     def vector(self, ids: list[int], types: list[int] | None = None) -> np.ndarray:
         """What one prompt should give, in float32."""
@@ -120,7 +186,8 @@ def make_pooled(name: str, folder: Path) -> PooledReference:
     """Save the model with its tokenizer and, if it has one, its sentence-transformers layout."""
     case = CASES[name]
     family = case.architecture.partition("For")[0].removesuffix("Model")
-    shape = ENCODER if "ert" in family else DECODER
+    is_encoder = family.startswith(ENCODER_CLASSES)
+    shape = ENCODER if is_encoder else DECODER
     config = getattr(transformers, f"{family}Config")(
         **{**shape, **case.changes}, attn_implementation="eager"
     )
@@ -129,9 +196,11 @@ def make_pooled(name: str, folder: Path) -> PooledReference:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.2 * noise if "orm" in key and "bias" not in key else 0.25 * noise)
+            parameter.copy_(
+                1 + 0.2 * noise if "norm" in key.lower() and "bias" not in key else 0.25 * noise
+            )
     model.save_pretrained(folder)
-    write_tokenizer(folder, pairs="ert" in family)
+    write_tokenizer(folder, pairs=is_encoder)
     if case.pooling:
         write_layout(folder, case.pooling, normalize=case.normalize)
     return PooledReference(folder, case, model)

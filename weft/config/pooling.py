@@ -37,8 +37,12 @@ class PoolingConfig:
     """How the hidden states of a prompt become its vector or scores."""
 
     task: str = "embed"  # embed: a vector; classify: scores of labels
-    # Hidden states that are used: mean of all, that of the first token (cls), that of the last.
+    # Hidden states that are used: mean of all, that of the first token (cls), that of the last; or
+    # a vector for each token (tokens), or a number for each token of the vocabulary (sparse).
     kind: str = "last"
+    size: int = 0  # of the vector of a token; 0: the kind decides
+    # tokens: the texts that stand before queries and before documents, after the first token
+    markers: tuple[str, str] = ("", "")
     normalize: bool = True  # embed: to length 1
     labels: tuple[str, ...] = ()  # classify: names of the labels, in the order of the scores
     activation: str = "none"  # classify: function of the scores: softmax, sigmoid, none

@@ -9,6 +9,7 @@ from torch import Tensor
 from weft.config.decoder import MoeSpec, NormPosition, RopeConfig
 from weft.config.model import ModelConfig
 from weft.models.layers.attention import Attention, PagedAttention
+from weft.models.layers.distances import Biases, alibi
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.head import make_head
 from weft.models.layers.latent import LatentAttention
@@ -72,6 +73,7 @@ class DecoderLayer:
         rope: Rope | None,
         ops: Ops,
         states: LayerStates | None,
+        biases: Biases | None = None,
     ) -> None:
         spec = config.decoder.layer(layer)
         self._names = config.decoder.names
@@ -97,7 +99,7 @@ class DecoderLayer:
         elif spec.attention.latent is not None:
             self.attention = LatentAttention(config, spec.attention.latent, layer, rope, ops)
         else:
-            self.attention = Attention(config, layer, rope, ops)
+            self.attention = Attention(config, layer, rope, ops, biases)
         self.input_gate: LayerInputGate | None = None
         if config.decoder.layer_inputs is not None:
             self.input_gate = LayerInputGate(config, config.decoder.layer_inputs, ops)
@@ -210,11 +212,15 @@ class Decoder:
             # Models are trained with this factor rounded to their dtype.
             scale=float(torch.tensor(spec.embedding_scale, dtype=getattr(torch, config.dtype))),
         )
+        self.embedding_norm: RmsNorm | CenteredNorm | None = None
+        if spec.names.embedding_norm:
+            self.embedding_norm = make_norm(config, config.hidden_size, ops_of_table)
         self.layer_inputs: LayerInputTable | None = None
         if spec.layer_inputs is not None:
             self.layer_inputs = LayerInputTable(config, spec.layer_inputs, ops_of_table)
         # Layers with equal rotations share one table of angles.
         ropes: dict[tuple[RopeConfig, int], Rope] = {}
+        biases: Biases | None = None
         self.layers: list[DecoderLayer] = []
         for layer in range(config.num_layers):
             rope = None
@@ -225,7 +231,10 @@ class Decoder:
                 made = Rope(rotation, config, head_dim)
                 rope = ropes.setdefault((rotation, head_dim), made)
             ops_of_layer: Ops = ops if layer in here.layers else elsewhere
-            self.layers.append(DecoderLayer(config, layer, rope, ops_of_layer, states))
+            if of_layer.attention.alibi and biases is None:
+                reach = config.context_length or config.max_position
+                biases = alibi(config.num_heads, of_layer.attention.alibi, reach, ops)
+            self.layers.append(DecoderLayer(config, layer, rope, ops_of_layer, states, biases))
         self.norm = make_norm(config, config.hidden_size, ops)
         self.head = make_head(config, self.embedding, ops if here.is_last else elsewhere)
 
@@ -254,6 +263,8 @@ class Decoder:
             x = carried
         elif here.is_first:
             x = self.embedding(tokens, vectors)
+            if self.embedding_norm is not None:
+                x = self.embedding_norm(x)
         else:
             x = self._ops.take(len(tokens), self._hidden_size)
         table = self.layer_inputs
@@ -288,6 +299,8 @@ class Decoder:
     def weights(self) -> Weights:
         names = self._names
         yield from self.embedding.weights(names.embedding)
+        if self.embedding_norm is not None:
+            yield from self.embedding_norm.weights(names.embedding_norm)
         if self.layer_inputs is not None:
             yield from self.layer_inputs.weights()
         for index, layer in enumerate(self.layers):

@@ -72,6 +72,7 @@ def unread_of(config: ModelConfig) -> tuple[str, ...]:
     not use: those that its vision encoder leaves out, and the keys and values of layers that read
     those of another layer."""
     found = [] if config.vision is None else [*config.vision.unread]
+    found += _unread_head(config)
     names = config.decoder.names
     for layer in range(config.num_layers):
         if config.kv_owner(layer) == layer:
@@ -79,6 +80,20 @@ def unread_of(config: ModelConfig) -> tuple[str, ...]:
         attention = f"{in_base(names.layers + '.')}{layer}.{names.attention}"
         found += [f"{attention}.{name}." for name in (*names.qkv[1:], names.k_norm)]
     return tuple(found)
+
+
+def _unread_head(config: ModelConfig) -> list[str]:
+    """The head of a masked language model whose vectors are made without it."""
+    encoder = config.encoder
+    if encoder is None or encoder.vocabulary is None:
+        return []
+    if config.pooling is not None and config.pooling.kind == "sparse":
+        # The matrix of the head, if it is that of the embedding, and the bias, may stand twice.
+        return [f"{encoder.vocabulary.out}."]
+    if not config.architecture.endswith("ForMaskedLM"):
+        return []
+    head = encoder.vocabulary
+    return [f"{head.dense}.", f"{head.norm}.", f"{head.out}.", head.bias]
 
 
 def save_random(config: ModelConfig, path: Path) -> None:
