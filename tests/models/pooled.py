@@ -13,6 +13,7 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from tests.executor.driver import Driver, Turn
@@ -29,6 +30,7 @@ WORDS = [
 ]
 VOCAB = 64
 LAYOUT = "sentence_transformers.models."
+TOKEN_SIZE = 8  # of the vectors of models with one for each token
 
 DECODER: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -139,6 +141,19 @@ CASES = {
             "pooler_hidden_size": 48,
         },
     ),
+    "splade-bert": Case("BertForMaskedLM", {}, "sparse", normalize=False),
+    "splade-untied": Case(
+        "BertForMaskedLM", {"tie_word_embeddings": False}, "sparse", normalize=False
+    ),
+    "splade-distilbert": Case("DistilBertForMaskedLM", DISTIL, "sparse", normalize=False),
+    "splade-roberta": Case(
+        "RobertaForMaskedLM", {"type_vocab_size": 1, "pad_token_id": 1}, "sparse", normalize=False
+    ),
+    "splade-mpnet": Case("MPNetForMaskedLM", MPNET, "sparse", normalize=False),
+    "splade-modernbert": Case("ModernBertForMaskedLM", MODERN, "sparse", normalize=False),
+    "colbert-bert": Case("BertModel", {}, "tokens"),
+    "colbert-modernbert": Case("ModernBertModel", MODERN, "tokens"),
+    "fill-mean": Case("BertForMaskedLM", {}, "mean"),
     "qwen3-last": Case("Qwen3ForCausalLM", {}, "last"),
     "qwen3-mean": Case("Qwen3Model", {}, "mean"),
     "qwen3-labels": Case("Qwen3ForSequenceClassification", {"num_labels": 4}),
@@ -167,13 +182,18 @@ class PooledReference(NamedTuple):
             if "ForSequence" in self.case.architecture:
                 logits = self.model(**given).logits[0]
                 found = logits.sigmoid() if len(logits) == 1 else logits.softmax(-1)
+            elif self.case.pooling == "sparse":
+                found = self.model(**given).logits[0].amax(0).relu().log1p()
             else:
                 hidden = self.model(**given, output_hidden_states=True)
                 states = (
-                    hidden.hidden_states[-1][0]
-                    if "CausalLM" in self.case.architecture
-                    else hidden[0][0]
+                    hidden.hidden_states[-1][0] if "For" in self.case.architecture else hidden[0][0]
                 )
+                if self.case.pooling == "tokens":
+                    linear = load_file(self.folder / "1_Dense" / "model.safetensors")
+                    states = states @ linear["linear.weight"].T
+                    vectors = torch.nn.functional.normalize(states, dim=-1)
+                    return np.asarray(vectors.flatten())
                 found = {"mean": states.mean(0), "cls": states[0], "last": states[-1]}[
                     self.case.pooling
                 ]
@@ -231,6 +251,12 @@ def write_tokenizer(folder: Path, *, pairs: bool) -> None:
 
 
 def write_layout(folder: Path, kind: str, *, normalize: bool) -> None:
+    if kind == "tokens":
+        write_pylate(folder)
+        return
+    if kind == "sparse":
+        write_splade(folder)
+        return
     names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     modules = [
         {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "", "type": LAYOUT + name}
@@ -245,6 +271,39 @@ def write_layout(folder: Path, kind: str, *, normalize: bool) -> None:
     (folder / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": 48, **pooling})
     )
+
+
+def write_splade(folder: Path) -> None:
+    part = "sentence_transformers.sparse_encoder.models."
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{part}MLMTransformer"},
+        {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": f"{part}SpladePooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_SpladePooling").mkdir()
+    config = {"pooling_strategy": "max", "activation_function": "relu"}
+    (folder / "1_SpladePooling" / "config.json").write_text(json.dumps(config))
+
+
+def write_pylate(folder: Path) -> None:
+    """A linear to 8 numbers, and letters as marks of queries and documents."""
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{LAYOUT}Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Dense", "type": "pylate.models.Dense.Dense"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Dense").mkdir()
+    config = {
+        "in_features": 48,
+        "out_features": TOKEN_SIZE,
+        "bias": False,
+        "activation_function": "torch.nn.modules.linear.Identity",
+    }
+    (folder / "1_Dense" / "config.json").write_text(json.dumps(config))
+    linear = 0.25 * torch.randn(TOKEN_SIZE, 48, generator=torch.Generator().manual_seed(9))
+    save_file({"linear.weight": linear}, folder / "1_Dense" / "model.safetensors")
+    marks = {"query_prefix": "q", "document_prefix": "d"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(marks))
 
 
 def run(

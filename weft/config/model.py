@@ -22,7 +22,13 @@ from weft.config.model_errors import (
     ModelNotFound,
     UnsupportedModel,
 )
-from weft.config.pooling import BadPooling, PoolingConfig, classifier, sentence_layout
+from weft.config.pooling import (
+    BadPooling,
+    PoolingConfig,
+    classifier,
+    colbert_layout,
+    sentence_layout,
+)
 from weft.config.quantized import READ, Quantization, UnreadFormat, quantization
 from weft.config.turn_end import implied_end_ids, turn_end_id
 from weft.config.vision.spec import TowerSpec
@@ -380,6 +386,8 @@ class ModelConfig:
         model = replace(self, eos_token_ids=self._all_ends(folder))
         try:
             layout = sentence_layout(folder)
+            if model.pooling is not None and model.pooling.kind == "tokens":
+                return replace(model, pooling=colbert_layout(folder))
         except BadPooling as exc:
             raise UnsupportedModel(f"{model.name}: {exc}") from exc
         pooling = model.pooling
@@ -394,8 +402,22 @@ class ModelConfig:
             raise UnsupportedModel(
                 f"{model.name} pools its first token, which in a decoder sees nothing but itself"
             )
+        model.require_layout(layout.pooling)
         max_position = min(model.max_position, layout.max_len or model.max_position)
         return replace(model, pooling=layout.pooling, max_position=max_position)
+
+    def require_layout(self, pooling: PoolingConfig) -> None:
+        """Raise `UnsupportedModel` if this model cannot be pooled like that."""
+        if pooling.kind == "tokens" and not self.is_encoder:
+            raise UnsupportedModel(
+                f"{self.name} is a decoder, which makes no vector for each token"
+            )
+        is_filling = self.pooling is not None and self.pooling.kind == "sparse"
+        if pooling.kind == "sparse" and not is_filling:
+            raise UnsupportedModel(
+                f"{self.name} has SpladePooling, which needs a masked language model "
+                f"(...ForMaskedLM); it is {self.architecture}"
+            )
 
     def _all_ends(self, folder: Path) -> tuple[int, ...]:
         """The tokens that end a generation: those of the settings, that of the tokenizer, and if
@@ -585,6 +607,8 @@ def _pooling(config: JsonMapping, family: Family) -> PoolingConfig | None:
     kind = "last"
     if family.is_encoder:
         kind = "cls"
+    if family.task == "tokens":
+        return PoolingConfig(kind="tokens")
     if family.task == "fill":
         return PoolingConfig(kind="sparse", normalize=False)
     if family.task == "embed":

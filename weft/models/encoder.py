@@ -3,7 +3,6 @@ and families that are described like it (`config/encoder_spec.py`)."""
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from weft.config.encoder_spec import ClassifierSpec, VocabularySpec
@@ -28,7 +27,12 @@ from weft.ops.encoder import EncoderOps
 class ClassifierHead:
     """out(norm(activation(dense(x)))); some have no norm."""
 
-    def __init__(self, config: ModelConfig, spec: ClassifierSpec, ops: EncoderOps) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: ClassifierSpec,
+        ops: EncoderOps,
+    ) -> None:
         assert config.pooling is not None
         self._spec = spec
         self._ops = ops
@@ -79,7 +83,8 @@ class VocabularyHead:
         yield from self.norm.weights(spec.norm)
         for weight in _named(self.out, spec.out):
             if weight.name.endswith(".bias"):
-                yield weight._replace(name=spec.bias)
+                # A head with its own matrix has its own bias.
+                yield weight if self._words is None else weight._replace(name=spec.bias)
             elif self._words is None:
                 yield weight
 
@@ -89,7 +94,11 @@ class VocabularyHead:
             return embedded
         mine = matrix_weight("", self._words.shape, self.out.matrix)
 
-        def put(content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+        def put(
+            content: Tensor,
+            start: int = 0,
+            scales: Tensor | None = None,
+        ) -> None:
             embedded.put(content, start, scales)
             mine.put(content, start, scales)
 
@@ -99,20 +108,29 @@ class VocabularyHead:
 class TokenProjection:
     """The linear of a checkpoint with a vector for each token. Source: arXiv:2004.12832, 3.2."""
 
-    def __init__(self, config: ModelConfig, size: int, ops: EncoderOps) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        size: int,
+        ops: EncoderOps,
+    ) -> None:
         self._ops = ops
         self.linear = Linear(config.hidden_size, {"linear": size}, False, ops)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[S, hidden] -> [S, size], float32, each of length 1"""
-        return F.normalize(self._ops.computed(self.linear(x)).float(), dim=-1)
+        """[S, hidden] -> [S, size], float32"""
+        return self._ops.computed(self.linear(x)).float()
 
     def weights(self) -> Weights:
         yield from _named(self.linear, "linear")
 
 
 class Encoder:
-    def __init__(self, config: ModelConfig, ops: EncoderOps) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: EncoderOps,
+    ) -> None:
         spec = encoder_spec(config)
         self._ops = ops
         self._spec = spec
@@ -157,7 +175,11 @@ class Encoder:
         """Only widens: `forward` already ends with a norm."""
         return hidden.float()
 
-    def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
+    def logits(
+        self,
+        hidden: Tensor,
+        places: Tensor | None = None,
+    ) -> Tensor:
         if places is not None:
             hidden = hidden[places]
         assert self.head is not None, "this model has no head"
@@ -186,7 +208,11 @@ class Encoder:
 Head = ClassifierHead | VocabularyHead | TokenProjection
 
 
-def _head(config: ModelConfig, words: Embedding, ops: EncoderOps) -> Head | None:
+def _head(
+    config: ModelConfig,
+    words: Embedding,
+    ops: EncoderOps,
+) -> Head | None:
     """What makes the outputs of hidden states, if they are not vectors themselves."""
     spec = encoder_spec(config)
     pooling = config.pooling

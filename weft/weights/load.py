@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from weft.config.model import ModelConfig, quantization_of
+from weft.config.model import BadCheckpoint, ModelConfig, quantization_of
 from weft.models.layers.weight import Weights
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
@@ -26,15 +26,17 @@ CPU = torch.device("cpu")
 
 
 @torch.inference_mode()
-def load_weights(weights: Weights, folder: Path, unread: tuple[str, ...] = ()) -> None:
+def load_weights(
+    weights: Weights, folder: Path, unread: tuple[str, ...] = (), beside: Sequence[Path] = ()
+) -> None:
     """Load the tensors of a checkpoint into the model. `unread`: prefixes of the names of tensors
-    that the model leaves out (`matched`).
+    that the model leaves out (`matched`); `beside`: further files with weights.
 
     Raises `BadCheckpoint`, naming the tensors, if any is missing, unexpected or of another shape;
     then nothing has changed.
     """
     with ExitStack() as stack:
-        files = open_contents(stack, labelled(weight_files(folder)))
+        files = open_contents(stack, labelled([*weight_files(folder), *beside]))
         found = matched(
             {weight.name: weight for weight in weights},
             files,
@@ -82,18 +84,29 @@ def unread_of(config: ModelConfig) -> tuple[str, ...]:
     return tuple(found)
 
 
+def files_beside(config: ModelConfig, folder: Path) -> list[Path]:
+    """The files with weights of a model that are not in its own folder."""
+    if config.pooling is None or not config.pooling.projection:
+        return []
+    path = folder / config.pooling.projection / "model.safetensors"
+    if not path.is_file():
+        raise BadCheckpoint(f"{config.name} has no {path.relative_to(folder)}")
+    return [path]
+
+
 def _unread_head(config: ModelConfig) -> list[str]:
-    """The head of a masked language model whose vectors are made without it."""
+    """What a masked language model does not use of its head."""
     encoder = config.encoder
     if encoder is None or encoder.vocabulary is None:
         return []
-    if config.pooling is not None and config.pooling.kind == "sparse":
-        # The matrix of the head, if it is that of the embedding, and the bias, may stand twice.
-        return [f"{encoder.vocabulary.out}."]
     if not config.architecture.endswith("ForMaskedLM"):
         return []
     head = encoder.vocabulary
-    return [f"{head.dense}.", f"{head.norm}.", f"{head.out}.", head.bias]
+    # The matrix, if it is that of the embedding, and the bias may stand twice.
+    twice = [f"{head.out}.", *([head.bias] if head.bias else [])]
+    if config.pooling is not None and config.pooling.kind == "sparse":
+        return twice
+    return [f"{head.dense}.", f"{head.norm}.", *twice]
 
 
 def save_random(config: ModelConfig, path: Path) -> None:

@@ -315,6 +315,9 @@ _NOMIC_KEYS = {
 
 
 _ROBERTA = Family(encoder=_roberta, norm_eps_key="layer_norm_eps")
+ARCHITECTURES = {
+    "HF_ColBERT": Family(encoder=_bert, norm_eps_key="layer_norm_eps", task="tokens"),
+}
 ENCODERS = {
     "Bert": Family(encoder=_bert, norm_eps_key="layer_norm_eps"),
     "Roberta": _ROBERTA,

@@ -50,7 +50,12 @@ class Pooler:
             device=device,
         )  # [max_rows, H] float32, sums of each row's tokens so far
 
-    def __call__(self, plan: Plan, request: PoolingRequest, hidden: Tensor) -> FloatArray:
+    def __call__(
+        self,
+        plan: Plan,
+        request: PoolingRequest,
+        hidden: Tensor,
+    ) -> FloatArray:
         """The vectors [E, size] of the requests in `request.index` that complete; those of other
         requests mean nothing.
 
@@ -72,6 +77,16 @@ class Pooler:
         finished = self._finished(vectors.float(), request)
         pooled: FloatArray = finished.numpy(force=True)
         return pooled.copy()
+
+    def sizes(
+        self,
+        plan: Plan,
+        request: PoolingRequest,
+    ) -> IntArray | None:
+        """[E] the numbers of each vector that count; None: all."""
+        if self._config is None or self._config.kind != "tokens":
+            return None
+        return (plan.lens[request.index] * self._config.size).astype(np.int32)
 
     def _vectors(
         self,
@@ -112,7 +127,12 @@ class Pooler:
             return self._logits(hidden, places)
         return self._normed(hidden[places])
 
-    def _label_logprobs(self, hidden: Tensor, places: Tensor, labels: IntArray) -> Tensor:
+    def _label_logprobs(
+        self,
+        hidden: Tensor,
+        places: Tensor,
+        labels: IntArray,
+    ) -> Tensor:
         logits = self._logits(hidden, places).float()
         logprobs = logits.log_softmax(-1)
         return logprobs.gather(1, on(hidden, labels))
@@ -140,7 +160,12 @@ class Pooler:
         num_tokens = on(hidden, before + lens)
         return sums / num_tokens[:, None]
 
-    def _sparse(self, hidden: Tensor, starts: LongArray, ends: LongArray) -> Tensor:
+    def _sparse(
+        self,
+        hidden: Tensor,
+        starts: LongArray,
+        ends: LongArray,
+    ) -> Tensor:
         """[E, vocab] the largest number of each token of the vocabulary over a prompt, as
         log(1 + relu(number)). Source: arXiv:2109.10086, 3.1."""
         found = []
@@ -155,15 +180,24 @@ class Pooler:
             found.append(largest.relu().log1p())
         return torch.stack(found)
 
-    def _of_tokens(self, hidden: Tensor, starts: LongArray, ends: LongArray) -> Tensor:
-        """[E, most tokens * size] the vectors of the tokens of each prompt, one after the other;
-        zeros follow those of shorter prompts."""
+    def _of_tokens(
+        self,
+        hidden: Tensor,
+        starts: LongArray,
+        ends: LongArray,
+    ) -> Tensor:
+        """[E, most tokens * size] the vectors of the tokens of each prompt, of length 1, one after
+        the other; zeros follow those of shorter prompts."""
         places = np.concatenate([np.arange(*each) for each in zip(starts, ends, strict=True)])
-        vectors = self._logits(hidden, on(hidden, places))
+        vectors = F.normalize(self._logits(hidden, on(hidden, places)), dim=-1)
         lens = (ends - starts).tolist()
         return pad_sequence(vectors.split(lens), batch_first=True).flatten(1)
 
-    def _finished(self, vectors: Tensor, request: PoolingRequest) -> Tensor:
+    def _finished(
+        self,
+        vectors: Tensor,
+        request: PoolingRequest,
+    ) -> Tensor:
         """Cut and normalise embeddings, and turn scores into probabilities, for requests that want
         it."""
         config = self._config

@@ -28,7 +28,11 @@ class Biases(NamedTuple):
         return self.values.to(distances.device)[:, distances + self.reach]
 
 
-def empty_biases(num_heads: int, reach: int, ops: Ops) -> Biases:
+def empty_biases(
+    num_heads: int,
+    reach: int,
+    ops: Ops,
+) -> Biases:
     """Biases for distances below `reach`, to be filled with weights."""
     size = 2 * reach + PADDING
     values = ops.vector(num_heads * size, exact=True)
@@ -36,7 +40,12 @@ def empty_biases(num_heads: int, reach: int, ops: Ops) -> Biases:
     return Biases(values.view(num_heads, size), reach)
 
 
-def alibi(num_heads: int, most: float, reach: int, ops: Ops) -> Biases:
+def alibi(
+    num_heads: int,
+    most: float,
+    reach: int,
+    ops: Ops,
+) -> Biases:
     """Biases of ALiBi for keys up to `reach` tokens before the query, of the heads that this
     process computes. `most`: the largest exponent of a slope."""
     slopes = ops.of_heads(alibi_slopes(num_heads, most))
@@ -59,7 +68,13 @@ def alibi_slopes(num_heads: int, most: float) -> Tensor:
 class BucketBiases:
     """The biases of buckets of distances (`DistanceBuckets`)."""
 
-    def __init__(self, spec: DistanceBuckets, num_heads: int, reach: int, ops: Ops) -> None:
+    def __init__(
+        self,
+        spec: DistanceBuckets,
+        num_heads: int,
+        reach: int,
+        ops: Ops,
+    ) -> None:
         self._spec = spec
         self._table = ops.vector(spec.num_buckets * num_heads, exact=True)
         self._num_heads = num_heads
@@ -69,7 +84,11 @@ class BucketBiases:
         """The checkpoint's table [num_buckets, heads]."""
         shape = (self._spec.num_buckets, self._num_heads)
 
-        def put(content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+        def put(
+            content: Tensor,
+            start: int = 0,
+            scales: Tensor | None = None,
+        ) -> None:
             assert scales is None
             table = self._table.view(shape)
             table[start : start + len(content)].copy_(content)
@@ -103,7 +122,11 @@ class DistanceVectors(NamedTuple):
     keys: Tensor | None  # [2 * span, heads * D]
     queries: Tensor | None
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+    def scores(
+        self,
+        q: Tensor,
+        k: Tensor,
+    ) -> Tensor:
         """q and k [.., heads, L, D] -> what their unscaled products get, [.., heads, L, L]"""
         heads, length, dim = q.shape[-3:]
         index = self._index(length, q.device)
@@ -119,7 +142,11 @@ class DistanceVectors(NamedTuple):
             total += of_keys.gather(-1, index.T.expand(total.shape)).transpose(-1, -2)
         return total
 
-    def _index(self, length: int, device: torch.device) -> Tensor:
+    def _index(
+        self,
+        length: int,
+        device: torch.device,
+    ) -> Tensor:
         """[L, L] the vector of the distance from each query to each key."""
         places = torch.arange(length, device=device)
         distances = places[:, None] - places

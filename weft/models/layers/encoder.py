@@ -40,7 +40,11 @@ PLAIN_HEADS = EncoderHeads()
 class BidirectionalAttention(Protocol):
     """Attention within the prompts of this step. Each prompt is in the step as a whole."""
 
-    def forward(self, qkv: Tensor, heads: EncoderHeads = PLAIN_HEADS) -> Tensor:
+    def forward(
+        self,
+        qkv: Tensor,
+        heads: EncoderHeads = PLAIN_HEADS,
+    ) -> Tensor:
         """qkv [T, 3 heads D] (may be overwritten) -> [T, heads D]. Every token attends to all
         tokens of its prompt, or to those in its window."""
         ...
@@ -51,7 +55,11 @@ def encoder_spec(config: ModelConfig) -> EncoderSpec:
     return config.encoder
 
 
-def encoder_norm(config: ModelConfig, ops: EncoderOps, size: int = 0) -> CenteredNorm:
+def encoder_norm(
+    config: ModelConfig,
+    ops: EncoderOps,
+    size: int = 0,
+) -> CenteredNorm:
     """A norm of vectors of the hidden size, or of `size`."""
     return CenteredNorm(
         size or config.hidden_size,
@@ -65,7 +73,11 @@ class Embeddings:
     """norm(token + position + segment type), of which a model may lack all but tokens; then
     projected, if embeddings have another size."""
 
-    def __init__(self, config: ModelConfig, ops: EncoderOps) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: EncoderOps,
+    ) -> None:
         spec = encoder_spec(config)
         self._names = spec.names
         self._ops = ops
@@ -184,7 +196,11 @@ class EncoderLayer:
             heads = heads._replace(distances=vectors)
         return self.out(attention.forward(qkv, heads))
 
-    def _vectors(self, spec: DisentangledSpec, distances: Tensor) -> DistanceVectors:
+    def _vectors(
+        self,
+        spec: DisentangledSpec,
+        distances: Tensor,
+    ) -> DistanceVectors:
         """The keys and queries of distances."""
         if self.of_distances is None:
             queries, keys, _ = self._ops.computed(self.qkv(distances)).chunk(3, 1)
@@ -210,7 +226,12 @@ class EncoderLayer:
 class _EncoderMlp:
     """down(activation(up(x))), or down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, spec: EncoderSpec, ops: EncoderOps) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: EncoderSpec,
+        ops: EncoderOps,
+    ) -> None:
         hidden = config.hidden_size
         inner = config.intermediate_size
         names = spec.names
@@ -235,7 +256,11 @@ class _EncoderMlp:
         yield from self.down.weights(prefix)
 
 
-def _qkv(config: ModelConfig, spec: EncoderSpec, ops: EncoderOps) -> Linear:
+def _qkv(
+    config: ModelConfig,
+    spec: EncoderSpec,
+    ops: EncoderOps,
+) -> Linear:
     hidden = config.hidden_size
     names = spec.names.qkv
     if len(names) > 1:
@@ -243,7 +268,11 @@ def _qkv(config: ModelConfig, spec: EncoderSpec, ops: EncoderOps) -> Linear:
     return HeadwiseLinear(hidden, names[0], (hidden,) * 3, 1, spec.qkv_bias, ops)
 
 
-def _distance_projections(spec: DisentangledSpec, hidden: int, ops: EncoderOps) -> Linear | None:
+def _distance_projections(
+    spec: DisentangledSpec,
+    hidden: int,
+    ops: EncoderOps,
+) -> Linear | None:
     """To keys and queries of distances; None: by the projections of tokens."""
     named = zip(spec.projections, (spec.by_key, spec.by_query), strict=True)
     names = [name for name, is_there in named if name and is_there]
@@ -255,7 +284,12 @@ def _distance_projections(spec: DisentangledSpec, hidden: int, ops: EncoderOps) 
 class DistanceTable:
     """The vectors of distances that all layers share."""
 
-    def __init__(self, config: ModelConfig, spec: DisentangledSpec, ops: EncoderOps) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: DisentangledSpec,
+        ops: EncoderOps,
+    ) -> None:
         self._names = spec
         self._ops = ops
         self.table = Embedding(2 * spec.span, config.hidden_size, ops)
