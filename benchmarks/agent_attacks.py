@@ -25,6 +25,7 @@ Body = dict[str, Any]
 HI: list[Body] = [{"role": "user", "content": "Hi"}]
 NUM_ITEMS = 10_000
 REST_S = 0.3  # between two attacks
+FIRST_REST_S = 4.0  # in which a server loads what grammars need
 
 
 def custom(definition: str, syntax: str = "lark", name: str = "patch") -> Body:
@@ -156,6 +157,7 @@ def main() -> None:
     asked = parser.parse_args()
     words = ("serve", asked.model, "--threads", "1", *asked.options.split())
     with served(*words) as server, httpx.Client(base_url=server.url, timeout=600) as client:
+        time.sleep(FIRST_REST_S)
         stream = Stream(server.url)
         time.sleep(3.0)
         alone = [later - earlier for earlier, later in stream.gaps[10:]]

@@ -33,7 +33,8 @@ def test_script_finds_nothing(arguments: list[str]) -> None:
 
 
 def test_the_guide_to_the_apis_names_every_route_and_the_fields_of_completions() -> None:
-    guide = (DOCS / "guides" / "apis.md").read_text("utf-8")
+    pages = [DOCS / "guides" / name for name in ("apis.md", "api-fields.md", "input-embeddings.md")]
+    guide = "\n".join(page.read_text("utf-8") for page in pages)
     reference = (DOCS / "reference" / "http.md").read_text("utf-8")
     routes = re.findall(r"^\| `[A-Z]+ (/[^`]*)`", reference, re.MULTILINE)
     assert [route for route in routes if route not in guide] == []
@@ -112,3 +113,17 @@ def test_the_number_of_policies_is_that_of_the_code() -> None:
     words = ("nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen")
     said = re.findall(r"\b(\w+) policies,", (ROOT / "README.md").read_text("utf-8"))
     assert said == [words[len(names()) - 9]]
+
+
+MOST_WORDS = 3_000
+REFERENCES = ("command-line.md", "errors.md", "http.md", "limits.md", "python.md", "features.md")
+
+
+def test_no_page_is_longer_than_one_reads() -> None:
+    long = {
+        str(page.relative_to(DOCS)): words
+        for page in DOCS.rglob("*.md")
+        if page.name not in REFERENCES
+        and (words := len(page.read_text("utf-8").split())) > MOST_WORDS
+    }
+    assert long == {}

@@ -52,7 +52,16 @@ def set_scales(kind: str, blocks: NDArray[np.uint8], rng: np.random.Generator) -
     if kind == "MXFP4":
         blocks[:, 0] = rng.integers(110, 122, len(blocks))
         return
-    starts = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    if kind == "IQ1_M":  # four bits of the scale in each of four words
+        words = blocks[:, 48:].copy().view(np.uint16) & np.uint16(0x0FFF)
+        scales = rng.uniform(-1e-4, 1e-4, (len(blocks), 1)).astype(np.float16).view(np.uint16)
+        parts = scales >> np.array([0, 4, 8, 12], dtype=np.uint16) << np.uint16(12)
+        blocks[:, 48:] = (words | parts).view(np.uint8)
+        return
+    starts = {
+        **{"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
+        **{"Q2_K": (80, 82), "Q3_K": (108,), "TQ1_0": (52,), "TQ2_0": (64,)},
+    }
     for start in starts.get(kind, (0,)):
         scales = rng.uniform(-1e-4, 1e-4, (len(blocks), 1)).astype(np.float16)
         blocks[:, start : start + 2] = scales.view(np.uint8)

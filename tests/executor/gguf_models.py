@@ -68,6 +68,7 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "float32",
     "eos_token_id": 257,
 }
+LATENT = ("deepseek2", "mistral4")
 ADDED_ONE = ("gemma", "nemotron", "qwen3next", "qwen35")  # to the weights of norms
 EXPERT = re.compile(r"(.*\.experts\.)[0-9]+\.(.*)")
 WHOLE = {"gptneox": {"attn_qkv": "attention.query_key_value"}}
@@ -226,6 +227,85 @@ _GROUPED_KEYS = {
     "expert_weights_norm": True,
     "expert_gating_func": 2,
 }
+_WINDOW = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+_WINDOW_KEYS = {
+    "attention__sliding_window": 16,
+    "attention__sliding_window_pattern": np.array([True, False]),
+}
+_HEADS = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+_HEAD_KEYS = {
+    "rope__dimension_count": 8,
+    "attention__head_count_kv": 1,
+    "attention__q_lora_rank": 24,
+    "attention__kv_lora_rank": 32,
+    "attention__key_length": 40,
+    "attention__value_length": 32,
+    "attention__key_length_mla": 24,
+    "attention__value_length_mla": 12,
+}
+_LATENT = {**_GROUPED, **_HEADS, "norm_topk_prob": False}
+_LATENT_KEYS = {**_GROUPED_KEYS, **_HEAD_KEYS, "expert_gating_func": 1}
+_LATENT_KEYS["expert_weights_norm"] = False
+# K and V of all heads are one tensor.
+_MINICPM3 = {**_HEADS, "v_head_dim": 16, "hidden_act": "silu"}
+_MINICPM3_KEYS = {
+    **{"rope__dimension_count": 8, "attention__key_length": 24},
+    **{"attention__q_lora_rank": 24, "attention__kv_lora_rank": 32},
+}
+# Other models of one architecture, by name.
+LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "V2, in groups, with YaRN": (
+        "deepseek2",
+        {
+            **_LATENT,
+            **{"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+            "rope_scaling": {
+                **{"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+                **{"mscale": 0.707, "mscale_all_dim": 0.707},
+            },
+        },
+        {
+            **_LATENT_KEYS,
+            **_YARN,
+            **{"expert_group_count": 4, "expert_group_used_count": 2},
+            "rope__scaling__yarn_log_multiplier": 0.0707,
+        },
+    ),
+    "V3": (
+        "deepseek2",
+        {
+            **{**_GROUPED, **_HEADS, "architectures": ["DeepseekV3ForCausalLM"]},
+            **{"n_group": 4, "topk_group": 2},
+        },
+        {**_GROUPED_KEYS, **_HEAD_KEYS, "expert_group_count": 4, "expert_group_used_count": 2},
+    ),
+    "Youtu": (
+        "deepseek2",
+        {**_HEADS, "architectures": ["YoutuForCausalLM"], "q_lora_rank": None},
+        {**_HEAD_KEYS, "attention__q_lora_rank": None, "leading_dense_block_count": 2},
+    ),
+    "MiniCPM 3": ("minicpm3", _MINICPM3, _MINICPM3_KEYS),
+    "Mistral 4": (
+        "mistral4",
+        {
+            **{**_LATENT, "norm_topk_prob": True},
+            "rope_parameters": {
+                **{"rope_type": "yarn", "rope_theta": 5_000.0, "factor": 4.0},
+                **{"original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.3},
+            },
+        },
+        {
+            **{**_LATENT_KEYS, **_YARN, "expert_weights_norm": True},
+            "attention__temperature_scale": 0.3,
+        },
+    ),
+}
 EXPERT_VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": (
         {
@@ -271,6 +351,15 @@ EXPERT_VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "expert_gating_func": 2,
             "rope__dimension_count": 8,
         },
+    ),
+    "deepseek2": (_LATENT, _LATENT_KEYS),
+    "mistral4": (
+        {**_LATENT, "architectures": ["Mistral4ForCausalLM"], "norm_topk_prob": True},
+        {**_LATENT_KEYS, "expert_weights_norm": True},
+    ),
+    "exaone-moe": (
+        {**_NUMBERS, **_GROUPED, "num_shared_experts": 2, **_WINDOW},
+        {**_GROUPED_KEYS, **_WINDOW_KEYS},
     ),
     "ernie4_5-moe": (
         {
@@ -460,6 +549,9 @@ def tensors_of(weights: Mapping[str, Tensor], architecture: str = "llama") -> di
         if architecture == "qwen3next" and "in_proj_qkvz" in name:
             found |= apart(name, tensor)
             continue
+        if architecture in LATENT and name.endswith("kv_b_proj.weight"):
+            found |= keys_and_values(name, tensor)
+            continue
         if ".query_key_value." in name:
             tensor = tensor.unflatten(0, (4, 3, -1)).transpose(0, 1).flatten(0, 2)
         match = EXPERT.fullmatch(name)
@@ -482,6 +574,16 @@ def tiled(name: str, tensor: Tensor) -> Tensor:
             values = values.unflatten(dim, (2, 2, -1)).transpose(dim, dim + 1)
             return torch.cat((keys, values.flatten(dim, dim + 2)), dim)
     return tensor
+
+
+def keys_and_values(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """K^T [heads, rank, plain] and V [heads, value, rank]."""
+    keys, values = tensor.unflatten(0, (4, -1)).split([16, 12], 1)
+    block = f"blk.{name.split('.')[2]}"
+    return {
+        f"{block}.attn_k_b.weight": keys.transpose(1, 2).contiguous(),
+        f"{block}.attn_v_b.weight": values.contiguous(),
+    }
 
 
 def apart(name: str, tensor: Tensor) -> dict[str, Tensor]:

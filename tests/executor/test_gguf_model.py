@@ -24,6 +24,7 @@ from tests.executor.gguf_files import (
 )
 from tests.executor.gguf_models import (
     EXPERT_VARIANTS,
+    LATENT_VARIANTS,
     STATE_VARIANTS,
     TEMPLATE,
     VARIANTS,
@@ -99,6 +100,7 @@ ALL_VARIANTS = [
     *((architecture, *variant) for architecture, variant in VARIANTS.items()),
     *((architecture, *variant) for architecture, variant in EXPERT_VARIANTS.items()),
     *((architecture, *variant) for architecture, variant in STATE_VARIANTS.items()),
+    *LATENT_VARIANTS.values(),
 ]
 
 
@@ -244,7 +246,10 @@ QWEN3_MOE_KEYS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4"])
+EXPERT_KINDS = ("Q2_K", "Q3_K", "IQ1_S", "IQ2_XXS", "IQ3_S", "TQ2_0", "Q4_0", "Q4_K", "Q5_K")
+
+
+@pytest.mark.parametrize("kind", [*EXPERT_KINDS, "Q6_K", "Q8_0", "MXFP4"])
 def test_codes_of_experts_are_kept_and_computed_with(tmp_path: Path, kind: str) -> None:
     """Of all experts in one tensor. The downs are of another type, as in a Q4_K_M."""
     try:
@@ -276,6 +281,32 @@ def test_codes_of_experts_are_kept_and_computed_with(tmp_path: Path, kind: str) 
         driver.runner.close()
     # The kernels round what they multiply with codes.
     torch.testing.assert_close(logprobs[0], logprobs[1], atol=0.02, rtol=0)
+
+
+def test_codes_of_heads_are_kept(tmp_path: Path) -> None:
+    """Of attention by latents, whose files have K and V of all heads as two tensors."""
+    try:
+        library = load("")
+    except Unavailable as exc:
+        pytest.skip(str(exc))
+    architecture, config, keys = LATENT_VARIANTS["Youtu"]
+    weights = hf_weights(architecture, **config)
+    tensors = stored(weights, architecture)
+    for layer in range(2):
+        name = f"blk.{layer}.attn_v_b.weight"
+        tensors[name] = random_blocks("Q4_0", tensors[name].shape, seed=layer)
+    folder = described(write_gguf(tmp_path / "a.gguf", metadata(architecture, **keys), tensors))
+    ops = CppOps(library, WeightFormat.BF16, keeps_codes=True)
+    model = make_model(ModelConfig.from_folder(folder), ops)
+    load_weights(model.weights(), folder)
+    found = {weight.name: weight.get() for weight in model.weights()}
+    for layer in range(2):
+        expected = widened(tensors[f"blk.{layer}.attn_v_b.weight"]).flatten(0, 1)
+        name = f"model.layers.{layer}.self_attn.v_b_proj.weight"
+        assert torch.equal(found[name], expected)
+        keys_of_heads = found[name.replace("v_b_proj", "k_b_proj")]
+        stored_keys = tensors_of(weights, architecture)[f"blk.{layer}.attn_k_b.weight"]
+        assert torch.equal(keys_of_heads, stored_keys.flatten(0, 1).bfloat16().float())
 
 
 def test_old_files_have_a_tensor_for_each_expert(tmp_path: Path) -> None:
@@ -521,10 +552,10 @@ def test_merges_that_make_no_token_are_refused(tmp_path: Path) -> None:
 
 def test_types_that_are_not_read_are_named(tmp_path: Path) -> None:
     tensors = stored(hf_weights(hidden_size=256, head_dim=64))
-    tensors["blk.0.attn_v.weight"] = Stored("Q2_K", (128, 256), bytes(128 * 84))
+    tensors["blk.0.attn_v.weight"] = Stored("Q8_K", (128, 256), bytes(128 * 292))
     sizes = {"embedding_length": 256, "rope__dimension_count": 64}
     folder = described(write_gguf(tmp_path / "a.gguf", metadata(**sizes), tensors))
-    with pytest.raises(BadCheckpoint, match=r"v_proj.weight Q2_K instead of one of .*Q4_K"):
+    with pytest.raises(BadCheckpoint, match=r"v_proj.weight Q8_K instead of one of .*Q4_K"):
         loaded(folder)
 
 

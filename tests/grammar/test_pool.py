@@ -102,3 +102,37 @@ def test_a_grammar_that_waited_too_long_gets_503_and_is_not_compiled(desk: Desk)
     desk.pool.ask(3, Key("regex", "a2"))  # that is not remembered
     desk.wait_begun(1)
     assert desk.begun[-1] == "a2"
+
+
+def test_a_compiler_that_was_prepared_is_not_made_again(desk: Desk) -> None:
+    made = threading.Semaphore(0)
+
+    def make() -> Any:
+        made.release()
+        return desk
+
+    pool = GrammarPool(make, max_bytes=0, notify=desk.rung.release, clock=lambda: 0.0)
+    pool.prepare()
+    assert made.acquire(timeout=HANG_S)
+    desk.may_end["a0"].set()
+    pool.ask(0, Key("regex", "a0"))
+    assert desk.rung.acquire(timeout=HANG_S)
+    assert not made.acquire(blocking=False)
+    pool.close()
+
+
+def test_what_prevents_a_compiler_is_told_to_each_request(desk: Desk) -> None:
+    tried = threading.Semaphore(0)
+
+    def fail() -> Any:
+        tried.release()
+        raise InvalidGrammar("no such vocabulary")
+
+    pool = GrammarPool(fail, max_bytes=0, notify=desk.rung.release, clock=lambda: 0.0)
+    pool.prepare()
+    assert tried.acquire(timeout=HANG_S)
+    pool.ask(0, Key("regex", "a0"))
+    assert desk.rung.acquire(timeout=HANG_S)
+    (result,) = pool.take()
+    assert "no such vocabulary" in result.message
+    pool.close()

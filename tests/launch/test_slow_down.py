@@ -1,4 +1,5 @@
-"""The engine's own loop lets a step take as long as it was told to, and listens meanwhile."""
+"""The engine's own loop lets a step take as long as it was told to, listens meanwhile, and loads at
+its first rest what only some requests need."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ class Line:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """What an engine answers to what comes, and when."""
+    """What an engine answers to what comes, and when; `None` when it had its first rest."""
 
     def run(coming: list[tuple[float, Any]]) -> list[tuple[float, Any]]:
         line = Line(coming)
@@ -73,19 +74,23 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         began = line.clock.now
         monkeypatch.setattr(worker, "time", clock)
         answers: list[tuple[float, Any]] = []
+
+        def note(answer: Any = None) -> None:
+            answers.append((clock.now - began, answer))
+
         runner = OracleRunner(400, 4, 200, VOCAB)
         engine = Engine(settings(), runner, clock=clock.monotonic, overlap=0, on_failure=fail)
-        intake = Intake(line, lambda reply: answers.append((clock.now - began, reply)))
-        worker.serve(engine, contextlib.nullcontext(), intake, line)  # type: ignore[arg-type]
+        intake = Intake(line, note)
+        worker.serve(engine, contextlib.nullcontext(), intake, line, note)  # type: ignore[arg-type]
         return answers
 
     return run
 
 
-def request(num_tokens: int) -> GenerateRequest:
+def request(num_tokens: int, id: int = 1) -> GenerateRequest:
     sampling = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
     return GenerateRequest(
-        id=1, rid="r", input_ids=np.array([5], dtype=np.int32).tobytes(), sampling=sampling
+        id=id, rid=f"r{id}", input_ids=np.array([5], dtype=np.int32).tobytes(), sampling=sampling
     )
 
 
@@ -124,3 +129,9 @@ def test_a_slowed_engine_answers_at_once_and_is_fast_again_when_it_is_reported(r
     assert when(answers, GetStateReply)[0] == pytest.approx(0.05)
     assert when(answers, SlowDownReply)[1] == pytest.approx(0.10)
     assert end_of(answers) == pytest.approx(0.10)
+
+
+def test_what_may_hold_up_steps_waits_for_the_first_rest(run: Run) -> None:
+    busy = [(0.9 * number, request(1, id=number)) for number in range(5)]
+    answers = run([*busy, (60.0, Shutdown(drain_s=60))])
+    assert when(answers, type(None)) == [pytest.approx(3.6 + worker.REST_S)]

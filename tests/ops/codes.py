@@ -12,14 +12,23 @@ from weft.ops.cpp.abi import WeightFormat
 
 HALF = torch.float16
 BRAIN = torch.bfloat16
-# The formats that floats are packed into. Six bits are only kept as they are stored.
-PACKED = tuple(each for each in WeightFormat if each is not WeightFormat.I6)
+# The formats that floats are packed into. Those of `KEPT` are only kept as they are stored.
+KEPT = (WeightFormat.I2, WeightFormat.I3, WeightFormat.I6)
+PACKED = tuple(each for each in WeightFormat if each not in KEPT)
+TWO_BITS_SIGNED = (8, 25, 43, 0, -8, -25, -43, 0)
 FORMATS = {
     "q4_0": CodeFormat(4, 32, offset=8, scale_type=HALF),
     "q4_1": CodeFormat(4, 32, has_mins=True, scale_type=HALF),
     "q4_k": CodeFormat(4, 32, has_mins=True, is_coarse=True),
     "q5_k": CodeFormat(6, 32, has_mins=True, is_coarse=True),
     "q6_k": CodeFormat(6, 16, offset=32, is_coarse=True),
+    "q3_k": CodeFormat(3, 16, offset=4, is_coarse=True),
+    "q2_k": CodeFormat(2, 16, has_mins=True, is_coarse=True),
+    "iq3_s": CodeFormat(4, 32, table=tuple(range(-15, 16, 2)), is_coarse=True),
+    "iq2_xxs": CodeFormat(3, 32, table=TWO_BITS_SIGNED, is_coarse=True, unit=0.125),
+    "iq2_s": CodeFormat(3, 16, table=TWO_BITS_SIGNED, is_coarse=True, unit=0.125),
+    "iq1_s": CodeFormat(2, 32, offset=1, has_mins=True, is_coarse=True, unit=0.125),
+    "tq2_0": CodeFormat(2, 256, offset=1, scale_type=HALF),
     "q8_0": CodeFormat(8, 32, offset=128, scale_type=HALF),
     "iq4_nl": CodeFormat(4, 32, table=IQ4_NL, scale_type=HALF),
     "mxfp4": CodeFormat(4, 32, table=E2M1_TWICE),
@@ -84,7 +93,7 @@ def _number(format: CodeFormat, scales: Scales, k: int) -> NDArray[np.float32]:
     fine = _floats(scales.fine[:, k // format.group if format.group else 0])
     if scales.coarse is None:
         return fine
-    return fine * _floats(scales.coarse[:, k // COARSE])
+    return fine * (_floats(scales.coarse[:, k // COARSE]) * np.float32(format.unit))
 
 
 def _floats(values: Tensor) -> NDArray[np.float32]:

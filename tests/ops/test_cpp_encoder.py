@@ -212,7 +212,7 @@ def biases_of(heads: int, reach: int) -> Biases:
         EncoderHeads(window=1),
         EncoderHeads(window=65),
         EncoderHeads(biases=biases_of(3, 700)),
-        EncoderHeads(scale=0.3, window=20, biases=biases_of(3, 700)),
+        EncoderHeads(scale=0.1, window=20, biases=biases_of(3, 700)),
     ],
     ids=["self", "window", "biases", "both"],
 )

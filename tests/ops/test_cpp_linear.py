@@ -265,7 +265,8 @@ def test_floats_may_come_later_where_codes_are_kept(kernels, name):
     packed.matrix.put(0, rows)
     assert packed.panels.memory.data_ptr() == address
     error = (packed.matrix.get(0) - rows).square().mean().sqrt()
-    assert error < 0.13, "of weights with deviation 1"
+    bits = CODE_FORMATS[name].bits
+    assert error < {2: 0.9, 3: 0.3}.get(bits, 0.13), "of weights with deviation 1"
 
 
 @pytest.mark.parametrize("format", FLOATS)

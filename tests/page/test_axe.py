@@ -60,7 +60,8 @@ def test_axe_finds_nothing_in_a_page_full_of_work(server: Server, look: Look) ->
 def test_axe_finds_nothing_in_a_chat_with_all_its_parts(quick: RunningServer, look: Look) -> None:
     page = look(quick.url).live()
     page.page.click("#tab-chat")
-    answers(page, {"reasoning_content": "let me see"}, {"content": RICH}, end="length")
+    rows = "\n\n| a | b |\n|---|---|\n" + "| one | two |\n" * 50
+    answers(page, {"reasoning_content": "let me see"}, {"content": RICH + rows}, end="length")
     say(page, "show all")
     page.see(".md math")
     page.see(".it button", "Regenerate").click()

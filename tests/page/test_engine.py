@@ -198,19 +198,33 @@ def test_a_page_comes_back_when_the_server_does(look: Look) -> None:
     with running() as first:
         pictured(first)
         page = look(first.url).live()
+        shown = page.page.locator("#figures dd").all_text_contents()
         page.expected += ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE"]
         page.expected += ["ERR_CONNECTION_RESET", "503"]
         first.call(first.readiness.drain)
+    # What was shown stays, grey, and it is said that it is an old picture.
     page.see("#dot.away")
-    opacity = (
-        "() => getComputedStyle(document.querySelector('.engine > .panel:not(#gate)')).opacity"
-    )
-    assert float(page.page.evaluate(opacity)) < 1  # the picture is an old one
+    page.see("#state", "connecting again")
+    panels = page.page.evaluate(LOOKS)
+    assert len(panels) == 5
+    assert {panel["filter"] for panel in panels} == {"grayscale(1)"}
+    assert all(float(panel["opacity"]) < 1 for panel in panels)
+    assert page.page.locator("#figures dd").all_text_contents() == shown
+    # The chat does not stand for the engine: one can read and write in it.
+    chat = page.page.evaluate("() => getComputedStyle(document.getElementById('chat')).opacity")
+    assert chat == "1"
     with running(port=first.port) as again:
         pictured(again)
         page.live()
         page.see("#state", "up")
+        assert {panel["opacity"] for panel in page.page.evaluate(LOOKS)} == {"1"}
         page.leave()
+
+
+LOOKS = """() => [...document.querySelectorAll(".engine > :is(.panel, dl, .pair):not([hidden])")].map((one) => {
+  const { opacity, filter } = getComputedStyle(one);
+  return { opacity, filter };
+})"""
 
 
 def test_each_of_several_engines_is_there_in_small_and_one_of_them_large(look: Look) -> None:

@@ -270,6 +270,38 @@ def test_an_answer_that_a_reload_cut_is_there_and_can_go_on(
     page.see(".it button", "Continue")
 
 
+def test_an_answer_that_comes_in_another_tab_is_followed_and_was_not_cut(
+    quick: RunningServer, look: Look
+) -> None:
+    page = opened(look, quick)
+    page.page.evaluate(SLOW_STREAM)
+    say(page, "slowly")
+    page.see(".it.busy .md", "the beginning")
+    page.page.wait_for_timeout(1_300)  # a growing answer is kept once a second
+    other = Watched(page.page.context.new_page(), page.url).open().live()
+    other.see(".it.busy .after", "comes in another tab")
+    assert other.page.locator(".it button").count() == 0
+    shown = len(other.text(".it .md"))
+    other.page.wait_for_function(
+        "(shown) => document.querySelector('.it .md').textContent.length > shown", arg=shown
+    )
+    say(other, "and now?")
+    other.see("#log .err", "comes in another tab")
+    assert other.page.input_value("#text") == "and now?"
+    page.page.click("#stop")
+    other.see(".it .after", "stopped")
+    other.see(".it button", "Continue")
+    # A tab that is closed answers for nothing more.
+    page.page.click(".it button:text-is('Regenerate')")
+    other.see(".it .after", "comes in another tab")
+    page.page.goto("about:blank")
+    reload(other)
+    other.see(".it .after", "the page was closed meanwhile")
+    other.check()
+    other.page.close()
+    page.open()
+
+
 SLOW_STREAM = """() => {
   const asked = window.fetch;
   window.fetch = (path, ...rest) => {
@@ -280,7 +312,11 @@ SLOW_STREAM = """() => {
         to.enqueue(new TextEncoder().encode(`data: ${event}\\n\\n`));
       };
       write("the beginning ");
-      setInterval(() => write("more "), 200);
+      const timer = setInterval(() => write("more "), 200);
+      rest[0].signal.addEventListener("abort", () => {
+        clearInterval(timer);
+        to.error(new DOMException("ended", "AbortError"));
+      });
     } });
     return Promise.resolve(new Response(body));
   };
@@ -315,6 +351,62 @@ def test_enter_of_an_input_method_sends_nothing(quick: RunningServer, look: Look
     page.page.press("#text", "Enter")
     page.see(".it .md", "well")
     assert len(asked) == 1
+
+
+class InputMethod:
+    """What an input method does to a page: words that are being composed, and keys that it takes."""
+
+    def __init__(self, page: Watched) -> None:
+        self._devtools = page.page.context.new_cdp_session(page.page)
+
+    def compose(self, text: str) -> None:
+        given = {"text": text, "selectionStart": len(text), "selectionEnd": len(text)}
+        self._devtools.send("Input.imeSetComposition", given)
+
+    def key(self, name: str) -> None:
+        """A key that the input method takes for itself."""
+        for kind in ("rawKeyDown", "keyUp"):
+            given = {"type": kind, "key": name, "code": name, "windowsVirtualKeyCode": 229}
+            self._devtools.send("Input.dispatchKeyEvent", given)
+
+    def end(self, text: str) -> None:
+        self._devtools.send("Input.insertText", {"text": text})
+
+
+def test_words_are_composed_in_chinese_and_by_dead_keys_of_german(
+    quick: RunningServer, look: Look
+) -> None:
+    page = with_list(opened(look, quick))
+    asked = answers(page, {"content": "well"})
+    method = InputMethod(page)
+    page.page.focus("#text")
+    for parts, word in ((("n", "ni", "ni hao"), "你好"), (("¨",), "ü"), (("^",), "ê")):
+        for part in parts:
+            method.compose(part)
+        method.key("Enter")  # takes the word
+        method.key("Escape")
+        method.end(word)
+    assert page.page.input_value("#text") == "你好üê"
+    assert asked == []
+    page.page.keyboard.press("Enter")
+    page.see(".it .md", "well")
+    assert asked[0]["messages"] == [{"role": "user", "content": "你好üê"}]
+    # The other fields in which Enter or Escape ends something.
+    page.see(".me button", "Edit").click()
+    method.compose("shi")
+    method.key("Escape")
+    method.end("是")
+    assert page.page.input_value(".editor textarea") == "你好üê是"
+    page.page.keyboard.press("Escape")
+    page.page.click("#chat-list .menu summary")
+    page.page.click("#chat-list .menu button:text('Rename')")
+    page.page.keyboard.press("End")
+    method.compose("ming")
+    method.key("Enter")
+    method.key("Escape")
+    method.end("名")
+    page.page.keyboard.press("Enter")
+    page.see("#chat-list .title", "你好üê名")
 
 
 # ---- what is shown
@@ -452,6 +544,7 @@ def test_what_the_model_cannot_take_is_said_at_once(
         ("beep.wav", b"RIFF", "takes no sounds"),
         ("data.bin", b"\xff\xfe\x00", "is no text, picture, sound or PDF"),
         ("locked.pdf", b"%PDF-1.4\n/Encrypt 5 0 R", "the PDF is encrypted"),
+        ("direct.pdf", b"%PDF-1.7\n/Encrypt<</Filter/Standard>>", "the PDF is encrypted"),
         ("empty.pdf", b"%PDF-1.4\n", "the PDF has no pages that can be read"),
     ):
         file = tmp_path / name

@@ -7,17 +7,10 @@ from typing import Any
 
 from tests.page.browser import PHONE, Watched
 from tests.page.conftest import Look
+from tests.page.long_answers import LONG, NUM_LINES
 from tests.page.talk import RICH
 from tests.server.fake import RunningServer
 
-NUM_LINES = 5_000
-LONG = {
-    "paragraphs": "A line of *words* with `code` and **more**.\n\n" * (NUM_LINES // 2),
-    "one paragraph": "A line of *words* with `code`.\n" * NUM_LINES,
-    "a list": "".join(f"- item {number} with *words*\n" for number in range(NUM_LINES)),
-    "a table": "| a | b |\n|---|--:|\n" + "| one | 2 |\n" * NUM_LINES,
-    "code": "```python\n" + "value = compute(1, 'two')  # three\n" * NUM_LINES + "```\n",
-}
 WRITE = """async ([text, size]) => {
   const { Writing } = await import("./page/text/writing.js");
   const box = document.createElement("div");
@@ -41,7 +34,7 @@ WRITE = """async ([text, size]) => {
   }
   count(watcher.takeRecords());
   watcher.disconnect();
-  const block = box.querySelector(".part") || box.firstElementChild;
+  const block = box.querySelector(".part, .rows") || box.firstElementChild;
   const { contentVisibility } = getComputedStyle(block);
   const { innerHTML: html, textContent: text_ } = box;
   return { html, text: text_, removed, pieces, longest, contentVisibility };
@@ -53,12 +46,53 @@ def written(page: Watched, text: str, size: int) -> dict[str, Any]:
     return found
 
 
+TABLE = "| name | of |\n|---|--:|\n"
+
+
+def table(num_rows: int) -> str:
+    return TABLE + "".join(f"| row {number} | {number:,} |\n" for number in range(num_rows))
+
+
 def test_a_growing_answer_ends_as_the_whole_one(quick: RunningServer, look: Look) -> None:
     page = look(quick.url).live()
     text = f"{RICH}\n- a\n- b\n\n~~~\ncode without an end\n"
-    whole = written(page, text, len(text))
-    for size in (1, 3, 7, 50):
-        assert written(page, text, size)["html"] == whole["html"], size
+    for text_, sizes in (
+        (text, (1, 3, 7, 50)),
+        (table(41), (7, 50)),
+        (table(120) + "\nand more", (11, 500)),
+    ):
+        whole = written(page, text_, len(text_))
+        for size in sizes:
+            assert written(page, text_, size)["html"] == whole["html"], size
+
+
+def test_a_long_table_has_its_rows_once_and_is_laid_out_only_near_the_screen(
+    quick: RunningServer, look: Look
+) -> None:
+    page = look(quick.url).live()
+    text = table(NUM_LINES)
+    written(page, text, len(text) // 300)
+    found = page.page.evaluate(ROWS)
+    assert found["first"] == [f"row {number}" for number in range(NUM_LINES)]
+    assert found["seen"] < 200
+    # Columns are one below the other, also in bodies that are far apart.
+    page.page.evaluate("() => document.querySelector('.long').rows[4_000].scrollIntoView()")
+    lefts = page.page.evaluate(LEFTS, [0, 1, 50, 4_000, NUM_LINES])
+    assert len({round(left) for left in lefts}) == 1
+    # Programs that read screens find a table.
+    assert page.page.get_by_role("columnheader").count() == 2
+    assert page.page.get_by_role("cell", name="row 4999", exact=True).count() == 1
+
+
+ROWS = """() => {
+  const rows = [...document.querySelectorAll(".long td:first-child")];
+  const isSeen = (cell) => cell.checkVisibility({ contentVisibilityAuto: true });
+  return { first: rows.map((cell) => cell.textContent), seen: rows.filter(isSeen).length };
+}"""
+LEFTS = """(numbers) => {
+  const { rows } = document.querySelector(".long");
+  return numbers.map((number) => rows[number].cells[1].getBoundingClientRect().left);
+}"""
 
 
 def test_a_long_answer_is_drawn_once_and_only_near_the_screen(
@@ -72,7 +106,7 @@ def test_a_long_answer_is_drawn_once_and_only_near_the_screen(
         assert plain >= NUM_LINES // 2, name
         # Drawn again for each piece, more than a million nodes would have been removed.
         assert found["removed"] < 60 * found["pieces"], name
-        if name in ("paragraphs", "one paragraph", "code"):
+        if name != "a list":
             assert found["contentVisibility"] == "auto", name
 
 

@@ -447,6 +447,34 @@ def test_requests_go_to_the_workers_that_have_their_model(key: str) -> None:
             assert httpx.get(front.url + "/v1/models").status_code == 401
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", {"model": "b:latest"}),
+        ("/api/show", {"name": "b:latest"}),
+        ("/api/show", {"name": "b"}),
+        ("/openai/deployments/b/chat/completions", {"messages": []}),
+        ("/tokenize?model=b", {"prompt": "x"}),
+        ("/v1/completions?model=a", {"model": "b"}),
+    ],
+)
+def test_a_model_is_named_as_a_server_reads_it(path: str, body: dict[str, object]) -> None:
+    with ExitStack() as stack:
+        front = DifferentModels(stack)
+        answer = httpx.post(front.url + path, json=body, timeout=HANG_S)
+        assert answer.status_code == 200, answer.text
+        assert front.counts == [0, 1]
+        assert front.workers[1].bodies == [body], "the server gets what the client wrote"
+
+
+def test_only_names_of_ollamas_clients_have_a_tag() -> None:
+    with ExitStack() as stack:
+        front = DifferentModels(stack)
+        answer = front.ask(model="b:latest")
+        assert answer.status_code == 404
+        assert front.counts == [0, 0]
+
+
 def test_a_model_that_no_worker_has_is_refused_with_the_list_of_models() -> None:
     with ExitStack() as stack:
         front = DifferentModels(stack)

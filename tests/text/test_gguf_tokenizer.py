@@ -147,7 +147,56 @@ _DEEPSEEK = (
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
     "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
 )
+CASED = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
+    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
+    "\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd"
+    "\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d"
+    "\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4"
+    "\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec"
+    "\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126"
+    "\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184"
+    "\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f"
+    "\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a"
+    "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
+    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+KIMI = "|".join(
+    (
+        r"""[\p{Han}]+""",
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"""
+        + f"{ENDINGS}?",
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"""
+        + f"{ENDINGS}?",
+        r"""\p{N}{1,3}""",
+        r""" ?[^\s\p{L}\p{N}]+[\r\n]*""",
+        r"""\s*[\r\n]+""",
+        r"""\s+(?!\S)""",
+        r"""\s+""",
+    )
+)
 EXPRESSIONS = {
+    "deepseek-llm": (
+        "[\r\n]",
+        f"\\s?[{CASED}]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        "\\s+$",
+        ASIAN,
+        "[0-9]|\\p{N}",
+    ),
+    "deepseek-coder": ("[\r\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", ASIAN, "\\p{N}"),
+    "kimi-k2": (KIMI,),
+    "seed-coder": (
+        ENDINGS
+        + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "minimax-m2": (_O200K,),
+    "exaone-moe": (
+        ENDINGS
+        + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+    ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "lfm2"), (_LIKE_LLAMA,)),
     **dict.fromkeys(("gpt-4o", "llama4"), (_O200K,)),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK),
@@ -161,9 +210,9 @@ def published(pre: str, folder: Path) -> tokenizers.Tokenizer:
     tokens = values["tokenizer.ggml.tokens"]
     vocab = {token: index for index, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ")) for merge in values["tokenizer.ggml.merges"]]
-    if pre in ("gpt-2", "phi-2", "olmo", "exaone4"):
+    if pre in ("gpt-2", "phi-2", "olmo", "exaone4", "mpt"):
         return with_added(transformers.GPT2Tokenizer(vocab=vocab, merges=merges))
-    if pre in ("qwen2", "deepseek-r1-qwen"):
+    if pre in ("qwen2", "deepseek-r1-qwen", "stablelm2"):
         return with_added(transformers.Qwen2Tokenizer(vocab=vocab, merges=merges))
     if pre == "qwen35":
         return with_added(transformers.Qwen3_5Tokenizer(vocab=vocab, merges=merges))
@@ -195,6 +244,8 @@ def published(pre: str, folder: Path) -> tokenizers.Tokenizer:
         backend.add_tokens([tokenizers.AddedToken("<tool>", normalized=False)])
         return backend
     pytest.importorskip("gguf")
+    if pre == "pixtral":
+        values["tokenizer.ggml.pre"] = "tekken"
     write_gguf(folder / "model.gguf", values, {})
     loaded = transformers.AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
     return loaded.backend_tokenizer
@@ -383,7 +434,10 @@ def test_wefts_tokenizer_takes_it(tmp_path: Path) -> None:
 
 
 BAD = {
-    "another kind": ({"model": "t5"}, "'t5', which is not supported; gpt2, llama and gemma4 are"),
+    "another kind": (
+        {"model": "t5"},
+        "'t5', which is not supported; gpt2, llama, gemma4 and bert are",
+    ),
     "another pre-tokenizer": (
         {"pre": "default"},
         "'default', which is not supported; .*--tokenizer",

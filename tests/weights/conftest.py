@@ -23,7 +23,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     }
     found.repos["org/small-GGUF"] = {
         "README.md": b"",
-        "small-Q2_K.gguf": content(5, 10_000),
+        "small-Q1_0.gguf": content(5, 10_000),
         "small-Q4_K_M.gguf": content(6, 20_000),
         "small-Q8_0.gguf": content(7, 40_000),
         "parts/small-F16-00001-of-00002.gguf": content(8, 50_000),

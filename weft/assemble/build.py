@@ -20,13 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.assemble.cache import make_tiers, open_cache, tier_settings
+from weft.assemble.draft_model import head_of
 from weft.assemble.handoff import handoff_settings, make_handoff
 from weft.assemble.kv_events import make_cache_events
 from weft.assemble.model_config import choose_model
 from weft.assemble.ranks import StartedRanks
 from weft.config.amounts import parameters, size
 from weft.config.cache import outlives, stores_kv
-from weft.config.draft_model import draft_settings, runs_as
+from weft.config.draft_model import draft_settings, kind_of, runs_as
 from weft.config.engine import EngineConfig
 from weft.config.media import MediaRules
 from weft.config.model import ModelConfig
@@ -53,6 +54,7 @@ from weft.journal.recorder import RecordedEngine
 from weft.memory.events.protocol import CacheEvents
 from weft.memory.handoff.protocol import Handoff, NoHandoff
 from weft.memory.tiers.protocol import NoTiers, Tiers
+from weft.messages.media import MediaItem
 from weft.messages.requests import GenerateRequest, PoolingParams
 from weft.messages.sampling import SamplingParams
 from weft.messages.status import EngineReady, Pools
@@ -79,6 +81,8 @@ class Built(NamedTuple):
     runner: TorchRunner
     ready: EngineReady
     wakeup: WakeupPipe  # notified of work that comes without a message
+    # Loads what only some requests need, in a thread; it may hold up steps, so it waits for a rest.
+    at_rest: Callable[[], object] | None = None
     ranks: StartedRanks | None = None  # other processes that hold the model; they end with it
 
 
@@ -116,7 +120,7 @@ def _build(
     processors = load_processors(config.logit_processors)
     wakeup = WakeupPipe()
     grammars = _grammars(config, model, folder, wakeup)
-    draft = _draft_runner(config, context_length=config.context_length)
+    draft = _draft_runner(config, model)
     runner = load_runner(
         config,
         model,
@@ -179,7 +183,8 @@ def _build(
     ]
     passes = tuple(one.name for one in runner.passes)
     ready = _ready(config, model, engine, startup, passes)
-    return Built(engine, runner, ready, wakeup, ranks)
+    at_rest = grammars.prepare if model.pooling is None else None
+    return Built(engine, runner, ready, wakeup, at_rest, ranks)
 
 
 def _kept(model: ModelConfig) -> str:
@@ -311,15 +316,17 @@ def _states(config: EngineConfig, model: ModelConfig) -> StateSettings | None:
     return StateSettings(num_slots=config.max_mamba_cache_size)
 
 
-def _draft_runner(config: EngineConfig, *, context_length: int) -> DraftSpec | None:
-    """The draft model as the runner needs it; None without one. `config` is resolved. Raises
-    ModelError."""
+def _draft_runner(config: EngineConfig, target: ModelConfig) -> DraftSpec | None:
+    """The draft model or the head of the model `target` as the runner needs it; None without one.
+    `config` is resolved. Raises ModelError."""
     if not config.draft_model:
         return None
     folder = Path(config.draft_model)
-    model = choose_model(draft_settings(config), folder, here=True)
+    model = head_of(config, folder, target)
+    if model is None:
+        model = choose_model(draft_settings(config), folder, here=True)
     engine = runs_as(config, model)
-    kept = replace(kept_as(engine, model), context_length=context_length)
+    kept = replace(kept_as(engine, model), context_length=config.context_length)
     return DraftSpec(engine, kept, folder)
 
 
@@ -327,7 +334,11 @@ def _draft(draft: ModelConfig | None) -> DraftSettings | None:
     """The settings of the scheduler for the draft model; None without one."""
     if draft is None:
         return None
-    return DraftSettings(vocab_size=draft.vocab_size, context_length=draft.max_position)
+    return DraftSettings(
+        vocab_size=draft.vocab_size,
+        context_length=draft.max_position,
+        source=kind_of(draft),
+    )
 
 
 def _pooling_limits(model: ModelConfig) -> PoolingLimits | None:
@@ -357,8 +368,8 @@ def _journal(config: EngineConfig) -> JournalWriter | None:
 
 def _grammars(
     config: EngineConfig, model: ModelConfig, folder: Path, wakeup: WakeupPipe
-) -> Grammars:
-    """The grammar compiler. Nothing is loaded before the first grammar comes."""
+) -> GrammarPool | NoGrammars:
+    """The grammar compiler. Nothing is loaded yet."""
     backend = config.grammar_backend
     if backend == "none":
         return NoGrammars(
@@ -432,6 +443,10 @@ def _warm_up(engine: Engine | RecordedEngine) -> None:
     if engine.scheduler.settings.pooling is not None:
         max_new_tokens = 0
         pooling = PoolingParams()
+    media: tuple[MediaItem, ...] = ()
+    rules = engine.scheduler.settings.media
+    if rules is not None and rules.heard_len:
+        media = (_silence(rules),)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
     request = GenerateRequest(
         id=WARM_UP_ID,
@@ -439,8 +454,23 @@ def _warm_up(engine: Engine | RecordedEngine) -> None:
         input_ids=np.zeros(1, dtype=np.int32).tobytes(),
         sampling=sampling,
         pooling=pooling,
+        media=media,
     )
     engine.warm_up(request)
+
+
+def _silence(rules: MediaRules) -> MediaItem:
+    """A sound for a model whose every request has one."""
+    values = np.zeros(rules.heard_shape, dtype=np.float32).tobytes()
+    return MediaItem(
+        kind="audio",
+        digest=bytes(32),
+        start=0,
+        length=0,
+        num_heard=rules.heard_len,
+        shape=rules.heard_shape,
+        values=values,
+    )
 
 
 def _refuse_faulty_parts(config: EngineConfig, failure: Exception | None) -> None:

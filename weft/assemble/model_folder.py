@@ -25,12 +25,15 @@ import numpy as np
 from weft.config.engine import EngineConfig
 from weft.config.generation import FILE
 from weft.config.gguf import GgufModel, hf_config, hf_sampling
-from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
+from weft.config.model import BadCheckpoint, ModelConfig, ModelError, ModelNotFound
 from weft.config.options import SettingsError
+from weft.config.pooling import KINDS
+from weft.config.vision.mmproj import ClipKeys, projector_of, with_encoder
 from weft.json_types import JsonMapping
 from weft.observe.log import EventLog
 from weft.weights.fetch import local_folder, local_path
 from weft.weights.gguf import files
+from weft.weights.gguf.encoder import EncoderContent
 from weft.weights.gguf.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from weft.weights.gguf.reader import GgufFile
 from weft.weights.known import SAMPLING, SMOLLM2, known_name, missing_default
@@ -43,6 +46,7 @@ WEFT = Path(__file__).parents[1]
 SOURCES = (
     "config/gguf.py",
     "config/families/*.py",
+    "config/vision/mmproj.py",
     "text/gguf_tokenizer.py",
     "assemble/model_folder.py",
     "weights/known.py",
@@ -57,6 +61,7 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 MAX_ROPE_FACTORS = 4_096
+POOLING_FOLDER = "1_Pooling"
 
 
 def model_folder(config: EngineConfig) -> Path:
@@ -77,7 +82,27 @@ def model_folder(config: EngineConfig) -> Path:
     source = path.parent
     if config.tokenizer:
         source = tokenizer_folder(config.tokenizer)
-    return described(path, source)
+    return described(path, source, encoder_file(config, path))
+
+
+def encoder_file(config: EngineConfig, path: Path) -> Path | None:
+    """The file with the encoder of a GGUF file's model: the one that --mmproj names, else the one
+    beside the model, if weft can use it. Raises ModelError."""
+    if config.mmproj:
+        named = Path(config.mmproj).expanduser()
+        if not named.is_file():
+            raise SettingsError(f"--mmproj: there is no file {named}")
+        return named
+    beside = files.encoder_beside(path, path.parent.iterdir())
+    if beside is None:
+        return None
+    try:
+        with GgufFile(path) as file:
+            _with_encoder(beside, {"architectures": [""]}, file.header.metadata)
+    except ModelError as exc:
+        log.warning("encoder_not_used", file=beside.name, reason=exc)
+        return None
+    return beside
 
 
 def model_name(config: EngineConfig, folder: Path) -> str:
@@ -103,19 +128,21 @@ def tokenizer_folder(name: str) -> Path:
     return folder
 
 
-def described(path: Path, source: Path) -> Path:
+def described(path: Path, source: Path, encoder: Path | None = None) -> Path:
     """The folder that describes the model of a GGUF file. `source`: a folder that may have the
-    tokenizer's files.
+    tokenizer's files. `encoder`: the file with its encoder of pictures.
 
     Raises ModelError.
     """
     parts = {part.name: part.absolute() for part in files.parts(path)}
+    if encoder is not None:
+        parts[files.ENCODER + files.SUFFIX] = encoder.absolute()
     beside = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
     name = known_name(path) or files.stem(path)
     folder = _cache() / _digest([*parts.values(), *beside]) / name
     if (folder / "config.json").is_file():
         return folder
-    content = dict(_description(path, beside))
+    content = dict(_description(path, beside, encoder))
     if name == SMOLLM2.name:
         content.setdefault(FILE, SAMPLING)
     try:
@@ -134,7 +161,9 @@ def described(path: Path, source: Path) -> Path:
         return folder
 
 
-def _description(path: Path, beside: Sequence[Path]) -> Iterator[tuple[str, bytes | JsonMapping]]:
+def _description(
+    path: Path, beside: Sequence[Path], encoder: Path | None
+) -> Iterator[tuple[str, bytes | JsonMapping]]:
     """The files of the folder: names and contents. Raises ModelError."""
     first, *others = files.parts(path)
     with GgufFile(first) as file:
@@ -145,14 +174,44 @@ def _description(path: Path, beside: Sequence[Path]) -> Iterator[tuple[str, byte
                 tensors |= other.header.tensors
         factors = [_factors(file, name) for name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)]
         model = GgufModel(str(path), metadata, tensors, *factors)
-        config = hf_config(model)
+        config: JsonMapping = hf_config(model)
+        if encoder is not None:
+            config, settings = _with_encoder(encoder, config, metadata)
+            yield "preprocessor_config.json", settings
         # Check that a model of these sizes is possible before any file is written.
         ModelConfig.from_hf(config, path.name)
         yield "config.json", config
         sampling = hf_sampling(metadata)
         if sampling:
             yield FILE, sampling
+        pooling = config.get("pooling")
+        if pooling:
+            yield from _sentence_layout(str(pooling))
         yield from _tokenizer(metadata, str(path), config["vocab_size"], beside)
+
+
+def _sentence_layout(pooling: str) -> Iterator[tuple[str, bytes | JsonMapping]]:
+    """The files that say how hidden states become a vector. A GGUF file does not say whether it is
+    normalized; llama.cpp does so."""
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [{"type": f"models.{kind}", "path": ""} for kind in kinds]
+    modules[1]["path"] = POOLING_FOLDER
+    keys = [key for key in KINDS if key.startswith(f"pooling_mode_{pooling}")]
+    yield "modules.json", json.dumps(modules).encode()
+    yield f"{POOLING_FOLDER}/config.json", dict.fromkeys(keys, True)
+
+
+def _with_encoder(
+    encoder: Path, config: JsonMapping, metadata: JsonMapping
+) -> tuple[JsonMapping, JsonMapping]:
+    """The model's `config.json` with the encoder of a file, and its `preprocessor_config.json`.
+    Raises ModelError."""
+    with EncoderContent(encoder) as file:
+        said = file.header.metadata
+        shapes = {name: entry.shape for name, entry in file.header.tensors.items()}
+        keys = ClipKeys(str(encoder), said, shapes)
+        whole = with_encoder(keys, said, metadata, config)
+        return whole, projector_of(keys.label, said).settings(keys)
 
 
 def _tokenizer(
@@ -209,7 +268,9 @@ def _write(
         data = values
         if not isinstance(data, bytes):
             data = json.dumps(values, ensure_ascii=False).encode()
-        (folder / name).write_bytes(data)
+        path = folder / name
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        path.write_bytes(data)
 
 
 @contextlib.contextmanager

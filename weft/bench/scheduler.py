@@ -2,7 +2,7 @@
 
 Two workloads. *Engine*: 256 requests decode and 1,000 wait, each with a prompt of 2,048 tokens.
 *Tree*: 100,000 sequences of 64 tokens, each of which begins with one of 64 heads of 32 tokens.
-`docs/understand/performance.md` has the times of other engines for the same workloads.
+`docs/understand/comparisons.md` has the times of other engines for the same workloads.
 """
 
 from __future__ import annotations

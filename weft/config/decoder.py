@@ -126,6 +126,7 @@ class AttentionSpec:
     sinks: bool = False  # the softmax of each head has one more score, learnt, without a value
     qk_norm: QkNorm = QkNorm.NONE
     qkv_bias: bool = False
+    key_bias: bool = True  # whether the bias, if there is one, includes the keys
     out_bias: bool = False
     latent: LatentSpec | None = None  # None: each head has its own keys and values
     # KV heads, and the size of a head; 0: those of `ModelConfig`.
@@ -376,6 +377,9 @@ class LatentNames:
     latent_in: str = "kv_a_proj_with_mqa"
     latent_norm: str = "kv_a_layernorm"
     latent_out: str = "kv_b_proj"
+    # K^T and V of all heads, if they are two tensors; "": both are in `latent_out`.
+    keys_out: str = ""
+    values_out: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,18 +413,30 @@ class TensorNames:
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # or one name; without a gate: that of up
     down: str = "down_proj"
+    cross: str = "encoder_attn"
+    cross_queries: str = "q_proj"
     attention_norm: str = "input_layernorm"
+    cross_norm: str = "encoder_attn_layer_norm"
     attention_post_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"
     mlp_post_norm: str = "post_feedforward_layernorm"
     norm: str = "model.norm"  # the last norm
     embedding: str = "model.embed_tokens"
     embedding_norm: str = ""  # of the output of the embedding; "": there is none
+    positions: str = "model.embed_positions"
     layers: str = "model.layers"
     experts: ExpertNames = ExpertNames()
     state: StateNames = StateNames()
     layer_inputs: LayerInputNames = LayerInputNames()
     layer_factor: str = "layer_scalar"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossSpec:
+    """After its own attention, every layer attends to the vectors of an encoder, which are the same
+    for all tokens of a request."""
+
+    num_positions: int  # vectors of the encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -444,6 +460,8 @@ class DecoderSpec:
     # hidden states of their tokens. Source: arXiv:2406.04334.
     deepstack: int = 0
     layer_inputs: LayerInputSpec | None = None
+    cross: CrossSpec | None = None  # None: no layer attends to an encoder's vectors
+    num_positions: int = 0  # learnt vectors of positions, added to the embeddings; 0: none
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_cap: float = 0.0  # logits become cap * tanh(logits / cap); 0: no cap

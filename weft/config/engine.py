@@ -37,6 +37,13 @@ class ModelOptions:
         group="model",
         elsewhere=("tokenizer_path",),
     )
+    mmproj: str = option(
+        "",
+        "GGUF file with the encoder of pictures for a GGUF file; the one beside it, by its name, "
+        "if not given",
+        group="model",
+        elsewhere=("mmproj",),
+    )
     draft_model: str = option(
         "",
         "a smaller model with the same tokenizer, named as for --model, which guesses the next "
@@ -246,7 +253,11 @@ class ModelOptions:
         group="memory",
         everyday=True,
         choices=("auto", "bf16", "fp32", "int8", "fp8"),
-        elsewhere=("kv_cache_dtype",),
+        elsewhere=(
+            "cache_type_k",
+            "cache_type_v",
+            "kv_cache_dtype",
+        ),
     )
     page_size: int = option(
         0,

@@ -44,8 +44,20 @@ SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-# Bits per weight, with its scales, if codes are kept. Codes of 5 bits are kept in 6.
+# Bits per weight, with its scales, if codes are kept. Codes of 5 bits are kept in 6, ternary ones
+# in 2; an index of a vector of weights is kept as the code of each weight.
 KEPT_BITS = {
+    "TQ1_0": 2.0625,
+    "TQ2_0": 2.0625,
+    "IQ1_S": 2.625,
+    "Q2_K": 3.125,
+    "IQ2_XXS": 3.3125,
+    "IQ1_M": 3.5625,
+    "IQ2_XS": 3.5625,
+    "IQ2_S": 3.5625,
+    "Q3_K": 3.5625,
+    "IQ3_XXS": 4.3125,
+    "IQ3_S": 4.3125,
     "Q4_0": 4.5,
     "Q4_1": 5.0,
     "Q4_K": 4.625,
@@ -96,7 +108,8 @@ def hf_config(model: GgufModel) -> JsonObject:
     head_dim = keys.number("attention.key_length", int, hidden_size // max(num_heads, 1))
     architecture = keys.architecture
     rotated = keys.number("rope.dimension_count", int, head_dim)
-    for key in ("attention.value_length", "rope.dimension_count"):
+    sizes = () if architecture.is_latent else ("attention.value_length", "rope.dimension_count")
+    for key in sizes:
         other = keys.number(key, int, head_dim)
         if other != head_dim and not (other == rotated and architecture.is_partial):
             raise UnsupportedModel(
@@ -248,6 +261,9 @@ class _Keys:
     def has(self, tensor: str) -> bool:
         return any(self.layers_with(tensor))
 
+    def num_rows(self, tensor: str) -> int:
+        return _shape(self._model, tensor)[0]
+
     def layer_types(self, states: StateLayers) -> list[str]:
         """The kind of each layer, by its tensors."""
         kinds = []
@@ -379,6 +395,8 @@ def _check_layers(keys: _Keys, config: JsonMapping) -> None:
             q_size *= 2
         if states is not None and kinds[layer] == states.kind:
             _check_state_layer(model, config, block)
+        elif keys.architecture.is_latent:
+            _check_latents(model, config, block)
         elif f"{block}.attn_qkv.weight" in model.tensors:
             size = q_size + 2 * kv_size
             _require_shape(model, f"{block}.attn_qkv.weight", (size, hidden_size))
@@ -392,6 +410,25 @@ def _check_layers(keys: _Keys, config: JsonMapping) -> None:
         else:
             is_wide = layer == last and config.get("use_double_wide_mlp", False)
             _check_feed_forward(keys, config, block, times=2 if is_wide else 1)
+
+
+def _check_latents(model: GgufModel, config: JsonMapping, block: str) -> None:
+    hidden_size = config["hidden_size"]
+    num_heads = config["num_attention_heads"]
+    rank = config["kv_lora_rank"]
+    size = rank + config["qk_rope_head_dim"]
+    _require_shape(model, f"{block}.attn_kv_a_mqa.weight", (size, hidden_size))
+    size = num_heads * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    if config["q_lora_rank"]:
+        _require_shape(model, f"{block}.attn_q_b.weight", (size, config["q_lora_rank"]))
+    else:
+        _require_shape(model, f"{block}.attn_q.weight", (size, hidden_size))
+    if config["head_matrices_are_apart"]:
+        shape = (num_heads, config["v_head_dim"], rank)
+        _require_shape(model, f"{block}.attn_v_b.weight", shape)
+    else:
+        size = num_heads * (config["qk_nope_head_dim"] + config["v_head_dim"])
+        _require_shape(model, f"{block}.attn_kv_b.weight", (size, rank))
 
 
 def _attention_sizes(config: JsonMapping, layer: int) -> tuple[int, int]:

@@ -15,5 +15,9 @@ class MediaRules:
     # Tokens of the longest item, if all tokens of an item must be computed together. A chunk has at
     # least this length plus a page at each end; 0: unknown.
     longest_unsplit: int = 0
+    # Vectors of an item that every token of the request reads by cross attention, so that the item
+    # has no tokens of its own, and each request has exactly one; 0: vectors replace tokens.
+    heard_len: int = 0
+    heard_shape: tuple[int, ...] = ()  # of the values of such an item
     # Bytes of the encoder's vectors for one token; 0: unknown.
     vector_bytes: int = 0

@@ -7,14 +7,16 @@ own names.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from weft.config.config_json import get, number, size, token_ids
+from weft.config.config_json import count, get, number, size, token_ids
 from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, QkNorm, RopeConfig
 from weft.config.encoder_spec import EncoderSpec
 from weft.config.families.family import Family
 from weft.config.families.table import FAMILIES
+from weft.config.heads import HeadSpec, eagle3_layer, eagle3_spec, is_head, mtp_spec
 from weft.config.model_errors import (
     BadCheckpoint,
     BadConfig,
@@ -99,6 +101,9 @@ class ModelConfig:
     counted: ParameterCount | None = None  # the weights of such a model
     # The encoder of pictures, videos or sounds beside the decoder; None: none, or left out.
     vision: TowerSpec | None = None
+    num_ahead: int = 0  # layers for speculation behind the last one, in the same checkpoint
+    # What a head that guesses for another model reads; None: this is a model of its own.
+    head: HeadSpec | None = None
 
     @property
     def is_encoder(self) -> bool:
@@ -177,6 +182,15 @@ class ModelConfig:
             if state is not None:
                 num_floats += state.state_floats
         return 4 * num_floats
+
+    @property
+    def heard_bytes(self) -> int:
+        """Bytes of keys and values that a request keeps of an encoder's vectors, in float32; 0: its
+        layers attend to none."""
+        cross = self.decoder.cross
+        if cross is None:
+            return 0
+        return 4 * self.num_layers * 2 * cross.num_positions * self.num_heads * self.head_dim
 
     @property
     def num_parameters(self) -> int:
@@ -319,7 +333,11 @@ class ModelConfig:
             num_heads += kv_heads if spec.attention.values_are_keys else 2 * kv_heads
         if spec.attention.gate:
             num_heads += self.num_heads
-        return self.hidden_size * head_dim * num_heads
+        num = self.hidden_size * head_dim * num_heads
+        if self.decoder.cross is not None:
+            # Queries and results; the encoder has the matrices of keys and values.
+            num += 2 * self.hidden_size * head_dim * self.num_heads
+        return num
 
     def _num_latent_parameters(self, latent: LatentSpec) -> int:
         queries = self.num_heads * latent.query_dim
@@ -349,7 +367,7 @@ class ModelConfig:
         inputs = self.decoder.layer_inputs
         if inputs is not None:
             row += self.num_layers * inputs.size
-        return self.vocab_size * row
+        return self.vocab_size * row + self.decoder.num_positions * self.hidden_size
 
     def _num_encoder_embeddings(self, spec: EncoderSpec) -> int:
         """Number of weights of embeddings, and of a head with the size of the vocabulary."""
@@ -379,6 +397,64 @@ class ModelConfig:
             read_json_if_there(folder / "hf_quant_config.json"),
         )
         return model.completed(folder)
+
+    @classmethod
+    def of_head(cls, folder: Path, target: ModelConfig) -> ModelConfig | None:
+        """The head for the model `target` in a folder; None if it has no `config.json` of a head.
+        Raises ModelError."""
+        content = read_json_if_there(folder / "config.json") or {}
+        if not is_head(content):
+            return None
+        model = cls.from_hf(eagle3_layer(content), folder.resolve().name)
+        spec = eagle3_spec(content, target)
+        hidden = model.hidden_size
+        if hidden != target.hidden_size or model.vocab_size < target.vocab_size:
+            raise UnsupportedModel(
+                f"it was made for a model with hidden states of {hidden} and {model.vocab_size:,} "
+                f"tokens; {target.name} has {target.hidden_size} and {target.vocab_size:,}"
+            )
+        if spec.num_logits > target.vocab_size:
+            raise UnsupportedModel(
+                f"draft_vocab_size is {spec.num_logits:,}; the model has {target.vocab_size:,}"
+            )
+        kv_heads, head_dim = model.kv_shape(0)
+        matrices = hidden * (spec.width + 3 * model.intermediate_size)
+        matrices += hidden * head_dim * (3 * model.num_heads + 4 * kv_heads)
+        return replace(
+            model,
+            vocab_size=target.vocab_size,
+            max_position=target.max_position,
+            eos_token_ids=(),
+            counted=ParameterCount(
+                embeddings=hidden * spec.num_logits, matrices=matrices, others=5 * hidden
+            ),
+            head=spec,
+        )
+
+    def mtp(self, names: Collection[str]) -> ModelConfig | None:
+        """The MTP layer behind this model in a checkpoint with tensors of these `names`, which has
+        the mechanisms of the last layer with attention; None without one."""
+        spec = mtp_spec(names, self)
+        if spec is None or self.decoder.norm.has_mean:
+            return None
+        layers = [self.decoder.layer(index) for index in range(self.num_layers)]
+        with_attention = [layer for layer in layers if layer.state is None]
+        layer = with_attention[-1]
+        attention = replace(layer.attention, kv_of=None)
+        own = replace(
+            self,
+            num_layers=1,
+            decoder=replace(self.decoder, layers=(replace(layer, attention=attention),)),
+            eos_token_ids=(),
+            num_coded=0,
+            coded_bytes=0,
+            counted=None,
+            vision=None,
+            head=spec,
+        )
+        matrices = own._num_layer_parameters + 2 * self.hidden_size**2
+        counted = ParameterCount(embeddings=0, matrices=matrices, others=5 * self.hidden_size)
+        return replace(own, counted=counted)
 
     def completed(self, folder: Path) -> ModelConfig:
         """The model with the facts from other files than `config.json`. Raises
@@ -456,6 +532,7 @@ class ModelConfig:
             vocab_size=size(config, "vocab_size"),
             hidden_size=hidden_size,
             num_layers=size(config, "num_hidden_layers"),
+            num_ahead=count(config, "num_nextn_predict_layers"),
             num_heads=num_heads,
             num_kv_heads=size(config, "num_key_value_heads", num_heads),
             head_dim=size(config, "head_dim", hidden_size // num_heads),

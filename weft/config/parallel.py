@@ -140,6 +140,8 @@ def _not_in_parts(config: EngineConfig, model: ModelConfig) -> str:
         return (
             f"{model.name} is computed by the code of transformers, whose weights are not divided"
         )
+    if model.decoder.cross is not None:
+        return f"{model.name} attends to an encoder's vectors, which are not divided"
     return ""
 
 

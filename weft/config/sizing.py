@@ -31,6 +31,8 @@ from weft.config.windows import KvPools, one_pool, two_pools, with_draft
 KV_SHARE = {"cpu": 0.5, "cuda": 0.9}
 LARGEST_KV_SHARE = 0.9  # for a context length that the user set
 CPU_KV_BYTES = 4 * GB
+HEARD_SHARE = 0.25  # of free memory, for what requests attend to of an encoder
+MAX_HEARD = 32  # requests that have it, unless the user wants more
 MIN_CONTEXT = 512  # minimum length of a context that is cut to fit
 LIBRARY_BYTES = {
     "cpu": 400_000_000,
@@ -103,7 +105,7 @@ def sizing_of(
     Raises SettingsError if memory is too small."""
     weights = model.weights_bytes - elsewhere_bytes(config, model)
     work = num_ranks(config) * work_bytes(config, model) + adapters_bytes(config, model)
-    work += head_copy
+    work += head_copy + heard_rows(config, model, free_bytes) * model.heard_bytes
     pools = _with_states(_pools(asked, config, model), config, model)
     if draft is not None:
         weights += draft.weights_bytes
@@ -254,7 +256,21 @@ def work_bytes(config: EngineConfig, model: ModelConfig) -> int:
 
 def encoded_bytes(model: ModelConfig) -> int:
     """Bytes of the vectors of one token of a picture, in float32."""
+    if model.decoder.cross is not None:
+        return 4 * model.hidden_size * 2 * model.num_layers  # keys and values
     return 4 * model.hidden_size * (1 + model.decoder.deepstack)
+
+
+def heard_rows(config: EngineConfig, model: ModelConfig, free_bytes: int) -> int:
+    """Requests that may run in a model whose tokens attend to an encoder's vectors, each with
+    memory for these: the user's number, or as many as a share of the free memory holds. 0: the
+    model attends to none."""
+    if model.decoder.cross is None:
+        return 0
+    if config.max_running_requests:
+        return config.max_running_requests
+    fitting = int(free_bytes * HEARD_SHARE) // model.heard_bytes
+    return max(1, min(fitting, MAX_HEARD))
 
 
 def _draft_work_bytes(config: EngineConfig, draft: ModelConfig) -> int:

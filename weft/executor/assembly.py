@@ -20,7 +20,7 @@ from weft.config.model import ModelConfig
 from weft.config.parallel import of_rank
 from weft.config.projections import adapter_item_bytes
 from weft.executor.inputs import DeviceRowTable
-from weft.executor.kv_pool import KVPool, MakeZeros, StatePool, zeros
+from weft.executor.kv_pool import EncodedPool, KVPool, MakeZeros, StatePool, zeros
 from weft.executor.lockstep.group import ExpertGroup
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.lora.folders import AdapterFolders
@@ -130,11 +130,16 @@ def make_state_pool(spec: RunnerSpec, device: torch.device) -> StatePool | None:
     return StatePool(spec.model, spec.num_state_slots, device)
 
 
-def tensors_of(pool: KVPool, states: StatePool | None) -> list[Tensor]:
+def make_encoded_pool(spec: RunnerSpec, device: torch.device) -> EncodedPool | None:
+    """Room for what each row reads of an encoder, if the layers attend to one."""
+    if spec.model.decoder.cross is None:
+        return None
+    return EncodedPool(spec.model, spec.max_rows, device)
+
+
+def tensors_of(*pools: KVPool | StatePool | EncodedPool | None) -> list[Tensor]:
     """All tensors on the device that depend on requests."""
-    if states is None:
-        return pool.tensors
-    return [*pool.tensors, *states.tensors]
+    return [tensor for pool in pools if pool is not None for tensor in pool.tensors]
 
 
 @dataclass(frozen=True)
@@ -239,12 +244,18 @@ def adapter_passes(table: AdapterTable | None) -> list[Pass]:
     return [] if table is None else [AdapterPass(table)]
 
 
-def media_passes(spec: RunnerSpec, rows: DeviceRowTable, tower: BuiltTower | None) -> list[Pass]:
-    """The pass for the encoder of pictures, videos or sounds, if there is one."""
+def media_passes(
+    spec: RunnerSpec,
+    rows: DeviceRowTable,
+    tower: BuiltTower | None,
+    heard: EncodedPool | None = None,
+) -> list[Pass]:
+    """The pass for the encoder of pictures, videos or sounds, if there is one. `heard`: where the
+    decoder reads keys and values, if it attends to vectors."""
     if tower is None:
         return []
     device = rows.slots.device
-    media = MediaStore(tower.tower, hidden_size=spec.model.hidden_size, device=device)
+    media = MediaStore(tower.tower, hidden_size=spec.model.hidden_size, device=device, heard=heard)
     rows.media = media
     return [MediaPass(media)]
 

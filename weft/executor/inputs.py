@@ -25,7 +25,7 @@ from weft.executor.backend import AttentionBatch, DeviceLayout, WindowBatch
 from weft.executor.kv_pool import zeros
 from weft.executor.overlap.runs import DeviceRuns, StepRuns, run_columns
 from weft.ops.sampling import UploadedSampling
-from weft.plan.inputs import InputOp, InputVectors, MediaVectors
+from weft.plan.inputs import HeardMedia, InputOp, InputVectors, MediaVectors
 from weft.plan.runs import has_runs
 from weft.plan.step import LAST_SAMPLED, Plan, TableWrites, WindowSlots
 
@@ -76,6 +76,10 @@ class EncodedMedia(Protocol):
 
     def take(self, op: MediaVectors) -> Tensor:
         """Drop, encode and take as a plan says. Returns the vectors [V, ..], float32."""
+        ...
+
+    def hear(self, op: HeardMedia) -> None:
+        """Drop, encode and write keys and values as a plan says."""
         ...
 
 
@@ -151,7 +155,7 @@ class DeviceRowTable:
         last_tokens = tokens.take(last)
         vectors = None
         if plan.inputs:
-            tokens, vectors = self._with_vectors(tokens, plan.inputs)
+            tokens, vectors = self._with_inputs(tokens, plan.inputs)
         batch = AttentionBatch(
             rows=plan.rows,
             starts=plan.starts,
@@ -202,8 +206,11 @@ class DeviceRowTable:
         if inputs.runs is not None and self.runs is not None:
             self.runs.settle(inputs.runs, inputs.tokens, sampled, self.last_tokens)
 
-    def _with_vectors(self, tokens: Tensor, inputs: Sequence[InputOp]) -> tuple[Tensor, Tensor]:
-        """Replace the tokens that have a vector by the index of the vector."""
+    def _with_inputs(
+        self, tokens: Tensor, inputs: Sequence[InputOp]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Replace the tokens that have a vector by the index of the vector, and write what rows
+        attend to."""
         places: list[IntArray] = []
         found: list[Tensor] = []
         for op in inputs:
@@ -215,9 +222,15 @@ class DeviceRowTable:
                 case MediaVectors(index=index):
                     assert self.media is not None, "the model has no encoder"
                     found.append(self.media.take(op))
+                case HeardMedia():
+                    assert self.media is not None, "the model has no encoder"
+                    self.media.hear(op)
+                    continue
                 case _:
                     raise AssertionError("an input that this runner does not know")
             places.append(index)
+        if not found:
+            return tokens, None
         vectors = concatenated(found)
         # Vector 0 is token -1, vector 1 is token -2: no id of a vocabulary is below 0.
         stand_ins = -1 - np.arange(len(vectors), dtype=np.int64)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from weft.config.model import ModelConfig
 
+POSITION_STEP = 64  # keys and values of an encoder are padded to a multiple of it
+
 
 class MakeZeros(Protocol):
     def __call__(
@@ -127,3 +129,40 @@ class StatePool:
         for tensors in self.of_layer.values():
             found += tensors
         return found
+
+
+class EncodedPool:
+    """Keys and values of what the encoder has read for each row, in every layer of a decoder that
+    attends to it, in float32. The slot of a row has the row's number.
+
+    Keys [rows, heads, head_dim, padded] are columns, values [rows, heads, padded, head_dim] rows;
+    what is beyond the encoder's vectors stays zero.
+    """
+
+    def __init__(self, config: ModelConfig, num_rows: int, device: torch.device) -> None:
+        cross = config.decoder.cross
+        assert cross is not None, f"{config.name} attends to no encoder"
+        heads = config.num_heads
+        head_dim = config.head_dim
+        padded = -(-cross.num_positions // POSITION_STEP) * POSITION_STEP
+        self.num_positions = cross.num_positions
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        for _ in range(config.num_layers):
+            # Memory that no row has used is not taken from the system.
+            self.keys.append(zeros((num_rows, heads, head_dim, padded), torch.float32, device))
+            self.values.append(zeros((num_rows, heads, padded, head_dim), torch.float32, device))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*self.keys, *self.values]
+
+    def write(self, row: int, vectors: Tensor) -> None:
+        """Write the keys and values of a row: vectors [num_positions, layers * 2 * heads *
+        head_dim], as the tower makes them."""
+        num = self.num_positions
+        _, heads, head_dim, _ = self.keys[0].shape
+        parts = vectors.view(num, len(self.keys), 2, heads, head_dim)
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            keys[row, :, :, :num].copy_(parts[:, layer, 0].permute(1, 2, 0))
+            values[row, :, :num].copy_(parts[:, layer, 1].transpose(0, 1))

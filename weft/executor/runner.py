@@ -22,13 +22,15 @@ import torch
 from torch import Tensor
 
 from weft.arrays import IntArray, consecutive
-from weft.executor.backend import AttentionBackend
+from weft.executor.backend import AttentionBackend, AttentionBatch
 from weft.executor.device import DeviceOutput, StepDevice, worker_thread
 from weft.executor.inputs import DeviceRowTable, Inputs
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.aux_outputs import ComputedStep, compute_aux_outputs
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.outputs.sampler import SamplerOutput, sample
+from weft.models.heads.protocol import KeepStates
+from weft.models.layers.cross import EncodedKv
 from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.states import LayerStates
 from weft.models.registry import DecoderModel, EncoderModel
@@ -192,6 +194,27 @@ class StepStates(LayerStates, Protocol):
         ...
 
 
+class StepKept(KeepStates, Protocol):
+    """What is kept of the hidden states of a step for a head."""
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Begin a step. Later calls belong to it, until the next call of `prepare`."""
+        ...
+
+
+class StepEncoded(EncodedKv, Protocol):
+    """What the encoder has read for the requests of a step."""
+
+    def prepare(self, rows: IntArray, lens: IntArray) -> None:
+        """Begin a step of requests with these `rows` [R] and `lens` [R] tokens."""
+        ...
+
+    def weights(self, row: int, places: slice, heads: Sequence[tuple[int, int]]) -> Tensor:
+        """The weights of single heads (layer, head) for the tokens at `places` of the last step,
+        which are those of `row`: [heads, n, num_positions]"""
+        ...
+
+
 def slots_of_states(plan: Plan) -> StateSlots:
     """The slots for states of a plan; for a model with states."""
     assert plan.states is not None, "the model keeps states, and the plan has no slots for them"
@@ -214,15 +237,19 @@ class DecoderSteps:
         sampler: SamplerOps,
         rows: DeviceRowTable,
         states: StepStates | None = None,
+        encoded: StepEncoded | None = None,
         graphs: CapturedSteps | None = None,
         pooler: Pooler | None = None,
         processors: Processors | None = None,
+        kept: StepKept | None = None,
     ) -> None:
+        self._kept = kept
         self._model = model
         self._attention = attention
         self._sampler = sampler
         self._rows = rows
         self._states = states
+        self._encoded = encoded
         self._graphs = graphs
         self._pooler = pooler
         self._processors = processors
@@ -238,8 +265,12 @@ class DecoderSteps:
             inputs = self._rows.apply(plan)
             if plan.num_tokens:
                 self._attention.prepare(inputs.batch)
+                if self._kept is not None:
+                    self._kept.prepare(inputs.batch)
                 if self._states is not None:
                     self._states.prepare(plan.lens, slots_of_states(plan))
+                if self._encoded is not None:
+                    self._encoded.prepare(plan.rows, plan.lens)
                 hidden = self._model.forward(
                     inputs.tokens, inputs.positions, self._attention, inputs.vectors
                 )
@@ -250,7 +281,9 @@ class DecoderSteps:
         hidden]."""
         outputs: tuple[AuxOutput, ...] = ()
         if plan.outputs:
-            step = ComputedStep(plan, hidden, self._model, self._sampler, self._pooler)
+            step = ComputedStep(
+                plan, hidden, self._model, self._sampler, self._pooler, self._encoded
+            )
             outputs = compute_aux_outputs(step)
         if not len(inputs.last):
             return DecoderOutput(None, outputs)

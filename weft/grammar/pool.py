@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -92,11 +93,11 @@ class GrammarPool:
     ) -> None:
         """`max_bytes` is the limit of the cache.
 
-        A thread calls `make_compiler` once, for the first grammar; it may raise InvalidGrammar or
-        ImportError. Each compiling thread makes its own sandbox. A thread calls `notify` whenever
-        `take` has a new result. Without `jump` no token is forced: each is sampled. With `beside`,
-        for a model that does not compute on this machine's processors, a thread fills masks while a
-        step runs; without it, the sampler fills them.
+        A thread calls `make_compiler` once, for `prepare` or the first grammar; it may raise
+        InvalidGrammar or ImportError. Each compiling thread makes its own sandbox. A thread calls
+        `notify` whenever `take` has a new result. Without `jump` no token is forced: each is
+        sampled. With `beside`, for a model that does not compute on this machine's processors, a
+        thread fills masks while a step runs; without it, the sampler fills them.
         """
         self.cache = GrammarCache(max_bytes)
         self.num_compiled = 0
@@ -110,6 +111,14 @@ class GrammarPool:
         self._from_cache: list[CompileResult] = []  # not taken yet
 
     # ---- compiling
+
+    def prepare(self) -> None:
+        """Make the compiler in a thread, if it is not made yet.
+
+        While a library loads a vocabulary (5 µs a token) it may hold the interpreter's lock: no
+        step can run. So the caller chooses a moment in which nobody waits for one.
+        """
+        self._threads.prepare()
 
     def ask(self, id: int, key: Key, tenant: str = "") -> None:
         known = self.cache.get(key)
@@ -280,6 +289,9 @@ class _CompilerThreads:
                 self._made = self._make_compiler()
             return self._made
 
+    def prepare(self) -> None:
+        self._pool.submit(self._prepare)
+
     def put(self, pending: PendingCompile) -> None:
         self._queue.put(pending)
         self._pool.submit(self._work)
@@ -304,6 +316,11 @@ class _CompilerThreads:
     def _begin_thread(self) -> None:
         self._own.sandbox = self._make_sandbox()
         self._sandboxes.append(self._own.sandbox)
+
+    def _prepare(self) -> None:
+        # If it cannot be made, each grammar is refused with the reason.
+        with suppress(Exception):
+            _ = self.compiler
 
     def _work(self) -> None:
         """Compile waiting grammars, as long as there is one that this thread may take."""

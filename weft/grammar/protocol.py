@@ -164,6 +164,9 @@ class NoGrammars:
         self._reason = reason
         self._asked: list[int] = []
 
+    def prepare(self) -> None:
+        """Load what the first grammar will need: nothing."""
+
     def ask(self, id: int, key: Key, tenant: str = "") -> None:
         self._asked.append(id)
 

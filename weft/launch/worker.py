@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -43,6 +44,10 @@ from weft.ops.sharding import RankLost
 from weft.parallel.peers import Peers
 
 IDLE_WAIT_S = 3600.0  # maximal sleep of an idle engine; a message ends it
+REST_S = 1.0  # a server that has been idle for so long has time for what only some requests need
+# Seconds for which a thread that compiles a grammar keeps the interpreter while a step waits for
+# it, which it may do several times; Python's default is 5 ms.
+SWITCH_S = 0.0005
 # Time to send the last replies: the front may still be starting. It hangs up when it has them.
 LINGER_S = 30.0
 RPC_LINGER_S = 2.0
@@ -54,6 +59,7 @@ Send: TypeAlias = Callable[[FromEngine], None]
 def run(args: EngineArgs, at_end: Callable[[Callable[[], object]], None]) -> None:
     """Serve until a message asks the engine to stop, or until it fails; then the process ends.
     `at_end` takes a call to make if the process ends because the launcher does."""
+    sys.setswitchinterval(SWITCH_S)
     garbage.freeze_modules()
     # A terminal may be configured to stop a background process that writes to it.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -75,7 +81,8 @@ def run(args: EngineArgs, at_end: Callable[[Callable[[], object]], None]) -> Non
         sender.send(built.ready)
         heartbeat.start(() if ranks is None else ranks.pids)
         intake = Intake(receiver, sender.send, rpc)
-        serve(built.engine, heartbeat, intake, Sleeper(receiver, rpc, built.wakeup))
+        sleeper = Sleeper(receiver, rpc, built.wakeup)
+        serve(built.engine, heartbeat, intake, sleeper, built.at_rest)
     except Exception as exc:
         failure = _describe(exc)
         sender.send(failure)
@@ -132,12 +139,23 @@ def _exit_status(failure: EngineFailed | None) -> int:
     return 2 if failure.user_error else 1
 
 
-def serve(engine: AnyEngine, heartbeat: HeartbeatSender, intake: Intake, sleeper: Sleeper) -> None:
-    """Loop: receive messages, run one step, send its replies; sleep while there is no work."""
+def serve(
+    engine: AnyEngine,
+    heartbeat: HeartbeatSender,
+    intake: Intake,
+    sleeper: Sleeper,
+    at_rest: Callable[[], object] | None,
+) -> None:
+    """Loop: receive messages, run one step, send its replies; sleep while there is no work. The
+    first rest of `REST_S` calls `at_rest`."""
     while not engine.is_stopped:
-        wait_s = engine.wait_s
-        if wait_s > 0:
-            sleeper.wait(min(wait_s, IDLE_WAIT_S))
+        wait_s = min(engine.wait_s, IDLE_WAIT_S)
+        if at_rest is not None and wait_s > REST_S and not engine.has_work:
+            if not sleeper.wait(REST_S):
+                at_rest()
+                at_rest = None
+        elif wait_s > 0:
+            sleeper.wait(wait_s)
         _receive(engine, intake)
         began_s = time.monotonic()
         with heartbeat:

@@ -13,7 +13,8 @@ ID_BYTES = 4  # of a packed token id
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One input of an encoder. Its vectors replace a run of equal placeholder tokens in the prompt.
+    """One input of an encoder. Its vectors replace a run of equal placeholder tokens in the prompt;
+    or all tokens attend to them (`num_heard`), and it has no tokens.
 
     A picture that is encoded in tiles becomes several items, and so does a video with text between
     its frames.
@@ -29,6 +30,9 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Placeholders of a line. Between two lines is a text token without a vector (Pixtral's lines
     # of a picture). 0: every token has a vector.
     line_len: int = 0
+    # Vectors to which every token of the request attends; 0: vectors replace tokens.
+    num_heard: int = 0
+    seconds: float = 0.0  # duration of a sound that can be longer than what is heard; 0: unknown
     # [time, height, width] of its vectors; the product is `num_vectors`. None: one sequence.
     grid: tuple[int, int, int] | None = None
     # Distance of two frames in positions (M-RoPE): the position of frame i is the integer part of
@@ -44,6 +48,8 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def num_vectors(self) -> int:
+        if self.num_heard:
+            return self.num_heard
         if not self.line_len:
             return self.length
         return self.length - self.length // (self.line_len + 1)

@@ -102,11 +102,15 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_drafts_prediction: int = 0
     total_drafts_tree: int = 0
     total_drafts_draft: int = 0
+    total_drafts_mtp: int = 0
+    total_drafts_eagle3: int = 0
     total_drafts_ngram: int = 0
     # and the accepted ones of these.
     total_accepted_prediction: int = 0
     total_accepted_tree: int = 0
     total_accepted_draft: int = 0
+    total_accepted_mtp: int = 0
+    total_accepted_eagle3: int = 0
     total_accepted_ngram: int = 0
     total_draft_runs: int = 0  # drafts; one of several tokens counts once
     # The cache of the encoder: number of pictures, tiles, videos and sounds, their tokens, and the

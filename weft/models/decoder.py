@@ -8,7 +8,9 @@ from torch import Tensor
 
 from weft.config.decoder import MoeSpec, NormPosition, RopeConfig
 from weft.config.model import ModelConfig
+from weft.models.heads.protocol import KeepStates
 from weft.models.layers.attention import Attention, PagedAttention
+from weft.models.layers.cross import CrossAttention, EncodedKv
 from weft.models.layers.distances import Biases, alibi
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.head import make_head
@@ -73,6 +75,7 @@ class DecoderLayer:
         rope: Rope | None,
         ops: Ops,
         states: LayerStates | None,
+        encoded: EncodedKv | None,
         biases: Biases | None = None,
     ) -> None:
         spec = config.decoder.layer(layer)
@@ -100,6 +103,11 @@ class DecoderLayer:
             self.attention = LatentAttention(config, spec.attention.latent, layer, rope, ops)
         else:
             self.attention = Attention(config, layer, rope, ops, biases)
+        self.cross: CrossAttention | None = None
+        self.hear = Block(None, None, scale)
+        if encoded is not None:
+            self.cross = CrossAttention(config, layer, ops, encoded)
+            self.hear = Block(norm(pre_norms), None, scale)
         self.input_gate: LayerInputGate | None = None
         if config.decoder.layer_inputs is not None:
             self.input_gate = LayerInputGate(config, config.decoder.layer_inputs, ops)
@@ -143,6 +151,8 @@ class DecoderLayer:
         else:
             x = attention.narrow(x) if self.narrows else x
             x = self.mix.add(x, mixed)
+        if self.cross is not None:
+            x = self.hear.add(x, self.cross(self.hear.input(x)))
         return self.feed.add(x, self.mlp(self.feed.input(x)))
 
     def _mixed(self, x: Tensor, attention: PagedAttention) -> Tensor:
@@ -161,9 +171,13 @@ class DecoderLayer:
             yield from self.state.weights(f"{prefix}.{names.state.mixer}")
         if self.mix.post is not None:
             yield from self.mix.post.weights(f"{prefix}.{names.attention_post_norm}")
+        if self.cross is not None:
+            yield from self.cross.weights(f"{prefix}.{names.cross}")
+        if self.hear.pre is not None:
+            yield from self.hear.pre.weights(f"{prefix}.{names.cross_norm}")
         if self.feed.pre is not None:
             yield from self.feed.pre.weights(f"{prefix}.{names.mlp_norm}")
-        if isinstance(self.mlp, ExpertsBesideDense):
+        if isinstance(self.mlp, ExpertsBesideDense) or not names.mlp:
             yield from self.mlp.weights(prefix)
         else:
             yield from self.mlp.weights(f"{prefix}.{names.mlp}")
@@ -192,9 +206,14 @@ class Decoder:
         config: ModelConfig,
         ops: Ops,
         states: LayerStates | None = None,
+        encoded: EncodedKv | None = None,
+        kept: KeepStates | None = None,
     ) -> None:
-        """`states` holds the states of layers that keep one."""
+        """`states` holds the states of layers that keep one, `encoded` the keys and values that
+        layers read of an encoder, `kept` what a head reads."""
         spec = config.decoder
+        self._kept = kept
+        assert (encoded is None) == (spec.cross is None), "it belongs to layers that read it"
         here = ops.layer_range(config.num_layers)
         # Of parts that other processes compute, only the names of the weights exist here.
         elsewhere = PlainOps(torch.float32, torch.device("cpu"), placement=Absent())
@@ -215,6 +234,12 @@ class Decoder:
         self.embedding_norm: RmsNorm | CenteredNorm | None = None
         if spec.names.embedding_norm:
             self.embedding_norm = make_norm(config, config.hidden_size, ops_of_table)
+        self._positions: Tensor | None = None
+        self._positions_shape = (spec.num_positions, config.hidden_size)
+        if spec.num_positions:
+            self._positions = ops_of_table.vector(
+                spec.num_positions * config.hidden_size, exact=True
+            )
         self.layer_inputs: LayerInputTable | None = None
         if spec.layer_inputs is not None:
             self.layer_inputs = LayerInputTable(config, spec.layer_inputs, ops_of_table)
@@ -234,7 +259,8 @@ class Decoder:
             if of_layer.attention.alibi and biases is None:
                 reach = config.context_length or config.max_position
                 biases = alibi(config.num_heads, of_layer.attention.alibi, reach, ops)
-            self.layers.append(DecoderLayer(config, layer, rope, ops_of_layer, states, biases))
+            made_layer = DecoderLayer(config, layer, rope, ops_of_layer, states, encoded, biases)
+            self.layers.append(made_layer)
         self.norm = make_norm(config, config.hidden_size, ops)
         self.head = make_head(config, self.embedding, ops if here.is_last else elsewhere)
 
@@ -265,6 +291,8 @@ class Decoder:
             x = self.embedding(tokens, vectors)
             if self.embedding_norm is not None:
                 x = self.embedding_norm(x)
+            if self._positions is not None:
+                x = self._ops.add_positions(x, positions, self._positions)
         else:
             x = self._ops.take(len(tokens), self._hidden_size)
         table = self.layer_inputs
@@ -274,6 +302,7 @@ class Decoder:
             inputs = table(tokens, x)
         end = min(last, here.layers.stop)
         for index in range(max(first, here.layers.start), end):
+            x = self._keep(x, index)
             layer_input = None
             if table is not None and inputs is not None:
                 layer_input = table.of_layer(inputs, index)
@@ -283,8 +312,18 @@ class Decoder:
             if index < self._deepstack:
                 x = self._ops.add_vectors(x, tokens, vectors, index + 1)
         x = self._ops.computed(x)
+        if end == len(self.layers):
+            x = self._keep(x, end)
         if first < end == here.layers.stop and not here.is_last:
             x = self._ops.give(x)
+        return x
+
+    def _keep(self, x: Tensor, layer: int) -> Tensor:
+        """Keep the input of a layer, if a head reads it."""
+        if self._kept is None or not self._kept.reads(layer):
+            return x
+        x = self._ops.computed(x)
+        self._kept.keep(x, layer)
         return x
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -301,6 +340,9 @@ class Decoder:
         yield from self.embedding.weights(names.embedding)
         if self.embedding_norm is not None:
             yield from self.embedding_norm.weights(names.embedding_norm)
+        if self._positions is not None:
+            shape = self._positions_shape
+            yield vector(f"{names.positions}.weight", self._positions, shape=shape)
         if self.layer_inputs is not None:
             yield from self.layer_inputs.weights()
         for index, layer in enumerate(self.layers):

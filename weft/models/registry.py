@@ -13,7 +13,9 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel
+from weft.models.heads.protocol import KeepStates
 from weft.models.layers.attention import PagedAttention
+from weft.models.layers.cross import EncodedKv
 from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.states import LayerStates
 from weft.models.layers.weight import Weights
@@ -110,9 +112,12 @@ def make_model(
     config: ModelConfig,
     ops: Ops,
     states: LayerStates | None = None,
+    encoded: EncodedKv | None = None,
+    kept: KeepStates | None = None,
 ) -> DecoderModel:
     """Make a model whose weights are not loaded yet. `states` holds the states of layers that keep
-    one. Raises `UnsupportedModel`."""
+    one, `encoded` what layers read of an encoder, `kept` what a head reads. Raises
+    `UnsupportedModel`."""
     addresses = model_places()
     address = _BY_LIBRARY if config.library_config else addresses.get(config.architecture)
     if address is None:
@@ -122,6 +127,6 @@ def make_model(
         )
     module, _, name = address.partition(":")
     make = getattr(import_module(module), name)
-    if states is not None:
-        return cast(DecoderModel, make(config, ops, states))
-    return cast(DecoderModel, make(config, ops))
+    given = {"states": states, "encoded": encoded, "kept": kept}
+    more = {name: part for name, part in given.items() if part is not None}
+    return cast(DecoderModel, make(config, ops, **more))

@@ -26,13 +26,14 @@ IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 1
 class CodeFormat(NamedTuple):
     """The encoding of all codes of a matrix."""
 
-    bits: int  # 4: codes are 0..15; 6: 0..63; 8: 0..255
+    bits: int  # 2: codes are 0..3; 3: 0..7; 4: 0..15; 6: 0..63; 8: 0..255
     group: int  # inputs that share a scale: 16, 32, 64 or 128; 0: all of an output
     offset: int = 0  # subtracted from each code, if there is no table
-    table: tuple[int, ...] = ()  # values of the 16 codes of four bits; (): no table
+    table: tuple[int, ...] = ()  # values of the codes of three or four bits; (): no table
     has_mins: bool = False
     scale_type: torch.dtype = torch.float32  # or float16, bfloat16: holds every scale and min
     is_coarse: bool = False  # scales and mins are int8, times a coarse factor
+    unit: float = 1.0  # a power of two by which coarse factors are multiplied
 
 
 class Scales(NamedTuple):
@@ -41,12 +42,12 @@ class Scales(NamedTuple):
     fine: Tensor  # [n, groups] float16, bfloat16 or float32; int8 if there is a coarse factor
     coarse: Tensor | None = None  # [n, ceil(in / COARSE)] float16
 
-    def values(self, group: int) -> Tensor:
-        """[n, groups] float32"""
+    def values(self, group: int, unit: float = 1.0) -> Tensor:
+        """[n, groups] float32; `group` and `unit` of their format."""
         fine = self.fine.float()
         if self.coarse is None:
             return fine
-        factors = self.coarse.float().repeat_interleave(COARSE // group, dim=1)
+        factors = (self.coarse.float() * unit).repeat_interleave(COARSE // group, dim=1)
         return fine * factors[:, : fine.shape[1]]
 
     def of(self, rows: slice) -> Scales:
@@ -98,7 +99,8 @@ class Codes(NamedTuple):
         group = self.format.group
         if group == 0:
             return scales.values(in_size)
-        return scales.values(group).repeat_interleave(group, dim=1)[:, :in_size]
+        values = scales.values(group, self.format.unit)
+        return values.repeat_interleave(group, dim=1)[:, :in_size]
 
 
 def codes_of_int8(rows: Tensor, scales: Tensor) -> Codes:

@@ -553,6 +553,12 @@ def vectors_added(x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) 
     return torch.where((tokens < 0)[:, None], x + rows, x)
 
 
+def positions_added(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+    """`Ops.add_positions` in torch."""
+    rows = table.view(-1, x.shape[1])[positions]
+    return x + rows.to(x.dtype)
+
+
 class PlainOps(TorchWeights):
     """Activations have the type of the model. `format`: int8, int4 or fp8 to quantise weights, ""
     to keep the type of the model. With a format, the inputs of products are rounded to eight bits,
@@ -581,6 +587,9 @@ class PlainOps(TorchWeights):
 
     def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
         return vectors_added(x, tokens, vectors, part)
+
+    def add_positions(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        return positions_added(x, positions, table)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, *norm)

@@ -232,6 +232,11 @@ class Ops(Protocol):
         nothing. x may be overwritten."""
         ...
 
+    def add_positions(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        """x [T, H] plus row `positions` [T] of the table, a float32 weight [n * H]. x may be
+        overwritten."""
+        ...
+
     def norm(self, x: Tensor, norm: Norm) -> Tensor: ...
 
     def norm_in_place(self, x: Tensor, norm: Norm) -> None:

@@ -62,8 +62,8 @@ def quantize_as(format: CodeFormat, weight: Tensor) -> Codes:
     kept_mins = None if mins is None else _kept(format, mins)
     steps = groups
     if kept_mins is not None:
-        steps = steps - kept_mins.values(format.group or size)[..., None]
-    steps = _over(steps, kept_scales.values(format.group or size)[..., None])
+        steps = steps - kept_mins.values(format.group or size, format.unit)[..., None]
+    steps = _over(steps, kept_scales.values(format.group or size, format.unit)[..., None])
     codes = _codes_of(format, steps).flatten(1)[:, :size]
     return Codes(format, codes.contiguous(), kept_scales, kept_mins)
 
@@ -144,7 +144,9 @@ def _fitted_lines(groups: Tensor) -> tuple[Tensor, Tensor]:
 def _largest_step(format: CodeFormat) -> float:
     if format.table:
         return max(map(abs, format.table))
-    return format.offset - 0.5 if format.bits == 4 else format.offset - 1
+    if format.bits == 2:
+        return format.offset
+    return format.offset - 0.5 if format.bits <= 4 else format.offset - 1
 
 
 def _kept(format: CodeFormat, scales: Tensor) -> Scales:
@@ -152,8 +154,8 @@ def _kept(format: CodeFormat, scales: Tensor) -> Scales:
     if not format.is_coarse:
         return Scales(scales.to(format.scale_type))
     by_coarse = _grouped(scales, COARSE // format.group)
-    coarse = (by_coarse.abs().amax(dim=2) / 127).half()
-    fine = _over(by_coarse, coarse.float()[..., None]).round().clamp(-127, 127)
+    coarse = (by_coarse.abs().amax(dim=2) / (127 * format.unit)).half()
+    fine = _over(by_coarse, coarse.float()[..., None] * format.unit).round().clamp(-127, 127)
     return Scales(fine.flatten(1)[:, : scales.shape[1]].to(torch.int8), coarse)
 
 

@@ -63,6 +63,21 @@ class MediaVectors(InputOp):
 
 
 @dataclass(frozen=True, slots=True)
+class HeardMedia(InputOp):
+    """Items that all tokens of a request attend to: before the step, the device writes their keys
+    and values to the slots of these rows, where they stay until another plan writes there.
+
+    It drops and encodes items first, like `MediaVectors`.
+    """
+
+    drops_all: bool  # drop every item of earlier steps
+    drop: tuple[bytes, ...]  # digests
+    encode: tuple[EncoderInput, ...]
+    items: tuple[bytes, ...]  # [N] digests
+    rows: IntArray  # [N] of the row table
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeAhead:
     """Items that the encoder works on after a step, for later steps. The time is limited, so that
     requests that wait for their next token do not wait for a whole large picture.

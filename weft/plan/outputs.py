@@ -97,6 +97,21 @@ class PromptLogprobs(AuxOutput):
 
 
 @dataclass(frozen=True, slots=True)
+class HeardWeightsRequest(AuxRequest):
+    """Asks for the weights with which single heads attend to an encoder's vectors, for the last
+    tokens that the step computes for E requests."""
+
+    index: IntArray  # [E] which request of the step, 0..R-1
+    counts: IntArray  # [E] how many of the request's last tokens in the step
+    heads: tuple[tuple[tuple[int, int], ...], ...]  # [E] (layer, head) of each
+
+
+@dataclass(frozen=True, slots=True)
+class HeardWeights(AuxOutput):
+    weights: tuple[FloatArray, ...]  # [E] of [count, heads, vectors]
+
+
+@dataclass(frozen=True, slots=True)
 class HiddenStatesRequest(AuxRequest):
     """Asks for the hidden states of N tokens of E requests, as the final norm leaves them."""
 

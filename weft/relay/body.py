@@ -58,13 +58,14 @@ class SeenBody(NamedTuple):
         is_long = len(self.routed.tokens) >= LEAST_BYTES
         return path in HANDED and is_long and not self.asks(*COMPUTED_THERE)
 
-    @property
-    def model(self) -> str:
-        """The model that the body names; "" if it names none."""
+    def text(self, name: str) -> str | None:
+        """The text of a field; None if it has none."""
+        if name not in self.fields:
+            return None
         try:
-            return msgspec.json.decode(self.fields.get("model", b'""'), type=str)
+            return msgspec.json.decode(self.fields[name], type=str)
         except msgspec.DecodeError:
-            return ""
+            return None
 
     @property
     def session(self) -> str:

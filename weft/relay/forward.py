@@ -32,6 +32,7 @@ from weft.relay.models import ANY_MODEL, LISTS, ONE_MODEL, ask_list, merged
 from weft.relay.pool import RelayPool, RelayServer
 from weft.server.body import json_bytes, read_body
 from weft.server.errors import ApiError, error_json
+from weft.server.several.asked import named_model
 
 # Headers that belong to one connection, and are not forwarded.
 HOP_BY_HOP = frozenset(
@@ -56,13 +57,7 @@ class Destination(NamedTuple):
     path: str
     seen: SeenBody
     bound_to: str  # requests with the same text here go to the same server; "": to any server
-
-    @property
-    def model(self) -> str:
-        """The model that the request names; "" if it names none."""
-        if self.path.startswith(ONE_MODEL):
-            return self.path.removeprefix(ONE_MODEL)
-        return self.seen.model
+    model: str  # that it names; "" if it names none
 
     @property
     def needs_model(self) -> bool:
@@ -116,7 +111,7 @@ class Forwarder:
             body, bound_to = with_session(seen)
         elif path.startswith(RESPONSES):
             bound_to = _sender(scope)  # responses are stored on one server
-        where = Destination(path, seen, bound_to)
+        where = Destination(path, seen, bound_to, _model_of(scope, seen))
         if path in LISTS and len(self._targets.up) > 1:
             await self._list_models(scope, send)
             return
@@ -331,6 +326,16 @@ def _headers(scope: Scope) -> Headers:
     headers.append((b"via", b"1.1 weft"))
     headers.append((b"x-request-id", request_context.rid().encode()))
     return headers
+
+
+def _model_of(scope: Scope, seen: SeenBody) -> str:
+    """The model that a request names in its path, its body or its query; "" if it names none. The
+    servers read it alike."""
+    path = scope["path"]
+    if path.startswith(ONE_MODEL):
+        return str(path.removeprefix(ONE_MODEL))
+    found = named_model(path, seen.text("model"), seen.text("name"))
+    return str(found or Request(scope).query_params.get("model", ""))
 
 
 def _sender(scope: Scope) -> str:

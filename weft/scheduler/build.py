@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.config.drafts import MODEL
 from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import PageAllocator, RowTable
 from weft.memory.radix.cache import RadixCache
@@ -203,7 +202,7 @@ def _planner(shared: Shared) -> Planner:
         repeats_runs=settings.repeats_runs,
     )
     longest = settings.max_step_tokens
-    if settings.draft is None or MODEL not in settings.draft_sources:
+    if settings.draft is None or settings.draft.source not in settings.draft_sources:
         return SpeculativePlanner(shared.kv, shared.hooks, speculator, longest)
     guesser = Guesser(shared.kv, settings, settings.draft, speculator)
     shared.kv.on_landing(guesser.seen.landed)

@@ -84,6 +84,8 @@ class RequestLimits:
                 f"together at most {self.max_len:,} fit{left() if is_memory_short else ''}",
                 400,
             )
+        if settings.media is not None and settings.media.heard_len and not message.media:
+            return Refusal("this model answers about a sound, and the request has none", 400)
         why_not = _out_of_range(message)
         # Without a pooling model and a request for vectors nothing can be wrong.
         if not why_not and (settings.pooling is not None or message.pooling is not None):

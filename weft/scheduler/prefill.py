@@ -256,6 +256,12 @@ class PrefillScheduler:
 
     # Inside
 
+    @property
+    def _num_come(self) -> int:
+        """The requests that have come, those that are blocked apart: they come when they are let
+        pass."""
+        return min(self._counters.num_requests, self._queue.end)
+
     def _first_line(self) -> WaitingLine | None:
         """The first line of the queue with something to compute; None if there is none."""
         queue = self._queue
@@ -311,6 +317,7 @@ class PrefillScheduler:
         if adder.new_chunked_req is not None:
             assert self.chunked_req is None, "two prompts are open"
             self.chunked_req = adder.new_chunked_req
+            self._kv.columns.num_arrived[self.chunked_req.row] = self._num_come
         self._counters.num_prefilled_tokens += adder.input_tokens
         return LineWalk(self._planner.make_batch(adder.can_run, decode_rows), is_through=True)
 
@@ -412,7 +419,7 @@ class PrefillScheduler:
             return NOBODY_WAITS
         return Waiting(
             num,
-            first.spec.arrival_order,
+            first.spec.num_before,
             is_background=first.service.yields,
             beside_background=self._queue.num_background + self._kv.columns.num_background > 0,
         )
@@ -456,6 +463,7 @@ class PrefillScheduler:
                 self._log.record_pass(now, Stop.NO_ROW, request)
                 return Picked(picked, is_through=False)
             if not self._hooks.may_run(request):
+                self._note_unready(request)
                 why = self._hooks.why_waits(request)
                 self._pass_over(line, now, request, EventKind.WAITING_REASON, why)
                 continue
@@ -480,6 +488,7 @@ class PrefillScheduler:
             if result is AddResult.CONTINUE:
                 continue
             if result is AddResult.PASSED_OVER:
+                self._note_unready(request)
                 self._pass_over(line, now, request, EventKind.WAITING_REASON, WAITS_FOR_ENCODER)
                 num_passed_over += 1
                 if num_passed_over < MAX_PASSED_OVER:
@@ -497,6 +506,11 @@ class PrefillScheduler:
     def _queue_walk(self, picked: list[Request], now: float) -> QueueWalk:
         self._num_queue_walks += 1
         return QueueWalk(self._num_queue_walks, now, picked, self._kv, self._queue.is_overdue)
+
+    def _note_unready(self, request: Request) -> None:
+        """A waiting request could not run if it had its turn."""
+        if request.spec.num_before != self._num_come:
+            request.spec = request.spec._replace(num_before=self._num_come)
 
     def _pass_over(
         self, line: WaitingLine, now: float, request: Request, kind: EventKind, why: str

@@ -51,16 +51,23 @@ class RequestState(Enum):
 
 
 class RequestSpec(NamedTuple):
-    """Facts that follow from a request's arrival. They do not change until its end."""
+    """Facts that follow from a request's arrival. They do not change until its end, except for
+    `num_before`."""
 
     prompt_len: int
     seed: int
     arrival_order: int  # number of its arrival: the order of first come, first served
     arrival_s: float
     goes_first: bool  # before all other requests, though it never ran
+    # Requests that had come before it could run: more than at its arrival if it has waited for
+    # something else than its turn, such as its grammar.
+    num_before: int
     # What the prefix cache compares instead of the first token ids: up to the last token of a
     # picture, a video or a sound; empty if the prompt has none.
     key_head: bytes = b""
+    # The last part of its namespace in the prefix cache: the sound to which all of its tokens
+    # attend, of fixed length; empty if there is none.
+    heard: str = ""
 
 
 class CachedPrefix(NamedTuple):
@@ -115,14 +122,25 @@ class Request:
     ) -> None:
         prompt_len = message.prompt_len
         key_head = b""
+        heard = ""
         # Features keep them; here they would be stored twice, and recorded in journals.
         if message.vectors:
             message = msgspec.structs.replace(message, vectors=b"")
         if message.media:
             key_head = media_key(message.input_ids, message.media)
+            heard = "".join(f"\1{item.digest.hex()}" for item in message.media if item.num_heard)
             message = msgspec.structs.replace(message, media=without_values(message.media))
         self.message = message
-        self.spec = RequestSpec(prompt_len, seed, arrival_order, arrival_s, goes_first, key_head)
+        self.spec = RequestSpec(
+            prompt_len,
+            seed,
+            arrival_order,
+            arrival_s,
+            goes_first,
+            num_before=arrival_order,
+            key_head=key_head,
+            heard=heard,
+        )
         self.id = message.id
         # int32 [fill_len]: the prompt, and after a retraction the output so far.
         self.packed = message.input_ids
@@ -162,7 +180,7 @@ class Request:
         key_head = self.spec.key_head
         if key_head:
             token_ids = key_head[: len(token_ids)] + token_ids[len(key_head) :]
-        namespace = message.cache_salt
+        namespace = message.cache_salt + self.spec.heard
         # Nearly all requests do not need the call.
         if message.adapter or namespace.startswith("\0"):
             namespace = namespace_of(message.adapter, namespace)
@@ -225,6 +243,8 @@ def media_key(input_ids: bytes, media: tuple[MediaItem, ...]) -> bytes:
     pieces: list[bytes] = []
     begin = 0
     for item in media:
+        if item.num_heard:
+            continue
         # K and V depend on the vectors and on their positions.
         content = item.digest + repr((item.length, item.grid, item.time_step)).encode()
         ids = content_ids(content, item.length)
@@ -334,8 +354,8 @@ class Columns:
         self.known_len = ints()  # tokens whose ids are known
         self.prompt_len = ints()
         self.priority: LongArray = np.zeros(num_rows, dtype=np.int64)
-        # Requests that had come, those that are blocked apart, when it began to decode: later
-        # arrival orders are higher.
+        # Requests that had come, those that are blocked apart, when it began to decode, and of an
+        # open prompt, when it was begun: later arrival orders are not lower.
         self.num_arrived: LongArray = np.zeros(num_rows, dtype=np.int64)
         self.max_len = ints()  # seq_len at which the request ends by length
         self.stops_at_eos: BoolArray = np.zeros(num_rows, dtype=np.bool_)

@@ -35,7 +35,7 @@ from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
-from weft.scheduler.pace.pace import Pace
+from weft.scheduler.pace.pace import Pace, guard_from_open
 from weft.scheduler.policies.protocol import PolicyContext
 from weft.scheduler.prefill import NO_ROOM
 from weft.scheduler.request import (
@@ -387,6 +387,8 @@ class Scheduler:
             # Blocked requests come when they are let pass.
             num_arrived = min(self.counters.num_requests, self.waiting_queue.end)
             self.kv.columns.num_arrived[joining] = num_arrived
+            if self.prefills.chunked_req is not None:
+                guard_from_open(self.prefills.chunked_req, self.kv.columns, joining)
             self.last_batch = None
 
     def update_running_batch(self, *, in_flight: bool) -> Batch | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.config.drafts import AUTO, MODEL, parse_draft_sources
+from weft.config.drafts import AUTO, MODEL, OWN_STEPS, parse_draft_sources
 from weft.config.media import MediaRules
 from weft.config.pairs import parse_tenant_parts, parse_tenant_weights
 from weft.config.scheduling import SchedulingOptions
@@ -92,10 +92,15 @@ class HandoffSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSettings:
-    """The draft model, if there is one."""
+    """The draft model, or the head that reads hidden states of the model, if there is one."""
 
     vocab_size: int  # ids that it knows; a request with other ids has no drafts of the model
     context_length: int  # the model makes no drafts after this many tokens
+    source: str = MODEL  # which of `OWN_STEPS` it is
+
+    @property
+    def is_head(self) -> bool:
+        return self.source != MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +198,8 @@ class SchedulerSettings(SchedulingOptions):
         if self.states is not None:
             return ()  # a state cannot be reset to an earlier token
         names = parse_draft_sources(self.speculative, "--speculative")
-        return tuple(name for name in names if name != MODEL or self.draft is not None)
+        there = "" if self.draft is None else self.draft.source
+        return tuple(name for name in names if name == there or name not in OWN_STEPS)
 
     @property
     def pin_shares(self) -> dict[str, float]:

@@ -46,6 +46,45 @@ _DEEPSEEK_3 = (
     rf"[{_SIGNS}][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+# DeepSeek's first models, and V2: letters that have an upper and a lower case, by the Unicode of
+# their time.
+_CASED = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
+    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
+    "\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd"
+    "\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d"
+    "\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4"
+    "\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec"
+    "\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126"
+    "\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184"
+    "\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f"
+    "\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a"
+    "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
+    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_OF_THE_EAST = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{_CASED}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    _OF_THE_EAST,
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _OF_THE_EAST)
+# Han characters are words of their own.
+_CASE = (rf"{_UPPER[:-1]}&&[^\p{{Han}}]]", rf"{_LOWER[:-1]}&&[^\p{{Han}}]]")
+_KIMI = (
+    r"[\p{Han}]+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_CASE[0]}*{_CASE[1]}+{_SHORTENED}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_CASE[0]}+{_CASE[1]}*{_SHORTENED}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SEED = _QWEN_2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+# Words may have single spaces in them.
+_EXAONE_MOE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _BYTE_LEVEL = {
     "type": "ByteLevel",
     "add_prefix_space": False,
@@ -56,8 +95,9 @@ _GPT_2 = _BYTE_LEVEL | {"use_regex": True}
 _DIGITS = {"type": "Digits", "individual_digits": True}
 
 
-def _split(*expressions: str) -> list[JsonObject]:
-    """Split by each expression in turn: each one splits the pieces of the previous one."""
+def _split(*expressions: str, has_digits: bool = False) -> list[JsonObject]:
+    """Split by each expression in turn: each one splits the pieces of the previous one.
+    `has_digits`: then into single digits."""
     splitters = [
         {
             "type": "Split",
@@ -67,7 +107,8 @@ def _split(*expressions: str) -> list[JsonObject]:
         }
         for expression in expressions
     ]
-    return [*splitters, _BYTE_LEVEL]
+    digits = [_DIGITS] if has_digits else []
+    return [*splitters, *digits, _BYTE_LEVEL]
 
 
 # By the name in `tokenizer.ggml.pre`.
@@ -96,12 +137,26 @@ PRE_TOKENIZERS: dict[str, list[JsonObject]] = {
     "llama4": _split(_GPT_4O),
     "deepseek-v3": _split(*_DEEPSEEK_3),
     "hunyuan-dense": _split(*_DEEPSEEK_3),
+    "deepseek-llm": _split(*_DEEPSEEK_LLM, has_digits=True),  # DeepSeek V2, too
+    "deepseek-coder": _split(*_DEEPSEEK_CODER, has_digits=True),
+    "kimi-k2": _split(_KIMI),
+    "seed-coder": _split(_SEED),  # Seed-OSS
+    "minimax-m2": _split(_GPT_4O),
+    "exaone-moe": _split(_EXAONE_MOE),
+    "pixtral": _split(_TEKKEN),
+    "stablelm2": _split(_QWEN_2),
+    "mpt": [_GPT_2],  # GPT-NeoX
 }
 # A word that is in the vocabulary becomes its token without merges (`ignore_merges`).
-_UNSPLIT_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
-_COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # texts are normalized to Unicode NFC
+_UNSPLIT_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken", "pixtral")
+_COMPOSED = (
+    "qwen2",
+    "deepseek-r1-qwen",
+    "qwen35",
+    "stablelm2",
+)  # texts are normalized to Unicode NFC
 # A text begins with the BOS token, unless the file says no.
-_BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken", "pixtral")
 
 # Values of `tokenizer.ggml.token_type`.
 _TEXT = 1
@@ -112,6 +167,9 @@ _SPECIAL_KEYS = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
+    "cls_token": "cls_token_id",
+    "sep_token": "seperator_token_id",  # as the format spells it
+    "mask_token": "mask_token_id",
 }
 _SPACE = "▁"
 _MAX_PIECE_LEN = 128  # characters of a SentencePiece token; the library's default limit is 16
@@ -130,10 +188,12 @@ def tokenizer_files(metadata: JsonMapping, label: str) -> dict[str, JsonObject]:
     elif kind == "gemma4":
         # Its files have the merges.
         tokenizer = _sentencepiece(vocabulary, vocabulary.merges(), has_prefix=False)
+    elif kind == "bert":
+        tokenizer = _wordpiece(vocabulary)
     else:
         raise TokenizerError(
-            f"{label}: its tokenizer is {str(kind)[:64]!r}, which is not supported; gpt2, llama "
-            f"and gemma4 are; {HINT}"
+            f"{label}: its tokenizer is {str(kind)[:64]!r}, which is not supported; gpt2, llama, "
+            f"gemma4 and bert are; {HINT}"
         )
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": tokenizer_config(metadata, label)}
 
@@ -217,17 +277,7 @@ class _Vocabulary:
         found = []
         for index, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
             if kind in (_CONTROL, _USER_DEFINED) and token and self.ids[token] == index:
-                found.append(
-                    {
-                        "id": index,
-                        "content": token,
-                        "single_word": False,
-                        "lstrip": False,
-                        "rstrip": False,
-                        "normalized": False,
-                        "special": kind == _CONTROL,
-                    }
-                )
+                found.append(_added_token(index, token, is_special=kind == _CONTROL))
         return found
 
     def closing(self, *, begins: bool) -> JsonObject | None:
@@ -268,6 +318,18 @@ class _Vocabulary:
                 f"{len(self.tokens):,} tokens"
             )
         return found
+
+
+def _added_token(index: int, token: str, *, is_special: bool) -> JsonObject:
+    return {
+        "id": index,
+        "content": token,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": is_special,
+    }
 
 
 def _byte_level(vocabulary: _Vocabulary) -> JsonObject:
@@ -323,6 +385,76 @@ def _sentencepiece(
         decoder={"type": "Sequence", "decoders": decoders},
         model=model,
     )
+
+
+def _wordpiece(vocabulary: _Vocabulary) -> JsonObject:
+    """BERT's: words are cut into the longest tokens. In a file, tokens that begin a word have a
+    space before them, and those inside of words have no mark."""
+    ids: dict[str, int] = {}
+    added = []
+    has_upper = False
+    for index, token in enumerate(vocabulary.tokens):
+        kind = vocabulary.kinds[index]
+        text = f"##{token}"
+        if token.startswith(_SPACE) and len(token) > 1:
+            text = token.removeprefix(_SPACE)
+            has_upper = has_upper or text != text.lower()
+        elif kind == _CONTROL or (token.startswith("[") and token.endswith("]")):
+            text = token
+            if kind == _CONTROL:
+                added.append(_added_token(index, token, is_special=True))
+        ids.setdefault(text, index)
+    first = vocabulary.special("cls_token_id") or vocabulary.special("bos_token_id")
+    last = vocabulary.special("seperator_token_id") or vocabulary.special("eos_token_id")
+    unknown = vocabulary.special("unknown_token_id")
+    if first is None or last is None or unknown is None:
+        raise TokenizerError(
+            f"{vocabulary.label} lacks the token before a text, after it, or for unknown words; "
+            f"{HINT}"
+        )
+    found = _tokenizer(
+        vocabulary,
+        # A vocabulary without upper case is that of texts in lower case.
+        normalizer={
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": not has_upper,
+        },
+        pre_tokenizer={"type": "BertPreTokenizer"},
+        closing=_pair_closing(ids, first, last),
+        decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
+        model={},
+    )
+    found["added_tokens"] = added
+    found["model"] = {
+        "type": "WordPiece",
+        "unk_token": unknown,
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": ids,
+    }
+    return found
+
+
+def _pair_closing(ids: dict[str, int], first: str, last: str) -> JsonObject:
+    """The post-processor of BERT: a pair of texts has its second part in another segment."""
+
+    def marker(token: str, segment: int) -> JsonObject:
+        return {"SpecialToken": {"id": token, "type_id": segment}}
+
+    single = [marker(first, 0), {"Sequence": {"id": "A", "type_id": 0}}, marker(last, 0)]
+    second = [{"Sequence": {"id": "B", "type_id": 1}}, marker(last, 1)]
+    special = {
+        token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (first, last)
+    }
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, *second],
+        "special_tokens": special,
+    }
 
 
 def _merges(vocabulary: _Vocabulary) -> list[list[str]]:

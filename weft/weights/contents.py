@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from weft.weights.gguf.content import GgufContent, check_split
+from weft.weights.gguf.encoder import EncoderContent, is_encoder
 from weft.weights.gguf.files import SUFFIX
 from weft.weights.safetensors import FileContent
 
@@ -29,7 +30,7 @@ def labelled(paths: Iterable[Path]) -> dict[str, Path]:
 
 def open_contents(
     stack: ExitStack, paths: Mapping[str, Path]
-) -> list[FileContent] | list[GgufContent]:
+) -> list[FileContent] | list[GgufContent | EncoderContent]:
     """Open the files `paths`, by their labels for error messages; `stack` closes them. All are of
     one format.
 
@@ -39,10 +40,14 @@ def open_contents(
     if not any(name.endswith(SUFFIX) for name in paths):
         return [stack.enter_context(FileContent(path, name)) for name, path in paths.items()]
     parts: list[GgufContent] = []
+    encoders: list[EncoderContent] = []
     for name, path in paths.items():
+        if parts and is_encoder(path):
+            encoders.append(stack.enter_context(EncoderContent(path, name)))
+            continue
         metadata = None
         if parts:
             metadata = parts[0].header.metadata
         parts.append(stack.enter_context(GgufContent(path, name, metadata)))
     check_split(parts)
-    return parts
+    return [*parts, *encoders]

@@ -146,7 +146,9 @@ def weight_files(folder: Path) -> list[Path]:
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files and any(folder.glob("*.gguf")):
-        return gguf_files.parts(gguf_files.only_model(folder))
+        parts = gguf_files.parts(gguf_files.only_model(folder))
+        encoder = folder / (gguf_files.ENCODER + gguf_files.SUFFIX)
+        return [*parts, encoder] if encoder.exists() else parts
     missing = [path.name for path in files if not path.exists()]
     if missing:
         raise ModelNotFound(

@@ -13,17 +13,22 @@ from weft.config.config_json import get, number, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
+    LatentNames,
     LatentSpec,
     LayerSpec,
     MlpSpec,
     MoeSpec,
     RopeConfig,
     RouterSpec,
+    TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.experts import checked, sigmoid_experts, sparse_layers, with_experts
 from weft.config.families.family import Config, Family, activation, flag, scale
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import longrope, rope_of
 from weft.config.model_errors import UnsupportedModel
+from weft.json_types import JsonObject
 
 GREEDY = "greedy"
 BY_GROUPS = "group_limited_greedy"
@@ -88,8 +93,15 @@ def _layer(config: Config, *, side_by_side: bool) -> LayerSpec:
     )
 
 
+def _names(config: Config) -> TensorNames:
+    # This key is only in weft's own config.json (GGUF files, below).
+    if flag(config, "head_matrices_are_apart"):
+        return TensorNames(latent=LatentNames(keys_out="k_b_proj", values_out="v_b_proj"))
+    return TensorNames()
+
+
 def _deepseek2(config: Config) -> DecoderSpec:
-    plain = DecoderSpec(layers=(_layer(config, side_by_side=True),))
+    plain = DecoderSpec(layers=(_layer(config, side_by_side=True),), names=_names(config))
     has_experts = sparse_layers(config, get(config, "first_k_dense_replace", int, 0))
     return with_experts(config, plain, _softmax_experts(config), has_experts)
 
@@ -137,13 +149,13 @@ def read_mistral4(config: Config) -> DecoderSpec:
     experts = sigmoid_experts(config)
     router = replace(experts.router, scores="softmax", choice_bias=False)
     has_experts = sparse_layers(config, get(config, "first_k_dense_replace", int, 0))
-    plain = DecoderSpec(layers=(replace(layer, attention=attention),))
+    plain = DecoderSpec(layers=(replace(layer, attention=attention),), names=_names(config))
     return with_experts(config, plain, replace(experts, router=router), has_experts)
 
 
 def _youtu(config: Config) -> DecoderSpec:
     layer = _layer(config, side_by_side=flag(config, "rope_interleave", True))
-    return DecoderSpec(layers=(layer,))
+    return DecoderSpec(layers=(layer,), names=_names(config))
 
 
 def _minicpm3(config: Config) -> DecoderSpec:
@@ -156,13 +168,134 @@ def _minicpm3(config: Config) -> DecoderSpec:
     layer = replace(layer, residual_scale=depth / math.sqrt(num_layers))
     return DecoderSpec(
         layers=(layer,),
+        names=_names(config),
         embedding_scale=scale(config, "scale_emb"),
         logit_scale=size(config, "dim_model_base", hidden_size) / hidden_size,
     )
 
 
+# GGUF files
+
+
+def _gguf_latents(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """The sizes of heads. Since 2025 files have two tensors for K and V of all heads; their key and
+    value lengths are then those of the cache, and further keys have those of the heads."""
+    rotated = keys.number("rope.dimension_count", int)
+    key_length = keys.number("attention.key_length", int, found["head_dim"])
+    value_length = keys.number("attention.value_length", int, found["head_dim"])
+    plain = keys.number("attention.key_length_mla", int, key_length) - rotated
+    return {
+        "kv_lora_rank": keys.number("attention.kv_lora_rank", int),
+        "q_lora_rank": keys.number("attention.q_lora_rank", int, 0),
+        "qk_nope_head_dim": plain,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": keys.number("attention.value_length_mla", int, value_length),
+        "num_key_value_heads": found["num_attention_heads"],
+        "head_dim": rotated,
+        "head_matrices_are_apart": keys.has("attn_k_b.weight"),
+        "attention_bias": False,
+    }
+
+
+def _gguf_deepseek2(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """DeepSeek V2 or V3, or Youtu: by the scores of the router, if there is one."""
+    more: JsonObject = {**_gguf_latents(keys, found), **_gguf_yarn(keys, found)}
+    scores = keys.number("expert_gating_func", int, gguf.SOFTMAX) or gguf.SOFTMAX
+    if not keys.has("ffn_gate_inp.weight"):
+        return {**more, "architectures": ["YoutuForCausalLM"]}
+    if scores not in (gguf.SOFTMAX, gguf.SIGMOID):
+        raise UnsupportedModel(
+            f"{keys.full('expert_gating_func')} is {scores}; {gguf.SOFTMAX} and {gguf.SIGMOID} "
+            "are supported"
+        )
+    # Files before November 2025 do not contain the groups of V3, which has 256 experts.
+    num_experts = keys.number("expert_count", int)
+    is_v3 = scores == gguf.SIGMOID and num_experts == 256
+    num_groups = keys.number("expert_group_count", int, 8 if is_v3 else 1)
+    more |= {
+        "n_routed_experts": num_experts,
+        "num_experts_per_tok": keys.number("expert_used_count", int),
+        "moe_intermediate_size": keys.number("expert_feed_forward_length", int),
+        "n_shared_experts": keys.number("expert_shared_count", int, 0),
+        "first_k_dense_replace": keys.number("leading_dense_block_count", int, 0),
+        "routed_scaling_factor": gguf.factor("expert_weights_scale", keys),
+        "norm_topk_prob": keys.number(gguf.NORMED, bool, False),
+        "n_group": max(num_groups, 1),
+        "topk_group": max(keys.number("expert_group_used_count", int, 4 if is_v3 else 1), 1),
+    }
+    if scores == gguf.SIGMOID:
+        return {**more, "architectures": ["DeepseekV3ForCausalLM"]}
+    return {**more, "topk_method": BY_GROUPS if num_groups > 1 else GREEDY}
+
+
+def _gguf_yarn(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """Files have a tenth of `mscale_all_dim`, which `mscale` equals in all released models."""
+    mscale = keys.number("rope.scaling.yarn_log_multiplier", float, 0.0)
+    rope = found["rope_parameters"]
+    if not mscale or rope["rope_type"] != "yarn":
+        return {}
+    mscale = round(10 * mscale, 5)
+    return {"rope_parameters": {**rope, "mscale": mscale, "mscale_all_dim": mscale}}
+
+
+def _gguf_mistral4(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """Mistral 4. Its queries grow with their position."""
+    more = _gguf_deepseek2(keys, found)
+    rope = more.get("rope_parameters", found["rope_parameters"])
+    growth = keys.number("attention.temperature_scale", float, 0.0)
+    return {
+        **more,
+        "architectures": found["architectures"],
+        "rope_parameters": {**rope, "llama_4_scaling_beta": growth},
+    }
+
+
+def _gguf_minicpm3(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """MiniCPM 3. Files do not contain its factors, which are those of its only model."""
+    more = _gguf_latents(keys, found)
+    more["v_head_dim"] = found["hidden_size"] // max(found["num_attention_heads"], 1)
+    short, long = keys.short_and_long_factors()
+    if not long:
+        return more
+    original = keys.number(
+        "rope.scaling.original_context_length", int, found["max_position_embeddings"]
+    )
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": keys.number("rope.freq_base", float, 10_000.0),
+        "short_factor": list(short),
+        "long_factor": list(long),
+        "original_max_position_embeddings": original,
+    }
+    return {**more, "rope_parameters": rope}
+
+
+_GGUF_PARTS = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+_GGUF_JOINED = ("attn_k_b.weight", "attn_v_b.weight")
+
+
 FAMILIES = {
-    "DeepseekV2": Family(read=_deepseek2),
+    "DeepseekV2": Family(
+        read=_deepseek2,
+        gguf={
+            "deepseek2": gguf.Architecture(
+                more=_gguf_deepseek2,
+                reads=gguf.EXPERTS,
+                parts=_GGUF_PARTS,
+                joined=_GGUF_JOINED,
+                is_latent=True,
+            )
+        },
+    ),
     "DeepseekV3": Family(
         read=_deepseek3,
         defaults={
@@ -189,6 +322,15 @@ FAMILIES = {
     ),
     "Mistral4": Family(
         read=read_mistral4,
+        gguf={
+            "mistral4": gguf.Architecture(
+                more=_gguf_mistral4,
+                reads=gguf.EXPERTS,
+                parts=_GGUF_PARTS,
+                joined=_GGUF_JOINED,
+                is_latent=True,
+            )
+        },
         defaults={
             "n_routed_experts": 128,
             "num_experts_per_tok": 4,
@@ -200,5 +342,10 @@ FAMILIES = {
     "MiniCPM3": Family(
         read=_minicpm3,
         defaults={"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256},
+        gguf={
+            "minicpm3": gguf.Architecture(
+                more=_gguf_minicpm3, parts=_GGUF_PARTS, joined=_GGUF_JOINED, is_latent=True
+            )
+        },
     ),
 }

@@ -14,6 +14,7 @@ from weft.config.encoder_spec import (
     EncoderSpec,
     VocabularySpec,
 )
+from weft.config.families.bert import GGUF
 from weft.config.families.family import FULL, SLIDING, Config, Family, activation, flag, layer_types
 from weft.config.families.rope import rope_of
 from weft.config.model_errors import UnsupportedModel
@@ -319,7 +320,7 @@ ARCHITECTURES = {
     "HF_ColBERT": Family(encoder=_bert, norm_eps_key="layer_norm_eps", task="tokens"),
 }
 ENCODERS = {
-    "Bert": Family(encoder=_bert, norm_eps_key="layer_norm_eps"),
+    "Bert": Family(encoder=_bert, norm_eps_key="layer_norm_eps", gguf={"bert": GGUF}),
     "Roberta": _ROBERTA,
     "XLMRoberta": _ROBERTA,
     "Camembert": _ROBERTA,

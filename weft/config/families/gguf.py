@@ -39,6 +39,10 @@ class ArchitectureKeys(Protocol):
         """Whether a layer has a tensor of this name."""
         ...
 
+    def num_rows(self, tensor: str) -> int:
+        """The number of rows of a tensor outside of the layers, by its whole name."""
+        ...
+
     def short_and_long_factors(self) -> tuple[Sequence[float], Sequence[float]]:
         """The divisors of the rotary frequencies for short and for long contexts; each empty if the
         file does not have it."""
@@ -87,6 +91,9 @@ class Architecture:
     layers: str = "model.layers"
     rows: tuple[str, ...] = ()  # vectors that weft reads as matrices of one row
     flat: tuple[str, ...] = ()  # matrices that weft reads as vectors
+    joined: tuple[str, ...] = ()  # tensors [heads, n, m] that weft reads as [heads * n, m]
+    # Attention by latents: the sizes of heads are those of what is in the cache.
+    is_latent: bool = False
     convs: tuple[str, ...] = ()  # matrices [n, m] that weft reads as [n, 1, m]
     states: StateLayers | None = None
     by_layer: tuple[str, ...] = ()  # keys with a number for each layer, which `more` reads

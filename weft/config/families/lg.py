@@ -102,6 +102,22 @@ def _gguf_exaone4(keys: ArchitectureKeys, found: Found) -> JsonObject:
     return more
 
 
+_gguf_exaone_moe = gguf.experts(
+    gguf.SIGMOID,
+    {
+        **gguf.COUNTS,
+        "moe_intermediate_size": gguf.SIZE,
+        "num_shared_experts": gguf.GgufKey("expert_shared_count", int, 0),
+        "first_k_dense_replace": gguf.GgufKey("leading_dense_block_count", int, 0),
+        "norm_topk_prob": gguf.GgufKey(gguf.NORMED, bool, False),
+        "n_group": gguf.GgufKey("expert_group_count", int, 1),
+        "topk_group": gguf.GgufKey("expert_group_used_count", int, 1),
+    },
+    gguf.scaled,
+    _gguf_exaone4,
+)
+
+
 FAMILIES = {
     "Exaone": Family(
         read=_exaone3,
@@ -114,6 +130,13 @@ FAMILIES = {
     ),
     "ExaoneMoe": Family(
         read=_exaone_moe,
+        gguf={
+            "exaone-moe": gguf.Architecture(
+                more=_gguf_exaone_moe,
+                reads=gguf.EXPERTS,
+                parts={"exp_probs_b.bias": "mlp.e_score_correction_bias"},
+            )
+        },
         defaults={
             "num_experts": 64,
             "num_experts_per_tok": 8,

@@ -101,11 +101,14 @@ def _qwen3_vl(config: Config) -> DecoderSpec:
 
 
 def _qwen3_vl_moe(config: Config) -> DecoderSpec:
-    """Qwen3-VL with experts. All files have one tensor for all experts, with the inputs first."""
+    """Qwen3-VL with experts. The maker's files have one tensor for all experts, with the inputs
+    first; the key that says otherwise is only in weft's own config.json (GGUF files)."""
     experts = softmax_experts(config, is_normed=True)
     spec = some_with_experts(config, _qwen3(config), experts)
-    names = replace(spec.names, experts=ExpertNames(is_transposed=True))
-    return _with_deepstack(config, replace(spec, names=names))
+    if not flag(config, "experts_have_outputs_first"):
+        names = replace(spec.names, experts=ExpertNames(is_transposed=True))
+        spec = replace(spec, names=names)
+    return _with_deepstack(config, spec)
 
 
 def _with_deepstack(config: Config, spec: DecoderSpec) -> DecoderSpec:
@@ -202,10 +205,15 @@ GGUF_ROWS = ("ffn_gate_inp_shexp.weight",)
 
 
 FAMILIES = {
-    "Qwen2": Family(read=_qwen2, gguf={"qwen2": gguf.Architecture()}),
-    # Xiaomi's model: Qwen 2, with further layers that predict tokens ahead, which are not read.
+    # The text of Qwen2-VL and Qwen2.5-VL is that of Qwen 2, as long as there are no pictures.
+    "Qwen2": Family(read=_qwen2, gguf=dict.fromkeys(("qwen2", "qwen2vl"), gguf.Architecture())),
+    # Xiaomi's model: Qwen 2, with further layers that predict tokens ahead (`config/heads.py`).
     "MiMo": Family(read=_qwen2),
-    "Qwen3": Family(read=_qwen3, defaults={"head_dim": 128}, gguf={"qwen3": gguf.Architecture()}),
+    "Qwen3": Family(
+        read=_qwen3,
+        defaults={"head_dim": 128},
+        gguf=dict.fromkeys(("qwen3", "qwen3vl"), gguf.Architecture()),
+    ),
     "Qwen2Moe": Family(
         read=_qwen2_moe,
         gguf={
@@ -216,7 +224,10 @@ FAMILIES = {
     ),
     "Qwen3Moe": Family(
         read=_qwen3_moe,
-        gguf={"qwen3moe": gguf.Architecture(more=_gguf_qwen3_moe, reads=gguf.EXPERTS)},
+        gguf=dict.fromkeys(
+            ("qwen3moe", "qwen3vlmoe"),
+            gguf.Architecture(more=_gguf_qwen3_moe, reads=gguf.EXPERTS),
+        ),
     ),
 }
 _QWEN2_VL = Family(read=seeing(_qwen2, (16, 24, 24)), tower=towers.qwen2_vl, ties_by_text=True)

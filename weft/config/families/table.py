@@ -46,9 +46,11 @@ def _of_decoders(
     found = {f"{name}ForCausalLM": family for name, family in decoders.items()}
     for kind, task in (("Model", "embed"), ("ForSequenceClassification", "classify")):
         for name, family in {**decoders, **encoders}.items():
-            found[f"{name}{kind}"] = replace(family, task=task, gguf={})
+            # A GGUF file is that of a decoder that generates, or of an encoder that embeds.
+            files = family.gguf if name in encoders and task == "embed" else {}
+            found[f"{name}{kind}"] = replace(family, task=task, gguf=files)
     for name, family in encoders.items():
-        found[f"{name}ForMaskedLM"] = replace(family, task="fill")
+        found[f"{name}ForMaskedLM"] = replace(family, task="fill", gguf={})
     return found
 
 

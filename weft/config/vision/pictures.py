@@ -61,6 +61,8 @@ class PooledSpec(PictureSpec):
     """Gemma 3: each square of patches becomes its mean, which is normed and multiplied by a
     matrix."""
 
+    norm_is_whole: bool = False  # the norm's weights have their 1, as in GGUF files
+
     @property
     def rules(self) -> MediaRules:
         return MediaRules(sees_both_ways=True, longest_unsplit=self.num_tokens)
@@ -118,6 +120,7 @@ def gemma3(config: Config, out_size: int) -> PooledSpec | None:
         encoder_name="vision_tower",
         out_size=out_size,
         num_tokens=num_tokens,
+        norm_is_whole=get(vision, "norm_weights_are_whole", bool, False),
     )
 
 

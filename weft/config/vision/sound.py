@@ -1,5 +1,5 @@
-"""The tower of Qwen2-Audio: Whisper's encoder of sounds, and a matrix that makes the decoder's
-tokens of its output."""
+"""Whisper's encoder of sounds: in Whisper itself, where matrices make keys and values of its output
+for every layer of the decoder, and in Qwen2-Audio, where a matrix makes the decoder's tokens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 
 KERNEL = 3  # frames that a convolution reads together
+MAX_POSITIONS = 4_096  # the kernels keep a weight of each on the stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class WhisperSpec:
     num_heads: int
     num_positions: int  # positions of the longest sound, after the convolutions
     activation: str = "gelu"
-    out_size: int  # hidden size of the decoder
+    out_size: int  # numbers of an output vector: in Qwen2-Audio, the hidden size of the decoder
     norm_eps: float = 1e-5
 
     @property
@@ -65,6 +66,74 @@ class WhisperSpec:
         return f"Whisper of {self.num_layers} layers for sounds of up to {seconds:g} s"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpeechSpec:
+    """Whisper's encoder, and the matrices that make keys and values of its output for each of the
+    decoder's layers."""
+
+    encoder: WhisperSpec  # `out_size`: keys and values of all layers
+    num_layers: int  # of the decoder
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return self.encoder.kinds
+
+    @property
+    def rules(self) -> MediaRules:
+        encoder = self.encoder
+        return MediaRules(
+            heard_len=encoder.num_positions,
+            heard_shape=(encoder.num_bands, 2 * encoder.num_positions),
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        return self.encoder.num_parameters
+
+    @property
+    def num_work_floats(self) -> int:
+        return self.encoder.num_work_floats + self.encoder.num_positions * self.encoder.out_size
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def shown_name(self) -> str:
+        return self.encoder.shown_name
+
+
+def whisper(config: Mapping[str, Any], hidden_size: int) -> SpeechSpec:
+    """The encoder in Whisper's own `config.json`. Raises UnsupportedModel."""
+    require(config, "scale_embedding", False)
+    require(config, "activation_function", "gelu")
+    num_layers = size(config, "decoder_layers", 4)
+    encoder = WhisperSpec(
+        num_bands=size(config, "num_mel_bins", 80),
+        hidden_size=hidden_size,
+        inner_size=size(config, "encoder_ffn_dim", 1_536),
+        num_layers=size(config, "encoder_layers", 4),
+        num_heads=size(config, "encoder_attention_heads", 6),
+        num_positions=size(config, "max_source_positions", 1_500),
+        out_size=2 * num_layers * hidden_size,
+    )
+    _check_heads(encoder, "the encoder")
+    if encoder.num_positions > MAX_POSITIONS:
+        raise UnsupportedModel(
+            f"max_source_positions is {encoder.num_positions:,}; at most {MAX_POSITIONS:,} are "
+            "supported"
+        )
+    return SpeechSpec(encoder=encoder, num_layers=num_layers)
+
+
+def _check_heads(spec: WhisperSpec, name: str) -> None:
+    if spec.hidden_size % spec.num_heads or spec.head_dim % 2:
+        raise UnsupportedModel(
+            f"{name} has {spec.hidden_size} numbers for {spec.num_heads} heads: each must "
+            "have as many, an even number"
+        )
+
+
 def qwen2_audio(config: Mapping[str, Any], out_size: int) -> WhisperSpec:
     """The tower in a `config.json`. `out_size`: hidden size of the decoder. Raises
     UnsupportedModel."""
@@ -80,9 +149,5 @@ def qwen2_audio(config: Mapping[str, Any], out_size: int) -> WhisperSpec:
         num_positions=size(encoder, "max_source_positions", 1_500),
         out_size=out_size,
     )
-    if spec.hidden_size % spec.num_heads or spec.head_dim % 2:
-        raise UnsupportedModel(
-            f"audio_config has {spec.hidden_size} numbers for {spec.num_heads} heads: each must "
-            "have as many, an even number"
-        )
+    _check_heads(spec, "audio_config")
     return spec

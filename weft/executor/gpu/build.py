@@ -175,6 +175,8 @@ def _without_kernels(model: ModelConfig) -> str:
         return "attends by latents"
     if model.norms_rotated:
         return "norms rotated heads"
+    if model.decoder.cross is not None:
+        return "attends to an encoder's vectors"
     if not model.has_one_kv_shape:
         return "keeps K and V of other sizes in some layers"
     for layer in model.decoder.layers:

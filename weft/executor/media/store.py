@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from weft.executor.inputs import concatenated
+from weft.executor.kv_pool import EncodedPool
 from weft.models.vision.tower import Pieces, Tower, TowerInput
 from weft.observe.log import EventLog
 from weft.ops.sampling import on
-from weft.plan.inputs import EncodeAhead, EncoderInput, MediaVectors
+from weft.plan.inputs import EncodeAhead, EncoderInput, HeardMedia, MediaVectors
 
 log = EventLog("runner")
 
@@ -31,9 +32,18 @@ class OpenWork(NamedTuple):
 
 
 class MediaStore:
-    def __init__(self, tower: Tower, *, hidden_size: int, device: torch.device) -> None:
-        """`hidden_size` of the decoder: a vector has this many numbers, or a multiple of it."""
+    def __init__(
+        self,
+        tower: Tower,
+        *,
+        hidden_size: int,
+        device: torch.device,
+        heard: EncodedPool | None = None,
+    ) -> None:
+        """`hidden_size` of the decoder: a vector has this many numbers, or a multiple of it.
+        `heard`: where the decoder reads keys and values, if it attends to vectors."""
         self._tower = tower
+        self._heard = heard
         self._hidden_size = hidden_size
         self._like = torch.empty(0, device=device)
         self._vectors: dict[bytes, Tensor] = {}  # [length, numbers of a vector] each
@@ -52,31 +62,27 @@ class MediaStore:
     def take(self, op: MediaVectors) -> Tensor:
         """Drop, encode and take as a plan says. Returns the vectors [V, numbers of a vector],
         float32."""
-        if op.drops_all:
-            self.clear()
-        for digest in op.drop:
-            self._vectors.pop(digest, None)
-            self._errors.pop(digest, None)
-        for one in op.encode:
-            if one.digest not in self._vectors:
-                began_s = time.perf_counter()
-                self._work(one, math.inf)
-                self._seconds += time.perf_counter() - began_s
+        self._drop_and_encode(op)
         found: list[Tensor] = []
         first_rows: list[int] = []
         num_rows = 0
         for digest in op.items:
-            vectors = self._vectors[digest]
+            vectors = self._found(digest)
             found.append(vectors)
             first_rows.append(num_rows)
             num_rows += len(vectors)
-            error = self._errors.get(digest)
-            if error is not None:
-                self._taken_in_vain.append((digest, error))
         rows = op.row.copy()
         for item, first in enumerate(first_rows):
             rows[op.item == item] += first
         return concatenated(found).index_select(0, on(self._like, rows)).float()
+
+    @torch.inference_mode()
+    def hear(self, op: HeardMedia) -> None:
+        """Drop, encode and write keys and values as a plan says."""
+        assert self._heard is not None, "the decoder does not attend to vectors"
+        self._drop_and_encode(op)
+        for digest, row in zip(op.items, op.rows.tolist(), strict=True):
+            self._heard.write(row, self._found(digest))
 
     def take_errors(self) -> tuple[tuple[bytes, str], ...]:
         """The items with errors that the current step has taken: digest and error."""
@@ -109,6 +115,25 @@ class MediaStore:
         self._give_up()
         self._vectors.clear()
         self._errors.clear()
+
+    def _drop_and_encode(self, op: MediaVectors | HeardMedia) -> None:
+        if op.drops_all:
+            self.clear()
+        for digest in op.drop:
+            self._vectors.pop(digest, None)
+            self._errors.pop(digest, None)
+        for one in op.encode:
+            if one.digest not in self._vectors:
+                began_s = time.perf_counter()
+                self._work(one, math.inf)
+                self._seconds += time.perf_counter() - began_s
+
+    def _found(self, digest: bytes) -> Tensor:
+        """The vectors of an item that a step takes, and a note if they have an error."""
+        error = self._errors.get(digest)
+        if error is not None:
+            self._taken_in_vain.append((digest, error))
+        return self._vectors[digest]
 
     def _work(self, one: EncoderInput, until_s: float) -> None:
         """Encode an item, or continue, until this time; at least one piece."""

@@ -29,6 +29,7 @@ from weft.plan.logits import (
     LogitOp,
     Penalties,
     ProcessorCall,
+    TimestampRules,
 )
 from weft.plan.outputs import AuxOutput, SampledLogprobs, SampledLogprobsRequest
 from weft.plan.step import Plan, Result, find
@@ -95,6 +96,18 @@ def fix_tokens(step: SamplerStep, fixed: FixedTokens) -> None:
     logits[rows, tokens] = 0
 
 
+def apply_timestamp_rules(step: SamplerStep, rules: TimestampRules) -> None:
+    firsts = rules.first.tolist()
+    ranges = rules.forbidden.tolist()
+    for row, first, forbidden in zip(rules.index.tolist(), firsts, ranges, strict=True):
+        logits = step.logits[row]
+        for begin, end in forbidden:
+            logits[begin:end] = -torch.inf
+        # Compared on the device, which need not wait for the host.
+        wins = logits[first:].logsumexp(0) > logits[:first].max()
+        logits[:first].masked_fill_(wins, -torch.inf)
+
+
 Apply: TypeAlias = Callable[[SamplerStep, Any], None]
 APPLY: dict[type[LogitOp], Apply] = {
     LogitBias: add_bias,
@@ -102,6 +115,7 @@ APPLY: dict[type[LogitOp], Apply] = {
     ProcessorCall: call_processor,
     AllowedTokens: allow_tokens,
     GrammarMask: apply_grammar_mask,
+    TimestampRules: apply_timestamp_rules,
     FixedTokens: fix_tokens,
 }
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -157,6 +158,11 @@ class Attention:
             biases=biases,
             narrows=layer == config.last_storing_layer,
         )
+        self._keys_without_bias = ""
+        if spec.qkv_bias and not spec.key_bias:
+            # The projections are one matrix, which has a bias: zeros change nothing.
+            self._keys_without_bias = f"{names.qkv[1]}.bias"
+            self.qkv.matrix.put_bias(1, torch.zeros(kv_size))
         self._norms_whole = spec.qk_norm is QkNorm.ALL_HEADS
         assert not (self._norms_whole and spec.gate), "gates stand between the heads of the norm"
         if spec.qk_norm is QkNorm.NONE:
@@ -191,7 +197,9 @@ class Attention:
         return self.out(attention.forward(qkv, self._heads, self._layer))
 
     def weights(self, prefix: str) -> Weights:
-        yield from self.qkv.weights(prefix)
+        for weight in self.qkv.weights(prefix):
+            if weight.name != f"{prefix}.{self._keys_without_bias}":
+                yield weight
         yield from self.out.weights(prefix)
         if self._sinks is not None:
             yield vector(f"{prefix}.{self._names.sinks}", self._sinks)

@@ -11,6 +11,8 @@ Source: arXiv:2405.04434, 2.1 and appendix C.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from weft.models.layers.linear import Linear, stacked, stacked_bias
 from weft.models.layers.norm import RmsNorm
 from weft.models.layers.rope import Rope
 from weft.models.layers.weight import RowRun, Weight, Weights
-from weft.ops.codes import Codes
+from weft.ops.codes import CodeFormat, Codes
 from weft.ops.protocol import Matrix, Ops
 from weft.ops.quantize import widened
 
@@ -100,7 +102,14 @@ class LatentAttention:
         yield from self._queries.weights(prefix)
         yield from self._latent_in.weights(f"{prefix}.{names.latent_in}")
         yield from self._latent_norm.weights(f"{prefix}.{names.latent_norm}")
-        yield self._of_heads.weight(f"{prefix}.{names.latent_out}.weight")
+        if names.keys_out:
+            latent = self._latent
+            keys = HeadRows(self._of_heads.keys, latent.rank, latent.plain_dim)
+            values = HeadRows(self._of_heads.values, latent.value_dim, latent.rank)
+            yield keys.weight(f"{prefix}.{names.keys_out}.weight")
+            yield values.weight(f"{prefix}.{names.values_out}.weight")
+        else:
+            yield self._of_heads.weight(f"{prefix}.{names.latent_out}.weight")
         yield from self._out.weights(prefix)
 
 
@@ -183,3 +192,47 @@ class HeadMatrices:
             found += [self.keys[head].get(0).T, self.values[head].get(0)]
         begin = start - first_head * self._rows_of_head
         return torch.cat(found)[begin : begin + stop - start].contiguous()
+
+
+class HeadRows:
+    """A tensor with the matrices of all heads, one below the other."""
+
+    def __init__(self, matrices: list[Matrix], num_rows: int, in_size: int) -> None:
+        """`num_rows`: of a head."""
+        self._matrices = matrices
+        self._num_rows = num_rows
+        self._in_size = in_size
+
+    def weight(self, name: str) -> Weight:
+        shape = (len(self._matrices) * self._num_rows, self._in_size)
+        return Weight(name, shape, self._put, self._get, self._keep_as, self._put_codes)
+
+    def _put(self, content: Tensor, start: int = 0, scales: Tensor | None = None) -> None:
+        for matrix, rows, first in self._parts(len(content), start):
+            matrix.put(0, content[rows], first, None if scales is None else scales[rows])
+
+    def _keep_as(self, format: CodeFormat, order: Tensor | None = None) -> None:
+        for matrix in self._matrices:
+            matrix.keep_as(0, format, order)
+
+    def _put_codes(self, codes: Codes, start: int = 0) -> None:
+        for matrix, rows, first in self._parts(len(codes.values), start):
+            matrix.put_codes(0, codes.of(rows), first)
+
+    def _get(self, start: int = 0, stop: int | None = None) -> Tensor:
+        num_rows = len(self._matrices) * self._num_rows
+        stop = num_rows if stop is None else min(stop, num_rows)
+        found = []
+        for matrix, rows, first in self._parts(stop - start, start):
+            found.append(matrix.get(0, first, first + rows.stop - rows.start))
+        return torch.cat(found)
+
+    def _parts(self, num: int, start: int) -> Iterator[tuple[Matrix, slice, int]]:
+        """For each head that has some of rows start .. start + num: its matrix, which of these rows
+        are the head's, and its own first one of them."""
+        begin = 0
+        while begin < num:
+            head, first = divmod(start + begin, self._num_rows)
+            end = min(begin + self._num_rows - first, num)
+            yield self._matrices[head], slice(begin, end), first
+            begin = end

@@ -26,9 +26,8 @@ class PooledTower:
         self._ops = backend.ops
         self._places = in_order(spec, backend)
         self.encoder = Vit(encoder, backend)
-        self.norm = RmsNorm(
-            encoder.hidden_size, encoder.norm_eps, backend.ops, kind=NormKind.RMS_PLUS_ONE
-        )
+        kind = NormKind.RMS_EXACT if spec.norm_is_whole else NormKind.RMS_PLUS_ONE
+        self.norm = RmsNorm(encoder.hidden_size, encoder.norm_eps, backend.ops, kind=kind)
         self.projection = Linear(encoder.hidden_size, {"": spec.out_size}, False, backend.ops)
 
     def encode(self, input: TowerInput) -> Pieces:

@@ -56,7 +56,8 @@ class Tower(Protocol):
         The pieces return [input.length, (1 + K) * hidden size], floats that are valid until the
         next call of the tower or its decoder. The first `hidden size` values of a vector replace
         the token's embedding; each of the K following parts is added after one of the first K
-        layers (deepstack; usually K is 0).
+        layers (deepstack; usually K is 0). For a decoder that attends to the vectors, they are keys
+        and values: [keys of the first layer | its values | keys of the second layer | ..].
 
         Raises ValueError for values of another shape than the family's.
         """

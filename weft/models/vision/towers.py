@@ -12,7 +12,7 @@ from typing import cast
 from weft.config.vision.pictures import PerceptronSpec, PooledSpec, ShuffledSpec
 from weft.config.vision.pixtral import PixtralSpec
 from weft.config.vision.qwen import QwenTowerSpec
-from weft.config.vision.sound import WhisperSpec
+from weft.config.vision.sound import SpeechSpec, WhisperSpec
 from weft.config.vision.spec import TowerSpec
 from weft.models.vision.tower import Tower, TowerBackend
 
@@ -22,6 +22,7 @@ TOWERS: dict[type, str] = {
     ShuffledSpec: "weft.models.vision.pictures:ShuffledTower",
     PerceptronSpec: "weft.models.vision.pictures:PerceptronTower",
     PixtralSpec: "weft.models.vision.pixtral:PixtralTower",
+    SpeechSpec: "weft.models.vision.whisper:SpeechTower",
     WhisperSpec: "weft.models.vision.whisper:WhisperTower",
     QwenTowerSpec: "weft.models.vision.qwen:QwenTower",
 }

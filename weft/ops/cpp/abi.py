@@ -10,7 +10,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
 
 LORA_ROWS = 12
-NUM_OPS = 29
+NUM_OPS = 34
 FUSED_COLUMNS = 10
 PANEL = 32
 IN_STEP = 64
@@ -22,6 +22,8 @@ MAX_EXPERTS = 1024
 STATE_LANES = 16
 DELTA_FACTORS = 8
 SCAN_FACTORS = 2
+MAX_CROSS = 4096
+CROSS_STEP = 64
 MAX_RANKS = 64
 RANKS_HEAD_BYTES = 16384
 RANKS_LOST_AT = 8192
@@ -57,6 +59,11 @@ class OpKind(IntEnum):
     NARROW = 26
     SCREENED_HEAD = 27
     COPY_HEAD = 28
+    ADD_POSITIONS = 29
+    CROSS = 30
+    KEEP_ROWS = 31
+    TAKE_ROWS = 32
+    SPREAD = 33
 
 
 class WeightFormat(IntEnum):
@@ -66,6 +73,8 @@ class WeightFormat(IntEnum):
     I4 = 3
     I16 = 4
     I6 = 5
+    I2 = 6
+    I3 = 7
 
 
 class ScaleType(IntEnum):
@@ -221,6 +230,10 @@ class Guesses(ctypes.Structure):
         ("step", c_void_p),
         ("numbers", c_void_p),
         ("tokens", c_void_p),
+        ("later", c_void_p),
+        ("num_later", c_int64),
+        ("later_hidden", c_void_p),
+        ("carried", c_void_p),
     )
 
 
@@ -236,6 +249,7 @@ class PackedWeight(ctypes.Structure):
         ("offset", c_int64),
         ("has_table", c_int64),
         ("table", c_uint8 * 16),
+        ("unit", c_float),
         ("panels", c_void_p),
         ("order", c_void_p),
     )
@@ -302,6 +316,27 @@ class CopyArgs(ctypes.Structure):
         ("out_step", c_int64),
         ("num", c_int64),
         ("size", c_int64),
+    )
+
+
+class KeepRowsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("size", c_int64),
+        ("kept", c_void_p),
+        ("kept_stride", c_int64),
+    )
+
+
+class TakeRowsArgs(ctypes.Structure):
+    _fields_ = (
+        ("kept", c_void_p),
+        ("kept_stride", c_int64),
+        ("carried", c_void_p),
+        ("size", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
     )
 
 
@@ -567,6 +602,31 @@ class ScanArgs(ctypes.Structure):
     )
 
 
+class AddPositionsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("size", c_int64),
+        ("table", c_void_p),
+    )
+
+
+class CrossArgs(ctypes.Structure):
+    _fields_ = (
+        ("q", c_void_p),
+        ("q_stride", c_int64),
+        ("out", c_void_p),
+        ("kept", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("heads", c_int64),
+        ("head_dim", c_int64),
+        ("num_positions", c_int64),
+        ("padded", c_int64),
+        ("scale", c_float),
+    )
+
+
 class LayerNormWeights(ctypes.Structure):
     _fields_ = (
         ("weight", c_void_p),
@@ -727,6 +787,18 @@ class DrawArgs(ctypes.Structure):
     )
 
 
+class SpreadArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("ids", c_void_p),
+        ("num", c_int64),
+        ("logits", c_void_p),
+        ("vocab_size", c_int64),
+        ("stride", c_int64),
+    )
+
+
 class LogprobsArgs(ctypes.Structure):
     _fields_ = (
         ("logits", c_void_p),
@@ -770,4 +842,9 @@ KIND_OF: dict[type[ctypes.Structure], OpKind] = {
     NarrowArgs: OpKind.NARROW,
     ScreenedHeadArgs: OpKind.SCREENED_HEAD,
     CopyHeadArgs: OpKind.COPY_HEAD,
+    AddPositionsArgs: OpKind.ADD_POSITIONS,
+    CrossArgs: OpKind.CROSS,
+    KeepRowsArgs: OpKind.KEEP_ROWS,
+    TakeRowsArgs: OpKind.TAKE_ROWS,
+    SpreadArgs: OpKind.SPREAD,
 }

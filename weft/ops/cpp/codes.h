@@ -12,7 +12,8 @@ constexpr int kVectorsOfPanel = kPanel / kLanes;
 constexpr int kRowGroup = 32;  // inputs of a row that share a scale
 
 WEFT_INLINE bool has_codes(const PackedWeight& w) {
-  return w.format == kI8 || w.format == kI6 || w.format == kI4;
+  return w.format == kI8 || w.format == kI6 || w.format == kI4 || w.format == kI3 ||
+         w.format == kI2;
 }
 
 // Inputs that share both a scale of the weight and one of the rows.
@@ -75,12 +76,18 @@ static float scale_of(const PackedWeight& w, char* panel, int64_t column, int64_
       return to_float(((const bf16*)scale)[column]);
   }
   const char* coarse = address_of_coarse(w, panel, k / kCoarse, is_min);
-  return ((const int8_t*)scale)[column] * half_to_float(((const uint16_t*)coarse)[column]);
+  const float factor = half_to_float(((const uint16_t*)coarse)[column]) * w.unit;
+  return ((const int8_t*)scale)[column] * factor;
+}
+
+// kLanes coarse factors from a column on.
+WEFT_INLINE F32 coarse_at(const char* coarse, int column, float unit) {
+  return mul(load_f16((const uint16_t*)coarse + column), all(unit));
 }
 
 // kLanes scales from a column on.
 template <int64_t kType>
-WEFT_INLINE F32 scales_at(const char* scale, const char* coarse, int column) {
+WEFT_INLINE F32 scales_at(const char* scale, const char* coarse, int column, float unit) {
   if constexpr (kType == kScaleF32)
     return load((const float*)scale + column);
   if constexpr (kType == kScaleF16)
@@ -88,7 +95,7 @@ WEFT_INLINE F32 scales_at(const char* scale, const char* coarse, int column) {
   if constexpr (kType == kScaleBf16)
     return load_bf16((const bf16*)scale + column);
   if constexpr (kType == kScaleCoarse) {
-    return mul(load_i8((const int8_t*)scale + column), load_f16((const uint16_t*)coarse + column));
+    return mul(load_i8((const int8_t*)scale + column), coarse_at(coarse, column, unit));
   }
 }
 
@@ -110,7 +117,7 @@ static void spread_scales_of(const PackedWeight& w, char* panel, int64_t k, int6
         kType == kScaleCoarse ? address_of_coarse(w, panel, i / kCoarse, is_min) : nullptr;
 #pragma GCC unroll 8
     for (int v = 0; v < kVectorsOfPanel; v++) {
-      store(out + v * kLanes, scales_at<kType>(scale, coarse, v * kLanes));
+      store(out + v * kLanes, scales_at<kType>(scale, coarse, v * kLanes, w.unit));
     }
   }
 }
@@ -133,6 +140,7 @@ static void spread_scales(const PackedWeight& w, char* panel, int64_t k, int64_t
 // [k / 8][kPanel][4] nibbles -> [k / 4][kPanel][4] bytes: what they stand for, if there is a table.
 static void make_bytes_of_nibbles(const PackedWeight& w, const char* nibbles, int64_t k,
                                   char* bytes) {
+  const I32 table = load_table(w.table);
   for (int64_t i = 0; i < k; i += 8, nibbles += 4 * kPanel, bytes += 8 * kPanel) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectorsOfPanel; v++) {
@@ -140,8 +148,8 @@ static void make_bytes_of_nibbles(const PackedWeight& w, const char* nibbles, in
       I32 low = low_nibbles(both);
       I32 high = high_nibbles(both);
       if (w.has_table) {
-        low = look_up(w.table, low);
-        high = look_up(w.table, high);
+        low = shuffle_bytes(table, low);
+        high = shuffle_bytes(table, high);
       }
       store_i32((int32_t*)bytes + v * kLanes, low);
       store_i32((int32_t*)bytes + kPanel + v * kLanes, high);
@@ -167,9 +175,68 @@ static void make_bytes_of_sixes(const char* sixes, int64_t k, char* bytes) {
   }
 }
 
+// [k / 16][kPanel][4] -> [k / 4][kPanel][4] bytes
+static void make_bytes_of_twos(const char* twos, int64_t k, char* bytes) {
+  for (int64_t i = 0; i < k; i += 16, twos += 4 * kPanel, bytes += 16 * kPanel) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectorsOfPanel; v++) {
+      const I32 four = load_i32((const int32_t*)twos + v * kLanes);
+      int32_t* to = (int32_t*)bytes + v * kLanes;
+      store_i32(to, two_bits<0>(four));
+      store_i32(to + kPanel, two_bits<1>(four));
+      store_i32(to + 2 * kPanel, two_bits<2>(four));
+      store_i32(to + 3 * kPanel, two_bits<3>(four));
+    }
+  }
+}
+
+// Codes of three bits of inputs 4 kPart and after, or what they stand for, if there is a table.
+template <int kPart>
+WEFT_INLINE I32 threes_at(const char* threes, int column, bool has_table, I32 table) {
+  const int32_t* from = (const int32_t*)threes + column;
+  const I32 codes =
+      three_bits<kPart>(load_i32(from + kPart / 4 * kPanel), load_i32(from + 2 * kPanel));
+  return has_table ? shuffle_bytes(table, codes) : codes;
+}
+
+template <int kPart>
+WEFT_INLINE void store_threes(const char* threes, int column, bool has_table, I32 table,
+                              char* bytes) {
+  if constexpr (kPart < 8) {
+    store_i32((int32_t*)bytes + kPart * kPanel + column,
+              threes_at<kPart>(threes, column, has_table, table));
+    store_threes<kPart + 1>(threes, column, has_table, table, bytes);
+  }
+}
+
+// [k / 32][3][kPanel][4] -> [k / 4][kPanel][4] bytes: what they stand for, if there is a table.
+static void make_bytes_of_threes(const PackedWeight& w, const char* threes, int64_t k,
+                                 char* bytes) {
+  const I32 table = load_table(w.table);
+  for (int64_t i = 0; i < k; i += 32, threes += 12 * kPanel, bytes += 32 * kPanel) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectorsOfPanel; v++)
+      store_threes<0>(threes, v * kLanes, w.has_table, table, bytes);
+  }
+}
+
+// A piece of a panel of codes of fewer than eight bits -> [k / 4][kPanel][4] bytes.
+static void make_bytes_of_codes(const PackedWeight& w, const char* codes, int64_t k, char* bytes) {
+  switch (w.format) {
+    case kI6:
+      return make_bytes_of_sixes(codes, k, bytes);
+    case kI3:
+      return make_bytes_of_threes(w, codes, k, bytes);
+    case kI2:
+      return make_bytes_of_twos(codes, k, bytes);
+    default:
+      return make_bytes_of_nibbles(w, codes, k, bytes);
+  }
+}
+
 // Whether no code is above 128.
 WEFT_INLINE bool has_low_codes(const PackedWeight& w) {
-  bool is_low = w.format == kI4 || w.format == kI6;
+  bool is_low = w.format != kI8;
   for (int i = 0; i < 16 && w.has_table; i++)
     is_low &= w.table[i] <= 128;
   return is_low;

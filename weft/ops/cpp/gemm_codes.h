@@ -58,20 +58,35 @@ struct CodesProduct {
   bool asks;
   const char* ahead;
   int64_t ahead_step;
+  const uint8_t* table;  // of kinds that have one
 };
 
 // ---------------------------------------------------------------- one step of k, by kind of codes
 
-// B [k / 8][kPanel][4] of two codes each.
+// What a step of k adds to the sums: R rows times codes w of four inputs. `kLow`: none is above 128.
+template <bool kLow, int R, int V>
+WEFT_INLINE void add_four(I32 (&sums)[R][V], const int8_t* a, const I32 (&codes)[V]) {
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
+    const I32 x = four_bytes(a + r * kSlab);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++)
+      sums[r][v] = kLow ? dot4_low(sums[r][v], x, codes[v]) : dot4(sums[r][v], x, codes[v]);
+  }
+}
+
+// B [k / 8][kPanel][4] of two codes each; with `kTable` they are indices.
+template <bool kTable = false, bool kLow = true>
 struct NibbleCodes {
   static constexpr int kInputs = 8;
   static constexpr int kBytes = 4 * kPanel;
   static constexpr bool kIsNarrow = true;
+  static constexpr bool kHasTable = kTable;
   // Those of a block fit into 16 bits: 16 products of at most 15 * 127.
-  static constexpr bool kAddsPairs = kHasPairs;
+  static constexpr bool kAddsPairs = kHasPairs && !kTable;
 
   template <int R, int V>
-  WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b) {
+  WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b, I32 table, int) {
     I32 w[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++)
@@ -80,18 +95,91 @@ struct NibbleCodes {
     for (int half = 0; half < 2; half++) {
       I32 codes[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++)
+      for (int v = 0; v < V; v++) {
         codes[v] = half ? high_nibbles(w[v]) : low_nibbles(w[v]);
+        if (kTable)
+          codes[v] = shuffle_bytes(table, codes[v]);
+      }
+      if constexpr (!kAddsPairs) {
+        add_four<kLow>(sums, a + 4 * half, codes);
+        continue;
+      }
 #pragma GCC unroll 6
       for (int r = 0; r < R; r++) {
         const I32 x = four_bytes(a + r * kSlab + 4 * half);
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) {
-          sums[r][v] = kAddsPairs ? add_pairs(sums[r][v], x, codes[v])
-                                  : dot4_low(sums[r][v], x, codes[v]);
-        }
+        for (int v = 0; v < V; v++)
+          sums[r][v] = add_pairs(sums[r][v], x, codes[v]);
       }
     }
+  }
+};
+
+// B [k / 16][kPanel][4] of four codes each.
+struct TwoCodes {
+  static constexpr int kInputs = 16;
+  static constexpr int kBytes = 4 * kPanel;
+  static constexpr bool kIsNarrow = true;
+  static constexpr bool kHasTable = false;
+  static constexpr bool kAddsPairs = false;
+
+  template <int R, int V>
+  WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b, I32, int) {
+    quarter<0>(sums, a, b);
+    quarter<1>(sums, a, b);
+    quarter<2>(sums, a, b);
+    quarter<3>(sums, a, b);
+  }
+
+ private:
+  template <int kPart, int R, int V>
+  WEFT_INLINE void quarter(I32 (&sums)[R][V], const int8_t* a, const char* b) {
+    I32 codes[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++)
+      codes[v] = two_bits<kPart>(load_i32((const int32_t*)b + v * kLanes));
+    add_four<true>(sums, a + 4 * kPart, codes);
+  }
+};
+
+// B [k / 32][3][kPanel][4], in halves of 16 inputs; with `kTable` codes are indices.
+template <bool kTable, bool kLow>
+struct ThreeCodes {
+  static constexpr int kInputs = 16;
+  static constexpr int kBytes = 6 * kPanel;  // of a half: a row of low bits, and half a row
+  static constexpr bool kIsNarrow = true;
+  static constexpr bool kHasTable = kTable;
+  static constexpr bool kAddsPairs = false;
+
+  template <int R, int V>
+  WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b, I32 table, int half) {
+    const char* const start = b - half * kBytes;
+    I32 twos[V];
+    I32 ones[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      const int32_t* from = (const int32_t*)start + v * kLanes;
+      hold(twos[v] = load_i32(from + half * kPanel));
+      hold(ones[v] = moved_right(load_i32(from + 2 * kPanel), 4 * half));
+    }
+    quarter<0>(sums, a, twos, ones, table);
+    quarter<1>(sums, a, twos, ones, table);
+    quarter<2>(sums, a, twos, ones, table);
+    quarter<3>(sums, a, twos, ones, table);
+  }
+
+ private:
+  template <int kPart, int R, int V>
+  WEFT_INLINE void quarter(I32 (&sums)[R][V], const int8_t* a, const I32 (&twos)[V],
+                           const I32 (&ones)[V], I32 table) {
+    I32 codes[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      codes[v] = three_bits<kPart>(twos[v], ones[v]);
+      if (kTable)
+        codes[v] = shuffle_bytes(table, codes[v]);
+    }
+    add_four<kLow>(sums, a + 4 * kPart, codes);
   }
 };
 
@@ -100,10 +188,11 @@ struct SixCodes {
   static constexpr int kInputs = 16;
   static constexpr int kBytes = 12 * kPanel;
   static constexpr bool kIsNarrow = true;
+  static constexpr bool kHasTable = false;
   static constexpr bool kAddsPairs = false;
 
   template <int R, int V>
-  WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b) {
+  WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b, I32, int) {
     quarter<0>(sums, a, b);
     quarter<1>(sums, a, b);
     quarter<2>(sums, a, b);
@@ -120,13 +209,7 @@ struct SixCodes {
       hold(codes[v] =
                six_bits<kPart>(load_i32(from + kPart / 2 * kPanel), load_i32(from + 2 * kPanel)));
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++) {
-      const I32 x = four_bytes(a + r * kSlab + 4 * kPart);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++)
-        sums[r][v] = dot4_low(sums[r][v], x, codes[v]);
-    }
+    add_four<true>(sums, a + 4 * kPart, codes);
   }
 };
 
@@ -136,22 +219,16 @@ struct ByteCodes {
   static constexpr int kInputs = 4;
   static constexpr int kBytes = 4 * kPanel;
   static constexpr bool kIsNarrow = false;
+  static constexpr bool kHasTable = false;
   static constexpr bool kAddsPairs = false;
 
   template <int R, int V>
-  WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b) {
+  WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b, I32, int) {
     I32 w[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++)
       hold(w[v] = load_i32((const int32_t*)(b + 4 * v * kLanes)));
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++) {
-      const I32 x = four_bytes(a + r * kSlab);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) {
-        sums[r][v] = kLow ? dot4_low(sums[r][v], x, w[v]) : dot4(sums[r][v], x, w[v]);
-      }
-    }
+    add_four<kLow>(sums, a, w);
   }
 };
 
@@ -163,6 +240,7 @@ WEFT_INLINE void sum_block(const CodesProduct& p, int64_t k, int64_t index, cons
                            I32 (&sums)[R][V]) {
   const int8_t* a = p.a + k / kSlab * p.slab_stride + k % kSlab;
   const int32_t* x_starts = p.x_starts + index * p.x_stride;
+  const I32 table = Kind::kHasTable ? load_table(p.table) : zero_i32();
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
@@ -171,7 +249,8 @@ WEFT_INLINE void sum_block(const CodesProduct& p, int64_t k, int64_t index, cons
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kBlock; i += Kind::kInputs) {
-    Kind::template step<R, V>(sums, a + i, b);
+    const int half = int(kBlock == kRowGroup ? i : k) / (kRowGroup / 2) % 2;
+    Kind::template step<R, V>(sums, a + i, b, table, half);
     b += Kind::kBytes;
   }
   if constexpr (Kind::kAddsPairs) {

@@ -21,8 +21,10 @@ struct StoredProduct {
   int64_t slab_stride;
   int64_t k;
   const char* codes;
+  const uint8_t* table;
   const char* scales;     // as program.h draws them
   const char* coarse;     // the same
+  float unit;             // of coarse factors
   const float* x_scales;  // [k / block][x_stride], as the next two
   const int32_t* x_starts;
   const float* x_factors;
@@ -35,11 +37,13 @@ struct StoredProduct {
 // Whether there is a tile for these codes. Where one instruction multiplies bytes, codes of eight
 // bits are read faster by the tiles of several rows, which prefetch less.
 WEFT_INLINE bool has_stored_tile(const PackedWeight& w) {
-  if (!kHasStoredTiles || w.has_table || w.scale_type == kScaleF32)
+  if (!kHasStoredTiles || w.scale_type == kScaleF32)
     return false;
-  if (w.format == kI6)
-    return w.group == kRowGroup || w.group == kRowGroup / 2;
-  return w.group == kRowGroup && (w.format == kI4 || !kSameDot);
+  if (w.format == kI4)
+    return w.group == kRowGroup;
+  if (w.format == kI8)
+    return w.group == kRowGroup && !kSameDot;
+  return w.group == kRowGroup || w.group == kRowGroup / 2;
 }
 
 // Scales (or mins) of a block times `factors`, which only coarse ones have.
@@ -51,7 +55,7 @@ WEFT_INLINE void load_scales(const char* at, const F32 (&factors)[kVectorsOfPane
     if constexpr (kType == kScaleCoarse) {
       scales[v] = mul(load_i8((const int8_t*)at + v * kLanes), factors[v]);
     } else {
-      scales[v] = scales_at<kType>(at, nullptr, v * kLanes);
+      scales[v] = scales_at<kType>(at, nullptr, v * kLanes, 1);
     }
   }
 }
@@ -66,6 +70,7 @@ static __attribute__((noinline)) void tile_stored(const StoredProduct& p) {
   row.slab_stride = p.slab_stride;
   row.x_starts = p.x_starts;
   row.x_stride = p.x_stride;
+  row.table = p.table;
   const char* b = p.codes;
   const char* scales = p.scales;
   const char* coarse = p.coarse;
@@ -81,9 +86,9 @@ static __attribute__((noinline)) void tile_stored(const StoredProduct& p) {
     if constexpr (kType == kScaleCoarse) {
 #pragma GCC unroll 4
       for (int v = 0; v < V; v++) {
-        factors[v] = load_f16((const uint16_t*)coarse + v * kLanes);
+        factors[v] = coarse_at(coarse, v * kLanes, p.unit);
         if (kMins)
-          factors_of_mins[v] = load_f16((const uint16_t*)coarse + kPanel + v * kLanes);
+          factors_of_mins[v] = coarse_at(coarse, kPanel + v * kLanes, p.unit);
       }
     }
     for (const int64_t end = least(k + kCoarse, p.k); k < end; k += kBlock, index++) {
@@ -132,16 +137,35 @@ static void stored_by_scales(const PackedWeight& w, const StoredProduct& p) {
   }
 }
 
+template <class Kind>
+static void stored_by_block(const PackedWeight& w, const StoredProduct& p) {
+  if (w.group == kRowGroup)
+    return stored_by_scales<Kind, kRowGroup>(w, p);
+  stored_by_scales<Kind, kRowGroup / 2>(w, p);
+}
+
 // The product of one row with one panel.
 static void multiply_stored(const PackedWeight& w, const StoredProduct& p) {
   if constexpr (kHasStoredTiles) {
-    if (w.format == kI4)
-      return stored_by_scales<NibbleCodes, kRowGroup>(w, p);
-    if (w.format == kI8)
-      return stored_by_scales<ByteCodes<kSameDot>, kRowGroup>(w, p);
-    if (w.group == kRowGroup)
-      return stored_by_scales<SixCodes, kRowGroup>(w, p);
-    stored_by_scales<SixCodes, kRowGroup / 2>(w, p);
+    const bool low = kSameDot || has_low_codes(w);
+    switch (w.format) {
+      case kI4:
+        if (!w.has_table)
+          return stored_by_scales<NibbleCodes<>, kRowGroup>(w, p);
+        return low ? stored_by_scales<NibbleCodes<true, true>, kRowGroup>(w, p)
+                   : stored_by_scales<NibbleCodes<true, kSameDot>, kRowGroup>(w, p);
+      case kI3:
+        if (!w.has_table)
+          return stored_by_block<ThreeCodes<false, true>>(w, p);
+        return low ? stored_by_block<ThreeCodes<true, true>>(w, p)
+                   : stored_by_block<ThreeCodes<true, kSameDot>>(w, p);
+      case kI2:
+        return stored_by_block<TwoCodes>(w, p);
+      case kI6:
+        return stored_by_block<SixCodes>(w, p);
+      default:
+        return stored_by_scales<ByteCodes<kSameDot>, kRowGroup>(w, p);
+    }
   }
 }
 

@@ -20,6 +20,7 @@
 #include "state.h"
 #include "rotary.h"
 #include "attention.h"
+#include "cross.h"
 #include "sampling.h"
 #include "screen.h"
 #include "penalties.h"
@@ -72,6 +73,11 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(narrow, NarrowArgs),
     KERNEL(screened_head, ScreenedHeadArgs),
     KERNEL(copy_head, CopyHeadArgs),
+    KERNEL(add_positions, AddPositionsArgs),
+    KERNEL(cross, CrossArgs),
+    KERNEL(keep_rows, KeepRowsArgs),
+    KERNEL(take_rows, TakeRowsArgs),
+    KERNEL(spread, SpreadArgs),
 };
 
 }  // namespace weft

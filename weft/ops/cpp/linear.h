@@ -41,7 +41,7 @@ constexpr int64_t kOwnActivations = 8 * 1024;
 constexpr int64_t kReadAsTheyAre = 2 * kTileRows;
 // With codes: their sums stay in registers through a piece.
 constexpr int64_t kLinearCodeRows = 256;
-// Up to this many rows, sixes are read as they are, and pieces are long.
+// Up to this many rows, sixes and twos are read as they are, and pieces are long.
 constexpr int64_t kFewCodeRows = 4 * kCodeRows;
 constexpr int64_t kBlocksOfPiece = 64;  // of codes, for few rows
 constexpr int64_t kScaleBytes = kBlocksOfPiece * 2 * kPanel * 4;
@@ -213,8 +213,10 @@ static void multiply_panel_as_stored(const PackedWeight& w, const Activations& x
       x.slab_stride,
       w.padded_in,
       panel + bytes_of_head(w),
+      w.table,
       address_of_scale(w, panel, 0, false),
       panel,
+      w.unit,
       x.scales + item.row,
       x.starts + item.row,
       x.factors + item.row,
@@ -240,7 +242,8 @@ static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
   const bool few = item.num_rows <= kFewCodeRows;
   const bool nibbles = w.format == kI4 && !w.has_table;
   const bool sixes = w.format == kI6 && few;
-  const bool as_it_is = w.format == kI8 || nibbles || sixes;
+  const bool twos = w.format == kI2 && few;
+  const bool as_it_is = w.format == kI8 || nibbles || sixes || twos;
   const int64_t longest = few && as_it_is ? kBlocksOfPiece * block : kPieceBytes / kPanel;
   const int64_t step = most(kInStep, span_of(w));
   const int64_t piece = ceil_div(w.padded_in, ceil_div(w.padded_in, longest) * step) * step;
@@ -254,11 +257,8 @@ static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
     spread_scales(w, panel, k, num, false, space.scales);
     if (w.has_mins)
       spread_scales(w, panel, k, num, true, mins);
-    if (!as_it_is && w.format == kI6) {
-      make_bytes_of_sixes(codes, num, space.piece);
-    } else if (!as_it_is) {
-      make_bytes_of_nibbles(w, codes, num, space.piece);
-    }
+    if (!as_it_is)
+      make_bytes_of_codes(w, codes, num, space.piece);
     const CodesProduct product{
         reinterpret_cast<const int8_t*>(x.data) + k / kSlab * x.slab_stride + item.row * kSlab,
         x.slab_stride,
@@ -278,11 +278,14 @@ static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
         false,
         is_last ? ahead : codes + num / kInStep * step_bytes,
         0,
+        w.table,
     };
     if (nibbles) {
-      multiply_codes<NibbleCodes>(product, item.num_rows, bytes_ahead);
+      multiply_codes<NibbleCodes<>>(product, item.num_rows, bytes_ahead);
     } else if (sixes) {
       multiply_codes<SixCodes>(product, item.num_rows, bytes_ahead);
+    } else if (twos) {
+      multiply_codes<TwoCodes>(product, item.num_rows, bytes_ahead);
     } else if (kSameDot || has_low_codes(w)) {
       multiply_codes<ByteCodes<true>>(product, item.num_rows, bytes_ahead);
     } else {

@@ -33,7 +33,13 @@ CONTENTS = {
     torch.bfloat16: ContentType.BF16,
     torch.uint8: ContentType.CODES,
 }
-FORMAT_OF_BITS = {4: WeightFormat.I4, 6: WeightFormat.I6, 8: WeightFormat.I8}
+FORMAT_OF_BITS = {
+    2: WeightFormat.I2,
+    3: WeightFormat.I3,
+    4: WeightFormat.I4,
+    6: WeightFormat.I6,
+    8: WeightFormat.I8,
+}
 CODES_OF = {WeightFormat.I8: INT8, WeightFormat.I4: INT4}  # formats into which floats are quantised
 
 
@@ -116,11 +122,13 @@ class Panels:
         struct.scale_type = ScaleType.COARSE if codes.is_coarse else SCALE_TYPES[codes.scale_type]
         struct.has_mins = codes.has_mins
         struct.offset = codes.offset
+        struct.unit = codes.unit
         if codes.table:
             # The kernels' table holds no negative numbers, so an offset shifts its values.
             struct.offset = -min(codes.table)
             struct.has_table = True
-            struct.table[:] = [value + struct.offset for value in codes.table]
+            for code, value in enumerate(codes.table):
+                struct.table[code] = value + struct.offset
 
     def _head_bytes(self) -> int:
         """Bytes of the scales and mins of a panel, as drawn in `program.h`."""
@@ -388,7 +396,7 @@ def _is_kept(format: CodeFormat) -> bool:
     """Whether the kernels can read codes of this format."""
     has_group = format.group in (0, 16) or format.group % abi.PANEL == 0
     is_narrow = not format.is_coarse or 0 < format.group <= abi.COARSE
-    return has_group and is_narrow and (format.bits == 4 or not format.table)
+    return has_group and is_narrow and (format.bits in (3, 4) or not format.table)
 
 
 def _round_up(size: int, step: int) -> int:

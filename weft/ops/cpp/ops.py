@@ -320,6 +320,14 @@ class CppOps:
         self.recorder.add(args)
         return activation_of(Value(total))
 
+    def add_positions(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        """`Ops.add_positions`: each step brings its own positions."""
+        total = tensor_of(x)
+        size = total.shape[1]
+        args = abi.AddPositionsArgs(total.data_ptr(), total.stride(0), size, table.data_ptr())
+        self.recorder.add(args)
+        return activation_of(Value(total))
+
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return activation_of(Normed(x, norm, self._record_norm))
 

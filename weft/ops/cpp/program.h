@@ -93,9 +93,14 @@ enum OpKind : int64_t {
   kNarrow = 26,
   kScreenedHead = 27,
   kCopyHead = 28,
+  kAddPositions = 29,
+  kCross = 30,
+  kKeepRows = 31,
+  kTakeRows = 32,
+  kSpread = 33,
 };
 
-constexpr int kNumOps = kCopyHead + 1;
+constexpr int kNumOps = kSpread + 1;
 
 struct Op {
   int64_t kind;
@@ -177,6 +182,14 @@ struct Guesses {
   const DrawColumns* step;  // [R] where the head reads how to draw
   int32_t* numbers;         // scratch, [6, R]
   int32_t* tokens;          // [G] result; 0 where the logits are not finite
+  // What the steps after the first one run, and what that writes, [R, hidden_size]; null: the same
+  // `body`.
+  const Op* later;
+  int64_t num_later;
+  const float* later_hidden;
+  // [rows, hidden_size] what each step leaves of the last token of each request that draws, for the
+  // next one; or null.
+  float* carried;
 };
 
 // ---------------------------------------------------------------- weights
@@ -199,6 +212,11 @@ struct Guesses {
 //   kI6    [panel] a head, then [in / 16][3][kPanel][4] bytes, codes 0..63: their lower four bits
 //          as in kI4, in two rows of 8 inputs; then a byte for inputs i, i + 4, i + 8, i + 12 with
 //          the upper two of each
+//   kI2    [panel] a head, then [in / 16][kPanel][4] bytes: inputs i, i + 4, i + 8, i + 12 from the
+//          lowest two bits upwards, codes 0..3
+//   kI3    [panel] a head, then [in / 32][3][kPanel][4] bytes, codes 0..7 or indices in a table: their
+//          lower two bits as in kI2, in two rows of 16 inputs; then a byte with the upper bits of
+//          inputs i, i + 4, .. i + 28
 //   kI16   [panel] a head of scales, [in / kShortGroup][kPanel] float, then [in / 2][kPanel][2]
 //          shorts: w = scale * short
 //
@@ -208,8 +226,8 @@ struct Guesses {
 //
 //   kScaleF32, F16, Bf16   [groups][m][kPanel]
 //   kScaleCoarse           [in / kCoarse][m][kPanel] half floats, then [groups][m][kPanel] signed
-//                          bytes: their product
-enum WeightFormat : int64_t { kF32 = 0, kBf16 = 1, kI8 = 2, kI4 = 3, kI16 = 4, kI6 = 5 };
+//                          bytes: their product, times `unit`
+enum WeightFormat : int64_t { kF32 = 0, kBf16 = 1, kI8 = 2, kI4 = 3, kI16 = 4, kI6 = 5, kI2 = 6, kI3 = 7 };
 enum ScaleType : int64_t { kScaleF32 = 0, kScaleF16 = 1, kScaleBf16 = 2, kScaleCoarse = 3 };
 
 constexpr int kPanel = 32;   // outputs of a panel
@@ -228,8 +246,9 @@ struct PackedWeight {
   int64_t scale_type;
   int64_t has_mins;
   int64_t offset;
-  int64_t has_table;  // kI4
+  int64_t has_table;  // kI4 and kI3
   uint8_t table[16];
+  float unit;  // a power of two; of kScaleCoarse
   void* panels;
   // [in] which input of x each input of the panels is; null: they stand as in x.
   const int32_t* order;
@@ -303,6 +322,26 @@ struct CopyArgs {
   int64_t out_step;
   int64_t num;
   int64_t size;
+};
+
+// kept[StepArgs.slots[t]] = x[t], in bf16.
+struct KeepRowsArgs {
+  const float* x;  // [T, x_stride]
+  int64_t x_stride;
+  int64_t size;
+  void* kept;  // [slots, kept_stride] bf16
+  int64_t kept_stride;
+};
+
+// out[t] = kept[StepArgs.slots[t]]. Or, if `carried` is not null, carried[StepArgs.rows[t]] in a
+// step with one token for each request.
+struct TakeRowsArgs {
+  const void* kept;  // [slots, kept_stride] bf16
+  int64_t kept_stride;
+  const float* carried;  // [rows, size]
+  int64_t size;
+  float* out;  // [T, out_stride]
+  int64_t out_stride;
 };
 
 // x[t] = x[StepArgs.token_indices[t]], in place: the rows of the tokens with which a step goes on.
@@ -639,6 +678,35 @@ struct ScanArgs {
   int64_t state_stride;
 };
 
+// ---------------------------------------------------------------- cross attention
+
+// x[t] += table[positions[t]]. Reads StepArgs.positions.
+struct AddPositionsArgs {
+  float* x;  // [T, x_stride]
+  int64_t x_stride;
+  int64_t size;
+  const float* table;  // [.., size]
+};
+
+// Attention of each token to all of num_positions vectors, the same for all tokens of a request:
+// those in the slot with the number of its row. Reads StepArgs.rows and StepArgs.lens.
+struct CrossArgs {
+  const float* q;  // [T, q_stride]: [heads, head_dim]
+  int64_t q_stride;
+  float* out;           // [T, heads * head_dim]
+  float* kept;          // [T, heads * head_dim] a copy of q for later, or null
+  const float* keys;    // [slots][heads][head_dim][padded]
+  const float* values;  // [slots][heads][padded][head_dim]
+  int64_t heads;
+  int64_t head_dim;
+  int64_t num_positions;  // at most kMaxCross
+  int64_t padded;         // num_positions, rounded up to a multiple of kCrossStep
+  float scale;            // of scores
+};
+
+constexpr int64_t kMaxCross = 4096;
+constexpr int64_t kCrossStep = 64;
+
 // ---------------------------------------------------------------- encoders
 
 // (x - mean) / sqrt(variance + eps) * weight + bias, over a row.
@@ -806,6 +874,17 @@ struct DrawArgs {
   const int64_t* seeds;      // [S]
   const int32_t* positions;  // [S]
   int64_t* tokens;           // [S]
+};
+
+// logits[s, ids[i]] = x[s, i], and -inf for all other tokens.
+struct SpreadArgs {
+  const float* x;  // [S, x_stride]
+  int64_t x_stride;
+  const int64_t* ids;  // [num] rising
+  int64_t num;
+  float* logits;
+  int64_t vocab_size;
+  int64_t stride;
 };
 
 // Natural logarithms of probabilities, for S of the rows: of the row's token, and of the num_top

@@ -624,19 +624,77 @@ WEFT_INLINE I32 six_bits(I32 fours, I32 twos) {
 #endif
 }
 
-// What bytes 0..15 stand for in a table of 16.
-WEFT_INLINE I32 look_up(const uint8_t* table, I32 indices) {
+// The bits of `mask` of each byte, moved to the right (to the left, if kRight is below 0); none may
+// come from another byte.
+template <int kRight>
+WEFT_INLINE I32 moved_bits(I32 bytes, int8_t mask) {
 #if defined(WEFT_ISA_AVX512)
-  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)),
-                             indices);
+  const I32 moved = kRight >= 0 ? _mm512_srli_epi16(bytes, kRight & 15)
+                                : _mm512_slli_epi16(bytes, -kRight & 15);
+  return _mm512_and_si512(moved, _mm512_set1_epi8(mask));
 #elif defined(WEFT_ISA_AVX2)
-  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)),
-                             indices);
+  const I32 moved = kRight >= 0 ? _mm256_srli_epi16(bytes, kRight & 15)
+                                : _mm256_slli_epi16(bytes, -kRight & 15);
+  return _mm256_and_si256(moved, _mm256_set1_epi8(mask));
 #else
+  const U32 moved = kRight >= 0 ? (U32)bytes >> (kRight & 15) : (U32)bytes << (-kRight & 15);
+  return (I32)moved & (mask * 0x01010101);
+#endif
+}
+
+// Bits n and above of each byte at its lowest place; above them are bits of another one.
+WEFT_INLINE I32 moved_right(I32 bytes, int n) {
+#if defined(WEFT_ISA_AVX512)
+  return _mm512_srl_epi16(bytes, _mm_cvtsi32_si128(n));
+#elif defined(WEFT_ISA_AVX2)
+  return _mm256_srl_epi16(bytes, _mm_cvtsi32_si128(n));
+#else
+  return (I32)((U32)bytes >> n);
+#endif
+}
+
+// Two bits of each byte, the lowest for part 0, then upwards.
+template <int kPart>
+WEFT_INLINE I32 two_bits(I32 bytes) {
+  return moved_bits<2 * kPart>(bytes, 3);
+}
+
+// Three bits of each byte: two of `twos`, and bit `kPart` of `ones` above them.
+template <int kPart>
+WEFT_INLINE I32 three_bits(I32 twos, I32 ones) {
+#if defined(WEFT_ISA_AVX512)
+  // low & 3 | high & 4
+  return _mm512_ternarylogic_epi32(moved_bits<kPart % 4 * 2>(twos, -1), _mm512_set1_epi8(3),
+                                   moved_bits<kPart - 2>(ones, 4), 0xea);
+#else
+  return two_bits<kPart % 4>(twos) | moved_bits<kPart - 2>(ones, 4);
+#endif
+}
+
+// A table of 16 bytes for `shuffle_bytes`.
+WEFT_INLINE I32 load_table(const uint8_t* table) {
+#if defined(WEFT_ISA_AVX512)
+  return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
+#elif defined(WEFT_ISA_AVX2)
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+#else
+  return load_i32((const int32_t*)table);
+#endif
+}
+
+// What bytes 0..15 stand for in the table.
+WEFT_INLINE I32 shuffle_bytes(I32 table, I32 indices) {
+#if defined(WEFT_ISA_AVX512)
+  return _mm512_shuffle_epi8(table, indices);
+#elif defined(WEFT_ISA_AVX2)
+  return _mm256_shuffle_epi8(table, indices);
+#else
+  uint8_t values[16];
   uint8_t bytes[16];
+  memcpy(values, &table, 16);
   memcpy(bytes, &indices, 16);
   for (int i = 0; i < 16; i++)
-    bytes[i] = table[bytes[i]];
+    bytes[i] = values[bytes[i] & 15];
   memcpy(&indices, bytes, 16);
   return indices;
 #endif

@@ -46,6 +46,10 @@ WEFT_INLINE int64_t bytes_of_panel(const PackedWeight& w) {
       return bytes_of_head(w) + w.padded_in * kPanel * 2;
     case kI6:
       return bytes_of_head(w) + w.padded_in / 4 * 3 * kPanel;
+    case kI3:
+      return bytes_of_head(w) + w.padded_in / 8 * 3 * kPanel;
+    case kI2:
+      return bytes_of_head(w) + w.padded_in / 4 * kPanel;
     default:
       return bytes_of_head(w) + w.padded_in * kPanel / 2;
   }
@@ -71,6 +75,10 @@ WEFT_INLINE char* address_in_panel(const PackedWeight& w, int64_t panel, int64_t
       return start + (k * kPanel + column * 2) * 2;
     case kI6:
       return start + k / 16 * 12 * kPanel + column * 4;
+    case kI3:
+      return start + k / 32 * 12 * kPanel + column * 4;
+    case kI2:
+      return start + k / 16 * 4 * kPanel + column * 4;
     default:
       return start + k / 2 * kPanel + column * 4;
   }
@@ -130,6 +138,30 @@ static void write_sixes(const uint8_t* codes, char* to) {
     memcpy(to + i * 4 * kPanel, &rows[i], 4);
 }
 
+// The lower two bits of 16 codes.
+static uint32_t twos_of(const uint8_t* codes) {
+  uint32_t twos = 0;
+  for (int i = 0; i < 4; i++) {
+    uint32_t four;
+    memcpy(&four, codes + 4 * i, 4);
+    twos |= (four & 0x03030303) << 2 * i;
+  }
+  return twos;
+}
+
+// 32 codes of three bits.
+static void write_threes(const uint8_t* codes, char* to) {
+  uint32_t ones = 0;
+  for (int i = 0; i < 8; i++) {
+    uint32_t four;
+    memcpy(&four, codes + 4 * i, 4);
+    ones |= (four >> 2 & 0x01010101) << i;
+  }
+  const uint32_t rows[3] = {twos_of(codes), twos_of(codes + 16), ones};
+  for (int i = 0; i < 3; i++)
+    memcpy(to + i * 4 * kPanel, &rows[i], 4);
+}
+
 static void write_codes(const PackedWeight& w, int64_t panel, int64_t column, int64_t k,
                         const uint8_t* codes) {
   char* to = address_in_panel(w, panel, column, k);
@@ -141,6 +173,18 @@ static void write_codes(const PackedWeight& w, int64_t panel, int64_t column, in
   if (w.format == kI6) {
     for (int i = 0; i < kInStep; i += 16, to += 12 * kPanel)
       write_sixes(codes + i, to);
+    return;
+  }
+  if (w.format == kI3) {
+    for (int i = 0; i < kInStep; i += 32, to += 12 * kPanel)
+      write_threes(codes + i, to);
+    return;
+  }
+  if (w.format == kI2) {
+    for (int i = 0; i < kInStep; i += 16, to += 4 * kPanel) {
+      const uint32_t twos = twos_of(codes + i);
+      memcpy(to, &twos, 4);
+    }
     return;
   }
   for (int i = 0; i < kInStep; i += 8) {  // four bytes at once: none has more than four bits
@@ -303,6 +347,14 @@ WEFT_INLINE int code_at(const PackedWeight& w, const char* from, int64_t i) {
     const int twos = uint8_t(of[8 * kPanel]);
     return (i / 4 % 2 ? fours >> 4 : fours & 15) | (twos >> i / 4 % 4 * 2 & 3) << 4;
   }
+  if (w.format == kI2)
+    return uint8_t(from[i / 16 * 4 * kPanel + i % 4]) >> i / 4 % 4 * 2 & 3;
+  if (w.format == kI3) {
+    const char* of = from + i / 32 * 12 * kPanel + i % 4;
+    const int twos = uint8_t(of[i / 16 % 2 * 4 * kPanel]) >> i / 4 % 4 * 2 & 3;
+    const int code = twos | (uint8_t(of[8 * kPanel]) >> i / 4 % 8 & 1) << 2;
+    return w.has_table ? w.table[code] : code;
+  }
   const int both = uint8_t(from[i / 8 * 4 * kPanel + i % 4]);
   const int code = i / 4 % 2 ? both >> 4 : both & 15;
   return w.has_table ? w.table[code] : code;
@@ -431,6 +483,40 @@ static void copy(const CopyArgs& args, const StepArgs& step, Team& team) {
       const float* from = args.x + t * args.x_stride + i * args.x_step;
       memcpy(args.out + t * args.out_stride + i * args.out_step, from, args.size * sizeof(float));
     }
+  }
+}
+
+static void keep_rows(const KeepRowsArgs& args, const StepArgs& step, Team& team) {
+  for (int64_t t; (t = team.take()) < step.num_tokens;) {
+    const float* const x = args.x + t * args.x_stride;
+    bf16* const kept = static_cast<bf16*>(args.kept) + step.slots[t] * args.kept_stride;
+    for (int64_t i = 0; i < args.size; i++)
+      kept[i] = to_bf16(x[i]);
+  }
+}
+
+static void take_rows(const TakeRowsArgs& args, const StepArgs& step, Team& team) {
+  for (int64_t t; (t = team.take()) < step.num_tokens;) {
+    float* const out = args.out + t * args.out_stride;
+    if (args.carried) {
+      memcpy(out, args.carried + step.rows[t] * args.size, args.size * sizeof(float));
+      continue;
+    }
+    const bf16* const kept = static_cast<const bf16*>(args.kept);
+    const bf16* const row = kept + step.slots[t] * args.kept_stride;
+    for (int64_t i = 0; i < args.size; i++)
+      out[i] = to_float(row[i]);
+  }
+}
+
+static void spread(const SpreadArgs& args, const StepArgs& step, Team& team) {
+  for (int64_t t; (t = team.take()) < step.num_tokens;) {
+    const float* const x = args.x + t * args.x_stride;
+    float* const logits = args.logits + t * args.stride;
+    for (int64_t i = 0; i < args.vocab_size; i++)
+      logits[i] = -INFINITY;
+    for (int64_t i = 0; i < args.num; i++)
+      logits[args.ids[i]] = x[i];
   }
 }
 

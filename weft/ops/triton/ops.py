@@ -28,6 +28,7 @@ from weft.ops.plain import (
     TorchWeights,
     embedded,
     known,
+    positions_added,
     routed,
     vectors_added,
 )
@@ -90,6 +91,9 @@ class TritonOps(TorchWeights):
 
     def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
         return activation_of(Value(vectors_added(tensor_of(x), tokens, vectors, part)))
+
+    def add_positions(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        return activation_of(Value(positions_added(tensor_of(x), positions, table)))
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return activation_of(Normed(x, norm, _norm))

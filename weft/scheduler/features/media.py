@@ -20,7 +20,7 @@ import numpy as np
 from weft.arrays import IntArray, consecutive
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
-from weft.plan.inputs import EncodeAhead, EncoderInput, MediaVectors
+from weft.plan.inputs import EncodeAhead, EncoderInput, HeardMedia, MediaVectors
 from weft.plan.step import Result
 from weft.scheduler.batch import Batch, End
 from weft.scheduler.feature import Feature, Note, StepEffects, StepInputs
@@ -28,7 +28,13 @@ from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import Refusal
 from weft.scheduler.media.budget import EncoderBudget, longest_piece
 from weft.scheduler.media.encoder_cache import EncoderCache
-from weft.scheduler.media.prompt import MediaPrompt, PlacedInput, read_prompt, wrong_media
+from weft.scheduler.media.prompt import (
+    MediaPrompt,
+    PlacedInput,
+    read_prompt,
+    wrong_heard,
+    wrong_media,
+)
 from weft.scheduler.pace.pace import StepBudget
 from weft.scheduler.request import Columns, Request, RequestState
 from weft.scheduler.settings import SchedulerSettings
@@ -68,6 +74,9 @@ class MediaFeature(Feature):
         self._rules = settings.media
         self.by_id: dict[int, MediaPrompt] = {}  # of open requests
         self._rows: dict[int, Request] = {}  # those that have a row, by row
+        # Requests that have yet to read the sound to which all of their tokens attend: the first
+        # step after they got a row writes it.
+        self._unheard: set[int] = set()
         # By id of requests with a row: digests of the items in the last piece of the prompt.
         self._taken: dict[int, set[bytes]] = {}
         # [rows] what to add to the index of a token after the prompt to get its position
@@ -91,6 +100,10 @@ class MediaFeature(Feature):
             return "a request of a session cannot have images, videos or sounds"
         if message.vectors:
             return "a prompt of input embeddings cannot have images, videos or sounds besides"
+        if self._rules.heard_len:
+            return wrong_heard(message, self._rules.heard_len)
+        if any(item.num_heard for item in message.media):
+            return "this model's tokens do not attend to a sound that has no tokens"
         wrong = wrong_media(message)
         if wrong or self._settings.windows is None or not self._settings.keeps_items_unsplit:
             return wrong
@@ -108,7 +121,10 @@ class MediaFeature(Feature):
     def arrive(self, message: GenerateRequest) -> None:
         assert self._rules is not None, "a request that was refused"
         has_three_positions = self._rules.has_three_positions
-        self.by_id[message.id] = read_prompt(message, has_three_positions=has_three_positions)
+        prompt = read_prompt(message, has_three_positions=has_three_positions)
+        self.by_id[message.id] = prompt
+        if prompt.is_heard:
+            self._unheard.add(message.id)
 
     def enter_row(self, request: Request) -> None:
         self._rows[request.row] = request
@@ -128,6 +144,7 @@ class MediaFeature(Feature):
             keeps_items_unsplit=settings.keeps_items_unsplit,
             # After a fault, the next step that takes an item drops all items first.
             works_ahead=budget is not None and not self.cache.is_in_doubt,
+            unheard=self._unheard,
         )
         return self._pass
 
@@ -140,6 +157,11 @@ class MediaFeature(Feature):
 
     def _add_inputs(self, batch: Batch, step: StepInputs) -> None:
         pieces = list(self._pieces(batch))
+        if self._rules is not None and self._rules.heard_len:
+            heard = [one for one in pieces if one.request.id in self._unheard]
+            if heard:
+                step.inputs.append(self._hear(heard))
+            return
         taken = list(_taken(pieces))
         if taken:
             step.inputs.append(self._vectors(taken))
@@ -162,11 +184,14 @@ class MediaFeature(Feature):
 
     def release(self, request: Request) -> None:
         self._rows.pop(request.row, None)
+        if request.id in self.by_id and self.by_id[request.id].is_heard:
+            self._unheard.add(request.id)  # another row has nothing to attend to
         self._taken.pop(request.id, None)
         self._shifts[request.row] = 0
 
     def end(self, request: Request, reason: FinishReason, now: float, kv: KvMemory) -> None:
         self.by_id.pop(request.id, None)
+        self._unheard.discard(request.id)
 
     def forget_device(self) -> None:
         self.cache.forget_all()
@@ -189,6 +214,29 @@ class MediaFeature(Feature):
             if prompt is not None:
                 yield PromptPiece(request, prompt, start, start + length, token_index)
             token_index += length
+
+    def _hear(self, pieces: list[PromptPiece]) -> HeardMedia:
+        """The items that the step writes for rows, encodes and drops."""
+        wanted: dict[bytes, EncoderInput] = {}
+        for one in pieces:
+            for item in one.prompt.items:
+                wanted.setdefault(item.input.digest, item.input)
+        work = self.cache.take(list(wanted.values()), ())
+        encoded = {one.digest for one in work.encode}
+        items: list[bytes] = []
+        for one in pieces:
+            (item,) = one.prompt.items
+            items.append(item.input.digest)
+            taken = TakenItem(one.request, item, item.start, item.end, one.token_index)
+            self._note(one.request.id, [taken], encoded)
+            self._unheard.discard(one.request.id)
+        return HeardMedia(
+            drops_all=work.drops_all,
+            drop=work.drop,
+            encode=work.encode,
+            items=tuple(items),
+            rows=np.array([one.request.row for one in pieces], dtype=np.int32),
+        )
 
     def _vectors(self, taken: list[TakenItem]) -> MediaVectors:
         """The items that the step takes, encodes and drops."""

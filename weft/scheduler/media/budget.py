@@ -13,19 +13,20 @@ not encoded yet waits without an open chunk, so that other prompts can be comput
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from weft.memory.media.borders import Span, border_after, border_before
 from weft.plan.inputs import EncoderInput
 from weft.scheduler.media.encoder_cache import EncoderCache
-from weft.scheduler.media.prompt import MediaPrompt
+from weft.scheduler.media.prompt import MediaPrompt, PlacedInput
 from weft.scheduler.request import Request, RequestState
 
 
 class EncoderBudget:
     """The `PieceBudget` of one pass.
 
-    `prompts` by id of their requests. `cuts_prompts`: if not, each is computed in one step.
+    `prompts` by id of their requests; `unheard`: the ids of those that have yet to read a sound to
+    which all of their tokens attend. `cuts_prompts`: if not, each is computed in one step.
     `keeps_items_unsplit`: a step computes all tokens of an item, or none. `works_ahead`: a step
     takes only items that are already encoded."""
 
@@ -39,6 +40,7 @@ class EncoderBudget:
         cuts_prompts: bool,
         keeps_items_unsplit: bool,
         works_ahead: bool,
+        unheard: Container[int] = (),
     ) -> None:
         self._prompts = prompts
         self._cache = cache
@@ -47,6 +49,7 @@ class EncoderBudget:
         self._cuts_prompts = cuts_prompts
         self._keeps_items_unsplit = keeps_items_unsplit
         self._works_ahead = works_ahead
+        self._unheard = unheard
         self._promised: set[bytes] = set()  # items that this step encodes
         self._left_ahead = cache.max_ahead
         # Items that prompts wait for, in order; by digest.
@@ -75,7 +78,7 @@ class EncoderBudget:
             end = least  # an item that is longer than a step
         left = self._left
         needed: set[bytes] = set()
-        for item in prompt.within(start, end):
+        for item in self._needed(request, prompt, start, end):
             digest = item.input.digest
             if digest in needed or not self._costs(digest):
                 continue
@@ -101,7 +104,8 @@ class EncoderBudget:
         prompt = self._prompts.get(request.id)
         if prompt is None:
             return
-        for item in prompt.within(request.kv_len, request.kv_len + num_tokens):
+        end = request.kv_len + num_tokens
+        for item in self._needed(request, prompt, request.kv_len, end):
             if self._costs(item.input.digest):
                 self._left -= item.input.length
                 self._promised.add(item.input.digest)
@@ -115,7 +119,7 @@ class EncoderBudget:
         is_open = request.state is RequestState.PREFILLING
         waits_at: int | None = None
         num_seen = 0
-        for item in prompt.within(start, request.fill_len):
+        for item in self._needed(request, prompt, start, request.fill_len):
             length = item.input.length
             # The first item of a pass is encoded, however large it is.
             if self._left_ahead < min(length, self._cache.max_ahead):
@@ -133,6 +137,15 @@ class EncoderBudget:
         if waits_at is None:
             return request.fill_len
         return max(self._border(prompt, waits_at), start)
+
+    def _needed(
+        self, request: Request, prompt: MediaPrompt, start: int, end: int
+    ) -> Iterator[PlacedInput]:
+        """The items that a step needs which computes the tokens from `start` to `end`."""
+        if not prompt.is_heard:
+            yield from prompt.within(start, end)
+        elif request.id in self._unheard:
+            yield from prompt.items
 
     def _costs(self, digest: bytes) -> bool:
         """Whether this step would have to encode the item."""

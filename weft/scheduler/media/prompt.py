@@ -60,6 +60,7 @@ class MediaPrompt:
 
     items: tuple[PlacedInput, ...]  # in the order of the prompt
     positions: MediaPositions | None  # None: the model has one position per token
+    is_heard: bool = False  # all tokens attend to the items, which have no tokens themselves
 
     def within(self, start: int, end: int) -> Iterator[PlacedInput]:
         """The items with tokens in the range from `start` to `end`."""
@@ -79,7 +80,8 @@ def read_prompt(message: GenerateRequest, *, has_three_positions: bool) -> Media
     if has_three_positions:
         prompt_len = message.prompt_len
         positions = three_positions(message.media, prompt_len)
-    return MediaPrompt(tuple(items), positions)
+    is_heard = any(item.num_heard for item in message.media)
+    return MediaPrompt(tuple(items), positions, is_heard=is_heard)
 
 
 def _values(item: MediaItem) -> FloatArray:
@@ -125,6 +127,22 @@ def _in_a_grid(first: int, grid: tuple[int, int, int], time_step: float) -> IntA
     columns = np.arange(width, dtype=np.int32)
     places = np.meshgrid(frames, rows, columns, indexing="ij")
     return np.stack([axis.ravel() for axis in places]) + np.int32(first)
+
+
+def wrong_heard(message: GenerateRequest, heard_len: int) -> str:
+    """Why a request for a model whose tokens attend to a sound has not what it needs; empty if it
+    has."""
+    if len(message.media) != 1:
+        return f"this model needs one sound with each prompt; this one has {len(message.media)}"
+    (item,) = message.media
+    if len(item.digest) != DIGEST_BYTES:
+        return f"the sound has a digest of {len(item.digest)} bytes; {DIGEST_BYTES} are needed"
+    if item.start or item.length or item.line_len or item.grid or item.num_heard != heard_len:
+        return (
+            f"the sound has {item.length:,} tokens and {item.num_heard:,} vectors; this model "
+            f"reads {heard_len:,} vectors that have no tokens"
+        )
+    return ""
 
 
 def wrong_media(message: GenerateRequest) -> str:

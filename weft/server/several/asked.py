@@ -42,15 +42,21 @@ def read_asked(path: str, body: bytes) -> Asked:
         found = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Asked(is_readable=False)
-    if path.startswith("/api/"):
-        found.model = found.model or found.name
-        if isinstance(found.model, str):
-            found.model = found.model.removesuffix(_LATEST)
-    deployment = _DEPLOYMENT.fullmatch(path)
-    if deployment is not None and found.model is None:
-        found.model = deployment[1]
+    found.model = named_model(path, found.model, found.name)
     found.is_readable = found.model is None or isinstance(found.model, str)
     return found
+
+
+def named_model(path: str, model: Any, name: Any) -> Any:
+    """The model that a request to `path` means, whose body has these fields; None if it names
+    none. Ollama's clients add a tag, of which there is one, and Azure's name it in the path."""
+    if path.startswith("/api/"):
+        found = model or name
+        return found.removesuffix(_LATEST) if isinstance(found, str) else found
+    deployment = _DEPLOYMENT.fullmatch(path)
+    if deployment is not None and model is None:
+        return deployment[1]
+    return model
 
 
 def idle_time_s(keep_alive: object) -> float:

@@ -36,12 +36,14 @@ PROCESSORS: dict[str, str] = {
     "Qwen3_5ForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
     "Qwen3_5MoeForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
     "Qwen2AudioForConditionalGeneration": "weft.text.media.qwen2_audio:make",
+    "WhisperForConditionalGeneration": "weft.text.media.whisper:make",
 }
 
 
 # The files of a model that these functions read.
 FILES = (
     "config.json",
+    "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
     "tokenizer_config.json",

@@ -20,6 +20,7 @@ Doubles = NDArray[np.float64]
 
 FLOOR = 1e-10  # lower powers count as this one
 RANGE = 8.0  # powers of ten below the loudest value; lower values are raised to this limit
+FRAMES_AT_ONCE = 3_000  # so that a long sound takes no more memory than a short one
 HIGHEST = 8000.0  # upper edge of the highest band, in Hz
 
 # Slaney's scale: linear below 1000 Hz, then logarithmic, 27 bands for each factor of 6.4.
@@ -77,12 +78,15 @@ def log_mel(samples: FloatArray, spec: MelSpec, bands: Doubles, num_frames: int)
     half = spec.window // 2
     # All frames that the sound reaches count for the maximum, also after `num_frames`.
     reached = min(spec.num_frames, max(num_frames, (len(samples) + half) // spec.hop + 1))
-    silent = np.zeros(spec.max_samples, np.float64)
+    silent = np.zeros(max(spec.max_samples, len(samples)), np.float64)
     silent[: len(samples)] = samples
     padded = np.pad(silent, half, mode="reflect")
     frames = sliding_window_view(padded, spec.window)[:: spec.hop][:reached]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(spec.window) / spec.window)
-    power = np.abs(np.fft.rfft(frames * hann)) ** 2
-    loudness = np.log10(np.maximum(power @ bands, FLOOR))
+    pieces = []
+    for begin in range(0, len(frames), FRAMES_AT_ONCE):
+        power = np.abs(np.fft.rfft(frames[begin : begin + FRAMES_AT_ONCE] * hann)) ** 2
+        pieces.append(np.log10(np.maximum(power @ bands, FLOOR)))
+    loudness = np.concatenate(pieces)
     loudness = np.maximum(loudness, loudness.max() - RANGE)
     return np.ascontiguousarray((loudness[:num_frames].T + 4) / 4, np.float32)

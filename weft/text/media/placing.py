@@ -24,6 +24,8 @@ from weft.messages.media import MediaItem, MediaKind
 from weft.text.media.errors import MediaError
 from weft.text.media.processor import MediaPart, PreparedMedia, require_item_size
 
+VECTORS_PER_S = 50  # of a sound to which all tokens attend; its values have two frames for each
+
 NAMES: dict[MediaKind, tuple[str, str]] = {
     "image": ("image", "images"),
     "video": ("video", "videos"),
@@ -76,6 +78,8 @@ def _item(part: MediaPart, values: FloatArray) -> MediaItem:
     head = f"{part.kind} {part.grid} {part.time_step} {part.length} {values.shape}\n"
     if part.line_len:
         head = f"lines of {part.line_len} {head}"
+    if part.num_heard:
+        head = f"heard as {part.num_heard} {head}"
     digest = hashlib.sha256(head.encode())
     digest.update(values.data)
     return MediaItem(
@@ -84,6 +88,8 @@ def _item(part: MediaPart, values: FloatArray) -> MediaItem:
         start=0,
         length=part.length,
         line_len=part.line_len,
+        num_heard=part.num_heard,
+        seconds=part.seconds,
         grid=part.grid,
         time_step=part.time_step,
         shape=values.shape,
@@ -150,8 +156,12 @@ def in_tokens(
     by_token: dict[int, list[MediaItem]] = {}
     for one in media:
         for item in one.items:
+            if item.num_heard:
+                _require_one_window(item)
+                continue
             by_token.setdefault(placeholders[item.kind], []).append(item)
-    placed: list[MediaItem] = []
+    # What all tokens attend to has no place among them.
+    placed: list[MediaItem] = [item for one in media for item in one.items if item.num_heard]
     for token, items in by_token.items():
         positions = np.flatnonzero(numbers == token)
         needed = sum(item.num_vectors for item in items)
@@ -177,6 +187,17 @@ def in_tokens(
                 )
             placed.append(found)
     return tuple(sorted(placed, key=_start))
+
+
+def _require_one_window(item: MediaItem) -> None:
+    """Raise `MediaError` for a sound that is longer than what all tokens can attend to."""
+    longest = item.num_heard / VECTORS_PER_S
+    seconds = item.shape[-1] / (2 * VECTORS_PER_S)
+    if seconds > longest:
+        raise MediaError(
+            f"the sound lasts {seconds:g} s; a prompt takes at most {longest:g} s of it (POST "
+            "/v1/audio/transcriptions takes longer ones)"
+        )
 
 
 def _start(item: MediaItem) -> int:

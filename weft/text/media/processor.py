@@ -34,6 +34,8 @@ class MediaPart(NamedTuple):
     values: FloatArray  # float32, in the shape that the family's encoder reads
     time_step: float = 1.0  # as in `MediaItem`
     line_len: int = 0  # as in `MediaItem`
+    num_heard: int = 0  # as in `MediaItem`
+    seconds: float = 0.0  # as in `MediaItem`
 
 
 class PreparedMedia(NamedTuple):

@@ -30,7 +30,7 @@ class Qwen2Audio:
     def __init__(self, config: JsonMapping, extractor: JsonMapping) -> None:
         """`config` is `config.json`, `extractor` the checkpoint's settings of its
         WhisperFeatureExtractor. Raises ModelError if they do not fit together."""
-        self.spec = _read_spec(extractor)
+        self.spec = read_spec(extractor)
         encoder = get(config, "audio_config", dict, {})
         num_bands = size(encoder, "num_mel_bins", 128)
         num_frames = 2 * size(encoder, "max_source_positions", 1500)
@@ -84,15 +84,21 @@ class Qwen2Audio:
 
 def make(folder: Path, config: JsonMapping) -> Qwen2Audio:
     """The processor of the model in a folder; `config` is its `config.json`. Raises ModelError."""
+    return Qwen2Audio(config, read_extractor(folder))
+
+
+def read_extractor(folder: Path) -> JsonMapping:
+    """The settings of the WhisperFeatureExtractor of the model in a folder."""
     # Newer checkpoints have all settings of their processor in one file.
     processor = read_json_if_there(folder / "processor_config.json")
-    extractor = get(processor, "feature_extractor", dict, {})
+    extractor: JsonMapping = get(processor, "feature_extractor", dict, {})
     if not extractor:
         extractor = read_json_if_there(folder / "preprocessor_config.json")
-    return Qwen2Audio(config, extractor)
+    return extractor
 
 
-def _read_spec(extractor: JsonMapping) -> MelSpec:
+def read_spec(extractor: JsonMapping) -> MelSpec:
+    """The spectrograms of a WhisperFeatureExtractor. Raises ModelError."""
     require(extractor, "feature_extractor_type", "WhisperFeatureExtractor")
     require(extractor, "dither", 0, 0.0)  # dither is random noise: results would differ
     rate = size(extractor, "sampling_rate", 16_000)

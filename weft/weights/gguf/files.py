@@ -18,7 +18,11 @@ P = TypeVar("P", bound=PurePath)
 SUFFIX = ".gguf"
 MAX_PARTS = 10_000
 _PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
-_BESIDE = ("mmproj", "imatrix")  # prefixes of files that are no models
+ENCODER = "mmproj"  # in the name of a file with the encoder of a model
+_WORD = re.compile(r"[^-._]+")
+_KINDS = ("bf16", "f16", "f32", "q8")  # types of encoders, the first that is there is taken
+_NO_NAMES = (ENCODER, "model", "0", *_KINDS)  # words that are no part of a model's name
+_BESIDE = (ENCODER, "imatrix")  # in the names of files that are no models
 
 
 def is_gguf(path: PurePath) -> bool:
@@ -59,7 +63,7 @@ def first_of_each(paths: Iterable[P]) -> list[P]:
     """The first file of each model among these files."""
     first: dict[str, P] = {}
     for path in sorted(paths):
-        if not path.name.startswith(_BESIDE):
+        if not any(part in path.name.lower() for part in _BESIDE):
             first.setdefault(stem(path), path)
     return list(first.values())
 
@@ -85,3 +89,19 @@ def is_of_kind(name: str, kind: str) -> bool:
     """Whether a model's name ends with this type of weights, in upper or lower case."""
     ending = re.compile(rf"(^|[-._/]){re.escape(kind)}$", re.IGNORECASE)
     return ending.search(name) is not None
+
+
+def encoder_beside(path: P, others: Iterable[P]) -> P | None:
+    """The file with the encoder of a model among these files, by its name: "mmproj", the model's
+    name without the type of its weights, and its own type. None: there is none."""
+    name = stem(path).lower()
+    found = []
+    for other in others:
+        if not is_gguf(other) or ENCODER not in other.name.lower():
+            continue
+        words = _WORD.findall(stem(other).lower())
+        kind = next((rank for rank, kind in enumerate(_KINDS) if kind in words), len(_KINDS))
+        rest = [word for word in words if word not in _NO_NAMES]
+        if _WORD.findall(name)[: len(rest)] == rest:
+            found.append((-len(rest), kind, other.name, other))
+    return min(found)[-1] if found else None

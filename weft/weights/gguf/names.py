@@ -88,6 +88,8 @@ def renamed(tensors: Mapping[str, TensorEntry], metadata: JsonMapping) -> dict[s
                 part = part._replace(shape=(1, *part.shape))
             if one.unsplit in architecture.flat:
                 part = part._replace(shape=(math.prod(part.shape),))
+            if one.unsplit in architecture.joined and len(part.shape) == 3:
+                part = part._replace(shape=(part.shape[0] * part.shape[1], part.shape[2]))
             if one.unsplit in architecture.convs and len(part.shape) == 2:
                 part = part._replace(shape=(part.shape[0], 1, part.shape[1]))
             ours = _name(one, architecture) or name

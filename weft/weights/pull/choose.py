@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from weft.config.amounts import size
-from weft.weights.gguf.files import first_of_each, is_gguf, is_of_kind, stem
+from weft.weights.gguf.files import encoder_beside, first_of_each, is_gguf, is_of_kind, stem
 from weft.weights.pull.listing import HubFile, Listing, PullError
 from weft.weights.pull.names import HubName
 
@@ -19,16 +19,36 @@ HUB_FILES = ("*.safetensors", *DESCRIPTIONS)
 # Copies of the weights in formats of their makers' own programs.
 COPIES = ("consolidated*", "original/*", "metal/*")
 # Types that a file's name may end with, in the order in which one is taken: the best that is still
-# fast, then smaller ones, then larger ones.
+# fast, then larger ones, then those that lose more.
 PREFERRED = (
     *("Q4_K_M", "Q4_K_S", "Q4_K", "MXFP4", "IQ4_NL", "IQ4_XS", "Q4_1", "Q4_0"),
     *("Q5_K_M", "Q5_K_S", "Q5_K", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "BF16", "F16", "F32"),
+    *(
+        "Q3_K_L",
+        "Q3_K_M",
+        "Q3_K_S",
+        "Q3_K",
+        "IQ3_M",
+        "IQ3_S",
+        "IQ3_XS",
+        "IQ3_XXS",
+        "Q2_K",
+        "Q2_K_S",
+    ),
+    *("IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
 )
 _TYPE = re.compile(r"(?:^|[-._])((?:I?Q[1-8]|TQ[12]|MXFP4|BF16|F16|F32)[A-Z0-9_]*)$", re.IGNORECASE)
 # Types that weft reads, with any suffix: Q4_K_M, Q4_K_XL.
-_READ = re.compile(r"(Q4_[01K]|Q5_[01K]|Q6_K|Q8_0|IQ4_NL|IQ4_XS|MXFP4|BF16|F16|F32)")
+_READ = re.compile(
+    r"(Q[2-6]_K|Q[45]_[01]|Q8_0|IQ1_[SM]|IQ2_(XXS|XS|S|M)|IQ3_(XXS|XS|S|M)|IQ4_(NL|XS)"
+    r"|TQ[12]_0|MXFP4|BF16|F16|F32)"
+)
 WORK_BYTES = 500_000_000  # the program, and a context of usual length
 WORK_PART = 0.1  # of the weights, for what is computed
+
+
+# By the beginning of a type, how many times its bytes of the file weights take in memory, at most.
+_TIMES_KEPT = {"IQ1": 2.1, "IQ2": 1.6, "IQ3": 1.4, "Q2": 1.2}
 
 
 class Variant(NamedTuple):
@@ -52,7 +72,8 @@ class Variant(NamedTuple):
         return PREFERRED.index(self.kind) if self.kind in PREFERRED else len(PREFERRED)
 
     def fits(self, free_bytes: int) -> bool:
-        return fits(self.num_bytes, free_bytes)
+        times = [times for kind, times in _TIMES_KEPT.items() if self.kind.startswith(kind)]
+        return fits(int(self.num_bytes * max(times, default=1)), free_bytes)
 
 
 def fits(num_bytes: int, free_bytes: int) -> bool:
@@ -83,7 +104,7 @@ def chosen_files(
     """The files of the model with this name, and its name with the type that was chosen: one that
     is here already (`here`: etags), or the best that fits. Raises PullError."""
     if name.file:
-        return name, [*_of_file(listing, name), *described(listing)]
+        return name, _with_others(_of_file(listing, name), listing)
     found = variants(listing.files)
     has_safetensors = any(_matches(file, ("*.safetensors",)) for file in listing.files)
     if not name.kind and (has_safetensors or not found):
@@ -100,14 +121,14 @@ def chosen_files(
         if len(of_kind) > 1:
             paths = ", ".join(one.files[0].path for one in of_kind[:8])
             raise PullError(f"{name} are several models; name a file: {paths}")
-        return name, [*of_kind[0].files, *described(listing)]
+        return name, _with_others(of_kind[0].files, listing)
     fetched = [one for one in found if all(file.etag in here for file in one.files)]
     best = preferred(fetched, free_bytes) or preferred(found, free_bytes)
     if best is None:
         raise PullError(
             f"no GGUF file of {name.repo} can be served here: {table(found, free_bytes)}"
         )
-    return name._replace(kind=best.kind), [*best.files, *described(listing)]
+    return name._replace(kind=best.kind), _with_others(best.files, listing)
 
 
 def preferred(found: Sequence[Variant], free_bytes: int) -> Variant | None:
@@ -125,6 +146,19 @@ def verdict(one: Variant, free_bytes: int) -> str:
     if not one.is_read:
         return f"({size(one.num_bytes)}) is of a type that weft does not read"
     return f"({size(one.num_bytes)}) {'fits' if one.fits(free_bytes) else 'does not fit'}"
+
+
+def _with_others(files: Sequence[HubFile], listing: Listing) -> list[HubFile]:
+    """The files of a GGUF model, that of its encoder of pictures, and those that describe it."""
+    path = PurePosixPath(files[0].path)
+    beside = {
+        other: file
+        for file in listing.files
+        if (other := PurePosixPath(file.path)).parent == path.parent
+    }
+    encoder = encoder_beside(path, beside)
+    found = [*files] if encoder is None else [*files, beside[encoder]]
+    return [*found, *described(listing)]
 
 
 def described(listing: Listing) -> list[HubFile]:

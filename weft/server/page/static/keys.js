@@ -1,6 +1,6 @@
 // The keys of the page, and the list of them.
 
-import { $, on } from "./parts.js";
+import { $, isComposing, on } from "./parts.js";
 
 const KEYS = [
 	["/", "write a message"],
@@ -32,7 +32,7 @@ export function start(acts, escape) {
 	on("keys-show", "click", () => help.showModal());
 	on("keys-close", "click", () => help.close());
 	document.addEventListener("keydown", (event) => {
-		if (event.isComposing || help.open) return;
+		if (isComposing(event) || help.open) return;
 		if (event.key === "Escape") return void escape.some((act) => act());
 		const name = nameOf(event);
 		if (!(name in acts) && name !== "?") return;

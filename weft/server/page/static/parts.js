@@ -5,6 +5,9 @@ export const $ = (id) => document.getElementById(id);
 // Whether the page shows a recording.
 export const isFilm = document.documentElement.dataset.mode === "film";
 
+// Whether a key belongs to an input method, which chooses words by it; Safari says so only by the code.
+export const isComposing = (event) => event.isComposing || event.keyCode === 229;
+
 export const on = (id, event, act) => $(id).addEventListener(event, act);
 
 // Only changed text is read out by screen readers and laid out again.

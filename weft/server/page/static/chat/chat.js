@@ -7,9 +7,10 @@ import * as list from "./list.js";
 import * as log from "./log.js";
 import * as settings from "./settings.js";
 import * as store from "./store.js";
+import * as tabs from "./tabs.js";
 import * as tools from "./tools.js";
 import * as writer from "./writer.js";
-import { bodyOf, continued } from "./request.js";
+import { bodyOf, continued, isElsewhere } from "./request.js";
 import { Turn } from "./turn.js";
 
 let model = "";
@@ -46,7 +47,7 @@ export async function open(id) {
 	const found = id && await store.chat(id);
 	chat = found || { ...fresh(), ...(id && { id }) }; // a draft belongs to the id
 	nodes = found ? await store.nodes(chat.id) : new Map();
-	closeLeft();
+	await closeLeft();
 	localStorage.setItem("weft-chat", chat.id);
 	settings.show(chat.settings);
 	tools.show(chat.settings);
@@ -55,13 +56,31 @@ export async function open(id) {
 	list.mark(chat.id);
 }
 
-// What was streaming when its page was closed has ended.
-function closeLeft() {
-	for (const node of nodes.values()) {
-		if (node.role === "assistant" && !node.end && !node.error && running.get(chat.id)?.node.id !== node.id) node.end = "left";
-	}
+// What was streaming when its page was closed has ended, unless it comes in another tab.
+async function closeLeft() {
 	const turn = running.get(chat.id);
 	if (turn) nodes.set(turn.node.id, turn.node);
+	const open = [...nodes.values()].filter((node) => node.role === "assistant" && !node.end && !node.error && node !== turn?.node);
+	if (!open.length) return;
+	const elsewhere = await tabs.running(chat.id, open.map(({ id }) => id));
+	for (const node of open) {
+		node.end = elsewhere.has(node.id) ? "elsewhere" : "left";
+		if (!isElsewhere(node)) store.saveNode(node);
+	}
+}
+
+// Another tab has changed a chat: it is shown as it is now, except while something is done with it here.
+async function renew(id) {
+	list.draw();
+	if (id !== chat.id || running.has(id) || log.isEdited()) return;
+	const now = await store.chat(id);
+	const found = await store.nodes(id);
+	if (!now || id !== chat.id || running.has(id) || log.isEdited()) return;
+	const { leaf, title, at } = now;
+	Object.assign(chat, { leaf, title, at });
+	nodes = found;
+	await closeLeft();
+	if (id === chat.id) show();
 }
 
 function show() {
@@ -95,6 +114,10 @@ function add(node) {
 
 function send(text, files) {
 	if (running.has(chat.id)) return false;
+	if (chat.leaf && isElsewhere(nodes.get(chat.leaf))) {
+		log.complain("the last answer comes in another tab: wait for its end, or stop it there");
+		return false;
+	}
 	const asked = prepared(() => bodyOf([], chat.settings, model));
 	if (!asked) return false;
 	chat.title ||= branches.titleOf(text || files[0]?.name || "");
@@ -190,7 +213,7 @@ const acts = {
 
 function forget(ids) {
 	for (const id of ids) nodes.delete(id);
-	store.removeNodes(ids);
+	store.removeNodes(chat.id, ids);
 }
 
 // All calls of the last answer have their results.
@@ -202,7 +225,8 @@ tools.onResults((results) => {
 // ---- start
 
 export async function start() {
-	store.watch(log.complain, () => list.draw());
+	store.watch(log.complain, renew);
+	tabs.on("asked", (id) => { if (running.has(id)) tabs.say("runs", running.get(id).node.id); });
 	log.use(acts);
 	writer.use(send);
 	settings.onChange(() => keep());

@@ -1,6 +1,6 @@
 // The list of chats: search, open, rename, delete, and files to keep or read.
 
-import { $, button, el, on } from "../parts.js";
+import { $, button, el, isComposing, on } from "../parts.js";
 import { twice } from "./message.js";
 import { complain } from "./log.js";
 import * as store from "./store.js";
@@ -83,7 +83,8 @@ function rename(box, chat) {
 	field.onblur = () => end(true);
 	field.addEventListener("keydown", (event) => {
 		event.stopPropagation();
-		if (event.key === "Enter" && !event.isComposing) end(true);
+		if (isComposing(event)) return;
+		if (event.key === "Enter") end(true);
 		if (event.key === "Escape") end(false);
 	});
 	box.replaceChildren(field);

@@ -53,6 +53,9 @@ function viewOf(node) {
 
 export const edit = (node) => views.get(node.id)?.edit();
 
+// Whether a message is being edited.
+export const isEdited = () => log.querySelector(".editor") !== null;
+
 const isAtEnd = () => log.scrollHeight - log.scrollTop - log.clientHeight < NEAR;
 
 // Drawing takes at most a third of the time.

@@ -1,9 +1,9 @@
 // The messages of a chat as parts of the page: a question, an answer with its actions and what it
 // cost, the result of a tool.
 
-import { button, el, join } from "../parts.js";
+import { button, el, isComposing, join } from "../parts.js";
 import { Writing } from "../text/writing.js";
-import { cutOf } from "./request.js";
+import { cutOf, isElsewhere } from "./request.js";
 import { costs, place } from "./costs.js";
 import { chip } from "./attach.js";
 
@@ -56,7 +56,7 @@ class Message {
 		const keep = () => { end(); this.acts.edit(node, area.value); };
 		const form = el("div", "editor", area, el("div", "acts", button(words, keep, "do"), button("Cancel", end)));
 		area.addEventListener("keydown", (event) => {
-			if (event.isComposing || event.keyCode === 229) return;
+			if (isComposing(event)) return;
 			if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) keep();
 			if (event.key !== "Escape") return;
 			event.stopPropagation();
@@ -118,14 +118,15 @@ export class Answer extends Message {
 
 	update(node, versions, { isGrowing, isLast }) {
 		const isNew = this.node !== node || this.wasGrowing !== isGrowing;
+		const isOpen = isGrowing || isElsewhere(node);
 		this.node = node;
 		this.wasGrowing = isGrowing;
-		this.box.classList.toggle("busy", isGrowing);
+		this.box.classList.toggle("busy", isOpen);
 		this.box.classList.toggle("bad", Boolean(node.error));
-		this.box.ariaBusy = isGrowing;
+		this.box.ariaBusy = isOpen;
 		if (isNew) this.grow();
-		if (isGrowing) {
-			this.under.replaceChildren();
+		if (isOpen) {
+			this.under.replaceChildren(...(isGrowing ? [] : [el("div", "after", cutOf(node))]));
 			this.foot.replaceChildren();
 			return;
 		}
@@ -183,6 +184,8 @@ export function pretty(text) {
 	}
 }
 
+const FAILED = "error: "; // begins the result of a call that has failed
+
 export class Result extends Message {
 	constructor(acts) {
 		super(acts, "tool");
@@ -190,7 +193,9 @@ export class Result extends Message {
 	}
 
 	update({ name, text }) {
-		this.box.replaceChildren(el("details", "call", el("summary", "", "result of ", el("b", "", name)), el("pre", "", pretty(text))));
+		const made = el("details", "call", el("summary", "", "result of ", el("b", "", name)), el("pre", "", pretty(text)));
+		made.open = text.startsWith(FAILED);
+		this.box.replaceChildren(made);
 	}
 }
 

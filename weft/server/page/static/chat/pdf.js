@@ -8,7 +8,7 @@ const latin = new TextDecoder("latin1");
 
 export async function textOfPdf(bytes) {
 	const file = new File(latin.decode(bytes), bytes);
-	if (/\/Encrypt\s+\d+\s+\d+\s+R/.test(file.text)) throw new Error("the PDF is encrypted");
+	if (/\/Encrypt\s*(?:\d+\s+\d+\s+R|<<)/.test(file.text)) throw new Error("the PDF is encrypted");
 	await file.unpack();
 	const pages = file.pages();
 	const texts = [];

@@ -93,6 +93,10 @@ const CUT = {
 	error: "ended by an error",
 	stopped: "stopped",
 	left: "the page was closed meanwhile",
+	elsewhere: "comes in another tab",
 };
+
+// Whether an answer is on its way in another tab.
+export const isElsewhere = ({ end }) => end === "elsewhere";
 
 export const cutOf = ({ end }) => CUT[end] || "";

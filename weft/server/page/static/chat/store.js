@@ -2,20 +2,21 @@
 // the files of each message that is being written.
 // Where there is none (a private window, a full disk), they last as long as the page.
 
+import * as tabs from "./tabs.js";
+
 const NAME = "weft";
 const VERSION = 1;
-const CHANNEL = "weft-chats";
 
 let complain = () => {};
 let news = () => {};
-const channel = new BroadcastChannel(CHANNEL);
-channel.onmessage = () => news();
 
-// `complaint(words)` is called when something cannot be kept, `changed()` when another tab has changed a chat.
+// `complaint(words)` is called when something cannot be kept, `changed(id)` when another tab has changed a chat.
 export function watch(complaint, changed) {
 	complain = complaint;
 	news = changed;
 }
+
+tabs.on("changed", (id) => news(id));
 
 const done = (request) => new Promise((resolve, reject) => {
 	request.onsuccess = () => resolve(request.result);
@@ -82,12 +83,12 @@ const opened = () => kept ??= open();
 
 let unsaved = 0; // changes that are not on the disk yet
 
-async function write(act) {
+async function write(chat, act) {
 	unsaved++;
 	document.documentElement.setAttribute("data-saving", "");
 	try {
 		await act(await opened());
-		channel.postMessage("changed");
+		tabs.say("changed", chat);
 	} catch (error) {
 		complain(`this chat is not kept: ${error?.message || error}`);
 	}
@@ -109,13 +110,13 @@ export async function nodes(id) {
 	return new Map(found.sort((a, b) => a.at - b.at).map((node) => [node.id, node]));
 }
 
-export const save = (record) => write((to) => to.put("chats", record));
+export const save = (record) => write(record.id, (to) => to.put("chats", record));
 
-export const saveNode = (node) => write((to) => to.put("nodes", node));
+export const saveNode = (node) => write(node.chat, (to) => to.put("nodes", node));
 
-export const removeNodes = (ids) => write((to) => Promise.all(ids.map((id) => to.remove("nodes", id))));
+export const removeNodes = (chat, ids) => write(chat, (to) => Promise.all(ids.map((id) => to.remove("nodes", id))));
 
-export const remove = (id) => write(async (to) => {
+export const remove = (id) => write(id, async (to) => {
 	for (const node of await to.ofChat(id)) await to.remove("nodes", node.id);
 	await to.remove("chats", id);
 });
@@ -141,8 +142,8 @@ function around(text, word) {
 export const newId = () => [...crypto.getRandomValues(new Uint32Array(3))].map((part) => part.toString(36)).join("");
 
 // The files of a message that is being written, with the id of its chat.
-export const saveDraft = (record) => write((to) => to.put("drafts", record));
+export const saveDraft = (record) => write(record.id, (to) => to.put("drafts", record));
 
-export const removeDraft = (id) => write((to) => to.remove("drafts", id));
+export const removeDraft = (id) => write(id, (to) => to.remove("drafts", id));
 
 export const draft = async (id) => (await opened()).get("drafts", id);

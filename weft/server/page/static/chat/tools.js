@@ -2,10 +2,9 @@
 // servers, where the user allows or refuses each call.
 
 import { $, button, el, on } from "../parts.js";
-import { complain } from "./log.js";
 import { McpServer } from "./mcp.js";
 import { pretty } from "./message.js";
-import { json } from "./request.js";
+import { isElsewhere, json } from "./request.js";
 
 const SERVERS = "weft-mcp"; // addresses, for all chats of this browser
 
@@ -53,7 +52,8 @@ function offered() {
 
 async function connect(url, key) {
 	const server = new McpServer(url, key);
-	servers = [...servers.filter((one) => one.url !== url), server];
+	drop(url);
+	servers.push(server);
 	draw();
 	try {
 		if (!allowed.includes(new URL(url).origin)) throw new Error(`this page may not reach ${new URL(url).origin}: start weft with --page-mcp-origins ${new URL(url).origin}`);
@@ -66,9 +66,14 @@ async function connect(url, key) {
 	draw();
 }
 
+function drop(url) {
+	for (const one of servers) if (one.url === url) one.close();
+	servers = servers.filter((one) => one.url !== url);
+}
+
 function draw() {
 	$("mcp-list").replaceChildren(...servers.map((server) => el("li", "", el("b", "", server.url), " ", el("span", "", server.state || "connecting…"), " ", button("Remove", () => {
-		servers = servers.filter((one) => one !== server);
+		drop(server.url);
 		localStorage.setItem(SERVERS, JSON.stringify(servers.map((one) => one.url)));
 		draw();
 	}))));
@@ -85,7 +90,8 @@ on("mcp-form", "submit", (event) => {
 
 // Asks for the results of the calls of a message, if it is the last one of the path.
 export function ask(node) {
-	const calls = node.role === "assistant" && !node.error && node.end ? node.calls || [] : [];
+	const hasEnded = node.end && !node.error && !isElsewhere(node);
+	const calls = node.role === "assistant" && hasEnded ? node.calls || [] : [];
 	const box = $("call-forms");
 	if (!calls.length) {
 		asked = "";
@@ -126,11 +132,13 @@ function form(call, finish) {
 const typed = (made) => Object.assign(made, { type: "button" });
 
 async function allow([server, tool], call, box, done) {
-	for (const one of box.querySelectorAll("button")) one.disabled = true;
+	const ending = new AbortController();
+	const end = typed(button("End the call", () => ending.abort()));
+	box.querySelector(".acts").replaceChildren(el("span", "so", "runs…"), end);
+	end.focus({ preventScroll: true });
 	try {
-		done(await server.call(tool.name, json("call's arguments", call.args || "{}")));
+		done(await server.call(tool.name, json("call's arguments", call.args || "{}"), ending.signal));
 	} catch (error) {
-		complain(error.message);
 		done("error: " + error.message);
 	}
 }

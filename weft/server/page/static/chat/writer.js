@@ -1,6 +1,6 @@
 // What is being written: text and attached files, kept for each chat until they are sent.
 
-import { $, on } from "../parts.js";
+import { $, isComposing, on } from "../parts.js";
 import { chip, read } from "./attach.js";
 import { complain } from "./log.js";
 import * as store from "./store.js";
@@ -82,9 +82,7 @@ on("ask", "submit", (event) => {
 });
 on("text", "input", keep);
 on("text", "keydown", (event) => {
-	// An input method takes Enter to choose a word; Safari says so only by the code.
-	const isComposing = event.isComposing || event.keyCode === 229;
-	if (event.key !== "Enter" || event.shiftKey || isComposing) return;
+	if (event.key !== "Enter" || event.shiftKey || isComposing(event)) return;
 	event.preventDefault();
 	submit();
 });

@@ -5,6 +5,7 @@ import { Marked } from "../vendor/marked.js";
 import { el } from "../parts.js";
 import { codeBlock } from "./code.js";
 import { math } from "./math.js";
+import { Table } from "./table.js";
 
 const LONGEST_LINE = 20_000; // a longer one is shown as it stands, so that no pattern runs over it
 const DEEPEST = 30; // levels of nested blocks and marks; deeper ones are shown as they stand
@@ -61,7 +62,7 @@ const BLOCKS = {
 	blockquote: ({ tokens }) => el("blockquote", "", ...nodes(tokens)),
 	checkbox: ({ checked }) => checkbox(checked),
 	list,
-	table,
+	table: (token) => tableOf(token).made,
 };
 
 // The node of a block; null if it shows nothing.
@@ -94,17 +95,14 @@ export const item = ({ tokens, task, checked }) => {
 
 const checkbox = (checked) => Object.assign(el("input"), { type: "checkbox", checked: Boolean(checked), disabled: true, ariaLabel: "done" });
 
-function table({ header, rows }) {
-	const body = el("tbody", "", ...rows.map(row));
-	const made = el("div", "table", el("table", "", el("thead", "", row(header, "th")), body));
-	made.tabIndex = 0;
-	made.role = "region";
-	made.ariaLabel = "Table";
+export function tableOf({ header, rows }) {
+	const made = new Table(row(header, "th"));
+	made.append(...rows.map((cells) => row(cells)));
 	return made;
 }
 
-export function row(cells, tag) {
-	return el("tr", "", ...cells.map(({ tokens, align }) => el(typeof tag === "string" ? tag : "td", align ? "to-" + align : "", ...inline(tokens))));
+export function row(cells, tag = "td") {
+	return el("tr", "", ...cells.map(({ tokens, align }) => el(tag, align ? "to-" + align : "", ...inline(tokens))));
 }
 
 // ---- inside of a line

@@ -5,7 +5,7 @@
 //   nodes    |... stay as they are ....|..... the tail .....|
 
 import { el } from "../parts.js";
-import { blocks, item, node, row } from "./markdown.js";
+import { blocks, item, node, row, tableOf } from "./markdown.js";
 import { codeBlock } from "./code.js";
 
 const STRETCH = 40; // blocks that a browser lays out together, when they are near the screen
@@ -17,7 +17,7 @@ export class Writing {
 	#box;
 	#settled = 0; // characters
 	#prefix = ""; // stands before the rest of the text: the head of an open table
-	#open = null; // the list or table body to which the first block belongs
+	#open = null; // the list or table to which the first block belongs
 	#code = null; // the open block of code: { block, from, end }
 	#tail = [];
 
@@ -92,7 +92,8 @@ export class Writing {
 			this.#lines(token, from);
 		} else if (this.#open) {
 			this.#tail = this.#partsOf(token);
-			this.#open.append(...this.#tail);
+			if (token.type === "table") this.#open.show(...this.#tail);
+			else this.#open.append(...this.#tail);
 		} else {
 			this.#tail = [node(token)].filter(Boolean);
 			this.#add(this.#tail);
@@ -101,7 +102,7 @@ export class Writing {
 
 	#partsOf({ type, items, rows, ...token }) {
 		if (type === "list") return items.map(item);
-		if (type === "table") return rows.map(row);
+		if (type === "table") return rows.map((cells) => row(cells));
 		return [node({ type, ...token })].filter(Boolean);
 	}
 
@@ -117,11 +118,10 @@ export class Writing {
 		const head = lines.slice(0, 2).join("\n") + "\n";
 		const ends = lines.slice(0, 2 + token.rows.length - 1).join("\n").length + 1;
 		if (!this.#open) {
-			const made = node({ ...token, rows: [] });
-			this.#add([made]);
-			this.#open = made.querySelector("tbody");
+			this.#open = tableOf({ ...token, rows: [] });
+			this.#add([this.#open.made]);
 		}
-		this.#open.append(...token.rows.slice(0, -1).map(row));
+		this.#open.append(...token.rows.slice(0, -1).map((cells) => row(cells)));
 		this.#settled = from + ends;
 		this.#prefix = head;
 	}

@@ -1,0 +1,340 @@
+"""A decoder and an encoder of pictures in two GGUF files are the model of their safetensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.caches import set_own_cache
+from tests.executor.encoder_files import (
+    DEVIATION,
+    HALVES,
+    MEAN,
+    Seeing,
+    halves_of,
+    write_both,
+)
+from tests.executor.gguf_files import plain, write_gguf
+from tests.executor.gguf_models import described
+from tests.models.pictures import make_with_pictures
+from tests.models.qwen_seeing import make_qwen
+from tests.models.test_pixtral import make_pixtral
+from weft.config.model import BadCheckpoint, ModelConfig, ModelError
+from weft.config.options import SettingsError
+from weft.models.vision.tower import TowerInput, at_once
+from weft.text.media.families import make_processor
+from weft.weights.gguf.encoder import EncoderContent
+from weft.weights.gguf.files import encoder_beside
+
+VIT = {
+    "embedding_length": 48,
+    "feed_forward_length": 80,
+    "block_count": 3,
+    "attention__head_count": 4,
+    "attention__layer_norm_epsilon": 1e-6,
+    "image_size": 32,
+    "patch_size": 8,
+    "image_mean": HALVES,
+    "image_std": HALVES,
+}
+CLIP = {**VIT, "attention__layer_norm_epsilon": 1e-5, "image_mean": MEAN, "image_std": DEVIATION}
+PIXTRAL = {**CLIP, "feed_forward_length": 72, "attention__head_count": 3}
+PIXTRAL |= {"image_size": 64, "patch_size": 4}
+QWEN = {
+    **CLIP,
+    "feed_forward_length": 72,
+    "block_count": 4,
+    "attention__head_count": 3,
+    "image_size": 560,
+    "patch_size": 4,
+}
+OF_3 = {
+    **QWEN,
+    "image_mean": HALVES,
+    "image_std": HALVES,
+    "spatial_merge_size": 2,
+    "is_deepstack_layers": np.array([True, False, True, False]),
+}
+SQUARE = {"height": 32, "width": 32}
+QWEN_KEYS = {
+    "context_length": 1_024,
+    "block_count": 4,
+    "rope__freq_base": 1_000.0,
+    "attention__layer_norm_rms_epsilon": 1e-6,
+    "rope__dimension_sections": np.array([2, 3, 3, 0], dtype=np.int32),
+}
+QWEN_SETTINGS = {"min_pixels": 3_136, "max_pixels": 12_845_056}
+TEXT_KEYS = {"rope__freq_base": 10_000.0, "attention__layer_norm_rms_epsilon": 1e-6}
+GEMMA_KEYS = {
+    "rope__freq_base": 1_000_000.0,
+    "attention__layer_norm_rms_epsilon": 1e-6,
+    "attention__sliding_window": 4_096,
+}
+KINDS = {
+    "gemma3": Seeing(
+        partial(make_with_pictures, "gemma3"),
+        "gemma3",
+        GEMMA_KEYS,
+        "gemma3",
+        {**VIT, "projector__scale_factor": 2},
+        {"use_gelu": True},
+        {"size": SQUARE},
+    ),
+    "idefics3": Seeing(
+        partial(make_with_pictures, "smolvlm"),
+        "llama",
+        TEXT_KEYS,
+        "idefics3",
+        {**VIT, "projector__scale_factor": 2, "preproc_image_size": 64},
+        {"use_gelu": True},
+        {"max_image_size": {"longest_edge": 32}, "size": {"longest_edge": 64}},
+    ),
+    "llava": Seeing(
+        partial(make_with_pictures, "llava"),
+        "llama",
+        TEXT_KEYS,
+        "mlp",
+        # The layer that is not looked at is not in the file.
+        {**CLIP, "block_count": 2, "projection_dim": 768},
+        {"has_llava_projector": True, "use_gelu": False},
+        {"do_center_crop": True, "crop_size": SQUARE, "size": {"shortest_edge": 32}},
+        (
+            ("multi_modal_projector.linear_1", "mm.0"),
+            ("multi_modal_projector.linear_2", "mm.2"),
+        ),
+        swaps=True,
+    ),
+    "pixtral": Seeing(
+        partial(make_pixtral, "llava"),
+        "llama",
+        TEXT_KEYS,
+        "pixtral",
+        {**PIXTRAL, "block_count": 2},
+        {"use_silu": True, "rope.freq_base": 1_000.0},
+        {"size": {"longest_edge": 64}},
+        (("multi_modal_projector.linear_", "mm."),),
+    ),
+    "mistral3": Seeing(
+        partial(make_pixtral, "mistral3"),
+        "mistral3",
+        TEXT_KEYS,
+        "pixtral",
+        {**PIXTRAL, "spatial_merge_size": 2},
+        {"use_gelu": True, "rope.freq_base": 1_000.0},
+        {"size": {"longest_edge": 64}},
+        (("multi_modal_projector.linear_", "mm."),),
+    ),
+    "qwen2-vl": Seeing(
+        partial(make_qwen, "qwen2-vl"),
+        "qwen2vl",
+        QWEN_KEYS,
+        "qwen2vl_merger",
+        {**QWEN, "feed_forward_length": 96},
+        {},
+        QWEN_SETTINGS,
+    ),
+    "qwen2.5-vl": Seeing(
+        partial(make_qwen, "qwen2.5-vl"),
+        "qwen2vl",
+        QWEN_KEYS,
+        "qwen2.5vl_merger",
+        {**QWEN, "n_wa_pattern": 2, "window_size": 24},
+        {"use_silu": True},
+        QWEN_SETTINGS,
+    ),
+    "qwen3-vl": Seeing(
+        partial(make_qwen, "qwen3-vl"),
+        "qwen3vl",
+        QWEN_KEYS,
+        "qwen3vl_merger",
+        OF_3,
+        {"use_gelu": True},
+        {"min_pixels": 65_536, "max_pixels": 16_777_216},
+    ),
+    "qwen3.5": Seeing(
+        partial(make_qwen, "qwen3.5", linear_num_value_heads=4),
+        "qwen35",
+        {
+            **QWEN_KEYS,
+            **{"rope__dimension_count": 8, "attention__key_length": 16, "ssm__conv_kernel": 4},
+            **{"ssm__state_size": 16, "ssm__group_count": 2, "ssm__time_step_rank": 4},
+            "ssm__inner_size": 64,
+            "rope__dimension_sections": np.array([2, 1, 1, 0], dtype=np.int32),
+        },
+        "qwen3vl_merger",
+        {**OF_3, "is_deepstack_layers": np.zeros(4, dtype=bool)},
+        {"use_gelu": True},
+        {"min_pixels": 65_536, "max_pixels": 16_777_216},
+    ),
+    "qwen3-vl-moe": Seeing(
+        partial(make_qwen, "qwen3-vl-moe", mlp_only_layers=[]),
+        "qwen3vlmoe",
+        {
+            **QWEN_KEYS,
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 24,
+        },
+        "qwen3vl_merger",
+        OF_3,
+        {"use_gelu": True},
+        {"min_pixels": 65_536, "max_pixels": 16_777_216},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_own_cache(tmp_path / "cache", monkeypatch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_files_are_the_model_of_their_safetensors(tmp_path: Path, kind: str) -> None:
+    seeing = KINDS[kind]
+    checkpoint = seeing.make(tmp_path / "checkpoint")
+    decoder, _ = write_both(seeing, checkpoint, tmp_path / "files")
+    folder = described(decoder)
+    ours = halves_of(folder)
+    theirs = halves_of(checkpoint.folder)
+    for layer in range(theirs.config.num_layers):
+        attention = ours.config.decoder.layer(layer).attention
+        assert attention.rope == theirs.config.decoder.layer(layer).attention.rope
+    pairs = [(ours.encoder, theirs.encoder)]
+    if kind != "qwen3.5":  # files have other numbers for its states
+        pairs.append((ours.decoder, theirs.decoder))
+    for found, expected in pairs:
+        assert found.keys() == expected.keys()
+        for name, weights in found.items():
+            # The norms of Gemma have their 1 in a file.
+            has_one = "norm.weight" in name and "vision_tower" not in name
+            added = float(kind == "gemma3" and has_one)
+            torch.testing.assert_close(weights - added, expected[name], rtol=0, atol=1e-6)
+    assert_sees_the_same(folder, checkpoint.folder)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """Of a decoder and its encoder."""
+    seeing = KINDS["qwen2.5-vl"]
+    return write_both(seeing, seeing.make(tmp_path / "checkpoint"), tmp_path / "files")
+
+
+def sees(folder: Path) -> bool:
+    return ModelConfig.from_folder(folder).vision is not None
+
+
+def test_an_encoder_is_found_by_its_name_or_named(files: tuple[Path, Path]) -> None:
+    decoder, encoder = files
+    assert sees(described(decoder))
+    other = encoder.rename(encoder.with_name("other.gguf"))
+    assert not sees(described(decoder))
+    assert sees(described(decoder, mmproj=str(other)))
+    with pytest.raises(SettingsError, match=r"--mmproj: there is no file .*none.gguf"):
+        described(decoder, mmproj=str(encoder.with_name("none.gguf")))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["mmproj-F16.gguf", "mmproj-BF16.gguf", "a.gguf"], "mmproj-BF16.gguf"),
+        (["mmproj-model-f16.gguf"], "mmproj-model-f16.gguf"),
+        (["mmproj-Seer-3B-Q8_0.gguf", "mmproj-Seer-3B-f16.gguf"], "mmproj-Seer-3B-f16.gguf"),
+        (["Seer-3B-it.mmproj-Q8_0.gguf", "mmproj-F32.gguf"], "Seer-3B-it.mmproj-Q8_0.gguf"),
+        (["mmproj-Seer-7B-f16.gguf", "mmproj-Other-f16.gguf"], ""),
+        (["imatrix-Seer-3B.gguf", "mmproj-F16.txt"], ""),
+    ],
+)
+def test_names_of_encoders(names: list[str], expected: str) -> None:
+    found = encoder_beside(Path("Seer-3B-it-Q4_K_M.gguf"), map(Path, names))
+    assert found == (Path(expected) if expected else None)
+
+
+def changed(encoder: Path, **changes: Any) -> Path:
+    """The file of an encoder without tensors, with other keys."""
+    keys = {"general.architecture": "clip", "clip.projector_type": "qwen2.5vl_merger"}
+    keys |= {f"clip.{key.replace('__', '.')}": value for key, value in changes.items()}
+    return write_gguf(encoder, keys, {"v.post_ln.weight": plain(torch.ones(4))})
+
+
+REFUSED = {
+    "another kind": ({"projector_type": "ldp"}, "projector_type is 'ldp', which is not supported"),
+    "another decoder": (
+        {"projector_type": "gemma3"},
+        "is for a decoder of gemma3; this one is qwe",
+    ),
+    "another size": ({"vision__projection_dim": 72}, "of 72 numbers; the decoder's have 64"),
+    "no layers": ({"vision__n_wa_pattern": 2}, "has no clip.vision.block_count in its metadata"),
+    "many layers": (
+        {"vision__n_wa_pattern": 2, "vision__block_count": 1_000_000},
+        "block_count is 1,000,000, but it has 1 tensors",
+    ),
+    "pieces of pictures": (
+        {"vision__image_grid_pinpoints": np.array([336, 672], dtype=np.int32)},
+        "has clip.vision.image_grid_pinpoints, which is not supported",
+    ),
+    "another type": (
+        {"vision__n_wa_pattern": "2"},
+        "n_wa_pattern is 2; it must be given as int",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_an_encoder_that_does_not_fit_is_refused(files: tuple[Path, Path], what: str) -> None:
+    decoder, encoder = files
+    changes, message = REFUSED[what]
+    changed(encoder, **{"vision__projection_dim": 64, **changes})
+    with pytest.raises(ModelError, match=re.escape(message)):
+        described(decoder, mmproj=str(encoder))
+
+
+def test_an_encoder_of_another_model_beside_a_file_is_left_out(files: tuple[Path, Path]) -> None:
+    decoder, encoder = files
+    changed(encoder, projector_type="ldp")
+    assert not sees(described(decoder))
+
+
+def test_tensors_that_cannot_be_joined_are_named(files: tuple[Path, Path]) -> None:
+    _, encoder = files
+    keys = {"general.architecture": "clip", "clip.projector_type": "qwen2.5vl_merger"}
+    keys["clip.vision.attention.head_count"] = 2
+    tensors = {f"v.blk.0.attn_{part}.weight": plain(torch.ones(8, 8)) for part in "qk"}
+    for more in ({}, {"v.blk.0.attn_v.weight": plain(torch.ones(8, 8).half())}):
+        write_gguf(encoder, keys, {**tensors, **more})
+        with pytest.raises(BadCheckpoint, match=r"attn_q.weight has no attn_v of its type"):
+            EncoderContent(encoder)
+    frames = {"v.patch_embd.weight": plain(torch.ones(8, 3, 4, 4))}
+    frames["v.patch_embd.weight.1"] = plain(torch.ones(8, 3, 4, 2))
+    write_gguf(encoder, keys, frames)
+    with pytest.raises(BadCheckpoint, match="those of later frames are not alike"):
+        EncoderContent(encoder)
+
+
+def assert_sees_the_same(folder: Path, expected: Path) -> None:
+    """A picture has the same text, values and vectors."""
+    draw = np.random.default_rng(5)
+    image = Image.fromarray(draw.integers(0, 256, (75, 90, 3), dtype=np.uint8))
+    found = []
+    for one in (folder, expected):
+        config = json.loads((one / "config.json").read_text())
+        processor = make_processor(one, config)
+        assert processor is not None
+        prepared = processor.image(image)
+        tower = halves_of(one).tower
+        vectors = []
+        for part in prepared.parts:
+            length = part.length if part.grid is None else int(np.prod(part.grid))
+            values = TowerInput(part.kind, length, part.grid, torch.from_numpy(part.values))
+            with torch.inference_mode():
+                vectors.append(at_once(tower.encode(values)).clone())
+        found.append((prepared.text, torch.cat(vectors)))
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-4)

@@ -1,0 +1,504 @@
+"""Translates the metadata of an encoder's GGUF file (mmproj, general.architecture "clip") into the
+keys that a model with that encoder has in its `config.json` and `preprocessor_config.json`, and
+names its tensors as the towers do.
+
+Such a file stands beside the GGUF file of a decoder. `clip.projector_type` says which kind it is:
+each kind is a row of PROJECTORS. Source: the keys and names of gguf's constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+from weft.config.model_errors import BadCheckpoint, UnsupportedModel
+from weft.json_types import JsonMapping, JsonObject
+
+T = TypeVar("T")
+
+ARCHITECTURE = "clip"
+VISION = "clip.vision."
+# Keys that change how pictures are seen, and the values that change nothing.
+CHANGES_NOTHING: dict[str, tuple[object, ...]] = {
+    "clip.has_audio_encoder": (False,),
+    "clip.has_minicpmv_projector": (False,),
+    "clip.vision.mm_patch_merge_type": ("flat",),
+    "clip.vision.image_aspect_ratio": ("square", "pad"),
+}
+REFUSED = ("clip.vision.image_grid_pinpoints", "clip.vision.feature_layer")
+MAX_LAYERS = 1_000
+
+
+class ClipKeys:
+    """Reads the keys of an encoder's file."""
+
+    def __init__(self, label: str, metadata: JsonMapping, shapes: Mapping[str, tuple[int, ...]]):
+        """`shapes`: of the tensors, by their names in the file, as in torch."""
+        self.label = label
+        self._metadata = metadata
+        self.shapes = shapes
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """A value below `clip.vision.`. Raises BadCheckpoint."""
+        return self.whole(VISION + key, kind, default)
+
+    def whole(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """The value of a whole key. Raises BadCheckpoint."""
+        value = self._metadata.get(key)
+        if value is None:
+            if default is None:
+                raise BadCheckpoint(f"{self.label} has no {key} in its metadata")
+            return default
+        if type(value) is not kind:
+            raise BadCheckpoint(
+                f"{self.label}: {key} is {str(value)[:64]}; it must be given as {kind.__name__}"
+            )
+        return value
+
+    def has(self, key: str) -> bool:
+        return self._metadata.get(key) is not None
+
+    def numbers(self, key: str) -> list[Any]:
+        """The numbers of an array below `clip.vision.`; empty if there is none."""
+        values: Any = self._metadata.get(VISION + key)
+        if not hasattr(values, "tolist"):
+            return []
+        return list(values.tolist())
+
+    def require_usual(self) -> None:
+        """Raise UnsupportedModel for a key whose value changes the computation."""
+        for key, usual in CHANGES_NOTHING.items():
+            value = self._metadata.get(key, usual[0])
+            if value not in usual:
+                raise UnsupportedModel(
+                    f"{self.label}: {key} is {str(value)[:64]}, which is not supported"
+                )
+        for key in REFUSED:
+            if self.has(key):
+                raise UnsupportedModel(f"{self.label} has {key}, which is not supported")
+
+    @property
+    def num_layers(self) -> int:
+        """Raises BadCheckpoint unless the file has tensors for so many."""
+        num = self.get("block_count", int)
+        if not 0 < num <= min(len(self.shapes), MAX_LAYERS):
+            raise BadCheckpoint(
+                f"{self.label}: {VISION}block_count is {num:,}, but it has "
+                f"{len(self.shapes):,} tensors"
+            )
+        return num
+
+    @property
+    def image_size(self) -> int:
+        return self.get("image_size", int)
+
+    @property
+    def looks(self) -> JsonObject:
+        """The normalization of pixels, as a `preprocessor_config.json` has it."""
+        named = {name: self.numbers(name) for name in ("image_mean", "image_std")}
+        return {"do_resize": True} | {name: each for name, each in named.items() if each}
+
+    def activation(self, gelu: str) -> str:
+        """The activation of layers; `gelu`: the one that the family means by gelu."""
+        if self.whole("clip.use_silu", bool, False):
+            return "silu"
+        return gelu if self.whole("clip.use_gelu", bool, False) else "quick_gelu"
+
+    def eps(self) -> float:
+        return self.get("attention.layer_norm_epsilon", float)
+
+
+# The keys of a `config.json` that the encoder adds to those of the decoder (`found`).
+ReadConfig: TypeAlias = Callable[[ClipKeys, JsonMapping], JsonObject]
+# A whole `preprocessor_config.json`.
+ReadSettings: TypeAlias = Callable[[ClipKeys], JsonObject]
+
+# Names of a layer's parts in SigLIP and CLIP.
+_VIT_PARTS = {
+    "ln1": "layer_norm1",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ln2": "layer_norm2",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_QWEN_PARTS = {
+    "ln1": "norm1",
+    "attn_qkv": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ln2": "norm2",
+    "ffn_gate": "mlp.gate_proj",
+}
+_PIXTRAL_PARTS = {
+    "ln1": "attention_norm",
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_out": "attention.o_proj",
+    "ln2": "ffn_norm",
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
+
+
+def _vit_outside(tower: str) -> dict[str, str]:
+    embeddings = f"{tower}.embeddings"
+    return {
+        "v.patch_embd": f"{embeddings}.patch_embedding",
+        "v.position_embd": f"{embeddings}.position_embedding",
+        "v.class_embd": f"{embeddings}.class_embedding",
+        "v.pre_ln": f"{tower}.pre_layrnorm",
+        "v.post_ln": f"{tower}.post_layernorm",
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projector:
+    """One kind of file."""
+
+    # The decoder's architecture in its GGUF file → the class of both in a `config.json`.
+    models: Mapping[str, str]
+    config: ReadConfig
+    settings: ReadSettings
+    layers: str  # prefix of the names of layers
+    parts: Mapping[str, str]  # names in a layer: the file's → the tower's
+    outside: Mapping[str, str]  # names outside of layers
+    has_pairs: bool = False  # rotated pairs of queries and keys are consecutive rows
+    joins_qkv: bool = False  # the tower reads queries, keys and values as one tensor
+    deep: Mapping[str, str] = field(default_factory=dict)  # names of `v.deepstack.N`
+
+
+def _vit(keys: ClipKeys, gelu: str) -> JsonObject:
+    """The `vision_config` of SigLIP or CLIP."""
+    return {
+        "hidden_size": keys.get("embedding_length", int),
+        "intermediate_size": keys.get("feed_forward_length", int),
+        "num_hidden_layers": keys.num_layers,
+        "num_attention_heads": keys.get("attention.head_count", int),
+        "image_size": keys.image_size,
+        "patch_size": keys.get("patch_size", int),
+        "layer_norm_eps": keys.eps(),
+        "hidden_act": keys.activation(gelu),
+    }
+
+
+def _side(keys: ClipKeys) -> int:
+    """Patches per side."""
+    return keys.image_size // max(keys.get("patch_size", int), 1)
+
+
+def _gemma3(keys: ClipKeys, found: JsonMapping) -> JsonObject:
+    pool = keys.get("projector.scale_factor", int, 4)
+    return {
+        "vision_config": {**_vit(keys, "gelu_pytorch_tanh"), "norm_weights_are_whole": True},
+        "mm_tokens_per_image": (_side(keys) // max(pool, 1)) ** 2,
+    }
+
+
+def _gemma3_settings(keys: ClipKeys) -> JsonObject:
+    side = keys.image_size
+    return {**keys.looks, "size": {"height": side, "width": side}}
+
+
+def _idefics3(keys: ClipKeys, found: JsonMapping) -> JsonObject:
+    return {
+        "vision_config": _vit(keys, "gelu_pytorch_tanh"),
+        "scale_factor": keys.get("projector.scale_factor", int, 2),
+    }
+
+
+def _idefics3_settings(keys: ClipKeys) -> JsonObject:
+    longest = keys.get("preproc_image_size", int, 4 * keys.image_size)
+    return {
+        **keys.looks,
+        "max_image_size": {"longest_edge": keys.image_size},
+        "size": {"longest_edge": longest},
+    }
+
+
+def _is_clip(keys: ClipKeys) -> bool:
+    return "v.class_embd" in keys.shapes
+
+
+def _llava(keys: ClipKeys, found: JsonMapping) -> JsonObject:
+    # Converters leave out the layers behind the one whose output is used.
+    kind = "clip_vision_model" if _is_clip(keys) else "siglip_vision_model"
+    gelu = "gelu" if _is_clip(keys) else "gelu_pytorch_tanh"
+    texts = {"Qwen2ForCausalLM": "qwen2", "MistralForCausalLM": "mistral"}
+    [text] = found["architectures"]
+    return {
+        "vision_config": {**_vit(keys, gelu), "model_type": kind},
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default" if _is_clip(keys) else "full",
+        "multimodal_projector_bias": "mm.0.bias" in keys.shapes,
+        "text_config": {"model_type": texts.get(text, "llama")},
+    }
+
+
+def _llava_settings(keys: ClipKeys) -> JsonObject:
+    side = keys.image_size
+    square = {"height": side, "width": side}
+    if not _is_clip(keys):
+        return {**keys.looks, "size": square, "image_processor_type": "SiglipImageProcessor"}
+    return {
+        **keys.looks,
+        "do_center_crop": True,
+        "crop_size": square,
+        "size": {"shortest_edge": side},
+    }
+
+
+def _pixtral(keys: ClipKeys, found: JsonMapping) -> JsonObject:
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": keys.get("embedding_length", int),
+        "intermediate_size": keys.get("feed_forward_length", int),
+        "num_hidden_layers": keys.num_layers,
+        "num_attention_heads": keys.get("attention.head_count", int),
+        "image_size": keys.image_size,
+        "patch_size": keys.get("patch_size", int),
+        "hidden_act": keys.activation("gelu"),
+        "rope_theta": keys.whole("clip.rope.freq_base", float, 10_000.0),
+    }
+    kinds = {"Ministral3ForCausalLM": "ministral3"}
+    [text] = found["architectures"]
+    added: JsonObject = {
+        "vision_config": vision,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "multimodal_projector_bias": "mm.1.bias" in keys.shapes,
+        "text_config": {"model_type": kinds.get(text, "mistral")},
+    }
+    if "mm.patch_merger.weight" not in keys.shapes:
+        return {**added, "architectures": ["LlavaForConditionalGeneration"]}
+    merge = keys.get("spatial_merge_size", int, 2)
+    return {
+        **added,
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "spatial_merge_size": merge,
+    }
+
+
+def _pixtral_settings(keys: ClipKeys) -> JsonObject:
+    return {**keys.looks, "size": {"longest_edge": keys.image_size}}
+
+
+def _qwen(keys: ClipKeys) -> JsonObject:
+    """What the encoders of all Qwen models have in their `vision_config`."""
+    return {
+        "depth": keys.num_layers,
+        "num_heads": keys.get("attention.head_count", int),
+        "patch_size": keys.get("patch_size", int),
+        "spatial_merge_size": keys.get("spatial_merge_size", int, 2),
+        "temporal_patch_size": sum(name.startswith("v.patch_embd.weight") for name in keys.shapes),
+    }
+
+
+def _qwen2_vl(keys: ClipKeys, found: JsonMapping) -> JsonObject:
+    size = keys.get("embedding_length", int)
+    inner = keys.get("feed_forward_length", int)
+    vision = {
+        **_qwen(keys),
+        "embed_dim": size,
+        "hidden_size": keys.get("projection_dim", int),
+        "mlp_ratio": inner / max(size, 1),
+        "hidden_act": keys.activation("gelu"),
+    }
+    return {"vision_config": vision}
+
+
+def _qwen2_5_vl(keys: ClipKeys, found: JsonMapping) -> JsonObject:
+    period = keys.get("n_wa_pattern", int)
+    if period < 1:
+        raise BadCheckpoint(f"{keys.label}: {VISION}n_wa_pattern is {period}")
+    vision = {
+        **_qwen(keys),
+        "hidden_size": keys.get("embedding_length", int),
+        "intermediate_size": keys.get("feed_forward_length", int),
+        "out_hidden_size": keys.get("projection_dim", int),
+        "window_size": keys.get("window_size", int, 112),
+        "fullatt_block_indexes": list(range(period - 1, keys.num_layers, period)),
+        "hidden_act": keys.activation("gelu"),
+    }
+    return {"vision_config": vision}
+
+
+def _qwen3_vl(keys: ClipKeys, found: JsonMapping) -> JsonObject:
+    positions = keys.shapes.get("v.position_embd.weight", (0,))
+    deep = [layer for layer, is_deep in enumerate(keys.numbers("is_deepstack_layers")) if is_deep]
+    vision = {
+        **_qwen(keys),
+        "hidden_size": keys.get("embedding_length", int),
+        "intermediate_size": keys.get("feed_forward_length", int),
+        "out_hidden_size": keys.get("projection_dim", int),
+        "num_position_embeddings": positions[0],
+        "deepstack_visual_indexes": deep,
+        "hidden_act": keys.activation("gelu_pytorch_tanh"),
+    }
+    return {"vision_config": vision, "experts_have_outputs_first": True}
+
+
+def _qwen_settings(least: int, most: int) -> ReadSettings:
+    """`least`, `most`: pixels of a picture in the models' own files."""
+
+    def read(keys: ClipKeys) -> JsonObject:
+        return {
+            **keys.looks,
+            "min_pixels": keys.get("image_min_pixels", int, least),
+            "max_pixels": keys.get("image_max_pixels", int, most),
+        }
+
+    return read
+
+
+_QWEN2_OUTSIDE = {
+    "v.patch_embd": "visual.patch_embed.proj",
+    "v.post_ln": "visual.merger.ln_q",
+    "mm.0": "visual.merger.mlp.0",
+    "mm.2": "visual.merger.mlp.2",
+}
+_QWEN2_SETTINGS = _qwen_settings(56 * 56, 28 * 28 * 16_384)
+PROJECTORS = {
+    "gemma3": Projector(
+        models={"gemma3": "Gemma3ForConditionalGeneration"},
+        config=_gemma3,
+        settings=_gemma3_settings,
+        layers="vision_tower.encoder.layers",
+        parts=_VIT_PARTS,
+        outside={
+            **_vit_outside("vision_tower"),
+            "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
+            "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
+        },
+    ),
+    "idefics3": Projector(
+        models={"llama": "Idefics3ForConditionalGeneration"},
+        config=_idefics3,
+        settings=_idefics3_settings,
+        layers="vision_model.encoder.layers",
+        parts=_VIT_PARTS,
+        outside={
+            **_vit_outside("vision_model"),
+            "mm.model.fc": "connector.modality_projection.proj",
+        },
+    ),
+    "mlp": Projector(
+        models=dict.fromkeys(("llama", "qwen2"), "LlavaForConditionalGeneration"),
+        config=_llava,
+        settings=_llava_settings,
+        layers="vision_tower.encoder.layers",
+        parts=_VIT_PARTS,
+        outside={
+            **_vit_outside("vision_tower"),
+            "mm.0": "multi_modal_projector.linear_1",
+            "mm.2": "multi_modal_projector.linear_2",
+        },
+    ),
+    "pixtral": Projector(
+        models=dict.fromkeys(("llama", "mistral3"), ""),  # `_pixtral` says which
+        config=_pixtral,
+        settings=_pixtral_settings,
+        layers="vision_tower.transformer.layers",
+        parts=_PIXTRAL_PARTS,
+        outside={
+            "v.patch_embd": "vision_tower.patch_conv",
+            "v.pre_ln": "vision_tower.ln_pre",
+            "mm.input_norm": "multi_modal_projector.norm",
+            "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
+            "mm.1": "multi_modal_projector.linear_1",
+            "mm.2": "multi_modal_projector.linear_2",
+        },
+        has_pairs=True,
+    ),
+    "qwen2vl_merger": Projector(
+        models={"qwen2vl": "Qwen2VLForConditionalGeneration"},
+        config=_qwen2_vl,
+        settings=_QWEN2_SETTINGS,
+        layers="visual.blocks",
+        parts={**_QWEN_PARTS, "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        outside=_QWEN2_OUTSIDE,
+        joins_qkv=True,
+    ),
+    "qwen2.5vl_merger": Projector(
+        models={"qwen2vl": "Qwen2_5_VLForConditionalGeneration"},
+        config=_qwen2_5_vl,
+        settings=_QWEN2_SETTINGS,
+        layers="visual.blocks",
+        parts={**_QWEN_PARTS, "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
+        outside=_QWEN2_OUTSIDE,
+        joins_qkv=True,
+    ),
+    "qwen3vl_merger": Projector(
+        models={
+            "qwen3vl": "Qwen3VLForConditionalGeneration",
+            "qwen3vlmoe": "Qwen3VLMoeForConditionalGeneration",
+            "qwen35": "Qwen3_5ForConditionalGeneration",
+            "qwen35moe": "Qwen3_5MoeForConditionalGeneration",
+        },
+        config=_qwen3_vl,
+        settings=_qwen_settings(65_536, 16_777_216),
+        layers="visual.blocks",
+        parts={**_QWEN_PARTS, "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"},
+        outside={
+            "v.patch_embd": "visual.patch_embed.proj",
+            "v.position_embd": "visual.pos_embed",
+            "v.post_ln": "visual.merger.norm",
+            "mm.0": "visual.merger.linear_fc1",
+            "mm.2": "visual.merger.linear_fc2",
+        },
+        deep={"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"},
+    ),
+}
+# Ignored tensors: the embedding of a token that the decoder has, too.
+IGNORED = ("v.token_embd.img_break",)
+
+
+def projector_of(label: str, metadata: JsonMapping) -> Projector:
+    """The kind of an encoder's file. Raises UnsupportedModel."""
+    names = ("clip.projector_type", "clip.vision.projector_type")
+    found = next((metadata[name] for name in names if metadata.get(name) is not None), "mlp")
+    if found not in PROJECTORS:
+        raise UnsupportedModel(
+            f"{label}: {names[0]} is {str(found)[:64]!r}, which is not supported; supported are "
+            f"{', '.join(PROJECTORS)}"
+        )
+    return PROJECTORS[found]
+
+
+def require_fits(label: str, encoder: JsonMapping, decoder: JsonMapping) -> str:
+    """The class of a model with this encoder and decoder, by the metadata of their files. Raises
+    UnsupportedModel if they do not belong together."""
+    projector = projector_of(label, encoder)
+    text = str(decoder.get("general.architecture"))[:64]
+    if text not in projector.models:
+        raise UnsupportedModel(
+            f"{label} is for a decoder of {' or '.join(projector.models)}; this one is {text}"
+        )
+    made = encoder.get(f"{VISION}projection_dim")
+    read = decoder.get(f"{text}.embedding_length")
+    # Files of LLaVA have a size of CLIP's own there.
+    if made != read and made is not None and projector is not PROJECTORS["mlp"]:
+        raise UnsupportedModel(
+            f"{label} makes vectors of {str(made)[:64]} numbers; the decoder's have "
+            f"{str(read)[:64]}"
+        )
+    return projector.models[text]
+
+
+def with_encoder(
+    keys: ClipKeys, encoder: JsonMapping, decoder: JsonMapping, found: JsonMapping
+) -> JsonObject:
+    """The `config.json` of a decoder with the encoder of a file, by the metadata of both. `found`:
+    that of the decoder alone. Raises UnsupportedModel and BadCheckpoint."""
+    model = require_fits(keys.label, encoder, decoder)
+    keys.require_usual()
+    config = {**found, "architectures": [model]}
+    sections: Any = decoder.get(f"{decoder['general.architecture']}.rope.dimension_sections")
+    if hasattr(sections, "tolist"):
+        rope = {**found.get("rope_parameters", {}), "mrope_section": sections.tolist()[:3]}
+        config["rope_parameters"] = rope
+    return {**config, **projector_of(keys.label, encoder).config(keys, found)}

@@ -1,0 +1,101 @@
+"""The sounds of Whisper, prepared for its encoder: log-mel spectrograms of windows of 30 s."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from weft.arrays import FloatArray
+from weft.config.config_json import size
+from weft.config.model_errors import BadConfig
+from weft.json_types import JsonMapping
+from weft.messages.media import MediaItem, MediaKind
+from weft.text.media.mel import log_mel, mel_bands
+from weft.text.media.processor import Knob, MediaPart, PreparedMedia
+from weft.text.media.qwen2_audio import read_extractor, read_spec
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+BEGIN = "<|startoftranscript|>"
+
+
+class Whisper:
+    """The `MediaProcessor` of Whisper. Values are log-mel spectrograms [bands, frames] of the whole
+    sound, padded with silence to at least one window; `window` cuts them."""
+
+    # The prompt itself has the token with which every transcript begins.
+    marks: Mapping[MediaKind, str] = {"audio": BEGIN}
+    placeholders: Mapping[MediaKind, str] = {"audio": BEGIN}
+
+    def __init__(self, config: JsonMapping, extractor: JsonMapping) -> None:
+        """`config` is `config.json`, `extractor` the checkpoint's settings of its
+        WhisperFeatureExtractor. Raises ModelError if they do not fit together."""
+        self.spec = read_spec(extractor)
+        num_bands = size(config, "num_mel_bins", 80)
+        self.num_positions = size(config, "max_source_positions", 1_500)
+        if (num_bands, 2 * self.num_positions) != (self.spec.num_bands, self.spec.num_frames):
+            raise BadConfig(
+                f"the encoder of sounds reads {2 * self.num_positions} frames of {num_bands} "
+                f"bands; its feature extractor makes {self.spec.num_frames} of "
+                f"{self.spec.num_bands}"
+            )
+        self._bands = mel_bands(self.spec)
+
+    @property
+    def audio_rate(self) -> int:
+        return self.spec.rate
+
+    def audio(self, samples: FloatArray) -> PreparedMedia:
+        spec = self.spec
+        num_frames = max(spec.num_frames, len(samples) // spec.hop)
+        values = log_mel(samples, spec._replace(num_frames=num_frames), self._bands, num_frames)
+        part = MediaPart(
+            kind="audio",
+            length=0,
+            grid=None,
+            values=values,
+            num_heard=self.num_positions,
+            seconds=len(samples) / spec.rate,
+        )
+        return PreparedMedia(BEGIN, (part,))
+
+    def image(self, image: Image) -> PreparedMedia:
+        raise ValueError("the model takes no images")
+
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
+        raise ValueError("the model takes no videos")
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        return {}
+
+    def adjusted(self, changes: Mapping[str, Knob]) -> Whisper:
+        assert not changes, "it has no knobs"
+        return self
+
+
+def window(sound: MediaItem, first: int) -> MediaItem:
+    """The window of a whole sound that begins with frame `first`, padded with zeros after its end,
+    as transformers pads it."""
+    num_bands, num_frames = sound.shape
+    size = 2 * sound.num_heard
+    if not first and num_frames == size:
+        return sound
+    values = np.frombuffer(sound.values, dtype="<f4").reshape(num_bands, num_frames)
+    cut = np.zeros((num_bands, size), dtype="<f4")
+    own = values[:, first : first + size]
+    cut[:, : own.shape[1]] = own
+    digest = hashlib.sha256(f"window of {sound.num_heard} {cut.shape}\n".encode())
+    digest.update(cut.data)
+    return replace(sound, digest=digest.digest(), shape=cut.shape, values=cut.tobytes())
+
+
+def make(folder: Path, config: JsonMapping) -> Whisper:
+    """The processor of the model in a folder; `config` is its `config.json`. Raises ModelError."""
+    return Whisper(config, read_extractor(folder))
