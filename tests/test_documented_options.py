@@ -43,7 +43,8 @@ FOREIGN = {  # programs of others that a page shows a command of
     "docker": {"--build-arg", "--rm"},
     "ik_llama.cpp": {"--repack"},
     "kubectl": {"--from-literal"},
-    "pip": {"--no-deps", "--require-hashes"},
+    "gpg, sha256sum": {"--verify", "--check", "--ignore-missing"},
+    "pip": {"--no-deps", "--require-hashes", "--upgrade"},
     "vllm bench serve": {
         *(
             "--backend",
