@@ -265,6 +265,7 @@ def scheduler_settings(
         hidden_size=model.hidden_size,
         eos_token_ids=model.eos_token_ids,
         prefix_cache=config.prefix_cache,
+        copies_pages=config.page_copies,
         sessions=SessionLimits(
             max_sessions=config.max_sessions,
             max_per_owner=config.max_sessions_per_key,

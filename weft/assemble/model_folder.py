@@ -78,6 +78,8 @@ def model_folder(config: EngineConfig) -> Path:
             raise SettingsError(
                 "--tokenizer is for GGUF files; a model folder brings its tokenizer"
             )
+        if config.mmproj:
+            raise SettingsError("--mmproj is for GGUF files; a model folder brings its encoder")
         return path
     source = path.parent
     if config.tokenizer:
@@ -98,7 +100,10 @@ def encoder_file(config: EngineConfig, path: Path) -> Path | None:
         return None
     try:
         with GgufFile(path) as file:
-            _with_encoder(beside, {"architectures": [""]}, file.header.metadata)
+            metadata = file.header.metadata
+            size = metadata.get(f"{metadata.get('general.architecture')}.embedding_length")
+            found = {"architectures": [""], "hidden_size": size}
+            _with_encoder(beside, found, metadata)
     except ModelError as exc:
         log.warning("encoder_not_used", file=beside.name, reason=exc)
         return None

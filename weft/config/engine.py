@@ -302,6 +302,12 @@ class ModelOptions:
         everyday=True,
         elsewhere=("disable_radix_cache", "enable_prefix_caching", "no_enable_prefix_caching"),
     )
+    page_copies: bool = option(
+        True,
+        "copy the tokens of a cached page with which a prompt of the same key goes on before both "
+        "differ, instead of computing them",
+        group="memory",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

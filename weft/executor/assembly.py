@@ -29,6 +29,7 @@ from weft.executor.lora.table import AdapterTable
 from weft.executor.media.steps import MediaPass
 from weft.executor.media.store import MediaStore
 from weft.executor.outputs.pooling import Pooler
+from weft.executor.passes.copies import CopyPass
 from weft.executor.passes.experts import ExpertRecorder
 from weft.executor.runner import Pass
 from weft.executor.weights.store import ModelMemory, WeightStore
@@ -242,6 +243,12 @@ def make_adapter_table(
 def adapter_passes(table: AdapterTable | None) -> list[Pass]:
     """The pass for adapters, if there is a table."""
     return [] if table is None else [AdapterPass(table)]
+
+
+def copy_passes(pool: KVPool) -> list[Pass]:
+    """The pass that copies K and V between slots of all layers; none if some layers have slots of
+    their own."""
+    return [] if pool.has_windows else [CopyPass(pool.tensors)]
 
 
 def media_passes(
