@@ -23,13 +23,14 @@ from weft.batches.forms.openai import OPENAI
 from weft.batches.forms.protocol import Form
 from weft.batches.line_file import lines_of
 from weft.batches.records import BatchRecord, StoredFile
-from weft.batches.runner import BatchRunner, RouteCall
+from weft.batches.runner import WINDOW, BatchRunner, RouteCall
 from weft.config.limits import Limits
 from weft.json_types import JsonObject
 from weft.observe.log import EventLog
 from weft.state.store import StateStore
 
 BATCH = "batch"  # kind of the records
+LINE_LEN = 10_000  # bytes of a line beside those of its request
 EXPIRY_S = 1.0  # between two looks at what expires
 FORMS: dict[str, Form] = {form.name: form for form in (OPENAI, ANTHROPIC)}
 
@@ -47,6 +48,9 @@ class BatchService:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
+        # Of a request: a line has little beside one, and its route says exactly what is too large.
+        largest_mb = max(limits.max_body_mb, limits.max_media_mb)
+        self._longest_line = int(largest_mb * 1_000_000) + LINE_LEN
         self._state = state
         self._clock = clock
         self._call: RouteCall | None = None
@@ -120,7 +124,9 @@ class BatchService:
                 f"there are {most:,} open batches of this key, and no more are allowed",
                 limit="max_open_batches",
             )
-        num_lines = await asyncio.to_thread(_num_lines, self.files.path_of(file.id))
+        num_lines = await asyncio.to_thread(
+            _num_lines, self.files.path_of(file.id), self._longest_line
+        )
         longest = self._limits.max_batch_lines
         if not num_lines:
             raise BatchRefused("the file has no lines", param="input_file_id")
@@ -194,8 +200,7 @@ class BatchService:
     async def _run(self, batch: BatchRecord) -> None:
         assert self._call is not None
         form = FORMS[batch.form]
-        output = self.files.path_of(f"{batch.id}-output")
-        errors = self.files.path_of(f"{batch.id}-errors") if form.has_error_file else output
+        output, errors = self._growing(batch)
         source = self.files.path_of(batch.input_file)
         # A server was killed while it made files of the results: they grow again.
         self.files.take_back(_result_id(batch, "output"), output)
@@ -208,6 +213,8 @@ class BatchService:
                 source=source,
                 output=output,
                 errors=errors,
+                window=self._window,
+                longest=self._longest_line,
             )
             self._runners[batch.id] = runner
             if batch.status == "cancelling":
@@ -215,37 +222,60 @@ class BatchService:
             elif batch.status == "validating":
                 self._enter(batch, "in_progress")
             await runner.run()
-            await self._finish(batch, form, output, errors)
+            await self._finish(batch)
         except asyncio.CancelledError:
             raise
         except Exception as exc:  # whatever it is: the batch ends with it, and no other
             log.error("batch_failed", batch=batch.id, reason=exc)
-            batch.failure = f"the batch could not be processed: {exc}"
-            self._enter(batch, "failed")
+            self._fail(batch, f"the batch could not be processed: {exc}")
         finally:
             self._runners.pop(batch.id, None)
 
-    async def _finish(self, batch: BatchRecord, form: Form, output: Path, errors: Path) -> None:
+    def _window(self) -> int:
+        """How many lines each open batch may ask for at once."""
+        return max(WINDOW // len(self._runners), 1)
+
+    def _fail(self, batch: BatchRecord, reason: str) -> None:
+        """End a batch as such. What was answered stays."""
+        batch.failure = reason
+        try:
+            self._keep_results(batch)
+        except OSError as exc:
+            log.error("results_lost", batch=batch.id, reason=exc)
+        self._enter(batch, "failed")
+
+    async def _finish(self, batch: BatchRecord) -> None:
         """All lines have their results: make files of them."""
         status = "cancelled" if batch.status == "cancelling" else "completed"
         if status == "completed" and batch.num_expired:
             status = "expired"
         self._enter(batch, "finalizing")
-        expire_s = batch.results_expire_s
-        batch.output_file = self._result_file(batch, output, "output", expire_s)
-        if form.has_error_file:
-            batch.error_file = self._result_file(batch, errors, "error", expire_s)
+        self._keep_results(batch)
         self._enter(batch, status)
 
-    def _result_file(
-        self, batch: BatchRecord, path: Path, what: str, expire_s: float | None
-    ) -> str | None:
-        if not path.stat().st_size:
-            path.unlink()
+    def _keep_results(self, batch: BatchRecord) -> None:
+        """Make files of what was written."""
+        output, errors = self._growing(batch)
+        batch.output_file = self._result_file(batch, output, "output")
+        if errors != output:
+            batch.error_file = self._result_file(batch, errors, "error")
+
+    def _growing(self, batch: BatchRecord) -> tuple[Path, Path]:
+        """Where the results of an open batch are: its output and its errors; the same path for an
+        API with one file."""
+        output = self.files.path_of(f"{batch.id}-output")
+        if not FORMS[batch.form].has_error_file:
+            return output, output
+        return output, self.files.path_of(f"{batch.id}-errors")
+
+    def _result_file(self, batch: BatchRecord, path: Path, what: str) -> str | None:
+        if not path.exists() or not path.stat().st_size:
+            path.unlink(missing_ok=True)
             return None
         id = _result_id(batch, what)
         os.replace(path, self.files.path_of(id))
         name = f"{batch.id}_{what}.jsonl"
+        expire_s = batch.results_expire_s
         return self.files.add(id, batch.owner, name, "batch_output", expire_s).id
 
     def _enter(self, batch: BatchRecord, status: str) -> None:
@@ -287,8 +317,7 @@ class BatchService:
             batch = msgspec.json.decode(part.body, type=BatchRecord)
             self.batches[batch.id] = batch
             if batch.is_open and batch.input_file not in self.files.by_id:
-                batch.failure = "its input file is not there any more"
-                self._enter(batch, "failed")
+                self._fail(batch, "its input file is not there any more")
         self._remove_strays()
 
     def _remove_strays(self) -> None:
@@ -304,8 +333,8 @@ def _result_id(batch: BatchRecord, what: str) -> str:
     return f"file-{batch.id.rpartition('_')[2]}-{what}"
 
 
-def _num_lines(path: Path) -> int:
-    return sum(1 for _ in lines_of(path))
+def _num_lines(path: Path, longest: int) -> int:
+    return sum(1 for _ in lines_of(path, longest))
 
 
 def newest_first(records: Iterable[R], owner: str) -> list[R]:
