@@ -8,7 +8,6 @@ its id is unknown.
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from weft.batches import results
 from weft.batches.files import BatchRefused, StoredFiles
 from weft.batches.forms.anthropic import ANTHROPIC
 from weft.batches.forms.openai import OPENAI
@@ -200,19 +200,17 @@ class BatchService:
     async def _run(self, batch: BatchRecord) -> None:
         assert self._call is not None
         form = FORMS[batch.form]
-        output, errors = self._growing(batch)
+        growing = results.growing(self.files, batch, form)
         source = self.files.path_of(batch.input_file)
-        # A server was killed while it made files of the results: they grow again.
-        self.files.take_back(_result_id(batch, "output"), output)
-        self.files.take_back(_result_id(batch, "error"), errors)
+        results.grow_again(self.files, batch, growing)
         try:
             runner = BatchRunner(
                 batch,
                 form,
                 self._call,
                 source=source,
-                output=output,
-                errors=errors,
+                output=growing.output,
+                errors=growing.errors,
                 window=self._window,
                 longest=self._longest_line,
             )
@@ -239,7 +237,7 @@ class BatchService:
         """End a batch as such. What was answered stays."""
         batch.failure = reason
         try:
-            self._keep_results(batch)
+            results.keep(self.files, batch, FORMS[batch.form])
         except OSError as exc:
             log.error("results_lost", batch=batch.id, reason=exc)
         self._enter(batch, "failed")
@@ -250,33 +248,8 @@ class BatchService:
         if status == "completed" and batch.num_expired:
             status = "expired"
         self._enter(batch, "finalizing")
-        self._keep_results(batch)
+        results.keep(self.files, batch, FORMS[batch.form])
         self._enter(batch, status)
-
-    def _keep_results(self, batch: BatchRecord) -> None:
-        """Make files of what was written."""
-        output, errors = self._growing(batch)
-        batch.output_file = self._result_file(batch, output, "output")
-        if errors != output:
-            batch.error_file = self._result_file(batch, errors, "error")
-
-    def _growing(self, batch: BatchRecord) -> tuple[Path, Path]:
-        """Where the results of an open batch are: its output and its errors; the same path for an
-        API with one file."""
-        output = self.files.path_of(f"{batch.id}-output")
-        if not FORMS[batch.form].has_error_file:
-            return output, output
-        return output, self.files.path_of(f"{batch.id}-errors")
-
-    def _result_file(self, batch: BatchRecord, path: Path, what: str) -> str | None:
-        if not path.exists() or not path.stat().st_size:
-            path.unlink(missing_ok=True)
-            return None
-        id = _result_id(batch, what)
-        os.replace(path, self.files.path_of(id))
-        name = f"{batch.id}_{what}.jsonl"
-        expire_s = batch.results_expire_s
-        return self.files.add(id, batch.owner, name, "batch_output", expire_s).id
 
     def _enter(self, batch: BatchRecord, status: str) -> None:
         batch.status = status
@@ -324,13 +297,8 @@ class BatchService:
         needed: set[str] = set()
         for batch in self.batches.values():
             if batch.is_open:
-                needed |= {f"{batch.id}-output", f"{batch.id}-errors"}
-                needed |= {_result_id(batch, what) for what in ("output", "error")}
+                needed |= results.ids(batch)
         self.files.remove_strays(needed)
-
-
-def _result_id(batch: BatchRecord, what: str) -> str:
-    return f"file-{batch.id.rpartition('_')[2]}-{what}"
 
 
 def _num_lines(path: Path, longest: int) -> int:

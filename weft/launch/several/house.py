@@ -244,11 +244,17 @@ class House:
             group = self._spare.take()
         try:
             await host.load(group)
-        except LoadFailed as exc:
-            self._load_failed(name, exc)
-            return
-        except Exception as exc:  # a fault of ours: nobody waits for this load any longer
-            self._load_failed(name, LoadFailed(f"a fault of weft: {exc!r}", is_users=False))
+        except Exception as exc:  # whatever it is: nobody waits for this load any longer
+            reason = exc
+            if not isinstance(reason, LoadFailed):
+                reason = LoadFailed(f"a fault of weft: {exc!r}", is_users=False)
+            self.facts.unloaded(name)
+            if not self.failures.may_try_again(name, reason):
+                self.facts.refused(name)
+                self.line.fail(name, self.failures.note(name, reason))
+            self.settle()
+            if reason is exc:
+                return
             raise
         took_s = time.monotonic() - began_s
         log.info("loaded", model=name, seconds=round(took_s, 2), memory=size(sum(host.size)))
@@ -260,14 +266,6 @@ class House:
         self.line.answer(name)
         self.settle()
         self._make_spare()
-
-    def _load_failed(self, name: str, exc: LoadFailed) -> None:
-        """Its requests get the reason, or wait for another try."""
-        self.facts.unloaded(name)
-        if not self.failures.may_try_again(name, exc):
-            self.facts.refused(name)
-            self.line.fail(name, self.failures.note(name, exc))
-        self.settle()
 
     async def _follow(self, host: HostedModel) -> None:
         """Wait for the end of a loaded model. If it was not unloaded, its engine is lost: its open
