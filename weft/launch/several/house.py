@@ -11,6 +11,7 @@ other models go on.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -60,6 +61,9 @@ class House:
         self._spare = SpareProcess(new_spare)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf  # when it rings
+        # Nobody waited when `settle` ran last: until then, ends of requests change nothing else.
+        self._is_calm = True
         self.is_closing = False
         metrics.budget.set(rules.budget_bytes)
 
@@ -99,6 +103,16 @@ class House:
         return front.served
 
     # ---- requests
+
+    def enter(self, name: str) -> ModelApp | None:
+        """A model for a request that begins now; None: it has to wait, or cannot begin."""
+        if not self.names.own(name) or name not in self.facts.models:
+            return None
+        front = self.hosts[name].front
+        if front is None or front.lost.done() or not self.facts.is_open(name):
+            return None
+        self.facts.request(name, time.monotonic())
+        return front.served
 
     async def begin(self, name: str, rid: str, most_waiting: int, longest_s: float) -> ModelApp:
         """Wait until a request may begin. Raises `ApiError`."""
@@ -144,7 +158,12 @@ class House:
     def end(self, name: str) -> None:
         """A request that had begun has ended."""
         self.facts.end(name, time.monotonic())
-        self.settle()
+        if not self._is_calm:
+            self.settle()
+            return
+        leaves_s = self.facts.leaves_s(name)
+        if leaves_s is not None and leaves_s < self._timer_s:
+            self._settle_at(leaves_s)
 
     async def know(self, name: str) -> None:
         """Let `Residency` know the model: its files are checked, and its size is known. Raises
@@ -198,13 +217,18 @@ class House:
         for name, model in self.facts.models.items():
             self.metrics.bytes.labels(name).set(model.num_bytes)
             self.metrics.waiting.labels(name).set(self.line.num_for(name))
+        self._is_calm = self.facts.are_calm
+        self._settle_at(self.core.next_s(now_s))
+
+    def _settle_at(self, next_s: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        next_s = self.core.next_s(now_s)
+        self._timer_s = math.inf
         if next_s is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(next_s - now_s, 0.0) + 0.001, self.settle)
+            self._timer_s = next_s
+            wait_s = max(next_s - time.monotonic(), 0.0) + 0.001
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self.settle)
 
     def _admit(self, now_s: float) -> None:
         for name in self.facts.models:
