@@ -17,7 +17,8 @@ from tests.weights.hub_server import Hub, serving
 
 NANO = Path(weft.__file__).parent / "bundled" / "weft-nano"
 NAME = "org/nano"
-CHAT = {"messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": 4, "seed": 1}}
+SAID = [{"role": "user", "content": "Hi"}]
+CHAT = {"messages": SAID, "options": {"num_predict": 4, "seed": 1}}
 
 
 class Shared(NamedTuple):
@@ -108,7 +109,7 @@ def test_a_model_is_removed_while_the_other_server_pulls_or_loads_it(shared: Sha
             working = threads.submit(work, second)
             removed = delete(first)
             answer = working.result()
-        # One of them comes first. Whatever each one says, it is one line, and the store is whole.
+        # One of them comes first. What each of them says is one line.
         for one in (removed, answer):
             if one.status_code != 200:
                 assert one.status_code in (400, 404, 500, 503), one.text

@@ -1,5 +1,4 @@
-"""What a request costs the front of several models more than that of one: calls are counted, not
-time."""
+"""How much more a request costs the front of several models than that of one, in calls."""
 
 from __future__ import annotations
 

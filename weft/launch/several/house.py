@@ -11,7 +11,6 @@ other models go on.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -21,6 +20,7 @@ from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
 from weft.config.amounts import size
 from weft.launch.engine_group import EngineGroup
+from weft.launch.several.alarm import Alarm
 from weft.launch.several.failures import LoadFailures
 from weft.launch.several.hosted import HostedModel, LoadFailed
 from weft.launch.several.spare import SpareProcess
@@ -60,8 +60,7 @@ class House:
         self._new_host = new_host
         self._spare = SpareProcess(new_spare)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = math.inf  # when it rings
+        self._alarm = Alarm(self.settle)
         # Nobody waited when `settle` ran last: until then, ends of requests change nothing else.
         self._is_calm = True
         self.is_closing = False
@@ -103,16 +102,6 @@ class House:
         return front.served
 
     # ---- requests
-
-    def enter(self, name: str) -> ModelApp | None:
-        """A model for a request that begins now; None: it has to wait, or cannot begin."""
-        if not self.names.own(name) or name not in self.facts.models:
-            return None
-        front = self.hosts[name].front
-        if front is None or front.lost.done() or not self.facts.is_open(name):
-            return None
-        self.facts.request(name, time.monotonic())
-        return front.served
 
     async def begin(self, name: str, rid: str, most_waiting: int, longest_s: float) -> ModelApp:
         """Wait until a request may begin. Raises `ApiError`."""
@@ -161,9 +150,7 @@ class House:
         if not self._is_calm:
             self.settle()
             return
-        leaves_s = self.facts.leaves_s(name)
-        if leaves_s is not None and leaves_s < self._timer_s:
-            self._settle_at(leaves_s)
+        self._alarm.set_before(self.facts.leaves_s(name))
 
     async def know(self, name: str) -> None:
         """Let `Residency` know the model: its files are checked, and its size is known. Raises
@@ -218,17 +205,7 @@ class House:
             self.metrics.bytes.labels(name).set(model.num_bytes)
             self.metrics.waiting.labels(name).set(self.line.num_for(name))
         self._is_calm = self.facts.are_calm
-        self._settle_at(self.core.next_s(now_s))
-
-    def _settle_at(self, next_s: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._timer_s = math.inf
-        if next_s is not None:
-            self._timer_s = next_s
-            wait_s = max(next_s - time.monotonic(), 0.0) + 0.001
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self.settle)
+        self._alarm.set(self.core.next_s(now_s))
 
     def _admit(self, now_s: float) -> None:
         for name in self.facts.models:
@@ -359,8 +336,7 @@ class House:
     def close(self) -> None:
         """End all processes. Open requests have been answered."""
         self.is_closing = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.set(None)
         for task in self._tasks:
             task.cancel()
         for host in self.hosts.values():

@@ -167,7 +167,14 @@ class HouseRoster:
 
     def enter(self, name: str) -> ModelApp | None:
         self._require_accepting()
-        return self._house.enter(name)
+        facts = self._house.facts
+        if not self._house.names.own(name) or name not in facts.models:
+            return None
+        front = self._house.hosts[name].front
+        if front is None or front.lost.done() or not facts.is_open(name):
+            return None
+        facts.request(name, time.monotonic())
+        return front.served
 
     async def use(self, name: str, rid: str) -> ModelApp:
         self._require_accepting()

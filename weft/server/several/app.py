@@ -45,8 +45,8 @@ WITH_BODY = ("POST", "PUT")
 OLLAMA = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
 
 
-class Chosen(NamedTuple):
-    """Who answers a request, and what it is given."""
+class AnsweredBy(NamedTuple):
+    """The routes that answer a request, and what they are called with."""
 
     routes: ASGIApp
     receive: Receive
@@ -94,13 +94,13 @@ class SeveralModels:
             if chosen.idle_s is not None:
                 self._roster.keep(chosen.used, chosen.idle_s)
 
-    async def _choose(self, scope: Scope, receive: Receive, send: Send) -> Chosen | None:
+    async def _choose(self, scope: Scope, receive: Receive, send: Send) -> AnsweredBy | None:
         """Who answers, as soon as it is loaded. None: the request has been answered."""
         blank = self._roster.blank.routes
         path = scope["path"]
         route, access = self._find(path)
         if route == "other" or path in OF_NO_MODEL or path.startswith(BELOW_NO_MODEL):
-            return Chosen(blank, receive, send)
+            return AnsweredBy(blank, receive, send)
         asked = Asked(model=Request(scope).query_params.get("model"))
         if scope["method"] in WITH_BODY:
             body, found = await self._read(scope, receive)
@@ -110,7 +110,7 @@ class SeveralModels:
             rename(str(asked.rid or asked.request_id or "")[: self._limits.max_rid_len])
             receive = _first(body, receive)
         if not asked.is_readable:
-            return Chosen(blank, receive, send)
+            return AnsweredBy(blank, receive, send)
         name = self._roster.find(asked.model or "")
         if access == "user" and scope["method"] in WITH_BODY:
             return await self._loaded(name, asked, scope, receive, send)
@@ -118,7 +118,7 @@ class SeveralModels:
         if served is None:
             message = f"the model {name!r} is not loaded; POST /models/load loads it"
             raise ApiError(409, message, param="model", code="model_not_loaded")
-        return Chosen(served.routes, receive, send)
+        return AnsweredBy(served.routes, receive, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, Asked]:
         limits = self._limits
@@ -134,7 +134,7 @@ class SeveralModels:
 
     async def _loaded(
         self, name: str, asked: Asked, scope: Scope, receive: Receive, send: Send
-    ) -> Chosen | None:
+    ) -> AnsweredBy | None:
         """The model, as soon as it is loaded. None: the request has been answered."""
         idle_s: float | None = None
         if scope["path"] in OLLAMA and asked.keep_alive is not None:
@@ -152,7 +152,7 @@ class SeveralModels:
                 spent("load", asking_s)
         if served is None:
             return None
-        return Chosen(served.routes, receive, send, name, idle_s)
+        return AnsweredBy(served.routes, receive, send, name, idle_s)
 
     async def _wait(
         self, name: str, asked: Asked, scope: Scope, send: Send
