@@ -32,6 +32,11 @@ def test_a_draft_model_as_vllm_writes_it(method: str) -> None:
     assert config.max_draft == 4
 
 
+def test_a_head_is_named_by_its_method() -> None:
+    config = read('{"method": "eagle3", "model": "head", "num_speculative_tokens": 3}')
+    assert (config.speculative, config.draft_model, config.max_draft) == ("eagle3", "head", 3)
+
+
 def test_without_it_nothing_changes() -> None:
     config = EngineConfig(max_draft=3)
     assert with_speculative_config(config) is config
@@ -40,8 +45,8 @@ def test_without_it_nothing_changes() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"method": "eagle3", "model": "x"}', "method is 'eagle3': weft computes no heads"),
-        ('{"method": "mtp"}', "method is 'mtp': weft computes no heads"),
+        ('{"method": "eagle", "model": "x"}', "method is 'eagle': weft computes no heads"),
+        ('{"method": "medusa"}', "method is 'medusa': weft computes no heads"),
         ('{"method": "suffix"}', "method is 'suffix'; one of ngram, draft_model"),
         (
             '{"num_speculative_token": 3}',
@@ -66,7 +71,9 @@ def test_an_option_is_not_given_twice() -> None:
 def test_algorithms_of_others_are_sources() -> None:
     assert parse_draft_sources("NGRAM", "--speculative") == ("ngram",)
     assert parse_draft_sources("STANDALONE", "--speculative") == ("draft",)
-    for name in ("EAGLE", "EAGLE3", "NEXTN"):
+    assert parse_draft_sources("EAGLE3", "--speculative") == ("eagle3",)
+    assert parse_draft_sources("NEXTN", "--speculative") == ("mtp",)
+    for name in ("EAGLE", "MEDUSA"):
         with pytest.raises(SettingsError, match=f"--speculative is '{name}': weft computes no"):
             parse_draft_sources(name, "--speculative")
 

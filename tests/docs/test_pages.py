@@ -116,7 +116,7 @@ def test_the_number_of_policies_is_that_of_the_code() -> None:
 
 
 MOST_WORDS = 3_000
-REFERENCES = ("command-line.md", "http.md", "limits.md", "python.md", "features.md")
+REFERENCES = ("command-line.md", "errors.md", "http.md", "limits.md", "python.md", "features.md")
 
 
 def test_no_page_is_longer_than_one_reads() -> None:
@@ -127,3 +127,11 @@ def test_no_page_is_longer_than_one_reads() -> None:
         and (words := len(page.read_text("utf-8").split())) > MOST_WORDS
     }
     assert long == {}
+
+
+def test_the_page_about_installation_has_every_extra_under_the_name_of_the_distribution() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    page = (DOCS / "start" / "install.md").read_text("utf-8")
+    shown = re.findall(rf"`{project['name']}\[(\w+)\]`", page)
+    assert sorted(shown) == sorted({*project["optional-dependencies"]} - {"dev", "clients"})
+    assert f"pip install {project['name']} " in page

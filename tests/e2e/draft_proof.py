@@ -28,6 +28,7 @@ from weft.messages.sampling import ThinkingMarks
 from weft.messages.status import Stats
 from weft.scheduler import build
 from weft.scheduler.request import Request
+from weft.scheduler.speculation import guessing as guessing_steps
 from weft.scheduler.speculation import speculator
 from weft.scheduler.speculation.sources import Known
 
@@ -49,6 +50,7 @@ GRAMMARS = (
 # Tokens that the bundled model says often: "reasoning" that ends with one of them ends soon.
 MARKS = ThinkingMarks((5,), (11,), is_open=True)
 SOURCES = ("tree", "ngram", "knowing", "wrong")
+HEADS = ("eagle3",)
 VOCAB = 1_000  # of the tokens that somebody wrong guesses
 
 
@@ -142,6 +144,9 @@ def guessing(source: str, answers: dict[int, list[int]]) -> Iterator[str]:
             known = answers if source == "knowing" else {}
             patch.setattr(build, "make_sources", lambda *_: [Guesser(known)])
             yield "ngram"
+        elif source in HEADS:
+            patch.setattr(guessing_steps.Guesser, "_count", lambda *args: min(3, args[-1]))
+            yield source
         else:
             yield source
 
@@ -186,9 +191,11 @@ def chances(output: Any) -> list[Any]:
     return [msgspec.structs.replace(one, id=0) for one in output.logprobs or ()]
 
 
-def prove(seed: int, num_requests: int, sources: tuple[str, ...], **settings: Any) -> list[Stats]:
-    """Answer random requests without drafts and with those of each source. Returns the engine's
-    numbers, those without drafts first."""
+def prove(
+    seed: int, num_requests: int, sources: tuple[str, ...], draft_model: str = "", **settings: Any
+) -> list[Stats]:
+    """Answer random requests without drafts and with those of each source. `draft_model`: the head,
+    if one is among them. Returns the engine's numbers, those without drafts first."""
     rng = random.Random(f"proof {seed}")
     settings = {**random_settings(rng), **settings}
     asks = [random_ask(rng, 1_000 * seed + i) for i in range(num_requests)]
@@ -202,7 +209,8 @@ def prove(seed: int, num_requests: int, sources: tuple[str, ...], **settings: An
     found = [stats]
     for source in sources:
         with guessing(source, answers) as option:
-            drafted, stats = answered(asks, option, settings)
+            head = {"draft_model": draft_model} if source in HEADS else {}
+            drafted, stats = answered(asks, option, {**settings, **head})
         # The kernels of torch add in another order where more tokens are computed together.
         wrong = differences(plain, drafted, bitwise=settings.get("kernels") != "torch")
         pairs = [(plain[i], drafted[i]) for i in wrong]
@@ -216,6 +224,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200, help="for each source")
     parser.add_argument("--per-world", type=int, default=20, help="with the same settings")
     parser.add_argument("--kernels", default="auto", help="auto, or torch with float32")
+    parser.add_argument("--head", default="", help="a folder with an EAGLE-3 head, instead")
     parser.add_argument("--overlap", action="store_true", help="with drafts, plan steps ahead")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -224,11 +233,13 @@ def main() -> None:
         settings |= {"kernels": "torch", "dtype": "float32"}
     began = time.monotonic()
     for seed in range(args.seed, args.seed + -(-args.requests // args.per_world)):
-        plain, *drafted = prove(seed, args.per_world, SOURCES, **settings)
+        sources = HEADS if args.head else SOURCES
+        plain, *drafted = prove(seed, args.per_world, sources, args.head, **settings)
         told = [f"{plain.total_steps} steps, {plain.total_retractions} retractions"]
-        for source, stats in zip(SOURCES, drafted, strict=True):
-            num = stats.total_drafts_tree + stats.total_drafts_ngram
+        for source, stats in zip(sources, drafted, strict=True):
+            num = stats.total_drafts_tree + stats.total_drafts_ngram + stats.total_drafts_eagle3
             right = stats.total_accepted_tree + stats.total_accepted_ngram
+            right += stats.total_accepted_eagle3
             told.append(f"{source} {right} of {num} right in {stats.total_steps}")
         print(f"{time.monotonic() - began:5.0f} s  world {seed}: {'; '.join(told)}", flush=True)
     print("all answers are the same")

@@ -88,6 +88,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         journal = "{folder}/journals"
         state_dir = "{folder}/state"
         kv_tokens = 2048
+        hang_after_s = 2
+        hang_timeout_s = 2
 
         [models.nano]
         path = "{NANO}"
@@ -156,6 +158,24 @@ def test_two_engines_answer_for_one_model_and_one_that_is_killed_is_replaced(hou
         assert house.text("nano") == plain, "it does not notice"
     until_both_are_up(house)
     assert [house.text("twin", routed_dp_rank=rank) for rank in (0, 1)] == [plain, plain]
+
+
+def test_an_engine_that_is_stopped_is_replaced_and_others_do_not_notice(house: House) -> None:
+    plain = house.text("nano")
+    house.ok("/models/load", model="vectors")
+    engines = house.server.find_engines()
+    stopped = next(one for one in engines if has_journal_of("vectors", one))
+    stopped.suspend()
+    asked = {"model": "vectors", "input": [[2, 8, 9]]}
+    answer = house.http.post("/v1/embeddings", json=asked)
+    assert answer.status_code == 503
+    assert "no sign of life" in answer.text
+    while house.state("vectors") == "loaded":
+        assert house.text("nano") == plain
+    (found,) = house.ok("/v1/embeddings", **asked)["data"]
+    assert np.allclose(found["embedding"], house.vectors.vector([2, 8, 9]), atol=2e-2)
+    assert not stopped.is_running()
+    assert house.text("nano") == plain
 
 
 def has_journal_of(model: str, engine: psutil.Process) -> bool:

@@ -34,6 +34,7 @@ FIRST = 260  # the id of the first of these names
 IDS = {name: FIRST + index for index, name in enumerate(NAMES)}
 BEGIN = IDS["<|startoftranscript|>"]
 TRANSCRIBE = IDS["<|transcribe|>"]
+SUPPRESSED = [3, 5, BEGIN, IDS["<|startofprev|>"], IDS["<|nospeech|>"]]
 NO_TIMESTAMPS = IDS["<|notimestamps|>"]
 SIZES: dict[str, Any] = {
     "d_model": 48,
@@ -110,7 +111,7 @@ def generation_config() -> Any:
         prev_sot_token_id=IDS["<|startofprev|>"],
         max_initial_timestamp_index=50,
         max_length=SIZES["max_target_positions"],
-        suppress_tokens=[3, 5, BEGIN, IDS["<|startofprev|>"], IDS["<|nospeech|>"]],
+        suppress_tokens=SUPPRESSED,
         begin_suppress_tokens=[32, EOS],
         alignment_heads=[[1, 0], [2, 3]],
         return_timestamps=False,

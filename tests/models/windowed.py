@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.models.many import GEMMA4, GEMMA4_SMALL, SHAPE, Checkpoint, saved
 from tests.scheduler.accounts import audit
 from tests.scheduler.groups import windows_of
 from weft.assemble.build import build_engine
+from weft.assemble.checkpoint import read_headers
 from weft.config.engine import EngineConfig
 from weft.config.machine import probe
 from weft.config.model import ModelConfig
@@ -64,7 +66,10 @@ class Served:
         given = {"context_length": CONTEXT, "threads": 1, "dtype": "float32", **settings}
         config = EngineConfig(model=str(folder), **given)
         draft = None
-        if config.draft_model:
+        if config.speculative == "mtp":
+            draft = model.mtp(read_headers(folder))
+            config = replace(config, draft_model=str(folder))
+        elif config.draft_model:
             draft = ModelConfig.from_folder(Path(config.draft_model))
         built = build_engine(resolve(config, model, probe(), draft).config, folder)
         assert isinstance(built.engine, Engine)

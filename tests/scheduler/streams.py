@@ -6,6 +6,7 @@ from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
 from weft.messages.replies import StepOutput
 from weft.plan.step import Plan
+from weft.scheduler.feature import Feature
 from weft.scheduler.pace.step_cost import StepLoad
 
 A, B, C = 0.002, 0.0004, 1e-6  # seconds for a step, a token, a pair
@@ -19,7 +20,9 @@ def seconds(plan: Plan) -> float:
 class Streams(World):
     """Remembers the longest time between two tokens of each request, from its second on."""
 
-    def __init__(self, depth: int = 0, **changes: object) -> None:
+    def __init__(
+        self, depth: int = 0, features: tuple[Feature, ...] = (), **changes: object
+    ) -> None:
         super().__init__(
             settings(
                 **{
@@ -30,6 +33,7 @@ class Streams(World):
                 }
             ),
             depth,
+            features=features,
         )
         self.let_steps_cost(seconds)
         self.last: dict[int, float] = {}

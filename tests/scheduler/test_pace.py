@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.scheduler.scenes import settings
+from tests.scheduler.scenes import Patience, settings
 from tests.scheduler.streams import A, B, C, Streams, seconds
 from tests.scheduler.world import World
 from weft.scheduler.pace.pace import StepBudget
@@ -231,6 +231,26 @@ def test_an_open_prompt_is_cut_for_a_stream_that_comes_later() -> None:
         world.step()
     world.step()
     assert world.step_len() < 100
+    world.run_dry(check=False)
+    world.check_outputs()
+
+
+def test_a_prompt_that_could_not_run_before_is_cut_for_streams_that_came_meanwhile() -> None:
+    """It has waited for its grammar, for example."""
+    patience = Patience()
+    patience.is_over = True
+    world = Streams(max_slowdown=2.5, chunked_prefill_size=400, features=(patience,))
+    world.learn()
+    patience.is_over = False
+    if not len(world.sent) % 2:
+        world.send([9] * 3, max_new_tokens=1, ignore_eos=True)
+    prompt = world.send([7] * 1_900, max_new_tokens=4, ignore_eos=True)
+    assert world.request(prompt).id % 2
+    stream = world.send([8] * 3, max_new_tokens=100, ignore_eos=True)
+    while len(world.outputs[stream]) < 3:
+        world.step()
+    patience.is_over = True
+    assert max(world.step_len() for _ in range(4)) < 100
     world.run_dry(check=False)
     world.check_outputs()
 

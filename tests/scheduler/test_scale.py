@@ -3,6 +3,9 @@ counted, not time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -22,7 +25,7 @@ FEW = 1_100  # more than are looked at one by one
 MANY = 3_300
 
 
-def filled(policy: str, num_running: int, num_waiting: int) -> Scheduler:
+def filled(policy: str, num_running: int, num_waiting: int, **changes: int) -> Scheduler:
     """All rows decode, and others wait: of three lengths, each with tokens of its own."""
     settings = SchedulerSettings(
         num_pages=16 * num_running,
@@ -36,7 +39,7 @@ def filled(policy: str, num_running: int, num_waiting: int) -> Scheduler:
         max_queued_requests=num_running + num_waiting,
         aging_s=5.0,
     )
-    scheduler = Scheduler(settings)
+    scheduler = Scheduler(replace(settings, **changes))
     for number in range(num_running + num_waiting):
         prompt = np.arange(number, number + 4 + number % 3, dtype=np.int32)
         scheduler.add_request(message_of(number, prompt.tobytes(), max_new=40), 0.0)
@@ -87,6 +90,17 @@ def test_a_decode_step_takes_no_more_calls_if_more_run() -> None:
     few = calls_of_decode(filled("fcfs", 4, 5))
     many = calls_of_decode(filled("fcfs", 64, 5))
     assert few == many
+
+
+def test_a_step_of_prompts_takes_no_more_calls_after_others_of_its_kind() -> None:
+    """None of those whose first tokens have come decodes before all prompts are computed."""
+    scheduler = filled("fcfs", 240, 0, chunked_prefill_size=12)
+    calls = []
+    for _ in range(60):
+        batch = plan(scheduler)
+        assert len(batch.rows) == len(batch.prefills)
+        calls.append(num_calls(partial(commit, scheduler, batch)))
+    assert max(calls[-9:]) <= max(calls[3:12])
 
 
 @pytest.mark.parametrize("policy", ORDERS)

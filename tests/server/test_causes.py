@@ -328,3 +328,30 @@ def test_why_of_a_request_that_the_engine_refused_is_its_refusal(server: RealSer
     server.engine.step()
     lines = list(causes(server.get("/requests/too-long").json()))
     assert lines[-1].startswith("  finished: refused: the prompt has 3,000 tokens")
+
+
+def test_who_finds_the_queue_full_or_runs_too_long_has_a_history() -> None:
+    with serving(
+        NANO, kv_tokens=1024, max_running_requests=1, max_queued_requests=1, max_run_s=0.000_001
+    ) as server:
+
+        async def sent(rid: str) -> httpx.Response:
+            body = {"prompt": "Sent.", "max_tokens": 50, "ignore_eos": True}
+            headers = {"x-request-id": rid}
+            return await server.http.post("/v1/completions", json=body, headers=headers)
+
+        async def all_sent() -> list[httpx.Response]:
+            return await asyncio.gather(*(sent(f"r{number}") for number in range(4)))
+
+        answers = server.wait(all_sent())
+        statuses = {answer.status_code for answer in answers}
+        assert statuses == {408, 503}
+        for answer in answers:
+            rid = answer.headers["x-request-id"]
+            told = server.get(f"/requests/{rid}").json()
+            assert len(told["requests"]) + len(told["refused"]) == 1, "one history"
+            lines = "\n".join(causes(told))
+            assert answer.json()["error"]["message"] in lines
+            for one in told["requests"] + told["refused"]:
+                total_s = sum(part["seconds"] for part in one["times"])
+                assert total_s == pytest.approx(one["total_s"], rel=1e-6)

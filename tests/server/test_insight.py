@@ -293,6 +293,20 @@ def test_whatever_the_front_refuses_has_a_history() -> None:
         assert one["message"] == "the client left when 1 bytes of the body had arrived"
 
 
+def test_a_body_that_comes_too_late_has_a_history() -> None:
+    limits = Limits(body_timeout_s=0.05)
+    with running(limits=limits) as server, httpx.Client(base_url=server.url) as http:
+        tell(server)
+        with socket.create_connection(("127.0.0.1", server.port)) as slow:
+            slow.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 900\r\n"
+                b"x-request-id: slow\r\n\r\n{"
+            )
+            assert b" 408 " in slow.recv(64)
+            assert eventually(lambda: http.get("/requests/slow").status_code == 200)
+        assert refusal(http, "slow")["status"] == 408
+
+
 def test_a_refusal_that_the_engine_remembers_is_not_told_twice() -> None:
     refusals = RefusalLog()
     request = RequestContext(ROW.rid, 0.0, is_in_engine=True)

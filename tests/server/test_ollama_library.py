@@ -75,7 +75,10 @@ def test_only_some_models_are_pulled_at_once(
     with http.stream("POST", "/api/pull", json={"model": "org/new"}) as answer:
         came = answer.iter_lines()  # while it lives, the connection does
         next(came)
-        assert http.post("/api/pull", json={"model": "org/more"}).status_code == 429
+        refused = http.post("/api/pull", json={"model": "org/more"})
+        assert refused.status_code == 429
+    told = http.get(f"/requests/{refused.headers['x-request-id']}").json()
+    assert [(one["path"], one["status"]) for one in told["refused"]] == [("/api/pull", 429)]
 
 
 def test_models_are_copied_and_removed(http: httpx.Client, catalog: FakeCatalog) -> None:

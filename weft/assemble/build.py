@@ -20,13 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.assemble.cache import make_tiers, open_cache, tier_settings
+from weft.assemble.draft_model import head_of
 from weft.assemble.handoff import handoff_settings, make_handoff
 from weft.assemble.kv_events import make_cache_events
 from weft.assemble.model_config import choose_model
 from weft.assemble.ranks import StartedRanks
 from weft.config.amounts import parameters, size
 from weft.config.cache import outlives, stores_kv
-from weft.config.draft_model import draft_settings, runs_as
+from weft.config.draft_model import draft_settings, kind_of, runs_as
 from weft.config.engine import EngineConfig
 from weft.config.media import MediaRules
 from weft.config.model import ModelConfig
@@ -119,7 +120,7 @@ def _build(
     processors = load_processors(config.logit_processors)
     wakeup = WakeupPipe()
     grammars = _grammars(config, model, folder, wakeup)
-    draft = _draft_runner(config, context_length=config.context_length)
+    draft = _draft_runner(config, model)
     runner = load_runner(
         config,
         model,
@@ -245,6 +246,8 @@ def _pools(model: ModelConfig) -> Pools | None:
         size=limits.size,
         labels=list(model.pooling.labels),
         num_token_types=limits.num_token_types,
+        form=model.pooling.form,
+        markers=model.pooling.markers,
     )
 
 
@@ -262,6 +265,7 @@ def scheduler_settings(
         hidden_size=model.hidden_size,
         eos_token_ids=model.eos_token_ids,
         prefix_cache=config.prefix_cache,
+        copies_pages=config.page_copies,
         sessions=SessionLimits(
             max_sessions=config.max_sessions,
             max_per_owner=config.max_sessions_per_key,
@@ -313,15 +317,17 @@ def _states(config: EngineConfig, model: ModelConfig) -> StateSettings | None:
     return StateSettings(num_slots=config.max_mamba_cache_size)
 
 
-def _draft_runner(config: EngineConfig, *, context_length: int) -> DraftSpec | None:
-    """The draft model as the runner needs it; None without one. `config` is resolved. Raises
-    ModelError."""
+def _draft_runner(config: EngineConfig, target: ModelConfig) -> DraftSpec | None:
+    """The draft model or the head of the model `target` as the runner needs it; None without one.
+    `config` is resolved. Raises ModelError."""
     if not config.draft_model:
         return None
     folder = Path(config.draft_model)
-    model = choose_model(draft_settings(config), folder, here=True)
+    model = head_of(config, folder, target)
+    if model is None:
+        model = choose_model(draft_settings(config), folder, here=True)
     engine = runs_as(config, model)
-    kept = replace(kept_as(engine, model), context_length=context_length)
+    kept = replace(kept_as(engine, model), context_length=config.context_length)
     return DraftSpec(engine, kept, folder)
 
 
@@ -329,7 +335,11 @@ def _draft(draft: ModelConfig | None) -> DraftSettings | None:
     """The settings of the scheduler for the draft model; None without one."""
     if draft is None:
         return None
-    return DraftSettings(vocab_size=draft.vocab_size, context_length=draft.max_position)
+    return DraftSettings(
+        vocab_size=draft.vocab_size,
+        context_length=draft.max_position,
+        source=kind_of(draft),
+    )
 
 
 def _pooling_limits(model: ModelConfig) -> PoolingLimits | None:
@@ -337,11 +347,14 @@ def _pooling_limits(model: ModelConfig) -> PoolingLimits | None:
     generates."""
     if model.pooling is None:
         return None
-    is_embedding = model.pooling.task == "embed"
+    pooling = model.pooling
+    sizes = {"tokens": pooling.size, "sparse": model.vocab_size, "vector": model.hidden_size}
+    is_embedding = pooling.task == "embed"
     return PoolingLimits(
-        size=model.hidden_size if is_embedding else len(model.pooling.labels),
+        size=sizes[pooling.form] if is_embedding else len(pooling.labels),
         num_token_types=model.num_token_types,
         is_embedding=is_embedding,
+        can_be_cut=is_embedding and pooling.form == "vector",
     )
 
 

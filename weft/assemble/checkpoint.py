@@ -56,9 +56,15 @@ def check_files(folder: Path, *, weights: bool = True) -> None:
             f"{folder} has no tokenizer.json; weft reads tokenizers in this format only"
         )
     if weights:
-        with ExitStack() as stack:
-            for content in _contents(stack, folder):
-                _check_values(content)
+        check_weights(folder)
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ModelError unless the files of weights are complete, and each weight begins with finite
+    numbers."""
+    with ExitStack() as stack:
+        for content in _contents(stack, folder):
+            _check_values(content)
 
 
 def read_model(folder: Path, name: str, *, weights: bool = True) -> ModelConfig:

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.assemble.checkpoint import check_files
+from weft.assemble.checkpoint import check_files, check_weights, read_headers
 from weft.assemble.model_config import choose_model
 from weft.assemble.model_folder import TOKENIZER, model_folder
-from weft.config.draft_model import draft_settings
+from weft.config.draft_model import draft_settings, no_head
+from weft.config.drafts import AUTO, parse_draft_sources
 from weft.config.engine import EngineConfig
+from weft.config.heads import MTP
 from weft.config.model import ModelConfig, ModelError
 from weft.config.options import SettingsError
 
@@ -21,17 +23,24 @@ class DraftModel(NamedTuple):
     model: ModelConfig
 
 
-def find_draft_model(config: EngineConfig, folder: Path) -> DraftModel | None:
-    """The draft model of the model in `folder`; None if the settings name none.
+def find_draft_model(config: EngineConfig, folder: Path, target: ModelConfig) -> DraftModel | None:
+    """The draft model, or the head, of the model `target` in `folder`; None if the settings name
+    none, and the model has no MTP layer of its own that they allow.
 
     Raises SettingsError, which names the option.
     """
     if not config.draft_model:
-        return None
+        return _own_layer(config, folder, target)
     settings = draft_settings(config)
+    has_weights = config.load_format != "dummy"
     try:
         own = model_folder(settings)
-        check_files(own, weights=config.load_format != "dummy")
+        model = ModelConfig.of_head(own, target)
+        if model is not None:
+            if has_weights:
+                check_weights(own)
+            return DraftModel(own, model)
+        check_files(own, weights=has_weights)
         model = choose_model(settings, own)
     except (ModelError, SettingsError) as exc:
         raise SettingsError(f"--draft-model is {config.draft_model}: {exc}") from exc
@@ -42,6 +51,35 @@ def find_draft_model(config: EngineConfig, folder: Path) -> DraftModel | None:
             f"{difference}"
         )
     return DraftModel(own, model)
+
+
+def head_of(config: EngineConfig, folder: Path, target: ModelConfig) -> ModelConfig | None:
+    """The head in `folder` for the model `target`, as the resolved settings choose it; None if it
+    has a draft model. Raises ModelError."""
+    if MTP in parse_draft_sources(config.speculative, "--speculative"):
+        return target.mtp(read_headers(folder))
+    return ModelConfig.of_head(folder, target)
+
+
+def _own_layer(config: EngineConfig, folder: Path, target: ModelConfig) -> DraftModel | None:
+    """The MTP layer of the model itself, if it is asked for, or if nothing forbids it by
+    default."""
+    is_auto = config.speculative == AUTO
+    if is_auto:
+        if config.device == "cuda" or config.overlap or no_head(config, target):
+            return None
+    elif MTP not in parse_draft_sources(config.speculative, "--speculative"):
+        return None
+    layer = None
+    if config.load_format != "dummy" and not target.is_encoder:
+        layer = target.mtp(read_headers(folder))
+    if layer is not None:
+        return DraftModel(folder, layer)
+    if is_auto:
+        return None
+    raise SettingsError(
+        f"--speculative is {config.speculative}, but {target.name} has no MTP layer that weft reads"
+    )
 
 
 def _first_difference(folder: Path, other: Path) -> str:

@@ -100,7 +100,7 @@ def prepare(
     needs_kernels = model.stored.has_codes or num_ranks(config) > 1
     if needs_kernels and not has_kernels(config):
         machine = replace(machine, has_kernels=False)
-    draft = find_draft_model(config, folder)
+    draft = find_draft_model(config, folder, model)
     if draft is not None:
         config = replace(config, draft_model=str(draft.folder))
     resolved = resolve(config, model, machine, None if draft is None else draft.model)

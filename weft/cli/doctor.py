@@ -250,7 +250,11 @@ def _packages() -> str:
     """Versions of the packages that weft requires. Fails if one is missing or too old."""
     lines = []
     wrong = []
-    for requirement in metadata.requires("weft") or []:
+    # A checkout may have been installed under an earlier name.
+    (distribution, *_) = metadata.packages_distributions().get("weft", [""])
+    if not distribution:
+        return "not checked: weft runs from its sources, without an installation"
+    for requirement in metadata.requires(distribution) or []:
         parsed = re.match(r"([A-Za-z0-9_.-]+)(?:>=([0-9.]+))?", requirement)
         if parsed is None or "extra ==" in requirement or parsed[1] == "torch":
             continue
@@ -428,7 +432,7 @@ def _layers(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
 def _fit(config: EngineConfig, folder: Path, model: ModelConfig, machine: Machine) -> str:
     from weft.assemble.draft_model import find_draft_model
 
-    draft = find_draft_model(config, folder)
+    draft = find_draft_model(config, folder, model)
     resolved = resolve(config, model, machine, None if draft is None else draft.model)
     chosen = resolved.config
     types = chosen.dtype

@@ -88,8 +88,9 @@ def checked(
     if params is not asked:
         params.check(engine.vocab_size)  # checks min_new_tokens against the resolved length
         changes["sampling"] = params
-    if params.prompt_logprobs is not None or params.hidden_states is not None:
-        changes["recompute_from"] = params.recompute_from
+    recompute_from = params.recompute_from
+    if recompute_from is not None:
+        changes["recompute_from"] = recompute_from
     if request.vectors:
         changes["shares_kv"] = False
     return replace(request, **changes) if changes else request

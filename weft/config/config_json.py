@@ -10,6 +10,7 @@ from weft.config.model_errors import BadConfig, UnsupportedModel
 from weft.json_types import JsonMapping
 
 T = TypeVar("T")
+MAX_COUNT = 1_024
 
 
 def get(config: JsonMapping, key: str, kind: type[T], default: T | None = None) -> T:
@@ -31,6 +32,15 @@ def size(config: JsonMapping, key: str, default: int | None = None) -> int:
     value = get(config, key, int, default)
     if value < 1:
         raise BadConfig(f"{key} is {value}; it must be at least 1")
+    return value
+
+
+def count(config: JsonMapping, key: str) -> int:
+    """The number of something that a model may have none of, without the key none. Raises
+    BadConfig for one below 0 or above MAX_COUNT."""
+    value = get(config, key, int, 0)
+    if not 0 <= value <= MAX_COUNT:
+        raise BadConfig(f"{key} is {value}; 0 to {MAX_COUNT} are expected")
     return value
 
 

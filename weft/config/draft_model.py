@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.drafts import AUTO, MODEL, OFF, all_sources, parse_draft_sources
+from weft.config.drafts import AUTO, MODEL, OFF, OWN_STEPS, all_sources, parse_draft_sources
 from weft.config.engine import EngineConfig
 from weft.config.gpu import STORED
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
+from weft.config.parallel import num_ranks
 
 
-def draft_sources(config: EngineConfig, model: ModelConfig) -> str:
+def kind_of(draft: ModelConfig | None) -> str:
+    """The source of drafts that a draft model is, one of `OWN_STEPS`; "" without one."""
+    if draft is None:
+        return ""
+    return MODEL if draft.head is None else draft.head.kind
+
+
+def draft_sources(config: EngineConfig, model: ModelConfig, draft: ModelConfig | None) -> str:
     """The sources of drafts. `config` has its device. Raises SettingsError."""
     if config.ngram_min > config.ngram_max:
         raise SettingsError(
@@ -26,7 +34,7 @@ def draft_sources(config: EngineConfig, model: ModelConfig) -> str:
     if config.speculative == AUTO:
         # The gain of drafts on a GPU has not been measured.
         is_off = hindrance or config.device == "cuda"
-        return OFF if is_off else all_sources(config.draft_model)
+        return OFF if is_off else all_sources(kind_of(draft))
     if parse_draft_sources(config.speculative, "--speculative") and hindrance:
         raise SettingsError(
             f"--speculative is {config.speculative}, but {hindrance}; {OFF} is allowed"
@@ -55,6 +63,17 @@ def no_draft_model(config: EngineConfig, model: ModelConfig) -> str:
     if config.overlap:
         return "a draft model needs known tokens, and --overlap is on"
     return no_drafts(config, model)
+
+
+def no_head(config: EngineConfig, model: ModelConfig) -> str:
+    """The reason why a head cannot be used; "" if it can."""
+    if model.library_config:
+        return f"{model.name} is run by the code of transformers, which keeps no hidden states"
+    if model.decoder.cross is not None:
+        return f"{model.name} reads an encoder, which a head does not"
+    if num_ranks(config) > 1:
+        return "a head reads hidden states of one process, and --tp-size or --pp-size is above 1"
+    return no_draft_model(config, model)
 
 
 def draft_settings(config: EngineConfig) -> EngineConfig:
@@ -87,13 +106,15 @@ def check_draft_model(config: EngineConfig, draft: ModelConfig | None, hindrance
     `config` has its sources of drafts. `hindrance`: why drafts are impossible; "" if they are
     possible.
     """
-    is_asked = MODEL in parse_draft_sources(config.speculative, "--speculative")
-    if draft is None:
-        if is_asked:
+    asked = parse_draft_sources(config.speculative, "--speculative")
+    is_asked = kind_of(draft) in asked
+    for name in OWN_STEPS:
+        if name in asked and name != kind_of(draft):
+            missing = "no draft model is given" if name == MODEL else f"no {name} head is given"
             raise SettingsError(
-                f"--speculative is {config.speculative}, but no draft model is given: "
-                "--draft-model names one"
+                f"--speculative is {config.speculative}, but {missing}: --draft-model names one"
             )
+    if draft is None:
         return
     why = hindrance or _unfit(draft)
     if not why and not is_asked:
@@ -104,6 +125,8 @@ def check_draft_model(config: EngineConfig, draft: ModelConfig | None, hindrance
 
 def _unfit(draft: ModelConfig) -> str:
     """The reason why this model cannot guess for another; "" if it can."""
+    if draft.head is not None:
+        return ""
     if draft.is_encoder:
         return "that is an encoder, which generates nothing"
     if draft.state_bytes:

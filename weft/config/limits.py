@@ -201,6 +201,9 @@ class Limits:
         64_000_000, "pixels of all frames of a video", group="limits", low=1
     )
     max_audio_s: float = option(60.0, "duration of a sound", group="limits", low=0.01)
+    max_speech_s: float = option(
+        1_800.0, "duration of a sound that is transcribed", group="limits", low=0.01
+    )
     max_detokenized: int = option(
         1_000_000, "token ids in one call of /detokenize", group="limits", low=1
     )

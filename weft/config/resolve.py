@@ -10,7 +10,13 @@ from typing import NamedTuple
 
 from weft.config.adapters import with_adapters
 from weft.config.cache import block_len, check_cache, stores_kv
-from weft.config.draft_model import check_draft_model, draft_sources, no_draft_model, runs_as
+from weft.config.draft_model import (
+    check_draft_model,
+    draft_sources,
+    no_draft_model,
+    no_head,
+    runs_as,
+)
 from weft.config.encoder import encoder
 from weft.config.engine import EngineConfig
 from weft.config.gpu import (
@@ -100,7 +106,7 @@ def resolve(
         max_prefill_tokens=max(config.max_prefill_tokens, filled.page_size),
     )
     filled = replace(
-        filled, max_slowdown=_max_slowdown(filled), speculative=draft_sources(filled, model)
+        filled, max_slowdown=_max_slowdown(filled), speculative=draft_sources(filled, model, draft)
     )
     filled = with_adapters(filled, model)
     _check_split(config, model)
@@ -109,7 +115,9 @@ def resolve(
     can_share = machine.has_kernels and not _computes_by_torch(config)
     filled = replace(filled, dist_backend=sum_backend(filled, can_share=can_share))
     model = kept_together(model, config.tp_size)
-    check_draft_model(filled, draft, no_draft_model(filled, model))
+    is_head = draft is not None and draft.head is not None
+    hindrance = no_head(filled, model) if is_head else no_draft_model(filled, model)
+    check_draft_model(filled, draft, hindrance)
     if draft is not None:
         draft = kept_as(runs_as(filled, draft), draft)
     # Nodes hold equal parts: a part fits into each node if the whole fits into all together.

@@ -87,6 +87,8 @@ def one_pool(model: ModelConfig, page_size: int) -> KvPools:
 def with_draft(model: ModelConfig, draft: ModelConfig, page_size: int) -> KvPools:
     """One pool, in which each slot holds a token in all layers of a model and its draft model."""
     per_token = model.kv_bytes_per_token + draft.kv_bytes_per_token
+    if draft.head is not None:
+        per_token += draft.head.kept_bytes
     return KvPools(bytes_per_token=per_token, page_size=page_size)
 
 

@@ -88,7 +88,7 @@ def _build_own(spec: RunnerSpec) -> TorchRunner:
         return _surrounded(cpu.build_encoder(spec), parts)
     rows = cpu.make_rows(spec)
     runner = _surrounded(cpu.build_decoder(spec, rows), parts._replace(host_rows=rows))
-    if spec.draft is None:
+    if spec.draft is None or spec.draft.model.head is not None:
         return runner
     return paired(runner, cpu.build_decoder(draft_spec(spec), rows.beside()))
 

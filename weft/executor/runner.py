@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 
 from weft.arrays import IntArray, consecutive
-from weft.executor.backend import AttentionBackend
+from weft.executor.backend import AttentionBackend, AttentionBatch
 from weft.executor.device import DeviceOutput, StepDevice, worker_thread
 from weft.executor.inputs import DeviceRowTable, Inputs
 from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.aux_outputs import ComputedStep, compute_aux_outputs
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.outputs.sampler import SamplerOutput, sample
+from weft.models.heads.protocol import KeepStates
 from weft.models.layers.cross import EncodedKv
 from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.states import LayerStates
@@ -193,6 +194,14 @@ class StepStates(LayerStates, Protocol):
         ...
 
 
+class StepKept(KeepStates, Protocol):
+    """What is kept of the hidden states of a step for a head."""
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Begin a step. Later calls belong to it, until the next call of `prepare`."""
+        ...
+
+
 class StepEncoded(EncodedKv, Protocol):
     """What the encoder has read for the requests of a step."""
 
@@ -232,7 +241,9 @@ class DecoderSteps:
         graphs: CapturedSteps | None = None,
         pooler: Pooler | None = None,
         processors: Processors | None = None,
+        kept: StepKept | None = None,
     ) -> None:
+        self._kept = kept
         self._model = model
         self._attention = attention
         self._sampler = sampler
@@ -254,6 +265,8 @@ class DecoderSteps:
             inputs = self._rows.apply(plan)
             if plan.num_tokens:
                 self._attention.prepare(inputs.batch)
+                if self._kept is not None:
+                    self._kept.prepare(inputs.batch)
                 if self._states is not None:
                     self._states.prepare(plan.lens, slots_of_states(plan))
                 if self._encoded is not None:
@@ -268,7 +281,9 @@ class DecoderSteps:
         hidden]."""
         outputs: tuple[AuxOutput, ...] = ()
         if plan.outputs:
-            step = ComputedStep(plan, hidden, self._model, self._sampler, self._pooler)
+            step = ComputedStep(
+                plan, hidden, self._model, self._sampler, self._pooler, self._encoded
+            )
             outputs = compute_aux_outputs(step)
         if not len(inputs.last):
             return DecoderOutput(None, outputs)
@@ -347,4 +362,4 @@ class EncoderSteps:
         if asked is None:
             return EncoderOutput(())
         vectors = self._pooler(plan, asked, hidden)
-        return EncoderOutput((PooledVectors(vectors),))
+        return EncoderOutput((PooledVectors(vectors, self._pooler.sizes(plan, asked)),))

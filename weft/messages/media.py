@@ -32,6 +32,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     line_len: int = 0
     # Vectors to which every token of the request attends; 0: vectors replace tokens.
     num_heard: int = 0
+    seconds: float = 0.0  # duration of a sound that can be longer than what is heard; 0: unknown
     # [time, height, width] of its vectors; the product is `num_vectors`. None: one sequence.
     grid: tuple[int, int, int] | None = None
     # Distance of two frames in positions (M-RoPE): the position of frame i is the integer part of

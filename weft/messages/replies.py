@@ -83,6 +83,15 @@ class HiddenStatesPiece(msgspec.Struct, frozen=True, kw_only=True, tag="hidden_s
     vectors: bytes  # float32 [num_tokens, hidden size], packed
 
 
+class HeardWeightsPiece(msgspec.Struct, frozen=True, kw_only=True, tag="heard_weights"):
+    """The weights with which single heads attend to the sound, of consecutive tokens."""
+
+    id: int  # of the request
+    start: int  # position of the first token in the prompt
+    shape: tuple[int, ...]  # [tokens, heads, vectors of the encoder]
+    weights: bytes  # float32, packed
+
+
 class PromptLogprobsPiece(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_logprobs"):
     """Log probabilities of n consecutive prompt tokens, which follow those of the previous piece.
 
@@ -111,7 +120,7 @@ class CacheUsePiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 # Outputs of a request besides tokens; they come before its `Finish`.
-AuxPiece = PooledPiece | HiddenStatesPiece | PromptLogprobsPiece | CacheUsePiece
+AuxPiece = PooledPiece | HiddenStatesPiece | HeardWeightsPiece | PromptLogprobsPiece | CacheUsePiece
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
@@ -150,7 +159,9 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 def _num_bytes(one: AuxPiece) -> int:
-    """Bytes that count towards the size of a message: only hidden states are large."""
+    """Bytes that count towards the size of a message: few kinds are large."""
+    if isinstance(one, HeardWeightsPiece):
+        return len(one.weights)
     if isinstance(one, HiddenStatesPiece):
         return len(one.vectors)
     return 0

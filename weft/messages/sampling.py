@@ -140,6 +140,41 @@ class Processor(msgspec.Struct, frozen=True, omit_defaults=True):
             raise InvalidParam("custom_params", message)
 
 
+MAX_ALIGNMENT_HEADS = 640  # of the largest models in use: 32 layers of 20 heads
+
+
+class SpeechRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a model that writes down speech may sample, as Whisper was trained, and the weights of
+    its attention to the sound.
+
+    Ids from `first_timestamp` on are times, in order. Times come in pairs, the end of a segment and
+    the beginning of the next, except before the end of the output; they do not fall; and if all
+    times together are likelier than every other token, a time is sampled.
+    """
+
+    suppress: tuple[int, ...] = ()  # tokens that are never sampled
+    begin_suppress: tuple[int, ...] = ()  # tokens that are not sampled first
+    first_timestamp: int = 0  # 0: there are no times
+    forbids_times: bool = False  # no time is sampled, and the rules about times do not apply
+    end: int = 0  # the token that ends the output: all ids below it are text
+    max_initial: int = -1  # greatest time that may be sampled first, as an index; -1: any
+    # Heads (layer, head) whose weights of the tokens of the prompt from `align_from` on are
+    # returned.
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    align_from: int = 0
+
+    def check(self, vocab_size: int) -> None:
+        """Raise `InvalidParam` for the first value out of range."""
+        if len(self.suppress) + len(self.begin_suppress) > MAX_LOGIT_BIAS:
+            raise InvalidParam("speech", f"at most {MAX_LOGIT_BIAS:,} tokens can be suppressed")
+        named = (*self.suppress, *self.begin_suppress, self.first_timestamp, self.end)
+        check_token_ids("speech", named, vocab_size)
+        if len(self.alignment_heads) > MAX_ALIGNMENT_HEADS:
+            raise InvalidParam(
+                "speech", f"at most {MAX_ALIGNMENT_HEADS} alignment heads are allowed"
+            )
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters of one request.
 
@@ -185,6 +220,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs_start: int = 0  # first position of these; the very first token has none
     logprob_token_ids: tuple[int, ...] = ()  # at every position, also of these tokens
     hidden_states: HiddenStatesOf | None = None  # "all" computed tokens, or the "last" one
+    speech: SpeechRules | None = None  # of models that write down speech
 
     def check(self, vocab_size: int) -> None:
         """Raise `InvalidParam` for the first value out of range.
@@ -222,6 +258,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _check_marks(self.thinking_marks, vocab_size)
         if self.processors:
             self._check_processors()
+        if self.speech is not None:
+            self.speech.check(vocab_size)
 
     @property
     def recompute_from(self) -> int | None:
@@ -231,6 +269,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """
         if self.hidden_states == "all":
             return 0
+        if self.speech is not None and self.speech.alignment_heads:
+            return self.speech.align_from
         if self.prompt_logprobs is None:
             return None
         return self.prompt_logprobs_start

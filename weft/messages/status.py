@@ -102,11 +102,15 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     total_drafts_prediction: int = 0
     total_drafts_tree: int = 0
     total_drafts_draft: int = 0
+    total_drafts_mtp: int = 0
+    total_drafts_eagle3: int = 0
     total_drafts_ngram: int = 0
     # and the accepted ones of these.
     total_accepted_prediction: int = 0
     total_accepted_tree: int = 0
     total_accepted_draft: int = 0
+    total_accepted_mtp: int = 0
+    total_accepted_eagle3: int = 0
     total_accepted_ngram: int = 0
     total_draft_runs: int = 0  # drafts; one of several tokens counts once
     # The cache of the encoder: number of pictures, tiles, videos and sounds, their tokens, and the
@@ -142,6 +146,9 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
     size: int  # length of a vector, or number of labels
     labels: list[str] = []
     num_token_types: int = 0  # number of segment kinds that the model distinguishes
+    # vector; tokens: a vector for each token; sparse: a number for each token of the vocabulary
+    form: str = "vector"
+    markers: tuple[str, str] = ("", "")  # tokens of queries and of documents, of that form
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from weft.config.decoder import MoeSpec, NormPosition, RopeConfig
 from weft.config.model import ModelConfig
+from weft.models.heads.protocol import KeepStates
 from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.cross import CrossAttention, EncodedKv
+from weft.models.layers.distances import Biases, alibi
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.head import make_head
 from weft.models.layers.latent import LatentAttention
@@ -74,6 +76,7 @@ class DecoderLayer:
         ops: Ops,
         states: LayerStates | None,
         encoded: EncodedKv | None,
+        biases: Biases | None = None,
     ) -> None:
         spec = config.decoder.layer(layer)
         self._names = config.decoder.names
@@ -99,7 +102,7 @@ class DecoderLayer:
         elif spec.attention.latent is not None:
             self.attention = LatentAttention(config, spec.attention.latent, layer, rope, ops)
         else:
-            self.attention = Attention(config, layer, rope, ops)
+            self.attention = Attention(config, layer, rope, ops, biases)
         self.cross: CrossAttention | None = None
         self.hear = Block(None, None, scale)
         if encoded is not None:
@@ -204,10 +207,12 @@ class Decoder:
         ops: Ops,
         states: LayerStates | None = None,
         encoded: EncodedKv | None = None,
+        kept: KeepStates | None = None,
     ) -> None:
         """`states` holds the states of layers that keep one, `encoded` the keys and values that
-        layers read of an encoder."""
+        layers read of an encoder, `kept` what a head reads."""
         spec = config.decoder
+        self._kept = kept
         assert (encoded is None) == (spec.cross is None), "it belongs to layers that read it"
         here = ops.layer_range(config.num_layers)
         # Of parts that other processes compute, only the names of the weights exist here.
@@ -226,6 +231,9 @@ class Decoder:
             # Models are trained with this factor rounded to their dtype.
             scale=float(torch.tensor(spec.embedding_scale, dtype=getattr(torch, config.dtype))),
         )
+        self.embedding_norm: RmsNorm | CenteredNorm | None = None
+        if spec.names.embedding_norm:
+            self.embedding_norm = make_norm(config, config.hidden_size, ops_of_table)
         self._positions: Tensor | None = None
         self._positions_shape = (spec.num_positions, config.hidden_size)
         if spec.num_positions:
@@ -237,6 +245,7 @@ class Decoder:
             self.layer_inputs = LayerInputTable(config, spec.layer_inputs, ops_of_table)
         # Layers with equal rotations share one table of angles.
         ropes: dict[tuple[RopeConfig, int], Rope] = {}
+        biases: Biases | None = None
         self.layers: list[DecoderLayer] = []
         for layer in range(config.num_layers):
             rope = None
@@ -247,7 +256,11 @@ class Decoder:
                 made = Rope(rotation, config, head_dim)
                 rope = ropes.setdefault((rotation, head_dim), made)
             ops_of_layer: Ops = ops if layer in here.layers else elsewhere
-            self.layers.append(DecoderLayer(config, layer, rope, ops_of_layer, states, encoded))
+            if of_layer.attention.alibi and biases is None:
+                reach = config.context_length or config.max_position
+                biases = alibi(config.num_heads, of_layer.attention.alibi, reach, ops)
+            made_layer = DecoderLayer(config, layer, rope, ops_of_layer, states, encoded, biases)
+            self.layers.append(made_layer)
         self.norm = make_norm(config, config.hidden_size, ops)
         self.head = make_head(config, self.embedding, ops if here.is_last else elsewhere)
 
@@ -276,6 +289,8 @@ class Decoder:
             x = carried
         elif here.is_first:
             x = self.embedding(tokens, vectors)
+            if self.embedding_norm is not None:
+                x = self.embedding_norm(x)
             if self._positions is not None:
                 x = self._ops.add_positions(x, positions, self._positions)
         else:
@@ -287,6 +302,7 @@ class Decoder:
             inputs = table(tokens, x)
         end = min(last, here.layers.stop)
         for index in range(max(first, here.layers.start), end):
+            x = self._keep(x, index)
             layer_input = None
             if table is not None and inputs is not None:
                 layer_input = table.of_layer(inputs, index)
@@ -296,8 +312,18 @@ class Decoder:
             if index < self._deepstack:
                 x = self._ops.add_vectors(x, tokens, vectors, index + 1)
         x = self._ops.computed(x)
+        if end == len(self.layers):
+            x = self._keep(x, end)
         if first < end == here.layers.stop and not here.is_last:
             x = self._ops.give(x)
+        return x
+
+    def _keep(self, x: Tensor, layer: int) -> Tensor:
+        """Keep the input of a layer, if a head reads it."""
+        if self._kept is None or not self._kept.reads(layer):
+            return x
+        x = self._ops.computed(x)
+        self._kept.keep(x, layer)
         return x
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -312,6 +338,8 @@ class Decoder:
     def weights(self) -> Weights:
         names = self._names
         yield from self.embedding.weights(names.embedding)
+        if self.embedding_norm is not None:
+            yield from self.embedding_norm.weights(names.embedding_norm)
         if self._positions is not None:
             shape = self._positions_shape
             yield vector(f"{names.positions}.weight", self._positions, shape=shape)

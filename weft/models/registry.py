@@ -1,6 +1,6 @@
 """The class of each architecture, and the interface of all models.
 
-To add a family of decoders, describe the meaning of its `config.json` in `config/families/`. It
+To add a family, describe the meaning of its `config.json` in `config/families/`. It
 needs nothing here, unless it has a mechanism that `decoder.py` lacks. `transformers_backend/`
 computes architectures that are not listed.
 """
@@ -13,6 +13,7 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel
+from weft.models.heads.protocol import KeepStates
 from weft.models.layers.attention import PagedAttention
 from weft.models.layers.cross import EncodedKv
 from weft.models.layers.encoder import BidirectionalAttention
@@ -24,20 +25,12 @@ from weft.ops.protocol import Ops
 _DECODER = "weft.models.decoder:Decoder"
 # For any architecture that runs with the code of the package transformers.
 _BY_LIBRARY = "weft.models.transformers_backend.model:TransformersModel"
-_ENCODERS = {
-    "Bert": "weft.models.bert:Bert",
-    "Roberta": "weft.models.bert:roberta",
-    "XLMRoberta": "weft.models.bert:roberta",
-}
+_ENCODER = "weft.models.encoder:Encoder"
 
 
 def model_places() -> dict[str, str]:
     """Module and class of each known architecture."""
-    found = dict.fromkeys(FAMILIES, _DECODER)
-    for name, address in _ENCODERS.items():
-        found[f"{name}Model"] = address
-        found[f"{name}ForSequenceClassification"] = address
-    return found
+    return {name: _ENCODER if family.is_encoder else _DECODER for name, family in FAMILIES.items()}
 
 
 class DecoderModel(Protocol):
@@ -120,9 +113,11 @@ def make_model(
     ops: Ops,
     states: LayerStates | None = None,
     encoded: EncodedKv | None = None,
+    kept: KeepStates | None = None,
 ) -> DecoderModel:
     """Make a model whose weights are not loaded yet. `states` holds the states of layers that keep
-    one, `encoded` what layers read of an encoder. Raises `UnsupportedModel`."""
+    one, `encoded` what layers read of an encoder, `kept` what a head reads. Raises
+    `UnsupportedModel`."""
     addresses = model_places()
     address = _BY_LIBRARY if config.library_config else addresses.get(config.architecture)
     if address is None:
@@ -132,8 +127,6 @@ def make_model(
         )
     module, _, name = address.partition(":")
     make = getattr(import_module(module), name)
-    if encoded is not None:
-        return cast(DecoderModel, make(config, ops, states, encoded))
-    if states is not None:
-        return cast(DecoderModel, make(config, ops, states))
-    return cast(DecoderModel, make(config, ops))
+    given = {"states": states, "encoded": encoded, "kept": kept}
+    more = {name: part for name, part in given.items() if part is not None}
+    return cast(DecoderModel, make(config, ops, **more))

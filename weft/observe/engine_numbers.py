@@ -234,6 +234,8 @@ _COUNTERS = {
     ),
     "drafts_tree": ("total_drafts_tree", "Guessed tokens computed, from the prefix cache."),
     "drafts_draft": ("total_drafts_draft", "Guessed tokens computed, of the draft model."),
+    "drafts_mtp": ("total_drafts_mtp", "Guessed tokens computed, of the model's own MTP head."),
+    "drafts_eagle3": ("total_drafts_eagle3", "Guessed tokens computed, of an EAGLE-3 head."),
     "drafts_ngram": ("total_drafts_ngram", "Guessed tokens computed, from the request's text."),
     "accepted_prediction": (
         "total_accepted_prediction",
@@ -246,6 +248,14 @@ _COUNTERS = {
     "accepted_draft": (
         "total_accepted_draft",
         "Tokens guessed by the draft model that were right.",
+    ),
+    "accepted_mtp": (
+        "total_accepted_mtp",
+        "Tokens guessed by the model's own MTP head that were right.",
+    ),
+    "accepted_eagle3": (
+        "total_accepted_eagle3",
+        "Tokens guessed by an EAGLE-3 head that were right.",
     ),
     "accepted_ngram": (
         "total_accepted_ngram",

@@ -117,6 +117,19 @@ class GrammarMask(LogitOp):
 
 
 @dataclass(frozen=True, slots=True)
+class TimestampRules(LogitOp):
+    """Rules of Whisper about the tokens that are times: all ids from `first` on.
+
+    The ids of the ranges are forbidden. Of the rest, if all times together are likelier than every
+    other token, only times are left.
+    """
+
+    index: IntArray  # [R] which sampling request
+    first: IntArray  # [R]
+    forbidden: IntArray  # [R, K, 2] ranges of ids, the end exclusive; empty ones as padding
+
+
+@dataclass(frozen=True, slots=True)
 class FixedTokens(LogitOp):
     """The tokens that F of the S sampling requests take, whatever their logits are."""
 
@@ -131,6 +144,7 @@ ORDER: tuple[type[LogitOp], ...] = (
     ProcessorCall,
     AllowedTokens,
     GrammarMask,
+    TimestampRules,
     FixedTokens,
 )
 _RANKS = {kind: rank for rank, kind in enumerate(ORDER)}

@@ -66,6 +66,8 @@ class PoolingRequest(AuxRequest):
 @dataclass(frozen=True, slots=True)
 class PooledVectors(AuxOutput):
     vectors: FloatArray  # [E, size]
+    # [E] numbers of each vector that count, from the first on; None: all
+    sizes: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,21 @@ class PromptLogprobs(AuxOutput):
     top_ids: IntArray  # [P, K], K the largest num_top of the step
     top_logprobs: FloatArray  # [P, K], in falling order
     id_logprobs: FloatArray  # [P, M]
+
+
+@dataclass(frozen=True, slots=True)
+class HeardWeightsRequest(AuxRequest):
+    """Asks for the weights with which single heads attend to an encoder's vectors, for the last
+    tokens that the step computes for E requests."""
+
+    index: IntArray  # [E] which request of the step, 0..R-1
+    counts: IntArray  # [E] how many of the request's last tokens in the step
+    heads: tuple[tuple[tuple[int, int], ...], ...]  # [E] (layer, head) of each
+
+
+@dataclass(frozen=True, slots=True)
+class HeardWeights(AuxOutput):
+    weights: tuple[FloatArray, ...]  # [E] of [count, heads, vectors]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.config.drafts import MODEL
+from weft.memory.accounting.part_pages import PartPages
 from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import PageAllocator, RowTable
 from weft.memory.radix.cache import RadixCache
@@ -123,6 +123,9 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
         columns.turns.append(StageTurns(num_rows, settings))
     pins = Pins(cache)
     groups = make_groups(GroupParts(settings, cache, columns, pins))
+    part_pages = None
+    if settings.copies_pages and not groups and settings.can_copy_pages:
+        part_pages = PartPages(allocator, cache)
     return KvMemory(
         rows,
         allocator,
@@ -131,6 +134,7 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
         pins=pins,
         groups=groups,
         resume_states=_resume_states(settings, groups),
+        part_pages=part_pages,
         keeps_items_unsplit=settings.keeps_items_unsplit,
         repeats_runs=settings.repeats_runs,
     )
@@ -203,7 +207,7 @@ def _planner(shared: Shared) -> Planner:
         repeats_runs=settings.repeats_runs,
     )
     longest = settings.max_step_tokens
-    if settings.draft is None or MODEL not in settings.draft_sources:
+    if settings.draft is None or settings.draft.source not in settings.draft_sources:
         return SpeculativePlanner(shared.kv, shared.hooks, speculator, longest)
     guesser = Guesser(shared.kv, settings, settings.draft, speculator)
     shared.kv.on_landing(guesser.seen.landed)

@@ -346,19 +346,12 @@ class Undecoded:
     """The requests that have their first tokens, and have not decoded yet."""
 
     def __init__(self) -> None:
-        self.traces: list[tuple[int, RequestTrace]] = []  # with their rows
+        self.traces: dict[int, RequestTrace] = {}  # by row
 
     def decoded(self, step: StepSpan, at: LongArray) -> None:
-        """Those in the rows `at` [n] have decoded in this step."""
-        waiting = self.traces
-        self.traces = []
-        for row, trace in waiting:
-            if trace.finished_s != NEVER or trace.spent.phase is not Phase.DECODES:
-                continue  # it has left its row
-            if (at == row).any():
-                trace.spent.computed(step, 1, is_last=True)
-            else:
-                self.traces.append((row, trace))
+        """Those in the rows `at` [n] have decoded in this step; a row may come several times."""
+        for row in self.traces.keys() & at.tolist():
+            self.traces.pop(row).spent.computed(step, 1, is_last=True)
 
 
 class RequestHistory:
@@ -500,7 +493,8 @@ class RequestHistory:
         step = self.clock.prefilled(
             began_s, now, encoder_s, num_tokens, has_decode=num_decoding > 0
         )
-        if self._undecoded.traces:
+        # A burst of prompts leaves many that wait for their first decode.
+        if num_decoding and self._undecoded.traces:
             self._undecoded.decoded(step, at)
         for request, num_own in zip(prefills, lens, strict=True):
             row = request.row
@@ -514,7 +508,7 @@ class RequestHistory:
             self.gaps.enter(row, trace.gap, now)
             if trace.first_token_s == NEVER:
                 trace.first_token_s = now
-                self._undecoded.traces.append((row, trace))
+                self._undecoded.traces[row] = trace
                 self._add(trace, now, batch.plan.step, EventKind.FIRST_TOKEN, "")
         ids = tuple([request.id for request in prefills[:MAX_NAMED]])
         return StepNote(batch.plan.step, began_s, now, sum(lens), num_decoding, ids, num_prompts)
@@ -522,6 +516,7 @@ class RequestHistory:
     def leaves_row(self, id: int, row: int) -> None:
         """An open request is about to leave its row."""
         trace = self._open[id]
+        self._undecoded.traces.pop(row, None)
         if trace.spent.phase is Phase.DECODES:
             trace.gap = self.gaps.of(row)
 

@@ -256,6 +256,12 @@ class PrefillScheduler:
 
     # Inside
 
+    @property
+    def _num_come(self) -> int:
+        """The requests that have come, those that are blocked apart: they come when they are let
+        pass."""
+        return min(self._counters.num_requests, self._queue.end)
+
     def _first_line(self) -> WaitingLine | None:
         """The first line of the queue with something to compute; None if there is none."""
         queue = self._queue
@@ -311,6 +317,7 @@ class PrefillScheduler:
         if adder.new_chunked_req is not None:
             assert self.chunked_req is None, "two prompts are open"
             self.chunked_req = adder.new_chunked_req
+            self._kv.columns.num_arrived[self.chunked_req.row] = self._num_come
         self._counters.num_prefilled_tokens += adder.input_tokens
         return LineWalk(self._planner.make_batch(adder.can_run, decode_rows), is_through=True)
 
@@ -412,7 +419,7 @@ class PrefillScheduler:
             return NOBODY_WAITS
         return Waiting(
             num,
-            first.spec.arrival_order,
+            first.spec.num_before,
             is_background=first.service.yields,
             beside_background=self._queue.num_background + self._kv.columns.num_background > 0,
         )
@@ -456,6 +463,7 @@ class PrefillScheduler:
                 self._log.record_pass(now, Stop.NO_ROW, request)
                 return Picked(picked, is_through=False)
             if not self._hooks.may_run(request):
+                self._note_unready(request)
                 why = self._hooks.why_waits(request)
                 self._pass_over(line, now, request, EventKind.WAITING_REASON, why)
                 continue
@@ -480,6 +488,7 @@ class PrefillScheduler:
             if result is AddResult.CONTINUE:
                 continue
             if result is AddResult.PASSED_OVER:
+                self._note_unready(request)
                 self._pass_over(line, now, request, EventKind.WAITING_REASON, WAITS_FOR_ENCODER)
                 num_passed_over += 1
                 if num_passed_over < MAX_PASSED_OVER:
@@ -498,6 +507,11 @@ class PrefillScheduler:
         self._num_queue_walks += 1
         return QueueWalk(self._num_queue_walks, now, picked, self._kv, self._queue.is_overdue)
 
+    def _note_unready(self, request: Request) -> None:
+        """A waiting request could not run if it had its turn."""
+        if request.spec.num_before != self._num_come:
+            request.spec = request.spec._replace(num_before=self._num_come)
+
     def _pass_over(
         self, line: WaitingLine, now: float, request: Request, kind: EventKind, why: str
     ) -> None:
@@ -508,9 +522,15 @@ class PrefillScheduler:
 
     def _admit(self, line: WaitingLine, request: Request, now: float) -> None:
         cached_len = request.prefix.length
+        self._kv.take_row(request)
+        num_copied = 0
+        if self._kv.copies is not None:
+            num_copied = self._kv.copies.choose(request)
+        # The pass counts them among its input tokens.
+        self._counters.num_prefilled_tokens -= num_copied
         trace = self._log.history.admitted(
             request.id,
-            cached_len,
+            cached_len + num_copied,
             request.fill_len,
             request.extend_end,
             now,
@@ -520,8 +540,8 @@ class PrefillScheduler:
             request.admitted_s = now
             self._limits.drain.admitted(now)
             self._limits.deadlines.admitted(request)
-            request.cached_tokens = cached_len
-            matched_len = cached_len
+            request.cached_tokens = cached_len + num_copied
+            matched_len = request.cached_tokens
             if self._kv.groups:
                 matched_len = self._kv.prefixes.matched_len(request)
             trace.reuse = Reuse(
@@ -531,10 +551,7 @@ class PrefillScheduler:
                 request.message.tenant,
             )
             self._counters.num_prompt_tokens += request.spec.prompt_len
-            self._counters.num_cached_tokens += cached_len
-        self._kv.take_row(request)
-        num_arrived = min(self._counters.num_requests, self._queue.end)
-        self._kv.columns.num_arrived[request.row] = num_arrived
+            self._counters.num_cached_tokens += request.cached_tokens
         line.admit(request)
         request.state = RequestState.PREFILLING
         for feature in self._hooks.of(request):

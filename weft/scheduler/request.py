@@ -51,13 +51,17 @@ class RequestState(Enum):
 
 
 class RequestSpec(NamedTuple):
-    """Facts that follow from a request's arrival. They do not change until its end."""
+    """Facts that follow from a request's arrival. They do not change until its end, except for
+    `num_before`."""
 
     prompt_len: int
     seed: int
     arrival_order: int  # number of its arrival: the order of first come, first served
     arrival_s: float
     goes_first: bool  # before all other requests, though it never ran
+    # Requests that had come before it could run: more than at its arrival if it has waited for
+    # something else than its turn, such as its grammar.
+    num_before: int
     # What the prefix cache compares instead of the first token ids: up to the last token of a
     # picture, a video or a sound; empty if the prompt has none.
     key_head: bytes = b""
@@ -128,7 +132,14 @@ class Request:
             message = msgspec.structs.replace(message, media=without_values(message.media))
         self.message = message
         self.spec = RequestSpec(
-            prompt_len, seed, arrival_order, arrival_s, goes_first, key_head, heard
+            prompt_len,
+            seed,
+            arrival_order,
+            arrival_s,
+            goes_first,
+            num_before=arrival_order,
+            key_head=key_head,
+            heard=heard,
         )
         self.id = message.id
         # int32 [fill_len]: the prompt, and after a retraction the output so far.
@@ -343,8 +354,8 @@ class Columns:
         self.known_len = ints()  # tokens whose ids are known
         self.prompt_len = ints()
         self.priority: LongArray = np.zeros(num_rows, dtype=np.int64)
-        # Requests that had come, those that are blocked apart, when its prompt was begun, and then
-        # when it began to decode: later arrival orders are not lower.
+        # Requests that had come, those that are blocked apart, when it began to decode, and of an
+        # open prompt, when it was begun: later arrival orders are not lower.
         self.num_arrived: LongArray = np.zeros(num_rows, dtype=np.int64)
         self.max_len = ints()  # seq_len at which the request ends by length
         self.stops_at_eos: BoolArray = np.zeros(num_rows, dtype=np.bool_)

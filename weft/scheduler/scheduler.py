@@ -35,7 +35,7 @@ from weft.scheduler.feature import Feature, FeatureHooks
 from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
-from weft.scheduler.pace.pace import Pace
+from weft.scheduler.pace.pace import Pace, guard_from_open
 from weft.scheduler.policies.protocol import PolicyContext
 from weft.scheduler.prefill import NO_ROOM
 from weft.scheduler.request import (
@@ -384,23 +384,12 @@ class Scheduler:
                     request.state = RequestState.DECODING
                     joining.append(request.row)
             self.running_batch.merge(joining)
-            self._note_arrived(joining)
+            # Blocked requests come when they are let pass.
+            num_arrived = min(self.counters.num_requests, self.waiting_queue.end)
+            self.kv.columns.num_arrived[joining] = num_arrived
+            if self.prefills.chunked_req is not None:
+                guard_from_open(self.prefills.chunked_req, self.kv.columns, joining)
             self.last_batch = None
-
-    def _note_arrived(self, joining: list[int]) -> None:
-        """Note which prompts came later than these rows, which begin to decode."""
-        columns = self.kv.columns
-        # Blocked requests come when they are let pass.
-        columns.num_arrived[joining] = min(self.counters.num_requests, self.waiting_queue.end)
-        chunk = self.prefills.chunked_req
-        if chunk is None:
-            return
-        # A prompt that was open already when they arrived is not of their burst: it counts as
-        # a later one.
-        num_before = columns.num_arrived[chunk.row]
-        for row in joining:
-            if columns.requests[row].spec.arrival_order >= num_before:
-                columns.num_arrived[row] = chunk.spec.arrival_order
 
     def update_running_batch(self, *, in_flight: bool) -> Batch | None:
         """The next step, if no prompt is prefilled.

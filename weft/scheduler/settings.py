@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.config.drafts import AUTO, MODEL, parse_draft_sources
+from weft.config.drafts import AUTO, MODEL, OWN_STEPS, parse_draft_sources
 from weft.config.media import MediaRules
 from weft.config.pairs import parse_tenant_parts, parse_tenant_weights
 from weft.config.scheduling import SchedulingOptions
@@ -33,6 +33,7 @@ class PoolingLimits:
     size: int  # numbers in a vector, or number of labels
     num_token_types: int = 0  # kinds of segments that tokens may belong to; 0: none
     is_embedding: bool = True  # False: the model gives scores of labels
+    can_be_cut: bool = True  # whether the first numbers of a vector are a vector, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +92,15 @@ class HandoffSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSettings:
-    """The draft model, if there is one."""
+    """The draft model, or the head that reads hidden states of the model, if there is one."""
 
     vocab_size: int  # ids that it knows; a request with other ids has no drafts of the model
     context_length: int  # the model makes no drafts after this many tokens
+    source: str = MODEL  # which of `OWN_STEPS` it is
+
+    @property
+    def is_head(self) -> bool:
+        return self.source != MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +116,7 @@ class SchedulerSettings(SchedulingOptions):
     hidden_size: int = 0  # of input vectors in prompts; 0: they are not allowed
     eos_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
+    copies_pages: bool = False  # whether requests copy parts of cached pages
     sessions: SessionLimits = SessionLimits()
     pooling: PoolingLimits | None = None  # None: the model generates tokens
     windows: WindowSettings | None = None  # None: all layers share one pool of pages
@@ -132,6 +139,16 @@ class SchedulerSettings(SchedulingOptions):
     def sized_for(self) -> SchedulerSettings:
         """The settings for which tables and the device's memory were sized."""
         return self.started_with or self
+
+    @property
+    def can_copy_pages(self) -> bool:
+        """Whether a step can take a part of a page from another one: neither a second model nor a
+        later step for the other layers needs the same tokens."""
+        if not self.prefix_cache or self.page_size == 1:
+            return False
+        if self.draft is not None or self.split_prefill_layers:
+            return False
+        return not self.keeps_items_unsplit
 
     @property
     def chunk_len(self) -> int | None:
@@ -192,7 +209,8 @@ class SchedulerSettings(SchedulingOptions):
         if self.states is not None:
             return ()  # a state cannot be reset to an earlier token
         names = parse_draft_sources(self.speculative, "--speculative")
-        return tuple(name for name in names if name != MODEL or self.draft is not None)
+        there = "" if self.draft is None else self.draft.source
+        return tuple(name for name in names if name == there or name not in OWN_STEPS)
 
     @property
     def pin_shares(self) -> dict[str, float]:

@@ -278,7 +278,8 @@ class TokenGaps:
 
     def enter(self, row: int, gap: Gap, now: float) -> None:
         """A request begins to decode in this row, or goes on after it was taken back."""
-        self._end_run()
+        if self._run is not None:
+            self._end_run()
         self._token_s[row] = gap.last_s or now
         self._seconds[row] = gap.seconds
         self._until_s[row] = gap.until_s

@@ -60,6 +60,7 @@ from weft.server.leaving import receiver
 from weft.server.ollama import library
 from weft.server.ollama import routes as ollama
 from weft.server.openai import batches, chat, completions, files
+from weft.server.openai.audio import routes as audio
 from weft.server.openai.responses import routes as responses
 from weft.server.openapi import docs_page, openapi_document
 from weft.server.operation import Handler, Operation, get, with_known_query
@@ -80,6 +81,7 @@ log = EventLog("server")
 OPERATIONS = (
     *chat.ROUTES,
     *completions.ROUTES,
+    *audio.ROUTES,
     *messages.ROUTES,
     *responses.ROUTES,
     *files.ROUTES,

@@ -10,11 +10,14 @@ decodes files; each API names its own fields.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from typing import Any
 
+from weft.config.config_json import size
 from weft.config.limits import Limits
 from weft.config.media_options import media_options
 from weft.config.model_errors import UnsupportedModel
@@ -31,6 +34,8 @@ from weft.text.media.loader import MediaFile, MediaLoader, MediaRefusal, token_i
 from weft.text.media.placing import NAMES, ReadyMedia
 from weft.text.media.reader_helper import MediaReaders
 from weft.text.media.sources import MediaSource, Raw
+from weft.text.media.whisper import Whisper
+from weft.text.speech.vocabulary import SpeechTokens, read_tokens
 from weft.text.tokenizer import ContextExceeded, Tokenizer
 from weft.text.turns import Stoppable, Workers
 
@@ -49,13 +54,16 @@ class ServedMedia:
         readers: MediaReaders,
         timeout_s: float,
         max_open_bytes: int,
+        speech: SpeechTokens | None = None,
     ) -> None:
         """`readers` is closed with this. `timeout_s`: for media from elsewhere; `max_open_bytes`:
-        limit on the encoder inputs of open requests."""
+        limit on the encoder inputs of open requests; `speech`: the tokens of a model that writes
+        down speech."""
         self._loader = loader
         self._readers = readers
         self._timeout_s = timeout_s
         self._max_open_bytes = max_open_bytes
+        self.speech = speech
         self._loading: list[_Room] = []
         self._fetchers = Workers(NUM_FETCHERS, "the fetcher of media")
         self._threads = Workers(NUM_THREADS, "the reader of base64")
@@ -101,6 +109,17 @@ class ServedMedia:
         """
         work = self._loads.run(self._load(sources, context_len, bytes_before))
         return await while_client_waits(work)
+
+    @contextmanager
+    def holding(self, media: ReadyMedia, where: str) -> Iterator[None]:
+        """Count the encoder inputs of media that the server itself keeps while it sends them to the
+        engine in parts. Raises `ApiError` if there is no room."""
+        room = _Room(self._loading, self._max_open_bytes, 0)
+        try:
+            room.take(value_bytes(media), where)
+            yield
+        finally:
+            room.leave()
 
     def close(self) -> None:
         """End all that is being loaded, with `Busy`, and the processes that do it. A second call
@@ -278,12 +297,13 @@ def serve_media(
         ids_of_placeholders = token_ids(processor, encode)
     except ValueError as exc:
         raise UnsupportedModel(f"the model is not served with pictures: {exc}") from exc
+    speech = speech_tokens(recipe, tokenizer) if isinstance(processor, Whisper) else None
     media_limits = MediaLimits(
         max_bytes=int(limits.max_media_mb * 1_000_000),
         max_image_pixels=limits.max_image_pixels,
         max_video_frames=limits.max_video_frames,
         max_video_pixels=limits.max_video_pixels,
-        max_audio_s=limits.max_audio_s,
+        max_audio_s=limits.max_audio_s if speech is None else limits.max_speech_s,
         per_prompt=options.per_prompt,
     )
     loader = MediaLoader(
@@ -295,7 +315,23 @@ def serve_media(
     )
     readers = MediaReaders(recipe, media_limits)
     max_open_bytes = int(limits.max_open_embeds_mb * 1_000_000)
-    return ServedMedia(loader, readers, config.media_timeout_s, max_open_bytes)
+    return ServedMedia(loader, readers, config.media_timeout_s, max_open_bytes, speech)
+
+
+def speech_tokens(recipe: ProcessorRecipe, tokenizer: Tokenizer) -> SpeechTokens:
+    """The tokens of a model that writes down speech. Raises UnsupportedModel."""
+
+    def id_of(name: str) -> int | None:
+        ids = tokenizer.encode(name, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 else None
+
+    generation = json.loads(recipe.files.get("generation_config.json", "{}"))
+    config = json.loads(recipe.files["config.json"])
+    end = generation.get("eos_token_id", tokenizer.eos_token_id)
+    if not isinstance(end, int):
+        raise UnsupportedModel("generation_config.json has no single eos_token_id")
+    vocab_size = size(config, "vocab_size", 51_865)
+    return read_tokens(generation, config, vocab_size, id_of, end)
 
 
 def require_media(

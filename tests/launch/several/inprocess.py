@@ -161,6 +161,7 @@ class Server:
     """The application, its house, and a client for it."""
 
     def __init__(self, app: ASGIApp, house: House, roster: HouseRoster) -> None:
+        self.app = app
         self.house = house
         self.roster = roster
         self.http = httpx.AsyncClient(

@@ -207,7 +207,7 @@ GGUF_ROWS = ("ffn_gate_inp_shexp.weight",)
 FAMILIES = {
     # The text of Qwen2-VL and Qwen2.5-VL is that of Qwen 2, as long as there are no pictures.
     "Qwen2": Family(read=_qwen2, gguf=dict.fromkeys(("qwen2", "qwen2vl"), gguf.Architecture())),
-    # Xiaomi's model: Qwen 2, with further layers that predict tokens ahead, which are not read.
+    # Xiaomi's model: Qwen 2, with further layers that predict tokens ahead (`config/heads.py`).
     "MiMo": Family(read=_qwen2),
     "Qwen3": Family(
         read=_qwen3,

@@ -34,7 +34,7 @@ def _glm(config: Config) -> DecoderSpec:
 
 def _glm4_moe(config: Config) -> DecoderSpec:
     """GLM 4.5: the first layers have no experts; layers after `num_hidden_layers` are for
-    speculation, and are not read."""
+    speculation (`config/heads.py`)."""
     qk_norm = QkNorm.HEAD if flag(config, "use_qk_norm") else QkNorm.NONE
     plain = LayerSpec(
         attention=AttentionSpec(

@@ -11,6 +11,7 @@ from weft.executor.assembly import (
     RunnerSpec,
     adapter_passes,
     build_tower,
+    copy_passes,
     fill_weights,
     make_adapter_table,
     make_encoded_pool,
@@ -29,12 +30,15 @@ from weft.executor.cpu.cached_weights import fill_from_cache
 from weft.executor.cpu.device import CpuDevice, InlineCpuDevice
 from weft.executor.cpu.encoded import CppEncoded
 from weft.executor.cpu.encoder_attention import CppBidirectional
-from weft.executor.cpu.fused_step import CpuFusedSteps
+from weft.executor.cpu.fused_step import CpuFusedSteps, Later
+from weft.executor.cpu.heads import CppKept, CppSpread, HeadPrograms
 from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
 from weft.executor.cpu.segmented_model import SegmentedModel, UnsplitModel
 from weft.executor.cpu.states import CppStates
 from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.device import StepDevice
+from weft.executor.drafting.steps import HeadPass
+from weft.executor.heads.build import HeadMemory, make_head, make_head_memory
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.passes.experts import counting
 from weft.executor.passes.split import split
@@ -50,6 +54,7 @@ from weft.executor.ranks.build import (
     rank_passes,
 )
 from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
+from weft.models.decoder import Decoder
 from weft.models.registry import DecoderModel, make_encoder, make_model
 from weft.models.transformers_backend.model import TransformersModel
 from weft.observe.log import EventLog
@@ -106,9 +111,11 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     states = None
     if state_pool is not None:
         states = CppStates(spec.model, state_pool, ops, attention.step)
+    memory = make_head_memory(spec, CPU)
+    keeper = None if memory is None else CppKept(ops, memory.states)
     encoded_pool = make_encoded_pool(spec, CPU)
     encoded = None if encoded_pool is None else CppEncoded(encoded_pool, ops)
-    decoder = make_model(spec.model, ops, states, encoded)
+    decoder = make_model(spec.model, ops, states, encoded, keeper)
     # A model with inputs for each layer runs in one piece.
     in_pieces = spec.model.decoder.layer_inputs is None
     model = ProgramModel(
@@ -146,8 +153,8 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         library,
         otherwise=unsplit,
         num_state_slots=0 if state_pool is None else state_pool.num_slots,
-        # Other ranks are not told which tokens are sampled.
-        narrows=spec.ranks is None,
+        # Other ranks are not told which tokens are sampled, and a head reads all tokens.
+        narrows=spec.ranks is None and memory is None,
     )
     if adapter_ops is not None:
         adapter_ops.of_steps(attention.step, fused.step)
@@ -157,6 +164,8 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     elif copies_head:
         fused.copy_head()
     kept = tensors_of(pool, state_pool, encoded_pool)
+    if memory is not None:
+        kept = [*kept, *memory.tensors]
     steps = computing(spec, fused, unsplit)
     store = make_weight_store(
         spec,
@@ -174,11 +183,27 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         *media_passes(spec, rows, tower, encoded_pool),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
+        *copy_passes(pool),
         *split(spec.engine, unsplit, model=model, attention=attention, rows=rows, experts=experts),
         *counting(experts, fused.compute_all if steps is fused else None),
     ]
+    if memory is not None:
+        passes = [_head_pass(memory, cast(Decoder, decoder), rows, library), *passes]
     device = announcing(spec, _device(spec), sender)
     return in_lockstep(spec, ops, steps, store, device, passes)
+
+
+def _head_pass(
+    memory: HeadMemory, model: Decoder, rows: DeviceRowTable, library: Library
+) -> HeadPass:
+    """The pass of the head with this memory, for a model with filled weights."""
+    spec = memory.spec
+    ops = cpp_ops(spec, library, _weight_format(spec))
+    head = make_head(spec, ops, model, CppSpread(ops), CPU)
+    attention = CppPaged(spec.model, memory.pool, ops, spec.context_length)
+    programs = HeadPrograms(head, ops, attention, memory.states)
+    later = Later(programs.later, programs.carried)
+    return HeadPass(CpuFusedSteps(programs, rows.beside(), library, None, later=later))
 
 
 def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTable) -> TorchRunner:
@@ -226,11 +251,20 @@ def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTa
 
 def build_encoder(spec: RunnerSpec) -> TorchRunner:
     library = find_kernels(spec)
+    encoder = spec.model.encoder
+    if encoder is not None and encoder.disentangled is not None and library is not None:
+        log.info("computed_by_torch", reason="products with vectors of distances have no kernel")
+        library = None
     if library is None:
         return plain.build_encoder(spec, CpuDevice(spec.thread), CPU)
     library.num_threads = spec.engine.threads
     ops = CppEncoderOps(library, _weight_format(spec))
-    attention = CppBidirectional(spec.model.num_heads, spec.model.head_dim, ops)
+    attention = CppBidirectional(
+        spec.model.num_heads,
+        spec.model.head_dim,
+        ops,
+        context_length=spec.context_length,
+    )
     model = ProgramEncoder(
         make_encoder(spec.model, ops),
         ops,

@@ -23,7 +23,8 @@ class CppEncoded:
         assert padded % abi.CROSS_STEP == 0, "positions that the kernels cannot read"
         self._pool = pool
         self._ops = ops
-        # Queries of the last step, by layer: [capacity, heads, head_dim]
+        # Queries of the last step, by layer: [capacity, heads * head_dim]. As long as they are
+        # here, the program writes nothing else there.
         self._queries: dict[int, Tensor] = {}
 
     def prepare(self, rows: IntArray, lens: IntArray) -> None:
@@ -36,7 +37,7 @@ class CppEncoded:
         recorder = self._ops.recorder
         out = recorder.buffer(heads * head_dim)
         kept = recorder.buffer(heads * head_dim)
-        self._queries[layer] = kept.view(-1, heads, head_dim)
+        self._queries[layer] = kept
         args = abi.CrossArgs(
             q=q.data_ptr(),
             q_stride=q.stride(0),
@@ -54,6 +55,9 @@ class CppEncoded:
         return out
 
     def weights(self, row: int, places: slice, heads: Sequence[tuple[int, int]]) -> Tensor:
-        return weights_of(
-            self._pool, row, [(self._queries[n][places], n, head) for n, head in heads]
-        )
+        _, num_heads, head_dim, _ = self._pool.keys[0].shape
+        of_heads = []
+        for layer, head in heads:
+            queries = self._queries[layer][places].view(-1, num_heads, head_dim)
+            of_heads.append((queries, layer, head))
+        return weights_of(self._pool, row, of_heads)

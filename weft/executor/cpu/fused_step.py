@@ -15,13 +15,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from weft.arrays import BoolArray, IntArray
-from weft.executor.cpu.program_model import ProgramModel, SizedProgram
+from weft.executor.cpu.program_model import GrowingProgram, SizedProgram
 from weft.executor.cpu.screened_head import HeadCopy, screenable
 from weft.executor.device import DeviceOutput
 from weft.executor.inputs import DeviceRowTable
@@ -100,6 +100,15 @@ class GuessBuffers:
         args.all = None
         args.step = None
 
+    def go_on(self, later: Later, num_rows: int) -> None:
+        """Let the passes after the first one of `num_rows` requests run another program."""
+        body = later.body.for_rows(num_rows)
+        args = self.args
+        args.later = body.program.address
+        args.num_later = len(body.program.args)
+        args.later_hidden = body.output.data_ptr()
+        args.carried = later.carried.data_ptr()
+
     def draw(self, sampling: Sampling, of_step: SamplingBuffers) -> None:
         """Draw the tokens like this. The head of each step reads `of_step`."""
         for buffer, column in zip(self._draws, sampling, strict=True):
@@ -170,22 +179,38 @@ class FusedHead:
             self.likeliest = copy.program(exact, argmax)
 
 
+class Later(NamedTuple):
+    """What the passes of a chain after the first one run, if that is not the same."""
+
+    body: GrowingProgram
+    carried: Tensor  # [rows, hidden] what each pass leaves of a row's last token for the next
+
+
+class FusedPrograms(Protocol):
+    """The programs of a model."""
+
+    body: GrowingProgram
+    head: GrowingProgram
+
+
 class CpuFusedSteps:
     """The `ModelSteps` of a model whose programs these kernels run."""
 
     def __init__(
         self,
-        model: ProgramModel,
+        model: FusedPrograms,
         rows: DeviceRowTable,
         library: Library,
-        otherwise: ModelSteps,
+        otherwise: ModelSteps | None,
         *,
         num_state_slots: int = 0,
         narrows: bool = True,
+        later: Later | None = None,
     ) -> None:
-        """`otherwise` computes the steps that these kernels cannot compute. `num_state_slots` of
-        layers that keep a state; 0: there are none. `narrows`: tokens that nothing reads any more
-        are left out (`PagedAttention.narrow`)."""
+        """`otherwise` computes the steps that these kernels cannot compute; None: there are none.
+        `num_state_slots` of layers that keep a state; 0: there are none. `narrows`: tokens that
+        nothing reads any more are left out (`PagedAttention.narrow`)."""
+        self._later = later
         self._otherwise = otherwise
         self._model = model
         self._rows = rows
@@ -252,6 +277,7 @@ class CpuFusedSteps:
     def compute(self, plan: Plan) -> DeviceOutput:
         """Compute a step. Raises MemoryError."""
         if not self.takes(plan):
+            assert self._otherwise is not None, "these steps are computed by the kernels alone"
             return self._otherwise.compute(plan)
         num_sampling = len(plan.sampling.positions)
         self._lay_out(plan, num_sampling)
@@ -289,6 +315,8 @@ class CpuFusedSteps:
             self._guesses = GuessBuffers(2 * num_guesses, num_rows)
         guesses = self._guesses
         guesses.give(counts, drafting.slots)
+        if self._later is not None:
+            guesses.go_on(self._later, len(plan.rows))
         head = self._head.likeliest
         if not plan.sampling.is_greedy:
             guesses.draw(plan.sampling, self._buffers)

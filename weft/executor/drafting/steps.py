@@ -35,6 +35,20 @@ class GuessRunner(Protocol):
         ...
 
 
+class HeadPass(Pass):
+    """Lets a head compute its plans. Its memory is that of the model, and is released with it."""
+
+    name = "head"
+
+    def __init__(self, guesses: GuessRunner) -> None:
+        self._guesses = guesses
+
+    def run(self, plan: Plan, then: Run) -> DeviceOutput:
+        if plan.drafting is None:
+            return then(plan)
+        return HostResult(Result(self._guesses.guess(plan, plan.drafting)))
+
+
 class DraftPass(Pass):
     """Lets a draft model compute its plans.
 
@@ -80,10 +94,12 @@ class DraftPass(Pass):
 
 
 class GuessPasses:
-    """The `GuessRunner` of any draft model: a step of it for each token."""
+    """The `GuessRunner` of any draft model: a step of it for each token. `later` computes the steps
+    after the first one, if another does."""
 
-    def __init__(self, draft: Run) -> None:
+    def __init__(self, draft: Run, later: Run | None = None) -> None:
         self._draft = draft
+        self._later = later or draft
 
     def guess(self, plan: Plan, drafting: Drafting) -> IntArray:
         counts = drafting.counts
@@ -98,7 +114,7 @@ class GuessPasses:
             sampling=plan.sampling.take(of_first),
             drafting=None,
         )
-        drawn[of_first] = self._tokens(first)
+        drawn[of_first] = self._draft(first).result().tokens
         chain = _Chain(plan, drafting.slots, begins, np.cumsum(counts - draws) - (counts - draws))
         for i in range(1, int(counts.max(initial=0))):
             goes_on = np.flatnonzero(counts > i)
@@ -107,11 +123,8 @@ class GuessPasses:
                 i,
                 drawn,
             )
-            drawn[begins[goes_on] + i] = self._tokens(step)
+            drawn[begins[goes_on] + i] = self._later(step).result().tokens
         return drawn
-
-    def _tokens(self, plan: Plan) -> IntArray:
-        return self._draft(plan).result().tokens
 
 
 class _Chain(NamedTuple):

@@ -9,10 +9,11 @@ its logits.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 from torch import Tensor
 
 from weft.executor.outputs.pooling import Pooler
@@ -22,6 +23,8 @@ from weft.ops.sampling import SamplerOps, on
 from weft.plan.outputs import (
     AuxOutput,
     AuxRequest,
+    HeardWeights,
+    HeardWeightsRequest,
     HiddenStatesRequest,
     PooledVectors,
     PoolingRequest,
@@ -30,6 +33,12 @@ from weft.plan.outputs import (
     TokenStates,
 )
 from weft.plan.step import Plan
+
+
+class WeighHeard(Protocol):
+    """The weights with which heads attend to an encoder's vectors (`runner.StepEncoded`)."""
+
+    def weights(self, row: int, places: slice, heads: Sequence[tuple[int, int]]) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,7 @@ class ComputedStep:
     model: DecoderModel
     sampler: SamplerOps
     pooler: Pooler | None  # None: the model makes no vectors
+    heard: WeighHeard | None = None  # None: the model attends to no encoder
 
 
 def pooled_vectors(step: ComputedStep, request: PoolingRequest) -> PooledVectors | None:
@@ -66,11 +76,24 @@ def states_of_tokens(step: ComputedStep, request: HiddenStatesRequest) -> TokenS
     return TokenStates(states.float().numpy(force=True).copy())
 
 
+def heard_weights(step: ComputedStep, request: HeardWeightsRequest) -> HeardWeights:
+    assert step.heard is not None, "the model attends to no encoder"
+    ends = np.cumsum(step.plan.lens).tolist()
+    found = []
+    asked = zip(request.index.tolist(), request.counts.tolist(), request.heads, strict=True)
+    for i, count, heads in asked:
+        places = slice(ends[i] - count, ends[i])
+        weights = step.heard.weights(int(step.plan.rows[i]), places, heads)
+        found.append(weights.transpose(0, 1).numpy(force=True).copy())
+    return HeardWeights(tuple(found))
+
+
 Compute: TypeAlias = Callable[[ComputedStep, Any], AuxOutput | None]
 COMPUTE: dict[type[AuxRequest], Compute] = {
     PoolingRequest: pooled_vectors,
     PromptLogprobsRequest: logprobs_of_prompts,
     HiddenStatesRequest: states_of_tokens,
+    HeardWeightsRequest: heard_weights,
 }
 
 

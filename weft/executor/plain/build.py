@@ -3,12 +3,15 @@ comparison."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from weft.executor.assembly import (
     RunnerSpec,
     adapter_passes,
     build_tower,
+    copy_passes,
     fill_weights,
     make_adapter_table,
     make_encoded_pool,
@@ -22,6 +25,10 @@ from weft.executor.assembly import (
 )
 from weft.executor.backend import AttentionBackend
 from weft.executor.device import StepDevice
+from weft.executor.drafting.steps import GuessPasses, HeadPass
+from weft.executor.heads.build import HeadMemory, make_head, make_head_memory
+from weft.executor.heads.states import PlainKept, plain_spread
+from weft.executor.heads.steps import HeadSteps
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.kv_pool import KVPool
 from weft.executor.outside.attention import fenced_backend, is_from_outside
@@ -42,6 +49,7 @@ from weft.executor.ranks.build import (
     rank_passes,
 )
 from weft.executor.runner import EncoderSteps, TorchRunner
+from weft.models.decoder import Decoder
 from weft.models.registry import make_encoder, make_model
 from weft.ops.encoder import PlainEncoderOps
 from weft.ops.lora import TorchAdapters
@@ -60,9 +68,11 @@ def build_decoder(
     attention = _make_attention(spec, pool)
     state_pool = make_state_pool(spec, on)
     states = None if state_pool is None else TorchStates(spec.model, state_pool)
+    memory = make_head_memory(spec, on)
+    keeper = None if memory is None else PlainKept(memory.states)
     encoded_pool = make_encoded_pool(spec, on)
     encoded = None if encoded_pool is None else TorchEncoded(encoded_pool)
-    model = make_model(spec.model, ops, states, encoded)
+    model = make_model(spec.model, ops, states, encoded, keeper)
     tower = build_tower(spec, lambda: TorchTowerBackend(spec.dtype, on))
     fill_weights(spec, model, on, tower)
     if spec.engine.max_loaded_loras:
@@ -80,20 +90,42 @@ def build_decoder(
         encoded=encoded,
         pooler=make_pooler(spec, model, on),
         processors=spec.processors,
+        kept=keeper,
     )
     experts = make_expert_recorder(spec, ops)
     kept = tensors_of(pool, state_pool, encoded_pool)
+    if memory is not None:
+        kept = [*kept, *memory.tensors]
     weights = make_weight_store(spec, model, ops.tensors, kept, on, experts, adapters, tower)
     sender = plan_sender(spec, rows)
     passes = [
         *media_passes(spec, rows, tower, encoded_pool),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
+        *copy_passes(pool),
         *split(spec.engine, unsplit, model=model, attention=attention, rows=rows, experts=experts),
         *counting(experts),
     ]
+    if memory is not None:
+        passes = [_head_pass(memory, cast(Decoder, model), rows), *passes]
     device = announcing(spec, device, sender)
     return in_lockstep(spec, ops, unsplit, weights, device, passes)
+
+
+def _head_pass(memory: HeadMemory, model: Decoder, rows: DeviceRowTable) -> HeadPass:
+    """The pass of the head with this memory, for a model with filled weights."""
+    spec = memory.spec
+    on = rows.slots.device
+    head = make_head(spec, plain_ops(spec, on), model, plain_spread, on)
+    steps = HeadSteps(
+        model=head,
+        attention=_make_attention(spec, memory.pool),
+        sampler=TorchSamplerOps(),
+        rows=rows.beside(),
+        states=memory.states,
+        dtype=spec.dtype,
+    )
+    return HeadPass(GuessPasses(steps.first, steps.later))
 
 
 def _make_attention(spec: RunnerSpec, pool: KVPool) -> AttentionBackend:

@@ -42,6 +42,10 @@ class Embedding:
             self._scale,
         )
 
+    def with_ops(self, ops: Ops, tokens: Tensor) -> Tensor:
+        """The same of ids alone, computed by the `ops` of another model with this table."""
+        return ops.embed(tokens, self.matrix, None, self._scale)
+
     def weights(self, prefix: str) -> Weights:
         yield matrix_weight(prefix, self.shape, self.matrix)
 

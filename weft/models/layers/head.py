@@ -37,7 +37,11 @@ class LmHead:
 
     def __call__(self, x: Tensor, places: Tensor | None = None) -> Tensor:
         """[S, hidden] -> [S, vocab or labels], float32. x are the step's tokens at `places`."""
-        return self._ops.logits(
+        return self.with_ops(self._ops, x, places)
+
+    def with_ops(self, ops: Ops, x: Tensor, places: Tensor | None = None) -> Tensor:
+        """The same, computed by the `ops` of another model with this matrix."""
+        return ops.logits(
             x,
             self.matrix,
             self._scale,

@@ -10,7 +10,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
 
 LORA_ROWS = 12
-NUM_OPS = 31
+NUM_OPS = 34
 FUSED_COLUMNS = 10
 PANEL = 32
 IN_STEP = 64
@@ -61,6 +61,9 @@ class OpKind(IntEnum):
     COPY_HEAD = 28
     ADD_POSITIONS = 29
     CROSS = 30
+    KEEP_ROWS = 31
+    TAKE_ROWS = 32
+    SPREAD = 33
 
 
 class WeightFormat(IntEnum):
@@ -227,6 +230,10 @@ class Guesses(ctypes.Structure):
         ("step", c_void_p),
         ("numbers", c_void_p),
         ("tokens", c_void_p),
+        ("later", c_void_p),
+        ("num_later", c_int64),
+        ("later_hidden", c_void_p),
+        ("carried", c_void_p),
     )
 
 
@@ -309,6 +316,27 @@ class CopyArgs(ctypes.Structure):
         ("out_step", c_int64),
         ("num", c_int64),
         ("size", c_int64),
+    )
+
+
+class KeepRowsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("size", c_int64),
+        ("kept", c_void_p),
+        ("kept_stride", c_int64),
+    )
+
+
+class TakeRowsArgs(ctypes.Structure):
+    _fields_ = (
+        ("kept", c_void_p),
+        ("kept_stride", c_int64),
+        ("carried", c_void_p),
+        ("size", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
     )
 
 
@@ -503,6 +531,8 @@ class AttentionArgs(ctypes.Structure):
         ("head_stride", c_int64),
         ("gate", c_void_p),
         ("may_round", c_int64),
+        ("biases", c_void_p),
+        ("bias_stride", c_int64),
     )
 
 
@@ -757,6 +787,18 @@ class DrawArgs(ctypes.Structure):
     )
 
 
+class SpreadArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("ids", c_void_p),
+        ("num", c_int64),
+        ("logits", c_void_p),
+        ("vocab_size", c_int64),
+        ("stride", c_int64),
+    )
+
+
 class LogprobsArgs(ctypes.Structure):
     _fields_ = (
         ("logits", c_void_p),
@@ -802,4 +844,7 @@ KIND_OF: dict[type[ctypes.Structure], OpKind] = {
     CopyHeadArgs: OpKind.COPY_HEAD,
     AddPositionsArgs: OpKind.ADD_POSITIONS,
     CrossArgs: OpKind.CROSS,
+    KeepRowsArgs: OpKind.KEEP_ROWS,
+    TakeRowsArgs: OpKind.TAKE_ROWS,
+    SpreadArgs: OpKind.SPREAD,
 }

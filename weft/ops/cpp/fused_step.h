@@ -259,6 +259,11 @@ static FusedStep later_step(const FusedStep& first, const Guesses& guesses, int6
     n++;
   });
   FusedStep step = first;
+  if (guesses.later) {
+    step.body = guesses.later;
+    step.num_body = guesses.num_later;
+    step.hidden = guesses.later_hidden;
+  }
   step.numbers = to;
   step.num_tokens = step.num_requests = step.num_sampling = num;
   return step;
@@ -270,6 +275,21 @@ static void keep_guesses(const FusedStep& first, const Guesses& guesses, int64_t
     if (guesses.counts[r] > i)
       guesses.tokens[begin + i] = first.tokens[num++];
   });
+}
+
+// Leave what the head has read of each request's last token for the next step of the chain.
+static void carry(const FusedStep& step, const Guesses& guesses) {
+  if (!guesses.carried)
+    return;
+  const int32_t* const rows = step.numbers;
+  const int32_t* const samples = rows + 3 * step.num_requests;
+  int64_t num = 0;
+  for (int64_t r = 0; r < step.num_requests; r++) {
+    if (!samples[r])
+      continue;
+    memcpy(guesses.carried + rows[r] * step.hidden_size, step.last + num++ * step.hidden_size,
+           size_t(step.hidden_size) * sizeof(float));
+  }
 }
 
 static int64_t num_steps(const FusedStep& first, const Guesses& guesses) {

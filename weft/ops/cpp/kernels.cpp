@@ -75,6 +75,9 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(copy_head, CopyHeadArgs),
     KERNEL(add_positions, AddPositionsArgs),
     KERNEL(cross, CrossArgs),
+    KERNEL(keep_rows, KeepRowsArgs),
+    KERNEL(take_rows, TakeRowsArgs),
+    KERNEL(spread, SpreadArgs),
 };
 
 }  // namespace weft

@@ -270,6 +270,7 @@ API int weft_run_guesses(int set, FusedStep* first, const Guesses* guesses, int 
     int64_t* const of_step = times ? times + i * (first->num_body + first->num_head + 2) : nullptr;
     if (const int failed = run_fused(set, step, num_threads, of_step))
       return failed;
+    carry(step, *guesses);
     keep_guesses(*first, *guesses, i);
   }
   return 0;

@@ -95,9 +95,12 @@ enum OpKind : int64_t {
   kCopyHead = 28,
   kAddPositions = 29,
   kCross = 30,
+  kKeepRows = 31,
+  kTakeRows = 32,
+  kSpread = 33,
 };
 
-constexpr int kNumOps = kCross + 1;
+constexpr int kNumOps = kSpread + 1;
 
 struct Op {
   int64_t kind;
@@ -179,6 +182,14 @@ struct Guesses {
   const DrawColumns* step;  // [R] where the head reads how to draw
   int32_t* numbers;         // scratch, [6, R]
   int32_t* tokens;          // [G] result; 0 where the logits are not finite
+  // What the steps after the first one run, and what that writes, [R, hidden_size]; null: the same
+  // `body`.
+  const Op* later;
+  int64_t num_later;
+  const float* later_hidden;
+  // [rows, hidden_size] what each step leaves of the last token of each request that draws, for the
+  // next one; or null.
+  float* carried;
 };
 
 // ---------------------------------------------------------------- weights
@@ -311,6 +322,26 @@ struct CopyArgs {
   int64_t out_step;
   int64_t num;
   int64_t size;
+};
+
+// kept[StepArgs.slots[t]] = x[t], in bf16.
+struct KeepRowsArgs {
+  const float* x;  // [T, x_stride]
+  int64_t x_stride;
+  int64_t size;
+  void* kept;  // [slots, kept_stride] bf16
+  int64_t kept_stride;
+};
+
+// out[t] = kept[StepArgs.slots[t]]. Or, if `carried` is not null, carried[StepArgs.rows[t]] in a
+// step with one token for each request.
+struct TakeRowsArgs {
+  const void* kept;  // [slots, kept_stride] bf16
+  int64_t kept_stride;
+  const float* carried;  // [rows, size]
+  int64_t size;
+  float* out;  // [T, out_stride]
+  int64_t out_stride;
 };
 
 // x[t] = x[StepArgs.token_indices[t]], in place: the rows of the tokens with which a step goes on.
@@ -546,7 +577,8 @@ struct AttentionArgs {
   int64_t heads;
   int64_t window;  // tokens that a query sees, itself included; 0: all
   float scale;
-  int64_t bidirectional;  // 1: queries see what is after them, too; there is no window then
+  // 1: queries see what is after them, too; a window then reaches as far to both sides
+  int64_t bidirectional;
   float cap;              // scores become cap tanh(score / cap); 0: they stay
   // [heads] a score of each that joins the sum of its softmax, and has no value; or null.
   const float* sinks;
@@ -554,6 +586,11 @@ struct AttentionArgs {
   const float* gate;    // [T, q_stride] as q: out becomes out sigmoid(gate); or null
   // 1: queries, keys and values may be rounded to bf16, if that is faster; bidirectional alone.
   int64_t may_round;
+  // What a head's scores get by the distance of the key from the query, or null: `biases` is that
+  // of the first head at distance 0, `bias_stride` the floats from one head to the next. For all
+  // keys of a whole slab around those that a query sees, there must be floats.
+  const float* biases;
+  int64_t bias_stride;
 };
 
 // ---------------------------------------------------------------- states
@@ -689,7 +726,8 @@ struct LayerNormArgs {
 };
 
 // out[t] = norm(words[tokens[t]] + kinds[kind_ids[t]] + positions[positions[t] + first_position]).
-// Tables are row-major [.., size], bf16 or float. Reads StepArgs.tokens and StepArgs.positions.
+// Tables are row-major [.., size], bf16 or float; those of kinds and positions may be null, and the
+// norm's weights, if there is none. Reads StepArgs.tokens and StepArgs.positions.
 struct EmbedSumArgs {
   const void* words;
   const void* kinds;
@@ -836,6 +874,17 @@ struct DrawArgs {
   const int64_t* seeds;      // [S]
   const int32_t* positions;  // [S]
   int64_t* tokens;           // [S]
+};
+
+// logits[s, ids[i]] = x[s, i], and -inf for all other tokens.
+struct SpreadArgs {
+  const float* x;  // [S, x_stride]
+  int64_t x_stride;
+  const int64_t* ids;  // [num] rising
+  int64_t num;
+  float* logits;
+  int64_t vocab_size;
+  int64_t stride;
 };
 
 // Natural logarithms of probabilities, for S of the rows: of the row's token, and of the num_top

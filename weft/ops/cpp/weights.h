@@ -486,6 +486,40 @@ static void copy(const CopyArgs& args, const StepArgs& step, Team& team) {
   }
 }
 
+static void keep_rows(const KeepRowsArgs& args, const StepArgs& step, Team& team) {
+  for (int64_t t; (t = team.take()) < step.num_tokens;) {
+    const float* const x = args.x + t * args.x_stride;
+    bf16* const kept = static_cast<bf16*>(args.kept) + step.slots[t] * args.kept_stride;
+    for (int64_t i = 0; i < args.size; i++)
+      kept[i] = to_bf16(x[i]);
+  }
+}
+
+static void take_rows(const TakeRowsArgs& args, const StepArgs& step, Team& team) {
+  for (int64_t t; (t = team.take()) < step.num_tokens;) {
+    float* const out = args.out + t * args.out_stride;
+    if (args.carried) {
+      memcpy(out, args.carried + step.rows[t] * args.size, args.size * sizeof(float));
+      continue;
+    }
+    const bf16* const kept = static_cast<const bf16*>(args.kept);
+    const bf16* const row = kept + step.slots[t] * args.kept_stride;
+    for (int64_t i = 0; i < args.size; i++)
+      out[i] = to_float(row[i]);
+  }
+}
+
+static void spread(const SpreadArgs& args, const StepArgs& step, Team& team) {
+  for (int64_t t; (t = team.take()) < step.num_tokens;) {
+    const float* const x = args.x + t * args.x_stride;
+    float* const logits = args.logits + t * args.stride;
+    for (int64_t i = 0; i < args.vocab_size; i++)
+      logits[i] = -INFINITY;
+    for (int64_t i = 0; i < args.num; i++)
+      logits[args.ids[i]] = x[i];
+  }
+}
+
 // Threads take columns, because a row may go to where another one has stood.
 static void narrow(const NarrowArgs& args, const StepArgs& step, Team& team) {
   constexpr int64_t kColumns = 256;  // taken at a time

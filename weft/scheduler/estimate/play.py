@@ -229,7 +229,7 @@ class Play:
         take."""
         if self._slowdown <= 0:
             return math.inf
-        came_before = bisect_right(self._arrived, first.spec.arrival_order)
+        came_before = bisect_right(self._arrived, first.spec.num_before)
         num_before = min(came_before, len(self._running))
         if not num_before:
             return math.inf

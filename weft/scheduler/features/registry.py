@@ -26,6 +26,7 @@ from weft.scheduler.features.pooling import PoolingFeature
 from weft.scheduler.features.processors import ProcessorChecks, ProcessorsFeature
 from weft.scheduler.features.prompt_logprobs import PromptLogprobsFeature
 from weft.scheduler.features.sessions import Sessions
+from weft.scheduler.features.speech import SpeechFeature
 from weft.scheduler.features.thinking import ThinkingBudgetFeature
 from weft.scheduler.features.tiers import TiersFeature
 from weft.scheduler.features.tool_pauses import ToolPausesFeature
@@ -80,6 +81,7 @@ class Features:
             PoolingFeature(),
             AllowedTokensFeature(settings.vocab_size),
             BadWordsFeature(),
+            SpeechFeature(settings.vocab_size),
             ThinkingBudgetFeature(),
             ProcessorsFeature(checks),
             self.adapters,

@@ -122,12 +122,22 @@ class Waiting(NamedTuple):
     """The requests whose prompts wait to be computed."""
 
     num: int
-    first_arrival: int  # arrival order of the open prompt, or else of the oldest waiting request
+    # Requests that had come before the open prompt could run, or else the oldest waiting request.
+    num_before: int
     is_background: bool = False  # all of them are background requests
     beside_background: bool = False  # there are background requests, too
 
 
 NOBODY_WAITS = Waiting(0, 0)
+
+
+def guard_from_open(open_prompt: Request, columns: Columns, rows: Sequence[int]) -> None:
+    """Let an open prompt count as one that came later for those of `rows`, which begin to decode,
+    that arrived when it had been begun: they are not of its burst."""
+    num_before = columns.num_arrived[open_prompt.row]
+    for row in rows:
+        if columns.requests[row].spec.arrival_order >= num_before:
+            columns.num_arrived[row] = open_prompt.spec.num_before
 
 
 class StepBounds(NamedTuple):
@@ -400,7 +410,7 @@ class Pace:
         """
         if self._bounds.max_slowdown <= 0:
             return math.inf
-        came_before = self._columns.num_arrived[rows] <= waiting.first_arrival
+        came_before = self._columns.num_arrived[rows] <= waiting.num_before
         came_before &= ~self._columns.background.take(rows)
         num_before = int(np.count_nonzero(came_before))
         if not num_before:

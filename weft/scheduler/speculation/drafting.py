@@ -99,13 +99,13 @@ class DraftingPlanner(SpeculativePlanner):
         tokens: list[IntArray] = []
         positions: list[IntArray] = []
         for guess in guesses:
-            row, start, length, count = guess
-            end = start + length
             of_tokens, of_drafts = self._guesser.seen.take(guess)
             slots.append(of_tokens)
             own_slots.append(of_drafts)
-            tokens.append(columns.tokens[row, start:end])
-            positions.append(np.arange(end, end + count, dtype=np.int32))
+            # Placeholders of pictures are below 0. What is guessed behind them changes no answer.
+            tokens.append(np.maximum(columns.tokens[guess.row, guess.ids], 0))
+            end = guess.num_known
+            positions.append(np.arange(end, end + guess.num_drafts, dtype=np.int32))
         counts = np.array([guess.num_drafts for guess in guesses], dtype=np.int32)
         batch.plan = Plan(
             step=self.num_steps,

@@ -11,6 +11,14 @@ changes no answer.
 
 A row's last token and its drafts have no slots yet: they use slots after the KV pool that the draft
 model has for each row, and are computed again after the model has kept them.
+
+A head reads hidden states that the model's own steps have left in the slots of tokens, each with
+the id of the token after it. So its sequence ends one token before that of the row:
+
+    tokens of a row      | t0 | t1 | t2 | t3 |     the model has computed t0 to t2
+    what a head computes | t0 | t1 | t2 |          the states of t0 to t2 with the ids t1 to t3
+
+Tokens whose KV came from outside of the pool have no states: behind them a head does not guess.
 """
 
 from __future__ import annotations
@@ -55,6 +63,17 @@ class Guess(NamedTuple):
     start: int  # the first token that it has not seen
     length: int  # tokens to compute from there on
     num_drafts: int  # tokens to guess after them; 0: some known tokens will still be missing
+    ahead: int = 0  # 1: the id of each is that of the token after it, as a head reads them
+
+    @property
+    def ids(self) -> slice:
+        """Where the ids of the computed tokens stand in the row."""
+        return slice(self.start + self.ahead, self.num_known)
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of the row before those that are guessed."""
+        return self.start + self.length + self.ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +147,28 @@ class SeenSlots:
         self._num_own = settings.max_draft
         # [num_slots] whether the draft model has computed the token in a slot.
         self._has_seen: BoolArray = np.zeros(self._num_slots, dtype=np.bool_)
+        # [num_slots] whether the model has not computed it here, but its KV was read.
+        self._is_read: BoolArray = np.zeros(self._num_slots, dtype=np.bool_)
+        self._num_read = 0  # how many have been read so far
 
     def written(self, slots: IntArray) -> None:
         """The model writes other tokens into these slots."""
         self._has_seen[slots] = False
+        if self._num_read:
+            self._is_read[slots] = False
 
     def landed(self, pages: IntArray) -> None:
-        """Pages were read from a store, which has no KV of the draft model."""
-        self._has_seen[slots_of(pages, self._kv.page_size)] = False
+        """Pages were read from a store, which has neither KV of the draft model nor states."""
+        slots = slots_of(pages, self._kv.page_size)
+        self._has_seen[slots] = False
+        self._is_read[slots] = True
+        self._num_read += len(slots)
+
+    def has_states(self, row: int, end: int) -> bool:
+        """Whether the model itself has computed the first `end` tokens of a row."""
+        if not self._num_read:
+            return True
+        return not self._is_read[self._kv.rows.slots_of(row, 0, end)].any()
 
     def first_missing(self, row: int, end: int) -> int:
         """The first token of a row that the draft model has not computed; `end` if there is none
@@ -148,7 +181,7 @@ class SeenSlots:
     def take(self, guess: Guess) -> tuple[IntArray, IntArray]:
         """The slots of the tokens that the draft model computes for a row [length], and of its
         guesses except the last [count - 1]. Marks these tokens as seen."""
-        row, start, length, count = guess
+        row, start, length, count, _ = guess
         end = min(start + length, int(self._kv.columns.kv_len[row]))
         known = self._kv.rows.slots_of(row, start, end)
         self._has_seen[known] = True
@@ -188,7 +221,7 @@ class Guesser:
         if is_unknown.any():
             tokens = tokens[: int(is_unknown.argmax())]
         self._kept_rows.add(guess.row)
-        self._drafts.keep(request, guess.start + guess.length, tokens.tobytes())
+        self._drafts.keep(request, guess.num_known, tokens.tobytes())
         self._speculator.look_at(guess.row)
 
     def note_used(self, rows: set[int]) -> None:
@@ -299,13 +332,17 @@ class Guesser:
         return False
 
     def _piece(self, row: int, length: int, count: int, room: int) -> Guess | None:
-        """None: the draft model does not know one of the tokens."""
-        columns = self._kv.columns
-        start = self.seen.first_missing(row, length - 1)
-        end = min(length, start + room)
-        if int(columns.tokens[row, start:end].max()) >= self._draft.vocab_size:
+        """None: the draft model does not know one of the tokens, or a head has no states of one."""
+        ahead = 1 if self._draft.is_head else 0
+        last = length - ahead
+        if last < 1 or (ahead and not self.seen.has_states(row, last)):
             return None
-        return Guess(row, start, end - start, count if end == length else 0)
+        start = self.seen.first_missing(row, last - 1)
+        end = min(last, start + room)
+        guess = Guess(row, start, end - start, count if end == last else 0, ahead)
+        if int(self._kv.columns.tokens[row, guess.ids].max()) >= self._draft.vocab_size:
+            return None
+        return guess
 
 
 def _model_drafts(speculator: Speculator) -> tuple[int, ModelDrafts]:

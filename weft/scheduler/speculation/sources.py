@@ -1,5 +1,5 @@
 """Sources of drafts: a text that the client expects, the prefix cache, the request's own tokens,
-and a second model.
+a second model, and a head that reads the model's hidden states.
 
 A source reads the tokens of one request and returns tokens that may follow. It decides nothing:
 `trust.py` decides whether drafts are worth their cost, and a wrong draft changes no answer.
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from weft.config.drafts import MODEL
+from weft.config.drafts import OWN_STEPS
 from weft.memory.prefix_cache import TOKEN_BYTES, find_tokens
 from weft.memory.radix.cache import RadixCache
 from weft.scheduler.request import Request
@@ -152,14 +152,14 @@ class Kept(NamedTuple):
 
 
 class ModelDrafts:
-    """Guesses of a second model, made in a step of its own, where it is better than the other
-    sources (`guessing.py`)."""
+    """Guesses of a second model or of a head, made in a step of its own, where it is better than
+    the other sources (`guessing.py`)."""
 
-    option = MODEL
     is_decided = True
     prior = 0.6
 
-    def __init__(self) -> None:
+    def __init__(self, option: str) -> None:
+        self.option = option
         self._kept: dict[int, Kept] = {}  # by request
 
     def keep(self, request: Request, num_known: int, tokens: bytes) -> None:
@@ -186,8 +186,7 @@ def make_sources(
     there already, then the cheapest source first. `longest` and `shortest`: lengths of the pieces
     of a text that are searched for in it."""
     sources: list[DraftSource] = []
-    if MODEL in names:
-        sources.append(ModelDrafts())
+    sources += [ModelDrafts(name) for name in OWN_STEPS if name in names]
     if "prediction" in names:
         sources.append(ExpectedText())
     if "tree" in names and cache.shares:

@@ -174,11 +174,11 @@ class SplitPlanner(Planner):
 
     def _waiting(self) -> Waiting:
         """The requests whose prompts wait to be computed, including those of the open prefill."""
-        orders = [one.request.spec.arrival_order for one in self.open]
+        orders = [one.request.spec.num_before for one in self.open]
         line = self._queue.next_line or self._queue.online
         oldest = line.oldest(self._queue.end)
         if oldest is not None:
-            orders.append(oldest.spec.arrival_order)
+            orders.append(oldest.spec.num_before)
         num = len(line) + len(self.open)
         return Waiting(num, min(orders, default=0))
 

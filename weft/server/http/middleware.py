@@ -36,6 +36,7 @@ audit = EventLog("audit")
 _METHODS = frozenset(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
 MAX_ELSEWHERE_LEN = 256  # of the words of `weft route` about another server
 CLIENT_LEFT = 499  # status in metrics and audit of a request whose client left before its answer
+TOO_LATE_OR_MANY = (408, 429)  # statuses of which the history tells also for administrative calls
 
 
 # Is called for a request that was answered with an error: with its route, status and message.
@@ -53,7 +54,7 @@ class EdgeMetrics(Protocol):
 
 class RequestMiddleware:
     """The outermost application. `route_of` returns a path's template and its access;
-    `on_refusal` is called for user routes."""
+    `on_refusal` is called for user routes, and for all that are too late or too many."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class RequestMiddleware:
             metrics.seconds.of(route).observe_one(time.perf_counter() - request.arrived_s)
             if scope.get("weft.large_body"):
                 self._memory.soon()
-            if access == "user" and "weft.error" in scope:
+            if (access == "user" or status in TOO_LATE_OR_MANY) and "weft.error" in scope:
                 self._on_refusal(request, route, status, scope["weft.error"])
             if scope.get("weft.limit"):
                 self._metrics.refused(scope["weft.limit"])

@@ -5,13 +5,10 @@ A file belongs to the key that uploaded it.
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncGenerator
 
 import msgspec
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import FileResponse
 from starlette.types import ASGIApp
@@ -22,13 +19,13 @@ from weft.config.numbers import MAX_EXPIRY_S, MIN_EXPIRY_S, shown
 from weft.server.auth import owner_of
 from weft.server.body import json_response
 from weft.server.context import ServerContext
-from weft.server.errors import ApiError, ClientGone, over
+from weft.server.errors import ApiError
 from weft.server.fields.paging import page_of
+from weft.server.openai.form import read_form
 from weft.server.operation import delete, get, post
 
 PURPOSES = ("batch", "user_data")
 MAX_FIELDS = 8  # of the form, beside the file
-MAX_FIELD_LEN = 4_096
 MAX_DIGITS = 10
 DEFAULT_LIMIT = 1_000  # files in one answer
 UNSAFE = re.compile(r"[^\w.() -]")  # characters of a file's name
@@ -64,7 +61,13 @@ async def upload(context: ServerContext, request: Request) -> ASGIApp:
     service = context.batches
     owner = owner_of(request)
     service.files.require_room(owner)
-    form = await _form(context, request)
+    form = await read_form(
+        request,
+        most_mb=context.limits.max_file_mb,
+        limit="max_file_mb",
+        timeout_s=context.limits.body_timeout_s,
+        max_fields=MAX_FIELDS,
+    )
     try:
         file = form.get("file")
         if not isinstance(file, UploadFile):
@@ -141,46 +144,6 @@ def file_object(file: StoredFile) -> FileObject:
         purpose=file.purpose,
         expires_at=None if file.expires_s is None else int(file.expires_s),
     )
-
-
-async def _form(context: ServerContext, request: Request) -> FormData:
-    """The parts of the body; a large file is on disk. Raises `ApiError` and ClientGone."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "multipart/form-data":
-        raise ApiError(415, "the content type of the body must be multipart/form-data")
-    limits = context.limits
-    most = int(limits.max_file_mb * 1_000_000)
-    parser = MultiPartParser(
-        request.headers,
-        _pieces(request, most),
-        max_files=1,
-        max_fields=MAX_FIELDS,
-        max_part_size=MAX_FIELD_LEN,
-    )
-    try:
-        async with asyncio.timeout(max(limits.body_timeout_s, most / 1_000_000)):
-            return await parser.parse()
-    except MultiPartException as exc:
-        raise ApiError(400, f"the form cannot be read: {exc.message}") from exc
-    except TimeoutError as exc:
-        raise over("body_timeout_s", "the body did not arrive in time", status=408) from exc
-
-
-async def _pieces(request: Request, most: int) -> AsyncGenerator[bytes, None]:
-    """The body in pieces. Raises `ApiError` 413 when it gets longer than `most` bytes."""
-    size = 0
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone(f"when {size:,} bytes of the body had arrived")
-        piece = message.get("body", b"")
-        size += len(piece)
-        if size > most:
-            text = f"the file is larger than the limit of {most / 1e6:g} MB"
-            raise over("max_file_mb", text, status=413)
-        yield piece
-        if not message.get("more_body", False):
-            return
 
 
 def _expiry(form: FormData) -> float | None:

@@ -43,6 +43,7 @@ PROCESSORS: dict[str, str] = {
 # The files of a model that these functions read.
 FILES = (
     "config.json",
+    "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
     "tokenizer_config.json",

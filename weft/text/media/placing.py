@@ -89,6 +89,7 @@ def _item(part: MediaPart, values: FloatArray) -> MediaItem:
         length=part.length,
         line_len=part.line_len,
         num_heard=part.num_heard,
+        seconds=part.seconds,
         grid=part.grid,
         time_step=part.time_step,
         shape=values.shape,

@@ -35,6 +35,7 @@ class MediaPart(NamedTuple):
     time_step: float = 1.0  # as in `MediaItem`
     line_len: int = 0  # as in `MediaItem`
     num_heard: int = 0  # as in `MediaItem`
+    seconds: float = 0.0  # as in `MediaItem`
 
 
 class PreparedMedia(NamedTuple):

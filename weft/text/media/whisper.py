@@ -56,7 +56,12 @@ class Whisper:
         num_frames = max(spec.num_frames, len(samples) // spec.hop)
         values = log_mel(samples, spec._replace(num_frames=num_frames), self._bands, num_frames)
         part = MediaPart(
-            kind="audio", length=0, grid=None, values=values, num_heard=self.num_positions
+            kind="audio",
+            length=0,
+            grid=None,
+            values=values,
+            num_heard=self.num_positions,
+            seconds=len(samples) / spec.rate,
         )
         return PreparedMedia(BEGIN, (part,))
 

@@ -1,0 +1,171 @@
+"""MTP layers behind tiny random models: guesses are those that the modules of transformers make of
+the same tensors, and answers are those of the model."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tests.models.many import VOCAB, Checkpoint, make_checkpoint, make_renamed
+from tests.models.windowed import Served, assert_greedy
+from weft.config.heads import MTP_NAMES, MtpNames
+from weft.executor.cpu.fused_step import CpuFusedSteps
+from weft.executor.drafting.steps import GuessPasses
+from weft.plan.step import Drafting, Plan
+
+NUM_LAYERS = 4
+HIDDEN = 64
+MAKERS = {"deepseek-v3": MTP_NAMES[0], "glm4-moe": MTP_NAMES[0], "mimo": MTP_NAMES[1]}
+
+
+class Made(NamedTuple):
+    checkpoint: Checkpoint
+    names: MtpNames
+    own: dict[str, Tensor]  # the tensors around the layer, by their names in `MtpNames`
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A model whose MTP layer has the weights of its last layer."""
+    family = request.param
+    make = make_renamed if family == "mimo" else make_checkpoint
+    checkpoint = make(family, tmp_path_factory.mktemp(family))
+    names = MAKERS[family].of(NUM_LAYERS)
+    path = checkpoint.folder / "model.safetensors"
+    tensors = load_file(path)
+    last = f"model.layers.{NUM_LAYERS - 1}."
+    for name in list(tensors):
+        if name.startswith(last):
+            tensors[f"{names.layer}.{name.removeprefix(last)}"] = tensors[name].clone()
+    generator = torch.Generator().manual_seed(3)
+    own = {
+        "projection": torch.randn(HIDDEN, 2 * HIDDEN, generator=generator) * 0.2,
+        **{
+            part: 1 + 0.3 * torch.randn(HIDDEN, generator=generator)
+            for part in ("embedding_norm", "state_norm", "norm")
+        },
+    }
+    for part, tensor in own.items():
+        tensors[f"{names.prefix}.{getattr(names, part)}.weight"] = tensor
+    save_file(tensors, path, {"format": "pt"})
+    described = checkpoint.folder / "config.json"
+    config = json.loads(described.read_text("utf-8"))
+    described.write_text(json.dumps({**config, "num_nextn_predict_layers": 1}), "utf-8")
+    return Made(checkpoint, names, own)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
+
+
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+@torch.inference_mode()
+def first_guess(made: Made, tokens: list[int]) -> int:
+    """The likeliest token after `tokens` and the one that the model makes after them, by
+    transformers' modules; `tokens` end with that one."""
+    whole = made.checkpoint.model
+    eps = whole.config.rms_norm_eps
+    kept: list[Tensor] = []
+    hook = whole.model.norm.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
+    normed = whole.model(input_ids=torch.tensor([tokens])).last_hidden_state
+    hook.remove()
+    states = normed if made.names.reads_normed else kept[0]
+    embedded = whole.model.embed_tokens(torch.tensor([tokens]))
+    halves = [
+        rms(embedded[:, 1:], made.own["embedding_norm"], eps),
+        rms(states[:, :-1], made.own["state_norm"], eps),
+    ]
+    if not made.names.embedding_first:
+        halves.reverse()
+    x = torch.cat(halves, -1) @ made.own["projection"].T
+    alone = copy.deepcopy(whole)
+    layer = alone.model.layers[-1]
+    layer.self_attn.layer_idx = 0
+    alone.model.layers = nn.ModuleList([layer])
+    alone.model.config.num_hidden_layers = 1
+    alone.model.norm.weight.copy_(made.own["norm"])
+    logits = alone(inputs_embeds=x, use_cache=False).logits
+    return int(logits[0, -1].argmax())
+
+
+class Noted(NamedTuple):
+    num_known: int
+    tokens: list[int]
+
+
+def served(
+    made: Made, monkeypatch: pytest.MonkeyPatch, kernels: str, **settings: Any
+) -> tuple[Served, list[Noted]]:
+    """An engine that guesses in every other step, and what it has guessed for its requests."""
+    noted: list[Noted] = []
+    for kind in (CpuFusedSteps, GuessPasses):
+        usual = kind.guess
+
+        def guess(self: Any, plan: Plan, drafting: Drafting, usual: Any = usual) -> Any:
+            tokens = usual(self, plan, drafting)
+            if len(plan.rows) == 1 and len(tokens):
+                noted.append(Noted(int(plan.sampling.positions[0]), tokens.tolist()))
+            return tokens
+
+        monkeypatch.setattr(kind, "guess", guess)
+    monkeypatch.setattr(
+        "weft.scheduler.speculation.guessing.Guesser._count", lambda *args: min(3, args[-1])
+    )
+    settings = {"context_length": 128, "kv_tokens": 1_024, **settings}
+    return Served(made.checkpoint.folder, kernels=kernels, speculative="mtp", **settings), noted
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_first_guesses_are_those_of_transformers(
+    made: Made, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, noted = served(made, monkeypatch, kernels, max_running_requests=1)
+    num_guesses = 0
+    for seed in range(1, 4):  # some answers are short
+        sent = prompt(seed, 20)
+        (id,) = engine.run(sent, max_new=20)
+        output = engine.outputs[id]
+        assert_greedy(made.checkpoint, sent, output)
+        num_guesses += len(noted)
+        while noted:
+            num_known, tokens = noted.pop()
+            assert tokens[0] == first_guess(made, [*sent, *output][:num_known])
+    assert num_guesses > 8
+    engine.runner.close()
+
+
+def test_chains_are_the_same_by_torch_and_in_one_call(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for kernels in ("auto", "torch"):
+        engine, noted = served(made, monkeypatch, kernels, max_running_requests=1)
+        engine.run(prompt(2, 30), max_new=20)
+        found.append(noted)
+        engine.runner.close()
+        monkeypatch.undo()
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_several_requests_have_the_answers_of_transformers(
+    made: Made, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = served(made, monkeypatch, kernels, chunked_prefill_size=16, page_size=4)
+    prompts = [prompt(seed, length) for seed, length in enumerate((5, 40, 40, 77))]
+    prompts.append(prompts[-1][:60])
+    for _ in range(2):  # first computed, then found in the cache
+        for sent, id in zip(prompts, engine.run(*prompts, max_new=12), strict=True):
+            assert_greedy(made.checkpoint, sent, engine.outputs[id])
+    assert engine.engine.services.stats().total_drafts_mtp > 20
+    engine.runner.close()

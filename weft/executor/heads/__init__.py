@@ -1,0 +1,1 @@
+"""Heads that guess the next tokens from hidden states of the model's own steps."""

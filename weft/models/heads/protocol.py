@@ -1,0 +1,62 @@
+"""What a head is to those who run it, and what a model is asked to keep for it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from weft.models.layers.attention import PagedAttention
+from weft.models.layers.weight import Weights
+
+
+class KeepStates(Protocol):
+    """Keeps hidden states of a model's step for a head."""
+
+    def reads(self, layer: int) -> bool:
+        """Whether the head reads the input of this layer; the number of layers: the output of the
+        last."""
+        ...
+
+    def keep(self, x: Tensor, layer: int) -> None:
+        """Keep x [T, hidden], the input of a layer, for the step's tokens."""
+        ...
+
+
+class Spread(Protocol):
+    """Gives logits of some tokens the shape of those of all."""
+
+    def __call__(self, x: Tensor, ids: Tensor, vocab_size: int) -> Tensor:
+        """x [S, num], of the tokens `ids` [num] (int64, rising) -> [S, vocab], -inf for all
+        others."""
+        ...
+
+
+class HeadModel(Protocol):
+    """A head. Its sequence is one token shorter than that of the model: at a position it reads what
+    the model has made of the token there, and the id of the token after it."""
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        given: Tensor,
+        *,
+        is_first: bool,
+    ) -> Tensor:
+        """Run the tokens of one pass, [T] -> [T, hidden], which a later pass may be given.
+
+        `given`: in the first pass what was kept of the model's step, [T, width]; in later ones what
+        this function has returned for the token before, [T, hidden]. It may be overwritten.
+        """
+        ...
+
+    def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
+        """What `forward` has returned, [T, hidden] -> logits [S, vocab], float32, of the tokens at
+        `places` [S] (None: all)."""
+        ...
+
+    def weights(self) -> Weights:
+        """Every tensor that the head needs from its checkpoint."""
+        ...

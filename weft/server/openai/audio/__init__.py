@@ -1,0 +1,1 @@
+"""OpenAI's API for speech: `/v1/audio/transcriptions` and `/v1/audio/translations`."""
