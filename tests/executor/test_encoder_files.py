@@ -34,7 +34,7 @@ from weft.config.options import SettingsError
 from weft.models.vision.tower import TowerInput, at_once
 from weft.text.media.families import make_processor
 from weft.weights.gguf.encoder import EncoderContent
-from weft.weights.gguf.files import encoder_beside
+from weft.weights.gguf.files import encoder_beside, first_of_each
 
 VIT = {
     "embedding_length": 48,
@@ -282,6 +282,11 @@ def test_an_encoder_is_found_by_its_name_or_named(files: tuple[Path, Path]) -> N
 def test_names_of_encoders(names: list[str], expected: str) -> None:
     found = encoder_beside(Path("Seer-3B-it-Q4_K_M.gguf"), map(Path, names))
     assert found == (Path(expected) if expected else None)
+
+
+def test_files_beside_models_are_no_models() -> None:
+    names = ("a-imatrix-Q4_K.gguf", "a.mmproj-f16.gguf", "imatrix.gguf", "mmproj-F16.gguf")
+    assert first_of_each(map(Path, names)) == [Path("a-imatrix-Q4_K.gguf")]
 
 
 def changed(encoder: Path, **changes: Any) -> Path:

@@ -40,7 +40,7 @@ from weft.models.vision.tower import Tower, TowerBackend
 from weft.models.vision.towers import make_tower
 from weft.ops.lora import AdapterOps
 from weft.ops.protocol import Ops
-from weft.weights.load import load_weights, randomize, unread_of
+from weft.weights.load import files_beside, load_weights, randomize, unread_of
 from weft.weights.root import WeightsRoot, default_root
 from weft.weights.scales import kv_scales
 
@@ -180,7 +180,8 @@ def fill_weights(
     elif isinstance(model, TransformersModel):
         model.load(spec.folder)
     else:
-        load_weights(weights, spec.folder, unread_of(spec.model))
+        beside = files_beside(spec.model, spec.folder)
+        load_weights(weights, spec.folder, unread_of(spec.model), beside)
 
 
 def make_pooler(

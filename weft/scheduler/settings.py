@@ -33,6 +33,7 @@ class PoolingLimits:
     size: int  # numbers in a vector, or number of labels
     num_token_types: int = 0  # kinds of segments that tokens may belong to; 0: none
     is_embedding: bool = True  # False: the model gives scores of labels
+    can_be_cut: bool = True  # whether the first numbers of a vector are a vector, too
 
 
 @dataclass(frozen=True, kw_only=True)
