@@ -19,7 +19,7 @@ from tests.models.windowed import Served, assert_greedy
 from tests.scheduler.accounts import audit
 from weft.config.heads import MTP_NAMES, MtpNames
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.drafting.steps import GuessPasses
+from weft.executor.heads.guessing import GuessPasses
 from weft.messages.replies import StepOutput
 from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams

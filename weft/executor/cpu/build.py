@@ -36,8 +36,8 @@ from weft.executor.cpu.segmented_model import SegmentedModel, UnsplitModel
 from weft.executor.cpu.states import CppStates
 from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.device import StepDevice
-from weft.executor.drafting.steps import HeadPass
 from weft.executor.heads.build import HeadMemory, make_head, make_head_memory
+from weft.executor.heads.guessing import HeadPass
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.passes.experts import counting
 from weft.executor.passes.split import split

@@ -24,8 +24,8 @@ from weft.executor.assembly import (
 )
 from weft.executor.backend import AttentionBackend
 from weft.executor.device import StepDevice
-from weft.executor.drafting.steps import GuessPasses, HeadPass
 from weft.executor.heads.build import HeadMemory, make_head, make_head_memory
+from weft.executor.heads.guessing import GuessPasses, HeadPass
 from weft.executor.heads.states import PlainKept, plain_spread
 from weft.executor.heads.steps import HeadSteps
 from weft.executor.inputs import DeviceRowTable
