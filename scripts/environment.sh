@@ -17,7 +17,7 @@ fail() {
 }
 
 find_python() {
-    for name in "${WEFT_PYTHON:-}" python3 python3.11 python3.12 python3.13 python; do
+    for name in "${WEFT_PYTHON:-}" python3 python3.11 python3.12 python3.13 python3.14 python; do
         [ -n "$name" ] || continue
         if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
             printf '%s\n' "$name"
@@ -45,6 +45,7 @@ prepare_environment() {
         "$sum $extras" | "$sum [dev]") return ;;
     esac
     echo "installing weft$extras and what it needs into .venv ..." >&2
+    .venv/bin/python -m pip uninstall -q -y weft >/dev/null 2>&1 || true # until 0.2.0 pip knew it by this name
     .venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".$extras" >&2 ||
         fail "pip could not install weft; its reason stands above"
     .venv/bin/python -m weft.ops.cpp.build >/dev/null || true # without a compiler, torch computes

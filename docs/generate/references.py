@@ -1,7 +1,7 @@
 """Writes the reference pages from the code: the command line from the options, HTTP from the OpenAPI document, Python
-from docstrings.
+from docstrings, errors from the sources.
 
-    python docs/generate/references.py           writes docs/reference/{command-line,http,python}.md
+    python docs/generate/references.py           writes docs/reference/{command-line,http,python,errors}.md
     python docs/generate/references.py --check   writes nothing; status 1 names the pages that are not up to date
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import errors
 from generated import write_or_check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -245,6 +246,7 @@ WRITERS: dict[str, Callable[[], Iterator[str]]] = {
     "command-line.md": page_of_command_line,
     "http.md": page_of_http,
     "python.md": page_of_python,
+    "errors.md": lambda: errors.page(ROOT / "weft"),
 }
 
 

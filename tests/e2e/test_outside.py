@@ -306,30 +306,59 @@ def test_a_part_that_cannot_be_used_ends_the_start_with_one_line(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--plugins", "passes=faulty_parts:RaisingPass"], "SystemExit: always"),
-        (["--plugins", "tiers=faulty_parts:UnmadeStore"], "cannot be made: SystemExit"),
-        (["--plugins", "kv_groups=faulty_parts:text_group"], "available is 'anything'"),
-        (["--plugins", "kv_groups=faulty_parts:endless_group"], "longest is inf"),
-        (["--plugins", "kv_groups=faulty_parts:raising_group"], "ArithmeticError: always"),
-        (["--attention-backend", "faulty_parts:NarrowAttention"], "is expected"),
-        (["--attention-backend", "faulty_parts:NoAttention"], "it has no prepare, narrow, forward"),
-        (["--attention-backend", "faulty_parts:plant"], "it cannot be made: TypeError"),
-        (["--attention-backend", "magic"], "it is neither a backend of weft"),
-    ],
-)
-def test_a_part_that_fails_at_once_ends_the_start_with_one_line(
-    options: list[str], why: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "weft", "serve", "weft-nano", "--port", "0", *options],
+FAULTY_PARTS = {
+    "SystemExit: always": {"plugins": "passes=faulty_parts:RaisingPass"},
+    "cannot be made: SystemExit": {"plugins": "tiers=faulty_parts:UnmadeStore"},
+    "available is 'anything'": {"plugins": "kv_groups=faulty_parts:text_group"},
+    "longest is inf": {"plugins": "kv_groups=faulty_parts:endless_group"},
+    "ArithmeticError: always": {"plugins": "kv_groups=faulty_parts:raising_group"},
+    "is expected": {"attention_backend": "faulty_parts:NarrowAttention"},
+    "it has no prepare, narrow, forward": {"attention_backend": "faulty_parts:NoAttention"},
+    "it cannot be made: TypeError": {"attention_backend": "faulty_parts:plant"},
+    "it is neither a backend of weft": {"attention_backend": "magic"},
+}
+START_ALL = """
+import json, sys
+from weft import LLM
+from weft.config.model import ModelError
+from weft.config.options import SettingsError
+
+said = []
+for settings in json.loads(sys.argv[1]):
+    try:
+        LLM("weft-nano", threads=1, kv_tokens=512, **settings)
+        said.append("it has started")
+    except (ModelError, SettingsError) as exc:
+        said.append(str(exc))
+print(json.dumps(said))
+"""
+
+
+def test_parts_that_fail_at_once_end_the_start_with_one_line() -> None:
+    """All in one process, for a start takes seconds."""
+    done = run_beside_parts("-c", START_ALL, json.dumps(list(FAULTY_PARTS.values())))
+    assert done.returncode == 0, done.stderr
+    for why, said in zip(FAULTY_PARTS, json.loads(done.stdout), strict=True):
+        assert why in said
+        assert "\n" not in said
+
+
+@pytest.mark.parametrize("why", ["SystemExit: always", "it cannot be made: TypeError"])
+def test_a_server_with_such_a_part_says_why_it_ends(why: str) -> None:
+    [(name, value)] = FAULTY_PARTS[why].items()
+    option = f"--{name.replace('_', '-')}"
+    done = run_beside_parts("-m", "weft", "serve", "weft-nano", "--port", "0", option, value)
+    assert done.returncode == 2
+    assert why in done.stderr.splitlines()[-1]
+
+
+def run_beside_parts(*argv: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where the faulty parts of this folder can be imported."""
+    return subprocess.run(
+        [sys.executable, *argv],
         capture_output=True,
         text=True,
         check=False,
         timeout=HANG_S,
         env={"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}", "PATH": "/usr/bin:/bin"},
     )
-    assert done.returncode == 2
-    assert why in done.stderr.splitlines()[-1]

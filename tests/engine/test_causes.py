@@ -393,7 +393,7 @@ def test_a_run_of_sixteen_tokens_is_the_same_again_and_a_shorter_one_is_an_accid
 
 
 def test_the_limits_of_a_change_are_those_that_users_read() -> None:
-    page = (DOCS / "guides" / "observability.md").read_text("utf-8")
+    page = (DOCS / "guides" / "why-slow.md").read_text("utf-8")
     assert f"at least {RUN_LEN} tokens after them are the same again" in page
     assert f"the change ends within {causes.MAX_SPAN:,} tokens" in page
     assert f"the last {history.MAX_FINISHED:,} that ended" in page

@@ -26,13 +26,15 @@ from tests.executor.gguf_files import plain, write_gguf
 from tests.executor.gguf_models import described
 from tests.models.pictures import make_with_pictures
 from tests.models.qwen_seeing import make_qwen
+from tests.models.seeing import Prompt, SeeingServed
 from tests.models.test_pixtral import make_pixtral
+from weft.assemble.checkpoint import check_files
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError
 from weft.config.options import SettingsError
 from weft.models.vision.tower import TowerInput, at_once
 from weft.text.media.families import make_processor
 from weft.weights.gguf.encoder import EncoderContent
-from weft.weights.gguf.files import encoder_beside
+from weft.weights.gguf.files import encoder_beside, first_of_each
 
 VIT = {
     "embedding_length": 48,
@@ -220,6 +222,31 @@ def test_two_files_are_the_model_of_their_safetensors(tmp_path: Path, kind: str)
     assert_sees_the_same(folder, checkpoint.folder)
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "idefics3", "llava"])
+def test_what_is_seen_decides_the_same_tokens(tmp_path: Path, kind: str) -> None:
+    """Served, with the kernels."""
+    seeing = KINDS[kind]
+    checkpoint = seeing.make(tmp_path / "checkpoint")
+    decoder, _ = write_both(seeing, checkpoint, tmp_path / "files")
+    folder = described(decoder)
+    check_files(folder)
+    found = []
+    for one in (folder, checkpoint.folder):
+        served = SeeingServed(one)
+        prompts = [Prompt(one, seed, 9, 100 + seed, 4) for seed in range(3)]
+        found.append(served.serve(*prompts))
+        assert not served.errors
+        served.runner.close()
+    assert found[0] == found[1]
+    assert len({str(tokens) for tokens in found[0]}) == 3
+
+
+def test_an_encoder_is_for_gguf_files_alone(tmp_path: Path) -> None:
+    checkpoint = KINDS["llava"].make(tmp_path / "checkpoint")
+    with pytest.raises(SettingsError, match="--mmproj is for GGUF files"):
+        described(checkpoint.folder, mmproj="mmproj.gguf")
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     """Of a decoder and its encoder."""
@@ -257,6 +284,11 @@ def test_names_of_encoders(names: list[str], expected: str) -> None:
     assert found == (Path(expected) if expected else None)
 
 
+def test_files_beside_models_are_no_models() -> None:
+    names = ("a-imatrix-Q4_K.gguf", "a.mmproj-f16.gguf", "imatrix.gguf", "mmproj-F16.gguf")
+    assert first_of_each(map(Path, names)) == [Path("a-imatrix-Q4_K.gguf")]
+
+
 def changed(encoder: Path, **changes: Any) -> Path:
     """The file of an encoder without tensors, with other keys."""
     keys = {"general.architecture": "clip", "clip.projector_type": "qwen2.5vl_merger"}
@@ -285,6 +317,26 @@ REFUSED = {
         "n_wa_pattern is 2; it must be given as int",
     ),
 }
+
+
+CLAIMS = {
+    "embedding_length": (9_600, "v.blk.0.ln1.weight is [48]; its metadata says [9600]"),
+    "feed_forward_length": (10**9, "v.blk.0.ffn_up.weight is [80, 48]; its metadata says [100000"),
+    "image_size": (80_000, "v.position_embd.weight is [16, 48]; its metadata says [100000000, 48]"),
+    "patch_size": (4, "v.patch_embd.weight is [48, 3, 8, 8]; its metadata says [48, 3, 4, 4]"),
+    "block_count": (4, "has no tensor v.blk.3.ln1.weight, which its metadata implies"),
+}
+
+
+@pytest.mark.parametrize("key", CLAIMS)
+def test_sizes_that_the_tensors_do_not_have_are_refused(tmp_path: Path, key: str) -> None:
+    value, message = CLAIMS[key]
+    seeing = KINDS["gemma3"]
+    claimed = seeing._replace(keys={**seeing.keys, key: value})
+    checkpoint = seeing.make(tmp_path / "checkpoint")
+    decoder, encoder = write_both(claimed, checkpoint, tmp_path / "files")
+    with pytest.raises(BadCheckpoint, match=re.escape(message)):
+        described(decoder, mmproj=str(encoder))
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -4,6 +4,7 @@ named."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -98,6 +99,51 @@ def test_a_constant_is_the_literal_or_is_named(
         for schema in ({"const": one}, {"enum": [one, "x"]}):
             for outer in wrapped(schema):
                 check(compiler, tokenizer, outer)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fraction_in_a_constant_has_the_value_that_the_schema_says(
+    compiler: LlgCompiler, tokenizer: Tokenizer, seed: int
+) -> None:
+    """The library reads and writes some doubles with another last digit; these are named."""
+    rng = np.random.default_rng(seed)
+    num_named = 0
+    values = [1.1, 1e2, 2.0, 0.1 + 0.2, 1e15 + 0.25, 9.160455180474817e-12, 93386465708704.12]
+    for _ in range(40):
+        digits = f"{rng.uniform(-10, 10):.{rng.integers(17)}f}"
+        values.append(float(f"{digits}e{rng.integers(-13, 18)}"))
+    for value in values:
+        inner = [value, [value, 1.5], {"b": {"c": [value]}}][int(rng.integers(3))]
+        schema = {"enum": [inner]} if rng.integers(2) else {"const": inner}
+        for outer in wrapped(schema)[:2]:
+            check(compiler, tokenizer, outer)
+            num_named += bool(compiled(compiler, outer).warnings)
+    assert 0 < num_named < len(values) / 3
+
+
+@pytest.mark.parametrize("text", ["1.10", "1e0", "0.11e1", "110E-2"])
+def test_a_literal_is_taken_by_its_value(
+    compiler: LlgCompiler, tokenizer: Tokenizer, text: str
+) -> None:
+    value = json.loads(text)
+    schema = f'{{"properties": {{"a": {{"enum": [[{text}]]}}}}, "required": ["a"]}}'
+    grammar = compiler.compile(Key("json_schema", schema, strict=True))
+    assert accepts(compiler, tokenizer, grammar, json.dumps({"a": [value]}).replace("1.0", "1"))
+    assert not accepts(compiler, tokenizer, grammar, '{"a": [1.11]}')
+    assert not accepts(compiler, tokenizer, grammar, '{"a": [11]}')
+
+
+@pytest.mark.parametrize("keyword", ["minimum", "maximum"])
+def test_a_bound_of_many_digits_admits_nothing_beyond_it(
+    compiler: LlgCompiler, tokenizer: Tokenizer, keyword: str
+) -> None:
+    for value in (93386465708704.12, 40543.598127359604, 0.0009365900863540063):
+        grammar = compiled(compiler, {"type": "number", keyword: value})
+        step = math.ulp(value) * (4 if keyword == "maximum" else -4)
+        assert accepts(compiler, tokenizer, grammar, f"{value - step:.24f}".rstrip("0"))
+        for steps in (1, 2):
+            outside = value + step * steps / 4
+            assert not accepts(compiler, tokenizer, grammar, repr(outside)), (value, outside)
 
 
 @pytest.mark.parametrize("value", INTEGERS)

@@ -175,7 +175,12 @@ class OracleRunner:
 
     def pending_slots(self) -> IntArray:
         """The slots that launched steps are still to write."""
-        return np.concatenate([NO_SLOTS, *(step.plan.slots for step in self.pending)])
+        written = [NO_SLOTS]
+        for step in self.pending:
+            written.append(step.plan.slots)
+            if step.plan.copies is not None:
+                written.append(step.plan.copies.targets)
+        return np.concatenate(written)
 
     def control(self, request: DeviceRequest) -> Pending:
         return OracleWork(self, request, self.patience)
@@ -208,6 +213,9 @@ class OracleRunner:
         assert not self._released, "a step runs without its memory"
         of_rows = self._weights_of(plan)
         self._follow_table(plan)
+        if plan.copies is not None:
+            assert len(set(plan.copies.targets.tolist())) == len(plan.copies.targets)
+            self.state[plan.copies.targets] = self.state[plan.copies.sources]
         if plan.drafting is not None:
             assert self.draft is not None, "there is no draft model"
             return self.draft.execute(plan, plan.drafting)

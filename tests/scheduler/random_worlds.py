@@ -76,6 +76,7 @@ def random_settings(rng: random.Random) -> SchedulerSettings:
         max_run_s=rng.choice([0.0, 0.0, 0.0, 30.0]),
         schedule_conservativeness=rng.choice([0.0, 0.0, 0.3, 1.0]),
         max_slowdown=rng.choice([-1.0, 1.5, 2.5]),
+        copies_pages=num_pages % 3 > 0,
     )
 
 
@@ -270,6 +271,7 @@ def timed_settings(rng: random.Random) -> SchedulerSettings:
         mixed_chunk=rng.random() < 0.5,
         max_run_s=rng.choice([0.0, 0.0, 2.0]),
         schedule_conservativeness=rng.choice([0.0, 0.0, 0.3]),
+        copies_pages=num_tokens % 3 > 0,
     )
 
 

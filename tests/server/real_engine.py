@@ -35,7 +35,9 @@ MACHINE = Machine(
 class RealServer:
     """`post` and `get` run the loop until the answer is there; the engine steps meanwhile."""
 
-    def __init__(self, built: Built, prepared: Prepared, limits: Limits) -> None:
+    def __init__(
+        self, built: Built, prepared: Prepared, limits: Limits, config: ServerConfig
+    ) -> None:
         folder = prepared.folder
         self.engine = built.engine
         self.seen: list[ToEngine] = []
@@ -57,7 +59,7 @@ class RealServer:
             app = create_app(
                 self.client,
                 self.tokenizer,
-                ServerConfig(),
+                config,
                 info,
                 self.readiness,
                 limits,
@@ -108,13 +110,18 @@ class RealServer:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, limits: Limits | None = None, **settings: Any) -> Iterator[RealServer]:
-    """The model in `folder`, with these settings of the engine."""
+def serving(
+    folder: Path,
+    limits: Limits | None = None,
+    config: ServerConfig | None = None,
+    **settings: Any,
+) -> Iterator[RealServer]:
+    """The model in `folder`, with these settings of the server and of the engine."""
     prepared = prepare(
         EngineConfig(model=str(folder), device="cpu", threads=1, **settings), MACHINE
     )
     built = build_engine(prepared.config, prepared.folder)
-    server = RealServer(built, prepared, limits or Limits())
+    server = RealServer(built, prepared, limits or Limits(), config or ServerConfig())
     try:
         yield server
     finally:

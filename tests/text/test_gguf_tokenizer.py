@@ -434,7 +434,10 @@ def test_wefts_tokenizer_takes_it(tmp_path: Path) -> None:
 
 
 BAD = {
-    "another kind": ({"model": "t5"}, "'t5', which is not supported; gpt2, llama and gemma4 are"),
+    "another kind": (
+        {"model": "t5"},
+        "'t5', which is not supported; gpt2, llama, gemma4 and bert are",
+    ),
     "another pre-tokenizer": (
         {"pre": "default"},
         "'default', which is not supported; .*--tokenizer",

@@ -27,6 +27,7 @@ from weft.config.generation import FILE
 from weft.config.gguf import GgufModel, hf_config, hf_sampling
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError, ModelNotFound
 from weft.config.options import SettingsError
+from weft.config.pooling import KINDS
 from weft.config.vision.mmproj import ClipKeys, projector_of, with_encoder
 from weft.json_types import JsonMapping
 from weft.observe.log import EventLog
@@ -60,6 +61,7 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 MAX_ROPE_FACTORS = 4_096
+POOLING_FOLDER = "1_Pooling"
 
 
 def model_folder(config: EngineConfig) -> Path:
@@ -76,6 +78,8 @@ def model_folder(config: EngineConfig) -> Path:
             raise SettingsError(
                 "--tokenizer is for GGUF files; a model folder brings its tokenizer"
             )
+        if config.mmproj:
+            raise SettingsError("--mmproj is for GGUF files; a model folder brings its encoder")
         return path
     source = path.parent
     if config.tokenizer:
@@ -96,7 +100,10 @@ def encoder_file(config: EngineConfig, path: Path) -> Path | None:
         return None
     try:
         with GgufFile(path) as file:
-            _with_encoder(beside, {"architectures": [""]}, file.header.metadata)
+            metadata = file.header.metadata
+            size = metadata.get(f"{metadata.get('general.architecture')}.embedding_length")
+            found = {"architectures": [""], "hidden_size": size}
+            _with_encoder(beside, found, metadata)
     except ModelError as exc:
         log.warning("encoder_not_used", file=beside.name, reason=exc)
         return None
@@ -182,7 +189,21 @@ def _description(
         sampling = hf_sampling(metadata)
         if sampling:
             yield FILE, sampling
+        pooling = config.get("pooling")
+        if pooling:
+            yield from _sentence_layout(str(pooling))
         yield from _tokenizer(metadata, str(path), config["vocab_size"], beside)
+
+
+def _sentence_layout(pooling: str) -> Iterator[tuple[str, bytes | JsonMapping]]:
+    """The files that say how hidden states become a vector. A GGUF file does not say whether it is
+    normalized; llama.cpp does so."""
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [{"type": f"models.{kind}", "path": ""} for kind in kinds]
+    modules[1]["path"] = POOLING_FOLDER
+    keys = [key for key in KINDS if key.startswith(f"pooling_mode_{pooling}")]
+    yield "modules.json", json.dumps(modules).encode()
+    yield f"{POOLING_FOLDER}/config.json", dict.fromkeys(keys, True)
 
 
 def _with_encoder(
@@ -252,7 +273,9 @@ def _write(
         data = values
         if not isinstance(data, bytes):
             data = json.dumps(values, ensure_ascii=False).encode()
-        (folder / name).write_bytes(data)
+        path = folder / name
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        path.write_bytes(data)
 
 
 @contextlib.contextmanager

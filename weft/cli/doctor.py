@@ -250,7 +250,11 @@ def _packages() -> str:
     """Versions of the packages that weft requires. Fails if one is missing or too old."""
     lines = []
     wrong = []
-    for requirement in metadata.requires("weft") or []:
+    # A checkout may have been installed under an earlier name.
+    (distribution, *_) = metadata.packages_distributions().get("weft", [""])
+    if not distribution:
+        return "not checked: weft runs from its sources, without an installation"
+    for requirement in metadata.requires(distribution) or []:
         parsed = re.match(r"([A-Za-z0-9_.-]+)(?:>=([0-9.]+))?", requirement)
         if parsed is None or "extra ==" in requirement or parsed[1] == "torch":
             continue

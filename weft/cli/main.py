@@ -72,6 +72,10 @@ VERBS = {
         "weft.cli.doctor:doctor",
         "check this machine, this installation, and a model, without loading it",
     ),
+    "completion": (
+        "weft.cli.completion:completion",
+        "print a script that completes commands in bash, zsh or fish",
+    ),
     "version": ("weft.cli.main:version", "print the version"),
 }
 
@@ -97,12 +101,16 @@ EXIT_INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `weft` with `argv` (None: the process's arguments). Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
+    if words[:1] == ["help"] and words[1:2] and words[1] in VERBS:
+        words = [words[1], "--help", *words[2:]]  # weft help serve memory
+    if not words or words[0] in ("-h", "--help"):
         print(_help())
         return 0
     if words[0] in ("-V", "--version"):
         return version([])
     try:
+        if words[0] == "help":
+            return show_topic(words[1:])
         if words[0] not in VERBS:
             raise SettingsError(_no_verb(words[0]))
         warn_of_variables(os.environ)
@@ -123,6 +131,20 @@ def version(argv: Sequence[str]) -> int:
     from weft.version import __version__
 
     print(f"weft {__version__}")
+    return 0
+
+
+def show_topic(argv: Sequence[str]) -> int:
+    """`weft help`, or `weft help TOPIC`. Raises SettingsError for another topic."""
+    from weft.cli.topics import TOPICS, topic, topics
+
+    if not argv:
+        print(f"{_help()}\n\nweft help TOPIC answers a question:\n\n{topics()}")
+        return 0
+    if argv[0] not in TOPICS:
+        hint = did_you_mean(argv[0], [*VERBS, *TOPICS])
+        raise SettingsError(f"there is no help on {argv[0]!r}{hint} (weft help lists the topics)")
+    print(topic(argv[0]))
     return 0
 
 
@@ -149,7 +171,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "weft COMMAND --help tells more. To begin: weft serve",
+            "weft COMMAND --help tells more, weft help answers questions. To begin: weft serve",
         ]
     )
 

@@ -253,7 +253,11 @@ class ModelOptions:
         group="memory",
         everyday=True,
         choices=("auto", "bf16", "fp32", "int8", "fp8"),
-        elsewhere=("kv_cache_dtype",),
+        elsewhere=(
+            "cache_type_k",
+            "cache_type_v",
+            "kv_cache_dtype",
+        ),
     )
     page_size: int = option(
         0,
@@ -297,6 +301,12 @@ class ModelOptions:
         group="memory",
         everyday=True,
         elsewhere=("disable_radix_cache", "enable_prefix_caching", "no_enable_prefix_caching"),
+    )
+    page_copies: bool = option(
+        True,
+        "copy the tokens of a cached page with which a prompt of the same key goes on before both "
+        "differ, instead of computing them",
+        group="memory",
     )
 
 

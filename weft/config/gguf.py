@@ -261,6 +261,9 @@ class _Keys:
     def has(self, tensor: str) -> bool:
         return any(self.layers_with(tensor))
 
+    def num_rows(self, tensor: str) -> int:
+        return _shape(self._model, tensor)[0]
+
     def layer_types(self, states: StateLayers) -> list[str]:
         """The kind of each layer, by its tensors."""
         kinds = []

@@ -26,10 +26,22 @@ from weft.json_types import JsonObject
 Value: TypeAlias = str | int | float | bool | None
 
 # Options of other engines, or of an earlier weft, for which weft needs no option: the reason.
-NEEDLESS = {
-    name: "weft looks for new messages at every step"
-    for name in ("scheduler_recv_interval", "recv_interval", "recv_weights")
+_REASONS = {
+    "weft looks for new messages at every step": (
+        "scheduler_recv_interval",
+        "recv_interval",
+        "recv_weights",
+    ),
+    "all layers are on one device, which --device names": ("n_gpu_layers", "gpu_layers", "ngl"),
+    "attention never writes a matrix of scores": ("flash_attn", "flash_attention"),
+    "the model's chat template is always used": ("jinja",),
+    "requests are always batched continuously": ("cont_batching",),
+    "tools are served without it": ("enable_auto_tool_choice",),
+    "/metrics is always there": ("enable_metrics", "metrics"),
+    "GET /requests lists what runs and waits": ("slots",),
+    "code of a checkpoint is never run": ("trust_remote_code",),
 }
+NEEDLESS = {name: reason for reason, names in _REASONS.items() for name in names}
 
 SWITCH_WORDS = {
     "on": True,

@@ -82,7 +82,12 @@ class SchedulingOptions:
         changeable=True,
         everyday=True,
         low=-1,
-        elsewhere=("max_num_batched_tokens", "long_prefill_token_threshold"),
+        elsewhere=(
+            "batch_size",
+            "ubatch_size",
+            "max_num_batched_tokens",
+            "long_prefill_token_threshold",
+        ),
     )
     max_encoder_tokens: int = option(
         0,

@@ -20,7 +20,11 @@ class ServerConfig:
         high=65535,
     )
     served_model_name: str = option(
-        "", "name in the API; the model's own name if not given", group="server", everyday=True
+        "",
+        "name in the API; the model's own name if not given",
+        group="server",
+        everyday=True,
+        elsewhere=("alias",),
     )
     any_model_name: bool = option(
         False,
@@ -136,7 +140,10 @@ class ServerConfig:
         group="server",
     )
     chat_template: str = option(
-        "", "file with a Jinja chat template, instead of the model's", group="server"
+        "",
+        "file with a Jinja chat template, instead of the model's",
+        group="server",
+        elsewhere=("chat_template_file",),
     )
     trust_request_chat_template: bool = option(
         False,
@@ -169,6 +176,7 @@ class ServerConfig:
         "(docs/guides/tools.md)",
         group="server",
         choices="weft.text.parsers.formats:reasoning_parser_names",
+        elsewhere=("reasoning_format",),
     )
     limit_mm_per_prompt: str = option(
         "",

@@ -400,18 +400,26 @@ def _is_media(tokens: bytes) -> bool:
 
 
 def _span(ours: bytes, theirs: bytes) -> tuple[int, int]:
-    """The fewest tokens of both sequences after which `RUN_LEN` tokens are the same; all of them if
-    there are none near."""
+    """The tokens of both sequences after which they are the same again: few, before many; all of
+    them if there are no `RUN_LEN` such tokens near. Texts of tools are alike, so the first run may
+    be one by accident, and a short one."""
     run = RUN_LEN * TOKEN_BYTES
     best = len(ours) // TOKEN_BYTES, len(theirs) // TOKEN_BYTES
+    least = sum(best)  # tokens before, less those that are the same again
     end = MAX_SPAN * TOKEN_BYTES + run
     last = min(len(ours) - run, MAX_SPAN * TOKEN_BYTES)
-    for start in range(0, last + 1, TOKEN_BYTES):
-        if start >= sum(best) * TOKEN_BYTES:
-            break
+    start = 0
+    while start <= last:
         at = find_tokens(theirs, ours[start : start + run], end=end)
-        if at >= 0:
-            best = min(best, (start // TOKEN_BYTES, at // TOKEN_BYTES), key=sum)
+        if at < 0:
+            start += TOKEN_BYTES
+            continue
+        num_again = common_len(ours[start:], theirs[at:])
+        span = start // TOKEN_BYTES, at // TOKEN_BYTES
+        if sum(span) - num_again < least:
+            best = span
+            least = sum(span) - num_again
+        start += num_again * TOKEN_BYTES
     return best
 
 

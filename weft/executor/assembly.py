@@ -29,6 +29,7 @@ from weft.executor.lora.table import AdapterTable
 from weft.executor.media.steps import MediaPass
 from weft.executor.media.store import MediaStore
 from weft.executor.outputs.pooling import Pooler
+from weft.executor.passes.copies import CopyPass
 from weft.executor.passes.experts import ExpertRecorder
 from weft.executor.runner import Pass
 from weft.executor.weights.store import ModelMemory, WeightStore
@@ -39,7 +40,7 @@ from weft.models.vision.tower import Tower, TowerBackend
 from weft.models.vision.towers import make_tower
 from weft.ops.lora import AdapterOps
 from weft.ops.protocol import Ops
-from weft.weights.load import load_weights, randomize, unread_of
+from weft.weights.load import files_beside, load_weights, randomize, unread_of
 from weft.weights.root import WeightsRoot, default_root
 from weft.weights.scales import kv_scales
 
@@ -179,7 +180,8 @@ def fill_weights(
     elif isinstance(model, TransformersModel):
         model.load(spec.folder)
     else:
-        load_weights(weights, spec.folder, unread_of(spec.model))
+        beside = files_beside(spec.model, spec.folder)
+        load_weights(weights, spec.folder, unread_of(spec.model), beside)
 
 
 def make_pooler(
@@ -241,6 +243,12 @@ def make_adapter_table(
 def adapter_passes(table: AdapterTable | None) -> list[Pass]:
     """The pass for adapters, if there is a table."""
     return [] if table is None else [AdapterPass(table)]
+
+
+def copy_passes(pool: KVPool) -> list[Pass]:
+    """The pass that copies K and V between slots of all layers; none if some layers have slots of
+    their own."""
+    return [] if pool.has_windows else [CopyPass(pool.tensors)]
 
 
 def media_passes(

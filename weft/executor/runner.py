@@ -362,4 +362,4 @@ class EncoderSteps:
         if asked is None:
             return EncoderOutput(())
         vectors = self._pooler(plan, asked, hidden)
-        return EncoderOutput((PooledVectors(vectors),))
+        return EncoderOutput((PooledVectors(vectors, self._pooler.sizes(plan, asked)),))

@@ -79,6 +79,9 @@ class Enforceable:
         self.left_out.append(f"{key} {shown}: {why}")
 
     def _constants(self, schema: JsonObject) -> None:
+        for key in ("const", "enum"):
+            if key in schema:
+                schema[key] = _with_whole(schema[key])
         if "const" in schema and not _is_exact(schema["const"]):
             value = schema["const"]
             self._leave_out(schema, "const", "a number in it has too many digits")
@@ -183,6 +186,7 @@ def exact_patterns(schema: Any, space: Space) -> list[str]:
     others = set(schema) - {"const", "enum", "x-guidance", *_ANNOTATIONS}
     if not isinstance(values, list) or others or {"const", "enum"} <= set(schema):
         return []
+    values = _with_whole(values)
     if all(map(_is_exact, values)) or not all(map(_is_finite, values)):
         return []
     if len(json.dumps(values)) > MAX_EXACT_LEN:
@@ -256,8 +260,19 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
+def _with_whole(value: Any) -> Any:
+    """A value whose whole numbers are written without a fraction, which takes digits."""
+    if isinstance(value, dict):
+        return {name: _with_whole(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return list(map(_with_whole, value))
+    if not isinstance(value, float) or not value.is_integer():
+        return value
+    return int(Decimal(repr(value)))
+
+
 def _is_exact(value: Any) -> bool:
-    """Whether the library writes each number in a value as it is."""
+    """Whether the library reads each number in a value as it is, and writes it so."""
     if isinstance(value, dict):
         return all(map(_is_exact, value.values()))
     if isinstance(value, list):
@@ -266,7 +281,29 @@ def _is_exact(value: Any) -> bool:
         return True
     if not SMALLEST <= abs(value) <= LARGEST:
         return False
-    return bool(float(value) == value)
+    return bool(float(value) == value) and _as_read(value) == value and not _is_tie(value)
+
+
+def _is_tie(value: float) -> bool:
+    """Whether two shortest decimal numbers are equally near to a double: the library may write the
+    one that Python does not."""
+    written = Decimal(repr(value))
+    return 2 * abs(written - Decimal(value)) == Decimal(1).scaleb(int(written.as_tuple().exponent))
+
+
+def _as_read(value: float) -> float:
+    """The double that the library reads for a number as JSON writes it.
+
+    It takes the digits as a whole number, and multiplies it with a power of ten, or divides it by
+    one. Each of the three may be rounded, so that of many digits the last may be another.
+    """
+    if isinstance(value, int):
+        return float(value)
+    _, digits, exponent = Decimal(repr(value)).as_tuple()
+    whole = float("".join(map(str, digits)))
+    power = float(f"1e{abs(int(exponent))}")
+    read = whole / power if int(exponent) < 0 else whole * power
+    return math.copysign(read, value)
 
 
 def _inward(value: float, *, up: bool) -> float | None:
@@ -285,4 +322,8 @@ def _inward(value: float, *, up: bool) -> float | None:
     near = float(value)
     if near < value:
         near = math.nextafter(near, math.inf)
-    return int(near) if near == int(near) else near
+    if near == int(near):
+        return int(near)
+    while _as_read(near) < value:
+        near = math.nextafter(near, math.inf)
+    return near

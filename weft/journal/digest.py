@@ -67,6 +67,8 @@ def launched(plan: Plan, version: int) -> Launched:
     if plan.table is not None:
         writes = plan.table
         table = _crc(writes.rows, writes.starts, writes.lens, writes.slots)
+    if plan.copies is not None:
+        table = digest(plan.copies, table)
     # Version 2 has one digest of the sampling and of all operations together.
     logits = 0
     outputs = 0

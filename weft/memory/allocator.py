@@ -161,7 +161,11 @@ class RowTable:
         for the next plan."""
         begin = start // self.page_size
         self.pages[row, begin : begin + len(pages)] = pages
-        self.writes.append((row, start, slots_of(pages, self.page_size)))
+        self.log(row, start, slots_of(pages, self.page_size))
+
+    def log(self, row: int, start: int, slots: IntArray) -> None:
+        """Tell the next plan that a row has these slots from position `start` on."""
+        self.writes.append((row, start, slots))
 
     def pages_of(self, row: int, start: int, end: int) -> IntArray:
         """The pages of positions start..end of a row; `start` is a page border."""

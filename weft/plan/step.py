@@ -78,6 +78,18 @@ class TableWrites:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotCopies:
+    """K and V that tokens get from others, instead of being computed: those of slot `sources[i]`
+    are copied to `targets[i]`.
+
+    Done before the plan's tokens are computed, as if all were read before the first is written.
+    """
+
+    sources: IntArray  # [C]
+    targets: IntArray  # [C] no slot stands twice
+
+
+@dataclass(frozen=True, slots=True)
 class WindowSlots:
     """The slots into which layers with windows write K and V, and the changes of their row table,
     if these layers have a pool of slots of their own.
@@ -276,6 +288,7 @@ class Plan:
     samples: BoolArray
     sampling: Sampling  # of the S tokens, grouped by request
     table: TableWrites | None = None
+    copies: SlotCopies | None = None  # between the slots of all layers; None: there are none
     inputs: tuple[InputOp, ...] = ()
     logits: tuple[LogitOp, ...] = ()  # in the order of `logits.ORDER`
     outputs: tuple[AuxRequest, ...] = ()  # at most one of each type

@@ -13,6 +13,7 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.memory.accounting.audit import Fault, audit, find_faults
 from weft.memory.accounting.holders import Holder, ResumeStateInUse
+from weft.memory.accounting.part_pages import PartPages
 from weft.memory.allocator import PageAllocator, RowTable, num_pages_for
 from weft.memory.radix.cache import RadixCache
 from weft.scheduler.groups.protocol import GroupBudget, KvGroup, PassFacts
@@ -32,9 +33,11 @@ class KvRoom:
         columns: Columns,
         groups: Sequence[KvGroup],
         *,
+        part_pages: PartPages | None,
         repeats_runs: bool,
     ) -> None:
         self._allocator = allocator
+        self._part_pages = part_pages
         self._cache = cache
         self._columns = columns
         self._groups = groups
@@ -52,10 +55,12 @@ class KvRoom:
 
     @property
     def rest(self) -> int:
-        """Tokens that could be allocated now in the pool: free, evictable or pinned (pins are
-        removed)."""
+        """Tokens that could be allocated now in the pool: free, kept for copies, evictable or
+        pinned (pins are removed)."""
         cache = self._cache
         num_pages = self._allocator.num_free + cache.evictable_pages + cache.pinned_pages
+        if self._part_pages is not None:
+            num_pages += self._part_pages.num_owned
         return num_pages * self._page_size
 
     @property

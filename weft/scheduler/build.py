@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from weft.memory.accounting.part_pages import PartPages
 from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import PageAllocator, RowTable
 from weft.memory.radix.cache import RadixCache
@@ -122,6 +123,9 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
         columns.turns.append(StageTurns(num_rows, settings))
     pins = Pins(cache)
     groups = make_groups(GroupParts(settings, cache, columns, pins))
+    part_pages = None
+    if settings.copies_pages and not groups and settings.can_copy_pages:
+        part_pages = PartPages(allocator, cache)
     return KvMemory(
         rows,
         allocator,
@@ -130,6 +134,7 @@ def make_memory(settings: SchedulerSettings) -> KvMemory:
         pins=pins,
         groups=groups,
         resume_states=_resume_states(settings, groups),
+        part_pages=part_pages,
         keeps_items_unsplit=settings.keeps_items_unsplit,
         repeats_runs=settings.repeats_runs,
     )

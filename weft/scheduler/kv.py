@@ -19,6 +19,7 @@ import numpy as np
 
 from weft.arrays import IntArray, LongArray
 from weft.memory.accounting.holders import Holder
+from weft.memory.accounting.part_pages import EndPage, PartPage, PartPages
 from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import (
     OutOfPages,
@@ -34,7 +35,7 @@ from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle, In
 from weft.memory.radix.cache import RadixCache
 from weft.memory.radix.tree import pages_of
 from weft.memory.tiers.resume_states import NoResumeStates, ResumeStates
-from weft.plan.step import Plan, TableWrites
+from weft.plan.step import Plan, SlotCopies, TableWrites
 from weft.scheduler.accounts import KvAccounts, KvRoom
 from weft.scheduler.groups.protocol import KvGroup
 from weft.scheduler.request import NO_PREFIX, NO_ROW, CachedPrefix, Columns, Request
@@ -142,9 +143,90 @@ class KvPrefixes:
             self.match(request, unsplit_len)
 
 
+class PageCopies:
+    """What requests copy of pages that they share in part (`memory/accounting/part_pages.py`): a
+    few tokens behind their cached prefixes, in their first steps."""
+
+    def __init__(self, parts: PartPages, rows: RowTable, columns: Columns) -> None:
+        self.parts = parts
+        self._rows = rows
+        self._columns = columns
+        self._page_size = rows.page_size
+        self._chosen: dict[int, PartPage] = {}  # to be copied by the next step, by row
+        self._copies: list[SlotCopies] = []  # of the next plan
+
+    def choose(self, request: Request) -> int:
+        """Choose what a request with a new row copies in its first step, and return how many tokens
+        that is. At least one token is left to compute."""
+        handle, length, _, _ = request.prefix
+        most = min(length + self._page_size - 1, request.reusable_len)
+        if handle is None or most <= length:
+            return 0
+        key = request.cache_key(request.packed[: most * TOKEN_BYTES])
+        rest = key.tokens[length * TOKEN_BYTES :]
+        part = self.parts.find(handle, rest, request.message.tenant)
+        if part.num_tokens:
+            self._chosen[request.row] = part
+        return part.num_tokens
+
+    def begin(self, row: int, start: int, slots: IntArray) -> int:
+        """How many of a row's tokens from `start` on, which have these slots, are copied by the
+        next step."""
+        part = self._chosen.pop(row, None)
+        if part is None:
+            return 0
+        num_tokens = part.num_tokens
+        first = part.page * self._page_size
+        sources = np.arange(first, first + num_tokens, dtype=np.int32)
+        targets = slots[:num_tokens]
+        self._copies.append(SlotCopies(sources, targets))
+        self._rows.log(row, start, targets)
+        return num_tokens
+
+    def take(self) -> SlotCopies | None:
+        """The copies of the next plan."""
+        copies = self._copies
+        if not copies:
+            return None
+        self._copies = []
+        sources = np.concatenate([one.sources for one in copies])
+        return SlotCopies(sources, np.concatenate([one.targets for one in copies]))
+
+    def inserted(self, request: Request, inserted: Inserted) -> None:
+        """The computed tokens of a request are in the cache."""
+        if inserted.present < inserted.length:
+            self.parts.inserted_by(inserted.handle, request.message.tenant)
+
+    def released(self, request: Request, inserted: Inserted | None) -> bool:
+        """A request gives up its row; its whole pages are in the cache if they were `inserted`.
+        Returns whether the page after them is kept, which has known tokens in a part of it."""
+        row = request.row
+        self._chosen.pop(row, None)
+        if inserted is None or inserted.handle is None:
+            return False
+        if not request.message.shares_kv or not request.service.keeps_prefixes:
+            return False
+        columns = self._columns
+        num_tokens = min(int(columns.kv_len[row]), int(columns.known_len[row]))
+        length = inserted.length
+        if num_tokens <= length:
+            return False
+        key = request.cache_key(columns.packed(row, num_tokens))
+        page = int(self._rows.pages[row, length // self._page_size])
+        end = EndPage(key.tokens[length * TOKEN_BYTES :], page, request.message.tenant)
+        self.parts.keep(inserted.handle, end)
+        return True
+
+    def reset(self) -> None:
+        """All memory was freed."""
+        self._chosen.clear()
+        self._copies.clear()
+
+
 class KvMemory:
     """`groups`: layers with memory of their own, which share `pins` and report their
-    `resume_states`. For `keeps_items_unsplit` see `KvPrefixes`, for `repeats_runs` `KvRoom`."""
+    `resume_states`. `part_pages`: None if requests share whole pages alone. For
+    `keeps_items_unsplit` see `KvPrefixes`, for `repeats_runs` `KvRoom`."""
 
     def __init__(
         self,
@@ -156,6 +238,7 @@ class KvMemory:
         pins: Pins | None = None,
         groups: Sequence[KvGroup] = (),
         resume_states: ResumeStates = NO_RESUME_STATES,
+        part_pages: PartPages | None = None,
         keeps_items_unsplit: bool = False,
         repeats_runs: bool = False,
     ) -> None:
@@ -167,12 +250,23 @@ class KvMemory:
         self.pins = pins or Pins(cache)
         self.resume_states = resume_states
         self.leases = Leases(cache, self.resume_states)
+        self.copies: PageCopies | None = None
         self.holders: list[Holder] = [self.leases]
+        if part_pages is not None:
+            self.copies = PageCopies(part_pages, rows, columns)
+            self.holders.append(part_pages)
         self.page_size = allocator.page_size
         self.prefixes = KvPrefixes(
             cache, self.groups, self.page_size, keeps_items_unsplit=keeps_items_unsplit
         )
-        self.room = KvRoom(allocator, cache, columns, self.groups, repeats_runs=repeats_runs)
+        self.room = KvRoom(
+            allocator,
+            cache,
+            columns,
+            self.groups,
+            part_pages=part_pages,
+            repeats_runs=repeats_runs,
+        )
         self.accounts = KvAccounts(
             rows, allocator, cache, columns, groups=self.groups, holders=self.holders
         )
@@ -205,6 +299,9 @@ class KvMemory:
         raises OutOfPages, and says what the `step` lacks.
         """
         missing = num_pages - self.allocator.num_free
+        if missing > 0 and self.copies is not None:
+            self.copies.parts.give_up(missing)
+            missing = num_pages - self.allocator.num_free
         if missing > 0:
             self.pins.unpin_for(missing)
             if missing > self.cache.evictable_pages:
@@ -346,7 +443,10 @@ class KvMemory:
             self.columns.cached_len[row] = inserted.length
         else:
             self._before_dropping()
-        self.allocator.free(self.accounts.owned_pages(request))
+        owned = self.accounts.owned_pages(request)
+        if self.copies is not None and self.copies.released(request, inserted):
+            owned = owned[1:]
+        self.allocator.free(owned)
         self.prefixes.unlock(request)
         if inserted is not None and not request.service.keeps_prefixes:
             self.cache.cool(inserted.handle)
@@ -373,7 +473,10 @@ class KvMemory:
 
     def forget_written(self, slots: IntArray) -> None:
         """Drop the nodes with these slots from the cache, unless they are in use."""
-        self.allocator.free(self.cache.forget_pages(slots // self.page_size))
+        pages = slots // self.page_size
+        self.allocator.free(self.cache.forget_pages(pages))
+        if self.copies is not None:
+            self.copies.parts.forget(pages)
 
     def reset_cache(self) -> None:
         """Empty the prefix cache. No request may have a lock in it; pins and leases are lost."""
@@ -397,6 +500,8 @@ class KvMemory:
         for group in self.groups:
             group.reset()
         self.prefixes.forget()
+        if self.copies is not None:
+            self.copies.reset()
         self.pins.forget_all(EMPTIED)
         self.cache.drop()
         self.rows.reset()
@@ -463,6 +568,8 @@ class KvMemory:
         key = request.cache_key(columns.packed(row, num_tokens))
         inserted = self.cache.insert(key, pages)
         present = inserted.present
+        if self.copies is not None:
+            self.copies.inserted(request, inserted)
         if present > before:
             # Another request has inserted the same tokens in the meantime: its pages are used.
             self.allocator.free(pages[before // page_size : present // page_size])

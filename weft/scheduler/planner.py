@@ -8,6 +8,7 @@ optional features add their operations to a plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -45,12 +46,17 @@ def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> StepTokens:
     for request in requests:
         row = request.row
         start = request.kv_len
+        taken = kv.extend(request)
+        if kv.copies is not None:
+            num_copied = kv.copies.begin(row, start, taken)
+            start += num_copied
+            taken = taken[num_copied:]
         rows.append(row)
         starts.append(start)
-        lens.append(request.extend_len)
+        lens.append(len(taken))
         # A middle chunk samples no token, and neither does a request for the prompt alone.
         samples.append(request.wants_tokens and request.completes)
-        slots.append(kv.extend(request))
+        slots.append(taken)
         tokens.append(columns.tokens[row, start : request.extend_end])
     step = StepTokens(
         rows=np.array(rows, dtype=np.int32),
@@ -192,6 +198,10 @@ class Planner:
             sees_to=step.sees_to,
             ahead=step.ahead,
         )
+        if self._kv.copies is not None:
+            copies = self._kv.copies.take()
+            if copies is not None:
+                plan = replace(plan, copies=copies)
         if self._kv.groups:
             plan = self._kv.with_groups(plan)
         batch.plan = plan

@@ -522,9 +522,15 @@ class PrefillScheduler:
 
     def _admit(self, line: WaitingLine, request: Request, now: float) -> None:
         cached_len = request.prefix.length
+        self._kv.take_row(request)
+        num_copied = 0
+        if self._kv.copies is not None:
+            num_copied = self._kv.copies.choose(request)
+        # The pass counts them among its input tokens.
+        self._counters.num_prefilled_tokens -= num_copied
         trace = self._log.history.admitted(
             request.id,
-            cached_len,
+            cached_len + num_copied,
             request.fill_len,
             request.extend_end,
             now,
@@ -534,8 +540,8 @@ class PrefillScheduler:
             request.admitted_s = now
             self._limits.drain.admitted(now)
             self._limits.deadlines.admitted(request)
-            request.cached_tokens = cached_len
-            matched_len = cached_len
+            request.cached_tokens = cached_len + num_copied
+            matched_len = request.cached_tokens
             if self._kv.groups:
                 matched_len = self._kv.prefixes.matched_len(request)
             trace.reuse = Reuse(
@@ -545,8 +551,7 @@ class PrefillScheduler:
                 request.message.tenant,
             )
             self._counters.num_prompt_tokens += request.spec.prompt_len
-            self._counters.num_cached_tokens += cached_len
-        self._kv.take_row(request)
+            self._counters.num_cached_tokens += request.cached_tokens
         line.admit(request)
         request.state = RequestState.PREFILLING
         for feature in self._hooks.of(request):

@@ -33,6 +33,7 @@ class PoolingLimits:
     size: int  # numbers in a vector, or number of labels
     num_token_types: int = 0  # kinds of segments that tokens may belong to; 0: none
     is_embedding: bool = True  # False: the model gives scores of labels
+    can_be_cut: bool = True  # whether the first numbers of a vector are a vector, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,7 @@ class SchedulerSettings(SchedulingOptions):
     hidden_size: int = 0  # of input vectors in prompts; 0: they are not allowed
     eos_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
+    copies_pages: bool = False  # whether requests copy parts of cached pages
     sessions: SessionLimits = SessionLimits()
     pooling: PoolingLimits | None = None  # None: the model generates tokens
     windows: WindowSettings | None = None  # None: all layers share one pool of pages
@@ -137,6 +139,16 @@ class SchedulerSettings(SchedulingOptions):
     def sized_for(self) -> SchedulerSettings:
         """The settings for which tables and the device's memory were sized."""
         return self.started_with or self
+
+    @property
+    def can_copy_pages(self) -> bool:
+        """Whether a step can take a part of a page from another one: neither a second model nor a
+        later step for the other layers needs the same tokens."""
+        if not self.prefix_cache or self.page_size == 1:
+            return False
+        if self.draft is not None or self.split_prefill_layers:
+            return False
+        return not self.keeps_items_unsplit
 
     @property
     def chunk_len(self) -> int | None:

@@ -167,6 +167,9 @@ _SPECIAL_KEYS = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
+    "cls_token": "cls_token_id",
+    "sep_token": "seperator_token_id",  # as the format spells it
+    "mask_token": "mask_token_id",
 }
 _SPACE = "▁"
 _MAX_PIECE_LEN = 128  # characters of a SentencePiece token; the library's default limit is 16
@@ -185,10 +188,12 @@ def tokenizer_files(metadata: JsonMapping, label: str) -> dict[str, JsonObject]:
     elif kind == "gemma4":
         # Its files have the merges.
         tokenizer = _sentencepiece(vocabulary, vocabulary.merges(), has_prefix=False)
+    elif kind == "bert":
+        tokenizer = _wordpiece(vocabulary)
     else:
         raise TokenizerError(
-            f"{label}: its tokenizer is {str(kind)[:64]!r}, which is not supported; gpt2, llama "
-            f"and gemma4 are; {HINT}"
+            f"{label}: its tokenizer is {str(kind)[:64]!r}, which is not supported; gpt2, llama, "
+            f"gemma4 and bert are; {HINT}"
         )
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": tokenizer_config(metadata, label)}
 
@@ -272,17 +277,7 @@ class _Vocabulary:
         found = []
         for index, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
             if kind in (_CONTROL, _USER_DEFINED) and token and self.ids[token] == index:
-                found.append(
-                    {
-                        "id": index,
-                        "content": token,
-                        "single_word": False,
-                        "lstrip": False,
-                        "rstrip": False,
-                        "normalized": False,
-                        "special": kind == _CONTROL,
-                    }
-                )
+                found.append(_added_token(index, token, is_special=kind == _CONTROL))
         return found
 
     def closing(self, *, begins: bool) -> JsonObject | None:
@@ -323,6 +318,18 @@ class _Vocabulary:
                 f"{len(self.tokens):,} tokens"
             )
         return found
+
+
+def _added_token(index: int, token: str, *, is_special: bool) -> JsonObject:
+    return {
+        "id": index,
+        "content": token,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": is_special,
+    }
 
 
 def _byte_level(vocabulary: _Vocabulary) -> JsonObject:
@@ -378,6 +385,76 @@ def _sentencepiece(
         decoder={"type": "Sequence", "decoders": decoders},
         model=model,
     )
+
+
+def _wordpiece(vocabulary: _Vocabulary) -> JsonObject:
+    """BERT's: words are cut into the longest tokens. In a file, tokens that begin a word have a
+    space before them, and those inside of words have no mark."""
+    ids: dict[str, int] = {}
+    added = []
+    has_upper = False
+    for index, token in enumerate(vocabulary.tokens):
+        kind = vocabulary.kinds[index]
+        text = f"##{token}"
+        if token.startswith(_SPACE) and len(token) > 1:
+            text = token.removeprefix(_SPACE)
+            has_upper = has_upper or text != text.lower()
+        elif kind == _CONTROL or (token.startswith("[") and token.endswith("]")):
+            text = token
+            if kind == _CONTROL:
+                added.append(_added_token(index, token, is_special=True))
+        ids.setdefault(text, index)
+    first = vocabulary.special("cls_token_id") or vocabulary.special("bos_token_id")
+    last = vocabulary.special("seperator_token_id") or vocabulary.special("eos_token_id")
+    unknown = vocabulary.special("unknown_token_id")
+    if first is None or last is None or unknown is None:
+        raise TokenizerError(
+            f"{vocabulary.label} lacks the token before a text, after it, or for unknown words; "
+            f"{HINT}"
+        )
+    found = _tokenizer(
+        vocabulary,
+        # A vocabulary without upper case is that of texts in lower case.
+        normalizer={
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": not has_upper,
+        },
+        pre_tokenizer={"type": "BertPreTokenizer"},
+        closing=_pair_closing(ids, first, last),
+        decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
+        model={},
+    )
+    found["added_tokens"] = added
+    found["model"] = {
+        "type": "WordPiece",
+        "unk_token": unknown,
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": ids,
+    }
+    return found
+
+
+def _pair_closing(ids: dict[str, int], first: str, last: str) -> JsonObject:
+    """The post-processor of BERT: a pair of texts has its second part in another segment."""
+
+    def marker(token: str, segment: int) -> JsonObject:
+        return {"SpecialToken": {"id": token, "type_id": segment}}
+
+    single = [marker(first, 0), {"Sequence": {"id": "A", "type_id": 0}}, marker(last, 0)]
+    second = [{"Sequence": {"id": "B", "type_id": 1}}, marker(last, 1)]
+    special = {
+        token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (first, last)
+    }
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, *second],
+        "special_tokens": special,
+    }
 
 
 def _merges(vocabulary: _Vocabulary) -> list[list[str]]:

@@ -39,6 +39,10 @@ class ArchitectureKeys(Protocol):
         """Whether a layer has a tensor of this name."""
         ...
 
+    def num_rows(self, tensor: str) -> int:
+        """The number of rows of a tensor outside of the layers, by its whole name."""
+        ...
+
     def short_and_long_factors(self) -> tuple[Sequence[float], Sequence[float]]:
         """The divisors of the rotary frequencies for short and for long contexts; each empty if the
         file does not have it."""

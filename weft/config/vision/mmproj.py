@@ -469,6 +469,39 @@ def projector_of(label: str, metadata: JsonMapping) -> Projector:
     return PROJECTORS[found]
 
 
+def _require_sizes(keys: ClipKeys, config: JsonMapping) -> None:
+    """Raise BadCheckpoint if the tensors do not have the sizes in the metadata: weft must not
+    allocate memory by sizes that a file only claims."""
+    size = keys.get("embedding_length", int)
+    inner = keys.get("feed_forward_length", int)
+    for layer in {0, keys.num_layers - 1}:
+        _require(keys, f"v.blk.{layer}.ln1.weight", (size,))
+        # Older converters have the names of the two products the other way round.
+        _require(keys, f"v.blk.{layer}.ffn_up.weight", (inner, size), (size, inner))
+    patch = keys.get("patch_size", int)
+    _require(keys, "v.patch_embd.weight", (size, 3, patch, patch))
+    vision = config["vision_config"]
+    if "image_size" in vision and "v.position_embd.weight" in keys.shapes:
+        num = _side(keys) ** 2 + _is_clip(keys)
+        _require(keys, "v.position_embd.weight", (num, size))
+    last = "mm.input_projection.weight" if "scale_factor" not in config else "mm.model.fc.weight"
+    for name in ("mm.2.weight", last):
+        if name in keys.shapes:
+            out = config["hidden_size"]
+            shape = keys.shapes[name]
+            _require(keys, name, (out, shape[-1]), (shape[0], out))
+
+
+def _require(keys: ClipKeys, name: str, *expected: tuple[int, ...]) -> None:
+    shape = keys.shapes.get(name)
+    if shape is None:
+        raise BadCheckpoint(f"{keys.label} has no tensor {name}, which its metadata implies")
+    if shape not in expected:
+        raise BadCheckpoint(
+            f"{keys.label}: {name} is {list(shape)}; its metadata says {list(expected[0])}"
+        )
+
+
 def require_fits(label: str, encoder: JsonMapping, decoder: JsonMapping) -> str:
     """The class of a model with this encoder and decoder, by the metadata of their files. Raises
     UnsupportedModel if they do not belong together."""
@@ -501,4 +534,6 @@ def with_encoder(
     if hasattr(sections, "tolist"):
         rope = {**found.get("rope_parameters", {}), "mrope_section": sections.tolist()[:3]}
         config["rope_parameters"] = rope
-    return {**config, **projector_of(keys.label, encoder).config(keys, found)}
+    config |= projector_of(keys.label, encoder).config(keys, found)
+    _require_sizes(keys, config)
+    return config

@@ -17,6 +17,7 @@ from weft.executor.assembly import (
     RunnerSpec,
     adapter_passes,
     build_tower,
+    copy_passes,
     fill_weights,
     make_adapter_table,
     make_expert_recorder,
@@ -160,6 +161,7 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     passes = [
         *media_passes(spec, rows, tower),
         *adapter_passes(adapters),
+        *copy_passes(pool),
         *split(
             spec.engine, eager, model=model, attention=kernels.attention, rows=rows, experts=experts
         ),
@@ -183,6 +185,8 @@ def _without_kernels(model: ModelConfig) -> str:
         attention = layer.attention
         if model.library_config:
             continue  # its code does this itself
+        if attention.alibi:
+            return "changes scores by distance"
         if attention.kv_of is not None or attention.values_are_keys or attention.norms_values:
             return "norms values, or takes them from keys or from other layers"
     return ""

@@ -11,6 +11,7 @@ from weft.executor.assembly import (
     RunnerSpec,
     adapter_passes,
     build_tower,
+    copy_passes,
     fill_weights,
     make_adapter_table,
     make_encoded_pool,
@@ -101,6 +102,7 @@ def build_decoder(
         *media_passes(spec, rows, tower, encoded_pool),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
+        *copy_passes(pool),
         *split(spec.engine, unsplit, model=model, attention=attention, rows=rows, experts=experts),
         *counting(experts),
     ]

@@ -25,6 +25,7 @@ from weft.plan.step import (
     LayerSpan,
     Plan,
     Sampling,
+    SlotCopies,
     StateSlots,
     TableWrites,
     WindowSlots,
@@ -38,7 +39,7 @@ MAX_DIMENSIONS = 8
 NAMED: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(Plan, Sampling, TableWrites, WindowSlots, StateSlots, Drafting, LayerSpan),
+        *(Plan, Sampling, TableWrites, SlotCopies, WindowSlots, StateSlots, Drafting, LayerSpan),
         *(inputs.InputVectors,),
         *(outputs.SampledLogprobsRequest, outputs.PoolingRequest),
         *(outputs.PromptLogprobsRequest, outputs.HiddenStatesRequest),

@@ -22,7 +22,7 @@ ENCODER = "mmproj"  # in the name of a file with the encoder of a model
 _WORD = re.compile(r"[^-._]+")
 _KINDS = ("bf16", "f16", "f32", "q8")  # types of encoders, the first that is there is taken
 _NO_NAMES = (ENCODER, "model", "0", *_KINDS)  # words that are no part of a model's name
-_BESIDE = (ENCODER, "imatrix")  # in the names of files that are no models
+IMATRIX = "imatrix"  # at the beginning of the name of a file that is no model
 
 
 def is_gguf(path: PurePath) -> bool:
@@ -63,7 +63,8 @@ def first_of_each(paths: Iterable[P]) -> list[P]:
     """The first file of each model among these files."""
     first: dict[str, P] = {}
     for path in sorted(paths):
-        if not any(part in path.name.lower() for part in _BESIDE):
+        name = path.name.lower()
+        if ENCODER not in name and not name.startswith(IMATRIX):
             first.setdefault(stem(path), path)
     return list(first.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 
@@ -31,14 +32,24 @@ class SpeechForm:
         return "word" in self.granularities
 
 
-class Duration(msgspec.Struct, kw_only=True):
+class Duration(msgspec.Struct, kw_only=True, tag="duration"):
     seconds: float
-    type: str = "duration"
+
+
+class TokenUsage(msgspec.Struct, kw_only=True, tag="tokens"):
+    """Of a model that answers a prompt about the sound."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+Usage: TypeAlias = Duration | TokenUsage
 
 
 class Transcription(msgspec.Struct, kw_only=True):
     text: str
-    usage: Duration
+    usage: Usage
 
 
 class TranscribedSegment(msgspec.Struct, kw_only=True):
@@ -77,5 +88,5 @@ class TextDelta(msgspec.Struct, kw_only=True):
 
 class TextDone(msgspec.Struct, kw_only=True):
     text: str
-    usage: Duration
+    usage: Usage
     type: str = "transcript.text.done"

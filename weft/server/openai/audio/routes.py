@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -11,13 +10,13 @@ from starlette.types import ASGIApp
 
 from weft.config.numbers import shown
 from weft.messages.sampling import SamplingParams
-from weft.observe.survivable import is_survivable
 from weft.server.body import json_bytes, json_response
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, error_json, translated
 from weft.server.leaving import while_client_waits
 from weft.server.media import ServedMedia, require_media
 from weft.server.model_names import use_named
+from weft.server.openai.audio.by_chat import ChatTranscript, begin_chat
 from weft.server.openai.audio.form import read_speech
 from weft.server.openai.audio.models import (
     Duration,
@@ -27,6 +26,7 @@ from weft.server.openai.audio.models import (
     TranscribedSegment,
     TranscribedWord,
     Transcription,
+    Usage,
     VerboseTranscription,
 )
 from weft.server.openai.audio.windows import Asked, Delta, Transcriber, Window
@@ -56,7 +56,7 @@ async def _answer(context: ServerContext, request: Request, task: str) -> ASGIAp
     media = require_media(context.media, [source])
     tokens = media.speech
     if tokens is None:
-        raise ApiError(400, "this model writes down no speech", param="model")
+        return await _by_chat(context, request, form, raw)
     asked = _asked(context, form, tokens)
     common = common_request(
         context,
@@ -70,9 +70,26 @@ async def _answer(context: ServerContext, request: Request, task: str) -> ASGIAp
     (item,) = sound.items
     work = Transcriber(context, common, tokens, item, asked)
     if form.stream:
-        return await _stream(media, sound, work, item.seconds)
+        texts = _texts(media, sound, work)
+        return await _stream(texts, lambda: Duration(seconds=item.seconds))
     windows = await while_client_waits(_collected(media, sound, work))
     return _written(form, windows, item.seconds)
+
+
+async def _by_chat(
+    context: ServerContext, request: Request, form: SpeechForm, raw: bytes
+) -> ASGIApp:
+    chat = ChatTranscript(await begin_chat(context, request, form, raw))
+    if form.stream:
+        return await _stream(chat.texts(), chat.usage)
+    text = (await while_client_waits(_joined(chat.texts()))).strip()
+    if form.response_format == "text":
+        return PlainTextResponse(f"{text}\n")
+    return json_response(Transcription(text=text, usage=chat.usage()))
+
+
+async def _joined(texts: AsyncIterator[str]) -> str:
+    return "".join([text async for text in texts])
 
 
 async def _collected(media: ServedMedia, sound: ReadyMedia, work: Transcriber) -> list[Window]:
@@ -89,7 +106,7 @@ def _asked(context: ServerContext, form: SpeechForm, tokens: SpeechTokens) -> As
     by_name = {name: code for code, name in NAMES.items()}
     language = by_name.get(language, language)
     if language and language not in known:
-        message = f"language is {shown(form.language)}; allowed: {', '.join(known)}"
+        message = f"language is {shown(form.language)}; allowed: {', '.join(sorted(known))}"
         raise ApiError(400, message, param="language")
     prompt: list[int] = []
     if form.prompt:
@@ -178,47 +195,43 @@ def _verbose(
 # ---- a stream
 
 
-async def _stream(
-    media: ServedMedia, sound: ReadyMedia, work: Transcriber, seconds: float
-) -> ASGIApp:
-    """The answer as events. An error before the first of them is an answer of its own."""
-    events = _events(media, sound, work, seconds)
+async def _stream(texts: AsyncIterator[str], usage: Callable[[], Usage]) -> ASGIApp:
+    """The answer as events; `usage` is asked after the last text. An error before the first event
+    is an answer of its own."""
+    events = _events(texts, usage)
     first = await while_client_waits(anext(events))
-    body = _Body(first, events)
     headers = {"cache-control": "no-cache"}
-    return StreamingResponse(body.pieces(), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(
+        _survived(first, events), media_type="text/event-stream", headers=headers
+    )
 
 
-@dataclass
-class _Body:
-    first: bytes
-    events: AsyncIterator[bytes]
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        yield self.first
-        try:
-            async for event in self.events:
-                yield event
-        except Exception as exc:
-            if not is_survivable(exc):
-                raise
-            yield b"data: " + error_json(translated(exc)) + b"\n\n"
+async def _survived(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events. An error is the last of them."""
+    yield first
+    try:
+        async for event in events:
+            yield event
+    except Exception as exc:
+        yield b"data: " + error_json(translated(exc)) + b"\n\n"
 
 
-async def _events(
-    media: ServedMedia, sound: ReadyMedia, work: Transcriber, seconds: float
-) -> AsyncIterator[bytes]:
-    said: list[str] = []
+async def _texts(media: ServedMedia, sound: ReadyMedia, work: Transcriber) -> AsyncIterator[str]:
     with media.holding(sound, "file"):
         async for one in work.windows(with_deltas=True):
             if isinstance(one, Delta):
-                # The text as a whole begins without a blank.
-                text = one.text if said else one.text.lstrip()
-                if text:
-                    said.append(text)
-                    yield _event(TextDelta(delta=text))
-    done = TextDone(text="".join(said).strip(), usage=Duration(seconds=seconds))
-    yield _event(done)
+                yield one.text
+
+
+async def _events(texts: AsyncIterator[str], usage: Callable[[], Usage]) -> AsyncIterator[bytes]:
+    said: list[str] = []
+    async for one in texts:
+        # The text as a whole begins without a blank.
+        text = one if said else one.lstrip()
+        if text:
+            said.append(text)
+            yield _event(TextDelta(delta=text))
+    yield _event(TextDone(text="".join(said).strip(), usage=usage()))
 
 
 def _event(value: TextDelta | TextDone) -> bytes:

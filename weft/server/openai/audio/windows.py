@@ -56,7 +56,7 @@ class Asked:
     language: str  # a code; "": it is detected
     prompt: Sequence[int]  # tokens that might have been said before
     temperature: float | None
-    with_times: bool
+    with_times: bool  # of segments
     with_words: bool
     with_quality: bool  # each window has the probability that nobody speaks
 
@@ -115,10 +115,14 @@ class Transcriber:
         self._vocab_size = context.client.engine.vocab_size
         self._context_len = context.info.context_length
         self.num_frames = max(int(sound.seconds * FRAMES_PER_S + 1e-6), 1)
+        # The next window begins at a time in the one before.
+        self._with_times = asked.with_times or self.num_frames > 2 * sound.num_heard
 
     async def windows(self, *, with_deltas: bool = False) -> AsyncIterator[Delta | Window]:
-        """The windows in order; with their text while it comes, if `with_deltas`. Raises `ApiError`
-        and whatever a request can raise."""
+        """The windows in order; with their text while it comes, if `with_deltas`: token by token,
+        or by segments, because what follows the last of these is heard again. Raises `ApiError` and
+        whatever a request can raise."""
+        by_token = with_deltas and not self._with_times
         longest = 2 * self._sound.num_heard
         before = list(self._asked.prompt)
         num_left = MOST_OVERLAPS * -(-self.num_frames // longest)
@@ -130,7 +134,7 @@ class Transcriber:
             found: Ran | None = None
             quality = Quality(0.0, 0.0, 0.0, no_speech)
             prompt = self._prompt(before)
-            async for step in self._answers(heard, prompt, no_speech, with_deltas=with_deltas):
+            async for step in self._answers(heard, prompt, no_speech, with_deltas=by_token):
                 if isinstance(step, Delta):
                     yield step
                 else:
@@ -146,6 +150,9 @@ class Transcriber:
             if self._asked.with_words and segments:
                 words = await self._words(heard, prompt, found, segments, begin, num_frames)
             texts = [self._text(one.ids) for one in segments]
+            if with_deltas and not by_token:
+                for text in texts:
+                    yield Delta(text)
             yield Window(begin, self._language, segments, texts, quality, words)
             before = self._before(before, segments, quality)
             num_left -= 1
@@ -188,7 +195,7 @@ class Transcriber:
                 temperature=temperature,
                 seed=0,  # the same sound gets the same answer
                 logprobs=0,
-                speech=self._tokens.rules(with_times=self._asked.with_times),
+                speech=self._tokens.rules(with_times=self._with_times),
             )
             message = self._request(heard, prompt, sampling)
             ran: Ran | None = None
@@ -256,7 +263,7 @@ class Transcriber:
 
     def _prompt(self, before: Sequence[int]) -> list[int]:
         return self._tokens.prompt(
-            self._language, self._asked.task, self._cut(before), with_times=self._asked.with_times
+            self._language, self._asked.task, self._cut(before), with_times=self._with_times
         )
 
     def _cut(self, before: Sequence[int]) -> list[int]:

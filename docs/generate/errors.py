@@ -1,0 +1,368 @@
+"""Finds the texts of all errors that end a command or answer a request, in the sources: what is given to the classes
+below, to classes made of them, and to functions that return them. A part that is put in when an error happens is `...`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+# What ends a command of the terminal with one paragraph, and what answers a request (server/errors.py::translated).
+OF_COMMANDS = ("SettingsError", "ModelError")
+OF_REQUESTS = (
+    "ApiError",
+    "InvalidParam",
+    "MediaError",
+    "InvalidGrammar",
+    "TokenizerError",
+    "ContextExceeded",
+    "BatchRefused",
+    "EngineUnavailable",
+    "EngineFault",
+    "StateError",
+    "Busy",
+    "Refusal",
+    "TurnRefused",
+    "AdapterRefused",
+    "Finish",
+)
+GAP = "..."
+
+
+class ErrorText(NamedTuple):
+    text: str
+    status: int  # of the answer; 0: the class decides
+    module: str  # below weft/, as server/limits
+
+
+class _Source(NamedTuple):
+    module: str
+    tree: ast.Module
+
+
+def texts(package: Path, roots: tuple[str, ...]) -> list[ErrorText]:
+    """The texts of errors of the classes `roots`, by module and then in the order of the source."""
+    sources = [
+        _Source(str(path.relative_to(package).with_suffix("")), ast.parse(path.read_text("utf-8")))
+        for path in sorted(package.rglob("*.py"))
+    ]
+    makers = _makers(sources, roots)
+    found: dict[tuple[str, str], ErrorText] = {}
+    for source in sources:
+        for function in _functions(source.tree):
+            for one in _of_function(function, makers):
+                found.setdefault((source.module, one.text), one._replace(module=source.module))
+    return list(found.values())
+
+
+def _makers(sources: list[_Source], roots: tuple[str, ...]) -> set[str]:
+    """The names of the classes, of classes made of them, and of functions that return one."""
+    classes = set(roots)
+    before = 0
+    while len(classes) > before:
+        before = len(classes)
+        for source in sources:
+            for node in ast.walk(source.tree):
+                if isinstance(node, ast.ClassDef) and any(_name(b) in classes for b in node.bases):
+                    classes.add(node.name)
+    makers = set(classes)
+    for source in sources:
+        for node in ast.walk(source.tree):
+            if (
+                isinstance(node, ast.FunctionDef)
+                and node.returns
+                and _name(node.returns) in classes
+            ):
+                makers.add(node.name)
+    return makers
+
+
+def _functions(tree: ast.Module) -> Iterator[ast.AST]:
+    """What has texts: the functions, and the constants of the module."""
+    yield ast.Module([node for node in tree.body if isinstance(node, ast.Assign)], [])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _of_function(function: ast.AST, makers: set[str]) -> Iterator[ErrorText]:
+    assigned: dict[str, ast.expr] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            text = _text(node.value, {})
+            if text.replace(GAP, "").strip(" :'"):
+                assigned[node.targets[0].id] = node.value
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Call) or _name(node.func) not in makers:
+            continue
+        given = [*node.args, *(one.value for one in node.keywords if one.arg == "message")]
+        candidates = [_text(one, assigned) for one in given]
+        # The text has spaces; other arguments are names of fields and numbers.
+        best = max((one for one in candidates if " " in one.strip(". ")), key=len, default="")
+        if best:
+            statuses = [one.value for one in given if isinstance(one, ast.Constant)]
+            statuses += [
+                one.value.value for one in node.keywords if isinstance(one.value, ast.Constant)
+            ]
+            status = next((one for one in statuses if isinstance(one, int) and 400 <= one < 600), 0)
+            yield ErrorText(best, status, "")
+
+
+def _name(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return ""
+
+
+def _text(node: ast.expr, assigned: Mapping[str, ast.expr]) -> str:
+    """A text of the source with gaps, or "" if this is none."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        parts = [one.value if isinstance(one, ast.Constant) else GAP for one in node.values]
+        return "".join(map(str, parts))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return (_text(node.left, assigned) or GAP) + (_text(node.right, assigned) or GAP)
+    if isinstance(node, ast.Name) and node.id in assigned:
+        return _text(assigned[node.id], {})
+    return ""
+
+
+class Group(NamedTuple):
+    """Errors of some modules: what they have in common, and what helps."""
+
+    title: str
+    helps: str
+    modules: tuple[str, ...]  # beginnings of their names
+
+
+GROUPS_OF_COMMANDS = (
+    Group(
+        "Options and settings",
+        "The error names the option, its value and what is allowed; `weft serve --help all` has them all, and a value may also come from a variable `WEFT_...` or from `--config`.",
+        (
+            "config/options",
+            "config/nodes",
+            "config/parallel",
+            "config/pairs",
+            "config/lockstep",
+            "config/resolve",
+            "config/sizing",
+            "config/draft",
+            "config/speculative",
+            "config/cache",
+            "config/relay",
+            "config/lenders",
+            "config/kv_",
+            "config/handoff",
+            "config/adapters",
+            "config/plugins",
+            "config/media_options",
+            "config/encoder",
+            "assemble/",
+            "config/json_object",
+            "config/generation",
+        ),
+    ),
+    Group(
+        "Models: their `config.json` and their files",
+        "`weft doctor MODEL` reads the same files without loading them. A model of another architecture can run by the code of transformers ([how](../guides/transformers.md)); a file that is cut off or damaged must be fetched anew (`weft rm`, `weft pull`).",
+        (
+            "config/",
+            "weights/",
+            "models/",
+            "store/",
+            "text/",
+            "executor/",
+            "executor/weights",
+            "executor/plain",
+        ),
+    ),
+    Group(
+        "The machine: processor, GPU, memory, ranks",
+        "`weft doctor` says what this machine has and what it lacks.",
+        ("config/gpu", "executor/cpu", "executor/gpu", "executor/ranks"),
+    ),
+    Group(
+        "Adapters",
+        "[Adapters](../guides/adapters.md) says which files are read; the model goes on without the adapter.",
+        ("executor/lora", "engine/adapters"),
+    ),
+    Group(
+        "Your own code: plugins, logit processors, policies, groups, Ray",
+        "[Outside of the tree](../contribute/outside.md) has the protocol of each part, [logit processors](../guides/logit-processors.md) theirs.",
+        (
+            "executor/logit_processors",
+            "executor/outside",
+            "scheduler/",
+            "server/plugins",
+            "launch/ray",
+            "engine/",
+        ),
+    ),
+    Group(
+        "Starting a server",
+        "[Troubleshooting](../guides/troubleshooting.md) has the frequent ones: ports, files, keys, several models.",
+        ("launch/", "observe/", "kv_events/", "server/"),
+    ),
+    Group(
+        "Commands of the terminal",
+        "`weft COMMAND --help` says what a command takes; commands to a running server need its address (`--url`) and perhaps its key.",
+        ("cli/", "bench/", "sim/", "batches/", "llm"),
+    ),
+)
+GROUPS_OF_REQUESTS = (
+    Group(
+        "Keys, hosts and origins",
+        "[Security](../guides/security.md) says who may ask what, [proxies](../guides/proxies.md) what a proxy must pass on.",
+        ("server/auth", "server/page"),
+    ),
+    Group(
+        "Limits, time and load",
+        "A 503 and a 429 have `Retry-After`; [limits](limits.md) has each limit with its option.",
+        (
+            "server/limits",
+            "server/body",
+            "server/operation",
+            "server/http",
+            "server/health",
+            "text/turns",
+            "launch/",
+            "server/errors",
+            "scheduler/limits",
+            "engine/deadline",
+            "engine/device_jobs",
+            "engine/guard",
+            "client/deliveries",
+            "client/fleet",
+            "client/client",
+            "client/engine_state",
+            "client/calls",
+        ),
+    ),
+    Group(
+        "Models and their names",
+        "`GET /v1/models` lists the names.",
+        (
+            "server/model_names",
+            "server/aliases",
+            "server/several",
+            "server/ollama",
+            "relay/",
+            "weights/",
+            "llm",
+        ),
+    ),
+    Group(
+        "Fields of a request",
+        "The answer's `param` names the field. [Fields of requests](../guides/api-fields.md) says what each takes.",
+        (
+            "server/",
+            "server/fields",
+            "server/requests",
+            "server/tokens",
+            "server/infill",
+            "client/",
+            "messages/",
+            "server/sglang",
+            "scheduler/",
+            "client/adapters",
+        ),
+    ),
+    Group(
+        "Messages, tools and chat templates",
+        "[Tool calls](../guides/tools.md) and [the APIs](../guides/apis.md) say what is read; the path in the error is that of the client's own body.",
+        (
+            "server/chat",
+            "server/openai",
+            "server/anthropic",
+            "text/templates",
+            "text/tokenizer",
+            "text/gguf_tokenizer",
+        ),
+    ),
+    Group(
+        "Pictures, videos and sounds",
+        "[Images, videos and sounds](../guides/media.md) has the formats, the sizes and the hosts that may be named.",
+        ("text/media", "server/media"),
+    ),
+    Group(
+        "Structured output",
+        "[Structured output](../guides/structured-output.md) has what schemas, patterns and grammars may contain.",
+        ("grammar/", "engine/grammar"),
+    ),
+    Group(
+        "Vectors, scores and classes",
+        "[Embeddings](../guides/embeddings.md) has the inputs of each route.",
+        ("server/pooling",),
+    ),
+    Group(
+        "Batches and stored answers",
+        "[Batches](../guides/batches.md) and [state](../guides/state.md).",
+        ("batches/", "state/"),
+    ),
+    Group(
+        "Administration",
+        "[Control requests](../guides/control.md) says what each route takes; these need the key of an administrator.",
+        ("server/admin", "assemble/", "engine/", "executor/", "cli/"),
+    ),
+)
+
+
+def page(package: Path) -> Iterator[str]:
+    """The lines of docs/reference/errors.md."""
+    yield from [
+        "# Errors",
+        "",
+        "<!-- Written by docs/generate/references.py: change the code, not this page. -->",
+        "",
+    ]
+    yield "Every text with which a command can end or a request be answered, from the sources. `...` is a part that is put in: a name, a"
+    yield "value, what is allowed. Search for a few words of your error. [Troubleshooting](../guides/troubleshooting.md) explains the frequent ones."
+    for title, roots, groups in (
+        ("Errors that end a command", OF_COMMANDS, GROUPS_OF_COMMANDS),
+        ("Errors that answer a request", OF_REQUESTS, GROUPS_OF_REQUESTS),
+    ):
+        yield from ["", f"## {title}"]
+        found = texts(package, roots)
+        by_group = {
+            group: [one for one in found if _group_of(one, groups) is group] for group in groups
+        }
+        for group, errors in by_group.items():
+            yield from ["", f"### {group.title}", "", group.helps, ""]
+            yield from ["| error | where it is made |", "|---|---|"]
+            for error in errors:
+                status = f", status {error.status}" if error.status else ""
+                yield f"| {_cell(error.text)} | `{error.module}`{status} |"
+
+
+def _group_of(error: ErrorText, groups: tuple[Group, ...]) -> Group:
+    """The group that has the longest beginning of its module. Raises ValueError if none has one."""
+    fits = [
+        (len(start), group)
+        for group in groups
+        for start in group.modules
+        if error.module.startswith(start)
+    ]
+    if not fits:
+        raise ValueError(f"{error.module} is in no group of docs/generate/errors.py: {error.text}")
+    return max(fits, key=lambda fit: fit[0])[1]
+
+
+def _cell(text: str) -> str:
+    """A text in a cell of a table."""
+    words = " ".join(text.split())
+    return (
+        words.replace("|", "\\|")
+        .replace("<", "&lt;")
+        .replace("*", "\\*")
+        .replace("[", "\\[")
+        .replace("_", "\\_")
+        .replace("`", "\\`")
+    )
