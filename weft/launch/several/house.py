@@ -245,13 +245,18 @@ class House:
             group = self._spare.take()
         try:
             await host.load(group)
-        except LoadFailed as exc:
+        except Exception as exc:  # whatever it is: nobody waits for this load any longer
+            reason = exc
+            if not isinstance(reason, LoadFailed):
+                reason = LoadFailed(f"a fault of weft: {exc!r}", is_users=False)
             self.facts.unloaded(name)
-            if not self.failures.may_try_again(name, exc):
+            if not self.failures.may_try_again(name, reason):
                 self.facts.refused(name)
-                self.line.fail(name, self.failures.note(name, exc))
+                self.line.fail(name, self.failures.note(name, reason))
             self.settle()
-            return
+            if reason is exc:
+                return
+            raise
         took_s = time.monotonic() - began_s
         log.info("loaded", model=name, seconds=round(took_s, 2), memory=size(sum(host.size)))
         self.failures.forget(name)
