@@ -40,8 +40,9 @@ LIMITS = {option.name for option in options_of(Limits)}  # limits.md has a table
 PROGRAMS = ("benchmarks", "scripts", "tests", "training")
 FOREIGN = {  # programs of others that a page shows a command of
     "curl": {"--data", "--data-binary"},
-    "docker": {"--build-arg", "--rm"},
+    "docker": {"--build", "--build-arg", "--gpus", "--profile", "--rm"},
     "ik_llama.cpp": {"--repack"},
+    "helm": {"--reuse-values", "--set"},
     "kubectl": {"--from-literal"},
     "gpg, sha256sum": {"--verify", "--check", "--ignore-missing"},
     "pip": {"--no-deps", "--require-hashes", "--upgrade"},
