@@ -163,9 +163,13 @@ def compare(names: list[str], loads: list[PartLoad], measured: list[Figures], pa
         said = simulated.figures(journal, load)
         seen = (real.itl_p50, real.itl_p99, real.ttft_mean, real.output_per_s)
         ratios = [ours / theirs for ours, theirs in zip(said, seen, strict=True)]
-        rows.append([name, *map(number, said), *(f"{ratio:.2f} x" for ratio in ratios)])
+        rows.append([name, *map(number, said), *map(times, ratios)])
     header = ["simulated", "ITL p50, ms", "p99", "TTFT mean, ms", "output/s"]
     print(table([*header, "p50", "p99", "TTFT", "output"], rows))
+
+
+def times(ratio: float) -> str:
+    return "-" if np.isnan(ratio) else f"{ratio:.2f} x"
 
 
 def drawn(rng: random.Random, mean: float) -> int:
