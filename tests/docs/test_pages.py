@@ -33,7 +33,10 @@ def test_script_finds_nothing(arguments: list[str]) -> None:
 
 
 def test_the_guide_to_the_apis_names_every_route_and_the_fields_of_completions() -> None:
-    pages = [DOCS / "guides" / name for name in ("apis.md", "api-fields.md", "input-embeddings.md")]
+    pages = [
+        DOCS / "guides" / name
+        for name in ("apis.md", "api-fields.md", "input-embeddings.md", "logprobs.md")
+    ]
     guide = "\n".join(page.read_text("utf-8") for page in pages)
     reference = (DOCS / "reference" / "http.md").read_text("utf-8")
     routes = re.findall(r"^\| `[A-Z]+ (/[^`]*)`", reference, re.MULTILINE)
