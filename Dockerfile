@@ -31,7 +31,8 @@ RUN if [ "$VARIANT" = gpu ]; then \
         && apt-get install -y --no-install-recommends gcc libc6-dev \
         && rm -rf /var/lib/apt/lists/*; \
     fi
-RUN useradd --create-home --uid 10001 weft
+RUN useradd --create-home --uid 10001 weft \
+    && install -d -o weft -g weft /cache
 COPY --from=build /opt/weft /opt/weft
 ENV PATH=/opt/weft/bin:$PATH
 USER weft

@@ -40,10 +40,12 @@ LIMITS = {option.name for option in options_of(Limits)}  # limits.md has a table
 PROGRAMS = ("benchmarks", "scripts", "tests", "training")
 FOREIGN = {  # programs of others that a page shows a command of
     "curl": {"--data", "--data-binary"},
-    "docker": {"--build-arg", "--rm"},
+    "docker": {"--build", "--build-arg", "--gpus", "--profile", "--rm"},
     "ik_llama.cpp": {"--repack"},
+    "helm": {"--reuse-values", "--set"},
     "kubectl": {"--from-literal"},
-    "pip": {"--no-deps", "--require-hashes"},
+    "gpg, sha256sum": {"--verify", "--check", "--ignore-missing"},
+    "pip": {"--no-deps", "--require-hashes", "--upgrade"},
     "vllm bench serve": {
         *(
             "--backend",

@@ -493,6 +493,10 @@ class LLM:
         """
         if type(dimensions) is not int or dimensions:
             check_number("dimensions", "dimensions", dimensions)
+        own = self.model.pooling
+        if own is not None and own.form == "tokens":
+            message = "this model makes a vector for each token, which weft serve gives"
+            raise InvalidParam("inputs", message)
         pooling = PoolingParams(dimensions=dimensions)
         return self._pool("embed", as_prompts("inputs", inputs), pooling, truncate)
 

@@ -173,7 +173,16 @@ GROUPS_OF_COMMANDS = (
     Group(
         "Models: their `config.json` and their files",
         "`weft doctor MODEL` reads the same files without loading them. A model of another architecture can run by the code of transformers ([how](../guides/transformers.md)); a file that is cut off or damaged must be fetched anew (`weft rm`, `weft pull`).",
-        ("config/", "weights/", "models/", "store/", "text/", "executor/weights", "executor/plain"),
+        (
+            "config/",
+            "weights/",
+            "models/",
+            "store/",
+            "text/",
+            "executor/",
+            "executor/weights",
+            "executor/plain",
+        ),
     ),
     Group(
         "The machine: processor, GPU, memory, ranks",
@@ -254,6 +263,7 @@ GROUPS_OF_REQUESTS = (
         "Fields of a request",
         "The answer's `param` names the field. [Fields of requests](../guides/api-fields.md) says what each takes.",
         (
+            "server/",
             "server/fields",
             "server/requests",
             "server/tokens",

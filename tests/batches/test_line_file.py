@@ -27,6 +27,15 @@ def test_what_is_left_of_a_last_line_is_cut_off(tmp_path: Path, cut: int) -> Non
     assert list(lines_of(path)) == whole
 
 
+def test_of_a_line_that_is_too_long_only_the_beginning_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    lines = [b"x" * 9, b"y" * 10, b"z" * 11, b"", b" " * 30, b"w" * 3_000_000, b"short"]
+    path.write_bytes(b"\n".join(lines))
+    found = list(lines_of(path, longest=10))
+    assert found == [b"x" * 9, b"y" * 10, b"z" * 11, b" " * 11, b"w" * 11, b"short"]
+    assert list(lines_of(path)) == [line for line in lines if line.strip()]
+
+
 def test_a_file_without_a_whole_line_is_emptied(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"x" * 3_000_000)

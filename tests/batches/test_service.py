@@ -7,6 +7,7 @@ import errno
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from weft.batches.forms.openai import OPENAI
 from weft.batches.forms.protocol import RouteAnswer
 from weft.batches.line_file import LineFile
 from weft.batches.records import BatchRecord
+from weft.batches.runner import WINDOW
 from weft.batches.service import BatchService
 from weft.config.limits import Limits
 from weft.state.store import StateStore
@@ -155,6 +157,74 @@ def test_a_full_disk_is_tried_again_every_five_seconds(monkeypatch: pytest.Monke
         close(service)
 
     asyncio.run(run())
+
+
+def test_a_line_that_is_too_long_costs_no_more_than_its_result() -> None:
+    async def run() -> None:
+        route = Route()
+        limits = Limits(max_body_mb=0.02, max_media_mb=0.02)
+        service = service_of(None, route, limits)
+        long = line(1, body={"prompt": "x" * 100_000})
+        large = line(2, body={"prompt": "y" * 18_000})  # is read in a thread
+        batch = await begun(service, [line(0), long, large, line(3)])
+        await ended(batch)
+        [error] = results(service, batch.error_file)
+        assert error["custom_id"] is None
+        assert "this line has more than 30,000 bytes" in error["error"]["message"]
+        assert batch.num_completed == 3
+        assert sum(route.asked.values()) == 3
+        close(service)
+
+    asyncio.run(run())
+
+
+def test_batches_share_the_lines_that_are_open() -> None:
+    async def run() -> None:
+        route = Route()
+        route.gate.clear()
+        service = service_of(None, route)
+        texts = [line(index) for index in range(WINDOW)]
+        batches = [await begun(service, texts) for _ in range(4)]
+        await until(lambda: len(service._runners) == len(batches))
+        assert service._window() == WINDOW // 4
+        await until(lambda: sum(route.asked.values()) >= WINDOW)
+        # The first ones may have begun before the last was there.
+        assert sum(route.asked.values()) <= WINDOW + WINDOW // 2 + WINDOW // 3 + WINDOW // 4
+        route.gate.set()
+        for batch in batches:
+            await ended(batch)
+            assert batch.num_completed == WINDOW
+        close(service)
+
+    asyncio.run(run())
+
+
+def test_a_batch_that_cannot_go_on_keeps_what_was_answered(tmp_path: Path) -> None:
+    async def run() -> None:
+        route = Route()
+        route.gate.clear()
+        route.quick = {"p0", "p1"}
+        service = service_of(tmp_path, route)
+        batch = await begun(service, [line(0), line(1), line(2)])
+        await until(lambda: batch.num_completed == 2)
+        service.stop()
+        await asyncio.gather(*service._tasks.values(), return_exceptions=True)
+        close(service)
+        service.files.path_of(batch.input_file).unlink()
+        again = service_of(tmp_path, Route())
+        [found] = again.batches.values()
+        assert (found.status, found.failure) == ("failed", "its input file is not there any more")
+        there = results(again, found.output_file)
+        assert sorted(one["custom_id"] for one in there) == ["c0", "c1"]
+        close(again)
+
+    asyncio.run(run())
+
+
+async def until(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not check():
+            await asyncio.sleep(0.005)
 
 
 def test_a_cancelled_batch_keeps_what_was_answered() -> None:

@@ -19,6 +19,7 @@ from weft.config.decoder import (
     QkNorm,
     RouterSpec,
 )
+from weft.config.encoder_spec import EncoderSpec
 from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError
 from weft.config.parallel import check_parallel, fitting_sizes, kept_together, of_rank
@@ -134,7 +135,7 @@ def test_layers_that_cannot_be_divided_are_refused(
 
 
 def test_one_rank_divides_nothing() -> None:
-    check_parallel(EngineConfig(), replace(SIX, is_encoder=True))
+    check_parallel(EngineConfig(), replace(SIX, encoder=EncoderSpec()))
     assert of_rank(SIX, 1) is SIX
 
 

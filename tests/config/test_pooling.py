@@ -50,17 +50,17 @@ def modules(*kinds: str) -> list[dict[str, Any]]:
 def test_an_encoder_without_a_layout_gives_its_first_state() -> None:
     config = ModelConfig.from_hf(BERT, "bert")
     assert config.pooling == PoolingConfig(task="embed", kind="cls", normalize=True)
-    assert config.num_positions == 512
+    assert config.encoder.num_positions == 512
     assert config.max_position == 512
-    assert config.first_position == 0
+    assert config.encoder.first_position == 0
 
 
 def test_positions_of_roberta_begin_behind_padding() -> None:
     changes = {"architectures": ["RobertaModel"], "max_position_embeddings": 514, "pad_token_id": 1}
     config = ModelConfig.from_hf({**BERT, **changes}, "roberta")
-    assert config.num_positions == 514
+    assert config.encoder.num_positions == 514
     assert config.max_position == 512
-    assert config.first_position == 2
+    assert config.encoder.first_position == 2
 
 
 def test_the_layout_says_how_long_an_input_may_be(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.config.machines import MODEL, machine
 from weft.config.amounts import GB
 from weft.config.decoder import DecoderSpec, LayerSpec, MlpSpec, MoeSpec, RouterSpec, TensorNames
+from weft.config.encoder_spec import EncoderSpec
 from weft.config.engine import EngineConfig
 from weft.config.machine import GpuCard
 from weft.config.model import ModelConfig
@@ -65,7 +66,7 @@ def test_experts_have_theirs_and_so_has_what_all_tokens_get() -> None:
 
 
 def test_other_models_have_none() -> None:
-    assert projections(replace(MODEL, is_encoder=True)) == {}
+    assert projections(replace(MODEL, encoder=EncoderSpec())) == {}
     assert projections(replace(MODEL, library_config="{}")) == {}
 
 
@@ -88,7 +89,7 @@ def test_memory_for_adapters_is_taken_from_that_of_the_kv_cache() -> None:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (replace(MODEL, is_encoder=True), "is an encoder"),
+        (replace(MODEL, encoder=EncoderSpec()), "is an encoder"),
         (replace(MODEL, library_config="{}"), "by the package transformers"),
     ],
 )

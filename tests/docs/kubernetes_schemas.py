@@ -66,6 +66,7 @@ CONTAINER = fields(
     "image",
     name=NAME,
     image=TEXT,
+    imagePullPolicy=one_of("Always", "IfNotPresent", "Never"),
     args=many(TEXT),
     command=many(TEXT),
     env=many(ENV),
@@ -126,6 +127,7 @@ SERVICE = fields(
     "selector",
     "ports",
     selector=LABELS,
+    type=one_of("ClusterIP", "NodePort", "LoadBalancer"),
     clusterIP=one_of("None"),
     ports=many(
         fields("port", name=NAME, port=PORT, targetPort=PORT_OR_NAME, protocol=one_of("TCP")),

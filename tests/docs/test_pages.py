@@ -33,7 +33,10 @@ def test_script_finds_nothing(arguments: list[str]) -> None:
 
 
 def test_the_guide_to_the_apis_names_every_route_and_the_fields_of_completions() -> None:
-    pages = [DOCS / "guides" / name for name in ("apis.md", "api-fields.md", "input-embeddings.md")]
+    pages = [
+        DOCS / "guides" / name
+        for name in ("apis.md", "api-fields.md", "input-embeddings.md", "logprobs.md")
+    ]
     guide = "\n".join(page.read_text("utf-8") for page in pages)
     reference = (DOCS / "reference" / "http.md").read_text("utf-8")
     routes = re.findall(r"^\| `[A-Z]+ (/[^`]*)`", reference, re.MULTILINE)
@@ -127,3 +130,11 @@ def test_no_page_is_longer_than_one_reads() -> None:
         and (words := len(page.read_text("utf-8").split())) > MOST_WORDS
     }
     assert long == {}
+
+
+def test_the_page_about_installation_has_every_extra_under_the_name_of_the_distribution() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    page = (DOCS / "start" / "install.md").read_text("utf-8")
+    shown = re.findall(rf"`{project['name']}\[(\w+)\]`", page)
+    assert sorted(shown) == sorted({*project["optional-dependencies"]} - {"dev", "clients"})
+    assert f"pip install {project['name']} " in page

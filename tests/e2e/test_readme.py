@@ -1,4 +1,5 @@
-"""The README's examples, run as they stand there (on another port)."""
+"""The examples of the README and of the first five minutes, run as they stand there (on another
+port)."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ import pytest
 
 from tests.e2e.server import SMALL, Server
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "start" / "five-minutes.md"]
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +30,8 @@ def server() -> Iterator[Server]:
     assert server.stop() == 0
 
 
-def test_the_curl_example_answers(server: Server) -> None:
-    (example,) = blocks("bash")
+@pytest.mark.parametrize("example", blocks("bash"), ids=["readme", "five-minutes"])
+def test_the_curl_examples_answer(server: Server, example: str) -> None:
     command = example.replace("http://127.0.0.1:30000", server.url)
     answer = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=240)
     assert json.loads(answer.stdout)["choices"][0]["message"]["content"]

@@ -163,7 +163,8 @@ def test_two_engines_answer_for_one_model_and_one_that_is_killed_is_replaced(hou
 def test_an_engine_that_is_stopped_is_replaced_and_others_do_not_notice(house: House) -> None:
     plain = house.text("nano")
     house.ok("/models/load", model="vectors")
-    stopped = next(one for one in house.server.find_engines() if has_journal_of("vectors", one))
+    engines = house.server.find_engines()
+    stopped = next(one for one in engines if has_journal_of("vectors", one))
     stopped.suspend()
     asked = {"model": "vectors", "input": [[2, 8, 9]]}
     answer = house.http.post("/v1/embeddings", json=asked)
@@ -171,8 +172,8 @@ def test_an_engine_that_is_stopped_is_replaced_and_others_do_not_notice(house: H
     assert "no sign of life" in answer.text
     while house.state("vectors") == "loaded":
         assert house.text("nano") == plain
-    found = house.ok("/v1/embeddings", **asked)
-    assert np.allclose(found["data"][0]["embedding"], house.vectors.vector([2, 8, 9]), atol=2e-2)
+    (found,) = house.ok("/v1/embeddings", **asked)["data"]
+    assert np.allclose(found["embedding"], house.vectors.vector([2, 8, 9]), atol=2e-2)
     assert not stopped.is_running()
     assert house.text("nano") == plain
 
@@ -194,6 +195,57 @@ def numbers(house: House, name: str) -> float:
 def until_both_are_up(house: House) -> None:
     while numbers(house, "engine_up") < 2:
         time.sleep(0.05)
+
+
+def test_a_batch_asks_several_models_and_lines_for_others_have_errors(house: House) -> None:
+    """Models are loaded for it; one that is unloaded, and an adapter that is removed meanwhile,
+    cost only the lines that name what is not there any more."""
+    models = ["nano", "twin", "nano:sea", "gone", "nano:gone", "vectors"]
+    lines = []
+    for index in range(60):
+        body = {"model": models[index % len(models)], "prompt": PROMPT, "max_tokens": 4}
+        body |= {"ignore_eos": True, "temperature": 0}
+        lines.append({"custom_id": f"c{index}", "url": "/v1/completions", "body": body})
+    expected = {model: house.text(model, max_tokens=4) for model in models[:3]}
+    house.ok("/models/unload", model="twin")
+    found = batch_of(house, lines)
+    assert sorted(found) == sorted(line["custom_id"] for line in lines)
+    for line in lines:
+        result = found[line["custom_id"]]["response"]
+        model = line["body"]["model"]
+        if model in expected:
+            assert result["status_code"] == 200, result
+            assert result["body"]["choices"][0]["text"] == expected[model]
+        else:
+            assert result["status_code"] == (400 if model == "vectors" else 404), result
+            assert result["body"]["error"]["message"]
+    house.ok("/unload_lora_adapter?model=nano", lora_name="sea")
+    adapter = house.folder / "adapters" / "sea"
+    adapter.rename(house.folder / "removed")
+    try:
+        found = batch_of(house, lines[:6])
+        status = {id: one["response"]["status_code"] for id, one in found.items()}
+        assert status == {"c0": 200, "c1": 200, "c2": 404, "c3": 404, "c4": 404, "c5": 400}
+    finally:
+        (house.folder / "removed").rename(adapter)
+
+
+def batch_of(house: House, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The results of a batch by their `custom_id`."""
+    files = {"file": ("in.jsonl", "\n".join(map(json.dumps, lines)).encode())}
+    file = house.http.post("/v1/files", files=files, data={"purpose": "batch"}).json()
+    wanted = {"input_file_id": file["id"], "endpoint": "/v1/completions"}
+    batch = house.ok("/v1/batches", **wanted)
+    while (batch := house.http.get(f"/v1/batches/{batch['id']}").json())["status"] != "completed":
+        assert batch["status"] in ("validating", "in_progress", "finalizing"), batch
+        time.sleep(0.05)
+    found: dict[str, Any] = {}
+    for name in ("output_file_id", "error_file_id"):
+        for line in house.http.get(f"/v1/files/{batch[name]}/content").text.splitlines():
+            result = json.loads(line)
+            assert result["custom_id"] not in found
+            found[result["custom_id"]] = result
+    return found
 
 
 def test_a_session_outlives_its_model(house: House) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from tests.executor.driver import Driver, Turn
@@ -29,6 +30,7 @@ WORDS = [
 ]
 VOCAB = 64
 LAYOUT = "sentence_transformers.models."
+TOKEN_SIZE = 8  # of the vectors of models with one for each token
 
 DECODER: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -56,6 +58,31 @@ ENCODER: dict[str, Any] = {
 }
 
 
+# The names of these families for the keys of `ENCODER`.
+DISTIL: dict[str, Any] = {"dim": 48, "hidden_dim": 80, "n_layers": 3, "n_heads": 4}
+MPNET: dict[str, Any] = {"pad_token_id": 1, "relative_attention_num_buckets": 32}
+# A window that is narrower than prompts.
+MODERN: dict[str, Any] = {
+    "local_attention": 12,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+DEBERTA: dict[str, Any] = {
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+ENCODER_CLASSES = (
+    *("Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "MPNet"),
+    *("ModernBert", "NomicBert", "DebertaV2"),
+)
+
+
 class Case(NamedTuple):
     architecture: str
     changes: dict[str, Any]
@@ -73,6 +100,60 @@ CASES = {
         {"num_labels": 2, "type_vocab_size": 1, "pad_token_id": 1},
     ),
     "roberta-mean": Case("RobertaModel", {"type_vocab_size": 1, "pad_token_id": 1}, "mean"),
+    "camembert": Case("CamembertModel", {"type_vocab_size": 1, "pad_token_id": 1}, "mean"),
+    "roberta-xl": Case("XLMRobertaXLModel", {"type_vocab_size": 1, "pad_token_id": 1}, "mean"),
+    "roberta-xl-labels": Case(
+        "XLMRobertaXLForSequenceClassification",
+        {"num_labels": 3, "type_vocab_size": 1, "pad_token_id": 1},
+    ),
+    "distilbert": Case("DistilBertModel", DISTIL, "cls"),
+    "distilbert-labels": Case("DistilBertForSequenceClassification", {**DISTIL, "num_labels": 3}),
+    "electra": Case("ElectraModel", {"embedding_size": 32}, "cls"),
+    "electra-pair": Case("ElectraForSequenceClassification", {"num_labels": 1}),
+    "mpnet": Case("MPNetModel", MPNET, "mean"),
+    "mpnet-labels": Case("MPNetForSequenceClassification", {**MPNET, "num_labels": 2}),
+    "modernbert": Case("ModernBertModel", MODERN, "mean"),
+    "modernbert-biased": Case(
+        "ModernBertModel",
+        {**MODERN, "norm_bias": True, "attention_bias": True, "mlp_bias": True},
+        "cls",
+    ),
+    "modernbert-labels": Case("ModernBertForSequenceClassification", {**MODERN, "num_labels": 3}),
+    "modernbert-pair": Case(
+        "ModernBertForSequenceClassification",
+        {**MODERN, "num_labels": 1, "classifier_pooling": "mean", "classifier_bias": True},
+    ),
+    "nomic": Case("NomicBertModel", {"head_dim": 12}, "mean"),
+    "nomic-labels": Case("NomicBertForSequenceClassification", {"num_labels": 2, "head_dim": 12}),
+    "deberta": Case("DebertaV2Model", DEBERTA, "cls"),
+    "deberta-own": Case(
+        "DebertaV2Model",
+        {**DEBERTA, "share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none"},
+        "mean",
+    ),
+    "deberta-pair": Case(
+        "DebertaV2ForSequenceClassification",
+        {
+            **DEBERTA,
+            "num_labels": 1,
+            "type_vocab_size": 2,
+            "position_biased_input": True,
+            "pooler_hidden_size": 48,
+        },
+    ),
+    "splade-bert": Case("BertForMaskedLM", {}, "sparse", normalize=False),
+    "splade-untied": Case(
+        "BertForMaskedLM", {"tie_word_embeddings": False}, "sparse", normalize=False
+    ),
+    "splade-distilbert": Case("DistilBertForMaskedLM", DISTIL, "sparse", normalize=False),
+    "splade-roberta": Case(
+        "RobertaForMaskedLM", {"type_vocab_size": 1, "pad_token_id": 1}, "sparse", normalize=False
+    ),
+    "splade-mpnet": Case("MPNetForMaskedLM", MPNET, "sparse", normalize=False),
+    "splade-modernbert": Case("ModernBertForMaskedLM", MODERN, "sparse", normalize=False),
+    "colbert-bert": Case("BertModel", {}, "tokens"),
+    "colbert-modernbert": Case("ModernBertModel", MODERN, "tokens"),
+    "fill-mean": Case("BertForMaskedLM", {}, "mean"),
     "qwen3-last": Case("Qwen3ForCausalLM", {}, "last"),
     "qwen3-mean": Case("Qwen3Model", {}, "mean"),
     "qwen3-labels": Case("Qwen3ForSequenceClassification", {"num_labels": 4}),
@@ -80,7 +161,7 @@ CASES = {
     "gemma2-labels": Case("Gemma2ForSequenceClassification", {"num_labels": 3, "head_dim": 16}),
     "glm4-mean": Case("Glm4Model", {}, "mean"),
 }
-ENCODERS = [name for name in CASES if "ert" in name]
+ENCODERS = [name for name, case in CASES.items() if case.architecture.startswith(ENCODER_CLASSES)]
 
 
 class PooledReference(NamedTuple):
@@ -90,7 +171,7 @@ class PooledReference(NamedTuple):
 
     @property
     def is_encoder(self) -> bool:
-        return "ert" in self.case.architecture
+        return self.case.architecture.startswith(ENCODER_CLASSES)
 
     def vector(self, ids: list[int], types: list[int] | None = None) -> np.ndarray:
         """What one prompt should give, in float32."""
@@ -101,13 +182,18 @@ class PooledReference(NamedTuple):
             if "ForSequence" in self.case.architecture:
                 logits = self.model(**given).logits[0]
                 found = logits.sigmoid() if len(logits) == 1 else logits.softmax(-1)
+            elif self.case.pooling == "sparse":
+                found = self.model(**given).logits[0].amax(0).relu().log1p()
             else:
                 hidden = self.model(**given, output_hidden_states=True)
                 states = (
-                    hidden.hidden_states[-1][0]
-                    if "CausalLM" in self.case.architecture
-                    else hidden[0][0]
+                    hidden.hidden_states[-1][0] if "For" in self.case.architecture else hidden[0][0]
                 )
+                if self.case.pooling == "tokens":
+                    linear = load_file(self.folder / "1_Dense" / "model.safetensors")
+                    states = states @ linear["linear.weight"].T
+                    vectors = torch.nn.functional.normalize(states, dim=-1)
+                    return np.asarray(vectors.flatten())
                 found = {"mean": states.mean(0), "cls": states[0], "last": states[-1]}[
                     self.case.pooling
                 ]
@@ -120,7 +206,8 @@ def make_pooled(name: str, folder: Path) -> PooledReference:
     """Save the model with its tokenizer and, if it has one, its sentence-transformers layout."""
     case = CASES[name]
     family = case.architecture.partition("For")[0].removesuffix("Model")
-    shape = ENCODER if "ert" in family else DECODER
+    is_encoder = family.startswith(ENCODER_CLASSES)
+    shape = ENCODER if is_encoder else DECODER
     config = getattr(transformers, f"{family}Config")(
         **{**shape, **case.changes}, attn_implementation="eager"
     )
@@ -129,9 +216,11 @@ def make_pooled(name: str, folder: Path) -> PooledReference:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.2 * noise if "orm" in key and "bias" not in key else 0.25 * noise)
+            parameter.copy_(
+                1 + 0.2 * noise if "norm" in key.lower() and "bias" not in key else 0.25 * noise
+            )
     model.save_pretrained(folder)
-    write_tokenizer(folder, pairs="ert" in family)
+    write_tokenizer(folder, pairs=is_encoder)
     if case.pooling:
         write_layout(folder, case.pooling, normalize=case.normalize)
     return PooledReference(folder, case, model)
@@ -162,6 +251,12 @@ def write_tokenizer(folder: Path, *, pairs: bool) -> None:
 
 
 def write_layout(folder: Path, kind: str, *, normalize: bool) -> None:
+    if kind == "tokens":
+        write_pylate(folder)
+        return
+    if kind == "sparse":
+        write_splade(folder)
+        return
     names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     modules = [
         {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "", "type": LAYOUT + name}
@@ -176,6 +271,39 @@ def write_layout(folder: Path, kind: str, *, normalize: bool) -> None:
     (folder / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": 48, **pooling})
     )
+
+
+def write_splade(folder: Path) -> None:
+    part = "sentence_transformers.sparse_encoder.models."
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{part}MLMTransformer"},
+        {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": f"{part}SpladePooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_SpladePooling").mkdir()
+    config = {"pooling_strategy": "max", "activation_function": "relu"}
+    (folder / "1_SpladePooling" / "config.json").write_text(json.dumps(config))
+
+
+def write_pylate(folder: Path) -> None:
+    """A linear to 8 numbers, and letters as marks of queries and documents."""
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{LAYOUT}Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Dense", "type": "pylate.models.Dense.Dense"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Dense").mkdir()
+    config = {
+        "in_features": 48,
+        "out_features": TOKEN_SIZE,
+        "bias": False,
+        "activation_function": "torch.nn.modules.linear.Identity",
+    }
+    (folder / "1_Dense" / "config.json").write_text(json.dumps(config))
+    linear = 0.25 * torch.randn(TOKEN_SIZE, 48, generator=torch.Generator().manual_seed(9))
+    save_file({"linear.weight": linear}, folder / "1_Dense" / "model.safetensors")
+    marks = {"query_prefix": "q", "document_prefix": "d"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(marks))
 
 
 def run(

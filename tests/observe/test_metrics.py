@@ -156,6 +156,14 @@ def test_exemplar_lies_in_its_bucket_and_a_long_name_is_none() -> None:
     ]
 
 
+def test_engines_that_are_started_again_go_on_with_their_numbers() -> None:
+    metrics = Metrics("m")
+    fleet = metrics.split(2)
+    fleet.restarts.labels("1").inc()
+    assert metrics.split(2) is fleet
+    assert 'weft:engine_restarts_total{dp_rank="1"} 1.0' in metrics.render().decode()
+
+
 def test_priorities_have_latencies_of_their_own_up_to_a_bound() -> None:
     metrics = Metrics("m")
     metrics.completions.latencies[5].gaps.append(1.0)

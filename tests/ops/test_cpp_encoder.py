@@ -13,6 +13,8 @@ from torch import Tensor
 from tests.ops.codes import PACKED
 from weft.executor.cpu.encoder_attention import MOST_DIMS_OF_SHORTS, CppBidirectional
 from weft.executor.plain.encoder_attention import TorchBidirectional
+from weft.models.layers.distances import Biases, empty_biases
+from weft.models.layers.encoder import PLAIN_HEADS, EncoderHeads
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat, WeightFormat
 from weft.ops.cpp.encoder import CppEncoderOps
@@ -133,22 +135,22 @@ def test_layer_norm(kernels: Library, size: int) -> None:
 
 @pytest.mark.parametrize("format", [WeightFormat.F32, WeightFormat.BF16])
 @pytest.mark.parametrize("size", [3, 48, 100])
-def test_three_embeddings_are_added_and_normed(
-    kernels: Library, size: int, format: WeightFormat
+@pytest.mark.parametrize("has_all", [True, False])
+def test_embeddings_are_added_and_normed(
+    kernels: Library, size: int, format: WeightFormat, has_all: bool
 ) -> None:
     ops = CppEncoderOps(kernels, format)
     twin = PlainEncoderOps(torch.float32, CPU)
     sizes = (50, 2, 20)
-    tables = Tables(
-        *(filled(ops.matrix(size, (n,), precise=True), size, bias=False) for n in sizes), 2
-    )
+    made = [filled(ops.matrix(size, (n,), precise=True), size, bias=False) for n in sizes]
+    tables = Tables(made[0], made[1] if has_all else None, made[2] if has_all else None, 2)
     same = [twin.matrix(size, (n,), precise=True) for n in sizes]
-    for one, other in zip(same, tables[:3], strict=True):
+    for one, other in zip(same, made, strict=True):
         one.put(0, other.get(0))
     tokens = torch.tensor([49, 0, 7, 7, 31])
     positions = torch.tensor([0, 1, 17, 0, 1])
     kinds = torch.tensor([0, 1, 1, 0, 0])
-    norm = norm_of(size)
+    norm = norm_of(size) if has_all else None
     actual = recorded(
         ops,
         lambda: ops.embed_sum(tokens, positions, kinds, tables, norm),
@@ -156,7 +158,8 @@ def test_three_embeddings_are_added_and_normed(
         tokens=tokens.data_ptr(),
         positions=positions.data_ptr(),
     )
-    expected = twin.embed_sum(tokens, positions, kinds, Tables(*same, 2), norm)
+    twins = Tables(same[0], same[1] if has_all else None, same[2] if has_all else None, 2)
+    expected = twin.embed_sum(tokens, positions, kinds, twins, norm)
     torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
 
 
@@ -169,12 +172,13 @@ def attended(
     lens: Sequence[int],
     heads: int,
     kept: KvFormat = KvFormat.F32,
+    work: EncoderHeads = PLAIN_HEADS,
 ) -> Tensor:
     ops = CppEncoderOps(kernels, WeightFormat.F32)
     whole = CppBidirectional(heads, qkv.shape[1] // 3 // heads, ops, kept)
     whole.prepare(np.array(lens, np.int32), CPU)
     ops.begin(len(qkv))
-    out = whole.forward(qkv)
+    out = whole.forward(qkv, work)
     whole.step.num_tokens = len(qkv)
     ops.finish().run(kernels, whole.step)
     return out.clone()
@@ -192,6 +196,36 @@ def test_tokens_see_their_whole_prompt_and_nothing_else(
     whole.prepare(np.array(lens), CPU)
     expected = whole.forward(qkv)
     torch.testing.assert_close(actual, expected, rtol=0, atol=KEPT_TOLERANCES[kept])
+
+
+def biases_of(heads: int, reach: int) -> Biases:
+    biases = empty_biases(heads, reach, PlainEncoderOps(torch.float32, CPU))
+    biases.values.copy_(random(*biases.values.shape))
+    return biases
+
+
+@pytest.mark.parametrize("lens", [[1], [16, 2, 24, 25], [63, 300, 1, 129], [700, 5]])
+@pytest.mark.parametrize("kept", KEPT_TOLERANCES)
+@pytest.mark.parametrize(
+    "work",
+    [
+        EncoderHeads(window=1),
+        EncoderHeads(window=65),
+        EncoderHeads(biases=biases_of(3, 700)),
+        EncoderHeads(scale=0.1, window=20, biases=biases_of(3, 700)),
+    ],
+    ids=["self", "window", "biases", "both"],
+)
+def test_distances_change_what_a_token_sees(
+    kernels: Library, lens: list[int], kept: KvFormat, work: EncoderHeads
+) -> None:
+    heads = 3
+    qkv = random(sum(lens), 3 * heads * 64)
+    actual = attended(kernels, qkv, lens, heads, kept, work)
+    whole = TorchBidirectional(heads)
+    whole.prepare(np.array(lens), CPU)
+    expected = whole.forward(qkv, work)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1.5 * KEPT_TOLERANCES[kept])
 
 
 @pytest.mark.parametrize("kept", KEPT_TOLERANCES)

@@ -36,7 +36,10 @@ STREAM = """([text, pieces]) => {
   window.fetch = (path, ...rest) => {
     if (!String(path).includes("chat/completions")) return asked(path, ...rest);
     const size = Math.ceil(text.length / pieces);
-    const write = (to, choice) => to.enqueue(new TextEncoder().encode(`data: ${JSON.stringify({ choices: [choice] })}\\n\\n`));
+    const write = (to, choice) => {
+      const event = JSON.stringify({ choices: [choice] });
+      to.enqueue(new TextEncoder().encode(`data: ${event}\\n\\n`));
+    };
     const body = new ReadableStream({ start(to) {
       let at = 0;
       const timer = setInterval(() => {

@@ -127,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
         self.end_headers()
-        self.wfile.write(b"id: 0\r\ndata: \r\n\r\n")  # to begin again behind it
+        self.wfile.write(b"id: 0\r\ndata: \r\n\r\n")  # to begin again from there
 
     def _event(self, message: dict[str, Any]) -> None:
         data = json.dumps({"jsonrpc": "2.0", **message})

@@ -221,10 +221,13 @@ def test_a_page_comes_back_when_the_server_does(look: Look) -> None:
         page.leave()
 
 
-LOOKS = """() => [...document.querySelectorAll(".engine > :is(.panel, dl, .pair):not([hidden])")].map((one) => {
-  const { opacity, filter } = getComputedStyle(one);
-  return { opacity, filter };
-})"""
+LOOKS = """() => {
+  const parts = document.querySelectorAll(".engine > :is(.panel, dl, .pair):not([hidden])");
+  return [...parts].map((one) => {
+    const { opacity, filter } = getComputedStyle(one);
+    return { opacity, filter };
+  });
+}"""
 
 
 def test_each_of_several_engines_is_there_in_small_and_one_of_them_large(look: Look) -> None:

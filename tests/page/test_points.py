@@ -354,7 +354,7 @@ def test_enter_of_an_input_method_sends_nothing(quick: RunningServer, look: Look
 
 
 class InputMethod:
-    """What an input method does to a page: words that are being composed, and keys that it takes."""
+    """What an input method does to a page: it composes words, and takes keys for itself."""
 
     def __init__(self, page: Watched) -> None:
         self._devtools = page.page.context.new_cdp_session(page.page)

@@ -91,15 +91,16 @@ def test_last_pages_are_given_up_for_requests_that_need_all_memory() -> None:
     kv = world.scheduler.kv
     for first in range(8):
         computed(world, [first] * 12)
-    assert kv.part_pages is not None
-    assert kv.part_pages.num_owned == 1, "one in 64 pages"
+    assert kv.copies is not None
+    parts = kv.copies.parts
+    assert parts.num_owned == 1, "one in 64 pages"
     world.send([299] * 500, max_new_tokens=8, ignore_eos=True)
     world.run_dry()
-    assert kv.part_pages.num_owned == 1, "its own"
+    assert parts.num_owned == 1, "its own"
     assert len(world.outputs[8]) == 8
     world.check_outputs()
     world.scheduler.kv.reset_cache()
-    assert kv.part_pages.num_owned == 0
+    assert parts.num_owned == 0
     assert kv.allocator.num_free == 64
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.models.pooled import VOCAB, PooledReference, make_pooled
+from tests.models.pooled import TOKEN_SIZE, VOCAB, PooledReference, make_pooled
 from tests.server.real_engine import RealServer, serving
 from weft.messages.requests import BatchGenerate
 
@@ -33,6 +33,8 @@ bert = fixture_of("bert-mean")
 ranker = fixture_of("bert-pair")
 labels = fixture_of("bert-labels")
 qwen = fixture_of("qwen3-last", chunked_prefill_size=16, page_size=4, kv_tokens=256)
+tokens = fixture_of("colbert-bert")
+sparse = fixture_of("splade-bert")
 mean = fixture_of("qwen3-mean", chunked_prefill_size=16, page_size=4, kv_tokens=256)
 
 
@@ -360,3 +362,63 @@ def test_a_vector_that_is_not_finite_fails_alone(bert, monkeypatch):
         server.post("/v1/embeddings", input=ids), 500, "input[1]: the model's output was not finite"
     )
     assert server.post("/v1/embeddings", input=[ids[0], ids[2]]).status_code == 200
+
+
+def test_a_model_with_a_vector_for_each_token_marks_queries_and_documents(tokens):
+    server, reference = tokens
+    mark = {
+        side: server.tokenizer.token_id(name) for side, name in (("query", "q"), ("document", "d"))
+    }
+    ids = server.tokenizer.encode("one")
+    expected = {}
+    for side, id in mark.items():
+        marked = [ids[0], id, *ids[1:]]
+        expected[side] = reference.vector(marked, [0] * len(marked)).reshape(-1, TOKEN_SIZE)
+        answer = server.post("/v1/embeddings", input="one", input_type=side).json()
+        assert np.abs(vectors(answer)[0] - expected[side]).max() < 2e-5
+        assert answer["usage"]["prompt_tokens"] == len(ids) + 1
+    [unnamed] = vectors(server.post("/v1/embeddings", input=["one"]).json())
+    assert np.abs(unnamed - expected["document"]).max() < 2e-5
+    # Ids have the marks that the client gave them.
+    [of_ids] = vectors(server.post("/v1/embeddings", input=[ids]).json())
+    plain = reference.vector(ids, [0] * len(ids)).reshape(-1, TOKEN_SIZE)
+    assert np.abs(of_ids - plain).max() < 2e-5
+    products = expected["query"] @ expected["document"].T
+    found = server.post("/v1/rerank", query="one", documents=["one", "a b c"]).json()["results"]
+    scores = {one["index"]: one["relevance_score"] for one in found}
+    assert abs(scores[0] - products.max(1).sum()) < 1e-4
+    refused(server.post("/v1/embeddings", input="one", dimensions=4), 400, "cannot be cut")
+    by_ollama = server.post("/api/embed", input="one")
+    assert by_ollama.status_code == 400
+    assert "/v1/embeddings has the form" in by_ollama.json()["error"]
+
+
+def test_a_text_of_the_largest_length_keeps_its_mark_and_its_end(tokens):
+    server, reference = tokens
+    text = "a " * 100
+    answer = server.post("/v1/embeddings", input=text, truncate_prompt_tokens=-1).json()
+    longest = answer["usage"]["prompt_tokens"]
+    ids = server.tokenizer.encode(text)
+    kept = [ids[0], server.tokenizer.token_id("d"), *ids[1 : longest - 2], ids[-1]]
+    expected = reference.vector(kept, [0] * longest).reshape(-1, TOKEN_SIZE)
+    assert np.abs(vectors(answer)[0] - expected).max() < 2e-5
+
+
+def test_sparse_vectors_are_indices_and_values(sparse):
+    server, reference = sparse
+    ids = server.tokenizer.encode("one two")
+    expected = reference.vector(ids, [0] * len(ids))
+    for encoding in ("float", "base64"):
+        answer = server.post("/v1/embeddings", input="one two", encoding_format=encoding).json()
+        found = answer["data"][0]["embedding"]
+        assert found["indices"] == np.flatnonzero(expected).tolist()
+        assert np.abs(np.array(found["values"]) - expected[found["indices"]]).max() < 2e-5
+    scored = server.post("/v1/score", text_1="one two", text_2=["one two", "x"]).json()["data"]
+    assert abs(scored[0]["score"] - expected @ expected) < 1e-3
+
+
+def test_only_models_with_marks_know_kinds_of_inputs(bert):
+    server, _ = bert
+    refused(
+        server.post("/v1/embeddings", input="one", input_type="query"), 400, "input_type is given"
+    )

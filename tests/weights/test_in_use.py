@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from tests.launch.tiny_model import write_tiny_model
 from weft.config.model import ModelNotFound
 from weft.store.store import ModelStore
+from weft.weights.fetch import weight_files
 from weft.weights.in_use import is_in_use, mark_in_use
 
 HOLD = """
@@ -58,3 +61,24 @@ def test_a_copy_in_use_does_not_keep_the_other(tmp_path: Path) -> None:
 def test_a_folder_without_weights_gets_no_mark(tmp_path: Path) -> None:
     mark_in_use(tmp_path)()
     assert not is_in_use([tmp_path / "nothing"])
+
+
+def test_whoever_looks_at_the_same_moment_is_no_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny_model(tmp_path / "models" / "one")
+    entry = ModelStore(str(folder.parent)).find("one")
+
+    def looked_at() -> None:
+        """Another process looks, and is still at it; then it has seen enough."""
+        file = os.open(weight_files(folder)[0], os.O_RDONLY)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        monkeypatch.setattr("weft.weights.in_use.time.sleep", lambda seconds: os.close(file))
+
+    looked_at()
+    assert not is_in_use(entry.files)
+    looked_at()
+    end = mark_in_use(folder)
+    monkeypatch.setattr("weft.weights.in_use.time.sleep", lambda seconds: None)
+    assert is_in_use(entry.files), "its mark was set all the same"
+    end()

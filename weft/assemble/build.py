@@ -246,6 +246,8 @@ def _pools(model: ModelConfig) -> Pools | None:
         size=limits.size,
         labels=list(model.pooling.labels),
         num_token_types=limits.num_token_types,
+        form=model.pooling.form,
+        markers=model.pooling.markers,
     )
 
 
@@ -345,11 +347,14 @@ def _pooling_limits(model: ModelConfig) -> PoolingLimits | None:
     generates."""
     if model.pooling is None:
         return None
-    is_embedding = model.pooling.task == "embed"
+    pooling = model.pooling
+    sizes = {"tokens": pooling.size, "sparse": model.vocab_size, "vector": model.hidden_size}
+    is_embedding = pooling.task == "embed"
     return PoolingLimits(
-        size=model.hidden_size if is_embedding else len(model.pooling.labels),
+        size=sizes[pooling.form] if is_embedding else len(pooling.labels),
         num_token_types=model.num_token_types,
         is_embedding=is_embedding,
+        can_be_cut=is_embedding and pooling.form == "vector",
     )
 
 

@@ -10,6 +10,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 CHUNK = 1 << 20  # bytes that are read at once
 
@@ -57,10 +58,21 @@ class LineFile:
         return 0
 
 
-def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file that are not empty, without their line feeds. Raises OSError."""
+def lines_of(path: Path, longest: int = -1) -> Iterator[bytes]:
+    """The lines of a file that are not empty, without their line feeds. Of a line with more than
+    `longest` bytes only the first `longest + 1` are read into memory; -1: there is no bound.
+    Raises OSError."""
+    most = longest + 1 if longest >= 0 else -1
     with path.open("rb") as file:
-        for line in file:
-            stripped = line.strip()
-            if stripped:
-                yield stripped
+        while line := file.readline(most):
+            if len(line) == most and not line.endswith(b"\n"):
+                _skip_line(file)
+            else:
+                line = line.strip()
+            if line:
+                yield line
+
+
+def _skip_line(file: BinaryIO) -> None:
+    while (rest := file.readline(CHUNK)) and not rest.endswith(b"\n"):
+        pass

@@ -1,13 +1,15 @@
 """Answers the lines of one batch.
 
-Some hundred lines are open at once: enough for the scheduler to find those that share a prefix, and
-few enough for memory. What a route answers is appended to the files of results before the line
-counts. After a stop the runner reads these files, and goes on with the lines that are not there.
+Some hundred lines of all batches are open at once: enough for the scheduler to find those that
+share a prefix, and few enough for memory and for other requests. What a route answers is appended
+to the files of results before the line counts. After a stop the runner reads these files, and goes
+on with the lines that are not there.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +21,8 @@ from weft.batches.records import BatchRecord
 from weft.batches.tries import Tries
 from weft.observe.log import EventLog
 
-WINDOW = 256  # lines that are open at once
+WINDOW = 256  # lines of all batches that are open at once
+INLINE_LEN = 16_384  # bytes of a line that is read on the event loop; a longer one is in a thread
 DISK_WAIT_S = 5.0  # before what could not be written is tried again
 
 log = EventLog("batches")
@@ -45,7 +48,8 @@ class LineResult(NamedTuple):
 
 
 class BatchRunner:
-    """`output` and `errors` are the files of results; the same if the API has one."""
+    """`output` and `errors` are the files of results; the same if the API has one. `window`: how
+    many lines may be open now, `longest`: how many bytes a line may have."""
 
     def __init__(
         self,
@@ -56,11 +60,15 @@ class BatchRunner:
         source: Path,
         output: Path,
         errors: Path,
+        window: Callable[[], int],
+        longest: int,
     ) -> None:
         self._batch = batch
         self._form = form
         self._call = call
         self._source = source
+        self._window = window
+        self._longest = longest
         self._output = LineFile(output)
         self._errors = self._output if errors == output else LineFile(errors)
         self._paths = {output, errors}
@@ -79,12 +87,16 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Answer all lines. Cancelled, it stops where it is, and another runner can go on."""
-        done = await asyncio.to_thread(self._recover)
+        try:
+            done = await asyncio.to_thread(self._recover)
+        except BaseException:
+            self._close()
+            raise
         writer = asyncio.create_task(self._write_results())
         open_lines: set[asyncio.Task[None]] = set()
         try:
             taken: set[str] = set()
-            lines = lines_of(self._source)
+            lines = lines_of(self._source, self._longest)
             index = 0
             while True:
                 line = next(lines, None)
@@ -111,7 +123,7 @@ class BatchRunner:
     ) -> None:
         id = self._id(index)
         try:
-            work = self._form.work(line, self._batch.path)
+            work = await self._read(line)
             if work.custom_id in taken:
                 raise BadLine("custom_id is that of an earlier line", work.custom_id)
             taken.add(work.custom_id)
@@ -121,7 +133,7 @@ class BatchRunner:
             return
         if index in done:
             return
-        while len(open_lines) >= WINDOW and not self._end_kind:
+        while len(open_lines) >= self._window() and not self._end_kind:
             await asyncio.wait(open_lines, return_when=asyncio.FIRST_COMPLETED)
         if self._end_kind:
             self._end_line(id, work.custom_id)
@@ -130,6 +142,13 @@ class BatchRunner:
         open_lines.add(task)
         task.add_done_callback(open_lines.discard)
         await asyncio.sleep(0)  # others run, however many lines are done
+
+    async def _read(self, line: bytes) -> LineRequest:
+        if len(line) > self._longest:
+            raise BadLine(f"this line has more than {self._longest:,} bytes, which is the limit")
+        if len(line) <= INLINE_LEN:
+            return self._form.work(line, self._batch.path)
+        return await asyncio.to_thread(self._form.work, line, self._batch.path)
 
     async def _answer(self, id: str, work: LineRequest) -> None:
         body = msgspec.json.encode({**work.body, "service_tier": "flex"})
@@ -194,9 +213,14 @@ class BatchRunner:
                 is_cancelled = True
         for file in {self._output, self._errors}:
             file.flush()
-            file.close()
+        self._close()
         if is_cancelled:
             raise asyncio.CancelledError
+
+    def _close(self) -> None:
+        """Let another runner append to the files."""
+        for file in {self._output, self._errors}:
+            file.close()
 
     async def _write(self) -> bool:
         """Append all results that wait. Returns whether all could be written: the others wait for
@@ -241,7 +265,7 @@ class BatchRunner:
         """The indices of the lines whose results are there, and the counts that follow."""
         done: set[int] = set()
         batch = self._batch
-        batch.num_lines = sum(1 for _ in lines_of(self._source))
+        batch.num_lines = sum(1 for _ in lines_of(self._source, self._longest))
         batch.num_completed = 0
         batch.num_failed = 0
         for path in self._paths:

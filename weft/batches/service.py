@@ -8,7 +8,6 @@ its id is unknown.
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -17,19 +16,21 @@ from typing import TypeVar
 
 import msgspec
 
+from weft.batches import results
 from weft.batches.files import BatchRefused, StoredFiles
 from weft.batches.forms.anthropic import ANTHROPIC
 from weft.batches.forms.openai import OPENAI
 from weft.batches.forms.protocol import Form
 from weft.batches.line_file import lines_of
 from weft.batches.records import BatchRecord, StoredFile
-from weft.batches.runner import BatchRunner, RouteCall
+from weft.batches.runner import WINDOW, BatchRunner, RouteCall
 from weft.config.limits import Limits
 from weft.json_types import JsonObject
 from weft.observe.log import EventLog
 from weft.state.store import StateStore
 
 BATCH = "batch"  # kind of the records
+LINE_LEN = 10_000  # bytes of a line beside those of its request
 EXPIRY_S = 1.0  # between two looks at what expires
 FORMS: dict[str, Form] = {form.name: form for form in (OPENAI, ANTHROPIC)}
 
@@ -47,6 +48,9 @@ class BatchService:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
+        # Of a request: a line has little beside one, and its route says exactly what is too large.
+        largest_mb = max(limits.max_body_mb, limits.max_media_mb)
+        self._longest_line = int(largest_mb * 1_000_000) + LINE_LEN
         self._state = state
         self._clock = clock
         self._call: RouteCall | None = None
@@ -120,7 +124,9 @@ class BatchService:
                 f"there are {most:,} open batches of this key, and no more are allowed",
                 limit="max_open_batches",
             )
-        num_lines = await asyncio.to_thread(_num_lines, self.files.path_of(file.id))
+        num_lines = await asyncio.to_thread(
+            _num_lines, self.files.path_of(file.id), self._longest_line
+        )
         longest = self._limits.max_batch_lines
         if not num_lines:
             raise BatchRefused("the file has no lines", param="input_file_id")
@@ -194,20 +200,19 @@ class BatchService:
     async def _run(self, batch: BatchRecord) -> None:
         assert self._call is not None
         form = FORMS[batch.form]
-        output = self.files.path_of(f"{batch.id}-output")
-        errors = self.files.path_of(f"{batch.id}-errors") if form.has_error_file else output
+        growing = results.growing(self.files, batch, form)
         source = self.files.path_of(batch.input_file)
-        # A server was killed while it made files of the results: they grow again.
-        self.files.take_back(_result_id(batch, "output"), output)
-        self.files.take_back(_result_id(batch, "error"), errors)
+        results.grow_again(self.files, batch, growing)
         try:
             runner = BatchRunner(
                 batch,
                 form,
                 self._call,
                 source=source,
-                output=output,
-                errors=errors,
+                output=growing.output,
+                errors=growing.errors,
+                window=self._window,
+                longest=self._longest_line,
             )
             self._runners[batch.id] = runner
             if batch.status == "cancelling":
@@ -215,38 +220,36 @@ class BatchService:
             elif batch.status == "validating":
                 self._enter(batch, "in_progress")
             await runner.run()
-            await self._finish(batch, form, output, errors)
+            await self._finish(batch)
         except asyncio.CancelledError:
             raise
         except Exception as exc:  # whatever it is: the batch ends with it, and no other
             log.error("batch_failed", batch=batch.id, reason=exc)
-            batch.failure = f"the batch could not be processed: {exc}"
-            self._enter(batch, "failed")
+            self._fail(batch, f"the batch could not be processed: {exc}")
         finally:
             self._runners.pop(batch.id, None)
 
-    async def _finish(self, batch: BatchRecord, form: Form, output: Path, errors: Path) -> None:
+    def _window(self) -> int:
+        """How many lines each open batch may ask for at once."""
+        return max(WINDOW // len(self._runners), 1)
+
+    def _fail(self, batch: BatchRecord, reason: str) -> None:
+        """End a batch as such. What was answered stays."""
+        batch.failure = reason
+        try:
+            results.keep(self.files, batch, FORMS[batch.form])
+        except OSError as exc:
+            log.error("results_lost", batch=batch.id, reason=exc)
+        self._enter(batch, "failed")
+
+    async def _finish(self, batch: BatchRecord) -> None:
         """All lines have their results: make files of them."""
         status = "cancelled" if batch.status == "cancelling" else "completed"
         if status == "completed" and batch.num_expired:
             status = "expired"
         self._enter(batch, "finalizing")
-        expire_s = batch.results_expire_s
-        batch.output_file = self._result_file(batch, output, "output", expire_s)
-        if form.has_error_file:
-            batch.error_file = self._result_file(batch, errors, "error", expire_s)
+        results.keep(self.files, batch, FORMS[batch.form])
         self._enter(batch, status)
-
-    def _result_file(
-        self, batch: BatchRecord, path: Path, what: str, expire_s: float | None
-    ) -> str | None:
-        if not path.stat().st_size:
-            path.unlink()
-            return None
-        id = _result_id(batch, what)
-        os.replace(path, self.files.path_of(id))
-        name = f"{batch.id}_{what}.jsonl"
-        return self.files.add(id, batch.owner, name, "batch_output", expire_s).id
 
     def _enter(self, batch: BatchRecord, status: str) -> None:
         batch.status = status
@@ -287,25 +290,19 @@ class BatchService:
             batch = msgspec.json.decode(part.body, type=BatchRecord)
             self.batches[batch.id] = batch
             if batch.is_open and batch.input_file not in self.files.by_id:
-                batch.failure = "its input file is not there any more"
-                self._enter(batch, "failed")
+                self._fail(batch, "its input file is not there any more")
         self._remove_strays()
 
     def _remove_strays(self) -> None:
         needed: set[str] = set()
         for batch in self.batches.values():
             if batch.is_open:
-                needed |= {f"{batch.id}-output", f"{batch.id}-errors"}
-                needed |= {_result_id(batch, what) for what in ("output", "error")}
+                needed |= results.ids(batch)
         self.files.remove_strays(needed)
 
 
-def _result_id(batch: BatchRecord, what: str) -> str:
-    return f"file-{batch.id.rpartition('_')[2]}-{what}"
-
-
-def _num_lines(path: Path) -> int:
-    return sum(1 for _ in lines_of(path))
+def _num_lines(path: Path, longest: int) -> int:
+    return sum(1 for _ in lines_of(path, longest))
 
 
 def newest_first(records: Iterable[R], owner: str) -> list[R]:

@@ -117,6 +117,9 @@ class AttentionSpec:
     rope: RopeConfig | None = RopeConfig()  # None: queries and keys have no positions
     scale: float = 0.0  # factor of scores; 0: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # scores become cap * tanh(scores / cap); 0: no cap
+    # Scores fall with distance by the slope of each head (ALiBi), which are 2^-x for x up to this
+    # number. 0: they do not. Source: arXiv:2108.12409.
+    alibi: float = 0.0
     # In the projection, a gate follows each head of the queries: the head's result is multiplied by
     # sigmoid(gate).
     gate: bool = False
@@ -419,6 +422,7 @@ class TensorNames:
     mlp_post_norm: str = "post_feedforward_layernorm"
     norm: str = "model.norm"  # the last norm
     embedding: str = "model.embed_tokens"
+    embedding_norm: str = ""  # of the output of the embedding; "": there is none
     positions: str = "model.embed_positions"
     layers: str = "model.layers"
     experts: ExpertNames = ExpertNames()

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from weft.config.config_json import count, get, number, size, token_ids
 from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, QkNorm, RopeConfig
-from weft.config.families.family import Family, activation
-from weft.config.families.table import ENCODER_ACTIVATIONS, FAMILIES
-from weft.config.heads import HeadSpec, eagle3_layer, eagle3_spec, is_head, mtp_spec
+from weft.config.encoder_spec import EncoderSpec
+from weft.config.families.family import Family
+from weft.config.families.table import FAMILIES
+from weft.config.heads import HeadSpec, Target, eagle3_layer, eagle3_spec, is_head, mtp_spec
 from weft.config.model_errors import (
     BadCheckpoint,
     BadConfig,
@@ -23,7 +24,13 @@ from weft.config.model_errors import (
     ModelNotFound,
     UnsupportedModel,
 )
-from weft.config.pooling import BadPooling, PoolingConfig, classifier, sentence_layout
+from weft.config.pooling import (
+    BadPooling,
+    PoolingConfig,
+    classifier,
+    colbert_layout,
+    sentence_layout,
+)
 from weft.config.quantized import READ, Quantization, UnreadFormat, quantization
 from weft.config.turn_end import implied_end_ids, turn_end_id
 from weft.config.vision.spec import TowerSpec
@@ -87,11 +94,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     # How the model makes a vector or scores of a prompt; None: it generates tokens.
     pooling: PoolingConfig | None = None
-    is_encoder: bool = False  # every token sees all others; there is no KV
-    activation: str = ""  # encoder: activation of the feed-forward part
-    num_positions: int = 0  # encoder: rows of its table of positions
-    first_position: int = 0  # encoder: row of the first token in that table
-    num_token_types: int = 0  # encoder: number of segment types of tokens
+    # An encoder of texts: tokens see those after them, and there is no KV. None: a decoder.
+    encoder: EncoderSpec | None = None
     # The `config.json` of a model that the code of transformers computes, as that code reads it.
     library_config: str = ""
     counted: ParameterCount | None = None  # the weights of such a model
@@ -100,6 +104,15 @@ class ModelConfig:
     num_ahead: int = 0  # layers for speculation behind the last one, in the same checkpoint
     # What a head that guesses for another model reads; None: this is a model of its own.
     head: HeadSpec | None = None
+
+    @property
+    def is_encoder(self) -> bool:
+        return self.encoder is not None
+
+    @property
+    def num_token_types(self) -> int:
+        """Number of segment types of tokens."""
+        return 0 if self.encoder is None else self.encoder.num_token_types
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -340,22 +353,31 @@ class ModelConfig:
         if isinstance(mlp, MoeSpec):
             inner = mlp.router.num_experts * mlp.size + mlp.shared_size + mlp.dense_size
             return 3 * self.hidden_size * inner + mlp.router.num_experts * self.hidden_size
-        num_matrices = 3
-        if self.is_encoder or not mlp.is_gated:
-            num_matrices = 2
+        is_gated = mlp.is_gated if self.encoder is None else self.encoder.is_gated
+        num_matrices = 3 if is_gated else 2
         inner = mlp.size or self.intermediate_size
         return num_matrices * self.hidden_size * inner
 
     @property
     def _num_embedding_parameters(self) -> int:
-        if self.is_encoder:
-            return (self.vocab_size + self.num_positions + self.num_token_types) * self.hidden_size
+        if self.encoder is not None:
+            return self._num_encoder_embeddings(self.encoder)
         has_head = self.pooling is None and not self.tie_embeddings
         row = self.hidden_size * (2 if has_head else 1)
         inputs = self.decoder.layer_inputs
         if inputs is not None:
             row += self.num_layers * inputs.size
         return self.vocab_size * row + self.decoder.num_positions * self.hidden_size
+
+    def _num_encoder_embeddings(self, spec: EncoderSpec) -> int:
+        """Number of weights of embeddings, and of a head with the size of the vocabulary."""
+        num_rows = self.vocab_size + spec.num_positions + spec.num_token_types
+        if spec.disentangled is not None:
+            num_rows += 2 * spec.disentangled.span
+        num = num_rows * (spec.embedding_size or self.hidden_size)
+        if self.pooling is not None and self.pooling.kind == "sparse":
+            num += self.vocab_size * self.hidden_size
+        return num
 
     def window(self, layer: int) -> int:
         """Number of tokens that a token sees in this layer, including itself; 0: all, or the layer
@@ -384,7 +406,7 @@ class ModelConfig:
         if not is_head(content):
             return None
         model = cls.from_hf(eagle3_layer(content), folder.resolve().name)
-        spec = eagle3_spec(content, target)
+        spec = eagle3_spec(content, target.as_target)
         hidden = model.hidden_size
         if hidden != target.hidden_size or model.vocab_size < target.vocab_size:
             raise UnsupportedModel(
@@ -409,10 +431,15 @@ class ModelConfig:
             head=spec,
         )
 
+    @property
+    def as_target(self) -> Target:
+        """What a head that guesses for the model needs to know of it."""
+        return Target(self.num_layers, self.hidden_size, self.vocab_size)
+
     def mtp(self, names: Collection[str]) -> ModelConfig | None:
         """The MTP layer behind this model in a checkpoint with tensors of these `names`, which has
         the mechanisms of the last layer with attention; None without one."""
-        spec = mtp_spec(names, self)
+        spec = mtp_spec(names, self.as_target)
         if spec is None or self.decoder.norm.has_mean:
             return None
         layers = [self.decoder.layer(index) for index in range(self.num_layers)]
@@ -440,16 +467,38 @@ class ModelConfig:
         model = replace(self, eos_token_ids=self._all_ends(folder))
         try:
             layout = sentence_layout(folder)
+            if model.pooling is not None and model.pooling.kind == "tokens":
+                return replace(model, pooling=colbert_layout(folder))
         except BadPooling as exc:
             raise UnsupportedModel(f"{model.name}: {exc}") from exc
-        if layout is None or (model.pooling is not None and model.pooling.task == "classify"):
+        pooling = model.pooling
+        if pooling is not None and pooling.kind == "sparse" and layout is None:
+            raise UnsupportedModel(
+                f"{model.name} is a masked language model, which makes vectors if modules.json "
+                "names its pooling (SpladePooling, or Pooling)"
+            )
+        if layout is None or (pooling is not None and pooling.task == "classify"):
             return model
         if layout.pooling.kind == "cls" and not model.is_encoder:
             raise UnsupportedModel(
                 f"{model.name} pools its first token, which in a decoder sees nothing but itself"
             )
+        model.require_layout(layout.pooling)
         max_position = min(model.max_position, layout.max_len or model.max_position)
         return replace(model, pooling=layout.pooling, max_position=max_position)
+
+    def require_layout(self, pooling: PoolingConfig) -> None:
+        """Raise `UnsupportedModel` if this model cannot be pooled like that."""
+        if pooling.kind == "tokens" and not self.is_encoder:
+            raise UnsupportedModel(
+                f"{self.name} is a decoder, which makes no vector for each token"
+            )
+        is_filling = self.pooling is not None and self.pooling.kind == "sparse"
+        if pooling.kind == "sparse" and not is_filling:
+            raise UnsupportedModel(
+                f"{self.name} has SpladePooling, which needs a masked language model "
+                f"(...ForMaskedLM); it is {self.architecture}"
+            )
 
     def _all_ends(self, folder: Path) -> tuple[int, ...]:
         """The tokens that end a generation: those of the settings, that of the tokenizer, and if
@@ -499,7 +548,7 @@ class ModelConfig:
             stored=stored,
             num_coded=get(described, "num_coded", int, 0),
             coded_bytes=get(described, "coded_bytes", int, 0),
-            tie_embeddings=get(config, "tie_word_embeddings", bool, False),
+            tie_embeddings=get(config, "tie_word_embeddings", bool, family.is_encoder),
             bos_token_id=next(iter(token_ids(config, "bos_token_id")), None),
             eos_token_ids=tuple(
                 dict.fromkeys(
@@ -508,9 +557,9 @@ class ModelConfig:
             ),
             pooling=_pooling(config, family),
         )
-        if family.read is None:
-            model = _as_encoder(model, config, family)
-        else:
+        if family.encoder is not None:
+            model = _as_encoder(model, family.encoder(config))
+        elif family.read is not None:
             model = _as_decoder(model, family.read(config))
         if family.tower is not None:
             model = replace(model, vision=family.tower(whole, hidden_size))
@@ -568,20 +617,26 @@ def _said(config: JsonMapping) -> JsonObject:
     return {key: value for key, value in config.items() if value is not None}
 
 
-def _as_encoder(model: ModelConfig, config: JsonMapping, family: Family) -> ModelConfig:
-    first_position = 0
-    if family.positions_begin_after_padding:
-        first_position = 1 + get(config, "pad_token_id", int, 1)
+def _as_encoder(model: ModelConfig, spec: EncoderSpec) -> ModelConfig:
     return replace(
         model,
-        is_encoder=True,
-        tie_embeddings=True,
-        activation=activation(config, ENCODER_ACTIVATIONS),
-        max_position=model.max_position - first_position,
-        num_positions=model.max_position,
-        first_position=first_position,
-        num_token_types=size(config, "type_vocab_size"),
+        encoder=spec,
+        max_position=model.max_position - spec.first_position,
+        pooling=_pooled_as(model.pooling, spec),
     )
+
+
+def _pooled_as(pooling: PoolingConfig | None, spec: EncoderSpec) -> PoolingConfig | None:
+    """The pooling of a model, with what its family decides of it."""
+    if pooling is None:
+        return None
+    if pooling.kind == "sparse" and spec.vocabulary is None:
+        raise UnsupportedModel("the head of this family for its vocabulary is not supported")
+    if pooling.task != "classify":
+        return pooling
+    if spec.classifier is None:
+        raise UnsupportedModel("classifiers of this family are not supported in this form")
+    return replace(pooling, kind=spec.classifier.kind)
 
 
 def _as_decoder(model: ModelConfig, decoder: DecoderSpec) -> ModelConfig:
@@ -634,6 +689,10 @@ def _pooling(config: JsonMapping, family: Family) -> PoolingConfig | None:
     kind = "last"
     if family.is_encoder:
         kind = "cls"
+    if family.task == "tokens":
+        return PoolingConfig(kind="tokens")
+    if family.task == "fill":
+        return PoolingConfig(kind="sparse", normalize=False)
     if family.task == "embed":
         return PoolingConfig(kind=kind)
     try:

@@ -40,7 +40,7 @@ from weft.models.vision.tower import Tower, TowerBackend
 from weft.models.vision.towers import make_tower
 from weft.ops.lora import AdapterOps
 from weft.ops.protocol import Ops
-from weft.weights.load import load_weights, randomize, unread_of
+from weft.weights.load import files_beside, load_weights, randomize, unread_of
 from weft.weights.root import WeightsRoot, default_root
 from weft.weights.scales import kv_scales
 
@@ -180,7 +180,8 @@ def fill_weights(
     elif isinstance(model, TransformersModel):
         model.load(spec.folder)
     else:
-        load_weights(weights, spec.folder, unread_of(spec.model))
+        beside = files_beside(spec.model, spec.folder)
+        load_weights(weights, spec.folder, unread_of(spec.model), beside)
 
 
 def make_pooler(
@@ -244,10 +245,10 @@ def adapter_passes(table: AdapterTable | None) -> list[Pass]:
     return [] if table is None else [AdapterPass(table)]
 
 
-def copy_passes(pool: KVPool) -> list[Pass]:
-    """The pass that copies K and V between slots of all layers; none if some layers have slots of
-    their own."""
-    return [] if pool.has_windows else [CopyPass(pool.tensors)]
+def copy_passes(pool: KVPool, others: Sequence[Tensor] = ()) -> list[Pass]:
+    """The pass that copies K and V, and what `others` keep, between slots of all layers; none if
+    some layers have slots of their own."""
+    return [] if pool.has_windows else [CopyPass([*pool.tensors, *others])]
 
 
 def media_passes(

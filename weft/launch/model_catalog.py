@@ -58,6 +58,7 @@ class StoreCatalog:
         self.num_changes += 1
 
     def delete(self, name: str) -> None:
+        self.num_changes += 1  # also if another program has removed it before
         entry = self._find(name)
         try:
             self._store.removal(entry).do()

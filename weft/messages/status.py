@@ -146,6 +146,9 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
     size: int  # length of a vector, or number of labels
     labels: list[str] = []
     num_token_types: int = 0  # number of segment kinds that the model distinguishes
+    # vector; tokens: a vector for each token; sparse: a number for each token of the vocabulary
+    form: str = "vector"
+    markers: tuple[str, str] = ("", "")  # tokens of queries and of documents, of that form
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from weft.config.decoder import MoeSpec, NormPosition, RopeConfig
 from weft.config.model import ModelConfig
-from weft.models.heads.protocol import KeepStates
 from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.cross import CrossAttention, EncodedKv
+from weft.models.layers.distances import Biases, alibi
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.head import make_head
+from weft.models.layers.kept import KeepStates
 from weft.models.layers.latent import LatentAttention
 from weft.models.layers.layer_inputs import LayerInputGate, LayerInputTable
 from weft.models.layers.mlp import GatedMLP, PlainMLP, make_mlp
@@ -75,6 +76,7 @@ class DecoderLayer:
         ops: Ops,
         states: LayerStates | None,
         encoded: EncodedKv | None,
+        biases: Biases | None = None,
     ) -> None:
         spec = config.decoder.layer(layer)
         self._names = config.decoder.names
@@ -100,7 +102,7 @@ class DecoderLayer:
         elif spec.attention.latent is not None:
             self.attention = LatentAttention(config, spec.attention.latent, layer, rope, ops)
         else:
-            self.attention = Attention(config, layer, rope, ops)
+            self.attention = Attention(config, layer, rope, ops, biases)
         self.cross: CrossAttention | None = None
         self.hear = Block(None, None, scale)
         if encoded is not None:
@@ -229,6 +231,9 @@ class Decoder:
             # Models are trained with this factor rounded to their dtype.
             scale=float(torch.tensor(spec.embedding_scale, dtype=getattr(torch, config.dtype))),
         )
+        self.embedding_norm: RmsNorm | CenteredNorm | None = None
+        if spec.names.embedding_norm:
+            self.embedding_norm = make_norm(config, config.hidden_size, ops_of_table)
         self._positions: Tensor | None = None
         self._positions_shape = (spec.num_positions, config.hidden_size)
         if spec.num_positions:
@@ -240,6 +245,7 @@ class Decoder:
             self.layer_inputs = LayerInputTable(config, spec.layer_inputs, ops_of_table)
         # Layers with equal rotations share one table of angles.
         ropes: dict[tuple[RopeConfig, int], Rope] = {}
+        biases: Biases | None = None
         self.layers: list[DecoderLayer] = []
         for layer in range(config.num_layers):
             rope = None
@@ -250,7 +256,11 @@ class Decoder:
                 made = Rope(rotation, config, head_dim)
                 rope = ropes.setdefault((rotation, head_dim), made)
             ops_of_layer: Ops = ops if layer in here.layers else elsewhere
-            self.layers.append(DecoderLayer(config, layer, rope, ops_of_layer, states, encoded))
+            if of_layer.attention.alibi and biases is None:
+                reach = config.context_length or config.max_position
+                biases = alibi(config.num_heads, of_layer.attention.alibi, reach, ops)
+            made_layer = DecoderLayer(config, layer, rope, ops_of_layer, states, encoded, biases)
+            self.layers.append(made_layer)
         self.norm = make_norm(config, config.hidden_size, ops)
         self.head = make_head(config, self.embedding, ops if here.is_last else elsewhere)
 
@@ -279,6 +289,8 @@ class Decoder:
             x = carried
         elif here.is_first:
             x = self.embedding(tokens, vectors)
+            if self.embedding_norm is not None:
+                x = self.embedding_norm(x)
             if self._positions is not None:
                 x = self._ops.add_positions(x, positions, self._positions)
         else:
@@ -326,6 +338,8 @@ class Decoder:
     def weights(self) -> Weights:
         names = self._names
         yield from self.embedding.weights(names.embedding)
+        if self.embedding_norm is not None:
+            yield from self.embedding_norm.weights(names.embedding_norm)
         if self._positions is not None:
             shape = self._positions_shape
             yield vector(f"{names.positions}.weight", self._positions, shape=shape)

@@ -1,6 +1,6 @@
 """The class of each architecture, and the interface of all models.
 
-To add a family of decoders, describe the meaning of its `config.json` in `config/families/`. It
+To add a family, describe the meaning of its `config.json` in `config/families/`. It
 needs nothing here, unless it has a mechanism that `decoder.py` lacks. `transformers_backend/`
 computes architectures that are not listed.
 """
@@ -13,10 +13,10 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel
-from weft.models.heads.protocol import KeepStates
 from weft.models.layers.attention import PagedAttention
 from weft.models.layers.cross import EncodedKv
 from weft.models.layers.encoder import BidirectionalAttention
+from weft.models.layers.kept import KeepStates
 from weft.models.layers.states import LayerStates
 from weft.models.layers.weight import Weights
 from weft.ops.encoder import EncoderOps
@@ -25,20 +25,12 @@ from weft.ops.protocol import Ops
 _DECODER = "weft.models.decoder:Decoder"
 # For any architecture that runs with the code of the package transformers.
 _BY_LIBRARY = "weft.models.transformers_backend.model:TransformersModel"
-_ENCODERS = {
-    "Bert": "weft.models.bert:Bert",
-    "Roberta": "weft.models.bert:roberta",
-    "XLMRoberta": "weft.models.bert:roberta",
-}
+_ENCODER = "weft.models.encoder:Encoder"
 
 
 def model_places() -> dict[str, str]:
     """Module and class of each known architecture."""
-    found = dict.fromkeys(FAMILIES, _DECODER)
-    for name, address in _ENCODERS.items():
-        found[f"{name}Model"] = address
-        found[f"{name}ForSequenceClassification"] = address
-    return found
+    return {name: _ENCODER if family.is_encoder else _DECODER for name, family in FAMILIES.items()}
 
 
 class DecoderModel(Protocol):

@@ -352,6 +352,7 @@ class Metrics:
         )
         self.engine = EngineNumbers(model_name)
         self._make = make
+        self._fleet: FleetMetrics | None = None
         self.processes = Processes()
         self.registry.register(self.engine)
         self.registry.register(self.processes)
@@ -372,11 +373,15 @@ class Metrics:
         self._responding.set(1)
 
     def split(self, num_engines: int) -> FleetMetrics:
-        """Split the engine's numbers by engine, for a server with several engines."""
+        """Split the engine's numbers by engine, for a server with several engines. A model that is
+        loaded again goes on with the numbers of before."""
+        if self._fleet is not None:
+            return self._fleet
         engines = [EngineNumbers(self.model_name, rank) for rank in range(num_engines)]
         self.registry.unregister(self.engine)
         self.registry.register(NumbersOfEngines(engines))
-        return FleetMetrics(self._make, engines)
+        self._fleet = FleetMetrics(self._make, engines)
+        return self._fleet
 
     def responds(self, is_responding: bool) -> None:
         self._responding.set(is_responding)

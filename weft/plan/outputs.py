@@ -66,6 +66,8 @@ class PoolingRequest(AuxRequest):
 @dataclass(frozen=True, slots=True)
 class PooledVectors(AuxOutput):
     vectors: FloatArray  # [E, size]
+    # [E] numbers of each vector that count, from the first on; None: all
+    sizes: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

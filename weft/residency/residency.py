@@ -67,8 +67,9 @@ class Residency:
         times += [since + self.facts.rules.patience_s for since in waits if since is not None]
         for model in self.facts.models.values():
             if model.level in (Level.READY, Level.SMALL):
-                if model.ttl_s and model.is_idle and not model.pin:
-                    times.append(model.at.used_s + model.ttl_s)
+                leaves_s = self.facts.leaves_s(model.name)
+                if leaves_s is not None:
+                    times.append(leaves_s)
                 if waits:
                     times.append(model.at.ready_s + self.stay_s(model))
         later = [time_s for time_s in times if time_s > now_s]

@@ -21,6 +21,22 @@ class Residents:
         """Bytes of all models that are in memory, come or go."""
         return sum(one.num_bytes for one in self.models.values())
 
+    @property
+    def are_calm(self) -> bool:
+        """Whether nobody waits, and no model has to leave: then the end of a request has no other
+        effect than that its model may be idle, from which on it stays until `leaves_s`."""
+        return not any(
+            one.must_leave or one.gives_way or one.wanted_since_s is not None
+            for one in self.models.values()
+        )
+
+    def leaves_s(self, name: str) -> float | None:
+        """When a model that nobody asks for any more is unloaded; None: it is in use, or stays."""
+        model = self.models[name]
+        if not model.ttl_s or model.pin or not model.is_idle:
+            return None
+        return model.at.used_s + model.ttl_s
+
     def add(self, model: Resident) -> None:
         self.models[model.name] = model
 

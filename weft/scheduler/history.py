@@ -348,9 +348,6 @@ class Undecoded:
     def __init__(self) -> None:
         self.traces: dict[int, RequestTrace] = {}  # by row
 
-    def leave(self, row: int) -> None:
-        self.traces.pop(row, None)
-
     def decoded(self, step: StepSpan, at: LongArray) -> None:
         """Those in the rows `at` [n] have decoded in this step; a row may come several times."""
         for row in self.traces.keys() & at.tolist():
@@ -519,7 +516,7 @@ class RequestHistory:
     def leaves_row(self, id: int, row: int) -> None:
         """An open request is about to leave its row."""
         trace = self._open[id]
-        self._undecoded.leave(row)
+        self._undecoded.traces.pop(row, None)
         if trace.spent.phase is Phase.DECODES:
             trace.gap = self.gaps.of(row)
 

@@ -143,6 +143,86 @@ class KvPrefixes:
             self.match(request, unsplit_len)
 
 
+class PageCopies:
+    """What requests copy of pages that they share in part (`memory/accounting/part_pages.py`): a
+    few tokens behind their cached prefixes, in their first steps."""
+
+    def __init__(self, parts: PartPages, rows: RowTable, columns: Columns) -> None:
+        self.parts = parts
+        self._rows = rows
+        self._columns = columns
+        self._page_size = rows.page_size
+        self._chosen: dict[int, PartPage] = {}  # to be copied by the next step, by row
+        self._copies: list[SlotCopies] = []  # of the next plan
+
+    def choose(self, request: Request) -> int:
+        """Choose what a request with a new row copies in its first step, and return how many tokens
+        that is. At least one token is left to compute."""
+        handle, length, _, _ = request.prefix
+        most = min(length + self._page_size - 1, request.reusable_len)
+        if handle is None or most <= length:
+            return 0
+        key = request.cache_key(request.packed[: most * TOKEN_BYTES])
+        rest = key.tokens[length * TOKEN_BYTES :]
+        part = self.parts.find(handle, rest, request.message.tenant)
+        if part.num_tokens:
+            self._chosen[request.row] = part
+        return part.num_tokens
+
+    def begin(self, row: int, start: int, slots: IntArray) -> int:
+        """How many of a row's tokens from `start` on, which have these slots, are copied by the
+        next step."""
+        part = self._chosen.pop(row, None)
+        if part is None:
+            return 0
+        num_tokens = part.num_tokens
+        first = part.page * self._page_size
+        sources = np.arange(first, first + num_tokens, dtype=np.int32)
+        targets = slots[:num_tokens]
+        self._copies.append(SlotCopies(sources, targets))
+        self._rows.log(row, start, targets)
+        return num_tokens
+
+    def take(self) -> SlotCopies | None:
+        """The copies of the next plan."""
+        copies = self._copies
+        if not copies:
+            return None
+        self._copies = []
+        sources = np.concatenate([one.sources for one in copies])
+        return SlotCopies(sources, np.concatenate([one.targets for one in copies]))
+
+    def inserted(self, request: Request, inserted: Inserted) -> None:
+        """The computed tokens of a request are in the cache."""
+        if inserted.present < inserted.length:
+            self.parts.inserted_by(inserted.handle, request.message.tenant)
+
+    def released(self, request: Request, inserted: Inserted | None) -> bool:
+        """A request gives up its row; its whole pages are in the cache if they were `inserted`.
+        Returns whether the page after them is kept, which has known tokens in a part of it."""
+        row = request.row
+        self._chosen.pop(row, None)
+        if inserted is None or inserted.handle is None:
+            return False
+        if not request.message.shares_kv or not request.service.keeps_prefixes:
+            return False
+        columns = self._columns
+        num_tokens = min(int(columns.kv_len[row]), int(columns.known_len[row]))
+        length = inserted.length
+        if num_tokens <= length:
+            return False
+        key = request.cache_key(columns.packed(row, num_tokens))
+        page = int(self._rows.pages[row, length // self._page_size])
+        end = EndPage(key.tokens[length * TOKEN_BYTES :], page, request.message.tenant)
+        self.parts.keep(inserted.handle, end)
+        return True
+
+    def reset(self) -> None:
+        """All memory was freed."""
+        self._chosen.clear()
+        self._copies.clear()
+
+
 class KvMemory:
     """`groups`: layers with memory of their own, which share `pins` and report their
     `resume_states`. `part_pages`: None if requests share whole pages alone. For
@@ -170,12 +250,11 @@ class KvMemory:
         self.pins = pins or Pins(cache)
         self.resume_states = resume_states
         self.leases = Leases(cache, self.resume_states)
-        self.part_pages = part_pages
+        self.copies: PageCopies | None = None
         self.holders: list[Holder] = [self.leases]
         if part_pages is not None:
+            self.copies = PageCopies(part_pages, rows, columns)
             self.holders.append(part_pages)
-        self._parts: dict[int, PartPage] = {}  # to be copied by the next step, by row
-        self._copies: list[SlotCopies] = []  # of the next plan
         self.page_size = allocator.page_size
         self.prefixes = KvPrefixes(
             cache, self.groups, self.page_size, keeps_items_unsplit=keeps_items_unsplit
@@ -220,8 +299,8 @@ class KvMemory:
         raises OutOfPages, and says what the `step` lacks.
         """
         missing = num_pages - self.allocator.num_free
-        if missing > 0 and self.part_pages is not None and self.part_pages.num_owned:
-            self.part_pages.give_up(missing)
+        if missing > 0 and self.copies is not None:
+            self.copies.parts.give_up(missing)
             missing = num_pages - self.allocator.num_free
         if missing > 0:
             self.pins.unpin_for(missing)
@@ -244,45 +323,6 @@ class KvMemory:
             request.prefix = CachedPrefix(handle, length, NO_PAGES, is_locked)
         for group in self.groups:
             group.take_row(request)
-
-    def choose_copies(self, request: Request) -> int:
-        """Choose what a request with a new row copies in its first step, and return how many tokens
-        that is. They follow its cached prefix, and at least one token is left to compute."""
-        handle, length, _, _ = request.prefix
-        if self.part_pages is None or handle is None:
-            return 0
-        most = min(length + self.page_size - 1, request.reusable_len)
-        if most <= length:
-            return 0
-        key = request.cache_key(request.packed[: most * TOKEN_BYTES])
-        rest = key.tokens[length * TOKEN_BYTES :]
-        part = self.part_pages.find(handle, rest, request.message.tenant)
-        if part.num_tokens:
-            self._parts[request.row] = part
-        return part.num_tokens
-
-    def take_copied(self, row: int, start: int, slots: IntArray) -> int:
-        """How many of a row's tokens from `start` on, which have these slots, are copied by the
-        next step."""
-        part = self._parts.pop(row, None)
-        if part is None:
-            return 0
-        num_tokens = part.num_tokens
-        begin = part.page * self.page_size
-        sources = np.arange(begin, begin + num_tokens, dtype=np.int32)
-        targets = slots[:num_tokens]
-        self._copies.append(SlotCopies(sources, targets))
-        self.rows.log(row, start, targets)
-        return num_tokens
-
-    def take_copies(self) -> SlotCopies | None:
-        """The copies of the next plan."""
-        copies = self._copies
-        if not copies:
-            return None
-        self._copies = []
-        sources = np.concatenate([one.sources for one in copies])
-        return SlotCopies(sources, np.concatenate([one.targets for one in copies]))
 
     def extend(self, request: Request) -> IntArray:
         """Allocate the slots [extend_len] of the tokens that the planned step computes.
@@ -404,10 +444,8 @@ class KvMemory:
         else:
             self._before_dropping()
         owned = self.accounts.owned_pages(request)
-        if self.part_pages is not None:
-            self._parts.pop(row, None)
-            if inserted is not None and self._keeps_end(request, inserted):
-                owned = owned[1:]
+        if self.copies is not None and self.copies.released(request, inserted):
+            owned = owned[1:]
         self.allocator.free(owned)
         self.prefixes.unlock(request)
         if inserted is not None and not request.service.keeps_prefixes:
@@ -437,8 +475,8 @@ class KvMemory:
         """Drop the nodes with these slots from the cache, unless they are in use."""
         pages = slots // self.page_size
         self.allocator.free(self.cache.forget_pages(pages))
-        if self.part_pages is not None:
-            self.part_pages.forget(pages)
+        if self.copies is not None:
+            self.copies.parts.forget(pages)
 
     def reset_cache(self) -> None:
         """Empty the prefix cache. No request may have a lock in it; pins and leases are lost."""
@@ -462,8 +500,8 @@ class KvMemory:
         for group in self.groups:
             group.reset()
         self.prefixes.forget()
-        self._parts.clear()
-        self._copies.clear()
+        if self.copies is not None:
+            self.copies.reset()
         self.pins.forget_all(EMPTIED)
         self.cache.drop()
         self.rows.reset()
@@ -515,24 +553,6 @@ class KvMemory:
         for holder in self.holders:
             holder.tokens_become_invalid()
 
-    def _keeps_end(self, request: Request, inserted: Inserted) -> bool:
-        """Whether the last page of the known tokens of a row, which has tokens for only a part of
-        it, is kept."""
-        if inserted.handle is None or not request.service.keeps_prefixes:
-            return False
-        if not request.message.shares_kv or self.part_pages is None:
-            return False
-        row = request.row
-        columns = self.columns
-        num_tokens = min(int(columns.kv_len[row]), int(columns.known_len[row]))
-        if num_tokens <= inserted.length:
-            return False
-        key = request.cache_key(columns.packed(row, num_tokens))
-        page = int(self.rows.pages[row, inserted.length // self.page_size])
-        tokens = key.tokens[inserted.length * TOKEN_BYTES :]
-        self.part_pages.keep(inserted.handle, EndPage(tokens, page, request.message.tenant))
-        return True
-
     def _insert(self, request: Request) -> Inserted:
         """Insert the computed tokens with known ids into the cache; free the row's duplicates."""
         before = request.prefix.length
@@ -548,8 +568,8 @@ class KvMemory:
         key = request.cache_key(columns.packed(row, num_tokens))
         inserted = self.cache.insert(key, pages)
         present = inserted.present
-        if self.part_pages is not None and present < inserted.length:
-            self.part_pages.inserted_by(inserted.handle, request.message.tenant)
+        if self.copies is not None:
+            self.copies.inserted(request, inserted)
         if present > before:
             # Another request has inserted the same tokens in the meantime: its pages are used.
             self.allocator.free(pages[before // page_size : present // page_size])

@@ -172,6 +172,8 @@ def _wrong_form(message: GenerateRequest, asked: PoolingParams, limits: PoolingL
     dimensions = asked.dimensions
     if dimensions and not limits.is_embedding:
         return f"dimensions is {dimensions}; this model makes no vectors"
+    if dimensions and not limits.can_be_cut:
+        return f"dimensions is {dimensions}; what this model makes cannot be cut"
     if dimensions and not 0 < dimensions <= limits.size:
         return f"dimensions is {dimensions}; 1 to {limits.size:,} are allowed"
     types = asked.token_type_ids

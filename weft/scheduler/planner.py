@@ -47,8 +47,8 @@ def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> StepTokens:
         row = request.row
         start = request.kv_len
         taken = kv.extend(request)
-        if kv.part_pages is not None:
-            num_copied = kv.take_copied(row, start, taken)
+        if kv.copies is not None:
+            num_copied = kv.copies.begin(row, start, taken)
             start += num_copied
             taken = taken[num_copied:]
         rows.append(row)
@@ -198,8 +198,8 @@ class Planner:
             sees_to=step.sees_to,
             ahead=step.ahead,
         )
-        if self._kv.part_pages is not None:
-            copies = self._kv.take_copies()
+        if self._kv.copies is not None:
+            copies = self._kv.copies.take()
             if copies is not None:
                 plan = replace(plan, copies=copies)
         if self._kv.groups:

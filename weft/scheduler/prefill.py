@@ -523,7 +523,9 @@ class PrefillScheduler:
     def _admit(self, line: WaitingLine, request: Request, now: float) -> None:
         cached_len = request.prefix.length
         self._kv.take_row(request)
-        num_copied = self._kv.choose_copies(request)
+        num_copied = 0
+        if self._kv.copies is not None:
+            num_copied = self._kv.copies.choose(request)
         # The pass counts them among its input tokens.
         self._counters.num_prefilled_tokens -= num_copied
         trace = self._log.history.admitted(

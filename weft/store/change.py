@@ -23,6 +23,7 @@ from weft.weights.own import own_model
 from weft.weights.pull.names import BadName, is_plain, require_printable
 
 WEIGHTS = (".gguf", ".safetensors")
+TRIES = 5  # to remove a folder that another process is removing
 
 
 class Removal(NamedTuple):
@@ -33,12 +34,24 @@ class Removal(NamedTuple):
     num_bytes: int  # that the disk gets back
 
     def do(self) -> None:
-        """Remove them. Raises OSError."""
+        """Remove them, together with others who remove them at the same time. Raises OSError."""
         for path in self.paths:
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                _remove_folder(path)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _remove_folder(path: Path) -> None:
+    for number in range(TRIES):
+        try:
+            shutil.rmtree(path)
+            return
+        except FileNotFoundError:  # another process has removed something in it
+            if not path.exists():
+                return
+            if number == TRIES - 1:
+                raise
 
 
 def removal(entry: Entry, hub_cache: Path, models_dir: Path) -> Removal:

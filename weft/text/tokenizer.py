@@ -406,6 +406,11 @@ class Tokenizer:
         """`token_bytes` as text; U+FFFD for bytes that are not complete characters."""
         return self._pieces[token].decode("utf-8", "replace")
 
+    def token_id(self, content: str) -> int | None:
+        """The id of a whole token; None if there is none."""
+        found: int | None = self._backend.token_to_id(content)
+        return found
+
     def _special_id(self, name: str) -> int | None:
         content = self.special_tokens.get(name)
         if content is None:

@@ -11,8 +11,15 @@ BASES = (
     "language_model.",
     "model.",
     "bert.",
+    "distilbert.transformer.",
+    "distilbert.",
+    "electra.",
+    "deberta.",
+    "mpnet.",
+    "nomic_bert.",
     "roberta.",
     "gpt_neox.",
+    "transformer.",
 )
 # Prefixes within the base model that checkpoints write in two ways.
 PARTS = {"vision_tower.vision_model.": "vision_tower."}

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from weft.config.model import ModelError
 from weft.weights.fetch import weight_files
+
+TRIES = 10
+MOMENT_S = 0.005  # many times as long as a look takes
 
 
 def mark_in_use(folder: Path) -> Callable[[], None]:
@@ -24,7 +28,7 @@ def mark_in_use(folder: Path) -> Callable[[], None]:
     except (OSError, ModelError):
         return _nothing
     with suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _lock(file, fcntl.LOCK_SH)
     return lambda: os.close(file)
 
 
@@ -41,7 +45,7 @@ def _is_locked_alone(path: Path) -> bool:
         return False
     try:
         if os.fstat(file).st_nlink == 1:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file, fcntl.LOCK_EX)
     except BlockingIOError:
         return True
     except OSError:
@@ -49,6 +53,18 @@ def _is_locked_alone(path: Path) -> bool:
     finally:
         os.close(file)
     return False
+
+
+def _lock(file: int, kind: int) -> None:
+    """Lock a file. Others that look whether it is in use lock it for a moment, too. Raises
+    BlockingIOError if it stays locked, and OSError."""
+    for _ in range(TRIES):
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(MOMENT_S)
+    fcntl.flock(file, kind | fcntl.LOCK_NB)
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from weft.config.model import ModelConfig, quantization_of
+from weft.config.model import BadCheckpoint, ModelConfig, quantization_of
 from weft.models.layers.weight import Weights
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
@@ -26,15 +26,17 @@ CPU = torch.device("cpu")
 
 
 @torch.inference_mode()
-def load_weights(weights: Weights, folder: Path, unread: tuple[str, ...] = ()) -> None:
+def load_weights(
+    weights: Weights, folder: Path, unread: tuple[str, ...] = (), beside: Sequence[Path] = ()
+) -> None:
     """Load the tensors of a checkpoint into the model. `unread`: prefixes of the names of tensors
-    that the model leaves out (`matched`).
+    that the model leaves out (`matched`); `beside`: further files with weights.
 
     Raises `BadCheckpoint`, naming the tensors, if any is missing, unexpected or of another shape;
     then nothing has changed.
     """
     with ExitStack() as stack:
-        files = open_contents(stack, labelled(weight_files(folder)))
+        files = open_contents(stack, labelled([*weight_files(folder), *beside]))
         found = matched(
             {weight.name: weight for weight in weights},
             files,
@@ -72,6 +74,7 @@ def unread_of(config: ModelConfig) -> tuple[str, ...]:
     not use: those that its vision encoder leaves out, layers for speculation, and the keys and
     values of layers that read those of another layer."""
     found = [] if config.vision is None else [*config.vision.unread]
+    found += _unread_head(config)
     names = config.decoder.names
     ahead = range(config.num_layers, config.num_layers + config.num_ahead)
     found += [f"{in_base(names.layers + '.')}{layer}." for layer in ahead]
@@ -81,6 +84,31 @@ def unread_of(config: ModelConfig) -> tuple[str, ...]:
         attention = f"{in_base(names.layers + '.')}{layer}.{names.attention}"
         found += [f"{attention}.{name}." for name in (*names.qkv[1:], names.k_norm)]
     return tuple(found)
+
+
+def files_beside(config: ModelConfig, folder: Path) -> list[Path]:
+    """The files with weights of a model that are not in its own folder."""
+    if config.pooling is None or not config.pooling.projection:
+        return []
+    path = folder / config.pooling.projection / "model.safetensors"
+    if not path.is_file():
+        raise BadCheckpoint(f"{config.name} has no {path.relative_to(folder)}")
+    return [path]
+
+
+def _unread_head(config: ModelConfig) -> list[str]:
+    """What a masked language model does not use of its head."""
+    encoder = config.encoder
+    if encoder is None or encoder.vocabulary is None:
+        return []
+    if not config.architecture.endswith("ForMaskedLM"):
+        return []
+    head = encoder.vocabulary
+    # The matrix, if it is that of the embedding, and the bias may stand twice.
+    twice = [f"{head.out}.", *([head.bias] if head.bias else [])]
+    if config.pooling is not None and config.pooling.kind == "sparse":
+        return twice
+    return [f"{head.dense}.", f"{head.norm}.", *twice]
 
 
 def save_random(config: ModelConfig, path: Path) -> None:

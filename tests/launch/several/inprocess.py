@@ -99,6 +99,7 @@ class FakeHost:
         self.load_s = 0.01
         self.num_crashes = 0  # loads whose process is killed
         self.fault = ""  # of the model; its loads fail
+        self.error: Exception | None = None  # a fault of weft in each load
         self.gate: asyncio.Event | None = None  # a load waits for it
         self.num_loads = 0
         self.changes: list[str] = []
@@ -123,6 +124,8 @@ class FakeHost:
         if self.num_crashes:
             self.num_crashes -= 1
             raise LoadFailed("its process was killed", is_users=False)
+        if self.error is not None:
+            raise self.error
         if self.fault:
             raise LoadFailed(self.fault, is_users=True)
         self.front = FakeFront(self.spec, self._shared, self.parts.metrics)
@@ -158,6 +161,7 @@ class Server:
     """The application, its house, and a client for it."""
 
     def __init__(self, app: ASGIApp, house: House, roster: HouseRoster) -> None:
+        self.app = app
         self.house = house
         self.roster = roster
         self.http = httpx.AsyncClient(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -159,6 +160,25 @@ def test_a_load_whose_process_is_killed_is_tried_once_more() -> None:
         assert (await server.complete("b")).status_code == 200, "the next request loads it"
 
     run(work, spec("a"), spec("b"), rules=ROOMY)
+
+
+def test_a_fault_of_weft_in_a_load_is_told_and_nobody_waits_for_it() -> None:
+    faults: list[object] = []
+
+    async def work(server: Server) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: faults.append(context["exception"]))
+        server.host("a").error = KeyError("engine")
+        asked = [server.complete("a"), server.complete("b")]
+        failed, good = await asyncio.gather(*asked)
+        assert (failed.status_code, good.status_code) == (503, 200)
+        assert "a fault of weft: KeyError('engine')" in failed.text
+        server.host("a").error = None
+        assert (await server.complete("a")).status_code == 200, "the next request loads it"
+        gc.collect()
+
+    run(work, spec("a"), spec("b"), rules=ROOMY)
+    assert [str(one) for one in faults] == ["'engine'", "'engine'"], "each is in the log"
 
 
 def test_a_model_that_is_too_large_is_refused() -> None:

@@ -1,17 +1,11 @@
-"""BERT and its relatives, which encode whole prompts: how they differ in a `config.json`, and the
-GGUF files of BERT."""
+"""The GGUF files of BERT, which `encoders.py` describes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from weft.config.families import gguf
-from weft.config.families.family import Family
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.model_errors import UnsupportedModel
 from weft.json_types import JsonObject
-
-# GGUF files
 
 # By `pooling_type`; the key is only in weft's own config.json, for `assemble/model_folder.py`.
 POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
@@ -30,7 +24,7 @@ def _gguf_bert(keys: ArchitectureKeys, found: Found) -> JsonObject:
     }
 
 
-_GGUF = gguf.Architecture(
+GGUF = gguf.Architecture(
     more=_gguf_bert,
     norm_eps=gguf.LAYER_NORM_EPS,
     has_gate=False,
@@ -52,10 +46,3 @@ _GGUF = gguf.Architecture(
         "layer_output_norm": "output.LayerNorm",
     },
 )
-_BERT = Family(norm_eps_key="layer_norm_eps")
-_ROBERTA = replace(_BERT, positions_begin_after_padding=True)
-ENCODERS = {
-    "Bert": replace(_BERT, gguf={"bert": _GGUF}),
-    "Roberta": _ROBERTA,
-    "XLMRoberta": _ROBERTA,
-}

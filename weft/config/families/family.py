@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from weft.config.config_json import get, number, size
 from weft.config.decoder import DecoderSpec
+from weft.config.encoder_spec import EncoderSpec
 from weft.config.families.gguf import Architecture
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.spec import TowerSpec
@@ -23,11 +24,11 @@ Config = JsonMapping  # a `config.json`
 class Family:
     """An architecture: its reader, and facts that its `config.json` does not contain."""
 
-    read: Callable[[Config], DecoderSpec] | None = None  # None: an encoder
+    read: Callable[[Config], DecoderSpec] | None = None  # None: no decoder
+    encoder: Callable[[Config], EncoderSpec] | None = None  # of texts; None: a decoder
     defaults: JsonMapping = field(default_factory=dict)  # values of keys that a file may omit
     aliases: Mapping[str, str] = field(default_factory=dict)  # usual key → its key in this family
     norm_eps_key: str = "rms_norm_eps"
-    positions_begin_after_padding: bool = False  # the first position is "pad_token_id" + 1
     # Whether a `text_config` with tied embeddings has priority over the whole config: older
     # releases wrote this key only there.
     ties_by_text: bool = False
@@ -40,7 +41,7 @@ class Family:
 
     @property
     def is_encoder(self) -> bool:
-        return self.read is None
+        return self.encoder is not None
 
 
 def activation(config: Config, allowed: Sequence[str] = ("silu",), key: str = "hidden_act") -> str:

@@ -1,5 +1,6 @@
 """All architectures that weft reads, by their name in `config.json` or in a GGUF file. Every module
-of this folder with a table `FAMILIES` or `ARCHITECTURES` adds its own, so a new family is one file.
+of this folder with a table `FAMILIES`, `ENCODERS` or `ARCHITECTURES` adds its own, so a new family
+is one file.
 """
 
 from __future__ import annotations
@@ -11,12 +12,10 @@ from pkgutil import iter_modules
 from typing import NamedTuple
 
 from weft.config import families
-from weft.config.families.bert import ENCODERS
 from weft.config.families.family import Family
 from weft.config.families.gguf import Architecture
 from weft.config.plugins import plugins, refused
 
-ENCODER_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 THIS = "table"
 
 
@@ -37,18 +36,21 @@ def _joined(tables: Iterator[Mapping[str, Family]]) -> dict[str, Family]:
 
 
 DECODERS = _joined(_tables("FAMILIES"))
+ENCODERS = _joined(_tables("ENCODERS"))
 
 
 def _of_decoders(
     decoders: Mapping[str, Family], encoders: Mapping[str, Family]
 ) -> dict[str, Family]:
-    """What decoders and encoders can be: models that generate, embed and classify."""
+    """What decoders and encoders can be: models that generate, embed, classify, and fill masks."""
     found = {f"{name}ForCausalLM": family for name, family in decoders.items()}
     for kind, task in (("Model", "embed"), ("ForSequenceClassification", "classify")):
         for name, family in {**decoders, **encoders}.items():
             # A GGUF file is that of a decoder that generates, or of an encoder that embeds.
             files = family.gguf if name in encoders and task == "embed" else {}
             found[f"{name}{kind}"] = replace(family, task=task, gguf=files)
+    for name, family in encoders.items():
+        found[f"{name}ForMaskedLM"] = replace(family, task="fill", gguf={})
     return found
 
 

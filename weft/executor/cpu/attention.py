@@ -130,6 +130,10 @@ class CppPaged:
         )
         if heads.sinks is not None:
             attention.sinks = heads.sinks.data_ptr()
+        if heads.biases is not None:
+            values, reach = heads.biases
+            attention.biases = values[:, reach:].data_ptr()
+            attention.bias_stride = values.stride(0)
         if heads.is_gated:
             attention.head_stride = 2 * head_dim
             attention.gate = qkv[:, head_dim:].data_ptr()

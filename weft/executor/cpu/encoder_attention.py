@@ -7,13 +7,14 @@ or what an operation makes of it in fewer bits: a slot is the index of a token i
 from __future__ import annotations
 
 import ctypes
-import math
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from weft.arrays import IntArray
+from weft.models.layers.encoder import PLAIN_HEADS, EncoderHeads
+from weft.models.layers.rope import Rope
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat
 from weft.ops.cpp.ops import CppOps
@@ -26,12 +27,18 @@ class CppBidirectional:
     """The `EncoderAttention` for recorded programs.
 
     `kept`: how keys and values are kept for a layer. In float32 they stay where they are; shorts
-    are for at most `MOST_DIMS_OF_SHORTS` dims of a head.
+    are for at most `MOST_DIMS_OF_SHORTS` dims of a head. `context_length`: of models that rotate.
     """
 
     def __init__(
-        self, num_heads: int, head_dim: int, ops: CppOps, kept: KvFormat = KvFormat.F32
+        self,
+        num_heads: int,
+        head_dim: int,
+        ops: CppOps,
+        kept: KvFormat = KvFormat.F32,
+        context_length: int = 0,
     ) -> None:
+        self._context_length = context_length
         self.step = abi.StepArgs()
         self._kept = kept
         self._num_heads = num_heads
@@ -42,6 +49,9 @@ class CppBidirectional:
         self._slots = np.empty(0, np.int64)  # the same, of tokens
         self._arrays: list[IntArray] = []  # `step` points to them
         self._caches: list[abi.KvCache] = []  # programs point to them
+        # Cosines and sines at each position.
+        self._tables: dict[Rope, tuple[Tensor, Tensor]] = {}
+        self._nothing = abi.KvCache(format=KvFormat.F32, kv_heads=0, head_dim=head_dim)
 
     def prepare(self, lens: IntArray, device: torch.device) -> None:
         """`lens` [R]: tokens of each prompt, one after another."""
@@ -64,7 +74,10 @@ class CppBidirectional:
             step.slots = self._slots.ctypes.data
             step.positions = self._slots.ctypes.data  # nothing is rotated by them
 
-    def forward(self, qkv: Tensor) -> Tensor:
+    def forward(self, qkv: Tensor, heads: EncoderHeads = PLAIN_HEADS) -> Tensor:
+        assert heads.distances is None, "torch computes models with vectors of distances"
+        if heads.rope is not None:
+            self._rotate(qkv, heads.rope)
         size = self._num_heads * self._head_dim
         recorder = self._ops.recorder
         out = recorder.buffer(size)
@@ -88,13 +101,35 @@ class CppBidirectional:
             q_stride=qkv.stride(0),
             out=out.data_ptr(),
             heads=self._num_heads,
-            scale=1 / math.sqrt(self._head_dim),
+            scale=heads.score_scale(self._head_dim),
+            window=heads.window,
             bidirectional=1,
             may_round=self._ops.may_round,
         )
+        if heads.biases is not None:
+            values, reach = heads.biases
+            attention.biases = values[:, reach:].data_ptr()
+            attention.bias_stride = values.stride(0)
         recorder.add(attention)
         del buffers  # only now may the next operations have them
         return out
+
+    def _rotate(self, qkv: Tensor, rope: Rope) -> None:
+        """Record that queries and keys are rotated where they are."""
+        if rope not in self._tables:
+            self._tables[rope] = rope.at(torch.arange(self._context_length))
+        cos, sin = self._tables[rope]
+        args = abi.RotaryStoreArgs(
+            cache=ctypes.addressof(self._nothing),
+            qkv=qkv.data_ptr(),
+            qkv_stride=qkv.stride(0),
+            heads=2 * self._num_heads,
+            rotary_dim=rope.rotary_dim,
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            side_by_side=rope.side_by_side,
+        )
+        self._ops.recorder.add(args)
 
     def _store(self, keys_values: Tensor, cache: abi.KvCache) -> list[Tensor]:
         """Record that keys and values, which stand one after the other in a row, are rounded into

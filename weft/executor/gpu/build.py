@@ -185,6 +185,8 @@ def _without_kernels(model: ModelConfig) -> str:
         attention = layer.attention
         if model.library_config:
             continue  # its code does this itself
+        if attention.alibi:
+            return "changes scores by distance"
         if attention.kv_of is not None or attention.values_are_keys or attention.norms_values:
             return "norms values, or takes them from keys or from other layers"
     return ""

@@ -12,12 +12,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from weft.arrays import FloatArray, IntArray, LongArray, consecutive
 from weft.config.model import ModelConfig
 from weft.ops.sampling import on
 from weft.plan.outputs import PoolingRequest
 from weft.plan.step import Plan
+
+TOKENS_AT_ONCE = 64  # of which the numbers for a vocabulary are made
 
 Rows = Callable[[Tensor], Tensor]  # of a model: hidden states [n, H] -> [n, size]
 # Of a model: hidden states [T, H] of a step, indices of its tokens [n] -> [n, size]
@@ -47,7 +50,12 @@ class Pooler:
             device=device,
         )  # [max_rows, H] float32, sums of each row's tokens so far
 
-    def __call__(self, plan: Plan, request: PoolingRequest, hidden: Tensor) -> FloatArray:
+    def __call__(
+        self,
+        plan: Plan,
+        request: PoolingRequest,
+        hidden: Tensor,
+    ) -> FloatArray:
         """The vectors [E, size] of the requests in `request.index` that complete; those of other
         requests mean nothing.
 
@@ -70,6 +78,16 @@ class Pooler:
         pooled: FloatArray = finished.numpy(force=True)
         return pooled.copy()
 
+    def sizes(
+        self,
+        plan: Plan,
+        request: PoolingRequest,
+    ) -> IntArray | None:
+        """[E] the numbers of each vector that count; None: all."""
+        if self._config is None or self._config.kind != "tokens":
+            return None
+        return (plan.lens[request.index] * self._config.size).astype(np.int32)
+
     def _vectors(
         self,
         plan: Plan,
@@ -87,13 +105,20 @@ class Pooler:
         if config is None:
             raise ValueError("this model generates; it was not started for embeddings")
         if config.kind == "mean":
-            return self._means(
+            means = self._means(
                 plan,
                 request,
                 hidden,
                 starts,
                 ends,
             )
+            if config.labels:
+                return self._logits(means, on(hidden, np.arange(len(starts))))
+            return means
+        if config.kind == "sparse":
+            return self._sparse(hidden, starts, ends)
+        if config.kind == "tokens":
+            return self._of_tokens(hidden, starts, ends)
         chosen = ends - 1
         if config.kind == "cls":
             chosen = starts
@@ -102,7 +127,12 @@ class Pooler:
             return self._logits(hidden, places)
         return self._normed(hidden[places])
 
-    def _label_logprobs(self, hidden: Tensor, places: Tensor, labels: IntArray) -> Tensor:
+    def _label_logprobs(
+        self,
+        hidden: Tensor,
+        places: Tensor,
+        labels: IntArray,
+    ) -> Tensor:
         logits = self._logits(hidden, places).float()
         logprobs = logits.log_softmax(-1)
         return logprobs.gather(1, on(hidden, labels))
@@ -130,11 +160,48 @@ class Pooler:
         num_tokens = on(hidden, before + lens)
         return sums / num_tokens[:, None]
 
-    def _finished(self, vectors: Tensor, request: PoolingRequest) -> Tensor:
+    def _sparse(
+        self,
+        hidden: Tensor,
+        starts: LongArray,
+        ends: LongArray,
+    ) -> Tensor:
+        """[E, vocab] the largest number of each token of the vocabulary over a prompt, as
+        log(1 + relu(number)). Source: arXiv:2109.10086, 3.1."""
+        found = []
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            largest: Tensor | None = None
+            # A few tokens at a time: each has a number for the whole vocabulary.
+            for first in range(start, end, TOKENS_AT_ONCE):
+                places = np.arange(first, min(first + TOKENS_AT_ONCE, end))
+                numbers = self._logits(hidden, on(hidden, places)).amax(0)
+                largest = numbers if largest is None else torch.maximum(largest, numbers)
+            assert largest is not None
+            found.append(largest.relu().log1p())
+        return torch.stack(found)
+
+    def _of_tokens(
+        self,
+        hidden: Tensor,
+        starts: LongArray,
+        ends: LongArray,
+    ) -> Tensor:
+        """[E, most tokens * size] the vectors of the tokens of each prompt, of length 1, one after
+        the other; zeros follow those of shorter prompts."""
+        places = np.concatenate([np.arange(*each) for each in zip(starts, ends, strict=True)])
+        vectors = F.normalize(self._logits(hidden, on(hidden, places)), dim=-1)
+        lens = (ends - starts).tolist()
+        return pad_sequence(list(vectors.split_with_sizes(lens)), batch_first=True).flatten(1)
+
+    def _finished(
+        self,
+        vectors: Tensor,
+        request: PoolingRequest,
+    ) -> Tensor:
         """Cut and normalise embeddings, and turn scores into probabilities, for requests that want
         it."""
         config = self._config
-        if request.labels is not None or config is None:
+        if request.labels is not None or config is None or config.kind == "tokens":
             return vectors
         # Below 0: the model's default.
         default = config.normalize or config.task == "classify"

@@ -41,6 +41,7 @@ class DecodeGroup(NamedTuple):
     tokens: Tensor  # [G] indices of their tokens in the step
     slots: Tensor  # [G * L] slots of the tokens that they see, padded with one of their own slots
     mask: Tensor | None  # [G, 1, 1, L] false for padding; None: nothing is padded
+    distances: Tensor  # [G, L] of each of these tokens from the query, 0 or less
 
 
 class Extend(NamedTuple):
@@ -122,7 +123,7 @@ class TorchPaged:
                 q[group.tokens],
                 k,
                 v,
-                group.mask,
+                group,
                 heads,
             )
         causal = self._masks[window]
@@ -211,6 +212,7 @@ class TorchPaged:
                 tokens=torch.from_numpy(tokens[here]).to(device),
                 slots=_lookup(batch, batch.rows[decodes[here], None], columns),
                 mask=mask,
+                distances=torch.from_numpy(columns - (stops - 1)[order][here, None]).to(device),
             )
 
 
@@ -325,7 +327,7 @@ def _decode(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor | None,
+    group: DecodeGroup,
     heads: Heads,
 ) -> Tensor:
     """q [G, heads, D], k and v [G * L, kv_heads, D] -> [G, heads, D].
@@ -347,6 +349,11 @@ def _decode(
     sinks = heads.sinks
     if sinks is not None:
         sinks = sinks.view(kv_heads, -1, 1)
+    mask = group.mask
+    if heads.biases is not None:
+        biases = heads.biases.of(group.distances).to(q.dtype).transpose(0, 1)
+        biases = biases.view(num, kv_heads, num_heads // kv_heads, -1)
+        mask = biases if mask is None else biases.masked_fill(~mask, -torch.inf)
     out = _attend(
         grouped,
         k,
@@ -387,6 +394,13 @@ def _extend(
             # Ends ascend, so the last query of the block sees most.
             seen = slice(first_seen, int(ends[end - 1]))
             seen_by_each = mask.with_ends(num_cached + begin, ends[begin:end], seen)
+        if heads.biases is not None:
+            device = q.device
+            queries = torch.arange(num_cached + begin, num_cached + end, device=device)[:, None]
+            keys = torch.arange(seen.start, seen.stop, device=device)
+            # Keys after the query are masked.
+            distances = (keys - queries).clamp(max=0)
+            seen_by_each = seen_by_each + heads.biases.of(distances).to(q.dtype)
         block = _attend(
             q[:, :, begin:end],
             k[:, :, seen],

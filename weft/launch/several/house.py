@@ -20,6 +20,7 @@ from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
 from weft.config.amounts import size
 from weft.launch.engine_group import EngineGroup
+from weft.launch.several.alarm import Alarm
 from weft.launch.several.failures import LoadFailures
 from weft.launch.several.hosted import HostedModel, LoadFailed
 from weft.launch.several.spare import SpareProcess
@@ -59,7 +60,9 @@ class House:
         self._new_host = new_host
         self._spare = SpareProcess(new_spare)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self.settle)
+        # Nobody waited when `settle` ran last: until then, ends of requests change nothing else.
+        self._is_calm = True
         self.is_closing = False
         metrics.budget.set(rules.budget_bytes)
 
@@ -144,7 +147,10 @@ class House:
     def end(self, name: str) -> None:
         """A request that had begun has ended."""
         self.facts.end(name, time.monotonic())
-        self.settle()
+        if not self._is_calm:
+            self.settle()
+            return
+        self._alarm.set_before(self.facts.leaves_s(name))
 
     async def know(self, name: str) -> None:
         """Let `Residency` know the model: its files are checked, and its size is known. Raises
@@ -198,13 +204,8 @@ class House:
         for name, model in self.facts.models.items():
             self.metrics.bytes.labels(name).set(model.num_bytes)
             self.metrics.waiting.labels(name).set(self.line.num_for(name))
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        next_s = self.core.next_s(now_s)
-        if next_s is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(next_s - now_s, 0.0) + 0.001, self.settle)
+        self._is_calm = self.facts.are_calm
+        self._alarm.set(self.core.next_s(now_s))
 
     def _admit(self, now_s: float) -> None:
         for name in self.facts.models:
@@ -244,13 +245,18 @@ class House:
             group = self._spare.take()
         try:
             await host.load(group)
-        except LoadFailed as exc:
+        except Exception as exc:  # whatever it is: nobody waits for this load any longer
+            reason = exc
+            if not isinstance(reason, LoadFailed):
+                reason = LoadFailed(f"a fault of weft: {exc!r}", is_users=False)
             self.facts.unloaded(name)
-            if not self.failures.may_try_again(name, exc):
+            if not self.failures.may_try_again(name, reason):
                 self.facts.refused(name)
-                self.line.fail(name, self.failures.note(name, exc))
+                self.line.fail(name, self.failures.note(name, reason))
             self.settle()
-            return
+            if reason is exc:
+                return
+            raise
         took_s = time.monotonic() - began_s
         log.info("loaded", model=name, seconds=round(took_s, 2), memory=size(sum(host.size)))
         self.failures.forget(name)
@@ -335,8 +341,7 @@ class House:
     def close(self) -> None:
         """End all processes. Open requests have been answered."""
         self.is_closing = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.set(None)
         for task in self._tasks:
             task.cancel()
         for host in self.hosts.values():

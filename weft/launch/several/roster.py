@@ -48,14 +48,13 @@ class HouseRoster:
 
     def find(self, asked: str) -> str:
         names = self._house.names
-        adapters = self._adapters()
-        found = names.find(asked, adapters)
+        found = names.find(asked, self._adapters)
         if found is None and self._look_again():
-            found = names.find(asked, adapters)
+            found = names.find(asked, self._adapters)
         if found is None:
             found = self._offering(asked)
         if found is None and self._takes_any_name:
-            found = names.find("", adapters)
+            found = names.find("", self._adapters)
         if found is None:
             raise names.unknown(asked)
         return found
@@ -165,6 +164,17 @@ class HouseRoster:
         return found
 
     # ---- requests
+
+    def enter(self, name: str) -> ModelApp | None:
+        self._require_accepting()
+        facts = self._house.facts
+        if not self._house.names.own(name) or name not in facts.models:
+            return None
+        front = self._house.hosts[name].front
+        if front is None or front.lost.done() or not facts.is_open(name):
+            return None
+        facts.request(name, time.monotonic())
+        return front.served
 
     async def use(self, name: str, rid: str) -> ModelApp:
         self._require_accepting()

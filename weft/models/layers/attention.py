@@ -13,6 +13,7 @@ from torch import Tensor
 
 from weft.config.decoder import QkNorm
 from weft.config.model import ModelConfig
+from weft.models.layers.distances import Biases
 from weft.models.layers.linear import INPUTS, HeadwiseLinear, Linear
 from weft.models.layers.norm import RmsNorm
 from weft.models.layers.rope import Rope, RotaryTables
@@ -38,6 +39,7 @@ class Heads(NamedTuple):
     value_eps: float = 0.0
     reads_earlier: bool = False  # qkv has queries alone: K and V are those of an earlier layer
     values_are_keys: bool = False  # qkv has no values: they are the keys, as they come
+    biases: Biases | None = None  # added to scores, by distance
     narrows: bool = False  # no later layer stores anything (`PagedAttention.narrow`)
 
     def score_scale(self, head_dim: int) -> float:
@@ -112,6 +114,7 @@ class Attention:
         layer: int,
         rope: Rope | None,
         ops: Ops,
+        biases: Biases | None = None,
     ) -> None:
         spec = config.decoder.layer(layer).attention
         names = config.decoder.names
@@ -152,6 +155,7 @@ class Attention:
             value_eps=config.norm_eps if spec.norms_values else 0.0,
             reads_earlier=spec.kv_of is not None,
             values_are_keys=spec.values_are_keys,
+            biases=biases,
             narrows=layer == config.last_storing_layer,
         )
         self._keys_without_bias = ""

@@ -148,9 +148,11 @@ class GatedLinear(Projections):
         if len(self.names) > 1:
             yield from super().weights(prefix)
             return
-        assert not self.bias, "gate and up in one tensor have no bias"
         runs = stacked_runs(self.matrix.sizes)
-        yield stacked(f"{prefix}.{self.names[0]}.weight", self.matrix, self.in_size, runs)
+        name = f"{prefix}.{self.names[0]}"
+        yield stacked(f"{name}.weight", self.matrix, self.in_size, runs)
+        if self.bias:
+            yield stacked_bias(f"{name}.bias", self.matrix, runs)
 
 
 def stacked_runs(sizes: Sequence[int]) -> list[RowRun]:

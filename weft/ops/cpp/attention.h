@@ -81,7 +81,8 @@ struct Attention {
   Attention(const AttentionArgs& args, const StepArgs& step)
       : args(args),
         cache(*args.cache),
-        shape{cache.kv_heads, args.heads / cache.kv_heads, args.window, args.bidirectional != 0},
+        shape{cache.kv_heads, args.heads / cache.kv_heads, args.window, args.bidirectional != 0,
+              args.biases != nullptr},
         head_dim(cache.head_dim),
         slot_bytes((cache.stride ? cache.stride : cache.kv_heads * head_dim) * kSize),
         dims(ceil_div(head_dim, kPanel) * kPanel),
@@ -133,10 +134,24 @@ struct Attention {
   Range seen_by(const Block& block, int64_t row, int64_t segment) const {
     const int64_t token = row / shape.group;
     const int64_t position = block.position + token;
-    if (shape.bidirectional)
+    if (shape.bidirectional && !shape.window)
       return within(block.seen, segment);
+    if (shape.bidirectional) {
+      const int64_t end = least(position + shape.window, block.seen.last);
+      return within({most(position + 1 - shape.window, 0), end}, segment);
+    }
     const int64_t last = sees_to ? sees_to[block.token + token] : position + 1;
     return within({shape.window ? position + 1 - shape.window : 0, last}, segment);
+  }
+
+  // What the scores of the query in this row of a block get, from the segment's first key on; null:
+  // nothing.
+  const float* biases_of(const Block& block, int64_t head, int64_t row, int64_t segment) const {
+    if (!args.biases)
+      return nullptr;
+    const int64_t query = head * shape.group + row % shape.group;
+    const int64_t position = block.position + row / shape.group;
+    return args.biases + query * args.bias_stride + segment * kSegment - position;
   }
 
   // Where the keys of a segment are. For those that are not seen: where the nearest one is.
@@ -350,9 +365,12 @@ struct Attention {
     for (int64_t h = 0; h < num_heads; h++) {
       const int64_t scales = (first_head + h) * kSegment;
       const auto seen_of = [&](int64_t row) { return seen_by(block, row, segment); };
+      const auto biases = [&](int64_t row) {
+        return biases_of(block, first_head + h, row, segment);
+      };
       softmax<Kv>(scores + h * size, weights + h * size, rows, rows * kSlab, slabs, seen_of,
                   q_scales + h * rows, k_scales + scales, v_scales + scales, args.cap * kLog2E,
-                  next + h * rows * state + dims, state);
+                  biases, next + h * rows * state + dims, state);
     }
     for (int64_t slab = slabs.first; slab < slabs.last; slab += kSlab) {
       const Range keys = {most(seen.first - slab, 0) / Kv::kFactors * Kv::kFactors,
@@ -425,8 +443,9 @@ struct Attention {
     packed_scores<Kv>(q + first * kSlab, block.rows * kSlab, rows, dims, head_dim, k_panels, seen,
                       upcoming, scores);
     const auto seen_of = [&](int64_t row) { return seen_by(block, first + row, segment); };
+    const auto biases = [&](int64_t row) { return biases_of(block, head, first + row, segment); };
     softmax<Kv>(scores, weights, rows, rows * kSlab, slabs, seen_of, q_scales + first,
-                k_scales + head * kSegment, v_scales + head * kSegment, args.cap * kLog2E,
+                k_scales + head * kSegment, v_scales + head * kSegment, args.cap * kLog2E, biases,
                 next + dims, state);
     const Range keys = {slabs.first, ceil_div(seen.last, Kv::kFactors) * Kv::kFactors};
     packed_values<Kv>(weights, keys, rows, dims, head_dim, v_panels, upcoming, next, state);

@@ -34,6 +34,7 @@ struct Shape {
   int64_t group;       // queries of a token that share a KV head
   int64_t window;      // 0: none
   bool bidirectional;  // tokens see those after them
+  bool biased;         // scores depend on distances
 };
 
 // Requests first .. first + num - 1 of a step, the first `num_segments` segments of which are the
@@ -101,7 +102,9 @@ WEFT_INLINE int64_t most_items(const StepArgs& step, Shape shape, int threads) {
 // which see all of that.
 static int64_t segments_to_share(const StepArgs& step, Shape shape, int64_t r) {
   const bool is_few = step.lens[r] > 0 && step.lens[r] * shape.group <= kDirectRows;
-  return is_few && !shape.window && !shape.bidirectional ? step.starts[r] / kSegment : 0;
+  const bool sees_all = !shape.window && !shape.bidirectional;
+  // A common block does not know where its queries stand.
+  return is_few && sees_all && !shape.biased ? step.starts[r] / kSegment : 0;
 }
 
 // The first segments that two requests have in common, of `num`.
@@ -153,8 +156,10 @@ static void find_groups(const StepArgs& step, Shape shape, Plan& plan) {
 // The position after what is seen by some token of first .. last - 1 of request r.
 static int64_t end_of_seen(const StepArgs& step, Shape shape, int64_t r, int64_t token,
                            int64_t last) {
-  if (shape.bidirectional)
-    return step.starts[r] + step.lens[r];
+  if (shape.bidirectional) {
+    const int64_t end = step.starts[r] + step.lens[r];
+    return shape.window ? least(step.starts[r] + last - 1 + shape.window, end) : end;
+  }
   return step.sees_to ? step.sees_to[token + last - 1] : step.starts[r] + last;
 }
 

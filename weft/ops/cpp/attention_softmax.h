@@ -102,13 +102,19 @@ static __attribute__((noinline)) void cap_slab(float* p, float cap) {
   }
 }
 
+// A slab of scores, in powers of two, plus their biases, in powers of e.
+static __attribute__((noinline)) void bias_slab(float* p, const float* biases) {
+  for (int i = 0; i < kSlab; i += kLanes)
+    store(p + i, muladd(load(biases + i), all(kLog2E), load(p + i)));
+}
+
 // One query's scores of the slabs `slabs` (multiples of kSlab), of which it sees the keys `seen`.
 // With scales, those of keys and that of the query multiply the scores. `cap` limits scores, 0 does
-// not. Returns the largest.
+// not; then `biases` of the segment are added, unless it is null. Returns the largest.
 template <class Kv>
 static __attribute__((noinline)) float limit(float* scores, int64_t slab_stride, Range slabs,
                                              Range seen, float q_scale, const float* k_scales,
-                                             float cap) {
+                                             float cap, const float* biases) {
   constexpr bool kScaled = Kv::kHasScales;
   F32 tops[kChains];
   for (int i = 0; i < kChains; i++)
@@ -117,10 +123,13 @@ static __attribute__((noinline)) float limit(float* scores, int64_t slab_stride,
     float* p = scores + slab / kSlab * slab_stride;
     const float* scales = k_scales + slab;
     const Range here = {seen.first - slab, seen.last - slab};
-    if (cap != 0) {
+    if (cap != 0 || biases) {
       if (kScaled)
         scale_slab(p, q_scale, scales);
-      cap_slab(p, cap);
+      if (cap != 0)
+        cap_slab(p, cap);
+      if (biases)
+        bias_slab(p, biases + slab);
       limit_slab<false, false>(p, q_scale, scales, here, tops);
     } else if (here.first <= 0 && here.last >= kSlab) {
       limit_slab<kScaled, true>(p, q_scale, scales, here, tops);
@@ -171,17 +180,17 @@ static __attribute__((noinline)) void put_weights(const float* scores, typename 
 }
 
 // Scores -> weights of the queries 0 .. rows - 1 of one head, `seen(row)` being the keys that one
-// sees. Each step is taken for all of them before the next: what one waits for at its end, the
-// others have no need of. `results` of a query, which are `stride` floats apart, become the peak,
-// the sum of the weights and their scale.
-template <class Kv, class Seen>
+// sees, and `biases(row)` what its scores get. Each step is taken for all of them before the next:
+// what one waits for at its end, the others have no need of. `results` of a query, which are
+// `stride` floats apart, become the peak, the sum of the weights and their scale.
+template <class Kv, class Seen, class Biases>
 WEFT_INLINE void softmax(float* scores, typename Kv::Factor* weights, int64_t rows,
                          int64_t slab_stride, Range slabs, Seen seen, const float* q_scales,
-                         const float* k_scales, const float* v_scales, float cap, float* results,
-                         int64_t stride) {
+                         const float* k_scales, const float* v_scales, float cap, Biases biases,
+                         float* results, int64_t stride) {
   for (int64_t row = 0; row < rows; row++) {
     results[row * stride] = limit<Kv>(scores + row * kSlab, slab_stride, slabs, seen(row),
-                                      q_scales[row], k_scales, cap);
+                                      q_scales[row], k_scales, cap, biases(row));
   }
   for (int64_t row = 0; row < rows; row++) {
     float* const result = results + row * stride;

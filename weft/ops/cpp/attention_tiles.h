@@ -218,7 +218,8 @@ WEFT_INLINE bool attends_by_tiles(const AttentionArgs& args) {
 #if defined(WEFT_BF16) && !defined(WEFT_EMULATE) && defined(__linux__)
   const KvCache& cache = *args.cache;
   const bool is_plain =
-      !args.gate && !args.sinks && args.cap == 0 && cache.kv_heads == args.heads && cache.stride;
+      !args.gate && !args.sinks && args.cap == 0 && !args.biases && !args.window &&
+      cache.kv_heads == args.heads && cache.stride;
   return args.may_round && args.bidirectional && cache.format == kKvF32 && is_plain &&
          has_matrix_unit();
 #else

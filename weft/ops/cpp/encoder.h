@@ -1,5 +1,5 @@
-// What encoders have besides linears and attention: the sum of three embeddings, and norms with a
-// mean and a bias.
+// What encoders have besides linears and attention: the sum of up to three embeddings, and norms
+// with a mean and a bias.
 #pragma once
 
 #include "norm.h"
@@ -66,15 +66,21 @@ static void embed_sum_of(const EmbedSumArgs& args, const StepArgs& step, Team& t
   };
   for (int64_t t; (t = team.take()) < step.num_tokens;) {
     const Element* word = row_of(args.words, step.tokens[t]);
-    const Element* kind = row_of(args.kinds, args.kind_ids[t]);
-    const Element* position = row_of(args.positions, step.positions[t] + args.first_position);
+    const Element* kind = args.kinds ? row_of(args.kinds, args.kind_ids[t]) : nullptr;
+    const Element* position =
+        args.positions ? row_of(args.positions, step.positions[t] + args.first_position) : nullptr;
     float* out = args.out + t * args.size;
     for (int64_t i = 0; i < args.size; i += kLanes) {
       const int n = int(least(args.size - i, kLanes));
-      const F32 content = add(load_element(word, i, n), load_element(kind, i, n));
-      store(out + i, add(content, load_element(position, i, n)), n);
+      F32 x = load_element(word, i, n);
+      if (kind)
+        x = add(x, load_element(kind, i, n));
+      if (position)
+        x = add(x, load_element(position, i, n));
+      store(out + i, x, n);
     }
-    layer_norm_row(out, args.norm, args.size, out);
+    if (args.norm.weight)
+      layer_norm_row(out, args.norm, args.size, out);
   }
 }
 

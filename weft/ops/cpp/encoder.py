@@ -55,24 +55,30 @@ class CppEncoderOps(CppOps):
         return table
 
     def embed_sum(
-        self, tokens: Tensor, positions: Tensor, kinds: Tensor, tables: Tables, norm: LayerNorm
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kinds: Tensor,
+        tables: Tables,
+        norm: LayerNorm | None,
     ) -> Tensor:
         """`EncoderOps.embed_sum`: a step brings its own tokens and positions; `kinds` is read at
         its present address."""
         words = cast(PlainMatrix, tables.words).weight
-        of_kinds = cast(PlainMatrix, tables.kinds).weight
-        of_positions = cast(PlainMatrix, tables.positions).weight
         out = self.recorder.buffer(words.shape[1])
         args = abi.EmbedSumArgs(
             words=words.data_ptr(),
-            kinds=of_kinds.data_ptr(),
-            positions=of_positions.data_ptr(),
             is_bf16=words.dtype == torch.bfloat16,
             kind_ids=kinds.data_ptr(),
             first_position=tables.first_position,
             size=words.shape[1],
-            norm=layer_norm_weights(norm),
             out=out.data_ptr(),
         )
+        if tables.kinds is not None:
+            args.kinds = cast(PlainMatrix, tables.kinds).weight.data_ptr()
+        if tables.positions is not None:
+            args.positions = cast(PlainMatrix, tables.positions).weight.data_ptr()
+        if norm is not None:
+            args.norm = layer_norm_weights(norm)
         self.recorder.add(args)
         return fusion.activation(Value(out))

@@ -586,7 +586,8 @@ struct AttentionArgs {
   int64_t heads;
   int64_t window;  // tokens that a query sees, itself included; 0: all
   float scale;
-  int64_t bidirectional;  // 1: queries see what is after them, too; there is no window then
+  // 1: queries see what is after them, too; a window then reaches as far to both sides
+  int64_t bidirectional;
   float cap;              // scores become cap tanh(score / cap); 0: they stay
   // [heads] a score of each that joins the sum of its softmax, and has no value; or null.
   const float* sinks;
@@ -594,6 +595,11 @@ struct AttentionArgs {
   const float* gate;    // [T, q_stride] as q: out becomes out sigmoid(gate); or null
   // 1: queries, keys and values may be rounded to bf16, if that is faster; bidirectional alone.
   int64_t may_round;
+  // What a head's scores get by the distance of the key from the query, or null: `biases` is that
+  // of the first head at distance 0, `bias_stride` the floats from one head to the next. For all
+  // keys of a whole slab around those that a query sees, there must be floats.
+  const float* biases;
+  int64_t bias_stride;
 };
 
 // ---------------------------------------------------------------- states
@@ -729,7 +735,8 @@ struct LayerNormArgs {
 };
 
 // out[t] = norm(words[tokens[t]] + kinds[kind_ids[t]] + positions[positions[t] + first_position]).
-// Tables are row-major [.., size], bf16 or float. Reads StepArgs.tokens and StepArgs.positions.
+// Tables are row-major [.., size], bf16 or float; those of kinds and positions may be null, and the
+// norm's weights, if there is none. Reads StepArgs.tokens and StepArgs.positions.
 struct EmbedSumArgs {
   const void* words;
   const void* kinds;

@@ -68,6 +68,8 @@ class PoolingFeature(Feature):
             pooling = request.message.pooling
             assert pooling is not None
             size = pooling.dimensions or len(pooling.label_ids) or None
+            if output.sizes is not None:
+                size = int(output.sizes[number])
             vector = output.vectors[number, :size]
             if not np.isfinite(vector).all():
                 effects.ends.append(End(row, "error", message=NOT_FINITE))

@@ -59,7 +59,7 @@ async def classify(context: ServerContext, request: Request) -> ASGIApp:
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
         if body.input is None:
-            return native(vectors, deltas, texts, rid)
+            return native(pools, vectors, deltas, texts, rid)
         data: list[JsonObject] = []
         for index, vector in enumerate(vectors):
             found = _found(index, vector, pools.labels)

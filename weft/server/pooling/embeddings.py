@@ -16,6 +16,7 @@ from weft.client.generation import Delta
 from weft.json_types import JsonObject
 from weft.messages.media import MediaItem
 from weft.messages.requests import PoolingParams
+from weft.messages.status import Pools
 from weft.server.body import json_response, read_json
 from weft.server.chat.answers import add_media
 from weft.server.chat.models import PromptTokensDetails
@@ -24,6 +25,7 @@ from weft.server.errors import ApiError
 from weft.server.media import require_uncut
 from weft.server.model_names import answering_name
 from weft.server.operation import post
+from weft.server.pooling.forms import marked, require_vectors, written
 from weft.server.pooling.inputs import (
     Vector,
     answer,
@@ -34,7 +36,6 @@ from weft.server.pooling.inputs import (
     split,
     start,
     usage,
-    written,
 )
 from weft.server.pooling.messages import PooledPrompts, from_messages
 from weft.server.pooling.models import (
@@ -59,13 +60,13 @@ async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
         normalize=body.normalize,
         dimensions=dimensions(pools, body.dimensions),
     )
-    prompts = await _prompts(context, body)
+    prompts = await _prompts(context, body, pools)
     generation = start(context, request, body, prompts.inputs, pooling, prompts.media)
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> JsonObject:
         data: list[JsonObject] = []
         for index, vector in enumerate(vectors):
-            embedding = written(vector, body.encoding_format)
+            embedding = written(pools, vector, body.encoding_format)
             data.append(
                 {
                     "object": "embedding",
@@ -83,9 +84,12 @@ async def embeddings(context: ServerContext, request: Request) -> ASGIApp:
     return answer(generation, "input", make)
 
 
-async def _prompts(context: ServerContext, body: EmbeddingRequest) -> PooledPrompts:
+async def _prompts(context: ServerContext, body: EmbeddingRequest, pools: Pools) -> PooledPrompts:
     """The prompts of `input` or `messages`."""
     inputs = body.input
+    if body.input_type is not None and not any(pools.markers):
+        message = "input_type is given, but this model marks neither queries nor documents"
+        raise ApiError(400, message, param="input_type")
     if body.messages is not None:
         return await from_messages(context, body)
     if inputs is None:
@@ -100,7 +104,8 @@ async def _prompts(context: ServerContext, body: EmbeddingRequest) -> PooledProm
     parts = split("input", texts)
     require_texts("input", parts)
     found = await encoded(context, parts, body, param="input")
-    return PooledPrompts(found, [])
+    sides = [body.input_type or "document"] * len(parts)
+    return PooledPrompts(marked(context, pools, parts, found, sides, "input"), [])
 
 
 def _seen_usage(deltas: list[Delta], media: list[MediaItem]) -> JsonObject:
@@ -154,7 +159,7 @@ async def encode(context: ServerContext, request: Request) -> ASGIApp:
 
     def make(vectors: list[Vector], deltas: list[Delta]) -> Any:
         rid = generation.completions[0].spec.request.rid
-        return native(vectors, deltas, texts, rid)
+        return native(pools, vectors, deltas, texts, rid)
 
     return answer(generation, "text", make)
 
@@ -163,6 +168,7 @@ async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
     """An input that is too long is truncated, unless `truncate` is false."""
     body = await read_json(context, request, OllamaEmbedRequest)
     pools = require_pools(context, "embed", EMBED)
+    require_vectors(pools, "/api/embed")
     began = time.perf_counter()
     if isinstance(body.input, list):
         texts = body.input
@@ -194,7 +200,7 @@ async def ollama_embed(context: ServerContext, request: Request) -> ASGIApp:
 
 async def ollama_embeddings(context: ServerContext, request: Request) -> ASGIApp:
     body = await read_json(context, request, OllamaEmbeddingsRequest)
-    require_pools(context, "embed", EMBED)
+    require_vectors(require_pools(context, "embed", EMBED), "/api/embeddings")
     if not body.prompt:
         return json_response({"embedding": []})
     plain = PooledRequest(model=body.model, truncate_prompt_tokens=-1)
@@ -220,6 +226,7 @@ def text_or_ids(text: str | list[str] | None, ids: list[int | list[int]] | None)
 
 
 def native(
+    pools: Pools,
     vectors: list[Vector],
     deltas: list[Delta],
     texts: Texts,
@@ -235,7 +242,7 @@ def native(
             "finish_reason": {"type": "length", "length": 0},
             "e2e_latency": delta.end.e2e_s,
         }
-        answers.append({"embedding": vector.tolist(), "meta_info": meta})
+        answers.append({"embedding": written(pools, vector), "meta_info": meta})
     # One text, or its ids, gets one object.
     if isinstance(texts, str) or isinstance(texts[0], int):
         return answers[0]

@@ -5,7 +5,6 @@ All inputs go to the engine in one message. Errors name an invalid input by its 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -235,6 +234,9 @@ def start(
 
 def dimensions(pools: Pools, asked: int | None) -> int:
     """Dimensions of a vector to keep; 0 keeps all. Raises `ApiError`."""
+    if asked is not None and pools.form != "vector":
+        message = f"dimensions is {asked}; what this model makes cannot be cut"
+        raise ApiError(400, message, param="dimensions")
     if asked is not None and not 1 <= asked <= pools.size:
         message = f"dimensions is {asked}; 1 to {pools.size:,} are allowed"
         raise ApiError(400, message, param="dimensions")
@@ -305,14 +307,6 @@ def vector_of(completion: Completion) -> Vector:
             return np.frombuffer(output.vector, dtype="<f4")
     id = completion.spec.request.id
     raise AssertionError(f"completion {id} has ended well, but has no vector")
-
-
-def written(vector: Vector, encoding: str | None) -> list[float] | str:
-    """The vector as the API writes it: numbers, or base64 of little-endian float32."""
-    if encoding == "base64":
-        return base64.b64encode(vector.tobytes()).decode()
-    values: list[float] = vector.tolist()
-    return values
 
 
 def usage(deltas: Sequence[Delta]) -> dict[str, int]:

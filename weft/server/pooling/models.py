@@ -61,6 +61,8 @@ class EmbeddingRequest(PooledRequest, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
+    # For models that mark queries and documents; default: document.
+    input_type: Literal["query", "document"] | None = None
 
 
 class Document(msgspec.Struct, kw_only=True):

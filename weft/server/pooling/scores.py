@@ -2,7 +2,7 @@
 
 `/v1/score` scores pairs of texts, or returns the probabilities of label tokens after a prompt. A
 model with one label scores each pair itself; for a model that makes vectors, the score is their
-cosine.
+cosine, or what `forms.py` says.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.model_names import answering_name
 from weft.server.operation import post
+from weft.server.pooling.forms import Side, marked, similarity
 from weft.server.pooling.inputs import (
     Input,
     Vector,
@@ -138,7 +139,8 @@ class TextPairs:
         self._context = context
         self._left = left
         self._right = right
-        self._is_embedding = _scoring_pools(context).task == "embed"
+        self._pools = _scoring_pools(context)
+        self._is_embedding = self._pools.task == "embed"
         self._queries: list[str] = []  # the different left texts, for a model that makes vectors
         if self._is_embedding:
             self._queries = list(dict.fromkeys(left.texts))
@@ -156,6 +158,10 @@ class TextPairs:
         if not self._is_embedding:
             inputs = list(zip(self._paired, right.texts, strict=True))
         tokens = await encoded(self._context, inputs, body, param=right.name, names=names)
+        query: Side = "query"
+        document: Side = "document"
+        sides = [query] * self.first + [document] * len(right.texts)
+        tokens = marked(self._context, self._pools, inputs, tokens, sides, right.name)
         return start(self._context, request, body, tokens, PoolingParams())
 
     @property
@@ -172,8 +178,7 @@ class TextPairs:
         of_right = vectors[self.first :]
         scores: list[float] = []
         for query, vector in zip(self._paired, of_right, strict=True):
-            product = np.dot(of_query[query], vector)
-            scores.append(float(product))
+            scores.append(similarity(self._pools, of_query[query], vector))
         return scores
 
 

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from functools import partial
+from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.routing import Route, Router
@@ -44,8 +45,22 @@ WITH_BODY = ("POST", "PUT")
 OLLAMA = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
 
 
+class AnsweredBy(NamedTuple):
+    """The routes that answer a request, and what they are called with."""
+
+    routes: ASGIApp
+    receive: Receive
+    send: Send
+    used: str = ""  # the model, which is kept in memory until the answer has ended; "": none
+    idle_s: float | None = None  # how long that model is kept afterwards; None: as ever
+
+
 class SeveralModels:
-    """The routes of a server with several models, as `ModelApp.routes` are those of one."""
+    """The routes of a server with several models, as `ModelApp.routes` are those of one.
+
+    A request for a model that is loaded costs little more than on a server with this model alone:
+    it is not compared with the routes here, and no task waits for it.
+    """
 
     def __init__(self, roster: Roster, limits: Limits) -> None:
         self._roster = roster
@@ -56,17 +71,36 @@ class SeveralModels:
             for one in ROUTES
         ]
         self._router = Router(own, redirect_slashes=False, default=self._to_model)
+        self._own_paths = frozenset(one.path for one in ROUTES)
+        heads = (one.path.partition("{") for one in ROUTES)
+        self._own_heads = tuple({head for head, brace, _ in heads if brace})
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         receiver.set(receive)
-        await self._router(scope, receive, send)
+        path = scope["path"]
+        if path in self._own_paths or path.startswith(self._own_heads):
+            return self._router(scope, receive, send)
+        return self._to_model(scope, receive, send)
 
     async def _to_model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        chosen = await self._choose(scope, receive, send)
+        if chosen is None:
+            return
+        try:
+            await chosen.routes(scope, chosen.receive, chosen.send)
+        finally:
+            if chosen.used:
+                self._roster.done(chosen.used)
+            if chosen.idle_s is not None:
+                self._roster.keep(chosen.used, chosen.idle_s)
+
+    async def _choose(self, scope: Scope, receive: Receive, send: Send) -> AnsweredBy | None:
+        """Who answers, as soon as it is loaded. None: the request has been answered."""
+        blank = self._roster.blank.routes
         path = scope["path"]
         route, access = self._find(path)
         if route == "other" or path in OF_NO_MODEL or path.startswith(BELOW_NO_MODEL):
-            await self._roster.blank.routes(scope, receive, send)
-            return
+            return AnsweredBy(blank, receive, send)
         asked = Asked(model=Request(scope).query_params.get("model"))
         if scope["method"] in WITH_BODY:
             body, found = await self._read(scope, receive)
@@ -76,17 +110,15 @@ class SeveralModels:
             rename(str(asked.rid or asked.request_id or "")[: self._limits.max_rid_len])
             receive = _first(body, receive)
         if not asked.is_readable:
-            await self._roster.blank.routes(scope, receive, send)
-            return
+            return AnsweredBy(blank, receive, send)
         name = self._roster.find(asked.model or "")
         if access == "user" and scope["method"] in WITH_BODY:
-            await self._answer(name, asked, scope, receive, send)
-            return
+            return await self._loaded(name, asked, scope, receive, send)
         served = self._roster.served(name)
         if served is None:
             message = f"the model {name!r} is not loaded; POST /models/load loads it"
             raise ApiError(409, message, param="model", code="model_not_loaded")
-        await served.routes(scope, receive, send)
+        return AnsweredBy(served.routes, receive, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, Asked]:
         limits = self._limits
@@ -100,41 +132,42 @@ class SeveralModels:
             return body, work()
         return body, await self._roster.blank.context.readers.run(work)
 
-    async def _answer(
+    async def _loaded(
         self, name: str, asked: Asked, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Let the model answer as soon as it is loaded."""
+    ) -> AnsweredBy | None:
+        """The model, as soon as it is loaded. None: the request has been answered."""
         idle_s: float | None = None
         if scope["path"] in OLLAMA and asked.keep_alive is not None:
             idle_s = idle_time_s(asked.keep_alive)
-            if idle_s == 0.0 and not (asked.prompt or asked.messages):
+            if idle_s == 0.0 and not asked.has_prompt:
                 await self._roster.unload(name)
                 await unloaded_answer(scope["path"], asked)(scope, receive, send)
-                return
+                return None
+        served = self._roster.enter(name)
+        if served is None:
+            asking_s = time.perf_counter()
+            try:
+                served, send = await self._wait(name, asked, scope, send)
+            finally:
+                spent("load", asking_s)
+        if served is None:
+            return None
+        return AnsweredBy(served.routes, receive, send, name, idle_s)
+
+    async def _wait(
+        self, name: str, asked: Asked, scope: Scope, send: Send
+    ) -> tuple[ModelApp | None, Send]:
+        """The loaded model, and where its answer goes. None: the request has ended."""
         rid = asked.rid or asked.request_id or scope["weft.rid"]
         work = self._roster.use(name, str(rid)[: self._limits.max_rid_len])
-        out = send
-        asking_s = time.perf_counter()
         try:
             if asked.stream is True and not scope["path"].startswith("/api/"):
                 paused = PausedAnswer(scope, send)
-                out = paused
-                served = await self._use_with_comments(name, work, paused)
-            else:
-                served = await while_client_waits(work)
+                return await self._use_with_comments(name, work, paused), paused
+            return await while_client_waits(work), send
         except ClientGone as exc:
             scope["weft.error"] = str(exc)
-            return
-        finally:
-            spent("load", asking_s)
-        if served is None:
-            return
-        try:
-            await served.routes(scope, receive, out)
-        finally:
-            self._roster.done(name)
-            if idle_s is not None:
-                self._roster.keep(name, idle_s)
+            return None, send
 
     async def _use_with_comments(
         self, name: str, work: Awaitable[ModelApp], paused: PausedAnswer

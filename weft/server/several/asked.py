@@ -17,6 +17,7 @@ UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 _DEPLOYMENT = re.compile(r"/openai/deployments/(.+?)/(?:chat/completions|completions|embeddings)")
 _LATEST = ":latest"
+_NOTHING = (b"null", b'""', b"[]")
 
 
 class Asked(msgspec.Struct, kw_only=True):
@@ -28,9 +29,16 @@ class Asked(msgspec.Struct, kw_only=True):
     keep_alive: Any = None  # of Ollama
     rid: Any = None
     request_id: Any = None
-    prompt: Any = None
-    messages: Any = None
+    # Unread, because they may be long.
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+    messages: msgspec.Raw = msgspec.Raw(b"null")
     is_readable: bool = True
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether there is anything to answer."""
+        values = (self.prompt, self.messages)
+        return any(b"".join(bytes(one).split()) not in _NOTHING for one in values)
 
 
 _decoder = msgspec.json.Decoder(Asked)

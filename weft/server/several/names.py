@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from weft.client.adapters import DEFAULT_MODEL
 from weft.config.options import did_you_mean
@@ -36,12 +36,12 @@ class NamesOfModels:
         """The own name of the model with this name or alias; None: there is none."""
         return self._own.get(asked)
 
-    def find(self, asked: str, adapters: Mapping[str, str]) -> str | None:
-        """The own name of the model that is meant; None if there is none. `adapters`: the names of
-        loaded adapters, and the model of each."""
+    def find(self, asked: str, adapters: Callable[[], Mapping[str, str]]) -> str | None:
+        """The own name of the model that is meant; None if there is none. `adapters` lists the
+        names of loaded adapters, and the model of each; it is called if no model has the name."""
         if asked in ("", DEFAULT_MODEL):
             return self.default or None
-        found = self._own.get(asked) or adapters.get(asked)
+        found = self._own.get(asked) or adapters().get(asked)
         if found is not None:
             return found
         # "MODEL:ADAPTER"; names of models may have colons, too.

@@ -76,13 +76,18 @@ class Roster(Protocol):
         """All models that are loaded, by name."""
         ...
 
+    def enter(self, name: str) -> ModelApp | None:
+        """A model that is loaded and need not make room, kept until `done`; None: `use` it. Raises
+        `ApiError` if the server ends."""
+        ...
+
     async def use(self, name: str, rid: str) -> ModelApp:
         """Wait until a model is loaded, and keep it until `done`. Raises `ApiError` if it cannot be
         loaded, or if too many requests wait."""
         ...
 
     def done(self, name: str) -> None:
-        """A request that `use` let begin has ended."""
+        """A request that `enter` or `use` let begin has ended."""
         ...
 
     def delay(self, name: str) -> Delay:

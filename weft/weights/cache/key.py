@@ -53,6 +53,7 @@ class SourceFiles(NamedTuple):
 def source_files(folder: Path) -> SourceFiles:
     """The files of the model in a folder. Raises ModelError."""
     described = [folder / name for name in ("config.json", INDEX)]
+    described += sorted(folder.glob("*_Dense/*.safetensors"))  # small
     return SourceFiles(weight_files(folder), [path for path in described if path.is_file()])
 
 

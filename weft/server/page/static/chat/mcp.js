@@ -110,7 +110,7 @@ export class McpServer {
 		try {
 			if (!answer.headers.get("content-type")?.startsWith("text/event-stream")) return await answer.json();
 			for await (const [, data] of events(answer)) {
-				if (!data) continue; // only to be able to begin again behind it
+				if (!data) continue; // only to be able to begin again from there
 				const message = JSON.parse(data);
 				if (message.method) this.#serve(message);
 				else if (message.id === id) return message;
