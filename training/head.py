@@ -4,7 +4,6 @@ model, each one after it what the head itself has made. Source: arXiv:2503.01840
 
     pass 1 at place j    | keys of pass 1 of places .. j |
     pass 2               | keys of pass 1 of places .. j - 1 | key of pass 2 of place j |
-    pass 3               | keys of pass 1 of places .. j - 2 | key of pass 2 of j - 1 | key of pass 3 of j |
 
     python -m training.head --teacher weft/bundled/weft-nano --work WORK --out WORK/head --minutes 20
 """
@@ -39,7 +38,7 @@ from training.sample import load
 from training.train import HAS_BFLOAT16, HELD_OUT_ROWS, WARM_UP_STEPS
 
 READS = (2, 4, 6)  # inputs of these layers of the model; 6: the output of the last
-NUM_PASSES = 3
+NUM_PASSES = 2
 PASS_FACTOR = 0.8  # the loss of each pass counts so much of the one before
 ROWS = 4
 PEAK_LR = 1.5e-3
@@ -149,6 +148,15 @@ class Head(nn.Module):
         for weight in self.parameters():
             if weight.ndim == 2:
                 nn.init.normal_(weight, std=0.02)
+
+    @torch.no_grad()
+    def begin_with(self, model: LanguageModel, ids: Tensor) -> None:
+        """Begin with what the model knows: the state of the last layer as it is, and the rows of its own head."""
+        hidden = model.shape.hidden_size
+        self.fc.weight[:, -hidden:] += torch.eye(hidden)
+        self.norm.weight.copy_(model.model.norm.weight)
+        self.midlayer.hidden_norm.weight.copy_(model.model.norm.weight)
+        self.lm_head.weight.copy_(model.model.embed_tokens.weight[ids])
 
     def passes(self, batch: Batch, cos: Tensor, sin: Tensor) -> Iterator[Tensor]:
         """The logits of each pass, [B, T, num_logits]."""
@@ -326,6 +334,7 @@ def main() -> None:
     shape = HeadShape()
     of = Teacher(args.teacher, lessons, shape.num_logits)
     head = Head(shape, of.model.shape.hidden_size)
+    head.begin_with(of.model, of.ids)
     train(of, head, 60 * args.minutes)
     export(head, of, shape, args.out)
     found = rightness(head, of, lessons.part(-HELD_OUT_ROWS, None))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,10 +20,20 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.agents.clients import END, Call, Client, clients
-from tests.agents.model import RESULT, scripted_model
+from tests.agents.model import CONTEXT, RESULT, scripted_model
 
 REPOSITORY = Path(__file__).parents[2]
 TIME_LIMIT_S = 180
+NUM_FULL_TURNS = 16  # of 9 kB each
+# Words of clients that ask for a summary, to go on with it instead of the conversation.
+LAST_WORDS = 4_000  # characters, of the last message
+SUMMARY_WANTED = re.compile(
+    "CHECKPOINT COMPACTION|provide your summary|summary process|generate the <state_snapshot>"
+)
+SUMMARY = (
+    "<summary>\n<state_snapshot>\nThe task: change hello.txt so that it says goodbye. "
+    "Commands were run, and the file is not changed yet.\n</state_snapshot>\n</summary>"
+)
 SHARE = 0.98  # of the prompt of the turn before that the next one begins with
 
 
@@ -34,11 +45,17 @@ def main() -> int:
     parser.add_argument(
         "--turns", type=int, default=0, help="let each task take so many turns, by further commands"
     )
+    parser.add_argument(
+        "--full", action="store_true", help="fill the context, so that the agent must compact"
+    )
     parser.add_argument("--keep", type=Path, help="folder for prompts and logs")
     options = parser.parse_args()
+    options.clients = options.clients.absolute()  # the agents run in another folder
     with tempfile.TemporaryDirectory() as folder:
         known = clients(Path(folder) / "work")
-        names = options.names or list(known)
+        names = options.names or [
+            name for name, client in known.items() if client.full_at or not options.full
+        ]
         if options.install:
             return max(_install(options.clients, known[name]) for name in names)
         subprocess.run(["ip", "link", "set", "lo", "up"], check=False, capture_output=True)
@@ -83,17 +100,27 @@ def _run(options: argparse.Namespace, folder: Path, client: Client) -> bool:
     (work / "hello.txt").write_text("hello\n")
     subprocess.run(["git", "init", "-q", "."], cwd=work, check=True)
     written: list[str] = []
+    num_summaries = 0
 
     def say(prompt: str) -> str:
+        nonlocal num_summaries
+        if options.full and SUMMARY_WANTED.search(prompt[-LAST_WORDS:]):
+            num_summaries += 1
+            written.append("")
+            return SUMMARY
         if client.tool_mark not in prompt:
             written.append("")
             return "A greeting"
-        number = prompt.count(RESULT) if client.calls else sum(map(bool, written))
-        written.append(_answer(client, number, options.turns))
+        number = sum(map(bool, written))
+        if client.calls and not options.full:
+            number = prompt.count(RESULT)
+        written.append(_answer(client, number, options))
         return written[-1]
 
     begun = time.monotonic()
-    with scripted_model(say) as (server, prompts):
+    context = client.full_at if options.full else CONTEXT
+    told = 0 if client.full_told else CONTEXT
+    with scripted_model(say, context=context, told=told) as (server, prompts):
         command = [
             sys.executable,
             "-m",
@@ -118,7 +145,14 @@ def _run(options: argparse.Namespace, folder: Path, client: Client) -> bool:
     seconds = time.monotonic() - begun
     shares = _shares(prompts, written)
     is_edited = (work / "hello.txt").read_text() == "goodbye\n"
-    is_right = process.returncode == 0 and is_edited and all(share >= SHARE for share, _ in shares)
+    status = client.full_status if options.full else 0
+    is_right = process.returncode == status and is_edited
+    if options.full:
+        lens = [len(prompt) for prompt in prompts]
+        print(f"summaries {num_summaries}, characters of prompts {lens}")
+        is_right = is_right and num_summaries > 0
+    else:
+        is_right = is_right and all(share >= SHARE for share, _ in shares)
     least = " and ".join(f"{min(one):.4f}" for one in zip(*shares, strict=True)) or "-"
     print(
         f"{client.agent:10} {'ok' if is_right else 'FAILED':7} "
@@ -153,10 +187,13 @@ def _environment(folder: Path, home: Path, client: Client) -> dict[str, str]:
     }
 
 
-def _answer(client: Client, number: int, num_turns: int) -> str:
+def _answer(client: Client, number: int, options: argparse.Namespace) -> str:
     if client.says:
         return client.says[min(number, len(client.says) - 1)]
-    calls = _calls(client, num_turns)
+    calls = _calls(client, NUM_FULL_TURNS if options.full else options.turns)
+    if options.full:  # what the commands print fills the context
+        words = json.dumps(calls).replace("echo ", "seq 1 2000; echo ")
+        calls = json.loads(words)
     if number >= len(calls):
         return f"<think>\nAll is done.\n</think>\n\n{END}"
     name, arguments = calls[number]
@@ -177,7 +214,8 @@ def _calls(client: Client, num_turns: int) -> list[Call]:
                 for key, value in arguments.items()
             }
             more.append((name, numbered))
-    return [first, *more, *rest]
+    # Some clients edit only what was read since the last summary.
+    return [first, *more, first, *rest] if more else [first, *rest]
 
 
 def _shares(prompts: list[str], written: list[str]) -> list[tuple[float, float]]:

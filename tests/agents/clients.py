@@ -27,6 +27,11 @@ class Client(NamedTuple):
     after_install: tuple[str, ...] = ()  # scripts of packages, as they are installed without
     variables: tuple[tuple[str, str], ...] = ()
     tool_mark: str = "<functions>"  # a prompt without it is about a title
+    full_at: int = 0  # bytes of a context that the task of `--full` fills; 0: it is not tried
+    full_told: bool = (
+        False  # it compacts before errors, by the size that it was told, or not at all
+    )
+    full_status: int = 0  # with which it ends after such errors
 
 
 def clients(folder: Path) -> dict[str, Client]:
@@ -47,6 +52,7 @@ def clients(folder: Path) -> dict[str, Client]:
             ("Bash", {"command": "echo NUMBER", "description": "Counts"}),
             after_install=("@anthropic-ai/claude-code/install.cjs",),
             variables=(("IS_SANDBOX", "1"),),
+            full_at=140_000,
         ),
         "codex": Client(
             "codex",
@@ -62,6 +68,8 @@ def clients(folder: Path) -> dict[str, Client]:
                 ("exec_command", {"cmd": "cat hello.txt"}),
             ),
             ("exec_command", {"cmd": "echo NUMBER"}),
+            full_at=80_000,
+            full_told=True,
         ),
         "opencode": Client(
             "opencode",
@@ -75,6 +83,8 @@ def clients(folder: Path) -> dict[str, Client]:
             ),
             ("bash", {"command": "echo NUMBER", "description": "Counts"}),
             after_install=("opencode-ai/postinstall.mjs",),
+            full_at=110_000,
+            full_status=1,
         ),
         "qwen": Client(
             "qwen",
@@ -93,6 +103,7 @@ def clients(folder: Path) -> dict[str, Client]:
                 "run_shell_command",
                 {"command": "echo NUMBER", "is_background": False, "description": "Counts"},
             ),
+            full_at=140_000,
         ),
         "continue": Client(
             "continue",

@@ -78,9 +78,15 @@ RESULT = "<tool_response>\n"
 
 @contextlib.contextmanager
 def scripted_model(
-    say: Callable[[str], str], *, port: int = 0, context: int = CONTEXT, late: str = TAKES_LATE
+    say: Callable[[str], str],
+    *,
+    port: int = 0,
+    context: int = CONTEXT,
+    told: int = 0,
+    late: str = TAKES_LATE,
 ) -> Iterator[tuple[RunningServer, list[str]]]:
-    """The server, and the prompts that it gets. `say(prompt)` is what the model writes."""
+    """The server, and the prompts that it gets. `say(prompt)` is what the model writes. `told`: the
+    context that clients are told, if it is another."""
     prompts: list[str] = []
 
     def script(ids: list[int]) -> list[int]:
@@ -94,7 +100,7 @@ def scripted_model(
         fake.READY, context_length=context, max_prompt_tokens=context - 1, kv_tokens=2 * context
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fake, "CONTEXT", context)
+        patch.setattr(fake, "CONTEXT", told or context)
         patch.setattr(fake, "READY", ready)
         options: dict[str, Any] = {"port": port} if port else {}
         with running(config, tokenizer=tokenizer, **options) as server:

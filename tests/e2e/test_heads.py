@@ -14,7 +14,7 @@ from tests.e2e.random_heads import LLAMA, VOCAB, save_eagle3, speculators
 from weft import LLM, SamplingParams
 from weft.config.options import SettingsError
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.drafting.steps import GuessPasses
+from weft.executor.heads.guessing import GuessPasses
 from weft.messages.status import Stats
 
 PROMPTS = ["def add(a, b):\n", "import os\n", "What does os.path.join do?"]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.executor.driver import CONTEXT, Driver, Turn, asking, ints, make_driver, sampling
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.drafting.steps import GuessPasses
+from weft.executor.heads.guessing import GuessPasses
 from weft.plan.step import Drafting, ForwardMode, Plan
 
 TEXT = [number % 60 + 1 for number in range(100)]

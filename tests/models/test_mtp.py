@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,20 +16,32 @@ from torch import Tensor, nn
 
 from tests.models.many import VOCAB, Checkpoint, make_checkpoint, make_renamed
 from tests.models.windowed import Served, assert_greedy
+from tests.scheduler.accounts import audit
 from weft.config.heads import MTP_NAMES, MtpNames
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.drafting.steps import GuessPasses
+from weft.executor.heads.guessing import GuessPasses
+from weft.messages.replies import StepOutput
+from weft.messages.requests import GenerateRequest
+from weft.messages.sampling import SamplingParams
 from weft.plan.step import Drafting, Plan
 
 NUM_LAYERS = 4
 HIDDEN = 64
-MAKERS = {"deepseek-v3": MTP_NAMES[0], "glm4-moe": MTP_NAMES[0], "mimo": MTP_NAMES[1]}
+MAKERS = {
+    "deepseek-v3": MTP_NAMES[0],
+    "glm4-moe": MTP_NAMES[0],
+    "mimo": MTP_NAMES[1],
+    "qwen3.5": MTP_NAMES[2],
+    "qwen3-next": MTP_NAMES[2],
+}
+PLUS_ONE = ("qwen3.5", "qwen3-next")  # norms of these hold weights less 1
 
 
 class Made(NamedTuple):
     checkpoint: Checkpoint
     names: MtpNames
     own: dict[str, Tensor]  # the tensors around the layer, by their names in `MtpNames`
+    plus: int  # what norms add to their weights
 
 
 @pytest.fixture(scope="module", params=MAKERS)
@@ -45,10 +58,11 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         if name.startswith(last):
             tensors[f"{names.layer}.{name.removeprefix(last)}"] = tensors[name].clone()
     generator = torch.Generator().manual_seed(3)
+    plus = int(family in PLUS_ONE)
     own = {
         "projection": torch.randn(HIDDEN, 2 * HIDDEN, generator=generator) * 0.2,
         **{
-            part: 1 + 0.3 * torch.randn(HIDDEN, generator=generator)
+            part: 1 - plus + 0.3 * torch.randn(HIDDEN, generator=generator)
             for part in ("embedding_norm", "state_norm", "norm")
         },
     }
@@ -58,7 +72,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     described = checkpoint.folder / "config.json"
     config = json.loads(described.read_text("utf-8"))
     described.write_text(json.dumps({**config, "num_nextn_predict_layers": 1}), "utf-8")
-    return Made(checkpoint, names, own)
+    return Made(checkpoint, names, own, plus)
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -82,8 +96,8 @@ def first_guess(made: Made, tokens: list[int]) -> int:
     states = normed if made.names.reads_normed else kept[0]
     embedded = whole.model.embed_tokens(torch.tensor([tokens]))
     halves = [
-        rms(embedded[:, 1:], made.own["embedding_norm"], eps),
-        rms(states[:, :-1], made.own["state_norm"], eps),
+        rms(embedded[:, 1:], made.plus + made.own["embedding_norm"], eps),
+        rms(states[:, :-1], made.plus + made.own["state_norm"], eps),
     ]
     if not made.names.embedding_first:
         halves.reverse()
@@ -167,5 +181,53 @@ def test_several_requests_have_the_answers_of_transformers(
     for _ in range(2):  # first computed, then found in the cache
         for sent, id in zip(prompts, engine.run(*prompts, max_new=12), strict=True):
             assert_greedy(made.checkpoint, sent, engine.outputs[id])
+    assert engine.engine.services.stats().total_drafts_mtp > 20
+    engine.runner.close()
+
+
+def sampled(engine: Served) -> tuple[dict[int, list[int]], dict[int, list[Any]]]:
+    """Tokens and log probabilities of random requests, sent while others run."""
+    rng = random.Random(5)
+    tokens: dict[int, list[int]] = {}
+    logprobs: dict[int, list[Any]] = {}
+    sent = 0
+    while sent < 16 or engine.engine.has_work:
+        if sent < 16 and rng.random() < 0.5:
+            sampling = SamplingParams(
+                max_new_tokens=rng.choice([3, 12, 20]),
+                temperature=rng.choice([0.0, 0.7, 1.1]),
+                seed=sent,
+                logprobs=2,
+                frequency_penalty=rng.choice([0.0, 0.5]),
+            )
+            ids = np.array(prompt(sent % 3, 30), dtype=np.int32).tobytes()
+            tokens[sent] = []
+            logprobs[sent] = []
+            engine.engine.submit(
+                GenerateRequest(id=sent, rid=str(sent), input_ids=ids, sampling=sampling)
+            )
+            sent += 1
+        for output in engine.engine.step():
+            if not isinstance(output, StepOutput):
+                continue
+            of = np.frombuffer(output.ids, dtype=np.int64).tolist()
+            for id, token in zip(of, np.frombuffer(output.tokens, np.int32).tolist(), strict=True):
+                tokens[id].append(token)
+            for one in output.logprobs:
+                logprobs[one.id].append(one)
+        audit(engine.engine.scheduler)
+    return tokens, logprobs
+
+
+def test_random_requests_have_the_bits_of_those_without_guesses(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"kv_tokens": 640, "chunked_prefill_size": 16, "max_mamba_cache_size": 24}
+    settings["context_length"] = 128
+    plain = Served(made.checkpoint.folder, speculative="off", **settings)
+    expected = sampled(plain)
+    plain.runner.close()
+    engine, _ = served(made, monkeypatch, "auto", **settings)
+    assert sampled(engine) == expected
     assert engine.engine.services.stats().total_drafts_mtp > 20
     engine.runner.close()

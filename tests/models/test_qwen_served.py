@@ -222,8 +222,6 @@ def test_prefills_that_are_split_by_layers_are_as_good_as_whole_ones(
 
 
 def test_guessed_tokens_stand_where_computed_ones_would(seeing: Checkpoint, name: str) -> None:
-    if name == "qwen3.5":
-        pytest.skip("its states cannot go back behind a draft")
     prompts = prompts_of(name)
     served = SeeingServed(seeing.folder, speculative="ngram", max_draft=4, ngram_min=1)
     outputs = served.serve(*prompts)

@@ -474,7 +474,8 @@ def run_random(
     depth = rng.choice([0, 1, 2])
     if drafts or guesses:
         depth = min(depth, 1)  # a run is known to the device until the next step alone
-    if settings.draft_sources and (guesses or settings.windows is not None) and seed % 4:
+    has_groups = settings.windows is not None or settings.states is not None
+    if settings.draft_sources and (guesses or has_groups) and seed % 4:
         depth = 0  # there drafts follow a known token alone, and with overlap there is none
     if num_stages > 1:
         depth = num_stages - 1

@@ -76,6 +76,8 @@ class StateOracle:
         snapshots = states_of(scheduler.kv).snapshots
         unwritten: set[int] = set()
         for step in self._runner.pending:
+            if step.plan.drafting is not None:
+                continue
             assert step.plan.states is not None
             unwritten.update(step.plan.states.writes.tolist())
             unwritten.update(step.plan.states.kept_slots.tolist())

@@ -51,8 +51,11 @@ def no_drafts(config: EngineConfig, model: ModelConfig) -> str:
         )
     if model.is_encoder:
         return f"{model.name} is an encoder, which generates nothing"
-    if model.state_bytes:
-        return f"{model.name} has layers that keep a state, which cannot go back to before a draft"
+    if model.state_bytes and config.pp_size > 1:
+        return (
+            f"{model.name} has layers that keep a state, which stages do not take back to before a "
+            "draft (--pp-size)"
+        )
     return ""
 
 

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from weft.config.config_json import get, size
 from weft.config.model_errors import UnsupportedModel
 from weft.json_types import JsonMapping
-
-if TYPE_CHECKING:
-    from weft.config.model import ModelConfig
 
 MTP = "mtp"
 EAGLE3 = "eagle3"
@@ -26,6 +23,14 @@ EAGLE3 = "eagle3"
 EAGLE3_CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 SPECULATORS = "speculators_model_type"
 KEPT_BYTES = 2  # of a value of a hidden state that is kept for a head: bfloat16
+
+
+class Target(NamedTuple):
+    """The sizes of the model that a head guesses for."""
+
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +130,7 @@ def is_head(config: JsonMapping) -> bool:
     return isinstance(names, list) and any(name in EAGLE3_CLASSES for name in names)
 
 
-def mtp_spec(names: Collection[str], target: ModelConfig) -> HeadSpec | None:
+def mtp_spec(names: Collection[str], target: Target) -> HeadSpec | None:
     """The MTP layer of a checkpoint with tensors of these `names`; None: there is none that weft
     knows."""
     for each in MTP_NAMES:
@@ -163,7 +168,7 @@ def eagle3_layer(config: JsonMapping) -> dict[str, Any]:
     }
 
 
-def eagle3_spec(config: JsonMapping, target: ModelConfig) -> HeadSpec:
+def eagle3_spec(config: JsonMapping, target: Target) -> HeadSpec:
     """What the head of this `config.json` reads of its model. Raises `UnsupportedModel`."""
     is_speculators = SPECULATORS in config
     reads = _reads(config, target.num_layers)

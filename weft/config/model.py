@@ -16,7 +16,7 @@ from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, QkNor
 from weft.config.encoder_spec import EncoderSpec
 from weft.config.families.family import Family
 from weft.config.families.table import FAMILIES
-from weft.config.heads import HeadSpec, eagle3_layer, eagle3_spec, is_head, mtp_spec
+from weft.config.heads import HeadSpec, Target, eagle3_layer, eagle3_spec, is_head, mtp_spec
 from weft.config.model_errors import (
     BadCheckpoint,
     BadConfig,
@@ -406,7 +406,7 @@ class ModelConfig:
         if not is_head(content):
             return None
         model = cls.from_hf(eagle3_layer(content), folder.resolve().name)
-        spec = eagle3_spec(content, target)
+        spec = eagle3_spec(content, target.as_target)
         hidden = model.hidden_size
         if hidden != target.hidden_size or model.vocab_size < target.vocab_size:
             raise UnsupportedModel(
@@ -431,10 +431,15 @@ class ModelConfig:
             head=spec,
         )
 
+    @property
+    def as_target(self) -> Target:
+        """What a head that guesses for the model needs to know of it."""
+        return Target(self.num_layers, self.hidden_size, self.vocab_size)
+
     def mtp(self, names: Collection[str]) -> ModelConfig | None:
         """The MTP layer behind this model in a checkpoint with tensors of these `names`, which has
         the mechanisms of the last layer with attention; None without one."""
-        spec = mtp_spec(names, self)
+        spec = mtp_spec(names, self.as_target)
         if spec is None or self.decoder.norm.has_mean:
             return None
         layers = [self.decoder.layer(index) for index in range(self.num_layers)]

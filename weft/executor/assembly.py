@@ -245,10 +245,10 @@ def adapter_passes(table: AdapterTable | None) -> list[Pass]:
     return [] if table is None else [AdapterPass(table)]
 
 
-def copy_passes(pool: KVPool) -> list[Pass]:
-    """The pass that copies K and V between slots of all layers; none if some layers have slots of
-    their own."""
-    return [] if pool.has_windows else [CopyPass(pool.tensors)]
+def copy_passes(pool: KVPool, others: Sequence[Tensor] = ()) -> list[Pass]:
+    """The pass that copies K and V, and what `others` keep, between slots of all layers; none if
+    some layers have slots of their own."""
+    return [] if pool.has_windows else [CopyPass([*pool.tensors, *others])]
 
 
 def media_passes(

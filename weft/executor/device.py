@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,18 @@ class DeviceOutput(Protocol):
     def result(self) -> Result:
         """The output for the scheduler. Waits for the device if the tensors are on one."""
         ...
+
+
+class HostResult(NamedTuple):
+    """The `DeviceOutput` of a step whose result is on the host."""
+
+    value: Result
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> HostResult:
+        return self
+
+    def result(self) -> Result:
+        return self.value
 
 
 class StepDevice(Protocol):

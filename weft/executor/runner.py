@@ -29,9 +29,9 @@ from weft.executor.logit_processors.processors import Processors
 from weft.executor.outputs.aux_outputs import ComputedStep, compute_aux_outputs
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.outputs.sampler import SamplerOutput, sample
-from weft.models.heads.protocol import KeepStates
 from weft.models.layers.cross import EncodedKv
 from weft.models.layers.encoder import BidirectionalAttention
+from weft.models.layers.kept import KeepStates
 from weft.models.layers.states import LayerStates
 from weft.models.registry import DecoderModel, EncoderModel
 from weft.ops.cpp.library import Library

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from weft.config.decoder import MoeSpec, NormPosition, RopeConfig
 from weft.config.model import ModelConfig
-from weft.models.heads.protocol import KeepStates
 from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.cross import CrossAttention, EncodedKv
 from weft.models.layers.distances import Biases, alibi
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.head import make_head
+from weft.models.layers.kept import KeepStates
 from weft.models.layers.latent import LatentAttention
 from weft.models.layers.layer_inputs import LayerInputGate, LayerInputTable
 from weft.models.layers.mlp import GatedMLP, PlainMLP, make_mlp

@@ -13,10 +13,10 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel
-from weft.models.heads.protocol import KeepStates
 from weft.models.layers.attention import PagedAttention
 from weft.models.layers.cross import EncodedKv
 from weft.models.layers.encoder import BidirectionalAttention
+from weft.models.layers.kept import KeepStates
 from weft.models.layers.states import LayerStates
 from weft.models.layers.weight import Weights
 from weft.ops.encoder import EncoderOps

@@ -197,8 +197,10 @@ class SchedulerSettings(SchedulingOptions):
     @property
     def repeats_runs(self) -> bool:
         """Whether a step may compute the run of the step before again, whose drafts are not
-        compared yet. Pages before a window are freed while a run may still be computed again."""
-        return bool(self.draft_sources) and self.draft is None and self.windows is None
+        compared yet. Pages before a window are freed while a run may still be computed again, and
+        states have gone on."""
+        has_one_pool = self.windows is None and self.states is None
+        return bool(self.draft_sources) and self.draft is None and has_one_pool
 
     @property
     def draft_sources(self) -> tuple[str, ...]:
@@ -206,8 +208,6 @@ class SchedulerSettings(SchedulingOptions):
         SettingsError."""
         if self.speculative == AUTO:
             return ()  # `auto` was not resolved
-        if self.states is not None:
-            return ()  # a state cannot be reset to an earlier token
         names = parse_draft_sources(self.speculative, "--speculative")
         there = "" if self.draft is None else self.draft.source
         return tuple(name for name in names if name == there or name not in OWN_STEPS)

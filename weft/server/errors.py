@@ -140,10 +140,9 @@ def translated(exc: BaseException) -> ApiError:
         case ApiError():
             return exc
         case ContextExceeded():
-            message = f"{TOO_LONG} is exceeded: {exc}"
             return ApiError(
                 400,
-                message,
+                _too_long(str(exc)),
                 param=exc.param,
                 code="context_length_exceeded",
             )
@@ -170,6 +169,14 @@ def translated(exc: BaseException) -> ApiError:
             return ApiError(exc.status_code, f"{exc.detail}", headers=exc.headers)
     log.exception("request_failed", exc, type=type(exc).__name__)
     return ApiError(500, "internal server error")
+
+
+def _too_long(message: str) -> str:
+    """The message of ContextExceeded behind OpenAI's words, whose number has no commas."""
+    found = _SIZES["context"].search(message)
+    if found is None:
+        return f"{TOO_LONG} is exceeded: {message}"
+    return f"{TOO_LONG} is {found[1].replace(',', '')} tokens: {message}"
 
 
 def error_json(error: ApiError) -> bytes:

@@ -37,8 +37,8 @@ from weft.executor.cpu.segmented_model import SegmentedModel, UnsplitModel
 from weft.executor.cpu.states import CppStates
 from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.device import StepDevice
-from weft.executor.drafting.steps import HeadPass
 from weft.executor.heads.build import HeadMemory, make_head, make_head_memory
+from weft.executor.heads.guessing import HeadPass
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.passes.experts import counting
 from weft.executor.passes.split import split
@@ -183,7 +183,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         *media_passes(spec, rows, tower, encoded_pool),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
-        *copy_passes(pool),
+        *copy_passes(pool, [] if memory is None else [memory.states.kept]),
         *split(spec.engine, unsplit, model=model, attention=attention, rows=rows, experts=experts),
         *counting(experts, fused.compute_all if steps is fused else None),
     ]

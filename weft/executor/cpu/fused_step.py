@@ -23,7 +23,7 @@ from torch import Tensor
 from weft.arrays import BoolArray, IntArray
 from weft.executor.cpu.program_model import GrowingProgram, SizedProgram
 from weft.executor.cpu.screened_head import HeadCopy, screenable
-from weft.executor.device import DeviceOutput
+from weft.executor.device import DeviceOutput, HostResult
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.runner import ModelSteps, slots_of_states
 from weft.ops.cpp import abi
@@ -38,18 +38,6 @@ from weft.plan.step import (
     StateSlots,
     find,
 )
-
-
-class HostResult(NamedTuple):
-    """The `DeviceOutput` of a step whose result is on the host."""
-
-    value: Result
-
-    def moved(self, move: Callable[[Tensor], Tensor]) -> HostResult:
-        return self
-
-    def result(self) -> Result:
-        return self.value
 
 
 class SamplingBuffers:

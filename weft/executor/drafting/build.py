@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from weft.executor.assembly import RunnerSpec
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.drafting.steps import DraftPass, GuessPasses, GuessRunner
+from weft.executor.drafting.steps import DraftPass
+from weft.executor.heads.guessing import GuessPasses, GuessRunner
 from weft.executor.ranks.build import drafting_of_ranks
 from weft.executor.runner import TorchRunner
 

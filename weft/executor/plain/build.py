@@ -25,8 +25,8 @@ from weft.executor.assembly import (
 )
 from weft.executor.backend import AttentionBackend
 from weft.executor.device import StepDevice
-from weft.executor.drafting.steps import GuessPasses, HeadPass
 from weft.executor.heads.build import HeadMemory, make_head, make_head_memory
+from weft.executor.heads.guessing import GuessPasses, HeadPass
 from weft.executor.heads.states import PlainKept, plain_spread
 from weft.executor.heads.steps import HeadSteps
 from weft.executor.inputs import DeviceRowTable
@@ -102,7 +102,7 @@ def build_decoder(
         *media_passes(spec, rows, tower, encoded_pool),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
-        *copy_passes(pool),
+        *copy_passes(pool, [] if memory is None else [memory.states.kept]),
         *split(spec.engine, unsplit, model=model, attention=attention, rows=rows, experts=experts),
         *counting(experts),
     ]

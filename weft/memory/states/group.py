@@ -9,9 +9,10 @@ and on the last page of a prompt:
                              ^ the last copy, replaced at the next border      ^ the row's own slot
 
 The copies belong to the row until its tokens are in the prefix cache, which then keeps them
-(`snapshots.py`). A row needs its own slot; copies are made only if there is room, perhaps by
-evicting snapshots that were not used for long. This module knows rows and numbers of tokens, never
-a request.
+(`snapshots.py`). In a step with drafts, a row also leaves a copy before each draft: when it is
+known which of them count, one of these copies is its state, and the others are freed (`go_back`). A
+row needs its own slot; copies are made only if there is room, perhaps by evicting snapshots that
+were not used for long. This module knows rows and numbers of tokens, never a request.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class StateGroup:
         self._begun: list[Node] = []  # snapshots that rows read in the planned step
         self._kept: dict[int, list[KeptCopy]] = {}  # by row
         self.num_kept = 0  # copies of all rows
+        self._undo: dict[int, list[KeptCopy]] = {}  # by row: before each draft of the planned step
+        self.num_undo = 0  # of all rows
         self.num_lent = 0  # slots into which states are being read
         self._pins = pins
 
@@ -98,14 +101,29 @@ class StateGroup:
             self._sources[row] = self.snapshots.slot_of(snapshot_node)
             self._begun.append(snapshot_node)
 
-    def plan(self, rows: IntArray, starts: IntArray, wanted: Iterable[WantedCopy]) -> StateMoves:
+    def plan(
+        self,
+        rows: IntArray,
+        starts: IntArray,
+        wanted: Iterable[WantedCopy],
+        undo: Iterable[WantedCopy] = (),
+    ) -> StateMoves:
         """The reads, writes and copies of states in a step of `rows` [R] from `starts` [R] on.
-        Called once for each step, after all slots for rows have been taken."""
+        `undo`: copies before drafts, for which `room_for_undo` has made room. Called once for each
+        step, after all slots for rows have been taken."""
         reads = self._sources[rows]
         writes = self.slots[rows]
         kept_rows: list[int] = []
         kept_lens: list[int] = []
         kept_slots: list[int] = []
+        for row_index, length, owner in undo:
+            row = int(rows[row_index])
+            slot = int(self.allocator.alloc(1, owner)[0])
+            self._undo.setdefault(row, []).append(KeptCopy(length, slot))
+            self.num_undo += 1
+            kept_rows.append(row_index)
+            kept_lens.append(length - int(starts[row_index]))
+            kept_slots.append(slot)
         for row_index, length, owner in wanted:
             row = int(rows[row_index])
             start = int(starts[row_index])
@@ -129,6 +147,38 @@ class StateGroup:
             kept_lens=np.array(kept_lens, dtype=np.int32),
             kept_slots=np.array(kept_slots, dtype=np.int32),
         )
+
+    def room_for_undo(self, num_wanted: int) -> int:
+        """How many of the wanted copies before drafts have a slot, after evicting snapshots."""
+        while self.allocator.num_free < num_wanted:
+            if not self.snapshots.evict():
+                break
+        return min(self.allocator.num_free, num_wanted)
+
+    def is_open(self, row: int) -> bool:
+        """Whether it is not known yet which drafts of a row's last step count."""
+        return row in self._undo
+
+    def go_back(self, row: int, length: int, border: int) -> None:
+        """Only the first `length` tokens of a row count. Copies before drafts that were right stay
+        with the row if they are at a border of this many tokens; 0: none stay."""
+        freed = []
+        for copy in self._undo.pop(row, []):
+            self.num_undo -= 1
+            if copy.length == length:
+                freed.append(int(self.slots[row]))
+                self.slots[row] = copy.slot
+                self._sources[row] = copy.slot
+            elif copy.length < length and border and copy.length % border == 0:
+                copies = self._kept.setdefault(row, [])
+                copies.append(copy)
+                self.num_kept += 1
+                if len(copies) > 1:
+                    freed.append(copies.pop(0).slot)
+                    self.num_kept -= 1
+            else:
+                freed.append(copy.slot)
+        self.allocator.free(np.array(freed, dtype=np.int32))
 
     def take_kept(self, row: int, length: int) -> list[KeptCopy]:
         """The copies of a row up to `length` tokens, for the cache. The caller owns their slots."""
@@ -154,6 +204,9 @@ class StateGroup:
         """Free the slots of a row."""
         slots = [copy.slot for copy in self._kept.pop(row, [])]
         self.num_kept -= len(slots)
+        undo = [copy.slot for copy in self._undo.pop(row, [])]
+        self.num_undo -= len(undo)
+        slots += undo
         if self.slots[row] != NO_SLOT:
             slots.append(self.take_slot(row))
         self.allocator.free(np.array(slots, dtype=np.int32))
@@ -202,6 +255,8 @@ class StateGroup:
         self._begun = []
         self._kept = {}
         self.num_kept = 0
+        self._undo = {}
+        self.num_undo = 0
         self.num_lent = 0
 
     # Accounting
@@ -211,6 +266,7 @@ class StateGroup:
         owned = {}
         for name, row in rows.items():
             slots = [copy.slot for copy in self._kept.get(row, [])]
+            slots += [copy.slot for copy in self._undo.get(row, [])]
             if self.slots[row] != NO_SLOT:
                 slots.append(int(self.slots[row]))
             owned[name] = np.array(slots, dtype=np.int32)
@@ -218,11 +274,11 @@ class StateGroup:
 
     @property
     def imbalance(self) -> int:
-        """free + quarantined + snapshots + copies + rows + lent - all: slots that are counted
-        twice, or, if negative, not at all."""
+        """free + quarantined + snapshots + copies + before drafts + rows + lent - all: slots that
+        are counted twice, or, if negative, not at all."""
         allocator = self.allocator
         not_free = len(allocator.quarantined) + len(self.snapshots) + self.num_kept + self.num_rows
-        not_free += self.num_lent
+        not_free += self.num_lent + self.num_undo
         return allocator.num_free + not_free - allocator.num_pages
 
     # Inside

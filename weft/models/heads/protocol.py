@@ -1,4 +1,4 @@
-"""What a head is to those who run it, and what a model is asked to keep for it."""
+"""What a head is to those who run it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,6 @@ from torch import Tensor
 
 from weft.models.layers.attention import PagedAttention
 from weft.models.layers.weight import Weights
-
-
-class KeepStates(Protocol):
-    """Keeps hidden states of a model's step for a head."""
-
-    def reads(self, layer: int) -> bool:
-        """Whether the head reads the input of this layer; the number of layers: the output of the
-        last."""
-        ...
-
-    def keep(self, x: Tensor, layer: int) -> None:
-        """Keep x [T, hidden], the input of a layer, for the step's tokens."""
-        ...
 
 
 class Spread(Protocol):

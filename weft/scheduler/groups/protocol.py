@@ -178,6 +178,11 @@ class KvGroup:
     def extend_running(self, rows: IntArray, positions: IntArray) -> None:
         """The next step computes T tokens of decoding rows: [T] rows, [T] positions in them."""
 
+    def room_for_drafts(self, num_tokens: int) -> int:
+        """How many of the drafts of the next step this group can take back, at most `num_tokens`,
+        which are wanted; it may evict what only the cache has."""
+        return num_tokens
+
     def cut(self, row: int, kv_len: int, before: int) -> None:
         """Only the first `kv_len` of a row's `before` tokens are valid."""
 

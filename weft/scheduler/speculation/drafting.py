@@ -67,6 +67,8 @@ class DraftingPlanner(SpeculativePlanner):
         was_guessed = self._has_guessed
         self._has_guessed = False
         batch = super().make_batch(prefills, decode_rows)
+        if batch.plan.copies is not None:
+            self._guesser.seen.copied(batch.plan.copies.sources, batch.plan.copies.targets)
         self._guesser.seen.written(batch.plan.slots)
         if was_guessed and not prefills:
             self._guesser.note_used({draft.row for draft in self._drafts})

@@ -157,6 +157,12 @@ class SeenSlots:
         if self._num_read:
             self._is_read[slots] = False
 
+    def copied(self, sources: IntArray, targets: IntArray) -> None:
+        """K, V and states of the model were copied between these slots."""
+        self._has_seen[targets] = False
+        if self._num_read:
+            self._is_read[targets] = self._is_read[sources]
+
     def landed(self, pages: IntArray) -> None:
         """Pages were read from a store, which has neither KV of the draft model nor states."""
         slots = slots_of(pages, self._kv.page_size)

@@ -206,6 +206,9 @@ class SpeculativePlanner(Planner):
     def _fitting(self, rows: IntArray, drafts: list[Draft]) -> list[Draft]:
         """The first drafts for which there is memory in addition to that of the step itself."""
         kv = self._kv
+        for group in kv.groups:
+            num_tokens = sum(len(draft.tokens) for draft in drafts)
+            drafts = _first_of(drafts, group.room_for_drafts(num_tokens))
         page_size = kv.page_size
         spare = kv.room.available - kv.room.decode_pages(rows) * page_size
         for i, draft in enumerate(drafts):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.arrays import IntArray
+from weft.arrays import IntArray, or_zeros
 from weft.memory.accounting.audit import Fault
 from weft.memory.accounting.holders import ResumeStateInUse
 from weft.memory.prefix_cache import Handle, Inserted
@@ -116,7 +116,14 @@ class StatefulLayers(KvGroup):
     def released(
         self, request: Request, row: int, num_computed: int, inserted: Inserted | None
     ) -> None:
-        if inserted is not None and inserted.handle is not None and inserted.length == num_computed:
+        is_whole = inserted is not None and inserted.length == num_computed
+        # While it is open which drafts count, the row's state may be one after wrong drafts.
+        if (
+            is_whole
+            and inserted is not None
+            and inserted.handle is not None
+            and not self.memory.is_open(row)
+        ):
             # All its computed tokens are in the tree, so its own state becomes a snapshot at no
             # cost.
             self.memory.snapshots.put(inserted.handle, self.memory.take_slot(row))
@@ -128,8 +135,24 @@ class StatefulLayers(KvGroup):
         self._before_rows.clear()
         self._branches.clear()
 
+    def room_for_drafts(self, num_tokens: int) -> int:
+        return self.memory.room_for_undo(num_tokens)
+
+    def cut(self, row: int, kv_len: int, before: int) -> None:
+        request = self._columns.requests[row]
+        shares = self._cache.shares and request is not None and request.message.shares_kv
+        self.memory.go_back(row, kv_len, self._border if shares else 0)
+
     def with_slots(self, plan: Plan) -> Plan:
-        ends = plan.starts + plan.lens
+        num_drafts = or_zeros(plan.drafts, len(plan.rows))
+        undo: list[WantedCopy] = []
+        for row_index in np.flatnonzero(num_drafts).tolist():
+            request = self._columns.requests[plan.rows[row_index]]
+            end = int(plan.starts[row_index] + plan.lens[row_index])
+            lengths = range(end - int(num_drafts[row_index]), end)
+            undo += [WantedCopy(row_index, length, request.id) for length in lengths]
+        # A copy behind a draft might be one of a wrong text.
+        ends = plan.starts + plan.lens - num_drafts
         is_crossing = ends // self._border > plan.starts // self._border
         # Prompts also leave one on the last page before their end.
         is_crossing |= plan.lens > 1
@@ -142,7 +165,7 @@ class StatefulLayers(KvGroup):
                     request, int(plan.starts[row_index]), int(ends[row_index])
                 )
                 wanted += [WantedCopy(row_index, length, request.id) for length in lengths]
-        moves = self.memory.plan(plan.rows, plan.starts, wanted)
+        moves = self.memory.plan(plan.rows, plan.starts, wanted, undo)
         return replace(plan, states=StateSlots(*moves))
 
     # Accounting
@@ -152,9 +175,10 @@ class StatefulLayers(KvGroup):
 
     def usage(self) -> dict[str, int]:
         memory = self.memory
+        num_used = memory.num_rows + memory.num_kept + memory.num_lent + memory.num_undo
         return {
             "state_slots": memory.capacity,
-            "state_slots_used": memory.num_rows + memory.num_kept + memory.num_lent,
+            "state_slots_used": num_used,
             "state_slots_evictable": len(memory.snapshots),
             "total_evicted_states": memory.snapshots.total_evicted,
         }
