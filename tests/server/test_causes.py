@@ -358,8 +358,8 @@ def test_who_finds_the_queue_full_or_runs_too_long_has_a_history() -> None:
 
 
 def test_blocks_that_are_read_from_the_disk_are_a_part_of_the_time(tmp_path: Path) -> None:
-    config = {"page_size": 16, "cache_dir": str(tmp_path), "cache_write": "through"}
-    with serving(NANO, kv_tokens=4096, **config) as server:
+    folder = str(tmp_path)
+    with serving(NANO, kv_tokens=4096, cache_dir=folder, cache_write="through") as server:
         ask(server, "first", RULES)
         (first,) = server.get("/requests/first").json()["requests"]
         blocks = (first["prompt_tokens"] - 1) // 64
