@@ -4,7 +4,8 @@
 
 Chats come at a share of the rate that the server answers of them when it has nothing else to do; lines of the batch
 have the lengths of the chats. In turns: chats alone, the batch alone, both. Tokens are those that the engine counts in
-the same time: generated ones, and with those of prompts that it computed.
+the same time: generated ones, and with those of prompts that it computed. With --simulate, the server keeps a journal,
+and each part is simulated with the cost of its steps: figures and ratios of simulated to measured ones.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ import json
 import random
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import background_simulated as simulated
 import httpx
 import numpy as np
+from background_simulated import Chat, PartLoad
 from servers import served
 
 from weft.bench.http import HttpClient
@@ -53,6 +59,8 @@ class Scene:
         self._asked = asked
         self._http = httpx.Client(base_url=url, timeout=60.0)
         self._client = HttpClient(url)
+        self._lines = self.shapes(asked.lines, random.Random(asked.seed))
+        self.loads: list[PartLoad] = []  # of the parts so far
 
     def shapes(self, num: int, rng: random.Random) -> list[RequestShape]:
         found = []
@@ -73,7 +81,7 @@ class Scene:
         """Begin a batch. Returns its id."""
         rng = random.Random(self._asked.seed)
         lines = []
-        for index, shape in enumerate(self.shapes(self._asked.lines, rng)):
+        for index, shape in enumerate(self._lines):
             prompt = [rng.randrange(FIRST_ID, LAST_ID) for _ in range(shape.own_len)]
             body = {"prompt": prompt, "max_tokens": shape.output_len, "ignore_eos": True}
             lines.append(json.dumps({"custom_id": f"{index}", "url": PATH, "body": body}))
@@ -101,8 +109,9 @@ class Scene:
         id = self.batch() if batch else ""
         before = self.stats()
         began = time.perf_counter()
+        num_chats = max(round(rate * self._asked.seconds), 1) if chats else 0
         if chats:
-            found = self.chats(max(round(rate * self._asked.seconds), 1), seed, rate=rate)
+            found = self.chats(num_chats, seed, rate=rate)
         else:
             found = ServingRun(calls=[], total_s=0.0)
             time.sleep(self._asked.seconds)
@@ -113,6 +122,15 @@ class Scene:
         grown = {name: after[name] - before[name] for name in after if name.startswith("total")}
         output = grown["total_generated_tokens"]
         computed = output + grown["total_prefilled_tokens"]
+        self.loads.append(
+            PartLoad(
+                chats=chats_of(found, self.shapes(num_chats, random.Random(seed))),
+                lines=self._lines if batch else (),
+                before_s=RAMP_S,
+                output_per_s=output / seconds,
+                seconds=seconds,
+            )
+        )
         return Figures(*times_of(found), output / seconds, computed / seconds, seconds)
 
 
@@ -126,6 +144,32 @@ def times_of(found: ServingRun) -> list[float]:
     first = np.array([call.ttft_s for call in found.calls])
     values = [*np.percentile(gaps, [50, 99]), first.mean(), np.percentile(first, 99)]
     return [1e3 * float(value) for value in values]
+
+
+def chats_of(found: ServingRun, shapes: Sequence[RequestShape]) -> list[Chat]:
+    if not shapes:
+        return []
+    first_s = min(call.sent_s for call in found.calls)
+    pairs = zip(found.calls, shapes, strict=True)
+    chats = [Chat(call.sent_s - first_s, shape) for call, shape in pairs]
+    return sorted(chats, key=lambda chat: chat.sent_s)
+
+
+def compare(names: list[str], loads: list[PartLoad], measured: list[Figures], path: Path) -> None:
+    """Print what a simulation says of each part, and by how much it differs."""
+    journal = simulated.read(path)
+    rows = []
+    for name, load, real in zip(names, loads, measured, strict=True):
+        said = simulated.figures(journal, load)
+        seen = (real.itl_p50, real.itl_p99, real.ttft_mean, real.output_per_s)
+        ratios = [ours / theirs for ours, theirs in zip(said, seen, strict=True)]
+        rows.append([name, *map(number, said), *map(times, ratios)])
+    header = ["simulated", "ITL p50, ms", "p99", "TTFT mean, ms", "output/s"]
+    print(table([*header, "p50", "p99", "TTFT", "output"], rows))
+
+
+def times(ratio: float) -> str:
+    return "-" if np.isnan(ratio) else f"{ratio:.2f} x"
 
 
 def drawn(rng: random.Random, mean: float) -> int:
@@ -143,9 +187,15 @@ def main() -> None:
     parser.add_argument("--input-len", type=float, default=120)
     parser.add_argument("--output-len", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--simulate", action="store_true", help="compare with weft sim")
     asked, options = parser.parse_known_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and end the server
     words = ["serve", *([asked.model] if asked.model else []), "--no-page", *options]
+    folder = tempfile.TemporaryDirectory()
+    journal = Path(folder.name) / "parts.journal"
+    if asked.simulate:
+        words += ["--journal", str(journal)]
+    names: list[str] = []
     parts: dict[str, list[Figures]] = {"chats alone": [], "batch alone": [], "both": []}
     with served(*words) as server:
         scene = Scene(asked, server.url)
@@ -162,6 +212,7 @@ def main() -> None:
                 is_batch = name != "chats alone"
                 seed = asked.seed + number_of_round
                 found.append(scene.part(seed, chats=is_chat, batch=is_batch, rate=rate))
+                names.append(name)
                 print(name, *map(number, found[-1]), flush=True)
     header = ["", "ITL p50, ms", "p99", "TTFT mean, ms", "p99", "output/s", "with prompts", "s"]
     means = {name: Figures(*np.mean(found, axis=0).tolist()) for name, found in parts.items()}
@@ -173,6 +224,10 @@ def main() -> None:
         f"output {both.output_per_s / batch.output_per_s:.3f} x, "
         f"computed {both.computed_per_s / batch.computed_per_s:.3f} x"
     )
+    if asked.simulate:
+        measured = [figures for turn in zip(*parts.values(), strict=True) for figures in turn]
+        compare(names, scene.loads, measured, journal)
+    folder.cleanup()
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ def main() -> int:
     )
     parser.add_argument("--keep", type=Path, help="folder for prompts and logs")
     options = parser.parse_args()
+    options.clients = options.clients.absolute()  # the agents run in another folder
     with tempfile.TemporaryDirectory() as folder:
         known = clients(Path(folder) / "work")
         names = options.names or [

@@ -52,6 +52,10 @@ def fault(command: str, nodes: Tree) -> str:
         path = (*path, word)
     if not path:
         return "" if words[0].isupper() or words[0].startswith("-") else f"{command}: no such verb"
+    rest = words[len(path) :]
+    is_word = bool(rest) and rest[0].isalpha() and rest[0].islower()
+    if nodes[path].words and is_word and rest[0] not in nodes[path].words:
+        return f"{command}: {' '.join(path)} has no {rest[0]}"
     if not nodes[path].options:
         return ""
     known = {name.removeprefix("--") for name in nodes[path].options} | OF_ALL
@@ -70,13 +74,14 @@ def test_commands_on_a_page_are_those_of_weft(page: Path, nodes: Tree) -> None:
 def test_a_wrong_command_is_noticed(nodes: Tree, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "`weft bench offline --wrkload w1` and `weft srve x`\n"
+        "`weft bench nothing`, `weft bench offline --wrkload w1` and `weft srve x`\n"
         "```sh\nweft serve weft-nano --port 1   # weft chat --none\nA=b weft chat --kv-toknes 1\n```\n",
         "utf-8",
     )
     assert [fault(one, nodes) for one in commands(page)] == [
         "",
         "weft chat --kv-toknes 1: chat has no --kv-toknes",
+        "weft bench nothing: bench has no nothing",
         "weft bench offline --wrkload w1: bench offline has no --wrkload",
         "weft srve x: no such verb",
     ]

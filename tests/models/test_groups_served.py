@@ -1,5 +1,5 @@
-"""Models whose layers have memory of their own, served: windows that keep no more than they see,
-states, and the tokens of transformers whatever the cache and the scheduler do."""
+"""Models whose layers have memory of their own, or scores that depend on distances, served: windows
+that keep no more than they see, states, and the tokens of transformers whatever the cache and the scheduler do."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class Kind(NamedTuple):
     again_len: int  # tokens of a request that repeats a prompt
     long_len: int  # tokens of a request that others wait for
     least_cached: int  # of a request that continues an earlier one
+    has_groups: bool = True  # what is cached is shared in whole pages
 
 
 WINDOWS = Kind(
@@ -52,9 +53,23 @@ STATES = Kind(
     long_len=90,
     least_cached=64,
 )
+# Scores that depend on distances, wherever chunks and what is cached begin.
+DISTANCES = Kind(
+    make=make_checkpoint,
+    context_length=128,
+    lengths=[5, 64, 66, 90],
+    chunk_lens=(48, 512),
+    memory={"kv_tokens": 2_048},
+    scarce={"kv_tokens": 256},
+    again_len=4,
+    long_len=90,
+    least_cached=64,
+    has_groups=False,
+)
 MODELS = [(family, WINDOWS) for family in FAMILIES] + [
     (family, STATES) for family in ("lfm2", "qwen3.5", "granite4-mamba")
 ]
+MODELS += [(family, DISTANCES) for family in ("bloom", "mpt")]
 
 
 class Tried(NamedTuple):
@@ -109,7 +124,8 @@ def test_tokens_are_those_of_transformers(
         assert_greedy(checkpoint, one, served.outputs[id])
     # All but the last token, in whole pages.
     repeated = hits[len(prompts) - 1]
-    assert served.cached[repeated] == (kind.lengths[-1] - 1) // page_size * page_size
+    shared = page_size if kind.has_groups else 1
+    assert served.cached[repeated] == (kind.lengths[-1] - 1) // shared * shared
     assert served.cached[hits[-1]] >= kind.least_cached
 
 

@@ -3,7 +3,6 @@ counted, not time."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -25,7 +24,7 @@ FEW = 1_100  # more than are looked at one by one
 MANY = 3_300
 
 
-def filled(policy: str, num_running: int, num_waiting: int, **changes: int) -> Scheduler:
+def filled(policy: str, num_running: int, num_waiting: int, chunk_len: int = 1_024) -> Scheduler:
     """All rows decode, and others wait: of three lengths, each with tokens of its own."""
     settings = SchedulerSettings(
         num_pages=16 * num_running,
@@ -34,12 +33,12 @@ def filled(policy: str, num_running: int, num_waiting: int, **changes: int) -> S
         context_length=64,
         vocab_size=10_000,
         schedule_policy=policy,
-        chunked_prefill_size=1_024,
+        chunked_prefill_size=chunk_len,
         mixed_chunk=False,
         max_queued_requests=num_running + num_waiting,
         aging_s=5.0,
     )
-    scheduler = Scheduler(replace(settings, **changes))
+    scheduler = Scheduler(settings)
     for number in range(num_running + num_waiting):
         prompt = np.arange(number, number + 4 + number % 3, dtype=np.int32)
         scheduler.add_request(message_of(number, prompt.tobytes(), max_new=40), 0.0)
@@ -94,7 +93,7 @@ def test_a_decode_step_takes_no_more_calls_if_more_run() -> None:
 
 def test_a_step_of_prompts_takes_no_more_calls_after_others_of_its_kind() -> None:
     """None of those whose first tokens have come decodes before all prompts are computed."""
-    scheduler = filled("fcfs", 240, 0, chunked_prefill_size=12)
+    scheduler = filled("fcfs", 240, 0, chunk_len=12)
     calls = []
     for _ in range(60):
         batch = plan(scheduler)

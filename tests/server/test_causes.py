@@ -355,3 +355,21 @@ def test_who_finds_the_queue_full_or_runs_too_long_has_a_history() -> None:
             for one in told["requests"] + told["refused"]:
                 total_s = sum(part["seconds"] for part in one["times"])
                 assert total_s == pytest.approx(one["total_s"], rel=1e-6)
+
+
+def test_blocks_that_are_read_from_the_disk_are_a_part_of_the_time(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    with serving(NANO, kv_tokens=4096, cache_dir=folder, cache_write="through") as server:
+        ask(server, "first", RULES)
+        (first,) = server.get("/requests/first").json()["requests"]
+        blocks = (first["prompt_tokens"] - 1) // 64
+        while server.get("/cache").json()["disk_blocks"] < blocks:
+            server.wait(asyncio.sleep(0.01))
+        assert server.post("/flush_cache").status_code == 200
+        ask(server, "again", RULES)
+        (again,) = server.get("/requests/again").json()["requests"]
+    assert again["cached_tokens"] == 64 * blocks
+    assert again["cache_cause"]["cause"] in ("found", "emptied")
+    parts = {part["part"]: part["seconds"] for part in again["times"]}
+    assert parts["stored"] > 0
+    assert sum(parts.values()) == pytest.approx(again["total_s"], rel=1e-6)

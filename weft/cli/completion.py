@@ -24,15 +24,14 @@ WITHOUT_OPTIONS = ("ctl", "version", "completion", "bench")  # those of ctl belo
 
 
 @dataclass
-class Node:
-    """What may follow some words: further words, and options with the values of each (none: any
-    text)."""
+class Following:
+    """Further words that may come next, and options with the values of each (none: any text)."""
 
     words: list[str] = field(default_factory=list)
     options: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-Tree = Mapping[tuple[str, ...], Node]
+Tree = Mapping[tuple[str, ...], Following]
 
 
 def completion(argv: Sequence[str]) -> int:
@@ -75,17 +74,17 @@ def tree() -> Tree:
     from weft.cli.main import VERBS
     from weft.cli.topics import TOPICS
 
-    nodes = {(): Node([*VERBS, "help"], {"--help": (), "--version": ()})}
+    nodes = {(): Following([*VERBS, "help"], {"--help": (), "--version": ()})}
     for verb in VERBS:
-        nodes[verb,] = Node()
+        nodes[verb,] = Following()
         if verb not in WITHOUT_OPTIONS:
             nodes[verb,].options = _options_of(verb, "--help", "all")
-    nodes["help",] = Node([*VERBS, *TOPICS])
+    nodes["help",] = Following([*VERBS, *TOPICS])
     nodes["completion",].words = [*SHELLS]
     nodes["batch",].words = ["run"]
     nodes["bench",].words = [*BENCHES]
     for name in BENCHES:
-        nodes["bench", name] = Node(options=_options_of("bench", name, "--help", "all"))
+        nodes["bench", name] = Following(options=_options_of("bench", name, "--help", "all"))
     common = dict.fromkeys(("--url", "--admin-key", "--model", "--json", "--help"), ())
     for command in [*COMMANDS, *other_commands()]:
         words = ("ctl", *command.words.split())
@@ -95,13 +94,13 @@ def tree() -> Tree:
     return nodes
 
 
-def _add_words(nodes: dict[tuple[str, ...], Node], words: tuple[str, ...]) -> None:
+def _add_words(nodes: dict[tuple[str, ...], Following], words: tuple[str, ...]) -> None:
     """Make each word lead to the next."""
     for end in range(1, len(words)):
         following = nodes[words[:end]].words
         if words[end] not in following:
             following.append(words[end])
-        nodes.setdefault(words[: end + 1], Node())
+        nodes.setdefault(words[: end + 1], Following())
 
 
 def _options_of(*argv: str) -> dict[str, tuple[str, ...]]:

@@ -352,11 +352,12 @@ def _weights(folder: Path, model: ModelConfig) -> str:
     from weft.ops.plain import PlainOps
     from weft.weights.contents import labelled, open_contents
     from weft.weights.fetch import weight_files
-    from weft.weights.load import unread_of
+    from weft.weights.load import files_beside, unread_of
     from weft.weights.stream import matched
 
     with ExitStack() as stack:
-        files = open_contents(stack, labelled(weight_files(folder)))
+        paths = [*weight_files(folder), *files_beside(model, folder)]
+        files = open_contents(stack, labelled(paths))
         # transformers renames and merges tensors when it loads them: only it can compare.
         if not model.library_config:
             empty = make_model(model, PlainOps(torch.bfloat16, torch.device("meta")))
@@ -401,6 +402,10 @@ STATES = {
 
 def _pooled(model: ModelConfig, pooling: PoolingConfig) -> str:
     """The output of a model that makes vectors or scores from a prompt, not text."""
+    if pooling.form == "sparse":
+        return f"sparse vectors, with a number for each of {model.vocab_size:,} tokens"
+    if pooling.form == "tokens":
+        return f"a vector of {pooling.size:,} numbers for each token, of length 1"
     state = STATES[pooling.kind]
     if pooling.task == "classify":
         labels = f"{len(pooling.labels)} labels" if len(pooling.labels) > 1 else "one label"

@@ -3,6 +3,8 @@ and Falcon, whose tensors are laid out as BLOOM's."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.config.config_json import get, require, size
 from weft.config.decoder import (
     AttentionSpec,
@@ -17,17 +19,17 @@ from weft.config.families.family import Config, Family, activation, flag
 from weft.config.families.rope import read_rope
 
 MOST = 8.0  # the largest exponent of a slope
-_NAMES = {
-    "attention": "self_attention",
-    "qkv": ("query_key_value",),
-    "qkv_by_head": True,
-    "out": "dense",
-    "gate_up": ("dense_h_to_4h",),
-    "down": "dense_4h_to_h",
-    "norm": "transformer.ln_f",
-    "embedding": "transformer.word_embeddings",
-    "layers": "transformer.h",
-}
+_NAMES = TensorNames(
+    attention="self_attention",
+    qkv=("query_key_value",),
+    qkv_by_head=True,
+    out="dense",
+    gate_up=("dense_h_to_4h",),
+    down="dense_4h_to_h",
+    norm="transformer.ln_f",
+    embedding="transformer.word_embeddings",
+    layers="transformer.h",
+)
 
 
 def _bloom(config: Config) -> DecoderSpec:
@@ -36,7 +38,6 @@ def _bloom(config: Config) -> DecoderSpec:
         attention=AttentionSpec(
             rope=None,
             alibi=MOST,
-            kv_heads=size(config, "num_attention_heads"),
             qkv_bias=True,
             out_bias=True,
         ),
@@ -47,7 +48,7 @@ def _bloom(config: Config) -> DecoderSpec:
             bias=True,
         ),
     )
-    names = TensorNames(**_NAMES, embedding_norm="transformer.word_embeddings_layernorm")
+    names = replace(_NAMES, embedding_norm="transformer.word_embeddings_layernorm")
     return DecoderSpec(layers=(layer,), norm=NormKind.LAYER_BIAS, names=names)
 
 
@@ -64,7 +65,6 @@ def _mpt(config: Config) -> DecoderSpec:
     layer = LayerSpec(
         attention=AttentionSpec(
             rope=None,
-            kv_heads=size(config, "num_attention_heads"),
             alibi=MOST,
             scale=get(attention, "softmax_scale", float, 0.0),
         ),
@@ -102,10 +102,10 @@ def _falcon(config: Config) -> DecoderSpec:
     elif flag(config, "multi_query", True):
         kv_heads = 1
     norms = NormPosition.PARALLEL
-    names = dict(_NAMES)
+    names = _NAMES
     if is_new and get(config, "num_ln_in_parallel_attn", int, 2) == 2:
         norms = NormPosition.PARALLEL_TWO
-        names.update(attention_norm="ln_attn", mlp_norm="ln_mlp")
+        names = replace(names, attention_norm="ln_attn", mlp_norm="ln_mlp")
     elif not is_new and not flag(config, "parallel_attn", True):
         norms = NormPosition.PRE
     layer = LayerSpec(
@@ -123,7 +123,7 @@ def _falcon(config: Config) -> DecoderSpec:
         ),
         norms=norms,
     )
-    return DecoderSpec(layers=(layer,), norm=NormKind.LAYER_BIAS, names=TensorNames(**names))
+    return DecoderSpec(layers=(layer,), norm=NormKind.LAYER_BIAS, names=names)
 
 
 _COMMON = {

@@ -191,7 +191,7 @@ class Pooler:
         places = np.concatenate([np.arange(*each) for each in zip(starts, ends, strict=True)])
         vectors = F.normalize(self._logits(hidden, on(hidden, places)), dim=-1)
         lens = (ends - starts).tolist()
-        return pad_sequence(vectors.split(lens), batch_first=True).flatten(1)
+        return pad_sequence(list(vectors.split_with_sizes(lens)), batch_first=True).flatten(1)
 
     def _finished(
         self,

@@ -58,7 +58,7 @@ def alibi_slopes(num_heads: int, most: float) -> Tensor:
     """The slope of each head, [heads]: 2^-x, x rising evenly to `most` over the next power of two.
     Source: arXiv:2108.12409, 3; heads that are no power of two: its published code."""
     power = 2 ** math.ceil(math.log2(num_heads))
-    slopes = 2.0 ** (-torch.arange(1, power + 1) * (most / power))
+    slopes = torch.exp2(-torch.arange(1, power + 1) * (most / power))
     if power == num_heads:
         return slopes
     # Those of half as many heads first; then every other one of those between them.

@@ -207,9 +207,10 @@ class EncoderLayer:
             return DistanceVectors(
                 spec, keys if spec.by_key else None, queries if spec.by_query else None
             )
-        parts = [*self._ops.computed(self.of_distances(distances)).split(distances.shape[1], 1)]
-        keys = parts.pop(0) if spec.by_key else None
-        return DistanceVectors(spec, keys, parts.pop(0) if spec.by_query else None)
+        made = self._ops.computed(self.of_distances(distances))
+        parts = list(made.chunk(made.shape[1] // distances.shape[1], 1))
+        of_keys = parts.pop(0) if spec.by_key else None
+        return DistanceVectors(spec, of_keys, parts.pop(0) if spec.by_query else None)
 
     def weights(self, prefix: str) -> Weights:
         names = self._spec.names

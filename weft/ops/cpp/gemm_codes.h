@@ -63,7 +63,7 @@ struct CodesProduct {
 
 // ---------------------------------------------------------------- one step of k, by kind of codes
 
-// What a step of k adds to the sums: R rows times codes w of four inputs. `kLow`: none is above 128.
+// What a step of k adds to the sums: R rows times codes of four inputs. `kLow`: none is above 128.
 template <bool kLow, int R, int V>
 WEFT_INLINE void add_four(I32 (&sums)[R][V], const int8_t* a, const I32 (&codes)[V]) {
 #pragma GCC unroll 6

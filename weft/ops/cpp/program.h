@@ -214,9 +214,9 @@ struct Guesses {
 //          the upper two of each
 //   kI2    [panel] a head, then [in / 16][kPanel][4] bytes: inputs i, i + 4, i + 8, i + 12 from the
 //          lowest two bits upwards, codes 0..3
-//   kI3    [panel] a head, then [in / 32][3][kPanel][4] bytes, codes 0..7 or indices in a table: their
-//          lower two bits as in kI2, in two rows of 16 inputs; then a byte with the upper bits of
-//          inputs i, i + 4, .. i + 28
+//   kI3    [panel] a head, then [in / 32][3][kPanel][4] bytes, codes 0..7 or indices in a table:
+//          their lower two bits as in kI2, in two rows of 16 inputs; then a byte with the upper
+//          bits of inputs i, i + 4, .. i + 28
 //   kI16   [panel] a head of scales, [in / kShortGroup][kPanel] float, then [in / 2][kPanel][2]
 //          shorts: w = scale * short
 //
@@ -227,7 +227,16 @@ struct Guesses {
 //   kScaleF32, F16, Bf16   [groups][m][kPanel]
 //   kScaleCoarse           [in / kCoarse][m][kPanel] half floats, then [groups][m][kPanel] signed
 //                          bytes: their product, times `unit`
-enum WeightFormat : int64_t { kF32 = 0, kBf16 = 1, kI8 = 2, kI4 = 3, kI16 = 4, kI6 = 5, kI2 = 6, kI3 = 7 };
+enum WeightFormat : int64_t {
+  kF32 = 0,
+  kBf16 = 1,
+  kI8 = 2,
+  kI4 = 3,
+  kI16 = 4,
+  kI6 = 5,
+  kI2 = 6,
+  kI3 = 7,
+};
 enum ScaleType : int64_t { kScaleF32 = 0, kScaleF16 = 1, kScaleBf16 = 2, kScaleCoarse = 3 };
 
 constexpr int kPanel = 32;   // outputs of a panel

@@ -158,7 +158,9 @@ class TextPairs:
         if not self._is_embedding:
             inputs = list(zip(self._paired, right.texts, strict=True))
         tokens = await encoded(self._context, inputs, body, param=right.name, names=names)
-        sides: list[Side] = ["query"] * self.first + ["document"] * len(right.texts)
+        query: Side = "query"
+        document: Side = "document"
+        sides = [query] * self.first + [document] * len(right.texts)
         tokens = marked(self._context, self._pools, inputs, tokens, sides, right.name)
         return start(self._context, request, body, tokens, PoolingParams())
 
