@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ def world_of(**changes: object) -> Recorder:
     return Recorder(settings(page_size=8, copies_pages=True, **changes))
 
 
-def computed(world: Recorder, prompt: list[int], **sampling: object) -> tuple[int, int]:
+def computed(world: Recorder, prompt: list[int], **sampling: Any) -> tuple[int, int]:
     """Where the first step of a request begins, and how many tokens it copies."""
     num_before = len(world.plans)
     world.send(prompt, max_new_tokens=4, ignore_eos=True, **sampling)

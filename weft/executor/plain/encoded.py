@@ -35,7 +35,7 @@ class TorchEncoded:
         queries = q.view(-1, heads, head_dim)
         self._queries[layer] = queries
         pieces = []
-        for row, of_row in zip(self._rows, queries.split(self._lens), strict=True):
+        for row, of_row in zip(self._rows, queries.split_with_sizes(self._lens), strict=True):
             pieces.append(
                 F.scaled_dot_product_attention(
                     of_row.transpose(0, 1).float(),

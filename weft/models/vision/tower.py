@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from weft.arrays import IntArray
-from weft.models.layers.encoder import BidirectionalAttention
 from weft.models.layers.weight import Weights
 from weft.ops.elementwise import rotary_angles
 from weft.ops.encoder import EncoderOps
@@ -87,14 +86,18 @@ class PlaneRotation:
         self.axes = torch.arange(2).repeat_interleave(quarter)
 
 
-class TowerAttention(BidirectionalAttention, Protocol):
-    """`BidirectionalAttention` for the rows of a part: rows attend within their own segment."""
+class TowerAttention(Protocol):
+    """The attention of the rows of a part: rows attend within their own segment."""
 
     def prepare(self, lens: Sequence[int], places: IntArray | None = None) -> None:
         """Set the lengths of the segments into which the rows of the next parts are divided.
 
         `places` [3, T] int32: the positions that rotate queries and keys; None: unchanged.
         """
+        ...
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        """qkv [T, 3 heads D] (may be overwritten) -> [T, heads D]."""
         ...
 
 

@@ -377,7 +377,8 @@ def _four_signs(words: NDArray[np.uint32]) -> Bytes:
     them, from its lowest bit on."""
     shifts = np.array([0, 7, 14, 21], dtype=np.uint32)
     sevens = (words[:, :, None] >> shifts) & np.uint32(0x7F)
-    return _SIGNS_OF_SEVEN[sevens.reshape(len(words), -1)]
+    signs: Bytes = _SIGNS_OF_SEVEN[sevens.reshape(len(words), -1)]
+    return signs
 
 
 def _signed(vectors: NDArray[Any], signs: Bytes, shift: int) -> Bytes:
@@ -441,7 +442,8 @@ def _signs_of_seven() -> Bytes:
     """[128] seven signs, and an eighth with which the number of ones is even."""
     sevens = np.arange(128, dtype=np.uint8)
     ones = np.unpackbits(sevens[:, None], axis=1).sum(axis=1, dtype=np.uint8)
-    return sevens | ((ones & ONE_BIT) << np.uint8(7))
+    signs: Bytes = sevens | ((ones & ONE_BIT) << np.uint8(7))
+    return signs
 
 
 _SIGNS_OF_SEVEN = _signs_of_seven()

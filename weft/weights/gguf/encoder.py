@@ -91,7 +91,7 @@ class EncoderContent(GgufFile):
 
     def _joined(self, name: str, tensors: Mapping[str, TensorEntry]) -> TensorEntry:
         """Queries, keys and values, one below the other. Raises BadCheckpoint."""
-        parts = []
+        parts: list[TensorEntry] = []
         for kind in QKV:
             entry = tensors.get(name.replace(".attn_q.", f".{kind}."))
             first = parts[0] if parts else entry

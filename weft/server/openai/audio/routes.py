@@ -199,11 +199,15 @@ async def _stream(texts: AsyncIterator[str], usage: Callable[[], Usage]) -> ASGI
     """The answer as events; `usage` is asked after the last text. An error before the first event
     is an answer of its own."""
     events = _events(texts, usage)
-    first = await while_client_waits(anext(events))
+    first = await while_client_waits(_first(events))
     headers = {"cache-control": "no-cache"}
     return StreamingResponse(
         _survived(first, events), media_type="text/event-stream", headers=headers
     )
+
+
+async def _first(events: AsyncIterator[bytes]) -> bytes:
+    return await anext(events)
 
 
 async def _survived(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
