@@ -214,12 +214,13 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 FAMILIES |= EXPERT_FAMILIES
 # Six heads: their slopes are those of eight and of four.
-ALIBI = {"hidden_size": 96, "n_head": 6, "n_layer": 4}
-MPT = {"d_model": 96, "n_heads": 6, "n_layers": 4, "max_seq_len": 128}
+ALIBI = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 6}
+EVEN = {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False}
+MPT = {**ALIBI, "max_seq_len": 128}
 FALCON = {"ffn_hidden_size": 96, "rope_parameters": PLAIN}
 FAMILIES |= {
     "bloom": ("Bloom", ALIBI),
-    "bloom-even": ("Bloom", {**ALIBI, "n_head": 4, "tie_word_embeddings": False}),
+    "bloom-even": ("Bloom", {**ALIBI, **EVEN}),
     "mpt": ("Mpt", {**MPT, "attn_config": {"softmax_scale": 0.3}}),
     "falcon": ("Falcon", FALCON),
     "falcon-new": ("Falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),

@@ -1,5 +1,5 @@
-"""Transcripts over HTTP, before a tiny Whisper with all the files of a checkpoint: tokens, times and
-segments are those that transformers computes."""
+"""Transcripts over HTTP, before a tiny Whisper with all the files of a checkpoint: tokens, times
+and segments are those that transformers computes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,6 @@ def _bloom(config: Config) -> DecoderSpec:
         attention=AttentionSpec(
             rope=None,
             alibi=MOST,
-            kv_heads=size(config, "num_attention_heads"),
             qkv_bias=True,
             out_bias=True,
         ),
@@ -66,7 +65,6 @@ def _mpt(config: Config) -> DecoderSpec:
     layer = LayerSpec(
         attention=AttentionSpec(
             rope=None,
-            kv_heads=size(config, "num_attention_heads"),
             alibi=MOST,
             scale=get(attention, "softmax_scale", float, 0.0),
         ),

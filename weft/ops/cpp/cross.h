@@ -1,5 +1,5 @@
-// Attention to the vectors of an encoder, whose keys and values are written once for a request: keys
-// as columns, so that a lane is a position, and values as rows.
+// Attention to the vectors of an encoder, whose keys and values are written once for a request:
+// keys as columns, so that a lane is a position, and values as rows.
 //
 // A work item is one head of one token. Its result depends on nothing else, whichever thread takes
 // it.

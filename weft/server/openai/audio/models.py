@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SpeechForm:
     """What a form asks for, beside its file."""
 
