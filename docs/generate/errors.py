@@ -51,8 +51,9 @@ def texts(package: Path, roots: tuple[str, ...]) -> list[ErrorText]:
     makers = _makers(sources, roots)
     found: dict[tuple[str, str], ErrorText] = {}
     for source in sources:
+        written = _returned(source.tree)
         for function in _functions(source.tree):
-            for one in _of_function(function, makers):
+            for one in _of_function(function, makers, written):
                 found.setdefault((source.module, one.text), one._replace(module=source.module))
     return list(found.values())
 
@@ -87,7 +88,20 @@ def _functions(tree: ast.Module) -> Iterator[ast.AST]:
             yield node
 
 
-def _of_function(function: ast.AST, makers: set[str]) -> Iterator[ErrorText]:
+def _returned(tree: ast.Module) -> dict[str, list[str]]:
+    """By the name of each function of a module, the texts that it returns: others write the whole
+    message of an error."""
+    found: dict[str, list[str]] = {}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+            found[function.name] = [_text(one, {}) for one in returns if one is not None]
+    return found
+
+
+def _of_function(
+    function: ast.AST, makers: set[str], written: Mapping[str, list[str]]
+) -> Iterator[ErrorText]:
     assigned: dict[str, ast.expr] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -99,6 +113,10 @@ def _of_function(function: ast.AST, makers: set[str]) -> Iterator[ErrorText]:
             continue
         given = [*node.args, *(one.value for one in node.keywords if one.arg == "message")]
         candidates = [_text(one, assigned) for one in given]
+        for one in given:
+            if isinstance(one, ast.Call) and _name(one.func) not in makers:
+                texts_of = [text for text in written.get(_name(one.func), []) if " " in text]
+                yield from (ErrorText(text, 0, "") for text in texts_of)
         # The text has spaces; other arguments are names of fields and numbers.
         best = max((one for one in candidates if " " in one.strip(". ")), key=len, default="")
         if best:

@@ -18,8 +18,7 @@ STATUS = re.compile(r"(?:ApiError\(|status=)\s*([45]\d\d)\b")
 IN_PARTS = {
     "there is no command ...",
     "unknown option ...",
-    "... is ...; ... is expected",
-    "--port ...: ...",
+    "... is ...; a whole number is expected",
 }
 
 
@@ -72,6 +71,8 @@ def test_texts_are_found_in_every_form(errors: ModuleType, tmp_path: Path) -> No
     (tmp_path / "part.py").write_text(
         "class Own(SettingsError): pass\n"
         'FULL = Own("it is full")\n'
+        'def _why(port: int) -> str: return f"port {port} is taken"\n'
+        "def listen(port: int) -> None: raise Own(_why(port))\n"
         "def wrong(name: str) -> Own:\n"
         '    return Own(f"{name} is wrong " f"here")\n'
         "def work(name: str) -> None:\n"
@@ -80,7 +81,11 @@ def test_texts_are_found_in_every_form(errors: ModuleType, tmp_path: Path) -> No
         "utf-8",
     )
     commands = errors.texts(tmp_path, errors.OF_COMMANDS)
-    assert [one.text for one in commands] == ["it is full", "... is wrong here"]
+    assert [one.text for one in commands] == [
+        "it is full",
+        "port ... is taken",
+        "... is wrong here",
+    ]
     assert errors.texts(tmp_path, errors.OF_REQUESTS) == [("no ... is there", 404, "part")]
 
 
