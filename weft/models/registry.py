@@ -127,6 +127,6 @@ def make_model(
         )
     module, _, name = address.partition(":")
     make = getattr(import_module(module), name)
-    given = {"states": states, "encoded": encoded, "kept": kept}
-    more = {name: part for name, part in given.items() if part is not None}
+    parts = {"states": states, "encoded": encoded, "kept": kept}
+    more = {name: part for name, part in parts.items() if part is not None}
     return cast(DecoderModel, make(config, ops, **more))

@@ -81,8 +81,8 @@ class HeadPrograms:
         self._ops.begin(capacity)
         states = self._states
         width = states.kept.shape[1] if is_first else states.carried.shape[1]
-        given = self._ops.recorder.buffer(width)
-        args = abi.TakeRowsArgs(size=width, out=given.data_ptr(), out_stride=given.stride(0))
+        received = self._ops.recorder.buffer(width)
+        args = abi.TakeRowsArgs(size=width, out=received.data_ptr(), out_stride=received.stride(0))
         if is_first:
             args.kept = states.kept.data_ptr()
             args.kept_stride = states.kept.stride(0)
@@ -91,5 +91,5 @@ class HeadPrograms:
         self._ops.recorder.add(args)
         # A program takes tokens and positions from its step.
         nothing = torch.empty(0, dtype=torch.int64)
-        output = self._model.forward(nothing, nothing, self._attention, given, is_first=is_first)
-        return SizedProgram(self._ops.finish(), capacity, given, output)
+        output = self._model.forward(nothing, nothing, self._attention, received, is_first=is_first)
+        return SizedProgram(self._ops.finish(), capacity, received, output)

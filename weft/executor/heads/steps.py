@@ -50,15 +50,15 @@ class HeadSteps:
         self._attention.prepare(batch)
         carried = self._states.carried
         if is_first:
-            given = self._states.kept[batch.slots]
+            received = self._states.kept[batch.slots]
         else:
             rows = torch.from_numpy(batch.rows).to(carried.device)
-            given = carried[rows]
+            received = carried[rows]
         hidden = self._model.forward(
             inputs.tokens,
             inputs.positions,
             self._attention,
-            given.to(self._dtype),
+            received.to(self._dtype),
             is_first=is_first,
         )
         if not len(inputs.last):

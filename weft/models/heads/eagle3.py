@@ -41,8 +41,6 @@ class Eagle3:
         kv_heads, head_dim = config.kv_shape(0)
         self._ops = ops
         self._spec = spec
-        self._hidden = hidden
-        self._vocab_size = embedding.shape[0]
         self._embedding = embedding
         self._ids = ids
         self._spread = spread
@@ -78,25 +76,26 @@ class Eagle3:
         tokens: Tensor,
         positions: Tensor,
         attention: PagedAttention,
-        given: Tensor,
+        received: Tensor,
         *,
         is_first: bool,
     ) -> Tensor:
         ops = self._ops
-        state = given
+        hidden = self._embedding.shape[1]
+        state = received
         if is_first:
-            state = ops.computed(self._fc(given))
+            state = ops.computed(self._fc(received))
         embedded = ops.computed(self._embedding.with_ops(ops, tokens))
-        both = ops.space(embedded, 2 * self._hidden)
-        first = both[:, : self._hidden]
-        second = both[:, self._hidden :]
+        both = ops.space(embedded, 2 * hidden)
+        first = both[:, :hidden]
+        second = both[:, hidden:]
         ops.copy(_one_piece(embedded), _one_piece(first))
         ops.copy(_one_piece(state), _one_piece(second))
         ops.norm_in_place(first, self._embedding_norm.norm)
         ops.norm_in_place(second, self._state_norm.norm)
         x = state
         if self._spec.adds_to_normed:
-            x = ops.space(state, self._hidden)
+            x = ops.space(state, hidden)
             ops.copy(_one_piece(second), _one_piece(x))
         qkv = ops.computed(self._qkv(both))
         x = x + self._out(attention.forward(qkv, self._heads, 0))
@@ -108,7 +107,7 @@ class Eagle3:
         logits = self._head(self._norm(rows), places)
         if self._ids is None:
             return logits
-        return self._spread(logits, self._ids, self._vocab_size)
+        return self._spread(logits, self._ids, self._embedding.shape[0])
 
     def weights(self) -> Weights:
         layer = self._spec.layer

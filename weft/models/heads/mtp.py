@@ -51,13 +51,13 @@ class Mtp:
         tokens: Tensor,
         positions: Tensor,
         attention: PagedAttention,
-        given: Tensor,
+        received: Tensor,
         *,
         is_first: bool,
     ) -> Tensor:
         ops = self._ops
         norm = self._model_norm if is_first else self._norm.norm
-        state = given if norm is None else ops.computed(ops.norm(given, norm))
+        state = received if norm is None else ops.computed(ops.norm(received, norm))
         embedded = ops.computed(self._embedding.with_ops(ops, tokens))
         both = ops.space(embedded, 2 * self._hidden)
         first = both[:, : self._hidden]

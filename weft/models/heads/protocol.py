@@ -28,14 +28,14 @@ class HeadModel(Protocol):
         tokens: Tensor,
         positions: Tensor,
         attention: PagedAttention,
-        given: Tensor,
+        received: Tensor,
         *,
         is_first: bool,
     ) -> Tensor:
-        """Run the tokens of one pass, [T] -> [T, hidden], which a later pass may be given.
+        """Run the tokens of one pass, [T] -> [T, hidden], which a later pass may get.
 
-        `given`: in the first pass what was kept of the model's step, [T, width]; in later ones what
-        this function has returned for the token before, [T, hidden]. It may be overwritten.
+        `received`: in the first pass what was kept of the model's step, [T, width]; in later ones
+        what this function has returned for the token before, [T, hidden]. It may be overwritten.
         """
         ...
 

@@ -26,7 +26,7 @@ MAX_JOINED_BYTES = 256_000_000
 QKV = ("attn_q", "attn_k", "attn_v")
 
 
-class Segment(NamedTuple):
+class FilePiece(NamedTuple):
     """Bytes at a place after the end of the file."""
 
     begin: int
@@ -41,7 +41,7 @@ class EncoderContent(GgufFile):
     def __init__(self, path: Path, label: str = "") -> None:
         """Raises BadCheckpoint and UnsupportedModel."""
         super().__init__(path, label)
-        self._segments: list[Segment] = []
+        self._segments: list[FilePiece] = []
         self._end = self.num_bytes
         try:
             self.entries = self._renamed()
@@ -110,7 +110,7 @@ class EncoderContent(GgufFile):
             parts.append(entry)
         begin = self._end
         for entry in parts:
-            self._append(Segment(self._end, entry.num_bytes, entry.start))
+            self._append(FilePiece(self._end, entry.num_bytes, entry.start))
         num_rows = sum(entry.shape[0] for entry in parts)
         return parts[0]._replace(
             shape=(num_rows, *parts[0].shape[1:]), start=begin, num_bytes=self._end - begin
@@ -138,11 +138,11 @@ class EncoderContent(GgufFile):
             super().read_into(entry.start, memoryview(data))
             pieces.append(np.frombuffer(data, np.uint8).reshape(out_size, num_colours, 1, -1))
         begin = self._end
-        self._append(Segment(begin, num_bytes, 0, np.concatenate(pieces, axis=2).tobytes()))
+        self._append(FilePiece(begin, num_bytes, 0, np.concatenate(pieces, axis=2).tobytes()))
         shape = (out_size, num_colours, len(frames), *first.shape[2:])
         return first._replace(shape=shape, start=begin, num_bytes=num_bytes)
 
-    def _append(self, segment: Segment) -> None:
+    def _append(self, segment: FilePiece) -> None:
         self._segments.append(segment)
         self._end += segment.num_bytes
 
