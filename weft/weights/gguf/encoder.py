@@ -171,19 +171,19 @@ def _is_swapped(tensors: Mapping[str, TensorEntry]) -> bool:
 def _tower_name(name: str, projector: Projector, swaps: bool, metadata: JsonMapping) -> str:
     """The tower's name of a tensor; "": it has none."""
     base, _, kind = name.rpartition(".")
-    for whole in (name, base):
-        if whole in projector.outside:
-            return projector.outside[whole] + (f".{kind}" if whole == base else "")
-    place, _, rest = base.partition(".blk.")
+    for known in (name, base):
+        if known in projector.outside:
+            return projector.outside[known] + (f".{kind}" if known == base else "")
+    group, _, rest = base.partition(".blk.")
     layer, _, part = rest.partition(".")
-    if place == "v" and layer.isascii() and layer.isdigit():
+    if group == "v" and layer.isascii() and layer.isdigit():
         if swaps:
             part = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}.get(part, part)
         ours = projector.parts.get(part, "")
         return f"{projector.layers}.{int(layer)}.{ours}.{kind}" if ours else ""
-    place, _, rest = base.partition(".deepstack.")
+    group, _, rest = base.partition(".deepstack.")
     layer, _, part = rest.partition(".")
-    if place == "v" and layer.isascii() and layer.isdigit() and part in projector.deep:
+    if group == "v" and layer.isascii() and layer.isdigit() and part in projector.deep:
         index = _deep_layers(metadata).get(int(layer))
         if index is not None:
             return f"visual.deepstack_merger_list.{index}.{projector.deep[part]}.{kind}"
