@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from tests.docs.helm_templates import render
 from tests.docs.kubernetes_schemas import schema_of

@@ -201,9 +201,9 @@ def test_a_batch_asks_several_models_and_lines_for_others_have_errors(house: Hou
     """Models are loaded for it; one that is unloaded, and an adapter that is removed meanwhile,
     cost only the lines that name what is not there any more."""
     models = ["nano", "twin", "nano:sea", "gone", "nano:gone", "vectors"]
-    lines = []
+    lines: list[dict[str, Any]] = []
     for index in range(60):
-        body = {"model": models[index % len(models)], "prompt": PROMPT, "max_tokens": 4}
+        body: dict[str, Any] = {"model": models[index % len(models)], "prompt": PROMPT, "max_tokens": 4}
         body |= {"ignore_eos": True, "temperature": 0}
         lines.append({"custom_id": f"c{index}", "url": "/v1/completions", "body": body})
     expected = {model: house.text(model, max_tokens=4) for model in models[:3]}

@@ -154,7 +154,7 @@ class Driver:
     @property
     def steps(self) -> DecoderSteps:
         """What computes those steps that are not fused."""
-        steps = self.runner.steps
+        steps: ModelSteps | None = self.runner.steps
         if isinstance(steps, CpuFusedSteps):
             steps = steps._otherwise
         assert isinstance(steps, DecoderSteps)

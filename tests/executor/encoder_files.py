@@ -179,8 +179,8 @@ def tensors_of(seeing: Seeing, halves: Halves) -> dict[str, Stored]:
                 found[theirs + ending] = tensor[:, :, frame]
             continue
         if ".attn_qkv." in theirs and seeing.projector.startswith("qwen2"):
-            for kind, part in zip("qkv", tensor.chunk(3), strict=True):
-                found[theirs.replace("attn_qkv", f"attn_{kind}")] = part
+            for letter, third in zip("qkv", tensor.chunk(3), strict=True):
+                found[theirs.replace("attn_qkv", f"attn_{letter}")] = third
             continue
         found[theirs] = tensor
     return {name: plain(tensor.contiguous()) for name, tensor in found.items()}

@@ -296,7 +296,7 @@ def changed(encoder: Path, **changes: Any) -> Path:
     return write_gguf(encoder, keys, {"v.post_ln.weight": plain(torch.ones(4))})
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another kind": ({"projector_type": "ldp"}, "projector_type is 'ldp', which is not supported"),
     "another decoder": (
         {"projector_type": "gemma3"},
@@ -356,7 +356,10 @@ def test_an_encoder_of_another_model_beside_a_file_is_left_out(files: tuple[Path
 
 def test_tensors_that_cannot_be_joined_are_named(files: tuple[Path, Path]) -> None:
     _, encoder = files
-    keys = {"general.architecture": "clip", "clip.projector_type": "qwen2.5vl_merger"}
+    keys: dict[str, Any] = {
+        "general.architecture": "clip",
+        "clip.projector_type": "qwen2.5vl_merger",
+    }
     keys["clip.vision.attention.head_count"] = 2
     tensors = {f"v.blk.0.attn_{part}.weight": plain(torch.ones(8, 8)) for part in "qk"}
     for more in ({}, {"v.blk.0.attn_v.weight": plain(torch.ones(8, 8).half())}):

@@ -13,8 +13,8 @@ from typing import Any
 
 import anyio
 import uvicorn
-from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver import MCPServer  # type: ignore[import-not-found]
+from mcp.server.mcpserver.exceptions import ToolError  # type: ignore[import-not-found]
 from starlette.middleware.cors import CORSMiddleware
 
 WAIT_S = 30.0

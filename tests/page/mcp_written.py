@@ -64,10 +64,10 @@ class Handler(BaseHTTPRequestHandler):
             result["serverInfo"] = {"name": "written", "version": "1"}
             self._json(message["id"], {"result": result}, {SESSION: session})
             return
-        session = self.headers.get(SESSION)
-        if session is None or self.headers.get("mcp-protocol-version") != VERSION:
+        named = self.headers.get(SESSION)
+        if named is None or self.headers.get("mcp-protocol-version") != VERSION:
             self._answer(400, b"")
-        elif session not in self.state.sessions:
+        elif named not in self.state.sessions:
             self._answer(404, b"")
         else:
             self._served(message)

@@ -24,6 +24,7 @@ END = 257
 TIMES = range(FIRST_TIME, FIRST_TIME + speaking.NUM_POSITIONS + 1)
 # A model with random weights writes times where it should not.
 NO_TIMES = [*speaking.SUPPRESSED, *TIMES]
+WORDS_AND_SEGMENTS: dict[str, Any] = {"timestamp_granularities[]": ["word", "segment"]}
 
 
 class Spoken(NamedTuple):
@@ -136,7 +137,7 @@ def test_words_begin_and_end_when_transformers_says(spoken: Spoken) -> None:
             language="en",
             temperature="0",
             response_format="verbose_json",
-            **{"timestamp_granularities[]": ["word", "segment"]},
+            **WORDS_AND_SEGMENTS,
         ).json()
         # The end of a token in time is what transformers keeps of it.
         ends = [

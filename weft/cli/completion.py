@@ -74,7 +74,9 @@ def tree() -> Tree:
     from weft.cli.main import VERBS
     from weft.cli.topics import TOPICS
 
-    nodes = {(): Following([*VERBS, "help"], {"--help": (), "--version": ()})}
+    nodes: dict[tuple[str, ...], Following] = {
+        (): Following([*VERBS, "help"], {"--help": (), "--version": ()})
+    }
     for verb in VERBS:
         nodes[verb,] = Following()
         if verb not in WITHOUT_OPTIONS:
@@ -85,12 +87,13 @@ def tree() -> Tree:
     nodes["bench",].words = [*BENCHES]
     for name in BENCHES:
         nodes["bench", name] = Following(options=_options_of("bench", name, "--help", "all"))
+    common: dict[str, tuple[str, ...]]
     common = dict.fromkeys(("--url", "--admin-key", "--model", "--json", "--help"), ())
     for command in [*COMMANDS, *other_commands()]:
         words = ("ctl", *command.words.split())
         _add_words(nodes, words)
         own = [one.name for one in arguments_of(command) if one.name.startswith("--")]
-        nodes[words].options = common | dict.fromkeys(own, ())
+        nodes[words].options = {**common, **dict.fromkeys(own, ())}
     return nodes
 
 
@@ -110,7 +113,7 @@ def _options_of(*argv: str) -> dict[str, tuple[str, ...]]:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         main(argv)
-    found = {"--help": ()}
+    found: dict[str, tuple[str, ...]] = {"--help": ()}
     for name, values in _OPTION.findall(printed.getvalue()):
         found[name] = tuple(values.split("|")) if values else ()
         if found[name] == ("on", "off"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def labelled(paths: Iterable[Path]) -> dict[str, Path]:
 
 def open_contents(
     stack: ExitStack, paths: Mapping[str, Path]
-) -> list[FileContent] | list[GgufContent | EncoderContent]:
+) -> Sequence[FileContent] | Sequence[GgufContent | EncoderContent]:
     """Open the files `paths`, by their labels for error messages; `stack` closes them. All are of
     one format.
 
@@ -50,4 +50,5 @@ def open_contents(
             metadata = parts[0].header.metadata
         parts.append(stack.enter_context(GgufContent(path, name, metadata)))
     check_split(parts)
-    return [*parts, *encoders]
+    both: list[GgufContent | EncoderContent] = [*parts, *encoders]
+    return both

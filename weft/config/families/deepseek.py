@@ -241,7 +241,7 @@ def _gguf_yarn(keys: ArchitectureKeys, found: Found) -> JsonObject:
 def _gguf_mistral4(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """Mistral 4. Its queries grow with their position."""
     more = _gguf_deepseek2(keys, found)
-    rope = more.get("rope_parameters", found["rope_parameters"])
+    rope: JsonObject = more.get("rope_parameters") or found["rope_parameters"]
     growth = keys.number("attention.temperature_scale", float, 0.0)
     return {
         **more,
