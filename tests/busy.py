@@ -1,5 +1,5 @@
-"""Runs the tests that read clocks, or start threads, processes or servers, beside busy processes: none
-may depend on how fast the machine is.
+"""Runs the tests that read clocks, or start threads, processes or servers, beside busy processes:
+none may depend on how fast the machine is.
 
     python -m tests.busy [--loops 30] [--minutes 60] [--list] [PATH ...]
 

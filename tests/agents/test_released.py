@@ -1,4 +1,5 @@
-"""A released coding agent does its task, if it is there: `scripts/agents --install codex` fetches it.
+"""A released coding agent does its task, if it is there: `scripts/agents --install codex` fetches
+it.
 
 With `--all` it is fetched here, if that takes no longer than a minute.
 """

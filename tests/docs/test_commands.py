@@ -75,7 +75,8 @@ def test_a_wrong_command_is_noticed(nodes: Tree, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "`weft bench nothing`, `weft bench offline --wrkload w1` and `weft srve x`\n"
-        "```sh\nweft serve weft-nano --port 1   # weft chat --none\nA=b weft chat --kv-toknes 1\n```\n",
+        "```sh\nweft serve weft-nano --port 1   # weft chat --none\n"
+        "A=b weft chat --kv-toknes 1\n```\n",
         "utf-8",
     )
     assert [fault(one, nodes) for one in commands(page)] == [

@@ -73,7 +73,7 @@ def test_a_prefix_is_cached_for_the_same_sound_alone(llm: LLM) -> None:
     one = asked(speaking.sound(12_345, 1), prompt)
     other = asked(speaking.sound(12_345, 2), prompt)
     assert llm.generate([one], GREEDY)[0].cached_tokens == 0
-    assert llm.generate([one], GREEDY)[0].cached_tokens == 20
+    assert llm.generate([one], GREEDY)[0].cached_tokens >= 20
     assert llm.generate([other], GREEDY)[0].cached_tokens == 0
 
 

@@ -215,8 +215,8 @@ def _with_encoder(
         said = file.header.metadata
         shapes = {name: entry.shape for name, entry in file.header.tensors.items()}
         keys = ClipKeys(str(encoder), said, shapes)
-        whole = with_encoder(keys, said, metadata, config)
-        return whole, projector_of(keys.label, said).settings(keys)
+        config_json = with_encoder(keys, said, metadata, config)
+        return config_json, projector_of(keys.label, said).settings(keys)
 
 
 def _tokenizer(

@@ -245,10 +245,12 @@ def adapter_passes(table: AdapterTable | None) -> list[Pass]:
     return [] if table is None else [AdapterPass(table)]
 
 
-def copy_passes(pool: KVPool, others: Sequence[Tensor] = ()) -> list[Pass]:
-    """The pass that copies K and V, and what `others` keep, between slots of all layers; none if
-    some layers have slots of their own."""
-    return [] if pool.has_windows else [CopyPass([*pool.tensors, *others])]
+def copy_passes(spec: RunnerSpec, pool: KVPool, others: Sequence[Tensor] = ()) -> list[Pass]:
+    """The pass that copies K and V, and what `others` keep, between slots, if plans may ask for
+    it."""
+    if not spec.engine.page_copies or spec.engine.page_size <= 1 or pool.has_windows:
+        return []
+    return [CopyPass([*pool.tensors, *others])]
 
 
 def media_passes(

@@ -41,10 +41,10 @@ class ClipKeys:
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """A value below `clip.vision.`. Raises BadCheckpoint."""
-        return self.whole(VISION + key, kind, default)
+        return self.value(VISION + key, kind, default)
 
-    def whole(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The value of a whole key. Raises BadCheckpoint."""
+    def value(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """The value of a full key. Raises BadCheckpoint."""
         value = self._metadata.get(key)
         if value is None:
             if default is None:
@@ -101,9 +101,9 @@ class ClipKeys:
 
     def activation(self, gelu: str) -> str:
         """The activation of layers; `gelu`: the one that the family means by gelu."""
-        if self.whole("clip.use_silu", bool, False):
+        if self.value("clip.use_silu", bool, False):
             return "silu"
-        return gelu if self.whole("clip.use_gelu", bool, False) else "quick_gelu"
+        return gelu if self.value("clip.use_gelu", bool, False) else "quick_gelu"
 
     def eps(self) -> float:
         return self.get("attention.layer_norm_epsilon", float)
@@ -262,7 +262,7 @@ def _pixtral(keys: ClipKeys, found: JsonMapping) -> JsonObject:
         "image_size": keys.image_size,
         "patch_size": keys.get("patch_size", int),
         "hidden_act": keys.activation("gelu"),
-        "rope_theta": keys.whole("clip.rope.freq_base", float, 10_000.0),
+        "rope_theta": keys.value("clip.rope.freq_base", float, 10_000.0),
     }
     kinds = {"Ministral3ForCausalLM": "ministral3"}
     [text] = found["architectures"]

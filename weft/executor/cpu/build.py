@@ -183,7 +183,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         *media_passes(spec, rows, tower, encoded_pool),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
-        *copy_passes(pool, [] if memory is None else [memory.states.kept]),
+        *copy_passes(spec, pool, [] if memory is None else [memory.states.kept]),
         *split(spec.engine, unsplit, model=model, attention=attention, rows=rows, experts=experts),
         *counting(experts, fused.compute_all if steps is fused else None),
     ]

@@ -161,7 +161,7 @@ def build_decoder(spec: RunnerSpec, gpu: Gpu) -> TorchRunner:
     passes = [
         *media_passes(spec, rows, tower),
         *adapter_passes(adapters),
-        *copy_passes(pool),
+        *copy_passes(spec, pool),
         *split(
             spec.engine, eager, model=model, attention=kernels.attention, rows=rows, experts=experts
         ),

@@ -127,14 +127,14 @@ class StateGroup:
         for row_index, length, owner in wanted:
             row = int(rows[row_index])
             start = int(starts[row_index])
-            slot = self._slot_for_copy(row, start, owner)
-            if slot is None:
+            free = self._slot_for_copy(row, start, owner)
+            if free is None:
                 continue
-            self._kept.setdefault(row, []).append(KeptCopy(length, slot))
+            self._kept.setdefault(row, []).append(KeptCopy(length, free))
             self.num_kept += 1
             kept_rows.append(row_index)
             kept_lens.append(length - start)
-            kept_slots.append(slot)
+            kept_slots.append(free)
         self._sources[rows] = writes
         # Later steps run after this one, so they may overwrite what it reads.
         for node in self._begun:

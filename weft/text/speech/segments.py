@@ -14,7 +14,7 @@ from typing import NamedTuple
 from weft.text.speech.vocabulary import FRAMES_PER_TIME, TIME_STEP_S, SpeechTokens
 
 
-class Segment(NamedTuple):
+class SpokenSegment(NamedTuple):
     start_s: float
     end_s: float
     ids: tuple[int, ...]  # with those of its times
@@ -24,7 +24,7 @@ class Segment(NamedTuple):
 class CutWindow(NamedTuple):
     """The segments of the output of a window, and the frames to the beginning of the next one."""
 
-    segments: list[Segment]
+    segments: list[SpokenSegment]
     num_frames: int
 
 
@@ -36,7 +36,7 @@ def cut(output: Sequence[int], tokens: SpeechTokens, begin_s: float, num_frames:
     # A segment ends where one time follows another.
     borders = [i for i in range(1, len(output)) if is_time[i - 1] and is_time[i]]
     if not borders:
-        return CutWindow([_whole(output, tokens, begin_s, num_frames)], num_frames)
+        return CutWindow([_undivided(output, tokens, begin_s, num_frames)], num_frames)
     # A time after text, and nothing after it: no more is said in the window.
     is_complete = is_time[-2:] == [False, True]
     ends = [*borders, len(output)] if is_complete else borders
@@ -45,7 +45,9 @@ def cut(output: Sequence[int], tokens: SpeechTokens, begin_s: float, num_frames:
     for end in ends:
         ids = tuple(output[begin:end])
         start_s = begin_s + (ids[0] - first) * TIME_STEP_S
-        segments.append(Segment(start_s, begin_s + (ids[-1] - first) * TIME_STEP_S, ids, begin))
+        segments.append(
+            SpokenSegment(start_s, begin_s + (ids[-1] - first) * TIME_STEP_S, ids, begin)
+        )
         begin = end
     if is_complete:
         return CutWindow(segments, num_frames)
@@ -54,10 +56,12 @@ def cut(output: Sequence[int], tokens: SpeechTokens, begin_s: float, num_frames:
     return CutWindow(segments, skipped if 0 < skipped <= num_frames else num_frames)
 
 
-def _whole(output: Sequence[int], tokens: SpeechTokens, begin_s: float, num_frames: int) -> Segment:
+def _undivided(
+    output: Sequence[int], tokens: SpeechTokens, begin_s: float, num_frames: int
+) -> SpokenSegment:
     """One segment, up to the last time in it, or to the end of the window."""
     length = num_frames // FRAMES_PER_TIME
     times = [id - tokens.first_timestamp for id in output if id >= tokens.first_timestamp]
     if times and times[-1]:
         length = times[-1]
-    return Segment(begin_s, begin_s + length * TIME_STEP_S, tuple(output), 0)
+    return SpokenSegment(begin_s, begin_s + length * TIME_STEP_S, tuple(output), 0)

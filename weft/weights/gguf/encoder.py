@@ -26,7 +26,7 @@ MAX_JOINED_BYTES = 256_000_000
 QKV = ("attn_q", "attn_k", "attn_v")
 
 
-class Segment(NamedTuple):
+class FilePiece(NamedTuple):
     """Bytes at a place after the end of the file."""
 
     begin: int
@@ -41,7 +41,7 @@ class EncoderContent(GgufFile):
     def __init__(self, path: Path, label: str = "") -> None:
         """Raises BadCheckpoint and UnsupportedModel."""
         super().__init__(path, label)
-        self._segments: list[Segment] = []
+        self._segments: list[FilePiece] = []
         self._end = self.num_bytes
         try:
             self.entries = self._renamed()
@@ -110,7 +110,7 @@ class EncoderContent(GgufFile):
             parts.append(entry)
         begin = self._end
         for entry in parts:
-            self._append(Segment(self._end, entry.num_bytes, entry.start))
+            self._append(FilePiece(self._end, entry.num_bytes, entry.start))
         num_rows = sum(entry.shape[0] for entry in parts)
         return parts[0]._replace(
             shape=(num_rows, *parts[0].shape[1:]), start=begin, num_bytes=self._end - begin
@@ -138,11 +138,11 @@ class EncoderContent(GgufFile):
             super().read_into(entry.start, memoryview(data))
             pieces.append(np.frombuffer(data, np.uint8).reshape(out_size, num_colours, 1, -1))
         begin = self._end
-        self._append(Segment(begin, num_bytes, 0, np.concatenate(pieces, axis=2).tobytes()))
+        self._append(FilePiece(begin, num_bytes, 0, np.concatenate(pieces, axis=2).tobytes()))
         shape = (out_size, num_colours, len(frames), *first.shape[2:])
         return first._replace(shape=shape, start=begin, num_bytes=num_bytes)
 
-    def _append(self, segment: Segment) -> None:
+    def _append(self, segment: FilePiece) -> None:
         self._segments.append(segment)
         self._end += segment.num_bytes
 
@@ -171,19 +171,19 @@ def _is_swapped(tensors: Mapping[str, TensorEntry]) -> bool:
 def _tower_name(name: str, projector: Projector, swaps: bool, metadata: JsonMapping) -> str:
     """The tower's name of a tensor; "": it has none."""
     base, _, kind = name.rpartition(".")
-    for whole in (name, base):
-        if whole in projector.outside:
-            return projector.outside[whole] + (f".{kind}" if whole == base else "")
-    place, _, rest = base.partition(".blk.")
+    for known in (name, base):
+        if known in projector.outside:
+            return projector.outside[known] + (f".{kind}" if known == base else "")
+    group, _, rest = base.partition(".blk.")
     layer, _, part = rest.partition(".")
-    if place == "v" and layer.isascii() and layer.isdigit():
+    if group == "v" and layer.isascii() and layer.isdigit():
         if swaps:
             part = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}.get(part, part)
         ours = projector.parts.get(part, "")
         return f"{projector.layers}.{int(layer)}.{ours}.{kind}" if ours else ""
-    place, _, rest = base.partition(".deepstack.")
+    group, _, rest = base.partition(".deepstack.")
     layer, _, part = rest.partition(".")
-    if place == "v" and layer.isascii() and layer.isdigit() and part in projector.deep:
+    if group == "v" and layer.isascii() and layer.isdigit() and part in projector.deep:
         index = _deep_layers(metadata).get(int(layer))
         if index is not None:
             return f"visual.deepstack_merger_list.{index}.{projector.deep[part]}.{kind}"

@@ -29,7 +29,7 @@ from weft.server.openai.audio.models import (
     Usage,
     VerboseTranscription,
 )
-from weft.server.openai.audio.windows import Asked, Delta, Transcriber, Window
+from weft.server.openai.audio.windows import NewText, SpeechTask, Transcriber, Window
 from weft.server.operation import post
 from weft.server.requests import common_request, request_name, sharing_of
 from weft.text.media.placing import ReadyMedia
@@ -97,7 +97,7 @@ async def _collected(media: ServedMedia, sound: ReadyMedia, work: Transcriber) -
         return [one async for one in work.windows() if isinstance(one, Window)]
 
 
-def _asked(context: ServerContext, form: SpeechForm, tokens: SpeechTokens) -> Asked:
+def _asked(context: ServerContext, form: SpeechForm, tokens: SpeechTokens) -> SpeechTask:
     """Raises `ApiError` for what the model does not know."""
     if form.task == TRANSLATE and not tokens.is_multilingual:
         raise ApiError(400, "this model knows English alone: it translates nothing", param="model")
@@ -114,7 +114,7 @@ def _asked(context: ServerContext, form: SpeechForm, tokens: SpeechTokens) -> As
         if any(id >= tokens.end for id in prompt):
             raise ApiError(400, "prompt has special tokens of the model", param="prompt")
     is_detailed = form.response_format == "verbose_json"
-    return Asked(
+    return SpeechTask(
         task=form.task,
         language=language,
         prompt=prompt,
@@ -223,7 +223,7 @@ async def _survived(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator
 async def _texts(media: ServedMedia, sound: ReadyMedia, work: Transcriber) -> AsyncIterator[str]:
     with media.holding(sound, "file"):
         async for one in work.windows(with_deltas=True):
-            if isinstance(one, Delta):
+            if isinstance(one, NewText):
                 yield one.text
 
 

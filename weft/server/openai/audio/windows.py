@@ -33,7 +33,7 @@ from weft.server.context import ServerContext
 from weft.server.errors import failed
 from weft.server.requests import submit
 from weft.text.media.whisper import window
-from weft.text.speech.segments import Segment, cut
+from weft.text.speech.segments import SpokenSegment, cut
 from weft.text.speech.vocabulary import FRAMES_PER_TIME, TIME_STEP_S, SpeechTokens
 from weft.text.speech.words import Word, token_times, words_of
 
@@ -49,7 +49,7 @@ MOST_OVERLAPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SpeechTask:
     """What a client wants to know of a sound."""
 
     task: str
@@ -61,14 +61,14 @@ class Asked:
     with_quality: bool  # each window has the probability that nobody speaks
 
 
-class Quality(NamedTuple):
+class AnswerQuality(NamedTuple):
     temperature: float
     logprob: float  # average of its tokens
     compression: float
     no_speech: float  # probability; 0: unknown
 
 
-class Delta(NamedTuple):
+class NewText(NamedTuple):
     """New text of a window that is still being written."""
 
     text: str
@@ -79,9 +79,9 @@ class Window(NamedTuple):
 
     begin: int  # frame of the sound
     language: str
-    segments: list[Segment]
+    segments: list[SpokenSegment]
     texts: list[str]  # of the segments
-    quality: Quality
+    quality: AnswerQuality
     words: list[Word]
 
 
@@ -104,7 +104,7 @@ class Transcriber:
         common: GenerateRequest,
         tokens: SpeechTokens,
         sound: MediaItem,
-        asked: Asked,
+        asked: SpeechTask,
     ) -> None:
         self._context = context
         self._common = common
@@ -118,7 +118,7 @@ class Transcriber:
         # The next window begins at a time in the one before.
         self._with_times = asked.with_times or self.num_frames > 2 * sound.num_heard
 
-    async def windows(self, *, with_deltas: bool = False) -> AsyncIterator[Delta | Window]:
+    async def windows(self, *, with_deltas: bool = False) -> AsyncIterator[NewText | Window]:
         """The windows in order; with their text while it comes, if `with_deltas`: token by token,
         or by segments, because what follows the last of these is heard again. Raises `ApiError` and
         whatever a request can raise."""
@@ -132,16 +132,16 @@ class Transcriber:
             num_frames = min(longest, self.num_frames - begin)
             no_speech = await self._look(heard, before)
             found: Ran | None = None
-            quality = Quality(0.0, 0.0, 0.0, no_speech)
+            quality = AnswerQuality(0.0, 0.0, 0.0, no_speech)
             prompt = self._prompt(before)
             async for step in self._answers(heard, prompt, no_speech, with_deltas=by_token):
-                if isinstance(step, Delta):
+                if isinstance(step, NewText):
                     yield step
                 else:
                     found, quality = step
             assert found is not None, "a window without an answer"
             skipped = num_frames
-            segments: list[Segment] = []
+            segments: list[SpokenSegment] = []
             if not self._is_silence(quality):
                 begin_s = begin / FRAMES_PER_S
                 segments, skipped = cut(found.ids, self._tokens, begin_s, num_frames)
@@ -152,7 +152,7 @@ class Transcriber:
             texts = [self._text(one.ids) for one in segments]
             if with_deltas and not by_token:
                 for text in texts:
-                    yield Delta(text)
+                    yield NewText(text)
             yield Window(begin, self._language, segments, texts, quality, words)
             before = self._before(before, segments, quality)
             num_left -= 1
@@ -185,7 +185,7 @@ class Transcriber:
 
     async def _answers(
         self, heard: MediaItem, prompt: list[int], no_speech: float, *, with_deltas: bool
-    ) -> AsyncIterator[Delta | tuple[Ran, Quality]]:
+    ) -> AsyncIterator[NewText | tuple[Ran, AnswerQuality]]:
         """The answer for a window, after its deltas: the first that looks right."""
         asked = self._asked.temperature
         temperatures = TEMPERATURES if asked is None and not with_deltas else (asked or 0.0,)
@@ -200,19 +200,19 @@ class Transcriber:
             message = self._request(heard, prompt, sampling)
             ran: Ran | None = None
             async for step in self._steps(message, with_deltas=with_deltas):
-                if isinstance(step, Delta):
+                if isinstance(step, NewText):
                     yield step
                 else:
                     ran = step
             assert ran is not None, "a request without an end"
             text = self._text(ran.ids)
-            quality = Quality(temperature, ran.logprob, _compression(text), no_speech)
+            quality = AnswerQuality(temperature, ran.logprob, _compression(text), no_speech)
             is_last = temperature == temperatures[-1]
             if is_last or self._is_silence(quality) or _looks_right(quality):
                 yield ran, quality
                 return
 
-    def _is_silence(self, quality: Quality) -> bool:
+    def _is_silence(self, quality: AnswerQuality) -> bool:
         """Whether an answer is dropped, because probably nobody speaks. Only if the temperature may
         change: a client that sets it gets what the model writes."""
         if self._asked.temperature is not None:
@@ -224,7 +224,7 @@ class Transcriber:
         heard: MediaItem,
         prompt: list[int],
         output: Ran,
-        segments: Sequence[Segment],
+        segments: Sequence[SpokenSegment],
         begin: int,
         num_frames: int,
     ) -> list[Word]:
@@ -272,7 +272,7 @@ class Transcriber:
         return list(before[-most:])
 
     def _before(
-        self, before: list[int], segments: Sequence[Segment], quality: Quality
+        self, before: list[int], segments: Sequence[SpokenSegment], quality: AnswerQuality
     ) -> list[int]:
         """The text before the next window."""
         if quality.temperature >= KEEPS_CONTEXT_BELOW:
@@ -297,7 +297,7 @@ class Transcriber:
 
     async def _steps(
         self, message: GenerateRequest, *, with_deltas: bool
-    ) -> AsyncIterator[Delta | Ran]:
+    ) -> AsyncIterator[NewText | Ran]:
         """The output of a request, after its deltas. Raises `ApiError`."""
         ids: list[int] = []
         logprobs: list[float] = []
@@ -313,12 +313,12 @@ class Transcriber:
                     logprobs += [one.logprob for one in delta.logprobs]
                     text = "".join(map(detokenizer.push, self._tokens.text_of(delta.token_ids)))
                     if with_deltas and text:
-                        yield Delta(text)
+                        yield NewText(text)
                     if delta.end is not None and delta.end.status >= 400:
                         raise failed(delta.end.status, delta.end.message, delta.end.retry_after_s)
         rest = detokenizer.flush()
         if with_deltas and rest:
-            yield Delta(rest)
+            yield NewText(rest)
         outputs = generation.completions[0].aux_outputs
         weights = [one for one in outputs if isinstance(one, HeardWeightsPiece)]
         is_complete = bool(ids) and ids[-1] == self._tokens.end
@@ -348,5 +348,5 @@ def _compression(text: str) -> float:
     return len(data) / len(zlib.compress(data)) if data else 0.0
 
 
-def _looks_right(quality: Quality) -> bool:
+def _looks_right(quality: AnswerQuality) -> bool:
     return quality.compression <= MAX_COMPRESSION and quality.logprob >= LEAST_LOGPROB
