@@ -118,12 +118,12 @@ class StateGroup:
         kept_slots: list[int] = []
         for row_index, length, owner in undo:
             row = int(rows[row_index])
-            slot = int(self.allocator.alloc(1, owner)[0])
-            self._undo.setdefault(row, []).append(KeptCopy(length, slot))
+            before_draft = int(self.allocator.alloc(1, owner)[0])
+            self._undo.setdefault(row, []).append(KeptCopy(length, before_draft))
             self.num_undo += 1
             kept_rows.append(row_index)
             kept_lens.append(length - int(starts[row_index]))
-            kept_slots.append(slot)
+            kept_slots.append(before_draft)
         for row_index, length, owner in wanted:
             row = int(rows[row_index])
             start = int(starts[row_index])
