@@ -1,4 +1,4 @@
-"""Random heads for weft-nano, as their makers write them: what they guess is nearly always wrong."""
+"""Random heads for weft-nano, as their makers write them: nearly all that they guess is wrong."""
 
 from __future__ import annotations
 

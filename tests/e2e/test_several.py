@@ -203,7 +203,11 @@ def test_a_batch_asks_several_models_and_lines_for_others_have_errors(house: Hou
     models = ["nano", "twin", "nano:sea", "gone", "nano:gone", "vectors"]
     lines: list[dict[str, Any]] = []
     for index in range(60):
-        body: dict[str, Any] = {"model": models[index % len(models)], "prompt": PROMPT, "max_tokens": 4}
+        body: dict[str, Any] = {
+            "model": models[index % len(models)],
+            "prompt": PROMPT,
+            "max_tokens": 4,
+        }
         body |= {"ignore_eos": True, "temperature": 0}
         lines.append({"custom_id": f"c{index}", "url": "/v1/completions", "body": body})
     expected = {model: house.text(model, max_tokens=4) for model in models[:3]}

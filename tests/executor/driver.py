@@ -16,7 +16,7 @@ from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
 from weft.executor.cpu.fused_step import CpuFusedSteps
-from weft.executor.runner import DecoderSteps, TorchRunner
+from weft.executor.runner import DecoderSteps, ModelSteps, TorchRunner
 from weft.executor.wire.followers import Ranks
 from weft.plan.logits import LogitOp, in_order
 from weft.plan.outputs import AuxRequest, SampledLogprobs, SampledLogprobsRequest

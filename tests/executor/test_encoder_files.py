@@ -24,10 +24,9 @@ from tests.executor.encoder_files import (
 )
 from tests.executor.gguf_files import plain, write_gguf
 from tests.executor.gguf_models import described
-from tests.models.pictures import make_with_pictures
+from tests.models.pictures import make_pixtral, make_with_pictures
 from tests.models.qwen_seeing import make_qwen
 from tests.models.seeing import Prompt, SeeingServed
-from tests.models.test_pixtral import make_pixtral
 from weft.assemble.checkpoint import check_files
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError
 from weft.config.options import SettingsError

@@ -96,3 +96,37 @@ def features(model: Any, pixels: torch.Tensor) -> torch.Tensor:
     if isinstance(found, list | tuple):
         (found,) = found
     return found.reshape(-1, found.shape[-1])  # type: ignore[no-any-return]
+
+
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "image_size": 64,
+    "patch_size": 4,
+    "rope_parameters": {"rope_type": "axial", "rope_theta": 1000.0},
+}
+
+
+def make_pixtral(name: str, folder: Path) -> Checkpoint:
+    shared: dict[str, Any] = {"image_token_index": IMAGE_TOKEN, "attn_implementation": "eager"}
+    text = {**TEXT, "model_type": "mistral", "pad_token_id": 0, "sliding_window": None}
+    if name == "llava":
+        # The last layer is not looked at.
+        llava = transformers.LlavaConfig(
+            text_config=text,
+            vision_config={**PIXTRAL, "hidden_act": "silu"},
+            vision_feature_layer=-2,
+            vision_feature_select_strategy="full",
+            **shared,
+        )
+        return saved(transformers.LlavaForConditionalGeneration(llava), folder)
+    config = transformers.Mistral3Config(
+        text_config=text,
+        vision_config={**PIXTRAL, "hidden_act": "gelu"},
+        tie_word_embeddings=False,
+        **shared,
+    )
+    return saved(transformers.Mistral3ForConditionalGeneration(config), folder)

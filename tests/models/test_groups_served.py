@@ -1,5 +1,6 @@
 """Models whose layers have memory of their own, or scores that depend on distances, served: windows
-that keep no more than they see, states, and the tokens of transformers whatever the cache and the scheduler do."""
+that keep no more than they see, states, and the tokens of transformers whatever the cache and the
+scheduler do."""
 
 from __future__ import annotations
 

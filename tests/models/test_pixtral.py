@@ -8,7 +8,7 @@ import json
 import random
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.models.many import Checkpoint, saved
-from tests.models.pictures import IMAGE_TOKEN, TEXT
+from tests.models.many import Checkpoint
+from tests.models.pictures import IMAGE_TOKEN, PIXTRAL, make_pixtral
 from tests.models.seeing import NUM_NEW, SeeingServed
 from weft.arrays import FloatArray
 from weft.config.model import ModelConfig
@@ -37,40 +37,8 @@ from weft.weights.load import load_weights, unread_of
 CPU = torch.device("cpu")
 BREAK = 301
 END = 302
-VISION = {
-    "model_type": "pixtral",
-    "hidden_size": 48,
-    "intermediate_size": 72,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "image_size": 64,
-    "patch_size": 4,
-    "rope_parameters": {"rope_type": "axial", "rope_theta": 1000.0},
-}
 SIDES = {"llava": 4, "mistral3": 8}  # pixels of a token
 GRIDS = [(1, 4, 5), (1, 1, 2), (1, 2, 9), (1, 6, 1)]
-
-
-def make_pixtral(name: str, folder: Path) -> Checkpoint:
-    shared: dict[str, Any] = {"image_token_index": IMAGE_TOKEN, "attn_implementation": "eager"}
-    text = {**TEXT, "model_type": "mistral", "pad_token_id": 0, "sliding_window": None}
-    if name == "llava":
-        # The last layer is not looked at.
-        llava = transformers.LlavaConfig(
-            text_config=text,
-            vision_config={**VISION, "hidden_act": "silu"},
-            vision_feature_layer=-2,
-            vision_feature_select_strategy="full",
-            **shared,
-        )
-        return saved(transformers.LlavaForConditionalGeneration(llava), folder)
-    config = transformers.Mistral3Config(
-        text_config=text,
-        vision_config={**VISION, "hidden_act": "gelu"},
-        tie_word_embeddings=False,
-        **shared,
-    )
-    return saved(transformers.Mistral3ForConditionalGeneration(config), folder)
 
 
 @pytest.fixture(scope="module", params=SIDES)

@@ -66,7 +66,7 @@ def normed_sum(ops: Ops, x: Tensor) -> Tensor:
 def norm_of_columns(ops: Ops, x: Tensor) -> Tensor:
     size = x.shape[1]
     y = ops.computed(ops.linear(x, weight_of(ops, size, (3 * size,))))
-    ops.norm_in_place(y[:, size : 2 * size], norm_of(size))
+    ops.norm_overwrites(y[:, size : 2 * size], norm_of(size))
     return y
 
 

@@ -420,5 +420,5 @@ def test_sparse_vectors_are_indices_and_values(sparse):
 def test_only_models_with_marks_know_kinds_of_inputs(bert):
     server, _ = bert
     refused(
-        server.post("/v1/embeddings", input="one", input_type="query"), 400, "input_type is given"
+        server.post("/v1/embeddings", input="one", input_type="query"), 400, "input_type is set"
     )

@@ -163,13 +163,14 @@ CASED = (
 )
 ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
 KIMI = "|".join(
     (
         r"""[\p{Han}]+""",
-        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"""
-        + f"{ENDINGS}?",
-        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"""
-        + f"{ENDINGS}?",
+        f"{_BEFORE}{_UPPER}*{_LOWER}+{ENDINGS}?",
+        f"{_BEFORE}{_UPPER}+{_LOWER}*{ENDINGS}?",
         r"""\p{N}{1,3}""",
         r""" ?[^\s\p{L}\p{N}]+[\r\n]*""",
         r"""\s*[\r\n]+""",
@@ -195,7 +196,8 @@ EXPRESSIONS = {
     "minimax-m2": (_O200K,),
     "exaone-moe": (
         ENDINGS
-        + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+        + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+        + r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "lfm2"), (_LIKE_LLAMA,)),
     **dict.fromkeys(("gpt-4o", "llama4"), (_O200K,)),

@@ -87,7 +87,7 @@ class DisentangledSpec:
 class ClassifierSpec:
     """out(norm(activation(dense(x)))), of the first token or of the mean of all."""
 
-    dense: str  # whole names of modules in checkpoints
+    dense: str  # full names of modules in checkpoints
     out: str
     activation: str = "tanh"
     dense_bias: bool = True
@@ -100,7 +100,7 @@ class VocabularySpec:
     """The head of masked language models: out(norm(activation(dense(x)))), a number for each token
     of the vocabulary."""
 
-    dense: str  # whole names in checkpoints
+    dense: str  # full names in checkpoints
     norm: str
     out: str  # of the matrix, if it is not that of the embedding
     bias: str  # of the tensor with a number for each token; "": there is none
@@ -111,7 +111,7 @@ class VocabularySpec:
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpec:
     names: EncoderNames = EncoderNames()
-    base: str = "bert"  # prefix of the base model in checkpoints of whole models
+    base: str = "bert"  # prefix of the base model in checkpoints of full models
     layers: tuple[EncoderLayerSpec, ...] = (EncoderLayerSpec(),)  # repeated, as in a decoder
     activation: str = "gelu"
     is_gated: bool = False

@@ -3,7 +3,7 @@ have computed. What a checkpoint says of one, as a `ModelConfig` with one layer.
 
     EAGLE-3   a layer of Llama over [embedding, state]; a state is made of three layers' outputs,
               and after the first guess it is the head's own output. arXiv:2503.01840
-    MTP       a layer of the model's own kind behind its last one, in the model's own checkpoint;
+    MTP       a layer of the model's own kind after its last one, in the model's own checkpoint;
               of several, only the first is read. arXiv:2412.19437
 """
 
@@ -25,7 +25,7 @@ SPECULATORS = "speculators_model_type"
 KEPT_BYTES = 2  # of a value of a hidden state that is kept for a head: bfloat16
 
 
-class Target(NamedTuple):
+class TargetSizes(NamedTuple):
     """The sizes of the model that a head guesses for."""
 
     num_layers: int
@@ -130,7 +130,7 @@ def is_head(config: JsonMapping) -> bool:
     return isinstance(names, list) and any(name in EAGLE3_CLASSES for name in names)
 
 
-def mtp_spec(names: Collection[str], target: Target) -> HeadSpec | None:
+def mtp_spec(names: Collection[str], target: TargetSizes) -> HeadSpec | None:
     """The MTP layer of a checkpoint with tensors of these `names`; None: there is none that weft
     knows."""
     for each in MTP_NAMES:
@@ -168,7 +168,7 @@ def eagle3_layer(config: JsonMapping) -> dict[str, Any]:
     }
 
 
-def eagle3_spec(config: JsonMapping, target: Target) -> HeadSpec:
+def eagle3_spec(config: JsonMapping, target: TargetSizes) -> HeadSpec:
     """What the head of this `config.json` reads of its model. Raises `UnsupportedModel`."""
     is_speculators = SPECULATORS in config
     reads = _reads(config, target.num_layers)

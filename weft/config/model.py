@@ -16,7 +16,7 @@ from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, QkNor
 from weft.config.encoder_spec import EncoderSpec
 from weft.config.families.family import Family
 from weft.config.families.table import FAMILIES
-from weft.config.heads import HeadSpec, Target, eagle3_layer, eagle3_spec, is_head, mtp_spec
+from weft.config.heads import HeadSpec, TargetSizes, eagle3_layer, eagle3_spec, is_head, mtp_spec
 from weft.config.model_errors import (
     BadCheckpoint,
     BadConfig,
@@ -101,7 +101,7 @@ class ModelConfig:
     counted: ParameterCount | None = None  # the weights of such a model
     # The encoder of pictures, videos or sounds beside the decoder; None: none, or left out.
     vision: TowerSpec | None = None
-    num_ahead: int = 0  # layers for speculation behind the last one, in the same checkpoint
+    num_ahead: int = 0  # layers for speculation after the last one, in the same checkpoint
     # What a head that guesses for another model reads; None: this is a model of its own.
     head: HeadSpec | None = None
 
@@ -432,12 +432,12 @@ class ModelConfig:
         )
 
     @property
-    def as_target(self) -> Target:
+    def as_target(self) -> TargetSizes:
         """What a head that guesses for the model needs to know of it."""
-        return Target(self.num_layers, self.hidden_size, self.vocab_size)
+        return TargetSizes(self.num_layers, self.hidden_size, self.vocab_size)
 
     def mtp(self, names: Collection[str]) -> ModelConfig | None:
-        """The MTP layer behind this model in a checkpoint with tensors of these `names`, which has
+        """The MTP layer after this model in a checkpoint with tensors of these `names`, which has
         the mechanisms of the last layer with attention; None without one."""
         spec = mtp_spec(names, self.as_target)
         if spec is None or self.decoder.norm.has_mean:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from weft.config.decoder import LatentSpec, MlpSpec, MoeSpec
 from weft.config.model import DTYPES, ModelConfig
 
-# Kernels keep whole blocks of ranks, inputs and outputs.
+# Kernels keep full blocks of ranks, inputs and outputs.
 RANK_STEP = 16
 IN_STEP = 64
 OUT_STEP = 32

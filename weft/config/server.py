@@ -21,7 +21,7 @@ class ServerConfig:
     )
     served_model_name: str = option(
         "",
-        "name in the API; the model's own name if not given",
+        "name in the API; without it, the model's own name",
         group="server",
         everyday=True,
         elsewhere=("alias",),

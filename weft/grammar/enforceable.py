@@ -261,7 +261,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _with_whole(value: Any) -> Any:
-    """A value whose whole numbers are written without a fraction, which takes digits."""
+    """A value whose integers are written without a fraction, which takes digits."""
     if isinstance(value, dict):
         return {name: _with_whole(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -294,15 +294,15 @@ def _is_tie(value: float) -> bool:
 def _as_read(value: float) -> float:
     """The double that the library reads for a number as JSON writes it.
 
-    It takes the digits as a whole number, and multiplies it with a power of ten, or divides it by
+    It takes the digits as a integer, and multiplies it with a power of ten, or divides it by
     one. Each of the three may be rounded, so that of many digits the last may be another.
     """
     if isinstance(value, int):
         return float(value)
     _, digits, exponent = Decimal(repr(value)).as_tuple()
-    whole = float("".join(map(str, digits)))
+    integer = float("".join(map(str, digits)))
     power = float(f"1e{abs(int(exponent))}")
-    read = whole / power if int(exponent) < 0 else whole * power
+    read = integer / power if int(exponent) < 0 else integer * power
     return math.copysign(read, value)
 
 

@@ -1,4 +1,4 @@
-"""Encoders of texts, whose tokens attend to the whole prompt, or to a window on both sides: BERT,
+"""Encoders of texts, whose tokens attend to the full prompt, or to a window on both sides: BERT,
 and families that are described like it (`config/encoder_spec.py`)."""
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _leaf(name: str) -> str:
 
 
 def _named(projection: Linear, name: str) -> Weights:
-    """The weights of a projection, by its whole name in checkpoints."""
+    """The weights of a projection, by its full name in checkpoints."""
     # `Linear.weights` writes a dot between prefix and name, and the prefix may be empty here.
     for weight in projection.weights(name.rpartition(".")[0]):
         yield weight._replace(name=weight.name.lstrip("."))

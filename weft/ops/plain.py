@@ -594,7 +594,7 @@ class PlainOps(TorchWeights):
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, *norm)
 
-    def norm_in_place(self, x: Tensor, norm: Norm) -> None:
+    def norm_overwrites(self, x: Tensor, norm: Norm) -> None:
         x.copy_(rms_norm(x, *norm))
 
     def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:

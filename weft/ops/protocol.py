@@ -239,7 +239,7 @@ class Ops(Protocol):
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor: ...
 
-    def norm_in_place(self, x: Tensor, norm: Norm) -> None:
+    def norm_overwrites(self, x: Tensor, norm: Norm) -> None:
         """Replace x, a tensor or a slice of columns, by norm(x)."""
         ...
 

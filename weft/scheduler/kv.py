@@ -145,7 +145,7 @@ class KvPrefixes:
 
 class PageCopies:
     """What requests copy of pages that they share in part (`memory/accounting/part_pages.py`): a
-    few tokens behind their cached prefixes, in their first steps."""
+    few tokens after their cached prefixes, in their first steps."""
 
     def __init__(self, parts: PartPages, rows: RowTable, columns: Columns) -> None:
         self.parts = parts
@@ -198,7 +198,7 @@ class PageCopies:
             self.parts.inserted_by(inserted.handle, request.message.tenant)
 
     def released(self, request: Request, inserted: Inserted | None) -> bool:
-        """A request gives up its row; its whole pages are in the cache if they were `inserted`.
+        """A request gives up its row; its full pages are in the cache if they were `inserted`.
         Returns whether the page after them is kept, which has known tokens in a part of it."""
         row = request.row
         self._chosen.pop(row, None)
@@ -225,7 +225,7 @@ class PageCopies:
 
 class KvMemory:
     """`groups`: layers with memory of their own, which share `pins` and report their
-    `resume_states`. `part_pages`: None if requests share whole pages alone. For
+    `resume_states`. `part_pages`: None if requests share full pages alone. For
     `keeps_items_unsplit` see `KvPrefixes`, for `repeats_runs` `KvRoom`."""
 
     def __init__(

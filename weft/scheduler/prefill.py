@@ -508,7 +508,7 @@ class PrefillScheduler:
         return QueueWalk(self._num_queue_walks, now, picked, self._kv, self._queue.is_overdue)
 
     def _note_unready(self, request: Request) -> None:
-        """A waiting request could not run if it had its turn."""
+        """A waiting request could not run if it were chosen."""
         if request.spec.num_before != self._num_come:
             request.spec = request.spec._replace(num_before=self._num_come)
 

@@ -60,7 +60,7 @@ class RequestSpec(NamedTuple):
     arrival_s: float
     goes_first: bool  # before all other requests, though it never ran
     # Requests that had come before it could run: more than at its arrival if it has waited for
-    # something else than its turn, such as its grammar.
+    # something else than the others before it, such as its grammar.
     num_before: int
     # What the prefix cache compares instead of the first token ids: up to the last token of a
     # picture, a video or a sound; empty if the prompt has none.

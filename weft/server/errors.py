@@ -172,7 +172,7 @@ def translated(exc: BaseException) -> ApiError:
 
 
 def _too_long(message: str) -> str:
-    """The message of ContextExceeded behind OpenAI's words, whose number has no commas."""
+    """The message of ContextExceeded after OpenAI's words, whose number has no commas."""
     found = _SIZES["context"].search(message)
     if found is None:
         return f"{TOO_LONG} is exceeded: {message}"

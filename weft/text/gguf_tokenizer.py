@@ -96,7 +96,7 @@ _DIGITS = {"type": "Digits", "individual_digits": True}
 
 
 def _split(*expressions: str, has_digits: bool = False) -> list[JsonObject]:
-    """Split by each expression in turn: each one splits the pieces of the previous one.
+    """Split by each expression: each one splits the pieces of the previous one.
     `has_digits`: then into single digits."""
     splitters = [
         {

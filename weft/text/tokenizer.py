@@ -122,11 +122,11 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        return self._special_id("bos_token")
+        return self.token_id(self.special_tokens.get("bos_token", ""))
 
     @property
     def eos_token_id(self) -> int | None:
-        return self._special_id("eos_token")
+        return self.token_id(self.special_tokens.get("eos_token", ""))
 
     @property
     def opening_ids(self) -> list[int]:
@@ -407,15 +407,9 @@ class Tokenizer:
         return self._pieces[token].decode("utf-8", "replace")
 
     def token_id(self, content: str) -> int | None:
-        """The id of a whole token; None if there is none."""
+        """The id of the token with this text; None if there is none."""
         found: int | None = self._backend.token_to_id(content)
         return found
-
-    def _special_id(self, name: str) -> int | None:
-        content = self.special_tokens.get(name)
-        if content is None:
-            return None
-        return self._backend.token_to_id(content)
 
     def _check_lens(self, texts: Sequence[str], context_len: int) -> None:
         """Refuse a text with more characters than `context_len` tokens can have."""

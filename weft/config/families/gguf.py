@@ -40,7 +40,7 @@ class ArchitectureKeys(Protocol):
         ...
 
     def num_rows(self, tensor: str) -> int:
-        """The number of rows of a tensor outside of the layers, by its whole name."""
+        """The number of rows of a tensor outside of the layers, by its full name."""
         ...
 
     def short_and_long_factors(self) -> tuple[Sequence[float], Sequence[float]]:

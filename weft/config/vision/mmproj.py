@@ -168,7 +168,7 @@ class Projector:
     parts: Mapping[str, str]  # names in a layer: the file's → the tower's
     outside: Mapping[str, str]  # names outside of layers
     has_pairs: bool = False  # rotated pairs of queries and keys are consecutive rows
-    joins_qkv: bool = False  # the tower reads queries, keys and values as one tensor
+    merges_qkv: bool = False  # the tower reads queries, keys and values as one tensor
     deep: Mapping[str, str] = field(default_factory=dict)  # names of `v.deepstack.N`
 
 
@@ -225,7 +225,7 @@ def _is_clip(keys: ClipKeys) -> bool:
 
 
 def _llava(keys: ClipKeys, found: JsonMapping) -> JsonObject:
-    # Converters leave out the layers behind the one whose output is used.
+    # Converters leave out the layers after the one whose output is used.
     kind = "clip_vision_model" if _is_clip(keys) else "siglip_vision_model"
     gelu = "gelu" if _is_clip(keys) else "gelu_pytorch_tanh"
     texts = {"Qwen2ForCausalLM": "qwen2", "MistralForCausalLM": "mistral"}
@@ -421,7 +421,7 @@ PROJECTORS = {
         layers="visual.blocks",
         parts={**_QWEN_PARTS, "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
         outside=_QWEN2_OUTSIDE,
-        joins_qkv=True,
+        merges_qkv=True,
     ),
     "qwen2.5vl_merger": Projector(
         models={"qwen2vl": "Qwen2_5_VLForConditionalGeneration"},
@@ -430,7 +430,7 @@ PROJECTORS = {
         layers="visual.blocks",
         parts={**_QWEN_PARTS, "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
         outside=_QWEN2_OUTSIDE,
-        joins_qkv=True,
+        merges_qkv=True,
     ),
     "qwen3vl_merger": Projector(
         models={

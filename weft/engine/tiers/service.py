@@ -43,7 +43,7 @@ class TierService(Service):
 
     @property
     def block_len(self) -> int:
-        """Tokens per block: only whole blocks are stored."""
+        """Tokens per block: only full blocks are stored."""
         return self._settings.block_len
 
     def wake_at(self) -> float:

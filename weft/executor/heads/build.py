@@ -103,7 +103,7 @@ def guessable_ids(
     if offsets.shape != places.shape or offsets.is_floating_point():
         raise BadCheckpoint(
             f"{OFFSETS} in {folder} is {offsets.dtype} {list(offsets.shape)}; "
-            f"{spec.num_logits:,} whole numbers are expected"
+            f"{spec.num_logits:,} integers are expected"
         )
     ids = places + offsets.long()
     is_rising = bool((ids[1:] > ids[:-1]).all())

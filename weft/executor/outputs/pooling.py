@@ -171,7 +171,7 @@ class Pooler:
         found = []
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             largest: Tensor | None = None
-            # A few tokens at a time: each has a number for the whole vocabulary.
+            # A few tokens at a time: each has a number for the full vocabulary.
             for first in range(start, end, TOKENS_AT_ONCE):
                 places = np.arange(first, min(first + TOKENS_AT_ONCE, end))
                 numbers = self._logits(hidden, on(hidden, places)).amax(0)

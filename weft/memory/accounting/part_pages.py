@@ -1,7 +1,7 @@
 """Pages of which a request can use only the first tokens: these are copied into a page of its own,
 instead of being computed again.
 
-The prefix cache shares whole pages. Two sequences rarely part at the border of a page, and hardly
+The prefix cache shares full pages. Two sequences rarely part at the border of a page, and hardly
 any sequence ends at one. Two kinds of pages have the next tokens of a request:
 
     cached sequence    | page | page | a b c d |      a node below the end of the matched prefix
@@ -55,7 +55,7 @@ class PartPages(Holder):
         self._allocator = allocator
         self._page_bytes = cache.tree.step
         self._most = max(allocator.num_pages // POOL_PART, 1)
-        # By the node that has the whole pages before, the least recently used first.
+        # By the node that has the full pages before, the least recently used first.
         self._ends: OrderedDict[Node, EndPage] = OrderedDict()
         self._tenants: dict[Node, str] = {}  # of the requests that have computed a node
         self.num_owned = 0
@@ -86,7 +86,7 @@ class PartPages(Holder):
         self._tenants[node] = tenant
 
     def keep(self, node: Node, end: EndPage) -> None:
-        """Take the last page of a sequence whose whole pages end at `node`."""
+        """Take the last page of a sequence whose full pages end at `node`."""
         self.trimmed(node)
         if len(self._ends) == self._most:
             self.give_up(1)

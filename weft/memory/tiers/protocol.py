@@ -26,7 +26,7 @@ from weft.memory.prefix_cache import NO_PAGES, CacheKey
 class Sought(NamedTuple):
     """The stored part of the beginning of a sequence."""
 
-    num_tokens: int  # whole blocks, from the first token to where it can be resumed
+    num_tokens: int  # full blocks, from the first token to where it can be resumed
     read_s: float  # expected time to read the part that the caller lacks
 
 
@@ -36,7 +36,7 @@ NOT_STORED = Sought(0, 0.0)
 class Present(NamedTuple):
     """The part of a sequence that is stored or being written."""
 
-    num_tokens: int  # of its beginning, whole blocks
+    num_tokens: int  # of its beginning, full blocks
     can_resume: bool = True  # whether a resume state allows to resume it there
 
 
@@ -125,7 +125,7 @@ class Tiers(Mover, Protocol):
         ...
 
     def lacks(self, key: CacheKey) -> Present:
-        """The part of a sequence, in whole blocks, that need not be written."""
+        """The part of a sequence, in full blocks, that need not be written."""
         ...
 
     def fetch(

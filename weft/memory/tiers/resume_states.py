@@ -5,7 +5,7 @@ between memory and a store.
         windows    the tail before the end of the last page       pages of one window
         neither    a sequence can be resumed after every page     nothing
 
-    A store has resume states only after whole blocks. This module knows nodes of the radix tree and
+    A store has resume states only after full blocks. This module knows nodes of the radix tree and
     numbers of tokens, never a request.
 """
 
@@ -61,7 +61,7 @@ class ResumeStates(Protocol):
         ...
 
     def resumable_lengths(self, cache: RadixCache, key: CacheKey, block_len: int) -> list[int]:
-        """The lengths in whole blocks, shortest first, at which the cached part of a sequence can
+        """The lengths in full blocks, shortest first, at which the cached part of a sequence can
         be resumed and should be stored."""
         ...
 

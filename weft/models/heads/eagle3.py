@@ -91,8 +91,8 @@ class Eagle3:
         second = both[:, hidden:]
         ops.copy(_one_piece(embedded), _one_piece(first))
         ops.copy(_one_piece(state), _one_piece(second))
-        ops.norm_in_place(first, self._embedding_norm.norm)
-        ops.norm_in_place(second, self._state_norm.norm)
+        ops.norm_overwrites(first, self._embedding_norm.norm)
+        ops.norm_overwrites(second, self._state_norm.norm)
         x = state
         if self._spec.adds_to_normed:
             x = ops.space(state, hidden)

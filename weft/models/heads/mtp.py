@@ -1,4 +1,4 @@
-"""MTP: a layer of the model's own kind behind its last one, which predicts one token more. It reads
+"""MTP: a layer of the model's own kind after its last one, which predicts one token more. It reads
 the embedding of a token and the state of the token before it, both normed, through one projection;
 embedding and head are the model's. Source: arXiv:2412.19437, section 2.2."""
 
@@ -66,8 +66,8 @@ class Mtp:
             first, second = second, first
         ops.copy(embedded.unsqueeze(1), first.unsqueeze(1))
         ops.copy(state.unsqueeze(1), second.unsqueeze(1))
-        ops.norm_in_place(first, self._embedding_norm.norm)
-        ops.norm_in_place(second, self._state_norm.norm)
+        ops.norm_overwrites(first, self._embedding_norm.norm)
+        ops.norm_overwrites(second, self._state_norm.norm)
         x = ops.computed(self._projection(both))
         return ops.computed(self._layer(x, attention))
 

@@ -192,8 +192,8 @@ class Attention:
         qkv = self._ops.computed(self.qkv(x))
         if self._norms_whole and self.q_norm is not None and self.k_norm is not None:
             q_end, k_end = self._ends
-            self._ops.norm_in_place(qkv[:, :q_end], self.q_norm.norm)
-            self._ops.norm_in_place(qkv[:, q_end:k_end], self.k_norm.norm)
+            self._ops.norm_overwrites(qkv[:, :q_end], self.q_norm.norm)
+            self._ops.norm_overwrites(qkv[:, q_end:k_end], self.k_norm.norm)
         return self.out(attention.forward(qkv, self._heads, self._layer))
 
     def weights(self, prefix: str) -> Weights:

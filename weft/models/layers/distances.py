@@ -13,7 +13,7 @@ from weft.config.encoder_spec import DisentangledSpec, DistanceBuckets
 from weft.models.layers.weight import Weight
 from weft.ops.protocol import Ops
 
-# Kernels read whole slabs of keys, so a table has as many entries after the farthest key.
+# Kernels read full slabs of keys, so a table has as many entries after the farthest key.
 PADDING = 64
 
 
@@ -24,7 +24,7 @@ class Biases(NamedTuple):
     reach: int
 
     def of(self, distances: Tensor) -> Tensor:
-        """distances [..] of keys from queries, whole numbers -> [heads, ..]"""
+        """distances [..] of keys from queries, integers -> [heads, ..]"""
         return self.values.to(distances.device)[:, distances + self.reach]
 
 

@@ -75,7 +75,7 @@ class LatentAttention:
         qk = ops.space(x, (self._num_heads + 1) * latent.key_dim)
         key = qk[:, -latent.key_dim :]
         ops.linear_into(x, self._latent_in.matrix, key)
-        ops.norm_in_place(key[:, latent.rotated_dim :], self._latent_norm.norm)
+        ops.norm_overwrites(key[:, latent.rotated_dim :], self._latent_norm.norm)
         queries = x
         if self._query_in is not None and self._query_norm is not None:
             queries = self._query_norm(self._query_in(x))

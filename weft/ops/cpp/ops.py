@@ -331,7 +331,7 @@ class CppOps:
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return activation_of(Normed(x, norm, self._record_norm))
 
-    def norm_in_place(self, x: Tensor, norm: Norm) -> None:
+    def norm_overwrites(self, x: Tensor, norm: Norm) -> None:
         self._norm_into(x, norm, x)
 
     def linear(self, x: Tensor, weight: Matrix) -> Tensor:

@@ -597,7 +597,7 @@ struct AttentionArgs {
   int64_t may_round;
   // What a head's scores get by the distance of the key from the query, or null: `biases` is that
   // of the first head at distance 0, `bias_stride` the floats from one head to the next. For all
-  // keys of a whole slab around those that a query sees, there must be floats.
+  // keys of a full slab around those that a query sees, there must be floats.
   const float* biases;
   int64_t bias_stride;
 };

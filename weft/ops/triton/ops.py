@@ -98,7 +98,7 @@ class TritonOps(TorchWeights):
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return activation_of(Normed(x, norm, _norm))
 
-    def norm_in_place(self, x: Tensor, norm: Norm) -> None:
+    def norm_overwrites(self, x: Tensor, norm: Norm) -> None:
         x.copy_(rms_norm(x.contiguous(), norm))
 
     def layer_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:

@@ -81,7 +81,7 @@ def take_in(
     MASKED: tl.constexpr,
 ):
     """Add the cached tokens begin : end to peak, mass and acc. Unless MASKED, every query sees all
-    of them, and they are whole blocks.
+    of them, and they are full blocks.
 
     Source: online softmax, arXiv:2205.14135.
     """

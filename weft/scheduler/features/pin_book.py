@@ -60,7 +60,7 @@ class PinEntry:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole sequence is pinned. A store has only whole blocks, so KV that was read
+        """Whether the whole sequence is pinned. A store has only full blocks, so KV that was read
         from it may lack the last few pages."""
         return self.is_there and self.pin.num_tokens == self.num_tokens
 
@@ -149,7 +149,7 @@ class PinBook:
         return fresh
 
     def restore(self, kv: KvMemory, block_len: int = 1) -> list[PinEntry]:
-        """Make all pins firm again whose KV is cached, in whole blocks. Call it while nothing runs.
+        """Make all pins firm again whose KV is cached, in full blocks. Call it while nothing runs.
         Returns the entries whose KV is not cached."""
         missing = []
         for entry in self.by_name.values():

@@ -100,7 +100,7 @@ class TiersFeature(Feature):
 
     def _is_worthy(self, key: CacheKey, num_tokens: int) -> CacheKey | None:
         """Note that the first `num_tokens` of a sequence should be written, as far as they are
-        cached. Returns their whole blocks; None if there are none."""
+        cached. Returns their full blocks; None if there are none."""
         num_tokens -= num_tokens % self._settings.block_len
         if not num_tokens:
             return None

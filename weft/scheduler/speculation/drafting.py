@@ -104,7 +104,7 @@ class DraftingPlanner(SpeculativePlanner):
             of_tokens, of_drafts = self._guesser.seen.take(guess)
             slots.append(of_tokens)
             own_slots.append(of_drafts)
-            # Placeholders of pictures are below 0. What is guessed behind them changes no answer.
+            # Placeholders of pictures are below 0. What is guessed after them changes no answer.
             tokens.append(np.maximum(columns.tokens[guess.row, guess.ids], 0))
             end = guess.num_known
             positions.append(np.arange(end, end + guess.num_drafts, dtype=np.int32))

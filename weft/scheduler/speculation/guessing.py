@@ -1,7 +1,7 @@
 """Chooses the rows for which a draft model guesses, and the number of guesses: where they save more
 time than they take.
 
-The draft model has K and V of its own, in slots with the same numbers. It falls behind whenever a
+The draft model has K and V of its own, in slots with the same numbers. It lags whenever a
 step runs without it. So a flag per slot says whether the draft model has computed the token in the
 slot, and the missing tokens are computed before it guesses. Whatever it has computed, a wrong guess
 changes no answer.
@@ -18,7 +18,7 @@ the id of the token after it. So its sequence ends one token before that of the 
     tokens of a row      | t0 | t1 | t2 | t3 |     the model has computed t0 to t2
     what a head computes | t0 | t1 | t2 |          the states of t0 to t2 with the ids t1 to t3
 
-Tokens whose KV came from outside of the pool have no states: behind them a head does not guess.
+Tokens whose KV came from outside of the pool have no states: after them a head does not guess.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Transfers(Holder):
         kv.add_holder(self)
 
     def room(self, spare: float) -> int:
-        """Tokens that may be read now, as whole blocks. `spare`: tokens of memory that running
+        """Tokens that may be read now, as full blocks. `spare`: tokens of memory that running
         requests do not need."""
         num_pages = self._num_pages // LARGEST_PART - self.num_owned
         num_tokens = max(int(min(num_pages * self._page_size, spare)), 0)

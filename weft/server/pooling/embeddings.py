@@ -88,7 +88,7 @@ async def _prompts(context: ServerContext, body: EmbeddingRequest, pools: Pools)
     """The prompts of `input` or `messages`."""
     inputs = body.input
     if body.input_type is not None and not any(pools.markers):
-        message = "input_type is given, but this model marks neither queries nor documents"
+        message = "input_type is set, but this model marks neither queries nor documents"
         raise ApiError(400, message, param="input_type")
     if body.messages is not None:
         return await from_messages(context, body)

@@ -81,7 +81,7 @@ class Whisper:
 
 
 def window(sound: MediaItem, first: int) -> MediaItem:
-    """The window of a whole sound that begins with frame `first`, padded with zeros after its end,
+    """The window of a long sound that begins with frame `first`, padded with zeros after its end,
     as transformers pads it."""
     num_bands, num_frames = sound.shape
     size = 2 * sound.num_heard

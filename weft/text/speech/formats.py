@@ -35,8 +35,8 @@ def _line(text: str) -> str:
 
 
 def _time(seconds: float, point: str) -> str:
-    whole = round(seconds * 1_000)
-    minutes, milliseconds = divmod(whole, 60_000)
+    total = round(seconds * 1_000)
+    minutes, milliseconds = divmod(total, 60_000)
     hours, minutes = divmod(minutes, 60)
     seconds_left, milliseconds = divmod(milliseconds, 1_000)
     return f"{hours:02d}:{minutes:02d}:{seconds_left:02d}{point}{milliseconds:03d}"

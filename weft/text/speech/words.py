@@ -117,7 +117,7 @@ Piece = tuple[str, int]  # a text and the number of its tokens
 
 
 def _pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Piece]:
-    """The shortest runs of tokens that are whole characters."""
+    """The shortest runs of tokens that are full characters."""
     found: list[Piece] = []
     begin = 0
     for end in range(1, len(ids) + 1):

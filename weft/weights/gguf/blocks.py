@@ -75,7 +75,7 @@ class BlockFormat(NamedTuple):
     read: Callable[[Bytes], BlockParts]  # [blocks, num_bytes] -> their content
 
     def parts(self, rows: Bytes) -> BlockParts:
-        """Rows [rows, bytes] of whole blocks -> their content, by row."""
+        """Rows [rows, bytes] of full blocks -> their content, by row."""
         return self.read(rows.reshape(-1, self.num_bytes)).by_row(len(rows))
 
 

@@ -51,7 +51,7 @@ class BadScales(ValueError):
 
 
 def codes_of(kind: str, rows: NDArray[np.uint8]) -> Codes:
-    """Rows of bytes [n, bytes], each of whole blocks of this kind -> codes [n, in].
+    """Rows of bytes [n, bytes], each of full blocks of this kind -> codes [n, in].
 
     Raises BadScales.
     """

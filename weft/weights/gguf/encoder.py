@@ -32,7 +32,7 @@ class FilePiece(NamedTuple):
     begin: int
     num_bytes: int
     start: int  # in the file
-    data: bytes | None = None  # in place of bytes of the file
+    data: bytes | None = None  # instead of bytes of the file
 
 
 class EncoderContent(GgufFile):
@@ -79,7 +79,7 @@ class EncoderContent(GgufFile):
             if name.startswith(IGNORED) or name.startswith(f"{PATCHES}."):
                 continue
             part = self._patches(tensors) if name == PATCHES else entry
-            if projector.joins_qkv and _is_of(name, QKV):
+            if projector.merges_qkv and _is_of(name, QKV):
                 if not _is_of(name, QKV[:1]):
                     continue
                 part = self._joined(name, tensors)

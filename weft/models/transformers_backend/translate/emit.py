@@ -344,8 +344,8 @@ class Emitter:
             q_end = meaning.group.sizes[0]
             k_end = q_end + meaning.group.sizes[1]
             if q_norm.size == q_end:
-                ops.norm_in_place(qkv[:, :q_end], norms[0])
-                ops.norm_in_place(qkv[:, q_end:k_end], norms[1])
+                ops.norm_overwrites(qkv[:, :q_end], norms[0])
+                ops.norm_overwrites(qkv[:, q_end:k_end], norms[1])
             else:
                 heads = heads._replace(q_norm=norms[0], k_norm=norms[1])
         return fusion.Value(self._attention.forward(qkv, heads, call.layer))

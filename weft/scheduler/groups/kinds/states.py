@@ -149,9 +149,9 @@ class StatefulLayers(KvGroup):
         for row_index in np.flatnonzero(num_drafts).tolist():
             request = self._columns.requests[plan.rows[row_index]]
             end = int(plan.starts[row_index] + plan.lens[row_index])
-            behind = range(end - int(num_drafts[row_index]), end)
-            undo += [WantedCopy(row_index, length, request.id) for length in behind]
-        # A copy behind a draft might be one of a wrong text.
+            after_drafts = range(end - int(num_drafts[row_index]), end)
+            undo += [WantedCopy(row_index, length, request.id) for length in after_drafts]
+        # A copy after a draft might be one of a wrong text.
         ends = plan.starts + plan.lens - num_drafts
         is_crossing = ends // self._border > plan.starts // self._border
         # Prompts also leave one on the last page before their end.
