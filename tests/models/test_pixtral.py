@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.models.many import Checkpoint
-from tests.models.pictures import IMAGE_TOKEN, PIXTRAL, make_pixtral
+from tests.models.pictures import IMAGE_TOKEN, make_pixtral
 from tests.models.seeing import NUM_NEW, SeeingServed
 from weft.arrays import FloatArray
 from weft.config.model import ModelConfig
