@@ -243,10 +243,13 @@ def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTa
         processors=spec.processors,
     )
     store = make_weight_store(spec, loaded, products.tensors, pool.tensors, CPU)
+    passes = copy_passes(spec, pool)
     if unsplit is None:
-        return TorchRunner(steps, store=store, device=CpuDevice(spec.thread), kernels=library)
+        device = CpuDevice(spec.thread)
+        return TorchRunner(steps, store=store, device=device, passes=passes, kernels=library)
     fused = CpuFusedSteps(unsplit, rows, library, otherwise=steps)
-    return TorchRunner(fused, store=store, device=_device(spec), kernels=library)
+    device = _device(spec)
+    return TorchRunner(fused, store=store, device=device, passes=passes, kernels=library)
 
 
 def build_encoder(spec: RunnerSpec) -> TorchRunner:
