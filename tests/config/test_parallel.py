@@ -65,7 +65,7 @@ def test_heads_of_keys_are_divided_or_repeated_evenly() -> None:
 @pytest.mark.parametrize(
     ("changes", "settings", "why"),
     [
-        ({"is_encoder": True}, {}, "is an encoder"),
+        ({"encoder": EncoderSpec()}, {}, "is an encoder"),
         (
             {},
             {"cache_dir": "here", "nnodes": 2, "dist_init_addr": "127.0.0.1:1"},
@@ -111,7 +111,7 @@ def test_what_is_not_divided_is_refused(
         ({}, {"nnodes": 2, "dist_init_addr": "127.0.0.1:1"}, "--nnodes is"),
         ({}, {"cache_dir": "here"}, "--cache-dir"),
         ({}, {"split_prefill_layers": 1}, "--split-prefill-layers"),
-        ({"is_encoder": True}, {}, "is an encoder"),
+        ({"encoder": EncoderSpec()}, {}, "is an encoder"),
         (
             {"decoder": DecoderSpec(layer_inputs=LayerInputSpec(size=8))},
             {},

@@ -66,7 +66,8 @@ def test_models_with_an_encoder_of_pictures(
     assert_mapped_as_loaded(tmp_path / "model", tmp_path / "cache", **settings)
 
 
-@pytest.mark.parametrize("name", CASES)
+# torch computes DeBERTa: weights are kept by our kernels alone.
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("deberta")])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_models_that_make_vectors_or_scores(tmp_path: Path, name: str, dtype: str) -> None:
     make_pooled(name, tmp_path / "model")

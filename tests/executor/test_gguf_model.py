@@ -528,7 +528,7 @@ REFUSED = {
         },
         "its tokenizer has 503 tokens, its embedding 260",
     ),
-    "another tokenizer": ({"tokenizer.ggml.model": "bert"}, "'bert', which is not supported"),
+    "another tokenizer": ({"tokenizer.ggml.model": "rwkv"}, "'rwkv', which is not supported"),
 }
 
 
@@ -627,7 +627,7 @@ def test_a_window_of_mistral_is_obeyed(tmp_path: Path) -> None:
     assert config.window(0) == 64
 
 
-def test_an_encoder_is_refused(tmp_path: Path) -> None:
-    values = metadata() | {"general.architecture": "bert"}
+def test_an_architecture_without_a_family_is_refused(tmp_path: Path) -> None:
+    values = metadata() | {"general.architecture": "t5encoder"}
     with pytest.raises(UnsupportedModel, match="supported are arcee, chatglm, cohere2"):
         described(write_gguf(tmp_path / "a.gguf", values, {}))

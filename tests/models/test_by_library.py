@@ -23,7 +23,13 @@ from weft.models.transformers_backend.library import NotByLibrary, causal_class
 TOLERANCE = 2e-4  # of log probabilities, float32
 NUM_GREEDY = 8
 # The code of transformers keeps states itself, and is refused then.
-NATIVE = [name for name in many.FAMILIES if name not in many.STATE_FAMILIES]
+# Where scores depend on distances, it attends in a way of its own.
+OWN_ATTENTION = ("bloom", "falcon", "mpt")
+NATIVE = [
+    name
+    for name in many.FAMILIES
+    if name not in many.STATE_FAMILIES and not name.startswith(OWN_ATTENTION)
+]
 # Those that weft has code of its own for are served by it, unless somebody asks for the other.
 USUAL = [
     *one_in(4, [f"native-{name}" for name in NATIVE]),

@@ -144,6 +144,7 @@ ON_MEDIA = {  # tests/server/test_media.py
     "max_video_pixels",
     "max_audio_s",
 }
+ON_SPEECH = {"max_speech_s"}  # tests/server/test_speech.py
 ON_BATCHES = {  # tests/server/test_batches.py
     "max_file_mb",
     "max_files",
@@ -190,7 +191,7 @@ def test_limits_of_the_head_are_kept_and_counted(
 
 def test_every_limit_has_a_test() -> None:
     tested = {case[0] for case in CASES} | ON_BYTES | ON_CONNECTIONS | ON_EARLY_ANSWERS | CUTS
-    tested |= ON_MEDIA | ON_BATCHES
+    tested |= ON_MEDIA | ON_SPEECH | ON_BATCHES
     assert tested == {field.name for field in fields(Limits)}
     assert {bound.limit for bound in BOUNDS} <= tested
 

@@ -42,7 +42,6 @@ class ModelOptions:
         "GGUF file with the encoder of pictures for a GGUF file; the one beside it, by its name, "
         "if not given",
         group="model",
-        elsewhere=("mmproj",),
     )
     draft_model: str = option(
         "",

@@ -97,13 +97,16 @@ class KvAuditor(Service):
     def _reply(self, call: int, faults: list[str]) -> AuditReply:
         kv = self._scheduler.kv
         cache = kv.cache
+        # Pages of which requests may copy a part are a part of what is cached.
+        num_parts = 0 if kv.copies is None else kv.copies.parts.num_owned
+        cached = cache.evictable_pages + cache.pinned_pages + cache.protected_pages
         return AuditReply(
             call=call,
             faults=faults,
             num_pages=kv.allocator.num_pages,
             free=kv.allocator.num_free,
-            cached=cache.evictable_pages + cache.pinned_pages + cache.protected_pages,
-            held=kv.accounts.num_owned,
+            cached=cached + num_parts,
+            held=kv.accounts.num_owned - num_parts,
             rows=kv.rows.num_used,
             quarantined=len(kv.allocator.quarantined),
             total_faults=self._scheduler.counters.num_faults,

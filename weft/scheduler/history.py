@@ -351,7 +351,10 @@ class Undecoded:
     def decoded(self, step: StepSpan, at: LongArray) -> None:
         """Those in the rows `at` [n] have decoded in this step; a row may come several times."""
         for row in self.traces.keys() & at.tolist():
-            self.traces.pop(row).spent.computed(step, 1, is_last=True)
+            trace = self.traces.pop(row)
+            # Its first token may have been noted when it had left its row already.
+            if trace.finished_s == NEVER and trace.spent.phase is Phase.DECODES:
+                trace.spent.computed(step, 1, is_last=True)
 
 
 class RequestHistory:

@@ -149,8 +149,9 @@ class StateGroup:
         )
 
     def room_for_undo(self, num_wanted: int) -> int:
-        """How many of the wanted copies before drafts have a slot, after evicting snapshots."""
-        while self.allocator.num_free < num_wanted:
+        """How many of the wanted copies before drafts have a slot, after evicting snapshots. Half
+        of all slots may stay snapshots: a draft saves less than a cached prefix."""
+        while self.allocator.num_free < num_wanted and 2 * len(self.snapshots) > self.capacity:
             if not self.snapshots.evict():
                 break
         return min(self.allocator.num_free, num_wanted)
