@@ -629,5 +629,5 @@ def test_a_window_of_mistral_is_obeyed(tmp_path: Path) -> None:
 
 def test_an_architecture_without_a_family_is_refused(tmp_path: Path) -> None:
     values = metadata() | {"general.architecture": "t5encoder"}
-    with pytest.raises(UnsupportedModel, match="supported are arcee, chatglm, cohere2"):
+    with pytest.raises(UnsupportedModel, match="supported are arcee, bert, chatglm"):
         described(write_gguf(tmp_path / "a.gguf", values, {}))
