@@ -360,6 +360,8 @@ def test_who_finds_the_queue_full_or_runs_too_long_has_a_history() -> None:
 def test_blocks_that_are_read_from_the_disk_are_a_part_of_the_time(tmp_path: Path) -> None:
     folder = str(tmp_path)
     with serving(NANO, kv_tokens=4096, cache_dir=folder, cache_write="through") as server:
+        while server.get("/cache").json()["disk"] != "open":
+            server.wait(asyncio.sleep(0.01))
         ask(server, "first", RULES)
         (first,) = server.get("/requests/first").json()["requests"]
         blocks = (first["prompt_tokens"] - 1) // 64
