@@ -53,7 +53,7 @@ from weft.executor.ranks.build import (
     plan_sender,
     rank_passes,
 )
-from weft.executor.runner import DecoderSteps, EncoderSteps, TorchRunner
+from weft.executor.runner import DecoderSteps, EncoderSteps, ModelSteps, TorchRunner
 from weft.models.decoder import Decoder
 from weft.models.registry import DecoderModel, make_encoder, make_model
 from weft.models.transformers_backend.model import TransformersModel
@@ -243,13 +243,18 @@ def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTa
         processors=spec.processors,
     )
     store = make_weight_store(spec, loaded, products.tensors, pool.tensors, CPU)
-    passes = copy_passes(spec, pool)
-    if unsplit is None:
-        device = CpuDevice(spec.thread)
-        return TorchRunner(steps, store=store, device=device, passes=passes, kernels=library)
-    fused = CpuFusedSteps(unsplit, rows, library, otherwise=steps)
-    device = _device(spec)
-    return TorchRunner(fused, store=store, device=device, passes=passes, kernels=library)
+    device: StepDevice = CpuDevice(spec.thread)
+    computed: ModelSteps = steps
+    if unsplit is not None:
+        device = _device(spec)
+        computed = CpuFusedSteps(unsplit, rows, library, otherwise=steps)
+    return TorchRunner(
+        computed,
+        store=store,
+        device=device,
+        passes=copy_passes(spec, pool),
+        kernels=library,
+    )
 
 
 def build_encoder(spec: RunnerSpec) -> TorchRunner:
