@@ -111,7 +111,7 @@ class Watched:
 
     def check(self) -> None:
         found = [one for one in self.complaints if not any(part in one for part in self.expected)]
-        assert found == []
+        assert not found, found
         assert self.outside == []
 
 
