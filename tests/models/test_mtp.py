@@ -135,7 +135,14 @@ def served(
     monkeypatch.setattr(
         "weft.scheduler.speculation.guessing.Guesser._count", lambda *args: min(3, args[-1])
     )
-    settings = {"context_length": 128, "kv_tokens": 1_024, **settings}
+    # Half of the states may stay snapshots, so drafts need more of them than rows do.
+    settings = {
+        "context_length": 128,
+        "kv_tokens": 1_024,
+        "max_mamba_cache_size": 48,
+        "max_running_requests": 6,
+        **settings,
+    }
     return Served(made.checkpoint.folder, kernels=kernels, speculative="mtp", **settings), noted
 
 
