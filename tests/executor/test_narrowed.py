@@ -24,6 +24,8 @@ NAMES = [
     "deepseek-v3",  # latents
     "qwen3-next",  # gates between the heads of queries
     "lfm2",  # the last layer keeps a state
+    "falcon-h1",  # attention and a state in each layer
+    "mamba2",  # only states
     "gemma4-small",  # inputs for each layer; the last layers read K and V of earlier ones
     "gemma4-unified",  # windows
 ]

@@ -171,6 +171,7 @@ def _with_states(pools: KvPools, config: EngineConfig, model: ModelConfig) -> Kv
         model,
         num_slots=config.max_mamba_cache_size,
         ratio=config.mamba_full_memory_ratio,
+        context_length=config.context_length,
     )
 
 
