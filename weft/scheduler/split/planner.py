@@ -63,12 +63,11 @@ class SplitPlanner(Planner):
         queue: WaitingQueue,
         pace: Pace | None,
     ) -> None:
-        super().__init__(kv, hooks)
+        super().__init__(kv, hooks, pace)
         self._max_layers = settings.split_prefill_layers
         self._num_layers = settings.num_layers
         self._running = running
         self._queue = queue
-        self._pace = pace
         self.open: list[SplitPrompt] = []  # in the order of their tokens
         self._next_layer = 0
         self._left: set[int] = set()  # ids of requests that have left since the last piece
