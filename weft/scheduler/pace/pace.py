@@ -32,7 +32,7 @@ from weft.scheduler.settings import SchedulerSettings
 
 # Of a step, until costs are known; then at most twice the largest measured step.
 FIRST_TOKENS = 64
-MIN_TOKENS = 16  # of a prompt: the shortest piece that is worth a step
+MIN_TOKENS = 8  # of a prompt: the shortest piece that is worth a step
 # A bound by `max_slowdown` is never below this: no user reads 100 tokens a second, and smaller
 # pieces would delay prompts more than they speed up streams.
 LEAST_BOUND_S = 0.01

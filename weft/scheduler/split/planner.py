@@ -23,7 +23,7 @@ from weft.plan.step import ForwardMode, LayerSpan
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.pace.pace import MIN_TOKENS, Pace, Waiting
+from weft.scheduler.pace.pace import Pace, Waiting
 from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.planner import Planner, StepTokens, prepare_for_extend
 from weft.scheduler.request import Request
@@ -51,7 +51,7 @@ class PieceSize(NamedTuple):
 class SplitPlanner(Planner):
     """`pace` says how long a step may take; None: any time."""
 
-    least_tokens = MIN_TOKENS  # in all layers: the least work that is worth a piece
+    least_tokens = 16  # in all layers: the least work that is worth a piece
 
     def __init__(
         self,
