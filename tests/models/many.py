@@ -319,6 +319,14 @@ FALCON_H1 = {
     "mlp_multipliers": [4.0, 0.5],
 }
 MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 32}
+NEMOTRON_H = {
+    "head_dim": 16,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+}
 SHARED_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 80}
 STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {**CONVS, "block_multiple_of": 32}),
@@ -344,6 +352,7 @@ STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mamba_norm_before_gate": False},
     ),
     "mamba2": ("Mamba2", MAMBA2),
+    "nemotron-h": ("NemotronH", NEMOTRON_H),
     "granite4-mamba": ("GraniteMoeHybrid", GRANITE4_MAMBA),
     "granite4-moe": ("GraniteMoeHybrid", {**GRANITE4_MAMBA, **MIXTRAL, "intermediate_size": 32}),
     "qwen3-next": ("Qwen3Next", {**DELTA, **SHARED_EXPERTS, "mlp_only_layers": [1]}),

@@ -112,7 +112,7 @@ def head_name(stored: Mapping[str, torch.Tensor]) -> str:
     "name",
     [
         *("cwm", "olmo2", "gemma3", "cohere", "gpt-neox", "stablelm-parallel", "hyperclovax"),
-        *("lfm2", "qwen3.5", "falcon-h1", "mamba2", "youtu", "minicpm3", "hunyuan"),
+        *("lfm2", "qwen3.5", "falcon-h1", "mamba2", "nemotron-h", "youtu", "minicpm3", "hunyuan"),
         *("gemma4", "gemma4-small"),
     ],
 )

@@ -32,7 +32,7 @@ from weft.weights.load import load_weights
 
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 90).tolist()
 NAMES = ["lfm2", "qwen3.5", "qwen3-next", "granite4-mamba", "granite4-moe"]
-NAMES += ["falcon-h1", "mamba2"]  # attention beside states, and none at all
+NAMES += ["falcon-h1", "mamba2", "nemotron-h"]  # attention beside states, none, layers of one part
 
 Drive = Callable[..., Driver]
 
@@ -210,6 +210,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "factors of other parts": ("falcon-h1", {"ssm_multipliers": [1.0] * 3}, "has 3 numbers; 5 are"),
     "a factor of nothing": ("falcon-h1", {"mlp_multipliers": [1.0, 0.0]}, "mlp_multipliers is 0"),
+    "experts of one matrix": ("nemotron-h", {"layers_block_type": ["moe"]}, "a layer is 'moe'"),
+    "no layers": ("nemotron-h", {"layers_block_type": ["mlp"] * 1_025}, "there are 1025 layers"),
     "one bias": ("falcon-h1", {"projectors_bias": True}, "projectors_bias is True"),
     "another mixer": ("lfm2", {"layer_types": ["mamba"] * 4}, "'mamba'"),
 }
@@ -249,6 +251,18 @@ def test_a_mamba_needs_no_sizes_of_parts_that_it_lacks() -> None:
     # The projections, and the embedding and the head.
     matrices = 4 * 64 * (mamba.in_size + mamba.out_size) + 2 * VOCAB * 64
     assert model.num_parameters == matrices
+
+
+def test_a_nemotron_h_of_an_older_file_has_its_layers_in_one_word() -> None:
+    _, sizes = STATE_FAMILIES["nemotron-h"]
+    config = {**SHAPE_OF_FILES, **sizes, "architectures": ["NemotronHForCausalLM"]}
+    config |= {"layer_norm_epsilon": 1e-5}
+    listed = ModelConfig.from_hf(config, "model")
+    del config["layers_block_type"]
+    in_a_word = ModelConfig.from_hf({**config, "hybrid_override_pattern": "M-*-M"}, "model")
+    assert listed == in_a_word
+    assert listed.num_layers == 5
+    assert [layer.attends for layer in listed.decoder.layers] == [False, False, True, False, False]
 
 
 def test_an_lfm2_of_an_older_file_says_its_sizes_under_other_names() -> None:

@@ -626,6 +626,8 @@ def _of_the_text(config: JsonMapping, family: Family) -> JsonObject:
     for ours, theirs in family.aliases.items():
         if found.get(theirs) is not None:
             found[ours] = found[theirs]
+    if family.implied is not None:
+        found |= family.implied(found)
     return found
 
 
