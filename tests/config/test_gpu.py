@@ -26,7 +26,7 @@ def test_a_gpu_is_taken_by_itself_with_overlap_and_pages_of_one_token() -> None:
     config = on_gpu().config
     assert (config.device, config.overlap, config.page_size) == ("cuda", True, 1)
     cpu = resolve(EngineConfig(), MODEL, machine(8)).config
-    assert (cpu.device, cpu.overlap, cpu.page_size) == ("cpu", False, 16)
+    assert (cpu.device, cpu.overlap, cpu.page_size) == ("cpu", False, 8)
 
 
 def test_what_the_user_sets_stays_on_a_gpu() -> None:

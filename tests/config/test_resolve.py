@@ -65,7 +65,7 @@ def test_kv_cache_on_a_cpu_exceeds_four_gigabytes_for_one_whole_context() -> Non
 def test_kv_cache_takes_half_of_what_weights_and_work_leave() -> None:
     sizing = solve(2, max_running_requests=10_000).sizing
     rest = sizing.free_bytes - sizing.weight_bytes - sizing.work_bytes
-    assert sizing.kv_bytes == rest // 2 // KV_BYTES // 16 * 16 * KV_BYTES
+    assert sizing.kv_bytes == rest // 2 // KV_BYTES // 8 * 8 * KV_BYTES
 
 
 def test_memory_fraction_covers_weights_and_kv_cache() -> None:
@@ -124,7 +124,7 @@ def test_one_request_at_a_time_has_its_whole_context_in_whole_pages(asked: int) 
         model=replace(MODEL, max_position=2_049), max_running_requests=1, context_length=asked
     ).config
     assert config.context_length == 2_049
-    assert config.kv_tokens == 2_064
+    assert config.kv_tokens == 2_056
 
 
 def test_context_above_the_models_is_refused_with_both_numbers() -> None:
@@ -140,7 +140,7 @@ def test_kv_cache_shorter_than_the_context_asked_for_is_refused() -> None:
 
 
 def test_chunk_shorter_than_a_page_is_refused() -> None:
-    assert "--chunked-prefill-size is 8, less than one page" in refusal(chunked_prefill_size=8)
+    assert "--chunked-prefill-size is 7, less than one page" in refusal(chunked_prefill_size=7)
 
 
 def test_large_page_enlarges_the_default_chunk() -> None:
@@ -193,7 +193,7 @@ def test_too_long_a_context_is_refused_with_one_that_fits() -> None:
 def test_sizing_is_readable() -> None:
     assert (
         str(solve(kv_tokens=16_384).sizing)
-        == "16 MB = 16,384 tokens (page 16) · 2 requests of 8,192 tokens"
+        == "16 MB = 16,384 tokens (page 8) · 2 requests of 8,192 tokens"
     )
 
 

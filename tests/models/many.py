@@ -300,6 +300,33 @@ GRANITE4_MAMBA = {
     "mamba_d_head": 16,
     "mamba_d_state": 32,
 }
+FALCON_H1 = {
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "rope_parameters": PLAIN,
+    # Powers of two, so that weights that are read back have the bits of the file.
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.5,
+    "attention_in_multiplier": 0.5,
+    "attention_out_multiplier": 2.0,
+    "key_multiplier": 4.0,
+    "ssm_in_multiplier": 2.0,
+    "ssm_out_multiplier": 0.5,
+    "ssm_multipliers": [0.5, 2.0, 4.0, 0.25, 0.125],
+    "mlp_multipliers": [4.0, 0.5],
+}
+MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 32}
+NEMOTRON_H = {
+    "head_dim": 16,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+}
 SHARED_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 80}
 STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {**CONVS, "block_multiple_of": 32}),
@@ -317,6 +344,15 @@ STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
         },
     ),
+    "falcon-h1": ("FalconH1", FALCON_H1),
+    "falcon-h1-norm": ("FalconH1", {**FALCON_H1, "mamba_rms_norm": True, "attention_bias": True}),
+    "falcon-h1-gate": (
+        "FalconH1",
+        {"mamba_n_heads": 8, "mamba_d_ssm": None, "mamba_d_state": 32, "mamba_rms_norm": True}
+        | {"mamba_norm_before_gate": False},
+    ),
+    "mamba2": ("Mamba2", MAMBA2),
+    "nemotron-h": ("NemotronH", NEMOTRON_H),
     "granite4-mamba": ("GraniteMoeHybrid", GRANITE4_MAMBA),
     "granite4-moe": ("GraniteMoeHybrid", {**GRANITE4_MAMBA, **MIXTRAL, "intermediate_size": 32}),
     "qwen3-next": ("Qwen3Next", {**DELTA, **SHARED_EXPERTS, "mlp_only_layers": [1]}),

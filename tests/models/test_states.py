@@ -15,8 +15,15 @@ from safetensors.torch import load_file
 
 from tests.executor.driver import Driver, Turn, ints, make_driver
 from tests.models.many import STATE_FAMILIES, VOCAB, make_checkpoint
-from weft.config.decoder import DecoderSpec, GatedDeltaSpec, MambaSpec, ShortConvSpec
+from weft.config.decoder import (
+    DecoderSpec,
+    GatedDeltaSpec,
+    LayerSpec,
+    MambaSpec,
+    ShortConvSpec,
+)
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel
+from weft.config.model_errors import BadConfig
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
@@ -25,6 +32,7 @@ from weft.weights.load import load_weights
 
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 90).tolist()
 NAMES = ["lfm2", "qwen3.5", "qwen3-next", "granite4-mamba", "granite4-moe"]
+NAMES += ["falcon-h1", "mamba2", "nemotron-h"]  # attention beside states, none, layers of one part
 
 Drive = Callable[..., Driver]
 
@@ -156,7 +164,7 @@ def test_a_model_gives_the_weights_of_its_states_as_its_checkpoint_has_them(
         ModelConfig.from_folder(tmp_path), PlainOps(torch.float32, torch.device("cpu"))
     )
     load_weights(model.weights(), tmp_path)
-    parts = (".conv.", ".linear_attn.", ".mamba.")
+    parts = (".conv.", ".linear_attn.", ".mamba.", ".mixer.")
     mixers = [one for one in model.weights() if any(part in one.name for part in parts)]
     assert mixers
     for weight in mixers:
@@ -167,10 +175,12 @@ def test_the_bytes_of_states_and_of_kv_are_those_of_the_layers_that_have_them(
     folder: Path,
 ) -> None:
     config = ModelConfig.from_folder(folder)
-    states = [config.decoder.layer(layer).state for layer in range(config.num_layers)]
-    assert config.num_kv_layers == states.count(None) == 1
-    assert config.kv_bytes_per_token == 2 * config.num_kv_heads * config.head_dim * 4
-    assert config.state_bytes == 4 * sum(one.state_floats for one in states if one is not None)
+    layers = [config.decoder.layer(layer) for layer in range(config.num_layers)]
+    states = [layer.state for layer in layers if layer.state is not None]
+    of_one = 2 * config.num_kv_heads * config.head_dim * 4
+    assert config.num_kv_layers == sum(layer.attends for layer in layers)
+    assert config.kv_bytes_per_token == config.num_kv_layers * of_one
+    assert config.state_bytes == 4 * sum(one.state_floats for one in states)
     assert not any(config.window(layer) for layer in range(config.num_layers))
 
 
@@ -198,7 +208,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"time_step_limit": [0.0, 0.1]},
         "time_step_limit is .0.0, 0.1.; no limit is supported",
     ),
-    "no attention": ("lfm2", {"layer_types": ["conv"] * 4}, "all layers are conv"),
+    "factors of other parts": ("falcon-h1", {"ssm_multipliers": [1.0] * 3}, "has 3 numbers; 5 are"),
+    "a factor of nothing": ("falcon-h1", {"mlp_multipliers": [1.0, 0.0]}, "mlp_multipliers is 0"),
+    "experts of one matrix": ("nemotron-h", {"layers_block_type": ["moe"]}, "a layer is 'moe'"),
+    "no layers": ("nemotron-h", {"layers_block_type": ["mlp"] * 1_025}, "there are 1025 layers"),
+    "one bias": ("falcon-h1", {"projectors_bias": True}, "projectors_bias is True"),
     "another mixer": ("lfm2", {"layer_types": ["mamba"] * 4}, "'mamba'"),
 }
 
@@ -208,7 +222,7 @@ def test_states_that_are_not_computed_are_refused_by_name(tmp_path: Path, case: 
     name, changes, message = REFUSED[case]
     kind, family = STATE_FAMILIES[name]
     shape = {**SHAPE_OF_FILES, **family, **changes, "architectures": [f"{kind}ForCausalLM"]}
-    with pytest.raises(UnsupportedModel, match=message):
+    with pytest.raises((UnsupportedModel, BadConfig), match=message):
         ModelConfig.from_hf(shape, "model")
 
 
@@ -221,6 +235,34 @@ def test_the_layers_of_a_file_that_does_not_name_them_follow_its_period() -> Non
     listed = {**SHAPE_OF_FILES, "architectures": ["Lfm2ForCausalLM"], "full_attn_idxs": [1, 3]}
     spec = ModelConfig.from_hf({**listed, "norm_eps": 1e-5}, "model").decoder
     assert [spec.layer(layer).state is None for layer in range(4)] == [False, True, False, True]
+
+
+def test_a_mamba_needs_no_sizes_of_parts_that_it_lacks() -> None:
+    absent = {"intermediate_size", "num_attention_heads", "num_key_value_heads"}
+    absent |= {"max_position_embeddings", "rms_norm_eps", "norm_eps"}
+    config = {key: value for key, value in SHAPE_OF_FILES.items() if key not in absent}
+    _, sizes = STATE_FAMILIES["mamba2"]
+    config |= {**sizes, "architectures": ["Mamba2ForCausalLM"], "layer_norm_epsilon": 1e-5}
+    model = ModelConfig.from_hf(config, "model")
+    assert model.kv_bytes_per_token == model.num_kv_layers == 0
+    assert model.last_storing_layer == 3
+    mamba = MambaSpec(heads=8, groups=2, head_dim=16, state_dim=32, taps=4)
+    assert model.decoder.layers == (LayerSpec(attends=False, state=mamba, mlp=None),)
+    # The projections, and the embedding and the head.
+    matrices = 4 * 64 * (mamba.in_size + mamba.out_size) + 2 * VOCAB * 64
+    assert model.num_parameters == matrices
+
+
+def test_a_nemotron_h_of_an_older_file_has_its_layers_in_one_word() -> None:
+    _, sizes = STATE_FAMILIES["nemotron-h"]
+    config = {**SHAPE_OF_FILES, **sizes, "architectures": ["NemotronHForCausalLM"]}
+    config |= {"layer_norm_epsilon": 1e-5}
+    listed = ModelConfig.from_hf(config, "model")
+    del config["layers_block_type"]
+    in_a_word = ModelConfig.from_hf({**config, "hybrid_override_pattern": "M-*-M"}, "model")
+    assert listed == in_a_word
+    assert listed.num_layers == 5
+    assert [layer.attends for layer in listed.decoder.layers] == [False, False, True, False, False]
 
 
 def test_an_lfm2_of_an_older_file_says_its_sizes_under_other_names() -> None:

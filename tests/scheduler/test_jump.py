@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 from tests.engine.engine_world import EngineWorld
-from tests.scheduler.oracle_runner import extend_hash, next_token
+from tests.scheduler.oracle_runner import expected_output, extend_hash, next_token
 from tests.scheduler.random_worlds import random_prompt, random_settings, with_drafts
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.scenes import settings
 from tests.scheduler.world import EOS, VOCAB, World
 from tests.seeds import seeds, slow
+from weft.arrays import or_zeros
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks, Words
 from weft.grammar.protocol import Advance, CompileResult, Constraint, Key
 from weft.messages.requests import Abort
@@ -135,7 +136,9 @@ def check(world: World) -> None:
     for id, request in world.sent.items():
         params = request.sampling
         finish = world.finished[id]
-        assert params.grammar is not None
+        if params.grammar is None:
+            assert world.outputs[id] == expected_output(world.prompts[id], 150, VOCAB, set())
+            continue
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
         max_new = params.max_new_tokens or world.scheduler.limits.max_len - len(world.prompts[id])
         wanted = expected(world.prompts[id], params.grammar.text, max_new, stops)
@@ -259,6 +262,41 @@ def test_a_jump_saves_a_step_for_each_forced_token() -> None:
         world.scheduler.counters.num_steps == 3
     )  # the prompt and a token; 21 tokens and another; that and the last
     assert world.engine.services.stats().total_forced_tokens == 20
+
+
+@pytest.mark.parametrize("speculative", ["off", "prediction"])
+def test_forced_tokens_are_computed_in_pieces_beside_a_stream(speculative: str) -> None:
+    bounds = {"max_slowdown": 2.5, "mixed_chunk": True, "speculative": speculative}
+    world = EngineWorld(settings(**bounds), grammars=Whims())
+    world.let_steps_cost(lambda plan: 0.010 + 0.002 * plan.num_tokens)
+    plans: list[Plan] = []
+    launch = world.runner.launch
+
+    def watch(plan: Plan) -> Any:
+        plans.append(plan)
+        return launch(plan)
+
+    world.runner.launch = watch  # type: ignore[method-assign]
+    for number in range(12):
+        if number == 2:
+            plans.clear()  # of prompts that show what a token costs
+        world.send(PROMPT, max_new_tokens=150, ignore_eos=True)
+        for _ in range(6):
+            world.step()
+        name = f"p{number}"
+        prompt = [number, *PROMPT]
+        guess = expected(prompt, name, 60, set())
+        world.send(prompt, **whimsical(name), prediction=guess, max_new_tokens=60, ignore_eos=True)
+        world.run_dry()
+    check_time(plans)
+    check(world)
+
+
+def check_time(plans: list[Plan]) -> None:
+    """Steps of two requests have room for ten more tokens: 2.5 times (10 + 2 * 2) ms."""
+    beside = [plan for plan in plans if len(plan.lens) > 1]
+    assert max(plan.num_tokens - int(or_zeros(plan.drafts, 1).sum()) for plan in beside) <= 18
+    assert sum(not plan.samples.all() for plan in beside) > 20
 
 
 def test_a_request_that_wants_log_probabilities_does_not_jump() -> None:

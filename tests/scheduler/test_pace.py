@@ -109,7 +109,7 @@ def test_prompts_go_on_however_small_the_bound_is() -> None:
     world.send([1, 2], max_new_tokens=400, ignore_eos=True)
     world.step()
     late = world.send([7] * 300, max_new_tokens=2, ignore_eos=True)
-    for _ in range(2 * 300 // 16 + 6):
+    for _ in range(2 * 300 // 8 + 6):
         world.step()
     assert world.outputs[late]
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from weft.config.amounts import count, parameters, size
-from weft.config.decoder import MlpSpec
 from weft.config.drafts import OFF
 from weft.config.engine import EngineConfig
 from weft.config.gpu import STORED
@@ -309,8 +308,7 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
     else:
         yield "gives", lambda: _pooled(model, pooling)
     # The cost is not known for experts, nor for the code of transformers.
-    is_plain = all(isinstance(layer.mlp, MlpSpec) for layer in model.decoder.layers)
-    if not model.is_encoder and is_plain and not model.library_config:
+    if not (model.is_encoder or model.has_experts or model.library_config):
         yield "layers", lambda: _layers(config, model, machine)
     yield "fit", lambda: _fit(config, folder, model, machine)
 

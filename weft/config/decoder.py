@@ -1,8 +1,10 @@
 """Describes a decoder by its mechanisms, not by names of families.
 
-    DecoderSpec ─ LayerSpec ─┬─ AttentionSpec ─ RopeConfig, or ShortConvSpec, GatedDeltaSpec, or
-                             │  MambaSpec
+    DecoderSpec ─ LayerSpec ─┬─ AttentionSpec ─ RopeConfig
+                             ├─ ShortConvSpec, GatedDeltaSpec, or MambaSpec
                              └─ MlpSpec, or MoeSpec ─ RouterSpec
+
+A layer has one of the first two parts, or both, or none.
 
 `config/families/` reads these from a `config.json`; `models/decoder.py` computes them. Sizes that
 all layers share are in `ModelConfig`.
@@ -13,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,10 +213,18 @@ class GatedDeltaSpec:
         return self.value_heads * self.value_dim
 
 
+class ScanNorm(Enum):
+    """The norm of the output y of Mamba 2, over the heads of a group."""
+
+    NONE = "y * silu(gate)"
+    GATE_FIRST = "norm(y * silu(gate))"
+    NORM_FIRST = "norm(y) * silu(gate)"
+
+
 @dataclass(frozen=True, kw_only=True)
 class MambaSpec:
     """Mamba 2: a convolution over the last `taps` tokens of the values x and of the vectors B and C
-    that write and read each head's matrix; a norm of the gated output. Source: arXiv:2405.21060."""
+    that write and read each head's matrix; a gate and a norm. Source: arXiv:2405.21060."""
 
     heads: int  # a multiple of groups
     groups: int  # groups of consecutive heads; a group shares B and C
@@ -223,6 +233,7 @@ class MambaSpec:
     taps: int
     conv_bias: bool = True
     bias: bool = False  # whether the projections have biases
+    norm: ScanNorm = ScanNorm.GATE_FIRST
 
     @property
     def channels(self) -> int:
@@ -313,10 +324,11 @@ class MoeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    attention: AttentionSpec = AttentionSpec()  # ignored if there is a state
-    # The mixer in place of attention: keeps a state of fixed size per request, no K and V.
+    attention: AttentionSpec = AttentionSpec()
+    attends: bool = True  # False: the layer has no attention, and keeps no K and V
+    # The mixer in place of attention, or beside it: keeps a state of fixed size per request.
     state: StateSpec | None = None
-    mlp: MlpSpec | MoeSpec = MlpSpec()
+    mlp: MlpSpec | MoeSpec | None = MlpSpec()  # None: the layer has no feed-forward part
     norms: NormPosition = NormPosition.PRE
     residual_scale: float = 1.0  # factor of the outputs of attention and the feed-forward part
     has_factor: bool = False  # the output of the whole layer is multiplied by a learnt number
@@ -450,11 +462,24 @@ class LayerInputSpec:
     unknown_token: int = 0  # its row is that of positions without a token, as pictures have
 
 
+class RowFactor(NamedTuple):
+    num_rows: int  # consecutive rows of the tensor; 0: all others
+    factor: float
+
+
+class TensorFactors(NamedTuple):
+    """A tensor of a layer that is multiplied by fixed numbers, other ones for some of its rows."""
+
+    name: str  # below the layer, as "mlp.down_proj.weight"
+    rows: tuple[RowFactor, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
     layers: tuple[LayerSpec, ...] = (LayerSpec(),)  # repeated if the model has more layers
     norm: NormKind = NormKind.RMS  # kind of all norms
     names: TensorNames = TensorNames()
+    factors: tuple[TensorFactors, ...] = ()  # of tensors of every layer
     embedding_scale: float = 1.0
     # After each of the first `deepstack` layers, further vectors of pictures are added to the
     # hidden states of their tokens. Source: arXiv:2406.04334.

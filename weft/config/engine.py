@@ -260,7 +260,7 @@ class ModelOptions:
     )
     page_size: int = option(
         0,
-        "tokens per page of the KV cache; 0 takes 16 on a CPU, 1 on a GPU",
+        "tokens per page of the KV cache; 0 takes 8 on a CPU, 1 on a GPU",
         group="memory",
         everyday=True,
         low=0,

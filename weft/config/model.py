@@ -124,7 +124,7 @@ class ModelConfig:
     def kv_bytes(self, layer: int) -> int:
         """Bytes of K and V of one token in this layer; 0: the layer keeps no K and V of its own."""
         spec = self.decoder.layer(layer)
-        if spec.state is not None or spec.attention.kv_of is not None:
+        if not spec.attends or spec.attention.kv_of is not None:
             return 0
         num_heads, head_dim = self.kv_shape(layer)
         if self.kv_dtype == "int8":
@@ -147,8 +147,13 @@ class ModelConfig:
     @property
     def last_storing_layer(self) -> int:
         """The last layer that stores K, V or a state."""
-        stores = [layer for layer in range(self.num_layers) if self.kv_owner(layer) == layer]
-        return stores[-1]
+        found = 0
+        for layer in range(self.num_layers):
+            spec = self.decoder.layer(layer)
+            stores_kv = spec.attends and spec.attention.kv_of is None
+            if stores_kv or spec.state is not None:
+                found = layer
+        return found
 
     @property
     def has_one_kv_shape(self) -> bool:
@@ -169,13 +174,13 @@ class ModelConfig:
 
     @property
     def num_kv_layers(self) -> int:
-        """Number of layers with attention; the others keep a state."""
-        return sum(1 for layer in range(self.num_layers) if self.decoder.layer(layer).state is None)
+        """Number of layers with attention."""
+        return sum(1 for layer in range(self.num_layers) if self.decoder.layer(layer).attends)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one sequence's states (float32), which some layers keep instead of K and V, over
-        all layers; 0: no layer keeps a state."""
+        """Bytes of one sequence's states (float32), which some layers keep, over all layers; 0: no
+        layer keeps a state."""
         num_floats = 0
         for layer in range(self.num_layers):
             state = self.decoder.layer(layer).state
@@ -223,8 +228,10 @@ class ModelConfig:
             if latent is not None:
                 size += latent.query_rank
                 size += self.num_heads * (latent.query_dim + latent.value_dim)
+            if not layer.attends:
+                size = 0
             if layer.state is not None:
-                size = layer.state.in_size + layer.state.out_size
+                size += layer.state.in_size + layer.state.out_size
             most = max(most, size)
         return most
 
@@ -233,6 +240,8 @@ class ModelConfig:
         """The largest number of values that the feed-forward part of a layer makes of one token."""
         most = 0
         for layer in self.decoder.layers:
+            if layer.mlp is None:
+                continue
             if isinstance(layer.mlp, MlpSpec):
                 size = 3 * (layer.mlp.size or self.intermediate_size)
             else:
@@ -320,20 +329,23 @@ class ModelConfig:
         return num
 
     def _num_mixer_parameters(self, layer: int) -> int:
-        """Number of weights of attention, or of the mixer in its place."""
+        """Number of weights of attention, and of the mixer with a state."""
         spec = self.decoder.layer(layer)
+        num = 0
         if spec.state is not None:
-            return self.hidden_size * (spec.state.in_size + spec.state.out_size)
+            num += self.hidden_size * (spec.state.in_size + spec.state.out_size)
+        if not spec.attends:
+            return num
         latent = spec.attention.latent
         if latent is not None:
-            return self._num_latent_parameters(latent)
+            return num + self._num_latent_parameters(latent)
         kv_heads, head_dim = self.kv_shape(layer)
         num_heads = 2 * self.num_heads
         if spec.attention.kv_of is None:
             num_heads += kv_heads if spec.attention.values_are_keys else 2 * kv_heads
         if spec.attention.gate:
             num_heads += self.num_heads
-        num = self.hidden_size * head_dim * num_heads
+        num += self.hidden_size * head_dim * num_heads
         if self.decoder.cross is not None:
             # Queries and results; the encoder has the matrices of keys and values.
             num += 2 * self.hidden_size * head_dim * self.num_heads
@@ -350,6 +362,8 @@ class ModelConfig:
     def _num_mlp_parameters(self, layer: int) -> int:
         """Number of weights of the feed-forward part of a layer, with all of its experts."""
         mlp = self.decoder.layer(layer).mlp
+        if mlp is None:
+            return 0
         if isinstance(mlp, MoeSpec):
             inner = mlp.router.num_experts * mlp.size + mlp.shared_size + mlp.dense_size
             return 3 * self.hidden_size * inner + mlp.router.num_experts * self.hidden_size
@@ -381,9 +395,9 @@ class ModelConfig:
 
     def window(self, layer: int) -> int:
         """Number of tokens that a token sees in this layer, including itself; 0: all, or the layer
-        has a state."""
+        has no attention."""
         spec = self.decoder.layer(layer)
-        return 0 if spec.state is not None else spec.attention.window
+        return spec.attention.window if spec.attends else 0
 
     @classmethod
     def from_folder(cls, folder: Path, name: str = "") -> ModelConfig:
@@ -443,8 +457,10 @@ class ModelConfig:
         if spec is None or self.decoder.norm.has_mean:
             return None
         layers = [self.decoder.layer(index) for index in range(self.num_layers)]
-        with_attention = [layer for layer in layers if layer.state is None]
-        layer = with_attention[-1]
+        with_both = [layer for layer in layers if layer.attends and layer.mlp is not None]
+        if not with_both:
+            return None
+        layer = replace(with_both[-1], state=None)
         attention = replace(layer.attention, kv_of=None)
         own = replace(
             self,
@@ -610,6 +626,8 @@ def _of_the_text(config: JsonMapping, family: Family) -> JsonObject:
     for ours, theirs in family.aliases.items():
         if found.get(theirs) is not None:
             found[ours] = found[theirs]
+    if family.implied is not None:
+        found |= family.implied(found)
     return found
 
 

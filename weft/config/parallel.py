@@ -182,7 +182,7 @@ def _divided(model: ModelConfig) -> dict[str, int]:
     for spec in model.decoder.layers:
         if isinstance(spec.mlp, MlpSpec):
             sizes.add(spec.mlp.size or model.intermediate_size)
-        else:
+        elif spec.mlp is not None:
             of_experts |= {spec.mlp.size, spec.mlp.shared_size or spec.mlp.size}
     found = {"heads": model.num_heads}
     if sizes:

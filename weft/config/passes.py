@@ -32,14 +32,16 @@ class Passes(NamedTuple):
         return sum(self.by_mechanism.values())
 
 
-# Operations per layer: queries, keys and values; rotation; attention; output; gate and up; down.
-OPERATIONS = 6
-# With a convolution in place of attention: inputs; convolution; output; gate and up; down.
-CONV_OPERATIONS = 5
-# With the delta rule: inputs; rates; convolution; delta rule; output; gate and up; down.
-DELTA_OPERATIONS = 7
-# With Mamba 2: inputs; convolution; Mamba; output; gate and up; down.
-MAMBA_OPERATIONS = 6
+# Operations of attention: queries, keys and values; rotation; attention; output.
+ATTENTION_OPERATIONS = 4
+# Of a convolution: inputs; convolution; output.
+CONV_OPERATIONS = 3
+# Of the delta rule: inputs; rates; convolution; delta rule; output.
+DELTA_OPERATIONS = 5
+# Of Mamba 2: inputs; convolution; Mamba; output.
+MAMBA_OPERATIONS = 4
+# Of a feed-forward part: gate and up; down.
+MLP_OPERATIONS = 2
 # Attention by latents: norm of the input of two products, norm of the latent, the queries' rotated
 # parts.
 LATENT_PASSES = 3
@@ -60,7 +62,7 @@ def own_passes(decoder: DecoderSpec, num_layers: int, num_heads: int) -> Passes:
     for index in range(num_layers):
         layer = decoder.layer(index)
         _count(decoder, layer, found)
-        if layer.state is None and layer.attention.latent is not None:
+        if layer.attends and layer.attention.latent is not None:
             found["products of single heads"] += 2 * num_heads
             found["norms and parts of latents"] += LATENT_PASSES
         others += _operations(layer)
@@ -75,33 +77,43 @@ def own_passes(decoder: DecoderSpec, num_layers: int, num_heads: int) -> Passes:
 
 
 def _operations(layer: LayerSpec) -> int:
-    if layer.state is None:
+    num = 0
+    if layer.attends:
+        num += ATTENTION_OPERATIONS
         latent = layer.attention.latent
         # Queries and the latent are two products, or three.
-        return OPERATIONS + (latent is not None) + (latent is not None and latent.query_rank > 0)
+        num += (latent is not None) + (latent is not None and latent.query_rank > 0)
     if isinstance(layer.state, ShortConvSpec):
-        return CONV_OPERATIONS
-    if isinstance(layer.state, MambaSpec):
-        return MAMBA_OPERATIONS
-    return DELTA_OPERATIONS
+        num += CONV_OPERATIONS
+    elif isinstance(layer.state, MambaSpec):
+        num += MAMBA_OPERATIONS
+    elif layer.state is not None:
+        num += DELTA_OPERATIONS
+    if layer.mlp is not None:
+        num += MLP_OPERATIONS
+    return num
 
 
 def _count(decoder: DecoderSpec, layer: LayerSpec, found: Counter[str]) -> None:
     """Add the passes of a layer."""
     norms = layer.norms
+    has_mixer = layer.attends or layer.state is not None
+    num_parts = has_mixer + (layer.mlp is not None)
     num_before = {
         NormPosition.POST: 0,
         NormPosition.PARALLEL: 1,
-    }.get(norms, 2)
+    }.get(norms, num_parts)
+    if layer.attends and layer.state is not None:
+        found["norms of two mixers"] += 1
     if decoder.norm.has_mean and num_before:
         found["norms by mean and deviation"] += num_before
     elif norms.is_parallel:
         found["norms of parts side by side"] += num_before
     if norms in (NormPosition.POST, NormPosition.BOTH):
-        found["norms after attention and feed-forward part"] += 2
+        found["norms after attention and feed-forward part"] += num_parts
     if isinstance(layer.mlp, MoeSpec) and layer.mlp.dense_size:
         found["norms of experts and of the part beside them"] += 3
-    if layer.state is None and layer.attention.qk_norm is QkNorm.ALL_HEADS:
+    if layer.attends and layer.attention.qk_norm is QkNorm.ALL_HEADS:
         found["norms of whole queries and keys"] += 2
-    if layer.state is None and layer.attention.qk_norm is QkNorm.ROTATED_HEAD:
+    if layer.attends and layer.attention.qk_norm is QkNorm.ROTATED_HEAD:
         found["rotations before norms of heads"] += 1

@@ -83,8 +83,10 @@ def _projections(model: ModelConfig) -> dict[str, Projection]:
     for layer in range(model.num_layers):
         prefix = f"{names.layers}.{layer}"
         spec = model.decoder.layer(layer)
-        if spec.state is None:
+        if spec.attends:
             found |= _of_attention(model, layer, f"{prefix}.{names.attention}")
+        if spec.mlp is None:
+            continue
         if isinstance(spec.mlp, MlpSpec):
             found |= _of_mlp(model, spec.mlp, f"{prefix}.{names.mlp}")
         elif spec.mlp.dense_size:

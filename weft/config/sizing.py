@@ -171,6 +171,7 @@ def _with_states(pools: KvPools, config: EngineConfig, model: ModelConfig) -> Kv
         model,
         num_slots=config.max_mamba_cache_size,
         ratio=config.mamba_full_memory_ratio,
+        context_length=config.context_length,
     )
 
 
@@ -327,7 +328,8 @@ def _cure(
                 "enough."
             )
         if asked.context_length:
-            return f"Lower --context-length: {int(fitting * LARGEST_KV_SHARE):,} fits."
+            pages = int(fitting * LARGEST_KV_SHARE) // config.page_size
+            return f"Lower --context-length: {pages * config.page_size:,} fits."
     if asked.max_running_requests and sizing.work_bytes > sizing.free_bytes:
         return f"Lower --max-running-requests, {asked.max_running_requests:,}."
     narrow = ""

@@ -29,11 +29,13 @@ def with_states(
     *,
     num_slots: int,
     ratio: float,
+    context_length: int,
 ) -> KvPools:
     """The pools with room for states, if layers of the model keep some.
 
     `num_slots`: number of slots; 0: computed from `ratio`. `ratio`: bytes of states per byte of KV;
-    0: `DEFAULT_RATIO`, or less if states are small.
+    0: `DEFAULT_RATIO`, or less if states are small. Without KV there is no ratio: the states of
+    requests are counted as if each had `context_length` tokens.
     """
     num_bytes = model.state_bytes
     if not num_bytes:
@@ -41,6 +43,9 @@ def with_states(
     per_byte = pools.bytes_per_token / num_bytes
     if num_slots:
         share = StateShare(bytes_per_slot=num_bytes, least=num_slots, per_token=0.0)
+    elif not pools.bytes_per_token:
+        per_token = STATES_PER_REQUEST / context_length
+        share = StateShare(bytes_per_slot=num_bytes, least=LEAST_SLOTS, per_token=per_token)
     elif ratio:
         share = StateShare(bytes_per_slot=num_bytes, least=LEAST_SLOTS, per_token=ratio * per_byte)
     else:

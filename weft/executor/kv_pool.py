@@ -72,8 +72,8 @@ class KVPool:
                 if config.window(layer):
                     lens[layer] = num_window_slots
         for layer in range(num_layers):
-            keeps_state = config.decoder.layer(layer).state is not None
-            if keeps_state or (here is not None and layer not in here):
+            attends = config.decoder.layer(layer).attends
+            if not attends or (here is not None and layer not in here):
                 lens[layer] = 0  # it keeps neither K nor V
         owners = [config.kv_owner(layer) for layer in range(num_layers)]
         for layer, owner in enumerate(owners):

@@ -2,7 +2,7 @@
 server is ready, and how it stops.
 
     weft 0.1.0 · weft-nano (11.4 M, bfloat16) · cpu, 2 threads
-      kv cache    1.6 GB = 524,288 tokens (page 16) · 256 requests of 2,048 tokens
+      kv cache    1.6 GB = 524,288 tokens (page 8) · 256 requests of 2,048 tokens
       loading     2 s so far: 412 MB in memory, the weights take 23 MB   (only if it takes longer)
       weights     23 MB loaded in 0.1 s
       warm-up     2 tokens in 0.2 s

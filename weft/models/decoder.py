@@ -12,6 +12,7 @@ from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.cross import CrossAttention, EncodedKv
 from weft.models.layers.distances import Biases, alibi
 from weft.models.layers.embedding import Embedding
+from weft.models.layers.factors import with_factors
 from weft.models.layers.head import make_head
 from weft.models.layers.kept import KeepStates
 from weft.models.layers.latent import LatentAttention
@@ -65,8 +66,8 @@ class Block:
 
 
 class DecoderLayer:
-    """Attention, or a mixer with a state in its place, then the feed-forward part; or both in
-    parallel (`NormPosition.PARALLEL`)."""
+    """Attention, or a mixer with a state in its place or beside it, then the feed-forward part; or
+    both in parallel (`NormPosition.PARALLEL`). Some layers have only one of the two."""
 
     def __init__(
         self,
@@ -85,23 +86,26 @@ class DecoderLayer:
         pre_norms = spec.norms is not NormPosition.POST
         feed_pre_norms = pre_norms and spec.norms is not NormPosition.PARALLEL
         self.mlp = make_feed_forward(config, layer, ops)
-        if isinstance(self.mlp, ExpertsBesideDense):
-            feed_pre_norms = False  # both parts norm their input
+        if self.mlp is None or isinstance(self.mlp, ExpertsBesideDense):
+            feed_pre_norms = False  # with experts beside it, both parts norm their input
         post_norms = spec.norms in (NormPosition.POST, NormPosition.BOTH)
+        mixes = spec.attends or spec.state is not None
+        assert not spec.norms.is_parallel or (mixes and self.mlp is not None), "it needs two parts"
 
         def norm(is_there: bool) -> RmsNorm | CenteredNorm | None:
             return make_norm(config, config.hidden_size, ops) if is_there else None
 
         scale = spec.residual_scale
-        self.mix = Block(norm(pre_norms), norm(post_norms), scale)
-        self.feed = Block(norm(feed_pre_norms), norm(post_norms), scale)
+        self.mix = Block(norm(mixes and pre_norms), norm(mixes and post_norms), scale)
+        feed_post_norms = self.mlp is not None and post_norms
+        self.feed = Block(norm(feed_pre_norms), norm(feed_post_norms), scale)
         self.attention: Attention | LatentAttention | None = None
         self.state: ShortConv | GatedDelta | Mamba | None = None
         if spec.state is not None:
             self.state = make_state_mixer(config, spec.state, layer, ops, states)
-        elif spec.attention.latent is not None:
+        if spec.attends and spec.attention.latent is not None:
             self.attention = LatentAttention(config, spec.attention.latent, layer, rope, ops)
-        else:
+        elif spec.attends:
             self.attention = Attention(config, layer, rope, ops, biases)
         self.cross: CrossAttention | None = None
         self.hear = Block(None, None, scale)
@@ -138,28 +142,35 @@ class DecoderLayer:
             read_by_mlp = normed
             if self.feed.pre is not None:
                 read_by_mlp = self._ops.computed(self.feed.input(x))
-            mixed = self._mixed(normed, attention)
+            assert self.attention is not None
+            assert self.mlp is not None
+            mixed = self.attention(normed, attention)
             if self.narrows:
                 x = attention.narrow(x)
                 read_by_mlp = attention.narrow(read_by_mlp)
             return self.feed.add(self.mix.add(x, mixed), self.mlp(read_by_mlp))
-        mixed = self._mixed(self.mix.input(x), attention)
-        if self.state is not None:
-            # A mixer with a state computes all tokens.
-            x = self.mix.add(x, mixed)
-            x = attention.narrow(x) if self.narrows else x
-        else:
-            x = attention.narrow(x) if self.narrows else x
-            x = self.mix.add(x, mixed)
+        x = self._with_mixed(x, attention)
         if self.cross is not None:
             x = self.hear.add(x, self.cross(self.hear.input(x)))
+        if self.mlp is None:
+            return x
         return self.feed.add(x, self.mlp(self.feed.input(x)))
 
-    def _mixed(self, x: Tensor, attention: PagedAttention) -> Tensor:
-        if self.attention is not None:
-            return self.attention(x, attention)
-        assert self.state is not None
-        return self.state(x)
+    def _with_mixed(self, x: Tensor, attention: PagedAttention) -> Tensor:
+        """x and what attention and the mixer with a state add to it."""
+        if self.state is None and self.attention is None:
+            return x
+        normed = self.mix.input(x)
+        if self.state is None or self.attention is None:
+            x = x if self.state is None else self.mix.add(x, self.state(normed))
+        else:
+            # Both read it, and the first sum overwrites x.
+            normed = self._ops.computed(normed)
+            x = self._ops.computed(self.mix.add(x, self.state(normed)))
+        # A mixer with a state computes all tokens.
+        mixed = None if self.attention is None else self.attention(normed, attention)
+        x = attention.narrow(x) if self.narrows else x
+        return x if mixed is None else self.mix.add(x, mixed)
 
     def weights(self, prefix: str) -> Weights:
         names = self._names
@@ -177,10 +188,9 @@ class DecoderLayer:
             yield from self.hear.pre.weights(f"{prefix}.{names.cross_norm}")
         if self.feed.pre is not None:
             yield from self.feed.pre.weights(f"{prefix}.{names.mlp_norm}")
-        if isinstance(self.mlp, ExpertsBesideDense) or not names.mlp:
-            yield from self.mlp.weights(prefix)
-        else:
-            yield from self.mlp.weights(f"{prefix}.{names.mlp}")
+        if self.mlp is not None:
+            is_named = bool(names.mlp) and not isinstance(self.mlp, ExpertsBesideDense)
+            yield from self.mlp.weights(f"{prefix}.{names.mlp}" if is_named else prefix)
         if self.feed.post is not None:
             yield from self.feed.post.weights(f"{prefix}.{names.mlp_post_norm}")
         if self.input_gate is not None:
@@ -191,8 +201,11 @@ class DecoderLayer:
 
 def make_feed_forward(
     config: ModelConfig, layer: int, ops: Ops
-) -> GatedMLP | PlainMLP | ExpertMLP | ExpertsBesideDense:
+) -> GatedMLP | PlainMLP | ExpertMLP | ExpertsBesideDense | None:
+    """The feed-forward part of a layer; None: it has none."""
     spec = config.decoder.layer(layer).mlp
+    if spec is None:
+        return None
     if isinstance(spec, MoeSpec) and spec.dense_size:
         return ExpertsBesideDense(config, spec, layer, ops)
     if isinstance(spec, MoeSpec):
@@ -223,6 +236,7 @@ class Decoder:
         self._range = here
         self._hidden_size = config.hidden_size
         self._names = spec.names
+        self._factors = spec.factors
         self._deepstack = spec.deepstack
         self.embedding = Embedding(
             config.vocab_size,
@@ -251,7 +265,7 @@ class Decoder:
             rope = None
             of_layer = spec.layer(layer)
             rotation = of_layer.attention.rope
-            if rotation is not None and of_layer.state is None:
+            if rotation is not None and of_layer.attends:
                 _, head_dim = config.kv_shape(layer)
                 made = Rope(rotation, config, head_dim)
                 rope = ropes.setdefault((rotation, head_dim), made)
@@ -346,7 +360,8 @@ class Decoder:
         if self.layer_inputs is not None:
             yield from self.layer_inputs.weights()
         for index, layer in enumerate(self.layers):
-            yield from layer.weights(f"{names.layers}.{index}")
+            prefix = f"{names.layers}.{index}"
+            yield from with_factors(layer.weights(prefix), prefix, self._factors)
         yield from self.norm.weights(names.norm)
         if self.head is not None:
             yield from self.head.weights()

@@ -192,7 +192,7 @@ def _planner(shared: Shared) -> Planner:
     """The planner of steps that compute all layers."""
     settings = shared.settings
     if not settings.draft_sources:
-        return Planner(shared.kv, shared.hooks)
+        return Planner(shared.kv, shared.hooks, shared.pace)
     assert shared.pace is not None, "drafts are made by what steps cost"
     speculator = Speculator(
         shared.kv.columns,

@@ -1,8 +1,9 @@
 """Turns the chosen requests into arrays: which tokens run, where K and V go, and how the next token
 is sampled.
 
-The planner decides nothing: the scheduler has chosen which requests run, and how far. The hooks of
-optional features add their operations to a plan.
+The planner decides nothing: the scheduler has chosen which requests run, and how far, and the pace
+says how many forced tokens a step has time for. The hooks of optional features add their operations
+to a plan.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from weft.plan.step import LAST_SAMPLED, ForwardMode, LayerSpan, Plan, Result, S
 from weft.scheduler.batch import NO_ROWS, Batch
 from weft.scheduler.feature import FeatureHooks, StepInputs
 from weft.scheduler.kv import KvMemory
+from weft.scheduler.pace.pace import Pace
 from weft.scheduler.request import Request
 
 
@@ -75,11 +77,14 @@ def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> StepTokens:
     return step
 
 
-def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
-    """Allocate and list the pending tokens of each decoding row.
+def prepare_for_decode(
+    kv: KvMemory, rows: IntArray, pace: Pace | None, num_before: int
+) -> StepTokens:
+    """Allocate and list the pending tokens of each decoding row, after `num_before` tokens of
+    prompts.
 
     Usually this is one token, which only the device knows. A row that was given forced tokens has
-    more, and their ids are known:
+    more, and their ids are known; it samples after the last of them, perhaps in a later step:
 
         kv_len   seq_len             kv_len            seq_len
         | last ... |                 | sampled, forced ... |
@@ -90,21 +95,26 @@ def prepare_for_decode(kv: KvMemory, rows: IntArray) -> StepTokens:
     starts = columns.kv_len.take(at)
     ends = columns.seq_len.take(at)
     lens: IntArray = ends - starts
+    samples = np.ones(len(rows), dtype=np.bool_)
     # The usual case has its own branch, because it needs no search for the tokens of each row.
     if np.count_nonzero(lens == 1) == len(rows):
         row_of_token = rows
         positions = starts
         tokens = np.full(len(rows), LAST_SAMPLED, dtype=np.int32)
     else:
+        is_known = lens > 1
+        if pace is not None:
+            all_ends = ends
+            ends = pace.forced_ends(rows, starts, all_ends, num_before)
+            lens = ends - starts
+            samples = ends == all_ends
         row_of_token = np.repeat(rows, lens)
         positions = consecutive(starts, lens)
-        is_known = np.repeat(lens, lens) > 1
         known = columns.tokens[row_of_token, positions]
-        tokens = np.where(is_known, known, np.int32(LAST_SAMPLED))
+        tokens = np.where(np.repeat(is_known, lens), known, np.int32(LAST_SAMPLED))
     slots = kv.extend_running(row_of_token, positions)
     columns.kv_len[at] = ends
-    columns.seq_len[at] = ends + 1
-    samples = np.ones(len(rows), dtype=np.bool_)
+    columns.seq_len[at[samples]] = ends[samples] + 1
     return StepTokens(rows, starts, lens, tokens, slots, samples)
 
 
@@ -131,10 +141,11 @@ def mix_with_running(extend: StepTokens, decode: StepTokens) -> StepTokens:
 class Planner:
     """Makes batches with their plans. Numbers the steps."""
 
-    def __init__(self, kv: KvMemory, hooks: FeatureHooks) -> None:
+    def __init__(self, kv: KvMemory, hooks: FeatureHooks, pace: Pace | None) -> None:
         self._kv = kv
         self._columns = kv.columns
         self._hooks = hooks
+        self._pace = pace
         self.num_steps = 0
 
     def make_batch(self, prefills: list[Request], decode_rows: IntArray = NO_ROWS) -> Batch:
@@ -209,7 +220,7 @@ class Planner:
 
     def _list_decode(self, rows: IntArray, num_before: int) -> StepTokens:
         """The tokens that `rows` compute in a step that has `num_before` tokens of prompts."""
-        return prepare_for_decode(self._kv, rows)
+        return prepare_for_decode(self._kv, rows, self._pace, num_before)
 
     def _batch(self, mode: ForwardMode, prefills: list[Request], work: StepTokens) -> Batch:
         return Batch(mode, prefills, work.rows, work.starts, work.lens, work.samples, self._columns)

@@ -19,6 +19,7 @@ BASES = (
     "nomic_bert.",
     "roberta.",
     "gpt_neox.",
+    "backbone.",
     "transformer.",
 )
 # Prefixes within the base model that checkpoints write in two ways.

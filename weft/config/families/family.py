@@ -28,6 +28,7 @@ class Family:
     encoder: Callable[[Config], EncoderSpec] | None = None  # of texts; None: a decoder
     defaults: JsonMapping = field(default_factory=dict)  # values of keys that a file may omit
     aliases: Mapping[str, str] = field(default_factory=dict)  # usual key → its key in this family
+    implied: Callable[[Config], JsonMapping] | None = None  # values that follow from others
     norm_eps_key: str = "rms_norm_eps"
     # Whether a `text_config` with tied embeddings has priority over the whole config: older
     # releases wrote this key only there.

@@ -1,11 +1,12 @@
-"""Reads the mixers in a `config.json` that keep a state in place of K and V, and refuses sizes that
-weft does not compute."""
+"""Reads the mixers in a `config.json` that keep a state, and refuses sizes that weft does not
+compute."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from weft.config.config_json import get, size
 from weft.config.decoder import (
@@ -60,39 +61,69 @@ def read_short_conv(config: Config) -> ShortConvSpec:
     return spec
 
 
-def read_mamba(config: Config) -> MambaSpec:
-    """Mamba 2, with the keys of Granite 4."""
-    inner = size(config, "mamba_expand", 2) * size(config, "hidden_size")
-    heads = size(config, "mamba_n_heads", 128)
-    head_dim = inner // heads
-    if config.get("mamba_d_head", "auto") != "auto":
-        head_dim = size(config, "mamba_d_head")
-    if head_dim * heads != inner:
-        raise UnsupportedModel(
-            f"mamba_d_head is {head_dim}; times mamba_n_heads, which is {heads}, it must be "
-            f"mamba_expand times hidden_size: {inner}"
-        )
+class MambaKeys(NamedTuple):
+    """The keys of Mamba 2 in the files of a family; by default those of Granite 4."""
+
+    heads: str = "mamba_n_heads"
+    head_dim: str = "mamba_d_head"
+    groups: str = "mamba_n_groups"
+    state_dim: str = "mamba_d_state"
+    taps: str = "mamba_d_conv"
+    conv_bias: str = "mamba_conv_bias"
+    bias: str = "mamba_proj_bias"
+    expand: str = "mamba_expand"
+    inner: str = ""  # the number of values of all heads; "": `expand` times hidden_size
+    times_hidden: bool = True  # False: the number of values follows from the heads
+
+
+OF_GRANITE = MambaKeys()
+
+
+def read_mamba(config: Config, keys: MambaKeys = OF_GRANITE) -> MambaSpec:
+    """Mamba 2, with a norm after the gate."""
+    heads = size(config, keys.heads, 128)
+    head_dim = _head_dim(config, keys, heads)
     limit = get(config, "time_step_limit", list, NO_LIMITS[0])
     if limit not in NO_LIMITS:
         raise UnsupportedModel(f"time_step_limit is {str(limit)[:64]}; no limit is supported")
     spec = MambaSpec(
         heads=heads,
-        groups=size(config, "mamba_n_groups", 1),
+        groups=size(config, keys.groups, 1),
         head_dim=head_dim,
-        state_dim=size(config, "mamba_d_state", 256),
-        taps=size(config, "mamba_d_conv", 4),
-        conv_bias=flag(config, "mamba_conv_bias", True),
-        bias=flag(config, "mamba_proj_bias"),
+        state_dim=size(config, keys.state_dim, 256),
+        taps=size(config, keys.taps, 4),
+        conv_bias=flag(config, keys.conv_bias, True),
+        bias=flag(config, keys.bias),
     )
-    _check_taps(spec.taps, "mamba_d_conv")
-    _check_lanes(spec.head_dim, "mamba_d_head")
-    _check_lanes(spec.state_dim, "mamba_d_state")
+    _check_taps(spec.taps, keys.taps)
+    _check_lanes(spec.head_dim, keys.head_dim)
+    _check_lanes(spec.state_dim, keys.state_dim)
     if heads % spec.groups:
         raise UnsupportedModel(
-            f"mamba_n_heads is {heads}; it must be a multiple of mamba_n_groups, which is "
+            f"{keys.heads} is {heads}; it must be a multiple of {keys.groups}, which is "
             f"{spec.groups}"
         )
     return spec
+
+
+def _head_dim(config: Config, keys: MambaKeys, heads: int) -> int:
+    """The number of values of a head. Raises UnsupportedModel if the file contradicts itself."""
+    if not keys.times_hidden:
+        return size(config, keys.head_dim)
+    inner = size(config, keys.expand, 2) * size(config, "hidden_size")
+    name = f"{keys.expand} times hidden_size"
+    if keys.inner and config.get(keys.inner) is not None:
+        inner = size(config, keys.inner)
+        name = keys.inner
+    head_dim = inner // heads
+    if config.get(keys.head_dim, "auto") != "auto":
+        head_dim = size(config, keys.head_dim)
+    if head_dim * heads != inner:
+        raise UnsupportedModel(
+            f"{keys.head_dim} is {head_dim}; times {keys.heads}, which is {heads}, it must be "
+            f"{name}: {inner}"
+        )
+    return head_dim
 
 
 def with_states(
@@ -108,10 +139,8 @@ def with_states(
     for index, found in enumerate(layer_types(config, default, (FULL, kind))):
         layer = spec.layer(index)
         if found == kind:
-            layer = replace(layer, state=state)
+            layer = replace(layer, state=state, attends=False)
         layers.append(layer)
-    if all(layer.state is not None for layer in layers):
-        raise UnsupportedModel(f"all layers are {kind}; a model without attention is not supported")
     return replace(spec, layers=tuple(layers))
 
 

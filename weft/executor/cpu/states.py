@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from weft.arrays import IntArray
-from weft.config.decoder import GatedDeltaSpec, MambaSpec
+from weft.config.decoder import GatedDeltaSpec, MambaSpec, ScanNorm
 from weft.config.model import ModelConfig
 from weft.executor.kv_pool import StatePool
 from weft.models.layers.states import ConvWeights, DeltaWeights, ScanWeights
@@ -126,12 +126,14 @@ class CppStates:
             decay_log=weights.decay_log.data_ptr(),
             step_bias=weights.step_bias.data_ptr(),
             skip=weights.skip.data_ptr(),
-            norm_weight=weights.norm.data_ptr(),
+            norm_is_first=spec.norm is ScanNorm.NORM_FIRST,
             eps=weights.eps,
             factors=factors.data_ptr(),
             states=matrices.data_ptr(),
             state_stride=matrices.stride(0),
         )
+        if weights.norm is not None:
+            args.norm_weight = weights.norm.data_ptr()
         recorder.add(args)
         return out
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from weft.arrays import IntArray, LongArray
-from weft.config.decoder import GatedDeltaSpec, MambaSpec
+from weft.config.decoder import GatedDeltaSpec, MambaSpec, ScanNorm
 from weft.config.model import ModelConfig
 from weft.executor.gpu.layout import lay_out_states
 from weft.executor.kv_pool import StatePool
@@ -92,7 +92,8 @@ class TritonStates:
             spec.groups,
         )
         by_group = out.view(len(out), spec.groups, -1)
-        return norm_and_gate(by_group, gate, weights.norm, weights.eps, gates_first=True)
+        gates_first = spec.norm is not ScanNorm.NORM_FIRST
+        return norm_and_gate(by_group, gate, weights.norm, weights.eps, gates_first=gates_first)
 
     def _convolve(self, x: Tensor, conv: ConvWeights, layer: int, *, gated: bool) -> Tensor:
         inputs = self._pool.of_layer[layer][0]

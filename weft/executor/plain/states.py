@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.arrays import IntArray
-from weft.config.decoder import GatedDeltaSpec, MambaSpec
+from weft.config.decoder import GatedDeltaSpec, MambaSpec, ScanNorm
 from weft.config.model import ModelConfig
 from weft.executor.kv_pool import StatePool
 from weft.models.layers.states import ConvWeights, DeltaWeights, ScanWeights
@@ -32,6 +32,9 @@ from weft.plan.step import NO_STATE, StateSlots
 
 # (state [A, ..], tokens [A]) -> the state after these tokens, [A, ..]
 Advance = Callable[[Tensor, Tensor], Tensor]
+
+
+_SCAN_NORMS = {ScanNorm.GATE_FIRST: gate_and_norm, ScanNorm.NORM_FIRST: norm_and_gate}
 
 
 class TokenStep(NamedTuple):
@@ -161,12 +164,12 @@ class TorchStates:
         self._advance_all(matrices.transpose(2, 3), advance)
         out += weights.skip[:, None] * values
         by_group = (num, spec.groups, -1)
-        normed = gate_and_norm(
-            out.reshape(by_group),
-            gate.float().reshape(by_group),
-            weights.norm.view(spec.groups, -1),
-            weights.eps,
-        )
+        out = out.reshape(by_group)
+        gates = gate.float().reshape(by_group)
+        if weights.norm is None:
+            return (out * F.silu(gates)).flatten(1).to(x.dtype)
+        norm_weight = weights.norm.view(spec.groups, -1)
+        normed = _SCAN_NORMS[spec.norm](out, gates, norm_weight, weights.eps)
         return normed.flatten(1).to(x.dtype)
 
     def _convolve(self, x: Tensor, conv: ConvWeights, layer: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Mixers that keep a state of fixed size for each request, instead of K and V: the projections.
+"""Mixers that keep a state of fixed size for each request: the projections.
 `LayerStates` reads and writes the states."""
 
 from __future__ import annotations
@@ -8,7 +8,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from weft.config.decoder import GatedDeltaSpec, MambaSpec, ShortConvSpec, StateNames, StateSpec
+from weft.config.decoder import (
+    GatedDeltaSpec,
+    MambaSpec,
+    ScanNorm,
+    ShortConvSpec,
+    StateNames,
+    StateSpec,
+)
 from weft.config.model import ModelConfig
 from weft.models.layers.linear import HeadwiseLinear, Linear
 from weft.models.layers.weight import Weight, Weights, vector
@@ -37,7 +44,7 @@ class ScanWeights(NamedTuple):
     decay_log: Tensor  # [heads]
     step_bias: Tensor  # [heads]
     skip: Tensor  # [heads]
-    norm: Tensor  # [heads * head_dim]
+    norm: Tensor | None  # [heads * head_dim]; None: there is no norm
     eps: float
 
 
@@ -81,11 +88,12 @@ class LayerStates(Protocol):
         weights: ScanWeights,
         layer: int,
     ) -> Tensor:
-        """norm((S c + skip x) silu(gate)), where S <- a S + b (d x), for each head.
+        """norm(y silu(gate)), y = S c + skip x, where S <- a S + b (d x), for each head.
 
         x [T, x | b | c], b and c of the groups; gate [T, heads head_dim]; steps [T, heads]: d =
-        softplus(steps + step_bias), and a = exp(-exp(decay_log) d). The norm is of each group.
-        Returns the shape of `gate`. Source: arXiv:2405.21060.
+        softplus(steps + step_bias), and a = exp(-exp(decay_log) d). The norm is of each group, and
+        stands where the layer's `MambaSpec.norm` says. Returns the shape of `gate`. Source:
+        arXiv:2405.21060.
         """
         ...
 
@@ -203,7 +211,7 @@ class Mamba:
             ops.vector(spec.heads, exact=True),
             ops.vector(spec.heads, exact=True),
             ops.vector(spec.heads, exact=True),
-            ops.vector(spec.out_size, exact=True),
+            None if spec.norm is ScanNorm.NONE else ops.vector(spec.out_size, exact=True),
             config.norm_eps,
         )
 
@@ -222,7 +230,8 @@ class Mamba:
         yield _decay(f"{prefix}.{names.decay_log}", self._scan.decay_log, names.decay_is_final)
         yield vector(f"{prefix}.{names.decay_bias}", self._scan.step_bias)
         yield vector(f"{prefix}.{names.skip}", self._scan.skip)
-        yield vector(f"{prefix}.{names.norm}.weight", self._scan.norm)
+        if self._scan.norm is not None:
+            yield vector(f"{prefix}.{names.norm}.weight", self._scan.norm)
         yield from self._out.weights(prefix)
 
 

@@ -598,6 +598,7 @@ class ScanArgs(ctypes.Structure):
         ("step_bias", c_void_p),
         ("skip", c_void_p),
         ("norm_weight", c_void_p),
+        ("norm_is_first", c_int64),
         ("eps", c_float),
         ("factors", c_void_p),
         ("states", c_void_p),

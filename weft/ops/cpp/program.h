@@ -667,7 +667,8 @@ constexpr int kScanFactors = 2;  // floats of scratch for a token and head
 // Mamba 2. For each head a state S [state_dim, head_dim], with b and c of its group (the heads of a
 // group stand together), a step d = softplus(step + step_bias) and a decay a = exp(-exp(decay_log)
 // d):
-//   S <- a S + b (d x);  y = S c + skip x;  out = norm(y silu(gate)), over all heads of a group
+//   S <- a S + b (d x);  y = S c + skip x;  out = norm(y silu(gate)), over all heads of a group;
+// norm(y) silu(gate) if the norm is first; y silu(gate) without its weight.
 // The state of a slot: [heads][head_dim / kStateLanes][state_dim][kStateLanes].
 struct ScanArgs {
   const float* x;  // [T, x_stride]: x [heads, head_dim], b and c [groups, state_dim]
@@ -684,7 +685,8 @@ struct ScanArgs {
   const float* decay_log;    // [heads]
   const float* step_bias;    // [heads]
   const float* skip;         // [heads]
-  const float* norm_weight;  // [heads * head_dim]
+  const float* norm_weight;  // [heads * head_dim], or null
+  int64_t norm_is_first;
   float eps;
   float* factors;  // scratch [T, heads, kScanFactors]
   float* states;   // [slots, state_stride]

@@ -316,19 +316,26 @@ static void advance_scan(const ScanArgs& args, int64_t head, int64_t value, floa
   }
 }
 
-// out = norm(out silu(gate)) weight, over the values of a group's heads.
+// What follows the scan: the gate, and maybe a norm over the values of a group's heads.
 static void gate_and_norm(const ScanArgs& args, int64_t t, int64_t group) {
   const int64_t inner = args.heads * args.head_dim;
   const int64_t size = inner / args.groups;
   const int64_t first = group * size;
   float* const out = args.out + t * inner + first;
   const float* const gate = args.gate + t * args.gate_stride + first;
-  for (int64_t i = 0; i < size; i += kLanes)
-    store(out + i, mul(load(out + i), silu(load(gate + i))));
-  const F32 factor = all(inverse_rms(out, size, args.eps));
-  for (int64_t i = 0; i < size; i += kLanes) {
-    store(out + i, mul(mul(load(out + i), factor), load(args.norm_weight + first + i)));
+  const auto apply_gate = [&] {
+    for (int64_t i = 0; i < size; i += kLanes)
+      store(out + i, mul(load(out + i), silu(load(gate + i))));
+  };
+  if (!args.norm_is_first)
+    apply_gate();
+  if (args.norm_weight) {
+    const F32 factor = all(inverse_rms(out, size, args.eps));
+    for (int64_t i = 0; i < size; i += kLanes)
+      store(out + i, mul(mul(load(out + i), factor), load(args.norm_weight + first + i)));
   }
+  if (args.norm_is_first)
+    apply_gate();
 }
 
 static void scan(const ScanArgs& args, const StepArgs& step, Team& team) {

@@ -171,13 +171,13 @@ def scan(
 def norm_and_gate(
     x: Tensor,
     gate: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     eps: float,
     *,
     gates_first: bool,
 ) -> Tensor:
     """Of each part of a row: x / rms(x) · weight · silu(gate); or, if `gates_first`, y / rms(y) ·
-    weight with y = x · silu(gate).
+    weight with y = x · silu(gate). Without a weight there is no norm.
 
     x [T, parts, size] float32; gate [T, parts * size]; weight float32, [size] for all parts or
     [parts * size]. Returns [T, parts * size] in the type of `gate`.
@@ -188,14 +188,15 @@ def norm_and_gate(
     norm_and_gate_kernel[(num, parts)](
         x,
         gate,
-        weight,
+        x if weight is None else weight,
         out,
         gate.stride(0),
         eps,
         PARTS=parts,
         SIZE=size,
         BLOCK=triton.next_power_of_2(size),
-        SHARED=len(weight) == size,
+        SHARED=weight is not None and len(weight) == size,
+        NORMED=weight is not None,
         GATES_FIRST=gates_first,
         num_warps=1 if size <= 256 else 4,
     )
@@ -506,6 +507,7 @@ def norm_and_gate_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     SHARED: tl.constexpr,
+    NORMED: tl.constexpr,
     GATES_FIRST: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -516,10 +518,11 @@ def norm_and_gate_kernel(
     x = tl.load(x_ptr + row * (PARTS * SIZE) + at, mask=is_column, other=0.0)
     gate = tl.load(gate_ptr + row * gate_stride + at, mask=is_column, other=0.0).to(tl.float32)
     gate *= tl.sigmoid(gate)
-    weight = tl.load(weight_ptr + (column if SHARED else at), mask=is_column, other=0.0)
     if GATES_FIRST:
         x *= gate
-    x *= (1 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)) * weight
+    if NORMED:
+        weight = tl.load(weight_ptr + (column if SHARED else at), mask=is_column, other=0.0)
+        x *= (1 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)) * weight
     if not GATES_FIRST:
         x *= gate
     out = x.to(out_ptr.dtype.element_ty)

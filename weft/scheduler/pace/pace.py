@@ -32,7 +32,7 @@ from weft.scheduler.settings import SchedulerSettings
 
 # Of a step, until costs are known; then at most twice the largest measured step.
 FIRST_TOKENS = 64
-MIN_TOKENS = 16  # of a prompt: the shortest piece that is worth a step
+MIN_TOKENS = 8  # of a prompt: the shortest piece that is worth a step
 # A bound by `max_slowdown` is never below this: no user reads 100 tokens a second, and smaller
 # pieces would delay prompts more than they speed up streams.
 LEAST_BOUND_S = 0.01
@@ -362,6 +362,36 @@ class Pace:
         longest = int(self._columns.seq_len[rows].max())
         token_s = cost.token_s + cost.pair_s * longest
         return max(left_s, 0.0) / token_s if token_s > 0 else math.inf
+
+    def forced_ends(
+        self, rows: IntArray, starts: IntArray, ends: IntArray, num_before: int
+    ) -> IntArray:
+        """[R] How far the next step of `rows` [R] computes their known tokens, which lie between
+        `starts` and `ends` [R], after `num_before` tokens of prompts.
+
+        A grammar may force many tokens at once. They slow down the rows that have one token each as
+        prompts may, and the rest of them is computed in the steps after this one. A rest has at
+        least two tokens, for a single one would be taken for the token that was sampled last.
+        """
+        columns = self._columns
+        lens = ends - starts
+        is_forced = (lens > 1) & (columns.known_len.take(rows) == ends)
+        is_other = (lens == 1) & ~columns.background.take(rows)
+        if not is_forced.any() or not is_other.any() or not self.cost.is_known:
+            return ends
+        cost = self.cost.model()
+        own_s = cost.seconds(StepLoad(len(rows), int(ends.sum())))
+        bound_s = math.inf
+        if self._bounds.max_slowdown > 0:
+            bound_s = max(self._bounds.max_slowdown * own_s, LEAST_BOUND_S)
+        bound_s = min(bound_s, self._longest_s)
+        token_s = cost.token_s + cost.pair_s * int(ends.max())
+        if bound_s == math.inf or token_s <= 0:
+            return ends
+        room = max((bound_s - self.since_s - own_s) / token_s - num_before, 0.0)
+        most = 1 + int(room / np.count_nonzero(is_forced))
+        is_cut = is_forced & (lens > most + 1)
+        return np.where(is_cut, starts + most, ends).astype(np.int32)
 
     def drafting_room(self, num_passes: int) -> float:
         """How many tokens a step of the draft model has time for, before the next step of the

@@ -84,7 +84,7 @@ class SpeculativePlanner(Planner):
     def __init__(
         self, kv: KvMemory, hooks: FeatureHooks, speculator: Speculator, max_tokens: int
     ) -> None:
-        super().__init__(kv, hooks)
+        super().__init__(kv, hooks, speculator.pace)
         self._speculator = speculator
         self._max_tokens = max_tokens
         self._drafts: list[Draft] = []  # of the step that is being planned
@@ -156,16 +156,26 @@ class SpeculativePlanner(Planner):
 
     def _list_decode(self, rows: IntArray, num_before: int) -> StepTokens:
         drafts = self._speculator.propose(rows)
-        self._drafts = drafts
-        if drafts:
-            self._drafts = self._fitting(rows, self._beside(rows, num_before, drafts))
-            for draft in drafts[len(self._drafts) :]:
-                self._speculator.drop(draft)
-        if self._drafts or self._listed_rows:
-            work = prepare_with_drafts(self._kv, rows, self._drafts)
+        self._drafts = []
+        until: IntArray | None = None
+        if drafts or self._listed_rows:
+            columns = self._columns
+            starts = columns.kv_len.take(rows)
+            ends = columns.seq_len.take(rows)
+            until = self._speculator.pace.forced_ends(rows, starts, ends, num_before)
+            # Drafts follow the last known token, so it must be computed in this step.
+            ending = set(rows[until == ends].tolist())
+            beside = [draft for draft in drafts if draft.row in ending]
+            self._drafts = self._fitting(rows, self._beside(rows, num_before, beside))
+            used = {draft.row for draft in self._drafts}
+            for draft in drafts:
+                if draft.row not in used:
+                    self._speculator.drop(draft)
+        if until is not None and (self._drafts or self._listed_rows):
+            work = prepare_with_drafts(self._kv, rows, self._drafts, until)
             self._note_listed(work)
         else:
-            work = prepare_for_decode(self._kv, rows)
+            work = prepare_for_decode(self._kv, rows, self._pace, num_before)
         if self._planned is not None:
             self._planned.followed = followers(work)
             self._planned = None
@@ -246,8 +256,11 @@ def followers(work: StepTokens) -> dict[int, Follower]:
     return found
 
 
-def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> StepTokens:
-    """Allocate and list the pending tokens of each decoding row, and its drafts.
+def prepare_with_drafts(
+    kv: KvMemory, rows: IntArray, drafts: list[Draft], run_ends: IntArray
+) -> StepTokens:
+    """Allocate and list the pending tokens of each decoding row up to `run_ends` [R], and its
+    drafts.
 
     Known ids are listed as ids: after a step with drafts, the device may have sampled tokens last
     that do not count. A row whose last drafts are not compared begins with its last run:
@@ -258,7 +271,7 @@ def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> St
     columns = kv.columns
     starts = columns.kv_len.take(rows)
     num_known = columns.known_len.take(rows)
-    run_ends = columns.seq_len.take(rows)
+    samples = run_ends == columns.seq_len.take(rows)
     ends = run_ends
     counts: IntArray | None = None
     unsettled: IntArray | None = None
@@ -298,7 +311,6 @@ def prepare_with_drafts(kv: KvMemory, rows: IntArray, drafts: list[Draft]) -> St
         kv.extend_running(row_of_token[is_new], positions[is_new])
         slots = kv.rows.slots_at(row_of_token, positions)
     columns.kv_len[rows] = ends
-    columns.seq_len[rows] = ends + 1
-    samples = np.ones(len(rows), dtype=np.bool_)
+    columns.seq_len[rows[samples]] = ends[samples] + 1
     work = StepTokens(rows, starts, lens, tokens, slots, samples, counts)
     return work._replace(unsettled=unsettled)

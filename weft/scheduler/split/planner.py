@@ -23,7 +23,7 @@ from weft.plan.step import ForwardMode, LayerSpan
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.kv import KvMemory
-from weft.scheduler.pace.pace import MIN_TOKENS, Pace, Waiting
+from weft.scheduler.pace.pace import Pace, Waiting
 from weft.scheduler.pace.step_cost import StepLoad
 from weft.scheduler.planner import Planner, StepTokens, prepare_for_extend
 from weft.scheduler.request import Request
@@ -51,7 +51,7 @@ class PieceSize(NamedTuple):
 class SplitPlanner(Planner):
     """`pace` says how long a step may take; None: any time."""
 
-    least_tokens = MIN_TOKENS  # in all layers: the least work that is worth a piece
+    least_tokens = 16  # in all layers: the least work that is worth a piece
 
     def __init__(
         self,
@@ -63,12 +63,11 @@ class SplitPlanner(Planner):
         queue: WaitingQueue,
         pace: Pace | None,
     ) -> None:
-        super().__init__(kv, hooks)
+        super().__init__(kv, hooks, pace)
         self._max_layers = settings.split_prefill_layers
         self._num_layers = settings.num_layers
         self._running = running
         self._queue = queue
-        self._pace = pace
         self.open: list[SplitPrompt] = []  # in the order of their tokens
         self._next_layer = 0
         self._left: set[int] = set()  # ids of requests that have left since the last piece

@@ -1,0 +1,95 @@
+"""NVIDIA's Nemotron-H: every layer is one part, which is Mamba 2, attention without positions, or a
+feed-forward part without a gate, in the order of a pattern."""
+
+from __future__ import annotations
+
+from weft.config.config_json import get, require
+from weft.config.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    StateNames,
+    TensorNames,
+)
+from weft.config.families.family import Config, Family, activation, flag
+from weft.config.families.states import MambaKeys, read_mamba
+from weft.config.model_errors import BadConfig, UnsupportedModel
+from weft.json_types import JsonObject
+
+_KEYS = MambaKeys(
+    heads="mamba_num_heads",
+    head_dim="mamba_head_dim",
+    groups="n_groups",
+    state_dim="ssm_state_size",
+    taps="conv_kernel",
+    conv_bias="use_conv_bias",
+    bias="use_bias",
+    times_hidden=False,
+)
+_NAMES = TensorNames(
+    attention="mixer",
+    mlp="mixer",
+    gate_up=("up_proj",),
+    attention_norm="norm",
+    mlp_norm="norm",
+    norm="backbone.norm_f",
+    embedding="backbone.embeddings",
+    layers="backbone.layers",
+    state=StateNames(mixer="mixer", inputs=("in_proj",)),
+)
+# A pattern has a letter for each layer; lists have names, of which some are older.
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_OLDER = {"linear_attention": "mamba", "full_attention": "attention"}
+_KINDS = ("mamba", "attention", "mlp")
+MAX_LAYERS = 1_024
+
+
+def _kinds(config: Config) -> list[str]:
+    """The kind of each layer. Raises BadConfig and UnsupportedModel."""
+    listed = get(config, "layers_block_type", list, [])
+    if not listed:
+        listed = [_LETTERS.get(one, one) for one in get(config, "hybrid_override_pattern", str)]
+    if not 1 <= len(listed) <= MAX_LAYERS:
+        raise BadConfig(f"there are {len(listed)} layers; 1 to {MAX_LAYERS:,} are expected")
+    kinds = [_OLDER.get(str(kind), str(kind)) for kind in listed]
+    for kind in kinds:
+        if kind not in _KINDS:
+            raise UnsupportedModel(
+                f"a layer is {kind[:64]!r}; only {', '.join(map(repr, _KINDS))} are supported"
+            )
+    return kinds
+
+
+def _num_layers(config: Config) -> JsonObject:
+    return {"num_hidden_layers": len(_kinds(config))}
+
+
+def _nemotron_h(config: Config) -> DecoderSpec:
+    # transformers bounds steps of Mamba from below by `time_step_min` in prompts, but not in tokens
+    # that follow: weft bounds neither, so that both are computed alike.
+    require(config, "mamba_hidden_act", "silu")
+    layers = {
+        "mamba": LayerSpec(attends=False, state=read_mamba(config, _KEYS), mlp=None),
+        "attention": LayerSpec(attention=AttentionSpec(rope=None), mlp=None),
+        "mlp": LayerSpec(attends=False, mlp=_mlp(config)),
+    }
+    return DecoderSpec(layers=tuple(layers[kind] for kind in _kinds(config)), names=_NAMES)
+
+
+def _mlp(config: Config) -> MlpSpec:
+    return MlpSpec(
+        activation=activation(config, ("relu2",), "mlp_hidden_act"),
+        is_gated=False,
+        bias=flag(config, "mlp_bias"),
+    )
+
+
+FAMILIES = {
+    "NemotronH": Family(
+        read=_nemotron_h,
+        implied=_num_layers,
+        defaults={"head_dim": 128, "num_key_value_heads": 8, "mamba_head_dim": 64, "n_groups": 8},
+        norm_eps_key="layer_norm_epsilon",
+    ),
+}
