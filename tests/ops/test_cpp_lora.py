@@ -77,7 +77,7 @@ class Product:
             self.norm = Norm(1 + 0.1 * random(IN_SIZE, seed=50), 1e-6)
         dtype = torch.float32 if format == WeightFormat.F32 else torch.bfloat16
         self.adapters = CppAdapters(NUM_ADAPTERS, MAX_RANK, dtype)
-        self.adapters.watch([self.matrix])
+        self.adapters.watch({self.matrix: MAX_RANK})
         self.ops.adapters = self.adapters
         self.loaded = [adapter(sizes, seed) for seed in range(NUM_ADAPTERS)]
         for place, parts in enumerate(self.loaded):

@@ -40,9 +40,7 @@ class Pair:
 
     def __init__(self, graph_tokens: int = 0, dtype: torch.dtype = torch.float32) -> None:
         self.ours, self.theirs = TritonOps(dtype, CPU), PlainOps(dtype, CPU)
-        self.adapters = TritonAdapters(
-            dtype, CPU, PLACES, 20, send, split, graph_tokens=graph_tokens
-        )
+        self.adapters = TritonAdapters(dtype, CPU, PLACES, send, split, graph_tokens=graph_tokens)
         self.ours.adapters, self.theirs.adapters = self.adapters, TorchAdapters(dtype, CPU)
         self.matrices = []
         self.tables = []
@@ -54,7 +52,8 @@ class Pair:
             table.put(0, random(VOCAB, IN, seed=9))
             self.matrices.append(matrix)
             self.tables.append(table)
-        self.adapters.watch(self.matrices[:1] + self.tables[:1], self.tables[:1])
+        ranks = dict.fromkeys(self.matrices[:1] + self.tables[:1], 20)
+        self.adapters.watch(ranks, dict.fromkeys(self.tables[:1], 20))
         for place in range(PLACES):
             self.put(place, seed=place)
 
@@ -129,7 +128,7 @@ def test_a_place_that_is_filled_anew_or_cleared_has_nothing_of_before() -> None:
 
 
 def test_a_grid_has_room_for_the_chunks_of_every_step() -> None:
-    adapters = TritonAdapters(torch.float32, CPU, PLACES, 16, send, split)
+    adapters = TritonAdapters(torch.float32, CPU, PLACES, send, split)
     rng = np.random.default_rng(1)
     for num in range(1, 60):
         for kinds in (1, 2, 3):

@@ -32,13 +32,16 @@ class AdapterFolder:
         self._folders = AdapterFolders.of(config, folder)
         self._model = model
         self._max_rank = config.max_lora_rank
+        self._full_modules = config.lora_full_modules
         self._targets = Targets(config.lora_target_modules)
         self.offers = bool(config.lora_dir)
 
     def find(self, path: str) -> FoundAdapter:
         try:
             folder = self._folders.folder(path)
-            info = inspect_adapter(folder, self._model, max_rank=self._max_rank)
+            info = inspect_adapter(
+                folder, self._model, max_rank=self._max_rank, full_modules=self._full_modules
+            )
         except ModelError as exc:
             raise AdapterRefused(str(exc)) from exc
         self._require_targets(info.targets)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.projections import EXPERTS, Targets, adapter_bytes, projections
+from weft.config.projections import EXPERTS, Targets, adapter_bytes, projections, target_of
 
 FORMS = 'NAME=FOLDER, a folder, or {"lora_name": NAME, "lora_path": FOLDER} are allowed'
 KEYS = ("lora_name", "lora_path", "pinned")
@@ -111,6 +111,12 @@ def with_adapters(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         raise SettingsError(
             f"--lora-paths names {len(named):,} adapters, but --max-loaded-loras is {num_loaded:,}"
         )
+    targets = {target_of(name, one) for name, one in projections(model).items()} - {EXPERTS}
+    for word in filter(None, (word.strip() for word in config.lora_full_modules.split(","))):
+        if word not in targets:
+            raise SettingsError(
+                f"--lora-full-modules names {word[:64]!r}; {', '.join(sorted(targets))} are known"
+            )
     num_pinned = sum(one.pinned for one in named)
     if num_pinned > config.max_loras_per_batch - 1:
         raise SettingsError(
@@ -142,5 +148,5 @@ def adapters_bytes(config: EngineConfig, model: ModelConfig) -> int:
     if not config.max_loaded_loras:
         return 0
     return config.max_loaded_loras * adapter_bytes(
-        model, config.max_lora_rank, config.lora_target_modules
+        model, config.max_lora_rank, config.lora_target_modules, config.lora_full_modules
     )

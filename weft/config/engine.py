@@ -664,6 +664,12 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
         "its experts, for which all,experts lays out memory",
         group="adapters",
     )
+    lora_full_modules: str = option(
+        "",
+        "modules that adapters may replace by matrices of their own, lm_head,embed_tokens; memory "
+        "is laid out for them",
+        group="adapters",
+    )
 
     # logit processors
     logit_processors: str = option(

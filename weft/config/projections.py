@@ -38,18 +38,46 @@ class Projection(NamedTuple):
     out_size: int
     is_table: bool = False
     stack: ExpertSlice | None = None
+    is_tied: bool = False  # the head is the embedding
+    may_be_full: bool = False  # an adapter may replace it by a matrix of any size
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        """In checkpoints."""
+        if self.is_table:
+            return (self.in_size, self.out_size)
+        return (self.out_size, self.in_size)
+
+    @property
+    def full_rank(self) -> int:
+        """The rank of the difference between two such matrices."""
+        return min(self.in_size, self.out_size)
+
+    def most_rank(self, max_rank: int) -> int:
+        """The highest rank that an adapter may have here, if `max_rank` is that of pairs."""
+        return max(max_rank, self.full_rank) if self.may_be_full else max_rank
 
 
-def projections(model: ModelConfig) -> dict[str, Projection]:
+def projections(model: ModelConfig, full_modules: str = "") -> dict[str, Projection]:
     """The projections of a model by name, as "model.layers.0.self_attn.q_proj". None are known for
-    an encoder, and for a model that the code of a library computes."""
+    an encoder, and for a model that the code of a library computes. `full_modules`: a text that
+    names those which an adapter may replace, by the last parts of their names, with commas."""
+    words = {word.strip() for word in full_modules.split(",")}
+    return {
+        name: one._replace(may_be_full=one.stack is None and target_of(name, one) in words)
+        for name, one in _projections(model).items()
+    }
+
+
+def _projections(model: ModelConfig) -> dict[str, Projection]:
     found: dict[str, Projection] = {}
     if model.library_config or model.is_encoder:
         return found
     names = model.decoder.names
     found[names.embedding] = Projection(model.vocab_size, model.hidden_size, is_table=True)
     if model.pooling is None:
-        found[HEAD] = Projection(model.hidden_size, model.vocab_size)
+        head = Projection(model.hidden_size, model.vocab_size, is_tied=model.tie_embeddings)
+        found[HEAD] = head
     elif model.pooling.labels:
         found[LABELS] = Projection(model.hidden_size, len(model.pooling.labels))
     for layer in range(model.num_layers):
@@ -178,14 +206,17 @@ def adapter_item_bytes(model: ModelConfig) -> int:
     return DTYPES["float32" if is_exact else "bfloat16"]
 
 
-def adapter_bytes(model: ModelConfig, rank: int, targets: str = "") -> int:
+def adapter_bytes(
+    model: ModelConfig, max_rank: int, targets: str = "", full_modules: str = ""
+) -> int:
     """Maximal bytes of memory for an adapter of this rank that changes all projections that
-    `targets` allows."""
+    `targets` allows, and replaces those that `full_modules` names."""
     allowed = Targets(targets)
     num_bytes = 0
-    for name, projection in projections(model).items():
+    for name, projection in projections(model, full_modules).items():
         if target_of(name, projection) not in allowed:
             continue
+        rank = projection.most_rank(max_rank)
         if projection.is_table:
             # The rows of A in the kept type, and B in float32.
             num_bytes += rank * projection.in_size * adapter_item_bytes(model)

@@ -236,6 +236,7 @@ def make_adapter_table(
         ops,
         num_adapter_slots=spec.engine.max_loaded_loras,
         max_rank=spec.engine.max_lora_rank,
+        full_modules=spec.engine.lora_full_modules,
         folders=AdapterFolders.of(spec.engine, spec.folder),
     )
 

@@ -1,7 +1,8 @@
 """Adapters (LoRA) in products and tables.
 
-    product    y = W x + scale B (A x)                   for the tokens of an adapter
-    table      y = row t of W + scale B (column t of A)  for the row of token t, in an embedding
+    product  y = gain W x + scale B (A x) + shift   for the tokens of an adapter
+    table    y = gain (row t of W) + scale B (column t of A)
+                                                    for the row of token t, in an embedding
 
 Each loaded adapter has a slot: 0, 1, ... A token has the adapter of one slot, or none. A matrix
 that is both head and table has separate parts for the two. Torch is the specification; the CPU
@@ -24,11 +25,13 @@ from weft.ops.protocol import Matrix
 
 class LoraPart(NamedTuple):
     """The weights of an adapter for one part of a matrix, or for the rows of a table: there `in` is
-    the number of rows, and `size of the part` their length."""
+    the number of rows, and `size of the part` their length. A bias of the matrix comes last."""
 
     a: Tensor  # [rank, in]
     b: Tensor  # [size of the part, rank]
     scale: float
+    gain: Tensor | None = None  # [size of the part] float32; None: 1
+    shift: Tensor | None = None  # [size of the part] float32; None: 0; never of a table
 
 
 # By matrix, for each of its parts; None: the adapter does not change this part.
@@ -36,6 +39,8 @@ LoraParts: TypeAlias = Mapping[Matrix, Sequence[LoraPart | None]]
 # By the matrix whose rows are looked up.
 LoraTables: TypeAlias = Mapping[Matrix, LoraPart]
 NO_TABLES: LoraTables = {}
+Ranks: TypeAlias = Mapping[Matrix, int]  # the highest of each matrix
+NO_RANKS: Ranks = {}
 PutAdapter: TypeAlias = Callable[[int], None]  # puts an adapter into a slot; called once
 
 
@@ -43,10 +48,11 @@ class AdapterOps(Protocol):
     """The adapters that products can add."""
 
     dtype: torch.dtype  # of the stored adapters
+    has_gains: bool  # whether parts may have a gain or a shift
 
-    def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
+    def watch(self, matrices: Ranks, tables: Ranks = NO_RANKS) -> None:
         """Name the matrices whose products adapters may change, and the tables whose rows they may
-        change. Called once, before anything is computed."""
+        change, with the highest rank for each. Called once, before anything is computed."""
         ...
 
     def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
@@ -76,6 +82,8 @@ class TokensOf(NamedTuple):
 class TorchAdapters:
     """Adapters of the matrices of `PlainOps`."""
 
+    has_gains = True
+
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self._device = device
@@ -84,7 +92,7 @@ class TorchAdapters:
         self._adapters: IntArray = np.empty(0, np.int32)  # of the step's tokens
         self._step: list[TokensOf] = []
 
-    def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
+    def watch(self, matrices: Ranks, tables: Ranks = NO_RANKS) -> None:
         """Does nothing: matrices are looked up when they are used."""
 
     def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
@@ -113,9 +121,11 @@ class TorchAdapters:
         matrix: Matrix,
         places: Tensor | None = None,
         of_parts: range | None = None,
+        bias: Tensor | None = None,
     ) -> None:
-        """Add to y [T, out] the terms of the step's adapters for x [T, in]. `places`: the step's
-        tokens that x has; None: all. `of_parts`: the parts that y has; None: all."""
+        """Change y [T, out] as the step's adapters do for x [T, in]. `places`: the step's tokens
+        that x has; None: all. `of_parts`: the parts that y has; None: all. `bias` [out]: what y
+        contains besides the product."""
         step = self._step
         if step and places is not None:
             step = self._tokens_of(self._adapters[places.numpy(force=True)])
@@ -132,7 +142,13 @@ class TorchAdapters:
                 if rows is None:
                     rows = x[tokens]
                 added = part.scale * ((rows @ part.a.T) @ part.b.T)
-                y[tokens, columns] += added
+                if part.gain is not None:
+                    y[tokens, columns] = (y[tokens, columns] * part.gain).to(y.dtype)
+                    if bias is not None:
+                        added = added + (1 - part.gain) * bias[columns]
+                if part.shift is not None:
+                    added = added + part.shift
+                y[tokens, columns] += added.to(y.dtype)
 
     def add_rows(self, y: Tensor, ids: Tensor, table: Matrix, scale: float) -> None:
         """Add to y [T, size], the rows `ids` [T] of a table times `scale`, the terms of the step's
@@ -143,6 +159,8 @@ class TorchAdapters:
                 continue
             found = tokens[ids[tokens] >= 0]
             added = part.a.T[ids[found]] @ part.b.T
+            if part.gain is not None:
+                y[found] = (y[found] * part.gain).to(y.dtype)
             y[found] += (scale * part.scale) * added
 
     def _tokens_of(self, adapters: IntArray) -> list[TokensOf]:
@@ -156,8 +174,13 @@ class TorchAdapters:
         return None if part is None else self._moved(part)
 
     def _moved(self, part: LoraPart) -> LoraPart:
-        a = part.a.to(self._device, self.dtype)
-        return LoraPart(a, part.b.to(self._device, self.dtype), part.scale)
+        return LoraPart(
+            part.a.to(self._device, self.dtype),
+            part.b.to(self._device, self.dtype),
+            part.scale,
+            None if part.gain is None else part.gain.to(self._device),
+            None if part.shift is None else part.shift.to(self._device),
+        )
 
 
 def row_blocks(adapters: IntArray, most_rows: int) -> tuple[IntArray, IntArray]:

@@ -14,12 +14,12 @@ placement.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from weft.ops.lora import LoraPart, LoraParts, LoraTables
+from weft.ops.lora import LoraPart, LoraParts, LoraTables, Ranks
 from weft.ops.protocol import LayerRange, Matrix, Shard
 
 
@@ -117,16 +117,16 @@ def is_summed(matrix: Matrix) -> bool:
 # Adapters
 
 
-def all_local(matrices: Iterable[Matrix]) -> list[Matrix]:
-    """The matrices with which this process computes, of these."""
-    return [local_matrix(matrix) for matrix in matrices if _is_here(matrix)]
+def local_ranks(ranks: Ranks) -> Ranks:
+    """The ranks of the matrices with which this process computes."""
+    return {local_matrix(matrix): rank for matrix, rank in ranks.items() if is_here(matrix)}
 
 
 def local_parts(parts: LoraParts) -> LoraParts:
     """The parts of an adapter for the matrices of this process."""
     found: dict[Matrix, Sequence[LoraPart | None]] = {}
     for matrix, of_matrix in parts.items():
-        if not _is_here(matrix):
+        if not is_here(matrix):
             continue
         if isinstance(matrix, PlacedMatrix):
             of_matrix = matrix.adapted(of_matrix)
@@ -138,7 +138,7 @@ def local_rows(tables: LoraTables) -> LoraTables:
     """The same for the rows of tables."""
     found: dict[Matrix, LoraPart] = {}
     for table, part in tables.items():
-        if not _is_here(table):
+        if not is_here(table):
             continue
         if isinstance(table, PlacedMatrix):
             part = table.adapted_rows(part)
@@ -146,5 +146,6 @@ def local_rows(tables: LoraTables) -> LoraTables:
     return found
 
 
-def _is_here(matrix: Matrix) -> bool:
+def is_here(matrix: Matrix) -> bool:
+    """Whether this process computes with the matrix."""
     return not isinstance(matrix, PlacedMatrix) or matrix.local is not None

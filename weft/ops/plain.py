@@ -645,7 +645,7 @@ class PlainOps(TorchWeights):
         matrix = _plain(weight)
         y = F.linear(matrix.rounded(x), matrix.weight, matrix.bias)
         if self.adapters is not None:
-            self.adapters.add(y, x, weight, places)
+            self.adapters.add(y, x, weight, places, bias=matrix.bias)
         return y
 
     def _matrix(

@@ -181,7 +181,8 @@ class ShardedMatrix(PlacedMatrix):
         return self._rows
 
     def adapted(self, parts: Sequence[LoraPart | None]) -> Sequence[LoraPart | None]:
-        """The outputs of B and the inputs of A that this rank has of the matrix."""
+        """The outputs of B and the inputs of A that this rank has of the matrix. If inputs are
+        divided, rank 0 adds the shift, so that the sum contains it once."""
         columns = self._columns
         found: list[LoraPart | None] = []
         for part, rows in zip(parts, self._rows, strict=True):
@@ -190,7 +191,17 @@ class ShardedMatrix(PlacedMatrix):
                 continue
             a = part.a[:, columns.first : columns.end].contiguous()
             b = part.b[rows.first : rows.end].contiguous()
-            found.append(LoraPart(a, b, part.scale))
+            shift = part.shift if self._rank == 0 or not self.is_summed else None
+            of_rows = slice(rows.first, rows.end)
+            found.append(
+                LoraPart(
+                    a,
+                    b,
+                    part.scale,
+                    None if part.gain is None else part.gain[of_rows].contiguous(),
+                    None if shift is None else shift[of_rows].contiguous(),
+                )
+            )
         return found
 
     def adapted_rows(self, part: LoraPart) -> LoraPart:

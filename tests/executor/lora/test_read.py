@@ -89,17 +89,15 @@ def test_scales_follow_ranks_alphas_and_patterns(base, tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"peft_type": "LOHA"}, "peft_type is LOHA; only LORA is supported"),
-        ({"use_dora": True}, "use_dora is True: DoRA is not supported"),
+        ({"use_dora": True}, "use_dora is True, but the adapter has no model.layers.0.self_attn.q"),
         ({"use_qalora": True}, "QA-LoRA is not supported"),
         ({"use_bdlora": {"nblocks": 2}}, "BD-LoRA is not supported"),
-        ({"bias": "all"}, "bias is all; only none is supported"),
-        ({"bias": "lora_only"}, "bias is lora_only; only none is supported"),
-        ({"lora_bias": True}, "a bias of B is not supported"),
+        ({"bias": "some"}, "bias is some; none, all, lora_only are supported"),
         ({"alora_invocation_tokens": [5]}, "activated LoRA is not supported"),
         ({"layer_replication": [[0, 2], [1, 3]]}, "replicated layers is not supported"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is ['lm_head']: whole modules are not"),
-        ({"modules_to_save": ["score"]}, "modules_to_save is ['score']: whole modules are not"),
-        ({"trainable_token_indices": [1]}, "embeddings of single tokens is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save names lm_head, but the adapter has no"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save is lm_head; names of modules are"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices is set, but the adapter has"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is pissa, which also changes"),
         ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights is pissa_niter_16"),
         ({"init_lora_weights": "olora"}, "init_lora_weights is olora"),
@@ -180,11 +178,26 @@ def test_settings_that_change_nothing_are_read(base, tmp_path: Path) -> None:
             tensors_of() | {f"{PREFIX}.base_layer.weight": torch.ones(48, 48)},
             "q_proj.base_layer.weight, which are weights of the model",
         ),
-        (tensors_of() | {f"{HEAD}.weight": torch.ones(131, 48)}, "has base_model.model.lm_head.w"),
+        (tensors_of() | {f"{HEAD}.weight": torch.ones(130, 48)}, "is [130, 48] instead of [131, 4"),
         (
             tensors_of() | {"base_model.model.score.weight": torch.ones(2, 48)},
-            "the whole module score, which this model does not have",
+            "the adapter replaces score; in this model it can replace down_proj, embed_tokens",
         ),
+        (
+            tensors_of() | {"base_model.model.model.norm.weight": torch.ones(48)},
+            "the adapter replaces model.norm; in this model it can replace down_proj, embed_tokens",
+        ),
+        (
+            tensors_of() | {"base_model.model.model.norm.bias": torch.ones(48)},
+            "the adapter changes model.norm, which adapters cannot do",
+        ),
+        (tensors_of() | {f"{PREFIX}.bias": torch.ones(47)}, "q_proj.bias is [47] instead of [48]"),
+        (
+            tensors_of()
+            | {f"{name}.bias": torch.ones(48) for name in (PREFIX, f"{PREFIX}.base_layer")},
+            "q_proj.base_layer.bias and base_model.model.model.layers.0.self_attn.q_proj.bias",
+        ),
+        (tensors_of() | {f"{PREFIX}.weight": torch.ones(48, 48)}, "q_proj.lora_A.weight beside"),
         (tensors_of(prefix=PREFIX.replace("0", "3")), "the adapter changes model.layers.3.self_"),
         (
             tensors_of(prefix=PREFIX.replace("q_proj", "w_proj")),
@@ -196,8 +209,16 @@ def test_settings_that_change_nothing_are_read(base, tmp_path: Path) -> None:
         ),
         (tensors_of(size=47), "lora_B.weight is [47, 2] instead of [48, 2]"),
         ({f"{PREFIX}.lora_A.weight": torch.ones(2, 48)}, "q_proj.lora_B.weight"),
-        ({**tensors_of(), f"{PREFIX}.lora_magnitude_vector": torch.ones(48)}, "magnitude_vector"),
-        ({**tensors_of(), f"{PREFIX}.lora_B.bias": torch.ones(48)}, "lora_B.bias"),
+        (
+            {**tensors_of(), f"{PREFIX}.lora_magnitude_vector": torch.ones(48)},
+            "use_dora is False, but the adapter has a model.layers.0.self_attn.q_proj.lora_magni",
+        ),
+        ({**tensors_of(), f"{PREFIX}.lora_B.bias": torch.ones(47)}, "lora_B.bias is [47] instead"),
+        (
+            {f"{PREFIX}.lora_C.weight": torch.ones(48)},
+            "replaces model.layers.0.self_attn.q_proj.lo",
+        ),
+        ({f"{PREFIX}.lora_C": torch.ones(48)}, "only these tensors are supported"),
         (
             tensors_of() | tensors_of(prefix=PREFIX.replace("model.layers", "layers", 1)),
             "the adapter has layers.0.self_attn.q_proj twice",
@@ -332,7 +353,8 @@ def test_memory_of_adapters_is_what_kernels_keep(base, drive, tmp_path: Path) ->
     (adapting,) = driver.runner.passes
     ops = adapting._table._ops
     for table in ops._tables.values():
-        kept += sum(values.nbytes for values in table._kept[0])
+        rows = table._kept[0]
+        kept += rows.a.nbytes + rows.b.nbytes
     for piece in ops._pieces.values():
         for part in piece._kept[0]:
             kept += part.a.nbytes + part.b.nbytes

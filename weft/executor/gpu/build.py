@@ -241,7 +241,6 @@ def _make_adapters(
         spec.dtype,
         gpu.device,
         spec.engine.max_loaded_loras,
-        spec.engine.max_lora_rank,
         buffer.send,
         split_numbers,
         graph_tokens=max(sizes),

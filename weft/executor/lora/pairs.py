@@ -22,11 +22,20 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class LoraPair(NamedTuple):
-    """y += scale B (A x); without B, y = A x."""
+    """y += scale B (A x), and what else changes the product, as `StoredPair` says."""
 
-    a: Tensor  # [rank, in]
+    a: Tensor  # [rank, in]; without B: the matrix that replaces that of the model, in float32
     b: Tensor | None  # [out, rank]
     scale: float
+    ids: tuple[int, ...] = ()
+    length: Tensor | None = None  # [out] float32, like the next two
+    bias: Tensor | None = None
+    shift: Tensor | None = None
+
+    @property
+    def depends_on_model(self) -> bool:
+        """Whether what it adds depends on the weights of the model."""
+        return self.b is None or self.length is not None or self.bias is not None
 
 
 class Adapter(NamedTuple):
@@ -40,23 +49,32 @@ def read_adapter(
     dtype: torch.dtype,
     *,
     max_rank: int = 0,
+    full_modules: str = "",
 ) -> Adapter:
     """Read and check the adapter in a folder; its values become `dtype`. Raises AdapterError."""
-    files = read_files(folder, model, max_rank=max_rank)
+    files = read_files(folder, model, max_rank=max_rank, full_modules=full_modules)
     pairs = {}
     read: dict[tuple[str, torch.dtype], Tensor] = {}
     for module, stored in files.pairs.items():
         read_as = torch.float32 if stored.is_float32 else dtype
         values = [_kept(read, files.content, entry, read_as) for entry in stored.entries]
         a, b = stored.pair(values)
+        vectors = [
+            None if entry is None else _kept(read, files.content, entry, torch.float32)
+            for entry in (stored.length, stored.bias, stored.shift)
+        ]
         if b is None:
             _require_range(stored, module, _sums(a), dtype)
-            pairs[module] = LoraPair(a, None, 1.0)
+            pairs[module] = LoraPair(a, None, 1.0, stored.ids, *vectors)
             continue
         a, b = a.to(dtype), b.to(dtype)
         inner = _sums(a) * abs(stored.scale)
-        _require_range(stored, module, torch.cat([inner, b.float().abs() @ inner]), dtype)
-        pairs[module] = LoraPair(a, b, stored.scale)
+        outer = b.float().abs() @ inner
+        for one in vectors[1:]:
+            if one is not None:
+                outer = outer + one.abs()
+        _require_range(stored, module, torch.cat([inner, outer]), dtype)
+        pairs[module] = LoraPair(a, b, stored.scale, stored.ids, *vectors)
     return Adapter(files.info, pairs)
 
 

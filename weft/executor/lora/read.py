@@ -50,14 +50,16 @@ class LoadedFiles(NamedTuple):
     content: BytesContent
 
 
-def inspect_adapter(folder: Path | str, model: ModelConfig, *, max_rank: int = 0) -> AdapterInfo:
+def inspect_adapter(
+    folder: Path | str, model: ModelConfig, *, max_rank: int = 0, full_modules: str = ""
+) -> AdapterInfo:
     """Check the adapter in a folder against the model, except for its values.
 
-    `max_rank` 0: MAX_RANK. Takes the memory of a header, and the time to hash the file. Raises
-    AdapterError.
+    `max_rank` 0: MAX_RANK. `full_modules`: as `projections` says. Takes the memory of a header, and
+    the time to hash the file. Raises AdapterError.
     """
     folder = Path(folder)
-    known = projections(model)
+    known = projections(model, full_modules)
     config = _read_small(folder, CONFIG)
     try:
         with FileContent(_tensor_file(folder, known, max_rank or MAX_RANK), TENSORS) as file:
@@ -73,11 +75,13 @@ def inspect_adapter(folder: Path | str, model: ModelConfig, *, max_rank: int = 0
     return _info(digest.hexdigest(), pairs, known)
 
 
-def read_files(folder: Path | str, model: ModelConfig, *, max_rank: int = 0) -> LoadedFiles:
+def read_files(
+    folder: Path | str, model: ModelConfig, *, max_rank: int = 0, full_modules: str = ""
+) -> LoadedFiles:
     """The same, with the files in memory. They are read once, so the digest is that of the used
     bytes. Raises AdapterError."""
     folder = Path(folder)
-    known = projections(model)
+    known = projections(model, full_modules)
     config = _read_small(folder, CONFIG)
     try:
         with RegularFile(_tensor_file(folder, known, max_rank or MAX_RANK), TENSORS) as file:
@@ -109,7 +113,7 @@ def _info(
 ) -> AdapterInfo:
     sizes = {in_base(name): one for name, one in known.items()}
     targets = {target_of(module, sizes[module]) for module in pairs}
-    entries = {entry.name: entry for pair in pairs.values() for entry in pair.entries}
+    entries = {entry.name: entry for pair in pairs.values() for entry in pair.all_entries}
     return AdapterInfo(
         uid=digest[:32],
         rank=max(pair.rank for pair in pairs.values()),
@@ -134,10 +138,13 @@ def _tensor_file(folder: Path, known: Mapping[str, Projection], max_rank: int) -
                 f"as {TENSORS}"
             )
         raise AdapterError(f"there is no {TENSORS} in the folder of the adapter")
-    num_values = sum(max_rank * (one.in_size + one.out_size) for one in known.values())
+    num_values = 0
+    for one in known.values():
+        # Beside A and B: a length, a bias and a shift of each output.
+        num_values += one.most_rank(max_rank) * (one.in_size + one.out_size) + 3 * one.out_size
     # Including the model's own weights of the embedding and the head.
     num_values += 2 * max(one.in_size * one.out_size for one in known.values() if one.is_table)
-    header_bytes = MAX_CONFIG_BYTES + 2 * MAX_ENTRY_BYTES * len(known)
+    header_bytes = MAX_CONFIG_BYTES + 5 * MAX_ENTRY_BYTES * len(known)
     with RegularFile(path, TENSORS) as file:
         most = 4 * num_values + header_bytes
         if file.num_bytes > most:

@@ -275,6 +275,7 @@ class LoraRows(ctypes.Structure):
         ("rank", c_int64),
         ("a", c_void_p),
         ("b", c_void_p),
+        ("gain", c_void_p),
     )
 
 
@@ -377,6 +378,8 @@ class PackedLoraPart(ctypes.Structure):
         ("rank", c_int64),
         ("a", c_void_p),
         ("b", c_void_p),
+        ("gain", c_void_p),
+        ("shift", c_void_p),
         ("scale", c_float),
     )
 

@@ -1,8 +1,9 @@
-// What adapters add to a linear: y = epilogue(W norm(x) + scale B (A norm(x)) + bias), each row
-// with the adapter of its token.
+// What adapters change in a linear: y = epilogue(gain W norm(x) + scale B (A norm(x)) + shift +
+// bias), each row with the adapter of its token.
 //
 //   shrink   inner = scale A norm(x)     before the product, by block of rows with one adapter
-//   expand   sums += B inner             after the product, before the sums of an item are written
+//   expand   sums = gain sums + B inner + shift
+//                                        after the product, before the sums of an item are written
 //
 // So every format of weights and every epilogue has it. Rows without an adapter are left alone. The
 // order of every sum is the same for any number of rows: what a token gets does not depend on its
@@ -290,7 +291,23 @@ static void expand_rows(int64_t rows, const float* inner, int64_t slab, int64_t 
   }
 }
 
-// Add B inner to the sums [num_rows][num_panels * kPanel] of an item.
+// One panel of rows times `gain`, which may be null.
+WEFT_INLINE void apply_gain(int64_t rows, const float* gain, float* c, int64_t c_stride) {
+  for (int64_t r = 0; gain && r < rows; r++, c += c_stride) {
+    for (int64_t i = 0; i < kPanel; i += kLanes)
+      store(c + i, mul(load(c + i), load(gain + i)));
+  }
+}
+
+// The same plus `shift`.
+WEFT_INLINE void apply_shift(int64_t rows, const float* shift, float* c, int64_t c_stride) {
+  for (int64_t r = 0; shift && r < rows; r++, c += c_stride) {
+    for (int64_t i = 0; i < kPanel; i += kLanes)
+      store(c + i, add(load(c + i), load(shift + i)));
+  }
+}
+
+// Change the sums [num_rows][num_panels * kPanel] of an item as the adapters of its rows do.
 static void expand(const LinearArgs& args, const StepArgs& step, int64_t row, int64_t num_rows,
                    int64_t first_panel, int64_t num_panels, const float* inner, float* sums) {
   const Lora& lora = *args.lora;
@@ -307,11 +324,13 @@ static void expand(const LinearArgs& args, const StepArgs& step, int64_t row, in
           const float* const a = inner + inner_of_part(lora, part, step.num_tokens) + r * kSlab;
           const int64_t start = panel * of.rank * kPanel;
           float* const c = of_rows + i * kPanel;
+          apply_gain(num, of.gain ? of.gain + panel * kPanel : nullptr, c, columns);
           if (lora.is_bf16) {
             expand_rows(num, a, slab, of.rank, static_cast<const bf16*>(of.b) + start, c, columns);
           } else {
             expand_rows(num, a, slab, of.rank, static_cast<const float*>(of.b) + start, c, columns);
           }
+          apply_shift(num, of.shift ? of.shift + panel * kPanel : nullptr, c, columns);
         });
   }
 }

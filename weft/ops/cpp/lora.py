@@ -20,7 +20,16 @@ from weft.ops.cpp import abi
 from weft.ops.cpp.matrices import PackedMatrix, Panels, PartSpan
 from weft.ops.cpp.ops import RecordedParts
 from weft.ops.cpp.weight_memory import WeightMemory, rounded_to_lines
-from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables, PutAdapter, row_blocks
+from weft.ops.lora import (
+    NO_RANKS,
+    NO_TABLES,
+    LoraPart,
+    LoraParts,
+    LoraTables,
+    PutAdapter,
+    Ranks,
+    row_blocks,
+)
 from weft.ops.protocol import Matrix
 
 
@@ -31,17 +40,22 @@ class PackedPart(NamedTuple):
     b: Tensor
     rank: int
     scale: float
+    gain: Tensor | None
+    shift: Tensor | None
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the part takes in an `AdapterMemory`."""
-        return rounded_to_lines(self.a.nbytes) + rounded_to_lines(self.b.nbytes)
+        tensors = (self.a, self.b, self.gain, self.shift)
+        return sum(rounded_to_lines(one.nbytes) for one in tensors if one is not None)
 
     def kept(self, memory: AdapterMemory) -> PackedPart:
         """A contiguous copy in `memory`."""
         a = memory.copy(self.a)
         b = memory.copy(self.b)
-        return self._replace(a=a, b=b)
+        gain = None if self.gain is None else memory.copy(self.gain)
+        shift = None if self.shift is None else memory.copy(self.shift)
+        return self._replace(a=a, b=b, gain=gain, shift=shift)
 
 
 class AdapterMemory:
@@ -89,6 +103,8 @@ class PartsOfAdapters:
                 continue
             entry.a = part.a.data_ptr()
             entry.b = part.b.data_ptr()
+            entry.gain = _address(part.gain)
+            entry.shift = _address(part.shift)
             entry.scale = part.scale
             entry.rank = part.rank
         self._kept[adapter_slot] = packed
@@ -115,29 +131,38 @@ class PieceAdapters(PartsOfAdapters):
         )
 
 
+class PackedRows(NamedTuple):
+    """A, B and the gain for the rows of a table, as the kernels read them."""
+
+    a: Tensor  # [rows of the table, rank]
+    b: Tensor  # [rank, in], with the scale
+    gain: Tensor | None  # [in]
+
+
 class TableAdapters:
     """The weights of all adapters for the rows of one table."""
 
     def __init__(self, num_adapters: int, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._rows = (abi.LoraRows * num_adapters)()
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by adapter slot, the targets of `_rows`
+        self._kept: dict[int, PackedRows] = {}  # by adapter slot, the targets of `_rows`
         self.struct = abi.LoraTable(
             is_bf16=dtype == torch.bfloat16, adapters=ctypes.addressof(self._rows)
         )
 
-    def laid_out(self, part: LoraPart) -> tuple[Tensor, Tensor]:
-        """A and B of the part, in the layout of the kernels, for `put`."""
+    def laid_out(self, part: LoraPart) -> PackedRows:
+        """The part in the layout of the kernels, for `put`."""
         a = part.a.to(self._dtype).T.contiguous()
         b = (part.scale * part.b.float()).T.contiguous()
-        return a, b
+        return PackedRows(a, b, part.gain)
 
-    def put(self, adapter_slot: int, a: Tensor, b: Tensor) -> None:
+    def put(self, adapter_slot: int, packed: PackedRows) -> None:
         entry = self._rows[adapter_slot]
-        entry.a = a.data_ptr()
-        entry.b = b.data_ptr()
-        entry.rank = a.shape[1]
-        self._kept[adapter_slot] = (a, b)
+        entry.a = packed.a.data_ptr()
+        entry.b = packed.b.data_ptr()
+        entry.gain = _address(packed.gain)
+        entry.rank = packed.a.shape[1]
+        self._kept[adapter_slot] = packed
 
     def clear(self, adapter_slot: int) -> None:
         self._rows[adapter_slot].rank = 0
@@ -147,8 +172,11 @@ class TableAdapters:
 class CppAdapters:
     """The `AdapterOps` of the CPU kernels."""
 
+    has_gains = True
+
     def __init__(self, num_adapters: int, max_rank: int, dtype: torch.dtype) -> None:
-        """Slots are 0 to num_adapters - 1, ranks up to `max_rank`; dtype: float32 or bfloat16."""
+        """Slots are 0 to num_adapters - 1, ranks of experts up to `max_rank`; dtype: float32 or
+        bfloat16."""
         assert dtype in (torch.float32, torch.bfloat16)
         self.dtype = dtype
         self._num_adapters = num_adapters
@@ -173,11 +201,11 @@ class CppAdapters:
         self._steps += steps
         self._fused += [step for step in steps if isinstance(step, abi.FusedStep)]
 
-    def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
+    def watch(self, matrices: Ranks, tables: Ranks = NO_RANKS) -> None:
         for matrix in tables:
             (panels,) = cast(PackedMatrix, matrix).pieces
             self._tables[panels] = TableAdapters(self._num_adapters, self.dtype)
-        for matrix in matrices:
+        for matrix, rank in matrices.items():
             packed = cast(PackedMatrix, matrix)
             if matrix in self._matrices:
                 continue
@@ -189,7 +217,9 @@ class CppAdapters:
             pieces = []
             for panels in packed.pieces:
                 piece = PieceAdapters(
-                    packed.parts_of(panels), self._num_adapters, max_rank=self._max_rank
+                    packed.parts_of(panels),
+                    self._num_adapters,
+                    max_rank=_up(rank, abi.LORA_TILE),
                 )
                 piece.struct.is_bf16 = self.dtype == torch.bfloat16
                 self._pieces[panels] = piece
@@ -216,7 +246,7 @@ class CppAdapters:
 
     def scratch_bytes(self, lora: abi.Lora, num_tokens: int) -> int:
         """Bytes of scratch memory that a product needs for the values A x."""
-        num_slabs = -(-self._max_rank // abi.SLAB)
+        num_slabs = -(-lora.max_rank // abi.SLAB)
         return int(lora.num_parts * num_slabs * num_tokens * abi.SLAB * 4)
 
     def prepare(self, parts: LoraParts, tables: LoraTables = NO_TABLES) -> PutAdapter:
@@ -228,6 +258,7 @@ class CppAdapters:
                 (panels,) = packed_matrix.pieces
                 of_experts = []
                 for part, size in zip(of_matrix, packed_matrix.sizes, strict=True):
+                    assert part is None or (part.gain is None and part.shift is None)
                     num_panels = -(-size // abi.PANEL)
                     there = PartSpan(0, 0, 0, num_panels, 1)
                     of_experts.append(self._packed(part, there, in_size))
@@ -252,8 +283,8 @@ class CppAdapters:
             self.clear(adapter_slot)
             for target, of_slot in kept:
                 target.put(adapter_slot, of_slot)
-            for table, (a, b) in rows:
-                table.put(adapter_slot, a, b)
+            for table, of_rows in rows:
+                table.put(adapter_slot, of_rows)
             self._memory[adapter_slot] = memory
 
         return put
@@ -306,6 +337,8 @@ class CppAdapters:
             self._packed_b(part.b, rank, span),
             rank,
             part.scale,
+            _in_panels(part.gain, span, 1.0),
+            _in_panels(part.shift, span, 0.0),
         )
 
     def _packed_a(self, a: Tensor, rank: int, in_size: int) -> Tensor:
@@ -364,6 +397,19 @@ def _set_adapters(
     setattr(step, f"{prefix}num_lora_blocks", num_blocks)
     setattr(step, f"{prefix}lora_blocks", blocks)
     setattr(step, f"{prefix}lora_rows", rows)
+
+
+def _in_panels(values: Tensor | None, span: PartSpan, of_others: float) -> Tensor | None:
+    """A number per output of a part, in its panels, with `of_others` beside them."""
+    if values is None:
+        return None
+    found = torch.full((span.num_panels * abi.PANEL,), of_others)
+    found[span.first_column : span.first_column + len(values)] = values
+    return found
+
+
+def _address(values: Tensor | None) -> int | None:
+    return None if values is None else values.data_ptr()
 
 
 def _filled_up(values: Tensor, padding: tuple[int, int, int, int]) -> Tensor:

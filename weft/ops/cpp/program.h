@@ -290,6 +290,7 @@ struct LoraRows {
   int64_t rank;    // 0: nothing is added
   const void* a;   // [rows of the table, rank] float or bf16
   const float* b;  // [rank, in]
+  const float* gain;  // [in] of the row of the table; null: 1
 };
 
 struct LoraTable {
@@ -407,7 +408,8 @@ constexpr float kQuickGeluSlope = 1.702f;
 
 constexpr int kLoraTile = 16;  // ranks are padded to a multiple of this
 
-// What one adapter adds to a part of a weight: scale B (A x).
+// What one adapter makes of the product W x of a part of a weight:
+// gain W x + scale B (A x) + shift.
 struct PackedLoraPart {
   int64_t rank;  // with what fills it up; 0: nothing is added
   // [rank / kLoraTile][padded_in][kLoraTile] float, or [..][padded_in / 2][kLoraTile][2] bf16.
@@ -415,6 +417,8 @@ struct PackedLoraPart {
   // [num_panels][rank][kPanel] float, or [..][rank / 2][kPanel][2] bf16; zeros for outputs of
   // others.
   const void* b;
+  const float* gain;   // [num_panels][kPanel], 1 for outputs of others; null: 1
+  const float* shift;  // [num_panels][kPanel], 0 for outputs of others; null: 0
   float scale;
 };
 

@@ -413,9 +413,11 @@ static void unpack_weight(const PackArgs& args, const StepArgs&, Team& team) {
   }
 }
 
-// Add to `num` numbers of row `id` of a table, from the k-th on, what an adapter adds.
+// Change `num` numbers of row `id` of a table, from the k-th on, as an adapter does.
 static void add_lora_row(const LoraTable& table, const LoraRows& of, int64_t id, int64_t in,
                          int64_t k, int64_t num, float* row) {
+  for (int64_t i = 0; of.gain && of.rank && i < num; i++)
+    row[i] *= of.gain[k + i];
   for (int64_t r = 0; r < of.rank; r++) {
     const int64_t at = id * of.rank + r;
     const float factor = table.is_bf16 ? to_float(static_cast<const bf16*>(of.a)[at])

@@ -28,7 +28,16 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.arrays import IntArray
-from weft.ops.lora import NO_TABLES, LoraPart, LoraParts, LoraTables, PutAdapter, row_blocks
+from weft.ops.lora import (
+    NO_RANKS,
+    NO_TABLES,
+    LoraPart,
+    LoraParts,
+    LoraTables,
+    PutAdapter,
+    Ranks,
+    row_blocks,
+)
 from weft.ops.protocol import Matrix
 from weft.ops.triton.launches import LORA
 
@@ -122,12 +131,13 @@ class SlotRows:
 class TritonAdapters:
     """The `AdapterOps` of `TritonOps`."""
 
+    has_gains = False
+
     def __init__(
         self,
         dtype: torch.dtype,
         device: torch.device,
         num_adapter_slots: int,
-        max_rank: int,
         send: Send,
         split: Split,
         *,
@@ -139,7 +149,6 @@ class TritonAdapters:
         self.dtype = dtype
         self._device = device
         self._num_adapter_slots = num_adapter_slots
-        self._rank = -(-max_rank // RANK_STEP) * RANK_STEP
         self._send = send
         self._split = split
         self._matrices: dict[Matrix, SlotWeights] = {}
@@ -152,23 +161,23 @@ class TritonAdapters:
             self._fixed = self._chunks_of(self._numbers, graph_tokens)
         self._step: Chunks | None = None  # None: no token has an adapter
 
-    def watch(self, matrices: Sequence[Matrix], tables: Sequence[Matrix] = ()) -> None:
-        for matrix in matrices:
+    def watch(self, matrices: Ranks, tables: Ranks = NO_RANKS) -> None:
+        for matrix, rank in matrices.items():
             if matrix not in self._matrices:
                 self._matrices[matrix] = SlotWeights(
                     self._num_adapter_slots,
                     in_size_of(matrix),
                     matrix.sizes,
-                    self._rank,
+                    _padded(rank),
                     self.dtype,
                     self._device,
                 )
-        for table in tables:
+        for table, rank in tables.items():
             self._tables[table] = SlotRows(
                 self._num_adapter_slots,
                 sum(table.sizes),
                 in_size_of(table),
-                self._rank,
+                _padded(rank),
                 self.dtype,
                 self._device,
             )
@@ -253,7 +262,7 @@ class TritonAdapters:
             return
         adapters = self._step.adapters[: len(ids)].long()
         lines = adapters.clamp(min=0) * rows.num_rows + ids.clamp(min=0)
-        inner = rows.a.view(-1, self._rank).index_select(0, lines).float()
+        inner = rows.a.view(-1, rows.weights.rank).index_select(0, lines).float()
         inner *= scale * (ids >= 0)[:, None]
         self._expand(y, inner, rows.weights, self._step, self._num_chunks(len(ids)))
 
@@ -308,6 +317,10 @@ class TritonAdapters:
 def _row_by_row(adapters: Tensor) -> Chunks:
     rows = torch.arange(len(adapters), dtype=torch.int32, device=adapters.device)
     return Chunks(adapters, rows, rows, (adapters >= 0).int(), adapters)
+
+
+def _padded(rank: int) -> int:
+    return -(-rank // RANK_STEP) * RANK_STEP
 
 
 def in_size_of(matrix: Matrix) -> int:

@@ -28,15 +28,24 @@ class AdapterError(ModelError):
 
 
 class StoredPair(NamedTuple):
-    """A and B of one module, as entries of the file."""
+    """A and B of one module, as entries of the file, and what else changes its product."""
 
     entries: tuple[TensorEntry, ...]
     rank: int
     scale: float
-    # From the values of the entries to A [rank, in] and B [out, rank]; or to one matrix [out, in],
-    # which replaces that of the model, and None.
+    # From the values of the entries to A [rank, in] and B [out, rank]; or to one matrix, which
+    # replaces that of the model (an embedding: [rows, size]; else [out, in]), and None.
     pair: Callable[[Sequence[Tensor]], tuple[Tensor, Tensor | None]]
     is_float32: bool = False  # `pair` computes, so it needs the values in float32
+    ids: tuple[int, ...] = ()  # the rows that the matrix replaces; (): all
+    length: TensorEntry | None = None  # [out] of each row of W + scale B A, which is scaled to it
+    bias: TensorEntry | None = None  # [out] replaces that of the model
+    shift: TensorEntry | None = None  # [out] is added to B A x
+
+    @property
+    def all_entries(self) -> list[TensorEntry]:
+        others = (self.length, self.bias, self.shift)
+        return [*self.entries, *(entry for entry in others if entry is not None)]
 
 
 class AdapterKind(Protocol):

@@ -2,24 +2,24 @@
 
     base_model.model.<module>.lora_A.weight [rank, in], .lora_B.weight
     of an embedding .lora_embedding_A, .lora_embedding_B
-    of the labels of a classifier .weight [labels, in], which replaces
+    with DoRA .lora_magnitude_vector [out]; with lora_bias .lora_B.bias [out]
 
-A module of the model becomes y = W x + scale B (A x). The tensors of an adapter say which modules
-it changes. Anything that needs another formula, or other weights of the model, is refused by its
-name.
+A module of the model becomes y = W x + scale B (A x). With DoRA, each row of W + scale B A becomes
+as long as the adapter says. The tensors of an adapter say which modules it changes;
+`lora_replaced.py` reads what it replaces. Anything that needs another formula, or other weights of
+the model, is refused by its name.
 
-Source: LoRA, arXiv:2106.09685; the scale of use_rslora: arXiv:2312.03732.
+Source: LoRA, arXiv:2106.09685; the scale of use_rslora: arXiv:2312.03732; DoRA: arXiv:2402.09353.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from weft.config.projections import HEAD, LABELS, ExpertSlice, Projection
+from weft.config.projections import HEAD, ExpertSlice, Projection
 from weft.executor.lora.kinds.kind import (
-    PREFIX,
     TENSORS,
     AdapterError,
     FactorScales,
@@ -31,6 +31,13 @@ from weft.executor.lora.kinds.kind import (
     named_layers,
     short,
 )
+from weft.executor.lora.kinds.lora_replaced import (
+    bias_alone,
+    replaced_matrix,
+    require_saved,
+    rows_of_tokens,
+)
+from weft.executor.lora.kinds.lora_tensors import TensorKind, Tensors, by_module
 from weft.json_types import JsonMapping
 from weft.weights.base import in_base
 from weft.weights.safetensors import TensorEntry
@@ -38,24 +45,19 @@ from weft.weights.safetensors import TensorEntry
 if TYPE_CHECKING:
     from torch import Tensor
 
-SIDES = (".lora_A.weight", ".lora_B.weight")
-TABLE_SIDES = (".lora_embedding_A", ".lora_embedding_B")
-CLASSIFIERS = (LABELS, "classifier")  # peft's names of every classifier
-FULL_WEIGHT = ".weight"  # of a matrix that was trained as a whole
-# Of the embedding and the head, besides A and B: peft also writes the model's own weights.
+# Of the modules that peft writes with wrappers, and of the experts that are one tensor.
 BASE_LAYER = ".base_layer"
-OWN_WEIGHTS = f"{BASE_LAYER}.weight"
+SIDES = (TensorKind.A, TensorKind.B)
+TABLE_SIDES = (TensorKind.TABLE_A, TensorKind.TABLE_B)
 # Of `init_lora_weights`: the other values change the weights of the model.
 STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
-# Settings that change the formula, or train something besides A and B.
+BIASES = ("none", "all", "lora_only")
+# Settings that change the formula, or train something besides what is read here.
 OTHER_METHODS = {
-    "use_dora": "DoRA",
     "use_qalora": "QA-LoRA",
     "use_bdlora": "BD-LoRA",
-    "lora_bias": "a bias of B",
     "alora_invocation_tokens": "activated LoRA",
     "layer_replication": "replicated layers",
-    "trainable_token_indices": "embeddings of single tokens",
     "arrow_config": "routing between adapters",
 }
 # Settings that peft always writes, without a meaning after training.
@@ -70,51 +72,157 @@ def read_lora(
 ) -> dict[str, StoredPair]:
     """The `AdapterKind` of LoRA."""
     _require_lora(config)
-    _require_known_whole(config, known)
-    scales = FactorScales(config, "lora_alpha", has_root=bool(config.get("use_rslora", False)))
-    layers = named_layers(config)
-    sizes = {in_base(name): size for name, size in known.items()}
+    modules = by_module(entries)
+    require_saved(config, modules)
+    reading = _Reading(config, known, max_rank)
     found: dict[str, StoredPair] = {}
-    full_weight = PREFIX + LABELS + FULL_WEIGHT
-    stacks = _stacks(known)
-    for written in _modules(entries, full_weight):
-        module = in_base(written)
-        if _without_layers(module) in stacks:
-            parts = stacks[_without_layers(module)]
-            found |= _stacked(written, entries, parts, sizes, scales, max_rank)
-            continue
-        if module not in sizes:
-            raise AdapterError(
-                f"the adapter changes {short(written)}, which adapters cannot do in this model; "
-                f"they can in {endings(sizes)}"
-            )
-        if module in found:
-            raise AdapterError(f"the adapter has {short(module)} twice")
-        if layers is not None and layer_of(module) not in layers:
-            raise AdapterError(
-                f"the adapter changes {short(written)}, which is not in layers_to_transform"
-            )
-        sides = TABLE_SIDES if sizes[module].is_table else SIDES
-        for side in sides:
-            if PREFIX + written + side not in entries:
-                raise AdapterError(f"the adapter has no {short(written)}{side}")
-        a, b = (entries[PREFIX + written + side] for side in sides)
-        rank = scales.rank(written)
-        check_rank(written, rank, max_rank)
-        check_entry(a, (rank, sizes[module].in_size))
-        check_entry(b, (sizes[module].out_size, rank))
-        found[module] = StoredPair((a, b), rank, scales.scale(written, rank), _both)
-    if full_weight in entries:
-        found |= _labels(entries[full_weight], sizes, found, max_rank)
+    for written, tensors in modules.items():
+        for module, pair in reading.pairs(written, tensors).items():
+            if module in found:
+                raise AdapterError(f"the adapter has {short(module)} twice")
+            found[module] = pair
     if not found:
         raise AdapterError("the adapter has no tensors")
-    ends = [in_base(name) for name, one in known.items() if one.is_table or name == HEAD]
-    _check_own_weights(entries, {name: sizes[name] for name in ends})
-    if config.get("ensure_weight_tying") and any(name in found for name in ends):
+    if config.get("ensure_weight_tying") and any(name in found for name in reading.ends):
         raise AdapterError(
             "ensure_weight_tying is set: one A and B for embedding and head is not supported"
         )
+    _follow_embedding(found, reading)
     return found
+
+
+class _Reading:
+    """The settings of an adapter, and the modules of the model."""
+
+    def __init__(self, config: JsonMapping, known: Mapping[str, Projection], max_rank: int) -> None:
+        self.sizes = {in_base(name): one for name, one in known.items()}
+        self.ends = [in_base(name) for name, one in known.items() if one.is_table or name == HEAD]
+        self._config = config
+        self._max_rank = max_rank
+        self._has_root = bool(config.get("use_rslora", False))
+        self._scales = FactorScales(config, "lora_alpha", has_root=self._has_root)
+        self._has_lengths = bool(config.get("use_dora", False))
+        self._layers = named_layers(config)
+        self._stacks = _stacks(known)
+
+    def pairs(self, written: str, tensors: Tensors) -> dict[str, StoredPair]:
+        """What the tensors of a module in the file are, by module. Raises AdapterError."""
+        if TensorKind.OWN in tensors:
+            self._check_own_weights(written, tensors.pop(TensorKind.OWN))
+            if not tensors:
+                return {}
+        module = in_base(written)
+        stack = self._stacks.get(_without_layers(module))
+        if stack is not None and tensors.keys() <= set(SIDES):
+            return _stacked(written, tensors, stack, self.sizes, self._scales, self._max_rank)
+        if TensorKind.FULL in tensors:
+            pair = self._replaced(written, module, tensors)
+        elif module not in self.sizes:
+            raise AdapterError(
+                f"the adapter changes {short(written)}, which adapters cannot do in this model; "
+                f"they can in {endings(self.sizes)}"
+            )
+        elif TensorKind.TOKENS in tensors:
+            pair = self._tokens(written, module, tensors)
+        elif tensors.keys() == {TensorKind.BIAS}:
+            pair = bias_alone(self.sizes[module])
+        else:
+            pair = self._factors(written, self.sizes[module], tensors)
+        if TensorKind.BIAS in tensors:
+            if module not in self.sizes or self.sizes[module].is_table:
+                raise AdapterError(f"the adapter has a bias of {short(written)}, which has none")
+            if self.sizes[module].stack is not None:
+                raise AdapterError(f"biases of experts are not supported: {short(written)}.bias")
+            check_entry(tensors[TensorKind.BIAS], (self.sizes[module].out_size,))
+            pair = pair._replace(bias=tensors[TensorKind.BIAS])
+        return {module: pair}
+
+    def _factors(self, written: str, one: Projection, tensors: Tensors) -> StoredPair:
+        """A and B of a module."""
+        layer = layer_of(in_base(written))
+        if self._layers is not None and layer not in self._layers:
+            raise AdapterError(
+                f"the adapter changes {short(written)}, which is not in layers_to_transform"
+            )
+        sides = (
+            (TensorKind.TABLE_A, TensorKind.TABLE_B)
+            if one.is_table
+            else (TensorKind.A, TensorKind.B)
+        )
+        allowed = {*sides, TensorKind.LENGTH, TensorKind.BIAS} | (
+            set() if one.is_table else {TensorKind.SHIFT}
+        )
+        _require_tensors(written, tensors, sides, allowed)
+        a, b = (tensors[side] for side in sides)
+        rank = self._scales.rank(written)
+        check_rank(written, rank, self._max_rank)
+        check_entry(a, (rank, one.in_size))
+        check_entry(b, (one.out_size, rank))
+        pair = StoredPair((a, b), rank, self._scales.scale(written, rank), _both)
+        if self._has_lengths != (TensorKind.LENGTH in tensors):
+            has = "no" if self._has_lengths else "a"
+            raise AdapterError(
+                f"use_dora is {self._has_lengths}, but the adapter has {has} "
+                f"{short(written)}{TensorKind.LENGTH}"
+            )
+        for kind in (TensorKind.LENGTH, TensorKind.SHIFT):
+            if kind in tensors:
+                check_entry(tensors[kind], (one.out_size,))
+                if one.stack is not None:
+                    raise AdapterError(f"{short(written)}{kind} of an expert is not supported")
+        return pair._replace(
+            length=tensors.get(TensorKind.LENGTH), shift=tensors.get(TensorKind.SHIFT)
+        )
+
+    def _replaced(self, written: str, module: str, tensors: Tensors) -> StoredPair:
+        _require_tensors(written, tensors, (TensorKind.FULL,), {TensorKind.FULL, TensorKind.BIAS})
+        one = self.sizes.get(module)
+        return replaced_matrix(written, tensors[TensorKind.FULL], one, self.sizes, self._max_rank)
+
+    def _tokens(self, written: str, module: str, tensors: Tensors) -> StoredPair:
+        _require_tensors(written, tensors, (TensorKind.TOKENS,), {TensorKind.TOKENS})
+        if module not in self.ends:
+            raise AdapterError(f"the adapter has rows of tokens of {short(written)}")
+        one = self.sizes[module]
+        return rows_of_tokens(
+            self._config, written, tensors[TensorKind.TOKENS], one, self._max_rank
+        )
+
+    def _check_own_weights(self, written: str, entry: TensorEntry) -> None:
+        """Check that weights of the model in the file are those of the embedding or the head, with
+        the right shape. They equal the model's and are not read."""
+        module = in_base(written)
+        if module not in self.ends:
+            raise AdapterError(f"{TENSORS} has {short(entry.name)}, which are weights of the model")
+        check_entry(entry, self.sizes[module].stored_shape)
+
+
+def _require_tensors(
+    written: str, tensors: Tensors, needed: Sequence[TensorKind], allowed: set[TensorKind]
+) -> None:
+    """Raises AdapterError unless the tensors are what one way of changing a module has."""
+    for kind in needed:
+        if kind not in tensors:
+            raise AdapterError(f"the adapter has no {short(written)}{kind}")
+    for kind, entry in tensors.items():
+        if kind not in allowed:
+            raise AdapterError(
+                f"the adapter has {short(entry.name)} beside {short(written)}{needed[0]}"
+            )
+
+
+def _follow_embedding(found: dict[str, StoredPair], reading: _Reading) -> None:
+    """Where the head is the embedding, new rows of tokens are also those of the head."""
+    table = next(name for name in reading.ends if reading.sizes[name].is_table)
+    head = reading.sizes.get(HEAD)
+    if head is None or not head.is_tied or table not in found or not found[table].ids:
+        return
+    if HEAD in found:
+        raise AdapterError(
+            f"the adapter has rows of tokens of {short(table)}, which is also the head, and "
+            "changes the head otherwise"
+        )
+    found[HEAD] = found[table]
 
 
 Stacks = dict[str, dict[tuple[int, int], dict[str, ExpertSlice]]]
@@ -142,7 +250,7 @@ def _without_layers(module: str) -> str:
 
 def _stacked(
     written: str,
-    entries: Mapping[str, TensorEntry],
+    tensors: Tensors,
     stacks: Mapping[tuple[int, int], Mapping[str, ExpertSlice]],
     sizes_of: Mapping[str, Projection],
     scales: FactorScales,
@@ -150,10 +258,8 @@ def _stacked(
 ) -> dict[str, StoredPair]:
     """The pairs of all experts whose A are in one tensor, [experts rank, in], and whose B are in
     another, [out, rank experts]. Raises AdapterError."""
-    for side in SIDES:
-        if PREFIX + written + side not in entries:
-            raise AdapterError(f"the adapter has no {short(written)}{side}")
-    a, b = (entries[PREFIX + written + side] for side in SIDES)
+    _require_tensors(written, tensors, SIDES, set(SIDES))
+    a, b = tensors[TensorKind.A], tensors[TensorKind.B]
     sizes = (a.shape[-1], b.shape[0])
     if sizes not in stacks:
         raise AdapterError(
@@ -190,87 +296,14 @@ def _of_expert(
     return a, b.view(len(b), -1, num)[rows, :, of_stack.expert]
 
 
-def _as_stored(values: Sequence[Tensor]) -> tuple[Tensor, None]:
-    (matrix,) = values
-    return matrix, None
-
-
-def _check_own_weights(entries: Mapping[str, TensorEntry], ends: Mapping[str, Projection]) -> None:
-    """Check that weights of the model in the file are those of the embedding or the head, with the
-    right shape. They equal the model's and are not read. Raises AdapterError."""
-    for name, entry in entries.items():
-        if not name.endswith(OWN_WEIGHTS):
-            continue
-        module = in_base(name.removeprefix(PREFIX).removesuffix(OWN_WEIGHTS))
-        if module not in ends:
-            raise AdapterError(f"{TENSORS} has {short(name)}, which are weights of the model")
-        one = ends[module]
-        shape = (one.out_size, one.in_size)
-        check_entry(entry, shape[::-1] if one.is_table else shape)
-
-
-def _require_known_whole(config: JsonMapping, known: Mapping[str, Projection]) -> None:
-    """Raises AdapterError for modules that were trained as a whole, except the labels of a
-    classifier."""
-    named = config.get("modules_to_save") or ()
-    allowed = CLASSIFIERS if LABELS in known else ()
-    if not isinstance(named, list | tuple) or any(name not in allowed for name in named):
-        raise AdapterError(f"modules_to_save is {short(named)}: whole modules are not supported")
-
-
-def _labels(
-    entry: TensorEntry,
-    sizes: Mapping[str, Projection],
-    found: Mapping[str, StoredPair],
-    max_rank: int,
-) -> dict[str, StoredPair]:
-    """The labels of a classifier, which were trained as a whole. Raises AdapterError."""
-    if LABELS not in sizes:
-        raise AdapterError(
-            f"the adapter has the whole module {LABELS}, which this model does not have"
-        )
-    if LABELS in found:
-        raise AdapterError(f"the adapter has {LABELS} twice")
-    num_labels = sizes[LABELS].out_size
-    check_entry(entry, (num_labels, sizes[LABELS].in_size))
-    if num_labels > max_rank:
-        raise AdapterError(
-            f"the adapter has {LABELS} for {num_labels} labels; at most {max_rank} are allowed "
-            "(--max-lora-rank)"
-        )
-    # The difference from the model's matrix is small; it is rounded later.
-    return {LABELS: StoredPair((entry,), num_labels, 1.0, _as_stored, is_float32=True)}
-
-
-def _modules(entries: Mapping[str, TensorEntry], full_weight: str) -> Iterator[str]:
-    """The modules of the pairs of tensors, with their names in the file. `full_weight`: the
-    only allowed tensor that is not part of a pair. Raises AdapterError."""
-    seen = set()
-    for name in entries:
-        if name == full_weight or name.endswith(OWN_WEIGHTS):
-            continue
-        for side in (*SIDES, *TABLE_SIDES):
-            if name.startswith(PREFIX) and name.endswith(side):
-                module = name.removeprefix(PREFIX).removesuffix(side)
-                break
-        else:
-            raise AdapterError(
-                f"{TENSORS} has {short(name)}; only these tensors are supported: "
-                f"{PREFIX}<module>.lora_A.weight and .lora_B.weight"
-            )
-        if module not in seen:
-            seen.add(module)
-            yield module
-
-
 def _require_lora(config: JsonMapping) -> None:
     """Raises AdapterError if the adapter needs another formula."""
     for key, name in OTHER_METHODS.items():
         if config.get(key):
             raise AdapterError(f"{key} is {short(config[key])}: {name} is not supported")
     bias = config.get("bias", "none")
-    if bias != "none":
-        raise AdapterError(f"bias is {short(bias)}; only none is supported")
+    if bias not in BIASES:
+        raise AdapterError(f"bias is {short(bias)}; {', '.join(BIASES)} are supported")
     start = config.get("init_lora_weights", True)
     if not any(start is each or start == each for each in STARTS):
         raise AdapterError(
@@ -279,7 +312,7 @@ def _require_lora(config: JsonMapping) -> None:
         )
     for key, value in config.items():
         is_method = key.startswith("use_") or key.endswith("_config")
-        if is_method and value and key not in ("use_rslora", *HARMLESS):
+        if is_method and value and key not in ("use_rslora", "use_dora", *HARMLESS):
             raise AdapterError(f"{short(key)} is set; weft does not know this key")
 
 
