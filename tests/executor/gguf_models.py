@@ -70,6 +70,7 @@ CONFIG: dict[str, Any] = {
 }
 LATENT = ("deepseek2", "mistral4")
 ADDED_ONE = ("gemma", "nemotron", "qwen3next", "qwen35")  # to the weights of norms
+AS_THEY_ARE = ("gemma4", "nemotron_h")  # not to these
 EXPERT = re.compile(r"(.*\.experts\.)[0-9]+\.(.*)")
 WHOLE = {"gptneox": {"attn_qkv": "attention.query_key_value"}}
 CLASSES = {name: files.model for name, files in GGUF_FILES.items()}
@@ -468,7 +469,50 @@ GRANITE4_DENSE = (
     {**_GRANITE4, "num_local_experts": 0, "num_experts_per_tok": 0},
     {**_GRANITE4_KEYS, "expert_count": None, "expert_used_count": None, "feed_forward_length": 80},
 )
+_MAMBA_KEYS = {
+    "ssm__time_step_rank": 8,
+    "ssm__group_count": 2,
+    "ssm__state_size": 32,
+    "ssm__inner_size": 128,
+    "ssm__conv_kernel": 4,
+}
+_FALCON_H1 = {
+    "mamba_d_ssm": 128,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False,
+}
+_MAMBA2 = {
+    "num_heads": 8,
+    "head_dim": 16,
+    "n_groups": 2,
+    "state_size": 32,
+    "layer_norm_epsilon": 1e-5,
+}
+_NEMOTRON_H = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "layer_norm_epsilon": 1e-5,
+    "layers_block_type": ["mamba", "attention", "mamba", "mlp"],
+}
+_NEMOTRON_H_KEYS = {
+    **_MAMBA_KEYS,
+    "block_count": 4,
+    "attention__head_count_kv": np.array([0, 2, 0, 0], dtype=np.int32),
+    "feed_forward_length": np.array([0, 0, 0, 96], dtype=np.int32),
+    "attention__key_length": 16,
+    "attention__value_length": 16,
+    "rope__scaling__finetuned": False,
+}
+_NO_PARTS = {"attention__head_count": 0, "attention__head_count_kv": None, "feed_forward_length": 0}
 STATE_VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "falcon-h1": (_FALCON_H1, _MAMBA_KEYS),
+    "mamba2": (_MAMBA2, {**_MAMBA_KEYS, **_NO_PARTS, "rope__dimension_count": None}),
+    "nemotron_h": (_NEMOTRON_H, _NEMOTRON_H_KEYS),
     "lfm2": (_LFM2, _LFM2_KEYS),
     "lfm2moe": (
         {**_LFM2, **_NUMBERS, "num_dense_layers": 1, "norm_topk_prob": True},
@@ -533,7 +577,7 @@ def tensors_of(weights: Mapping[str, Tensor], architecture: str = "llama") -> di
             tensor = paired(tensor, 4)
         if has_pairs and ".k_proj." in name:
             tensor = paired(tensor, 2)
-        has_added_one = architecture.startswith(ADDED_ONE) and architecture != "gemma4"
+        has_added_one = architecture.startswith(ADDED_ONE) and architecture not in AS_THEY_ARE
         if has_added_one and name.endswith("norm.weight"):
             tensor = tensor + ("linear_attn" not in name)
         if architecture.startswith("qwen35") and "linear_attn" in name:
@@ -542,9 +586,9 @@ def tensors_of(weights: Mapping[str, Tensor], architecture: str = "llama") -> di
             tensor = -tensor.exp()
         if name.endswith(("conv.conv.weight", "conv1d.weight")):
             tensor = tensor[:, 0]
-        if name.endswith(("mamba.A_log", "mamba.D")):
+        if name.endswith(("mamba.A_log", "mamba.D", "mixer.A_log", "mixer.D")):
             tensor = tensor[:, None]
-        if name.endswith("mamba.norm.weight"):
+        if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
             tensor = tensor.view(2, -1)
         if architecture == "qwen3next" and "in_proj_qkvz" in name:
             found |= apart(name, tensor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -54,12 +53,17 @@ def logprobs(folder: Path, kernels: str) -> torch.Tensor:
 @pytest.mark.parametrize("architecture", STATE_VARIANTS)
 def test_kinds_of_layers_follow_from_their_tensors(tmp_path: Path, architecture: str) -> None:
     config = ModelConfig.from_folder(described(written(tmp_path, architecture)))
-    kinds = [config.decoder.layer(layer).state for layer in range(3)]
+    layers = [config.decoder.layer(layer) for layer in range(config.num_layers)]
     of_others = {"lfm2": ShortConvSpec, "lfm2moe": ShortConvSpec, "granitehybrid": MambaSpec}
-    expected = of_others.get(architecture, GatedDeltaSpec)
-    assert [kind and type(kind) for kind in kinds] == [expected, None, expected]
-    assert config.num_kv_heads == 2
-    assert config.num_kv_layers == 1
+    of_others |= dict.fromkeys(("falcon-h1", "mamba2", "nemotron_h"), MambaSpec)
+    state = of_others.get(architecture, GatedDeltaSpec)
+    expected: dict[str, list[object]] = {"falcon-h1": [state] * 2, "mamba2": [state] * 2}
+    expected["nemotron_h"] = [state, None, state, None]
+    found = [layer.state and type(layer.state) for layer in layers]
+    assert found == expected.get(architecture, [state, None, state])
+    attending = {"falcon-h1": 2, "mamba2": 0}
+    assert config.num_kv_layers == attending.get(architecture, 1)
+    assert config.num_kv_heads == (1 if architecture == "mamba2" else 2)
 
 
 def test_value_heads_stay_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -111,7 +115,9 @@ def test_files_of_the_first_converter_have_one_tensor_of_inputs(tmp_path: Path) 
     assert torch.equal(logprobs(described(old), "torch"), logprobs(described(new), "torch"))
 
 
-@pytest.mark.parametrize("architecture", ["lfm2", "qwen35", "qwen3next", "granitehybrid"])
+@pytest.mark.parametrize(
+    "architecture", ["lfm2", "qwen35", "qwen3next", "granitehybrid", "falcon-h1"]
+)
 def test_codes_are_computed_with(tmp_path: Path, architecture: str) -> None:
     """Of several types, as files have them: none is widened, nor put into another order."""
     config, keys = STATE_VARIANTS[architecture]
@@ -178,11 +184,23 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str]] = {
         (),
         r"conv.conv.weight \[64, 1, 3\] instead of \[64, 1, 4\]",
     ),
-    "layers of which none has attention": (
-        "lfm2",
-        {"block_count": 1, "attention__head_count_kv": np.array([2], dtype=np.int32)},
+    "a size that no file of it has": (
+        "mamba2",
+        {"ssm__inner_size": 144},
         (),
-        "all layers are conv",
+        "inner_size is 144; it must be a multiple of mamba2.embedding_length, which is 64",
+    ),
+    "a state of another size": (
+        "falcon-h1",
+        {"ssm__state_size": 16},
+        (),
+        r"blk.0.ssm_in.weight is \[392, 64\]; its metadata says \[328, 64\]",
+    ),
+    "a layer without any part": (
+        "nemotron_h",
+        {},
+        ("blk.1.attn_q.weight",),
+        "no tensor blk.1.ffn_up.weight",
     ),
     "a tensor that is not there": (
         "qwen35",

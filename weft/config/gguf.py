@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft.config.families.family import FULL
-from weft.config.families.gguf import StateLayers, expert_size
+from weft.config.families.gguf import MLP, StateLayers, expert_size
 from weft.config.families.table import GGUF_FILES
 from weft.config.model import BadCheckpoint, UnsupportedModel
 from weft.json_types import JsonMapping, JsonObject
@@ -270,8 +270,13 @@ class _Keys:
         """The kind of each layer, by its tensors."""
         kinds = []
         for layer in range(self._listed_layers()):
-            has_state = f"blk.{layer}.{states.tensor}" in self._model.tensors
-            kinds.append(states.kind if has_state else FULL)
+            block = f"blk.{layer}"
+            kind = FULL
+            if f"{block}.{states.tensor}" in self._model.tensors:
+                kind = states.kind
+            elif states.one_part and not _has_any(self._model, f"{block}.attn_q.weight"):
+                kind = MLP
+            kinds.append(kind)
         return kinds
 
     def _listed_layers(self) -> int:
@@ -387,7 +392,6 @@ def _check_layers(keys: _Keys, config: JsonMapping) -> None:
     """Raise BadCheckpoint if the tensors of the first and the last layer do not have the sizes in
     the metadata: weft must not allocate memory by sizes that a file only claims."""
     model = keys.model
-    hidden_size = config["hidden_size"]
     last = config["num_hidden_layers"] - 1
     states = keys.architecture.states
     kinds = config.get("layer_types", [])
@@ -396,26 +400,39 @@ def _check_layers(keys: _Keys, config: JsonMapping) -> None:
     firsts = {kinds.index(kind) for kind in set(kinds)}
     for layer in {0, max(last, 0), *firsts}:
         block = f"blk.{layer}"
-        q_size, kv_size = _attention_sizes(config, layer)
-        if states is not None and states.attention_has_gate:
-            q_size *= 2
-        if states is not None and kinds[layer] == states.kind:
-            _check_state_layer(model, config, block)
-        elif keys.architecture.is_latent:
-            _check_latents(model, config, block)
-        elif f"{block}.attn_qkv.weight" in model.tensors:
-            size = q_size + 2 * kv_size
-            _require_shape(model, f"{block}.attn_qkv.weight", (size, hidden_size))
-        else:
-            _require_shape(model, f"{block}.attn_q.weight", (q_size, hidden_size))
-            if layer <= last - config.get("num_kv_shared_layers", 0):
-                _require_shape(model, f"{block}.attn_k.weight", (kv_size, hidden_size))
+        kind = kinds[layer] if states is not None else FULL
+        if states is not None and kind == states.kind:
+            _check_state_layer(keys, config, block)
+        if kind == FULL or (states is not None and states.with_attention):
+            _check_attention(keys, config, layer)
+        if states is not None and states.one_part and kind != MLP:
+            continue
         is_last_of_many = layer == last and keys.number("expert_count", int, 0) > 0
         if is_last_of_many or _has_any(model, f"{block}.ffn_gate_inp.weight"):
             _check_experts(keys, config, block)
         else:
             is_wide = layer == last and config.get("use_double_wide_mlp", False)
             _check_feed_forward(keys, config, block, times=2 if is_wide else 1)
+
+
+def _check_attention(keys: _Keys, config: JsonMapping, layer: int) -> None:
+    model = keys.model
+    block = f"blk.{layer}"
+    hidden_size = config["hidden_size"]
+    q_size, kv_size = _attention_sizes(config, layer)
+    states = keys.architecture.states
+    if states is not None and states.attention_has_gate:
+        q_size *= 2
+    if keys.architecture.is_latent:
+        _check_latents(model, config, block)
+    elif f"{block}.attn_qkv.weight" in model.tensors:
+        size = q_size + 2 * kv_size
+        _require_shape(model, f"{block}.attn_qkv.weight", (size, hidden_size))
+    else:
+        _require_shape(model, f"{block}.attn_q.weight", (q_size, hidden_size))
+        last = config["num_hidden_layers"] - 1
+        if layer <= last - config.get("num_kv_shared_layers", 0):
+            _require_shape(model, f"{block}.attn_k.weight", (kv_size, hidden_size))
 
 
 def _check_latents(model: GgufModel, config: JsonMapping, block: str) -> None:
@@ -453,16 +470,17 @@ def _check_layer_inputs(model: GgufModel, config: JsonMapping) -> None:
         _require_shape(model, "per_layer_model_proj.weight", shape)
 
 
-def _check_state_layer(model: GgufModel, config: JsonMapping, block: str) -> None:
+def _check_state_layer(keys: _Keys, config: JsonMapping, block: str) -> None:
+    model = keys.model
     hidden_size = config["hidden_size"]
-    if "mamba_n_heads" in config:
-        num_channels = config["mamba_expand"] * hidden_size
-        num_channels += 2 * config["mamba_n_groups"] * config["mamba_d_state"]
-        size = config["mamba_expand"] * hidden_size + num_channels + config["mamba_n_heads"]
-        _require_shape(model, f"{block}.ssm_in.weight", (size, hidden_size))
+    if "conv_L_cache" in config:
+        _require_shape(model, f"{block}.shortconv.in_proj.weight", (3 * hidden_size, hidden_size))
         return
     if "linear_num_key_heads" not in config:
-        _require_shape(model, f"{block}.shortconv.in_proj.weight", (3 * hidden_size, hidden_size))
+        # Mamba 2: gates, values, B and C of each group, and a step of each head.
+        size = 2 * keys.number("ssm.inner_size", int) + keys.number("ssm.time_step_rank", int)
+        size += 2 * keys.number("ssm.group_count", int) * keys.number("ssm.state_size", int)
+        _require_shape(model, f"{block}.ssm_in.weight", (size, hidden_size))
         return
     num_keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
     num_values = config["linear_num_value_heads"] * config["linear_value_head_dim"]

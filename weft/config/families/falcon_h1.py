@@ -19,10 +19,20 @@ from weft.config.decoder import (
     TensorFactors,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.family import Config, Family, activation, flag, scale
+from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope
-from weft.config.families.states import MambaKeys, read_mamba
+from weft.config.families.states import (
+    GGUF_MAMBA,
+    GGUF_MAMBA_FLAT,
+    MambaKeys,
+    gguf_mamba,
+    gguf_mamba_names,
+    read_mamba,
+)
 from weft.config.model_errors import UnsupportedModel
+from weft.json_types import JsonObject
 
 _KEYS = MambaKeys(inner="mamba_d_ssm")
 _NAMES = TensorNames(
@@ -37,6 +47,7 @@ def _falcon_h1(config: Config) -> DecoderSpec:
     bias = flag(config, "attention_bias")
     state = replace(read_mamba(config, _KEYS), norm=_norm(config))
     require(config, "projectors_bias", state.bias)
+    names = replace(_NAMES.state, decay_is_final=flag(config, "decays_are_final"))
     layer = LayerSpec(
         attention=AttentionSpec(rope=read_rope(config), qkv_bias=bias, out_bias=bias),
         state=state,
@@ -44,7 +55,7 @@ def _falcon_h1(config: Config) -> DecoderSpec:
     )
     return DecoderSpec(
         layers=(layer,),
-        names=_NAMES,
+        names=replace(_NAMES, state=names),
         factors=_factors(config, state),
         embedding_scale=scale(config, "embedding_multiplier"),
         logit_scale=scale(config, "lm_head_multiplier"),
@@ -104,4 +115,41 @@ def _list(config: Config, key: str, num: int) -> list[float]:
     return [scale({key: value}, key) for value in values]
 
 
-FAMILIES = {"FalconH1": Family(read=_falcon_h1)}
+# GGUF files: all factors are in the weights.
+
+_gguf_keys = gguf_mamba(_KEYS)
+
+
+def _gguf_falcon_h1(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """llama.cpp computes a norm, if there is one, after the gate."""
+    return {
+        **_gguf_keys(keys, found),
+        "projectors_bias": keys.has("ssm_out.bias"),
+        "mamba_rms_norm": keys.has("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+    }
+
+
+_GGUF_NAMES = {
+    "ffn_norm": "pre_ff_layernorm",
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
+
+
+FAMILIES = {
+    "FalconH1": Family(
+        read=_falcon_h1,
+        gguf={
+            "falcon-h1": gguf.Architecture(
+                more=_gguf_falcon_h1,
+                parts={**gguf_mamba_names("mamba"), **_GGUF_NAMES},
+                outside={"output_norm": "model.final_layernorm"},
+                flat=GGUF_MAMBA_FLAT,
+                convs=gguf.STATE_CONVS,
+                states=replace(GGUF_MAMBA, with_attention=True),
+            )
+        },
+    )
+}

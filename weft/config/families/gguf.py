@@ -63,11 +63,15 @@ def nothing(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 @dataclass(frozen=True, kw_only=True)
 class StateLayers:
-    """The layers that keep a state in place of K and V: they are the layers with this tensor."""
+    """The layers that keep a state: they are the layers with this tensor. The others have
+    attention."""
 
     tensor: str
     kind: str  # in "layer_types"
     attention_has_gate: bool = False  # in the other layers, a gate follows each query head
+    with_attention: bool = False  # these layers have attention, too
+    # Layers have one part each: a state, attention, or, without both, a feed-forward part.
+    one_part: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,7 @@ MIXTRAL_NAMES = {
     "ffn_down_exps": "block_sparse_moe.experts.w2",
 }
 STATE_CONVS = ("ssm_conv1d.weight",)
+MLP = "mlp"  # in "layer_types": a layer that has only this part
 
 
 # Readers

@@ -24,7 +24,15 @@ from weft.config.families.experts import softmax_experts
 from weft.config.families.family import FULL, Config, Family, activation, flag, layer_types, scale
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope
-from weft.config.families.states import LINEAR, read_mamba, with_states
+from weft.config.families.states import (
+    GGUF_MAMBA,
+    GGUF_MAMBA_FLAT,
+    LINEAR,
+    gguf_mamba,
+    gguf_mamba_names,
+    read_mamba,
+    with_states,
+)
 from weft.config.model_errors import UnsupportedModel
 from weft.json_types import JsonObject
 
@@ -114,7 +122,7 @@ def _granite4(config: Config) -> DecoderSpec:
     state_names = StateNames(
         mixer="mamba",
         inputs=("in_proj",),
-        decay_is_final=flag(config, "decays_are_whole"),
+        decay_is_final=flag(config, "decays_are_final"),
     )
     spec = replace(
         spec,
@@ -216,27 +224,7 @@ _gguf_granite_moe = gguf.experts(
 )
 
 
-def _gguf_mamba(keys: ArchitectureKeys, found: Found) -> JsonObject:
-    """Mamba 2. Converters have written the decay -exp(A_log) instead of A_log."""
-    wanted = {
-        "mamba_n_heads": gguf.GgufKey("ssm.time_step_rank", int),
-        "mamba_n_groups": gguf.GgufKey("ssm.group_count", int),
-        "mamba_d_state": gguf.GgufKey("ssm.state_size", int),
-        "mamba_d_conv": gguf.GgufKey("ssm.conv_kernel", int),
-    }
-    inner_size = keys.number("ssm.inner_size", int)
-    if inner_size % found["hidden_size"]:
-        raise UnsupportedModel(
-            f"{keys.full('ssm.inner_size')} is {inner_size}; it must be a multiple of "
-            f"{keys.full('embedding_length')}, which is {found['hidden_size']}"
-        )
-    return {
-        **gguf.said(keys, found, wanted),
-        "mamba_expand": inner_size // found["hidden_size"],
-        "mamba_conv_bias": keys.has("ssm_conv1d.bias"),
-        "mamba_proj_bias": keys.has("ssm_in.bias"),
-        "decays_are_whole": True,
-    }
+_gguf_mamba = gguf_mamba()
 
 
 def _gguf_granite_hybrid(keys: ArchitectureKeys, found: Found) -> JsonObject:
@@ -258,9 +246,6 @@ def _gguf_granite_hybrid(keys: ArchitectureKeys, found: Found) -> JsonObject:
         "position_embedding_type": "rope" if _has_positions(keys) else "nope",
         "gates_and_ups_are_apart": True,
     }
-
-
-_GGUF_STATES = gguf.StateLayers(tensor="ssm_conv1d.weight", kind="linear_attention")
 
 
 FAMILIES = {
@@ -295,18 +280,10 @@ FAMILIES = {
                 more=_gguf_granite_hybrid,
                 reads=(*gguf.FACTORS, *gguf.EXPERTS),
                 has_pairs=True,
-                parts={
-                    "ssm_in": "mamba.in_proj",
-                    "ssm_conv1d": "mamba.conv1d",
-                    "ssm_dt.bias": "mamba.dt_bias",
-                    "ssm_a": "mamba.A_log",
-                    "ssm_d": "mamba.D",
-                    "ssm_norm": "mamba.norm",
-                    "ssm_out": "mamba.out_proj",
-                },
-                flat=("ssm_a", "ssm_d", "ssm_norm.weight"),
+                parts=gguf_mamba_names("mamba"),
+                flat=GGUF_MAMBA_FLAT,
                 convs=gguf.STATE_CONVS,
-                states=_GGUF_STATES,
+                states=GGUF_MAMBA,
             )
         },
     ),

@@ -3,6 +3,8 @@ feed-forward part without a gate, in the order of a pattern."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.config.config_json import get, require
 from weft.config.decoder import (
     AttentionSpec,
@@ -12,8 +14,17 @@ from weft.config.decoder import (
     StateNames,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.family import Config, Family, activation, flag
-from weft.config.families.states import MambaKeys, read_mamba
+from weft.config.families.gguf import ArchitectureKeys, Found
+from weft.config.families.states import (
+    GGUF_MAMBA,
+    GGUF_MAMBA_FLAT,
+    MambaKeys,
+    gguf_mamba,
+    gguf_mamba_names,
+    read_mamba,
+)
 from weft.config.model_errors import BadConfig, UnsupportedModel
 from weft.json_types import JsonObject
 
@@ -74,7 +85,11 @@ def _nemotron_h(config: Config) -> DecoderSpec:
         "attention": LayerSpec(attention=AttentionSpec(rope=None), mlp=None),
         "mlp": LayerSpec(attends=False, mlp=_mlp(config)),
     }
-    return DecoderSpec(layers=tuple(layers[kind] for kind in _kinds(config)), names=_NAMES)
+    names = replace(_NAMES.state, decay_is_final=flag(config, "decays_are_final"))
+    return DecoderSpec(
+        layers=tuple(layers[kind] for kind in _kinds(config)),
+        names=replace(_NAMES, state=names),
+    )
 
 
 def _mlp(config: Config) -> MlpSpec:
@@ -85,11 +100,47 @@ def _mlp(config: Config) -> MlpSpec:
     )
 
 
+# GGUF files
+
+_gguf_keys = gguf_mamba(_KEYS)
+
+
+def _gguf_nemotron_h(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    return {
+        **_gguf_keys(keys, found),
+        "layers_block_type": found["layer_types"],
+        "mlp_bias": keys.has("ffn_up.bias"),
+    }
+
+
+_GGUF_NAMES = {
+    "attn_norm": "norm",
+    "attn_q": "mixer.q_proj",
+    "attn_k": "mixer.k_proj",
+    "attn_v": "mixer.v_proj",
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+}
+
+
 FAMILIES = {
     "NemotronH": Family(
         read=_nemotron_h,
         implied=_num_layers,
         defaults={"head_dim": 128, "num_key_value_heads": 8, "mamba_head_dim": 64, "n_groups": 8},
         norm_eps_key="layer_norm_epsilon",
+        gguf={
+            "nemotron_h": gguf.Architecture(
+                more=_gguf_nemotron_h,
+                has_gate=False,
+                parts={**gguf_mamba_names("mixer"), **_GGUF_NAMES},
+                outside={"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
+                layers="backbone.layers",
+                flat=GGUF_MAMBA_FLAT,
+                convs=gguf.STATE_CONVS,
+                states=replace(GGUF_MAMBA, one_part=True),
+            )
+        },
     ),
 }

@@ -79,8 +79,8 @@ def _qwen3_next(config: Config) -> DecoderSpec:
 
 
 def _with_state_names(config: Config, names: StateNames) -> TensorNames:
-    is_whole = flag(config, "decays_are_whole")
-    return replace(_NAMES, state=replace(names, decay_is_final=is_whole))
+    is_final = flag(config, "decays_are_final")
+    return replace(_NAMES, state=replace(names, decay_is_final=is_final))
 
 
 def _experts(config: Config, *, is_normed: bool) -> MoeSpec:
@@ -115,7 +115,7 @@ def _gguf_gated_delta(keys: ArchitectureKeys, found: Found) -> JsonObject:
         **values,
         "linear_value_head_dim": inner_size // num_heads,
         "norm_weights_are_whole": True,
-        "decays_are_whole": True,
+        "decays_are_final": True,
     }
 
 

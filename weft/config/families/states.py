@@ -19,7 +19,9 @@ from weft.config.decoder import (
     StateSpec,
 )
 from weft.config.families.family import FULL, Config, flag, layer_types
+from weft.config.families.gguf import ArchitectureKeys, Found, GgufKey, Reader, StateLayers, said
 from weft.config.model_errors import UnsupportedModel
+from weft.json_types import JsonObject
 
 MAX_TAPS = 4  # maximum for a convolution in weft's kernels
 LINEAR = "linear_attention"
@@ -124,6 +126,63 @@ def _head_dim(config: Config, keys: MambaKeys, heads: int) -> int:
             f"{name}: {inner}"
         )
     return head_dim
+
+
+def gguf_mamba(names: MambaKeys = OF_GRANITE) -> Reader:
+    """The reader of the keys of Mamba 2 in a GGUF file. Converters have written the decay
+    -exp(A_log) instead of A_log (`decays_are_final`)."""
+    wanted = {
+        names.heads: GgufKey("ssm.time_step_rank", int),
+        names.groups: GgufKey("ssm.group_count", int),
+        names.state_dim: GgufKey("ssm.state_size", int),
+        names.taps: GgufKey("ssm.conv_kernel", int),
+    }
+
+    def read(keys: ArchitectureKeys, found: Found) -> JsonObject:
+        values = said(keys, found, wanted)
+        inner = keys.number("ssm.inner_size", int)
+        values[names.head_dim] = inner // _divisor(keys, "ssm.time_step_rank", values[names.heads])
+        if names.inner:
+            values[names.inner] = inner
+        elif names.times_hidden:
+            divisor = _divisor(keys, "embedding_length", found["hidden_size"])
+            values[names.expand] = inner // divisor
+        return {
+            **values,
+            names.conv_bias: keys.has("ssm_conv1d.bias"),
+            names.bias: keys.has("ssm_in.bias"),
+            "decays_are_final": True,
+        }
+
+    return read
+
+
+def _divisor(keys: ArchitectureKeys, name: str, value: int) -> int:
+    """The value of a key. Raises UnsupportedModel if the inner size is no multiple of it."""
+    inner = keys.number("ssm.inner_size", int)
+    if value < 1 or inner % value:
+        raise UnsupportedModel(
+            f"{keys.full('ssm.inner_size')} is {inner}; it must be a multiple of "
+            f"{keys.full(name)}, which is {value}"
+        )
+    return value
+
+
+def gguf_mamba_names(mixer: str) -> dict[str, str]:
+    """The names of the tensors of Mamba 2 in a GGUF file, and weft's."""
+    return {
+        "ssm_in": f"{mixer}.in_proj",
+        "ssm_conv1d": f"{mixer}.conv1d",
+        "ssm_dt.bias": f"{mixer}.dt_bias",
+        "ssm_a": f"{mixer}.A_log",
+        "ssm_d": f"{mixer}.D",
+        "ssm_norm": f"{mixer}.norm",
+        "ssm_out": f"{mixer}.out_proj",
+    }
+
+
+GGUF_MAMBA_FLAT = ("ssm_a", "ssm_d", "ssm_norm.weight")
+GGUF_MAMBA = StateLayers(tensor="ssm_conv1d.weight", kind=LINEAR)
 
 
 def with_states(
