@@ -22,7 +22,7 @@ from weft.config.model import ModelConfig
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
 from weft.weights.gguf import names
-from weft.weights.load import load_weights, randomize
+from weft.weights.load import load_weights, randomize, unread_of
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = [*ALPHABET, "<|im_start|>", "<|im_end|>", "ab", "abc"]
@@ -702,5 +702,5 @@ def loaded(folder: Path) -> dict[str, Tensor]:
     """The weights of a folder in float32, as the plain twin keeps them."""
     config = ModelConfig.from_folder(folder)
     model = make_model(config, PlainOps(torch.float32, torch.device("cpu")))
-    load_weights(model.weights(), folder)
+    load_weights(model.weights(), folder, unread_of(config))
     return {weight.name: weight.get() for weight in model.weights()}

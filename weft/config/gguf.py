@@ -142,6 +142,8 @@ def hf_config(model: GgufModel) -> JsonObject:
         "types": ", ".join(_code_types(model.tensors)),
         **_coded(model.tensors),
     }
+    if keys.num_ahead:
+        found["num_nextn_predict_layers"] = keys.num_ahead
     if architecture.is_partial:
         found["partial_rotary_factor"] = rotated / head_dim
     if architecture.has_qk_norm:
@@ -298,9 +300,13 @@ class _Keys:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers, without the last ones that predict tokens ahead (`nextn`)."""
-        num_ahead = self.number("nextn_predict_layers", int, 0)
-        return self.number("block_count", int) - num_ahead
+        """Number of layers, without the last ones that predict tokens ahead."""
+        return self.number("block_count", int) - self.num_ahead
+
+    @property
+    def num_ahead(self) -> int:
+        """Number of layers after the model's last one (`nextn`)."""
+        return self.number("nextn_predict_layers", int, 0)
 
     @property
     def rope_factors(self) -> Sequence[float]:

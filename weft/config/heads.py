@@ -48,6 +48,12 @@ class MtpNames:
     # Whether it reads the output of the model's final norm, not that of its last layer.
     reads_normed: bool = True
 
+    @property
+    def norms(self) -> list[str]:
+        """The names of its tensors outside of the decoder layer, besides the projection."""
+        parts = (self.embedding_norm, self.state_norm, self.norm)
+        return [f"{self.prefix}.{part}.weight" for part in parts]
+
     def of(self, num_layers: int) -> MtpNames:
         """The names for a model with so many layers."""
 
@@ -135,7 +141,7 @@ def mtp_spec(names: Collection[str], target: TargetSizes) -> HeadSpec | None:
     knows."""
     for each in MTP_NAMES:
         found = each.of(target.num_layers)
-        if found.mark not in names:
+        if found.mark not in names or not all(norm in names for norm in found.norms):
             continue
         return HeadSpec(
             kind=MTP,

@@ -45,7 +45,7 @@ MIN_RUNNING = 4
 # On a CPU that is about 256 rows; 512 rows take 0.1 s (weft-nano) to 1.2 s (a 0.6 B).
 CHUNK_LEN = {"cpu": 512, "cuda": SMALL_CHUNK_LEN}  # a large GPU: `chunk_len`
 
-# A piece of a prompt consists of whole pages, and streams wait for it. CPU kernels read pages of 4, 8
+# Streams wait for a piece of a prompt, which has one page or more. CPU kernels read pages of 4, 8
 # and 16 tokens equally fast, GPU kernels those of one token as fast as larger pages.
 PAGE_SIZE = {"cpu": 8, "cuda": 1}
 

@@ -164,8 +164,8 @@ class SpeculativePlanner(Planner):
             ends = columns.seq_len.take(rows)
             until = self._speculator.pace.forced_ends(rows, starts, ends, num_before)
             # Drafts follow the last known token, so it must be computed in this step.
-            ending = set(rows[until == ends].tolist())
-            beside = [draft for draft in drafts if draft.row in ending]
+            reached = set(rows[until == ends].tolist())
+            beside = [draft for draft in drafts if draft.row in reached]
             self._drafts = self._fitting(rows, self._beside(rows, num_before, beside))
             used = {draft.row for draft in self._drafts}
             for draft in drafts:

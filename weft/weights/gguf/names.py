@@ -53,6 +53,13 @@ _OF_A_LAYER = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    # Of a layer that predicts a token ahead, with the names of DeepSeek V3.
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.embed_tokens": "embed_tokens",
 }
 
 
@@ -75,14 +82,10 @@ def renamed(tensors: Mapping[str, TensorEntry], metadata: JsonMapping) -> dict[s
     later error for unexpected tensors contains it."""
     found: dict[str, TensorEntry] = {}
     architecture = _architecture(metadata)
-    num_layers = _num_layers(metadata)
     for name, entry in tensors.items():
         if name.endswith(IGNORED):
             continue
         parsed = _parsed(name)
-        # Layers after the model's last one predict several tokens ahead; weft does not use them.
-        if parsed.layer is not None and num_layers is not None and parsed.layer >= num_layers:
-            continue
         for one, part in _split(parsed, entry, architecture, metadata):
             if one.unsplit in architecture.rows:
                 part = part._replace(shape=(1, *part.shape))
@@ -105,16 +108,6 @@ def _architecture(metadata: JsonMapping) -> Architecture:
     configuration is read."""
     name = metadata.get("general.architecture")
     return GGUF_FILES.get(str(name), GGUF_FILES["llama"]).architecture
-
-
-def _num_layers(metadata: JsonMapping) -> int | None:
-    """The number of the model's layers; None if the file has no further layers."""
-    architecture = metadata.get("general.architecture")
-    num_ahead = metadata.get(f"{architecture}.nextn_predict_layers", 0)
-    num_blocks = metadata.get(f"{architecture}.block_count")
-    if not num_ahead or not isinstance(num_ahead, int) or not isinstance(num_blocks, int):
-        return None
-    return num_blocks - num_ahead
 
 
 def _parsed(name: str) -> _TensorName:
