@@ -508,11 +508,26 @@ _NEMOTRON_H_KEYS = {
     "attention__value_length": 16,
     "rope__scaling__finetuned": False,
 }
+_MAMBA1 = {
+    "intermediate_size": 128,
+    "state_size": 16,
+    "time_step_rank": 4,
+    "layer_norm_epsilon": 1e-5,
+    "mixer_rms_eps": 1e-5,
+}
+_MAMBA1_KEYS = {
+    "ssm__time_step_rank": 4,
+    "ssm__state_size": 16,
+    "ssm__inner_size": 128,
+    "ssm__conv_kernel": 4,
+    "ssm__dt_b_c_rms": True,
+}
 _NO_PARTS = {"attention__head_count": 0, "attention__head_count_kv": None, "feed_forward_length": 0}
 STATE_VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "falcon-h1": (_FALCON_H1, _MAMBA_KEYS),
     "mamba2": (_MAMBA2, {**_MAMBA_KEYS, **_NO_PARTS, "rope__dimension_count": None}),
     "nemotron_h": (_NEMOTRON_H, _NEMOTRON_H_KEYS),
+    "mamba": (_MAMBA1, {**_MAMBA1_KEYS, **_NO_PARTS, "rope__dimension_count": None}),
     "lfm2": (_LFM2, _LFM2_KEYS),
     "lfm2moe": (
         {**_LFM2, **_NUMBERS, "num_dense_layers": 1, "norm_topk_prob": True},
@@ -586,7 +601,8 @@ def tensors_of(weights: Mapping[str, Tensor], architecture: str = "llama") -> di
             tensor = -tensor.exp()
         if name.endswith(("conv.conv.weight", "conv1d.weight")):
             tensor = tensor[:, 0]
-        if name.endswith(("mamba.A_log", "mamba.D", "mixer.A_log", "mixer.D")):
+        of_heads = ("mamba.A_log", "mamba.D", "mixer.A_log", "mixer.D")
+        if architecture != "mamba" and name.endswith(of_heads):
             tensor = tensor[:, None]
         if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
             tensor = tensor.view(2, -1)

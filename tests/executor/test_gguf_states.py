@@ -23,7 +23,7 @@ from tests.executor.gguf_models import (
     tensors_of,
     write_folder,
 )
-from weft.config.decoder import GatedDeltaSpec, MambaSpec, ShortConvSpec
+from weft.config.decoder import GatedDeltaSpec, Mamba1Spec, MambaSpec, ShortConvSpec
 from weft.config.model import BadCheckpoint, ModelConfig, UnsupportedModel
 
 TOKENS = list(range(1, 40))
@@ -56,14 +56,15 @@ def test_kinds_of_layers_follow_from_their_tensors(tmp_path: Path, architecture:
     layers = [config.decoder.layer(layer) for layer in range(config.num_layers)]
     of_others = {"lfm2": ShortConvSpec, "lfm2moe": ShortConvSpec, "granitehybrid": MambaSpec}
     of_others |= dict.fromkeys(("falcon-h1", "mamba2", "nemotron_h"), MambaSpec)
+    of_others["mamba"] = Mamba1Spec
     state = of_others.get(architecture, GatedDeltaSpec)
-    expected: dict[str, list[object]] = {"falcon-h1": [state] * 2, "mamba2": [state] * 2}
+    expected: dict[str, list[object]] = dict.fromkeys(("falcon-h1", "mamba", "mamba2"), [state] * 2)
     expected["nemotron_h"] = [state, None, state, None]
     found = [layer.state and type(layer.state) for layer in layers]
     assert found == expected.get(architecture, [state, None, state])
-    attending = {"falcon-h1": 2, "mamba2": 0}
+    attending = {"falcon-h1": 2, "mamba": 0, "mamba2": 0}
     assert config.num_kv_layers == attending.get(architecture, 1)
-    assert config.num_kv_heads == (1 if architecture == "mamba2" else 2)
+    assert config.num_kv_heads == (1 if architecture.startswith("mamba") else 2)
 
 
 def test_value_heads_stay_in_the_order_of_the_file(tmp_path: Path) -> None:

@@ -352,6 +352,8 @@ STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mamba_norm_before_gate": False},
     ),
     "mamba2": ("Mamba2", MAMBA2),
+    "mamba": ("Mamba", {"state_size": 16}),
+    "falcon-mamba": ("FalconMamba", {"state_size": 32, "time_step_rank": 12, "use_bias": True}),
     "nemotron-h": ("NemotronH", NEMOTRON_H),
     "granite4-mamba": ("GraniteMoeHybrid", GRANITE4_MAMBA),
     "granite4-moe": ("GraniteMoeHybrid", {**GRANITE4_MAMBA, **MIXTRAL, "intermediate_size": 32}),

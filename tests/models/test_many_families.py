@@ -112,8 +112,8 @@ def head_name(stored: Mapping[str, torch.Tensor]) -> str:
     "name",
     [
         *("cwm", "olmo2", "gemma3", "cohere", "gpt-neox", "stablelm-parallel", "hyperclovax"),
-        *("lfm2", "qwen3.5", "falcon-h1", "mamba2", "nemotron-h", "youtu", "minicpm3", "hunyuan"),
-        *("gemma4", "gemma4-small"),
+        *("lfm2", "qwen3.5", "falcon-h1", "falcon-mamba", "nemotron-h", "youtu", "minicpm3"),
+        *("hunyuan", "gemma4", "gemma4-small"),
     ],
 )
 def test_a_program_has_the_operations_that_the_passes_of_its_mechanisms_say(

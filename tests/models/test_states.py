@@ -32,7 +32,7 @@ from weft.weights.load import load_weights
 
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 90).tolist()
 NAMES = ["lfm2", "qwen3.5", "qwen3-next", "granite4-mamba", "granite4-moe"]
-NAMES += ["falcon-h1", "mamba2", "nemotron-h"]  # attention beside states, none, layers of one part
+NAMES += ["falcon-h1", "mamba2", "nemotron-h", "mamba"]  # attention beside states, or none
 
 Drive = Callable[..., Driver]
 

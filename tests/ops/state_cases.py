@@ -14,13 +14,21 @@ from weft.config.decoder import (
     DecoderSpec,
     GatedDeltaSpec,
     LayerSpec,
+    Mamba1Spec,
     MambaSpec,
+    ScanNorm,
     ShortConvSpec,
     StateSpec,
 )
 from weft.config.model import ModelConfig
 from weft.executor.kv_pool import StatePool
-from weft.models.layers.states import ConvWeights, DeltaWeights, LayerStates, ScanWeights
+from weft.models.layers.states import (
+    ConvWeights,
+    DeltaWeights,
+    LayerStates,
+    ScanWeights,
+    SelectiveWeights,
+)
 from weft.plan.step import NO_STATE, StateSlots
 
 NUM_SLOTS = 9
@@ -64,6 +72,20 @@ def delta(spec: GatedDeltaSpec) -> Case:
     return Case(spec, spec.in_size, compute)
 
 
+def mamba1(spec: Mamba1Spec) -> Case:
+    """The convolution, and what is behind it; steps, B and C come with the input."""
+    conv = ConvWeights(random(spec.taps, spec.channels), None)
+    weights = SelectiveWeights(random(spec.state_dim, spec.channels), random(spec.channels))
+    sizes = (spec.channels, spec.channels, spec.channels, 2 * spec.state_dim)
+
+    def compute(states: LayerStates, x: Tensor) -> Tensor:
+        inner, gate, steps, shared = x.split_with_sizes(sizes, -1)
+        convolved = states.silu_conv(inner, conv, 0)
+        return states.selective(convolved, gate, steps, shared, weights, 0)
+
+    return Case(spec, sum(sizes), compute)
+
+
 def mamba(spec: MambaSpec) -> Case:
     """The convolution, and what is behind it."""
     conv = ConvWeights(random(spec.taps, spec.channels), random(spec.channels))
@@ -71,7 +93,7 @@ def mamba(spec: MambaSpec) -> Case:
         random(spec.heads),
         random(1 + spec.heads)[1:],
         random(2 + spec.heads)[2:],
-        1 + 0.2 * random(spec.out_size),
+        None if spec.norm is ScanNorm.NONE else 1 + 0.2 * random(spec.out_size),
         1e-6,
     )
     sizes = (spec.out_size, spec.channels, spec.heads)
@@ -87,6 +109,14 @@ CASES = {
     "mamba": mamba(MambaSpec(heads=6, groups=2, head_dim=32, state_dim=16, taps=4)),
     "mamba of one head": mamba(MambaSpec(heads=1, groups=1, head_dim=16, state_dim=48, taps=2)),
     "mamba of many heads": mamba(MambaSpec(heads=16, groups=1, head_dim=16, state_dim=32, taps=4)),
+    "mamba without a norm": mamba(
+        MambaSpec(heads=2, groups=2, head_dim=16, state_dim=16, taps=2, norm=ScanNorm.NONE),
+    ),
+    "mamba with its norm first": mamba(
+        MambaSpec(heads=2, groups=1, head_dim=16, state_dim=16, taps=2, norm=ScanNorm.NORM_FIRST),
+    ),
+    "mamba 1": mamba1(Mamba1Spec(channels=32, state_dim=16, step_rank=4, taps=4)),
+    "mamba 1 of long states": mamba1(Mamba1Spec(channels=16, state_dim=48, step_rank=4, taps=2)),
     "conv of 3": short_conv(3, 80, False),
     "conv of 4 with bias": short_conv(4, 16, True),
     "conv of 2": short_conv(2, 64, False),

@@ -21,7 +21,12 @@ from weft.plan.step import NO_STATE, StateSlots
 # Of what stands in padding.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
-SMALL = ("conv of 3", "delta of one head", "mamba of one head")  # the interpreter is slow
+SMALL = (
+    "conv of 3",
+    "delta of one head",
+    "mamba of one head",
+    "mamba 1",
+)  # the interpreter is slow
 NOTHING = ints([])
 # Copies after several tokens of a request, and after all; tokens fewer and more than taps.
 MANY_LENS = ints([5, 2, 18])

@@ -223,6 +223,7 @@ def test_the_parts_of_the_time_are_all_of_it(server: RealServer, stream: bool) -
     rid = f"timed-{stream}"
     chat(server, "/v1/chat/completions", rid=rid, stream=stream, max_tokens=20)
     (one,) = server.get(f"/requests/{rid}").json()["requests"]
+    assert server.get(f"/requests/chatcmpl-{rid}").json()["requests"] == [one]
     parts = {part["part"]: part["seconds"] for part in one["times"]}
     assert min(parts.values()) > -1e-4
     assert sum(parts.values()) == pytest.approx(one["total_s"], rel=1e-6)

@@ -1,7 +1,7 @@
 """Describes a decoder by its mechanisms, not by names of families.
 
     DecoderSpec ─ LayerSpec ─┬─ AttentionSpec ─ RopeConfig
-                             ├─ ShortConvSpec, GatedDeltaSpec, or MambaSpec
+                             ├─ ShortConvSpec, GatedDeltaSpec, MambaSpec, or Mamba1Spec
                              └─ MlpSpec, or MoeSpec ─ RouterSpec
 
 A layer has one of the first two parts, or both, or none.
@@ -168,6 +168,10 @@ class ShortConvSpec:
         """Values that its output projection reads."""
         return self.channels
 
+    def num_weights(self, hidden_size: int) -> int:
+        """Of its projections."""
+        return hidden_size * (self.in_size + self.out_size)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaSpec:
@@ -211,6 +215,10 @@ class GatedDeltaSpec:
     @property
     def out_size(self) -> int:
         return self.value_heads * self.value_dim
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Of its projections."""
+        return hidden_size * (self.in_size + self.out_size)
 
 
 class ScanNorm(Enum):
@@ -264,6 +272,54 @@ class MambaSpec:
     def out_size(self) -> int:
         return self.heads * self.head_dim
 
+    def num_weights(self, hidden_size: int) -> int:
+        """Of its projections."""
+        return hidden_size * (self.in_size + self.out_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba1Spec:
+    """Mamba 1: each channel of the convolution has a vector in place of a cache, which decays at
+    rates of its own; the step of a channel, and the vectors B and C that all share, are projections
+    of the convolved channels. A gate, no norm. Source: arXiv:2312.00752."""
+
+    channels: int
+    state_dim: int
+    step_rank: int  # values that the steps are projections of
+    taps: int
+    conv_bias: bool = True
+    bias: bool = False  # whether the first and the last projection have biases
+    norm_eps: float = 0.0  # of norms of B, C and of what makes steps; 0: there are none
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the float32 tensors: of the convolution, and of the vectors."""
+        vectors = (self.channels // STATE_LANES, self.state_dim, STATE_LANES)
+        return (conv_state_shape(self.channels, self.taps), vectors)
+
+    @property
+    def state_floats(self) -> int:
+        return num_floats(self.state_shapes)
+
+    @property
+    def inner_sizes(self) -> tuple[int, int, int]:
+        """Values that are projections of the convolved channels: what makes steps, B, and C."""
+        return self.step_rank, self.state_dim, self.state_dim
+
+    @property
+    def in_size(self) -> int:
+        """Values that its projections make of a token: channels, gates, steps and the rest."""
+        return 3 * self.channels + sum(self.inner_sizes)
+
+    @property
+    def out_size(self) -> int:
+        return self.channels
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Of its projections."""
+        inner = sum(self.inner_sizes) + self.step_rank
+        return self.channels * (3 * hidden_size + inner)
+
 
 # Channels (or values) of a state that are consecutive in memory, as kernels read them.
 STATE_LANES = 16
@@ -277,7 +333,7 @@ def num_floats(shapes: tuple[tuple[int, ...], ...]) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-StateSpec: TypeAlias = ShortConvSpec | GatedDeltaSpec | MambaSpec
+StateSpec: TypeAlias = ShortConvSpec | GatedDeltaSpec | MambaSpec | Mamba1Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,6 +432,8 @@ class StateNames:
     decay_is_final: bool = False  # the tensor is -exp(decay_log)
     decay_bias: str = "dt_bias"
     skip: str = "D"
+    inner: str = "x_proj"  # this and the next: Mamba 1
+    steps: str = "dt_proj"
 
 
 @dataclass(frozen=True, kw_only=True)

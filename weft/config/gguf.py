@@ -477,9 +477,11 @@ def _check_state_layer(keys: _Keys, config: JsonMapping, block: str) -> None:
         _require_shape(model, f"{block}.shortconv.in_proj.weight", (3 * hidden_size, hidden_size))
         return
     if "linear_num_key_heads" not in config:
-        # Mamba 2: gates, values, B and C of each group, and a step of each head.
-        size = 2 * keys.number("ssm.inner_size", int) + keys.number("ssm.time_step_rank", int)
-        size += 2 * keys.number("ssm.group_count", int) * keys.number("ssm.state_size", int)
+        # Gates and values; of Mamba 2 also B and C of each group, and a step of each head.
+        size = 2 * keys.number("ssm.inner_size", int)
+        if not _has_any(model, f"{block}.ssm_x.weight"):
+            size += 2 * keys.number("ssm.group_count", int) * keys.number("ssm.state_size", int)
+            size += keys.number("ssm.time_step_rank", int)
         _require_shape(model, f"{block}.ssm_in.weight", (size, hidden_size))
         return
     num_keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]

@@ -333,7 +333,7 @@ class ModelConfig:
         spec = self.decoder.layer(layer)
         num = 0
         if spec.state is not None:
-            num += self.hidden_size * (spec.state.in_size + spec.state.out_size)
+            num += spec.state.num_weights(self.hidden_size)
         if not spec.attends:
             return num
         latent = spec.attention.latent

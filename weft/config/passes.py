@@ -13,6 +13,7 @@ from typing import NamedTuple
 from weft.config.decoder import (
     DecoderSpec,
     LayerSpec,
+    Mamba1Spec,
     MambaSpec,
     MoeSpec,
     NormPosition,
@@ -40,6 +41,8 @@ CONV_OPERATIONS = 3
 DELTA_OPERATIONS = 5
 # Of Mamba 2: inputs; convolution; Mamba; output.
 MAMBA_OPERATIONS = 4
+# Of Mamba 1: inputs; convolution; what makes steps, B and C; steps; Mamba; output.
+MAMBA1_OPERATIONS = 6
 # Of a feed-forward part: gate and up; down.
 MLP_OPERATIONS = 2
 # Attention by latents: norm of the input of two products, norm of the latent, the queries' rotated
@@ -87,6 +90,8 @@ def _operations(layer: LayerSpec) -> int:
         num += CONV_OPERATIONS
     elif isinstance(layer.state, MambaSpec):
         num += MAMBA_OPERATIONS
+    elif isinstance(layer.state, Mamba1Spec):
+        num += MAMBA1_OPERATIONS
     elif layer.state is not None:
         num += DELTA_OPERATIONS
     if layer.mlp is not None:
@@ -113,6 +118,8 @@ def _count(decoder: DecoderSpec, layer: LayerSpec, found: Counter[str]) -> None:
         found["norms after attention and feed-forward part"] += num_parts
     if isinstance(layer.mlp, MoeSpec) and layer.mlp.dense_size:
         found["norms of experts and of the part beside them"] += 3
+    if isinstance(layer.state, Mamba1Spec) and layer.state.norm_eps:
+        found["norms inside Mamba"] += len(layer.state.inner_sizes)
     if layer.attends and layer.attention.qk_norm is QkNorm.ALL_HEADS:
         found["norms of whole queries and keys"] += 2
     if layer.attends and layer.attention.qk_norm is QkNorm.ROTATED_HEAD:

@@ -26,6 +26,7 @@ from weft.models.layers.states import (
     GatedDelta,
     LayerStates,
     Mamba,
+    Mamba1,
     ShortConv,
     make_state_mixer,
 )
@@ -100,7 +101,7 @@ class DecoderLayer:
         feed_post_norms = self.mlp is not None and post_norms
         self.feed = Block(norm(feed_pre_norms), norm(feed_post_norms), scale)
         self.attention: Attention | LatentAttention | None = None
-        self.state: ShortConv | GatedDelta | Mamba | None = None
+        self.state: ShortConv | GatedDelta | Mamba | Mamba1 | None = None
         if spec.state is not None:
             self.state = make_state_mixer(config, spec.state, layer, ops, states)
         if spec.attends and spec.attention.latent is not None:

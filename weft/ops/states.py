@@ -78,6 +78,26 @@ def scan_step(
     return state, (state * out_of[..., None]).sum(-2)
 
 
+def selective_step(
+    state: Tensor,
+    x: Tensor,
+    into: Tensor,
+    out_of: Tensor,
+    step: Tensor,
+    decay_log: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Mamba 1: every number of a channel's state decays at its own rate, and step * x * `into` is
+    added to the state.
+
+    state [A, N, C]; x and step [A, C]; into and out_of [A, N] (B and C of the paper); decay_log
+    [N, C]. Returns the next state, and its output [A, C] for `out_of`. Source: arXiv:2312.00752.
+    """
+    decay = torch.exp(-torch.exp(decay_log) * step[:, None])
+    taken_in = into[..., None] * (step * x)[:, None]
+    state = state * decay + taken_in
+    return state, (state * out_of[..., None]).sum(1)
+
+
 def delta_decay(rates: Tensor, decay_log: Tensor, decay_bias: Tensor) -> Tensor:
     """rates [.., heads] -> the factor by which a state decays, [.., heads]"""
     return torch.exp(-torch.exp(decay_log) * F.softplus(rates + decay_bias))

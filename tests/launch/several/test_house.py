@@ -195,7 +195,7 @@ def test_requests_that_wait_are_shown_with_their_state() -> None:
         gate = server.host("a").gate = asyncio.Event()
         waiting = asyncio.ensure_future(server.complete("a", request_id="mine"))
         await server.until(lambda: server.house.level("a") is Level.LOADING)
-        found = (await server.http.get("/requests/mine")).json()["requests"]
+        found = (await server.http.get("/requests/cmpl-mine")).json()["requests"]
         assert [(one["state"], one["model"], one["position"]) for one in found] == [
             ("loading", "a", 0)
         ]

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from weft.config.config_json import get, size
+from weft.config.config_json import get, number, size
 from weft.config.decoder import (
     STATE_LANES,
     DecoderSpec,
     GatedDeltaSpec,
     LayerSpec,
+    Mamba1Spec,
     MambaSpec,
     ShortConvSpec,
     StateSpec,
@@ -140,13 +141,11 @@ def gguf_mamba(names: MambaKeys = OF_GRANITE) -> Reader:
 
     def read(keys: ArchitectureKeys, found: Found) -> JsonObject:
         values = said(keys, found, wanted)
-        inner = keys.number("ssm.inner_size", int)
-        values[names.head_dim] = inner // _divisor(keys, "ssm.time_step_rank", values[names.heads])
+        values[names.head_dim] = _inner_per(keys, "ssm.time_step_rank", values[names.heads])
         if names.inner:
-            values[names.inner] = inner
+            values[names.inner] = keys.number("ssm.inner_size", int)
         elif names.times_hidden:
-            divisor = _divisor(keys, "embedding_length", found["hidden_size"])
-            values[names.expand] = inner // divisor
+            values[names.expand] = _inner_per(keys, "embedding_length", found["hidden_size"])
         return {
             **values,
             names.conv_bias: keys.has("ssm_conv1d.bias"),
@@ -157,15 +156,16 @@ def gguf_mamba(names: MambaKeys = OF_GRANITE) -> Reader:
     return read
 
 
-def _divisor(keys: ArchitectureKeys, name: str, value: int) -> int:
-    """The value of a key. Raises UnsupportedModel if the inner size is no multiple of it."""
+def _inner_per(keys: ArchitectureKeys, name: str, value: int) -> int:
+    """The inner size, divided by the value of a key. Raises UnsupportedModel if it is no multiple
+    of that."""
     inner = keys.number("ssm.inner_size", int)
     if value < 1 or inner % value:
         raise UnsupportedModel(
             f"{keys.full('ssm.inner_size')} is {inner}; it must be a multiple of "
             f"{keys.full(name)}, which is {value}"
         )
-    return value
+    return inner // value
 
 
 def gguf_mamba_names(mixer: str) -> dict[str, str]:
@@ -183,6 +183,27 @@ def gguf_mamba_names(mixer: str) -> dict[str, str]:
 
 GGUF_MAMBA_FLAT = ("ssm_a", "ssm_d", "ssm_norm.weight")
 GGUF_MAMBA = StateLayers(tensor="ssm_conv1d.weight", kind=LINEAR)
+
+
+def read_mamba1(config: Config) -> Mamba1Spec:
+    """Mamba 1; of Falcon Mamba, with norms."""
+    hidden_size = size(config, "hidden_size")
+    rank = -(-hidden_size // 16)
+    if config.get("time_step_rank", "auto") != "auto":
+        rank = size(config, "time_step_rank")
+    spec = Mamba1Spec(
+        channels=size(config, "intermediate_size"),
+        state_dim=size(config, "state_size", 16),
+        step_rank=rank,
+        taps=size(config, "conv_kernel", 4),
+        conv_bias=flag(config, "use_conv_bias", True),
+        bias=flag(config, "use_bias"),
+        norm_eps=number(config, "mixer_rms_eps", 0.0, low=0.0),
+    )
+    _check_taps(spec.taps, "conv_kernel")
+    _check_lanes(spec.channels, "intermediate_size")
+    _check_lanes(spec.state_dim, "state_size")
+    return spec
 
 
 def with_states(

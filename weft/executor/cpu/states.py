@@ -11,7 +11,12 @@ from weft.arrays import IntArray
 from weft.config.decoder import GatedDeltaSpec, MambaSpec, ScanNorm
 from weft.config.model import ModelConfig
 from weft.executor.kv_pool import StatePool
-from weft.models.layers.states import ConvWeights, DeltaWeights, ScanWeights
+from weft.models.layers.states import (
+    ConvWeights,
+    DeltaWeights,
+    ScanWeights,
+    SelectiveWeights,
+)
 from weft.ops.cpp import abi
 from weft.ops.cpp.ops import CppOps
 from weft.plan.step import StateSlots
@@ -134,6 +139,39 @@ class CppStates:
         )
         if weights.norm is not None:
             args.norm_weight = weights.norm.data_ptr()
+        recorder.add(args)
+        return out
+
+    def selective(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        steps: Tensor,
+        shared: Tensor,
+        weights: SelectiveWeights,
+        layer: int,
+    ) -> Tensor:
+        state_dim, channels = weights.decay_log.shape
+        recorder = self._ops.recorder
+        out = recorder.buffer(channels)
+        _, vectors = self._pool.of_layer[layer]
+        args = abi.SelectiveArgs(
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            gate=gate.data_ptr(),
+            gate_stride=gate.stride(0),
+            steps=steps.data_ptr(),
+            steps_stride=steps.stride(0),
+            shared=shared.data_ptr(),
+            shared_stride=shared.stride(0),
+            out=out.data_ptr(),
+            channels=channels,
+            state_dim=state_dim,
+            decay_log=weights.decay_log.data_ptr(),
+            skip=weights.skip.data_ptr(),
+            states=vectors.data_ptr(),
+            state_stride=vectors.stride(0),
+        )
         recorder.add(args)
         return out
 

@@ -15,8 +15,20 @@ from weft.config.decoder import GatedDeltaSpec, MambaSpec, ScanNorm
 from weft.config.model import ModelConfig
 from weft.executor.gpu.layout import lay_out_states
 from weft.executor.kv_pool import StatePool
-from weft.models.layers.states import ConvWeights, DeltaWeights, ScanWeights
-from weft.ops.triton.states import StateStep, convolve, gated_delta, norm_and_gate, scan
+from weft.models.layers.states import (
+    ConvWeights,
+    DeltaWeights,
+    ScanWeights,
+    SelectiveWeights,
+)
+from weft.ops.triton.states import (
+    StateStep,
+    convolve,
+    gated_delta,
+    norm_and_gate,
+    scan,
+    selective,
+)
 from weft.plan.step import StateSlots
 
 # (arrays) -> the same on the device, int32
@@ -94,6 +106,27 @@ class TritonStates:
         by_group = out.view(len(out), spec.groups, -1)
         gates_first = spec.norm is not ScanNorm.NORM_FIRST
         return norm_and_gate(by_group, gate, weights.norm, weights.eps, gates_first=gates_first)
+
+    def selective(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        steps: Tensor,
+        shared: Tensor,
+        weights: SelectiveWeights,
+        layer: int,
+    ) -> Tensor:
+        _, vectors = self._pool.of_layer[layer]
+        return selective(
+            x,
+            gate,
+            steps,
+            shared,
+            vectors,
+            self._now(),
+            weights.decay_log,
+            weights.skip,
+        )
 
     def _convolve(self, x: Tensor, conv: ConvWeights, layer: int, *, gated: bool) -> Tensor:
         inputs = self._pool.of_layer[layer][0]

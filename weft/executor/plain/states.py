@@ -19,7 +19,12 @@ from weft.arrays import IntArray
 from weft.config.decoder import GatedDeltaSpec, MambaSpec, ScanNorm
 from weft.config.model import ModelConfig
 from weft.executor.kv_pool import StatePool
-from weft.models.layers.states import ConvWeights, DeltaWeights, ScanWeights
+from weft.models.layers.states import (
+    ConvWeights,
+    DeltaWeights,
+    ScanWeights,
+    SelectiveWeights,
+)
 from weft.ops.states import (
     conv_step,
     delta_decay,
@@ -27,6 +32,7 @@ from weft.ops.states import (
     gate_and_norm,
     norm_and_gate,
     scan_step,
+    selective_step,
 )
 from weft.plan.step import NO_STATE, StateSlots
 
@@ -171,6 +177,37 @@ class TorchStates:
         norm_weight = weights.norm.view(spec.groups, -1)
         normed = _SCAN_NORMS[spec.norm](out, gates, norm_weight, weights.eps)
         return normed.flatten(1).to(x.dtype)
+
+    def selective(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        steps: Tensor,
+        shared: Tensor,
+        weights: SelectiveWeights,
+        layer: int,
+    ) -> Tensor:
+        values = x.float()
+        into, out_of = shared.float().chunk(2, -1)
+        step = F.softplus(steps.float())
+        out = torch.empty_like(values)
+
+        def advance(state: Tensor, tokens: Tensor) -> Tensor:
+            state, out[tokens] = selective_step(
+                state,
+                values[tokens],
+                into[tokens],
+                out_of[tokens],
+                step[tokens],
+                weights.decay_log,
+            )
+            return state
+
+        _, vectors = self._pool.of_layer[layer]
+        # [slots, C / lanes, N, lanes] -> [slots, N, C / lanes, lanes]
+        self._advance_all(vectors.transpose(1, 2), advance)
+        out += weights.skip * values
+        return (out * F.silu(gate.float())).to(x.dtype)
 
     def _convolve(self, x: Tensor, conv: ConvWeights, layer: int) -> Tensor:
         """x [T, C] float32 -> [T, C]"""

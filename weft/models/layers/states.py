@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.config.decoder import (
     GatedDeltaSpec,
+    Mamba1Spec,
     MambaSpec,
     ScanNorm,
     ShortConvSpec,
@@ -19,7 +20,7 @@ from weft.config.decoder import (
 from weft.config.model import ModelConfig
 from weft.models.layers.linear import HeadwiseLinear, Linear
 from weft.models.layers.weight import Weight, Weights, vector
-from weft.ops.protocol import Ops
+from weft.ops.protocol import Norm, Ops
 
 
 class ConvWeights(NamedTuple):
@@ -46,6 +47,13 @@ class ScanWeights(NamedTuple):
     skip: Tensor  # [heads]
     norm: Tensor | None  # [heads * head_dim]; None: there is no norm
     eps: float
+
+
+class SelectiveWeights(NamedTuple):
+    """The weights of Mamba 1 besides projections; all float32."""
+
+    decay_log: Tensor  # [state_dim, channels]
+    skip: Tensor  # [channels]
 
 
 class LayerStates(Protocol):
@@ -94,6 +102,22 @@ class LayerStates(Protocol):
         softplus(steps + step_bias), and a = exp(-exp(decay_log) d). The norm is of each group, and
         stands where the layer's `MambaSpec.norm` says. Returns the shape of `gate`. Source:
         arXiv:2405.21060.
+        """
+        ...
+
+    def selective(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        steps: Tensor,
+        shared: Tensor,
+        weights: SelectiveWeights,
+        layer: int,
+    ) -> Tensor:
+        """(S c + skip x) silu(gate), where S <- a S + b (d x), for each channel.
+
+        x, gate and steps [T, channels]; shared [T, b | c]: d = softplus(steps), and a =
+        exp(-exp(decay_log) d). Returns the shape of `gate`. Source: arXiv:2312.00752.
         """
         ...
 
@@ -235,17 +259,88 @@ class Mamba:
         yield from self._out.weights(prefix)
 
 
+class Mamba1:
+    """Mamba 1. Source: arXiv:2312.00752."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: Mamba1Spec,
+        layer: int,
+        ops: Ops,
+        states: LayerStates | None,
+    ) -> None:
+        names = config.decoder.names.state
+        hidden = config.hidden_size
+        channels = spec.channels
+        self._names = names
+        self._layer = layer
+        self._ops = ops
+        self._states = states
+        self._channels = channels
+        self._sizes = spec.inner_sizes
+        # One tensor: the input of the convolution, and gates.
+        sizes = (channels, channels)
+        self._inputs = HeadwiseLinear(hidden, names.inputs[0], sizes, 1, spec.bias, ops)
+        # These decide what a state takes in and forgets, and are few.
+        parts = {names.inner: sum(spec.inner_sizes)}
+        self._inner = Linear(channels, parts, False, ops, precise=True)
+        parts = {names.steps: channels}
+        self._steps = Linear(spec.step_rank, parts, True, ops, precise=True)
+        self._out = Linear(channels, {names.out: hidden}, spec.bias, ops)
+        self._conv = _conv_weights(spec.taps, channels, spec.conv_bias, ops)
+        self._norms: list[Norm] = []
+        if spec.norm_eps:
+            for size in spec.inner_sizes:
+                self._norms.append(Norm(ops.vector(size, exact=True).fill_(1), spec.norm_eps))
+        self._selective = SelectiveWeights(
+            ops.vector(spec.state_dim * channels, exact=True).view(spec.state_dim, channels),
+            ops.vector(channels, exact=True),
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        states = _needed(self._states)
+        made = self._ops.computed(self._inputs(x))
+        convolved = states.silu_conv(made[:, : self._channels], self._conv, self._layer)
+        inner = self._ops.computed(self._inner(convolved))
+        if self._norms:
+            for part, norm in zip(
+                inner.split_with_sizes(self._sizes, -1), self._norms, strict=True
+            ):
+                self._ops.norm_overwrites(part, norm)
+        rank = self._sizes[0]
+        steps = self._ops.computed(self._steps(inner[:, :rank]))
+        gate = made[:, self._channels :]
+        shared = inner[:, rank:]
+        y = states.selective(convolved, gate, steps, shared, self._selective, self._layer)
+        return self._out(y)
+
+    def weights(self, prefix: str) -> Weights:
+        names = self._names
+        yield from self._inputs.weights(prefix)
+        yield from _tensors_of(f"{prefix}.{names.conv}", self._conv)
+        yield from self._inner.weights(prefix)
+        yield from self._steps.weights(prefix)
+        decay_log = self._selective.decay_log.T
+        yield _decay(f"{prefix}.{names.decay_log}", decay_log, names.decay_is_final)
+        yield vector(f"{prefix}.{names.skip}", self._selective.skip)
+        yield from self._out.weights(prefix)
+
+
 def make_state_mixer(
     config: ModelConfig,
     spec: StateSpec,
     layer: int,
     ops: Ops,
     states: LayerStates | None,
-) -> ShortConv | GatedDelta | Mamba:
+) -> ShortConv | GatedDelta | Mamba | Mamba1:
     if isinstance(spec, ShortConvSpec):
         return ShortConv(config, spec, layer, ops, states)
     if isinstance(spec, MambaSpec):
         return Mamba(config, spec, layer, ops, states)
+    if isinstance(spec, Mamba1Spec):
+        return Mamba1(config, spec, layer, ops, states)
     return GatedDelta(config, spec, layer, ops, states)
 
 
@@ -283,7 +378,7 @@ def _conv_weights(taps: int, channels: int, bias: bool, ops: Ops) -> ConvWeights
 
 def _decay(name: str, decay_log: Tensor, is_final: bool) -> Weight:
     """A weight that is stored as it comes; if `is_final`, the checkpoint holds -exp(decay_log)."""
-    if not is_final:
+    if not is_final and decay_log.dim() == 1:
         return vector(name, decay_log)
 
     def put(
@@ -292,10 +387,12 @@ def _decay(name: str, decay_log: Tensor, is_final: bool) -> Weight:
         scales: Tensor | None = None,
     ) -> None:
         assert scales is None
-        decay_log[start : start + len(content)] = torch.log(-content.float())
+        decays = torch.log(-content.float()) if is_final else content
+        decay_log[start : start + len(content)] = decays
 
     def get(start: int = 0, stop: int | None = None) -> Tensor:
-        return -torch.exp(decay_log[start:stop])
+        decays = decay_log[start:stop].clone(memory_format=torch.contiguous_format)
+        return -torch.exp(decays) if is_final else decays
 
     return Weight(
         name,

@@ -10,7 +10,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
 
 LORA_ROWS = 12
-NUM_OPS = 34
+NUM_OPS = 35
 FUSED_COLUMNS = 10
 PANEL = 32
 IN_STEP = 64
@@ -64,6 +64,7 @@ class OpKind(IntEnum):
     KEEP_ROWS = 31
     TAKE_ROWS = 32
     SPREAD = 33
+    SELECTIVE = 34
 
 
 class WeightFormat(IntEnum):
@@ -606,6 +607,26 @@ class ScanArgs(ctypes.Structure):
     )
 
 
+class SelectiveArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("gate", c_void_p),
+        ("gate_stride", c_int64),
+        ("steps", c_void_p),
+        ("steps_stride", c_int64),
+        ("shared", c_void_p),
+        ("shared_stride", c_int64),
+        ("out", c_void_p),
+        ("channels", c_int64),
+        ("state_dim", c_int64),
+        ("decay_log", c_void_p),
+        ("skip", c_void_p),
+        ("states", c_void_p),
+        ("state_stride", c_int64),
+    )
+
+
 class AddPositionsArgs(ctypes.Structure):
     _fields_ = (
         ("x", c_void_p),
@@ -851,4 +872,5 @@ KIND_OF: dict[type[ctypes.Structure], OpKind] = {
     KeepRowsArgs: OpKind.KEEP_ROWS,
     TakeRowsArgs: OpKind.TAKE_ROWS,
     SpreadArgs: OpKind.SPREAD,
+    SelectiveArgs: OpKind.SELECTIVE,
 }

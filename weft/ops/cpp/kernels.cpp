@@ -78,6 +78,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(keep_rows, KeepRowsArgs),
     KERNEL(take_rows, TakeRowsArgs),
     KERNEL(spread, SpreadArgs),
+    KERNEL(selective, SelectiveArgs),
 };
 
 }  // namespace weft

@@ -98,9 +98,10 @@ enum OpKind : int64_t {
   kKeepRows = 31,
   kTakeRows = 32,
   kSpread = 33,
+  kSelective = 34,
 };
 
-constexpr int kNumOps = kSpread + 1;
+constexpr int kNumOps = kSelective + 1;
 
 struct Op {
   int64_t kind;
@@ -690,6 +691,28 @@ struct ScanArgs {
   float eps;
   float* factors;  // scratch [T, heads, kScanFactors]
   float* states;   // [slots, state_stride]
+  int64_t state_stride;
+};
+
+// Mamba 1. For each channel a state S [state_dim], with b and c of the token, a step d =
+// softplus(step) and decays a = exp(-exp(decay_log) d):
+//   S <- a S + b (d x);  out = (S c + skip x) silu(gate)
+// The state of a slot: [channels / kStateLanes][state_dim][kStateLanes].
+struct SelectiveArgs {
+  const float* x;  // [T, x_stride]: [channels]
+  int64_t x_stride;
+  const float* gate;  // [T, gate_stride]: [channels]
+  int64_t gate_stride;
+  const float* steps;  // [T, steps_stride]: [channels]
+  int64_t steps_stride;
+  const float* shared;  // [T, shared_stride]: b and c [state_dim]
+  int64_t shared_stride;
+  float* out;  // [T, channels]
+  int64_t channels;
+  int64_t state_dim;       // a multiple of 4
+  const float* decay_log;  // [state_dim, channels]
+  const float* skip;       // [channels]
+  float* states;           // [slots, state_stride]
   int64_t state_stride;
 };
 

@@ -1,5 +1,5 @@
 // Layers that keep a state of fixed size for each request in place of K and V: short convolutions,
-// the gated delta rule, and Mamba 2.
+// the gated delta rule, and Mamba 1 and 2.
 //
 // The state of a layer is made of blocks of kStateLanes neighbours: channels, or values of a head.
 // No block needs another one, so a work item is one block of all requests:
@@ -7,7 +7,7 @@
 //   slot   | block 0 | block 1 | ..                 of a convolution  [taps - 1][kStateLanes]
 //                                                   of the delta rule [key_dim][kStateLanes], 8 KB:
 //                                                   they stay in the L1 cache for a chunk of tokens
-//                                                   of Mamba 2        [state_dim][kStateLanes]
+//                                                   of Mamba 1 and 2  [state_dim][kStateLanes]
 //
 // Token follows token with the same arithmetic in prompts and in single steps: how a prompt is cut
 // changes no bit.
@@ -363,6 +363,59 @@ static void scan(const ScanArgs& args, const StepArgs& step, Team& team) {
   team.barrier();
   for (int64_t i; (i = team.take()) < num_groups;)
     gate_and_norm(args, i / args.groups, i % args.groups);
+}
+
+// ---------------------------------------------------------------- Mamba 1
+
+// kStateLanes channels over `num` tokens. `rates`: memory for state_dim * kLanes floats.
+static void advance_selective(const SelectiveArgs& args, int64_t channel, float* state, int64_t t,
+                              int64_t num, float* rates) {
+  for (int64_t c = 0; c < kStateLanes; c += kLanes) {
+    const int64_t at = channel + c;
+    float* const s = state + c;
+    for (int64_t j = 0; j < args.state_dim; j++) {
+      const F32 decay_log = load(args.decay_log + j * args.channels + at);
+      store(rates + j * kLanes, sub(zero(), exponential(decay_log)));
+    }
+    const F32 skip = load(args.skip + at);
+    for (int64_t i = t; i < t + num; i++) {
+      alignas(64) float steps[kLanes];
+      for (int64_t lane = 0; lane < kLanes; lane++)
+        steps[lane] = softplus(args.steps[i * args.steps_stride + at + lane]);
+      const F32 step = load(steps);
+      const F32 x = load(args.x + i * args.x_stride + at);
+      const F32 stepped = mul(step, x);
+      const float* const into = args.shared + i * args.shared_stride;
+      const float* const out_of = into + args.state_dim;
+      F32 sums[4] = {zero(), zero(), zero(), zero()};
+      for (int64_t j = 0; j < args.state_dim; j += 4) {
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; u++) {
+          float* const row = s + (j + u) * kStateLanes;
+          const F32 decay = exponential(mul(step, load(rates + (j + u) * kLanes)));
+          const F32 next = muladd(all(into[j + u]), stepped, mul(decay, load(row)));
+          store(row, next);
+          sums[u] = muladd(all(out_of[j + u]), next, sums[u]);
+        }
+      }
+      const F32 asked = add(add(sums[0], sums[1]), add(sums[2], sums[3]));
+      const F32 gate = silu(load(args.gate + i * args.gate_stride + at));
+      store(args.out + i * args.channels + at, mul(muladd(skip, x, asked), gate));
+    }
+  }
+}
+
+static void selective(const SelectiveArgs& args, const StepArgs& step, Team& team) {
+  float* const rates = static_cast<float*>(own_memory(args.state_dim * kLanes * 4));
+  if (!rates)
+    return;
+  const int64_t size = args.state_dim * kStateLanes;
+  for (int64_t b; (b = team.take()) < args.channels / kStateLanes;) {
+    const StateBlock block = {args.states + b * size, args.state_stride, size};
+    advance_all(step, block, [&](float* state, int64_t t, int64_t num) {
+      advance_selective(args, b * kStateLanes, state, t, num, rates);
+    });
+  }
 }
 
 }  // namespace WEFT_NAMESPACE

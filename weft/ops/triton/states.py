@@ -1,4 +1,4 @@
-"""States of requests in place of K and V: short convolutions, the gated delta rule, and Mamba 2.
+"""States of requests: short convolutions, the gated delta rule, and Mamba 1 and 2.
 `executor/plain/states.py` is the specification in torch.
 
 A program takes some channels or values of one request, through all its tokens of the step in order:
@@ -12,6 +12,7 @@ States lie in the pool in blocks of `LANES` neighbouring channels or values (`co
 
     inputs of a convolution   [slots, C / LANES, taps - 1, LANES], the oldest first
     matrices                  [slots, heads, V / LANES, K, LANES]
+    vectors of Mamba 1        [slots, C / LANES, N, LANES]
 """
 
 from __future__ import annotations
@@ -160,6 +161,49 @@ def scan(
         GROUPS=groups,
         HEADS=heads,
         BLOCKS=blocks,
+        N=state_dim,
+        N_PAD=power_of_two(state_dim),
+        LANES=lanes,
+        num_warps=STATE_WARPS,
+    )
+    return out
+
+
+def selective(
+    x: Tensor,
+    gate: Tensor,
+    steps: Tensor,
+    shared: Tensor,
+    states: Tensor,
+    step: StateStep,
+    decay_log: Tensor,
+    skip: Tensor,
+) -> Tensor:
+    """Mamba 1, as `LayerStates.selective`.
+
+    x, gate and steps [T, C]; shared [T, b | c]; states [slots, C / lanes, N, lanes] are advanced;
+    decay_log [N, C] and skip [C] float32. Returns [T, C].
+    """
+    assert x.stride(1) == gate.stride(1) == steps.stride(1) == shared.stride(1) == 1
+    state_dim, channels = decay_log.shape
+    _, blocks, _, lanes = states.shape
+    out = torch.empty(len(x), channels, dtype=x.dtype, device=x.device)
+    selective_kernel[(step.num_requests, blocks)](
+        x,
+        gate,
+        steps,
+        shared,
+        out,
+        decay_log,
+        skip,
+        states,
+        *step,
+        x.stride(0),
+        gate.stride(0),
+        steps.stride(0),
+        shared.stride(0),
+        states.stride(0),
+        C=channels,
         N=state_dim,
         N_PAD=power_of_two(state_dim),
         LANES=lanes,
@@ -491,6 +535,79 @@ def scan_kernel(
         x_ptr += x_stride
         steps_ptr += steps_stride
         out_ptr += HEADS * BLOCKS * LANES
+    if num > 0:
+        write_matrix(states_ptr, writes_ptr, request, state, offset, is_inside, state_stride)
+
+
+@triton.jit(do_not_specialize=["x_stride", "gate_stride", "steps_stride", "shared_stride"])
+def selective_kernel(
+    x_ptr,
+    gate_ptr,
+    steps_ptr,
+    shared_ptr,
+    out_ptr,
+    decay_log_ptr,
+    skip_ptr,
+    states_ptr,
+    indptr_ptr,
+    reads_ptr,
+    writes_ptr,
+    kept_indptr_ptr,
+    kept_lens_ptr,
+    kept_slots_ptr,
+    x_stride,
+    gate_stride,
+    steps_stride,
+    shared_stride,
+    state_stride,
+    C: tl.constexpr,
+    N: tl.constexpr,
+    N_PAD: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    request = tl.program_id(0)
+    block = tl.program_id(1)
+    begin = tl.load(indptr_ptr + request)
+    num = tl.load(indptr_ptr + request + 1) - begin
+    dim = tl.arange(0, N_PAD)
+    is_dim = dim < N
+    lane = tl.arange(0, LANES)
+    channel = block * LANES + lane
+    offset = block * (N * LANES) + dim[:, None] * LANES + lane[None, :]
+    is_inside = (dim < N)[:, None] & (lane < LANES)[None, :]
+    read = tl.load(reads_ptr + request)
+    state = read_matrix(states_ptr, read, offset, is_inside, state_stride)
+    at_decay = dim[:, None] * C + channel[None, :]
+    rate = tl.exp(tl.load(decay_log_ptr + at_decay, mask=is_inside, other=0.0))
+    skip = tl.load(skip_ptr + channel)
+    kept = tl.load(kept_indptr_ptr + request)
+    kept_end = tl.load(kept_indptr_ptr + request + 1)
+    next_kept = tl.load(kept_lens_ptr + kept, mask=kept < kept_end, other=-1)
+    x_ptr += begin.to(tl.int64) * x_stride
+    gate_ptr += begin.to(tl.int64) * gate_stride
+    steps_ptr += begin.to(tl.int64) * steps_stride
+    shared_ptr += begin.to(tl.int64) * shared_stride
+    out_ptr += begin.to(tl.int64) * C
+    for token in range(num):
+        value = tl.load(x_ptr + channel).to(tl.float32)
+        gate = tl.load(gate_ptr + channel).to(tl.float32)
+        step = softplus(tl.load(steps_ptr + channel).to(tl.float32))
+        into = tl.load(shared_ptr + dim, mask=is_dim, other=0.0).to(tl.float32)
+        out_of = tl.load(shared_ptr + N + dim, mask=is_dim, other=0.0).to(tl.float32)
+        decay = tl.exp(-rate * step[None, :])
+        state = state * decay + into[:, None] * (step * value)[None, :]
+        y = tl.sum(state * out_of[:, None], 0) + skip * value
+        y *= gate * tl.sigmoid(gate)
+        tl.store(out_ptr + channel, y.to(out_ptr.dtype.element_ty))
+        if token + 1 == next_kept:
+            write_matrix(states_ptr, kept_slots_ptr, kept, state, offset, is_inside, state_stride)
+            kept += 1
+            next_kept = tl.load(kept_lens_ptr + kept, mask=kept < kept_end, other=-1)
+        x_ptr += x_stride
+        gate_ptr += gate_stride
+        steps_ptr += steps_stride
+        shared_ptr += shared_stride
+        out_ptr += C
     if num > 0:
         write_matrix(states_ptr, writes_ptr, request, state, offset, is_inside, state_stride)
 

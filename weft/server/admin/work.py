@@ -38,6 +38,7 @@ from weft.observe import garbage
 from weft.observe.log import EventLog
 from weft.server.body import json_response, read_body, read_json
 from weft.server.causes import cause_fields
+from weft.server.chat.answers import names_meant
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
@@ -69,23 +70,25 @@ async def list_requests(context: ServerContext, request: Request) -> ASGIApp:
 
 
 async def explain_request(context: ServerContext, request: Request) -> ASGIApp:
-    """The histories of the requests with exactly this name, newest first, and of those that were
-    refused.
+    """The histories of the requests with exactly this name, or whose answer has it as its id,
+    newest first, and of those that were refused.
 
     404 if no such request is remembered.
     """
-    rid = request.path_params["rid"]
-    found: list[Explanation] = []
+    histories: list[JsonObject] = []
+    refused: list[JsonObject] = []
     away: EngineUnavailable | None = None
-    try:
-        found = await explained(context.client, rid)
-    except EngineUnavailable as exc:
-        away = exc
-    histories = [explanation_fields(context, one) for one in found]
-    refused = refusal_fields(context.refusals, rid, is_in_engine=bool(found))
+    for rid in names_meant(request.path_params["rid"]):
+        found: list[Explanation] = []
+        try:
+            found = await explained(context.client, rid)
+        except EngineUnavailable as exc:
+            away = exc
+        histories += [explanation_fields(context, one) for one in found]
+        refused += refusal_fields(context.refusals, rid, is_in_engine=bool(found))
     if away is not None and not refused:
         raise away
-    return histories_response(rid, histories, refused)
+    return histories_response(request.path_params["rid"], histories, refused)
 
 
 def histories_response(

@@ -55,6 +55,17 @@ class AnswerHeader(NamedTuple):
     model: str
 
 
+# What stands before the name of a request in the id of its answer: OpenAI's and Anthropic's.
+ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_")
+
+
+def names_meant(name: str) -> list[str]:
+    """The names of requests that a user may mean by `name`: itself, and what the id of an answer
+    was made of."""
+    rests = [name.removeprefix(prefix) for prefix in ID_PREFIXES if name.startswith(prefix)]
+    return [name, *rests]
+
+
 def answer_header(
     context: ServerContext,
     prefix: str,

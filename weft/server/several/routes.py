@@ -37,6 +37,7 @@ from weft.server.aliases import AbortManyRequest
 from weft.server.body import json_bytes, json_response, read_json
 from weft.server.catalog import CatalogError, ModelCatalog
 from weft.server.chat.agents import AgentFacts, agent_model
+from weft.server.chat.answers import names_meant
 from weft.server.chat.models import ModelCard
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
@@ -333,7 +334,23 @@ async def list_requests(roster: Roster, request: Request) -> ASGIApp:
 async def explain(roster: Roster, request: Request) -> ASGIApp:
     """The histories of requests with this name, of all models, and of those that were refused; a
     request that waits for its model has its position and the expected time."""
-    rid = request.path_params["rid"]
+    found: list[JsonObject] = []
+    refused: list[JsonObject] = []
+    for rid in names_meant(request.path_params["rid"]):
+        of_name = await _explained(roster, rid)
+        found += of_name.histories
+        refused += of_name.refused
+    return histories_response(request.path_params["rid"], found, refused)
+
+
+class _OfName(NamedTuple):
+    """What is remembered of a name."""
+
+    histories: list[JsonObject]
+    refused: list[JsonObject]
+
+
+async def _explained(roster: Roster, rid: str) -> _OfName:
     found: list[JsonObject] = []
     is_in_engine = False
     for one in roster.waiting():
@@ -354,8 +371,7 @@ async def explain(roster: Roster, request: Request) -> ASGIApp:
             for explanation in explanations
         ]
     refusals = roster.blank.context.refusals
-    refused = refusal_fields(refusals, rid, is_in_engine=is_in_engine)
-    return histories_response(rid, found, refused)
+    return _OfName(found, refusal_fields(refusals, rid, is_in_engine=is_in_engine))
 
 
 async def abort_request(roster: Roster, request: Request) -> ASGIApp:
