@@ -15,13 +15,24 @@ from weft.config.projections import projections
 NANO = Path(weft.__file__).parent / "bundled" / "weft-nano"
 
 
-def make_adapter(folder: Path, seed: int, *, rank: int = 4, endings: tuple[str, ...] = ()) -> Path:
-    """An adapter that changes the projections with these last parts, or all, so much that answers
-    differ."""
+def make_adapter(
+    folder: Path,
+    seed: int,
+    *,
+    rank: int = 4,
+    endings: tuple[str, ...] = (),
+    model: Path = NANO,
+) -> Path:
+    """An adapter that changes the projections of the model in a folder with these last parts, or
+    all but those of experts, so much that answers differ."""
     rng = np.random.default_rng(seed)
     tensors = {}
-    for name, projection in projections(ModelConfig.from_folder(NANO)).items():
-        if ".layers." not in name or (endings and name.rpartition(".")[2] not in endings):
+    for name, projection in projections(ModelConfig.from_folder(model)).items():
+        if (
+            projection.stack is not None
+            or ".layers." not in name
+            or (endings and name.rpartition(".")[2] not in endings)
+        ):
             continue
         a = rng.standard_normal((rank, projection.in_size)) / np.sqrt(projection.in_size)
         b = rng.standard_normal((projection.out_size, rank)) / np.sqrt(rank)

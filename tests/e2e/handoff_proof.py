@@ -2,7 +2,7 @@
 while servers are killed, stopped or made to refuse at random moments.
 
 python -m tests.e2e.handoff_proof [--requests 500] [--kinds kill,hang,refuse] [--seed 1] [--rest-s
-8] [--seconds 60] [--front] [--sealed]
+8] [--seconds 60] [--front] [--sealed] [--head]
 
 `--kinds` says what happens meanwhile: `kill` and `hang` are about the prefill server, `refuse` lets
 it drop what it has, `weights` gives it other ones for a while; `kill_decode` is about the decode
@@ -10,7 +10,7 @@ server, whose requests may end with an error then; `strangers` come to the port 
 server without its secret, and `false_lender` is named to the decode server by a client: both only
 with `--sealed`, where the servers have a secret; `none`: nothing happens. Between two of these are
 `--rest-s` at most. After `--seconds` no more requests are sent. With `--front` all requests go
-through `weft route`.
+through `weft route`. With `--head`, both guess with an EAGLE-3 head at random.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from typing import Any, NamedTuple
 from safetensors.torch import load_file, save_file
 
 from tests.e2e import handoff_strangers
+from tests.e2e.random_heads import save_eagle3
 from tests.e2e.server import HANG_S, Server, wait_until
 from tests.handoff.peer import RogueLender
 from weft.weights.known import BUNDLED
@@ -560,14 +561,20 @@ def main() -> int:
     parser.add_argument("--rest-s", type=float, default=REST_S)
     parser.add_argument("--front", action="store_true")
     parser.add_argument("--sealed", action="store_true")
+    parser.add_argument("--head", action="store_true")
     asked = parser.parse_args()
     kinds = [kind for kind in asked.kinds.split(",") if kind != "none"]
     known = KINDS + HOSTILE * asked.sealed
     assert set(kinds) <= set(known), known
-    trio = Trio("--handoff-lease-s", str(LEASE_S), *SECRET * asked.sealed)
+    root = tempfile.TemporaryDirectory(prefix="weft-head-")
+    options = ["--handoff-lease-s", str(LEASE_S), *SECRET * asked.sealed]
+    if asked.head:
+        options += ["--draft-model", str(save_eagle3(Path(root.name) / "head"))]
+    trio = Trio(*options)
     try:
         return prove(trio, asked, kinds)
     finally:
+        root.cleanup()
         trio.stop()
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.e2e.draft_proof import prove
+from tests.e2e.head_proof import FAMILIES, family_of, num_drafts, prove_beside
 from tests.e2e.random_heads import LLAMA, VOCAB, save_eagle3, speculators
 from weft import LLM, SamplingParams
 from weft.config.options import SettingsError
@@ -44,6 +45,13 @@ def test_random_requests_have_the_same_answers_with_a_head(head: Path) -> None:
         _, with_head = prove(seed, 8, ("eagle3",), str(head))
         num_guessed += with_head.total_drafts_eagle3
     assert num_guessed > 60  # where little memory is left, nothing is guessed
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_random_requests_have_the_same_answers_beside_everything_else(name: str) -> None:
+    with family_of(name) as family:
+        _, with_head = prove_beside(family, 6, 4)  # with adapters and a cache on disk
+    assert num_drafts(with_head) > 10
 
 
 @pytest.mark.parametrize(

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.caches import set_own_cache
-from tests.executor.gguf_files import write_gguf
-from tests.executor.gguf_models import (
-    ADDED_ONE,
-    CLASSES,
-    CONFIG,
-    EXPERT_VARIANTS,
-    STATE_VARIANTS,
-    described,
-    hf_weights,
-    metadata,
-    stored,
-)
+from tests.executor.gguf_ahead import VARIANTS, ahead_weights, layer_of, written
+from tests.executor.gguf_models import ADDED_ONE, described
 from tests.models.windowed import Served
 from weft.assemble.checkpoint import read_headers
-from weft.config.heads import MTP_NAMES
 from weft.config.model import ModelConfig
-from weft.models.decoder import Decoder
-from weft.models.heads.mtp import Mtp
-from weft.models.registry import make_model
-from weft.ops.plain import PlainOps
-from weft.weights.load import load_weights, randomize
-
-VARIANTS = {name: EXPERT_VARIANTS[name] for name in ("glm4moe", "deepseek2")}
-VARIANTS |= {name: STATE_VARIANTS[name] for name in ("qwen35", "qwen3next")}
-CPU = torch.device("cpu")
+from weft.weights.load import load_weights
 
 
 @pytest.fixture(autouse=True)
@@ -42,43 +21,10 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_own_cache(tmp_path / "cache", monkeypatch)
 
 
-def layer_of(config: ModelConfig, names: list[str]) -> Mtp:
-    """The layer of a model, without weights."""
-    ops = PlainOps(torch.float32, CPU)
-    own = config.mtp(names)
-    assert own is not None
-    model = make_model(config, ops)
-    assert isinstance(model, Decoder)
-    return Mtp(own, ops, model)
-
-
-def ahead_weights(architecture: str, config: dict[str, Any]) -> dict[str, Tensor]:
-    """Random weights of such a layer, with the names of DeepSeek V3."""
-    values = {**CONFIG, "architectures": [CLASSES[architecture]], **config}
-    model = ModelConfig.from_hf(values, "tiny")
-    names = MTP_NAMES[0].of(model.num_layers)
-    layer = layer_of(model, [names.mark, *names.norms])
-    randomize(layer.weights())
-    return {weight.name: weight.get() * 8 for weight in layer.weights()}
-
-
-def written(folder: Path, architecture: str, ahead: dict[str, Tensor]) -> Path:
-    """The model folder of a file."""
-    config, keys = VARIANTS[architecture]
-    weights = hf_weights(architecture, **config) | ahead
-    num_layers = ModelConfig.from_hf(
-        {**CONFIG, "architectures": [CLASSES[architecture]], **config}, "tiny"
-    ).num_layers
-    values = metadata(
-        architecture, **{**keys, "block_count": num_layers + 1, "nextn_predict_layers": 1}
-    )
-    return described(write_gguf(folder / "tiny.gguf", values, stored(weights, architecture)))
-
-
 @pytest.mark.parametrize("architecture", VARIANTS)
 def test_the_layer_ahead_is_the_mtp_layer(tmp_path: Path, architecture: str) -> None:
     ahead = ahead_weights(architecture, VARIANTS[architecture][0])
-    folder = written(tmp_path, architecture, ahead)
+    folder = described(written(tmp_path, architecture, ahead))
     config = ModelConfig.from_folder(folder)
     assert config.num_ahead == 1
     layer = layer_of(config, list(read_headers(folder)))
@@ -96,7 +42,7 @@ def test_the_layer_ahead_is_the_mtp_layer(tmp_path: Path, architecture: str) -> 
 @pytest.mark.parametrize("architecture", ["glm4moe", "qwen35"])
 def test_it_guesses_and_changes_no_token(tmp_path: Path, architecture: str) -> None:
     ahead = ahead_weights(architecture, VARIANTS[architecture][0])
-    folder = written(tmp_path, architecture, ahead)
+    folder = described(written(tmp_path, architecture, ahead))
     prompts = [list(range(3 + shift, 40 + shift)) for shift in range(3)]
     found = []
     for speculative in ("off", "mtp"):
@@ -119,6 +65,6 @@ def test_it_guesses_and_changes_no_token(tmp_path: Path, architecture: str) -> N
 def test_a_layer_without_its_norms_is_left_out(tmp_path: Path) -> None:
     ahead = ahead_weights("glm4moe", VARIANTS["glm4moe"][0])
     del ahead["model.layers.2.hnorm.weight"]
-    folder = written(tmp_path, "glm4moe", ahead)
+    folder = described(written(tmp_path, "glm4moe", ahead))
     config = ModelConfig.from_folder(folder)
     assert config.mtp(list(read_headers(folder))) is None

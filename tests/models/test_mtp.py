@@ -135,6 +135,9 @@ def served(
     monkeypatch.setattr(
         "weft.scheduler.speculation.guessing.Guesser._count", lambda *args: min(3, args[-1])
     )
+    # How long steps take must not decide how much is guessed.
+    monkeypatch.setattr("weft.scheduler.speculation.speculator.least_chance", lambda *_: 0.01)
+    monkeypatch.setattr("weft.scheduler.speculation.speculator.steps_of_rest", lambda *_: 0)
     # Half of the states may stay snapshots, so drafts need more of them than rows do.
     settings = {
         "context_length": 128,
@@ -199,7 +202,7 @@ def sampled(engine: Served) -> tuple[dict[int, list[int]], dict[int, list[Any]]]
     logprobs: dict[int, list[Any]] = {}
     sent = 0
     while sent < 16 or engine.engine.has_work:
-        if sent < 16 and rng.random() < 0.5:
+        if sent < 16 and rng.random() < 0.15:  # else nearly every step has a prompt
             sampling = SamplingParams(
                 max_new_tokens=rng.choice([3, 12, 20]),
                 temperature=rng.choice([0.0, 0.7, 1.1]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.models.many import make_checkpoint
 from tests.models.reference import TINY
+from tests.models.windowed import Served, assert_greedy
 from weft.config.model import ModelConfig
 from weft.models.layers.rope import inverse_frequencies
 
@@ -61,3 +64,17 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any], head_dim: i
     assert read is not None
     assert torch.allclose(inverse_frequencies(read, head_dim), inv_freq, rtol=1e-6, atol=0)
     assert read.attention_factor == pytest.approx(attention_factor)
+
+
+@pytest.mark.parametrize(("context_length", "prompt_len"), [(8, 3), (64, 12)])
+def test_longrope_is_that_of_the_served_length(
+    tmp_path: Path, context_length: int, prompt_len: int
+) -> None:
+    """The original length is 8: short factors up to it, long ones for all texts beyond it."""
+    checkpoint = make_checkpoint("phi3-longrope", tmp_path)
+    engine = Served(checkpoint.folder, context_length=context_length, kv_tokens=128)
+    prompts = [[5 + 7 * row + place for place in range(prompt_len)] for row in range(3)]
+    for sent, id in zip(prompts, engine.run(*prompts, max_new=5), strict=True):
+        assert len(engine.outputs[id]) > 1
+        assert_greedy(checkpoint, sent, engine.outputs[id])
+    engine.runner.close()
