@@ -89,8 +89,17 @@ VISION = {
     "patch_size": 14,
 }
 
+# Contexts within a chunk, as weft has them.
+LLAMA4: dict[str, Any] = {
+    "head_dim": 16,
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 8,
+    "attention_chunk_size": 128,
+}
 # name -> architecture in transformers without "ForCausalLM", what differs from SHAPE
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama4": ("Llama4", {**LLAMA4, "interleave_moe_layer_step": 2}),
+    "llama4-plain": ("Llama4", {**LLAMA4, "use_qk_norm": False, "no_rope_layers": [1] * 4}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1, 1]}),
     "smollm3-window": (
         "SmolLM3",
@@ -465,6 +474,7 @@ CONFIGS = {
     "Gemma3": "Gemma3Text",
     "Gemma4": "Gemma4Text",
     "Gemma4Unified": "Gemma4UnifiedText",
+    "Llama4": "Llama4Text",
     "Qwen3_5": "Qwen3_5Text",
     "Qwen3_5Moe": "Qwen3_5MoeText",
 }
@@ -544,12 +554,13 @@ SEEING: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "qwen2.5-vl": ("Qwen2_5_VL", "", "qwen2_5_vl_text", {"rope_parameters": MROPE}),
     "qwen3.5-vl": ("Qwen3_5", "qwen3.5", "qwen3_5_text", {"rope_parameters": MROPE_PARTIAL}),
     "gemma4": ("Gemma4", "gemma4-small", "gemma4_text", {}),
+    "llama4": ("Llama4", "llama4", "llama4_text", {}),
     "gemma4-unified": ("Gemma4Unified", "gemma4-unified", "gemma4_unified_text", {}),
     "qwen3-vl": ("Qwen3VL", "", "qwen3_vl_text", {"rope_parameters": MROPE, "head_dim": 16}),
 }
 
 
-# The encoders of Gemma 4, of which weft computes none: it serves the text part.
+# The encoders of Gemma 4 and Llama 4, of which weft computes none: it serves the text parts.
 GEMMA4_VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -561,6 +572,12 @@ GEMMA4_VISION = {
     "position_embedding_size": 64,
     "pooling_kernel_size": 1,
     "default_output_length": 4,
+}
+LLAMA4_VISION = {
+    **VISION,
+    "vision_output_dim": 32,
+    "projector_input_dim": 32,
+    "projector_output_dim": 32,
 }
 GEMMA4_UNIFIED_VISION = {"patch_size": 4, "mm_embed_dim": 32, "mm_posemb_size": 16}
 
@@ -575,7 +592,8 @@ def make_seeing(name: str, folder: Path) -> Checkpoint:
     vision |= {"hidden_size": 64 if kind == "Qwen2VL" else 32, "intermediate_size": 48}
     if vision_type is not None:
         vision = {**VISION, "model_type": vision_type}
-    vision = {"Gemma4": GEMMA4_VISION, "Gemma4Unified": GEMMA4_UNIFIED_VISION}.get(kind, vision)
+    unread = {"Gemma4": GEMMA4_VISION, "Gemma4Unified": GEMMA4_UNIFIED_VISION}
+    vision = {**unread, "Llama4": LLAMA4_VISION}.get(kind, vision)
     outer = {"mm_tokens_per_image": 4} if kind == "Gemma3" else {}
     config = getattr(transformers, f"{kind}Config")(
         **outer,
@@ -584,4 +602,8 @@ def make_seeing(name: str, folder: Path) -> Checkpoint:
         tie_word_embeddings=name in ("gemma3", "gemma4", "gemma4-unified", "ministral3"),
         attn_implementation="eager",
     )
-    return saved(getattr(transformers, f"{kind}ForConditionalGeneration")(config), folder)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    checkpoint = saved(model, folder)
+    if kind == "Llama4":  # the whole model of this release fails without a picture
+        return checkpoint._replace(model=model.language_model)
+    return checkpoint

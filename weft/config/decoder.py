@@ -127,6 +127,7 @@ class AttentionSpec:
     gate: bool = False
     sinks: bool = False  # the softmax of each head has one more score, learnt, without a value
     qk_norm: QkNorm = QkNorm.NONE
+    qk_norm_weight: bool = True  # whether that norm of each head has a weight
     qkv_bias: bool = False
     key_bias: bool = True  # whether the bias, if there is one, includes the keys
     out_bias: bool = False
@@ -373,6 +374,8 @@ class MoeSpec:
     is_gated: bool = True  # as of `MlpSpec`
     bias: bool = False
     shared_size: int = 0  # inner size of the shared part, which every token gets; 0: none
+    # The input of an expert is multiplied by its weight, not its output; a token has one expert.
+    weights_inputs: bool = False
     shared_gate: bool = False  # the shared part is multiplied by sigmoid(gate x)
     # A part of this size for every token, beside the experts: both have norms of their own before
     # and after them, and the router has its own norm, too. 0: none.

@@ -458,6 +458,13 @@ class TorchWeights(ABC):
         format: str,
     ) -> PlainMatrix: ...
 
+    def weighted(self, x: Tensor, routed: Routed) -> tuple[Tensor, Routed]:
+        """`Ops.weighted`."""
+        weights = routed.weights
+        source = tensor_of(x)
+        scaled = (source.float() * weights).to(source.dtype)
+        return scaled, routed._replace(weights=torch.ones_like(weights))
+
     def space(self, x: Tensor, size: int) -> Tensor:
         return torch.empty(len(tensor_of(x)), size, dtype=self._dtype, device=self._device)
 

@@ -292,6 +292,11 @@ class Ops(Protocol):
         not depend on other tokens, as far as that holds for `linear`."""
         ...
 
+    def weighted(self, x: Tensor, routed: Routed) -> tuple[Tensor, Routed]:
+        """The rows of x [T, in], each times the weight of its one expert, for experts that get
+        weighted inputs; and the same experts with weights of 1. x stays as it is."""
+        ...
+
     def gate_rows(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
         """Multiply each row of y [T, n] by sigmoid(weight x), in place: x [T, in], weight [in]
         float32."""

@@ -165,6 +165,7 @@ class Attention:
             self.qkv.matrix.put_bias(1, torch.zeros(kv_size))
         self._norms_whole = spec.qk_norm is QkNorm.ALL_HEADS
         assert not (self._norms_whole and spec.gate), "gates stand between the heads of the norm"
+        self._norms_weigh = spec.qk_norm_weight
         if spec.qk_norm is QkNorm.NONE:
             return
         kind = config.decoder.norm
@@ -179,12 +180,16 @@ class Attention:
             self.k_norm = norm(kv_size)
             return
         self.q_norm = norm(head_dim)
+        if not self._norms_weigh:
+            self.q_norm.norm.weight.fill_(1)  # the kernels always read one
         self._heads = self._heads._replace(
             q_norm=self.q_norm.norm,
             norms_rotated=spec.qk_norm is QkNorm.ROTATED_HEAD,
         )
         if spec.kv_of is None:
             self.k_norm = norm(head_dim)
+            if not self._norms_weigh:
+                self.k_norm.norm.weight.fill_(1)
             self._heads = self._heads._replace(k_norm=self.k_norm.norm)
 
     def __call__(self, x: Tensor, attention: PagedAttention) -> Tensor:
@@ -203,6 +208,8 @@ class Attention:
         yield from self.out.weights(prefix)
         if self._sinks is not None:
             yield vector(f"{prefix}.{self._names.sinks}", self._sinks)
+        if not self._norms_weigh:
+            return
         if self.q_norm is not None:
             yield from self.q_norm.weights(f"{prefix}.{self._names.q_norm}")
         if self.k_norm is not None:

@@ -32,6 +32,7 @@ class ExpertMLP:
         num_experts = spec.router.num_experts
         self._ops = ops
         self._names = config.decoder.names.experts
+        self._weights_inputs = spec.weights_inputs
         self._sizes = ExpertSizes(num_experts, hidden, spec.size, spec.bias)
         self._router = RouterLayer(config, spec.router, layer, ops)
         self._experts = Experts(
@@ -61,7 +62,10 @@ class ExpertMLP:
         # Computed now, because the router and all experts read it.
         x = self._ops.computed(x)
         routed = self._ops.route(x if routed_by is None else routed_by, self._router.router)
-        y = self._ops.experts(x, routed, self._experts)
+        inputs = x
+        if self._weights_inputs:
+            inputs, routed = self._ops.weighted(x, routed)
+        y = self._ops.experts(inputs, routed, self._experts)
         if self._shared is None:
             return y
         return y + self._shared(x)

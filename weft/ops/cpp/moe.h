@@ -561,18 +561,21 @@ static void experts(const ExpertsArgs& args, const StepArgs& step, Team& team) {
   second_product(args, step, inner, team);
 }
 
-// ---------------------------------------------------------------- the gate of shared experts
+// ---------------------------------------------------------------- factors of rows
 
 static void gate_rows(const GateRowsArgs& args, const StepArgs& step, Team& team) {
   for (int64_t t; (t = team.take()) < step.num_tokens;) {
     const float* x = args.x + t * args.x_stride;
     float* y = args.y + t * args.y_stride;
-    F32 total = zero();
-    for (int64_t i = 0; i < args.in_size; i += kLanes) {
-      const int n = int(least(args.in_size - i, kLanes));
-      total = muladd(load(x + i, n), load(args.weight + i, n), total);
+    F32 factor = all(x[0]);
+    if (args.weight) {
+      F32 total = zero();
+      for (int64_t i = 0; i < args.in_size; i += kLanes) {
+        const int n = int(least(args.in_size - i, kLanes));
+        total = muladd(load(x + i, n), load(args.weight + i, n), total);
+      }
+      factor = sigmoid(all(sum(total)));
     }
-    const F32 factor = sigmoid(all(sum(total)));
     for (int64_t i = 0; i < args.columns; i += kLanes) {
       const int n = int(least(args.columns - i, kLanes));
       store(y + i, mul(load(y + i, n), factor), n);

@@ -415,6 +415,22 @@ class CppOps:
         record = partial(self.record_experts, cast(Routes, routed), experts)
         return activation_of(Product(self.computed(x), record))
 
+    def weighted(self, x: Tensor, routed: Routed) -> tuple[Tensor, Routed]:
+        factors = routed.weights
+        scaled = self.recorder.buffer(x.shape[1])
+        self.copy(x[:, None], scaled[:, None])
+        args = abi.GateRowsArgs(
+            x=factors.data_ptr(),
+            x_stride=factors.stride(0),
+            in_size=factors.shape[1],
+            y=scaled.data_ptr(),
+            y_stride=scaled.stride(0),
+            columns=scaled.shape[1],
+        )
+        self.recorder.add(args)
+        ones = self.recorder.keep(torch.ones(factors.shape))
+        return scaled, routed._replace(weights=ones)
+
     def gate_rows(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
         args = abi.GateRowsArgs(
             x=x.data_ptr(),

@@ -525,11 +525,12 @@ struct ExpertsArgs {
   float* lora_inner;  // [T k, 2, lora_rank]
 };
 
-// Each row of y becomes sigmoid(weight x) times itself.
+// Each row of y becomes sigmoid(weight x) times itself; without a weight, x times itself, where
+// in_size is 1.
 struct GateRowsArgs {
   const float* x;
   int64_t x_stride;
-  const float* weight;  // [in]
+  const float* weight;  // [in] or null
   int64_t in_size;
   float* y;
   int64_t y_stride;
