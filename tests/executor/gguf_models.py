@@ -70,7 +70,7 @@ CONFIG: dict[str, Any] = {
 }
 LATENT = ("deepseek2", "mistral4")
 ADDED_ONE = ("gemma", "nemotron", "qwen3next", "qwen35")  # to the weights of norms
-AS_THEY_ARE = ("gemma4", "nemotron_h")  # not to these
+AS_THEY_ARE = ("gemma4", "nemotron_h", "nemotron_h_moe")  # not to these
 EXPERT = re.compile(r"(.*\.experts\.)[0-9]+\.(.*)")
 WHOLE = {"gptneox": {"attn_qkv": "attention.query_key_value"}}
 CLASSES = {name: files.model for name, files in GGUF_FILES.items()}
@@ -508,6 +508,26 @@ _NEMOTRON_H_KEYS = {
     "attention__value_length": 16,
     "rope__scaling__finetuned": False,
 }
+_NEMOTRON_H_MOE = {
+    **_NEMOTRON_H,
+    "layers_block_type": ["mamba", "attention", "mamba", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 80,
+    "routed_scaling_factor": 1.5,
+}
+_NEMOTRON_H_MOE_KEYS = {
+    **_NEMOTRON_H_KEYS,
+    "feed_forward_length": np.array([0, 0, 0, 32], dtype=np.int32),
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 32,
+    "expert_shared_feed_forward_length": 80,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.5,
+    "expert_group_count": 1,
+}
 _MAMBA1 = {
     "intermediate_size": 128,
     "state_size": 16,
@@ -527,6 +547,7 @@ STATE_VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "falcon-h1": (_FALCON_H1, _MAMBA_KEYS),
     "mamba2": (_MAMBA2, {**_MAMBA_KEYS, **_NO_PARTS, "rope__dimension_count": None}),
     "nemotron_h": (_NEMOTRON_H, _NEMOTRON_H_KEYS),
+    "nemotron_h_moe": (_NEMOTRON_H_MOE, _NEMOTRON_H_MOE_KEYS),
     "mamba": (_MAMBA1, {**_MAMBA1_KEYS, **_NO_PARTS, "rope__dimension_count": None}),
     "lfm2": (_LFM2, _LFM2_KEYS),
     "lfm2moe": (

@@ -490,7 +490,7 @@ def test_a_tokenizer_can_be_named_where_the_files_own_is_not_read(tmp_path: Path
 
 
 REFUSED = {
-    "another architecture": ({"general.architecture": "mamba"}, "'mamba' is not supported; supp"),
+    "another architecture": ({"general.architecture": "jamba"}, "'jamba' is not supported; supp"),
     "experts": (
         {"llama.expert_count": 8, "llama.expert_used_count": 2},
         r"has no tensor blk\.1\.ffn_gate_inp",

@@ -55,11 +55,12 @@ def test_kinds_of_layers_follow_from_their_tensors(tmp_path: Path, architecture:
     config = ModelConfig.from_folder(described(written(tmp_path, architecture)))
     layers = [config.decoder.layer(layer) for layer in range(config.num_layers)]
     of_others = {"lfm2": ShortConvSpec, "lfm2moe": ShortConvSpec, "granitehybrid": MambaSpec}
-    of_others |= dict.fromkeys(("falcon-h1", "mamba2", "nemotron_h"), MambaSpec)
+    of_others |= dict.fromkeys(("falcon-h1", "mamba2", "nemotron_h", "nemotron_h_moe"), MambaSpec)
     of_others["mamba"] = Mamba1Spec
     state = of_others.get(architecture, GatedDeltaSpec)
-    expected: dict[str, list[object]] = dict.fromkeys(("falcon-h1", "mamba", "mamba2"), [state] * 2)
-    expected["nemotron_h"] = [state, None, state, None]
+    expected: dict[str, list[object]] = {}
+    expected |= {one: [state] * 2 for one in ("falcon-h1", "mamba", "mamba2")}
+    expected |= {one: [state, None, state, None] for one in ("nemotron_h", "nemotron_h_moe")}
     found = [layer.state and type(layer.state) for layer in layers]
     assert found == expected.get(architecture, [state, None, state])
     attending = {"falcon-h1": 2, "mamba": 0, "mamba2": 0}
@@ -117,7 +118,7 @@ def test_files_of_the_first_converter_have_one_tensor_of_inputs(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "architecture", ["lfm2", "qwen35", "qwen3next", "granitehybrid", "falcon-h1"]
+    "architecture", ["lfm2", "qwen35", "qwen3next", "granitehybrid", "nemotron_h_moe"]
 )
 def test_codes_are_computed_with(tmp_path: Path, architecture: str) -> None:
     """Of several types, as files have them: none is widened, nor put into another order."""
@@ -133,6 +134,8 @@ def test_codes_are_computed_with(tmp_path: Path, architecture: str) -> None:
         "ssm_in": "Q8_0",
         "ffn_gate_shexp": "Q4_0",
         "ffn_up_shexp": "Q4_0",
+        "ffn_up_exps": "Q4_0",
+        "ffn_down_exps": "Q8_0",
         "shortconv.in_proj": "Q4_0",
         "shortconv.out_proj": "Q8_0",
     }

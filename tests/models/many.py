@@ -327,6 +327,16 @@ NEMOTRON_H = {
     "n_groups": 2,
     "ssm_state_size": 32,
 }
+NEMOTRON_H_EXPERTS = {
+    "layers_block_type": ["moe", "mamba", "attention", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 80,
+    "routed_scaling_factor": 1.5,
+}
 SHARED_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 80}
 STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {**CONVS, "block_multiple_of": 32}),
@@ -355,6 +365,7 @@ STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 16}),
     "falcon-mamba": ("FalconMamba", {"state_size": 32, "time_step_rank": 12, "use_bias": True}),
     "nemotron-h": ("NemotronH", NEMOTRON_H),
+    "nemotron-h-moe": ("NemotronH", {**NEMOTRON_H, **NEMOTRON_H_EXPERTS}),
     "granite4-mamba": ("GraniteMoeHybrid", GRANITE4_MAMBA),
     "granite4-moe": ("GraniteMoeHybrid", {**GRANITE4_MAMBA, **MIXTRAL, "intermediate_size": 32}),
     "qwen3-next": ("Qwen3Next", {**DELTA, **SHARED_EXPERTS, "mlp_only_layers": [1]}),

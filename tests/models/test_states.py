@@ -210,7 +210,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "factors of other parts": ("falcon-h1", {"ssm_multipliers": [1.0] * 3}, "has 3 numbers; 5 are"),
     "a factor of nothing": ("falcon-h1", {"mlp_multipliers": [1.0, 0.0]}, "mlp_multipliers is 0"),
-    "experts of one matrix": ("nemotron-h", {"layers_block_type": ["moe"]}, "a layer is 'moe'"),
+    "an unknown layer": ("nemotron-h", {"layers_block_type": ["conv"]}, "a layer is 'conv'"),
+    "experts of latents": ("nemotron-h-moe", {"moe_latent_size": 32}, "moe_latent_size is 32"),
     "no layers": ("nemotron-h", {"layers_block_type": ["mlp"] * 1_025}, "there are 1025 layers"),
     "one bias": ("falcon-h1", {"projectors_bias": True}, "projectors_bias is True"),
     "another mixer": ("lfm2", {"layer_types": ["mamba"] * 4}, "'mamba'"),
@@ -242,7 +243,7 @@ def test_a_mamba_needs_no_sizes_of_parts_that_it_lacks() -> None:
     absent |= {"max_position_embeddings", "rms_norm_eps", "norm_eps"}
     config = {key: value for key, value in SHAPE_OF_FILES.items() if key not in absent}
     _, sizes = STATE_FAMILIES["mamba2"]
-    config |= {**sizes, "architectures": ["Mamba2ForCausalLM"], "layer_norm_epsilon": 1e-5}
+    config |= {**sizes, "architectures": ["Mamba2ForCausalLM"]}
     model = ModelConfig.from_hf(config, "model")
     assert model.kv_bytes_per_token == model.num_kv_layers == 0
     assert model.last_storing_layer == 3
@@ -256,7 +257,6 @@ def test_a_mamba_needs_no_sizes_of_parts_that_it_lacks() -> None:
 def test_a_nemotron_h_of_an_older_file_has_its_layers_in_one_word() -> None:
     _, sizes = STATE_FAMILIES["nemotron-h"]
     config = {**SHAPE_OF_FILES, **sizes, "architectures": ["NemotronHForCausalLM"]}
-    config |= {"layer_norm_epsilon": 1e-5}
     listed = ModelConfig.from_hf(config, "model")
     del config["layers_block_type"]
     in_a_word = ModelConfig.from_hf({**config, "hybrid_override_pattern": "M-*-M"}, "model")
@@ -292,5 +292,6 @@ SHAPE_OF_FILES: dict[str, Any] = {
     "max_position_embeddings": 128,
     "rms_norm_eps": 1e-6,
     "norm_eps": 1e-5,
+    "layer_norm_epsilon": 1e-5,
     "dtype": "float32",
 }

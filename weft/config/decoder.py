@@ -365,17 +365,23 @@ class RouterSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MoeSpec:
-    """A feed-forward part of many gated ones, the experts; each token gets a few of them."""
+    """A feed-forward part of many small ones, the experts; each token gets a few of them."""
 
     router: RouterSpec
     size: int  # inner size of an expert
-    activation: str = "silu"  # one of ops.elementwise.GATES
+    activation: str = "silu"  # one of ops.elementwise.GATES; without gates, of ACTIVATIONS
+    is_gated: bool = True  # as of `MlpSpec`
     bias: bool = False
     shared_size: int = 0  # inner size of the shared part, which every token gets; 0: none
     shared_gate: bool = False  # the shared part is multiplied by sigmoid(gate x)
     # A part of this size for every token, beside the experts: both have norms of their own before
     # and after them, and the router has its own norm, too. 0: none.
     dense_size: int = 0
+
+    @property
+    def num_matrices(self) -> int:
+        """Of one expert."""
+        return 3 if self.is_gated else 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,9 +405,9 @@ class ExpertNames:
     router: str = "gate"
     choice_bias: str = "gate.e_score_correction_bias"
     experts: str = "experts"
-    gate_up: tuple[str, str] = ("gate_proj", "up_proj")
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # without gates: the name of ups
     down: str = "down_proj"
-    all_gate_up: str = "experts.gate_up_proj"  # all experts: gates, then ups of each
+    all_gate_up: str = "experts.gate_up_proj"  # all experts: gates, then ups of each; or ups
     all_down: str = "experts.down_proj"
     is_transposed: bool = False  # tensors of all experts have inputs before outputs
     alternate: bool = False  # gates and ups alternate in the tensor of all experts

@@ -15,7 +15,6 @@ from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 
 OPTION = "--enable-dp-attention"
-FACTORS = 3  # matrices per expert
 
 
 def with_engines(config: EngineConfig, num_engines: int) -> EngineConfig:
@@ -77,7 +76,7 @@ def elsewhere_bytes(config: EngineConfig, model: ModelConfig) -> int:
     if config.ep_size == 1 or not model.num_parameters:
         return 0
     of_experts = sum(
-        spec.router.num_experts * FACTORS * spec.size * model.hidden_size
+        spec.router.num_experts * spec.num_matrices * spec.size * model.hidden_size
         for spec in expert_specs(model)
     )
     share = min(of_experts / model.num_parameters, 1.0)

@@ -325,7 +325,7 @@ class ModelConfig:
             mlp = self.decoder.layer(layer).mlp
             if isinstance(mlp, MoeSpec):
                 num_idle = mlp.router.num_experts - mlp.router.num_chosen
-                num -= num_idle * 3 * self.hidden_size * mlp.size
+                num -= num_idle * mlp.num_matrices * self.hidden_size * mlp.size
         return num
 
     def _num_mixer_parameters(self, layer: int) -> int:
@@ -366,7 +366,10 @@ class ModelConfig:
             return 0
         if isinstance(mlp, MoeSpec):
             inner = mlp.router.num_experts * mlp.size + mlp.shared_size + mlp.dense_size
-            return 3 * self.hidden_size * inner + mlp.router.num_experts * self.hidden_size
+            return (
+                mlp.num_matrices * self.hidden_size * inner
+                + mlp.router.num_experts * self.hidden_size
+            )
         is_gated = mlp.is_gated if self.encoder is None else self.encoder.is_gated
         num_matrices = 3 if is_gated else 2
         inner = mlp.size or self.intermediate_size

@@ -164,7 +164,7 @@ def _of_experts(model: ModelConfig, spec: MoeSpec, prefix: str) -> dict[str, Pro
     found: dict[str, Projection] = {}
     if spec.shared_size:
         base = prefix.rpartition(".")[0] if names.shared_is_beside else prefix
-        shared = MlpSpec(size=spec.shared_size, activation=spec.activation)
+        shared = MlpSpec(size=spec.shared_size, activation=spec.activation, is_gated=spec.is_gated)
         found |= _of_mlp(model, shared, f"{base}.{names.shared}")
     if names.is_transposed:
         return found
@@ -172,7 +172,8 @@ def _of_experts(model: ModelConfig, spec: MoeSpec, prefix: str) -> dict[str, Pro
     for expert in range(num):
         own = f"{prefix}.{names.experts}.{expert}"
         for index, name in enumerate(names.gate_up):
-            stack = ExpertSlice(both, expert, num, index * spec.size, 2 * spec.size)
+            num_rows = len(names.gate_up) * spec.size
+            stack = ExpertSlice(both, expert, num, index * spec.size, num_rows)
             found[f"{own}.{name}"] = Projection(hidden, spec.size, stack=stack)
         stack = ExpertSlice(f"{prefix}.{names.all_down}", expert, num, 0, hidden)
         found[f"{own}.{names.down}"] = Projection(spec.size, hidden, stack=stack)

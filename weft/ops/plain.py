@@ -494,17 +494,21 @@ def mixed(
     other. `adapters`: of the step whose tokens x has."""
     gate_up = _plain(local_matrix(experts.gate_up))
     down = _plain(local_matrix(experts.down))
+    num_parts = 2 if experts.is_gated else 1
     num_tokens, num_chosen = routed.experts.shape
     each = x.new_empty(num_tokens, num_chosen, down.sizes[0])
     exact = x
     x = gate_up.rounded(x)
     for expert in torch.unique(routed.experts).tolist():
         tokens, ranks = torch.where(routed.experts == expert)
-        parts = range(2 * expert, 2 * expert + 2)
+        parts = range(num_parts * expert, num_parts * (expert + 1))
         both = F.linear(x[tokens], gate_up.weight_of(parts), gate_up.bias_of(parts))
         if adapters is not None:
             adapters.add(both, exact[tokens], gate_up, tokens, parts)
-        inner = gate_and_mul(both, experts.activation)
+        if experts.is_gated:
+            inner = gate_and_mul(both, experts.activation)
+        else:
+            inner = ACTIVATIONS[experts.activation](both)
         part = range(expert, expert + 1)
         found = F.linear(down.rounded(inner), down.weight_of(part), down.bias_of(part))
         if adapters is not None:

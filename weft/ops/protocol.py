@@ -45,12 +45,16 @@ class Router(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """down(activation(gate x) * up x) for each of E experts. Each expert has its own parts in both
-    matrices (`Ops.expert_matrix`)."""
+    """down(activation(gate x) * up x) for each of E experts, or without gates down(activation(up
+    x)). Each expert has its own parts in both matrices (`Ops.expert_matrix`)."""
 
-    gate_up: Matrix  # parts: gate and up of the first expert, of the second ..
+    gate_up: Matrix  # parts: gate and up of the first expert, of the second ..; or ups alone
     down: Matrix  # parts: one per expert
-    activation: str  # one of `GATES`
+    activation: str  # one of `GATES`; without gates, of `ACTIVATIONS`
+
+    @property
+    def is_gated(self) -> bool:
+        return len(self.gate_up.sizes) > len(self.down.sizes)
 
 
 class Divided(Enum):

@@ -191,7 +191,7 @@ def scaled(keys: ArchitectureKeys, found: Found) -> JsonObject:
     return {"routed_scaling_factor": factor("expert_weights_scale", keys)}
 
 
-def _groups(keys: ArchitectureKeys, found: Found) -> JsonObject:
+def groups(keys: ArchitectureKeys, found: Found) -> JsonObject:
     wanted = {
         "n_group": GgufKey("expert_group_count", int, 1),
         "topk_group": GgufKey("expert_group_used_count", int, 1),
@@ -212,5 +212,5 @@ sigmoid_experts = experts(
         "norm_topk_prob": GgufKey(NORMED, bool, False),
     },
     scaled,
-    _groups,
+    groups,
 )

@@ -1,20 +1,23 @@
-"""NVIDIA's Nemotron-H: every layer is one part, which is Mamba 2, attention without positions, or a
-feed-forward part without a gate, in the order of a pattern."""
+"""NVIDIA's Nemotron-H: every layer is one part, which is Mamba 2, attention without positions, a
+feed-forward part without a gate, or experts without gates, in the order of a pattern."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, require
+from weft.config.config_json import get, require, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
+    ExpertNames,
     LayerSpec,
     MlpSpec,
+    MoeSpec,
     StateNames,
     TensorNames,
 )
 from weft.config.families import gguf
+from weft.config.families.experts import sigmoid_experts
 from weft.config.families.family import Config, Family, activation, flag
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.states import (
@@ -48,11 +51,12 @@ _NAMES = TensorNames(
     embedding="backbone.embeddings",
     layers="backbone.layers",
     state=StateNames(mixer="mixer", inputs=("in_proj",)),
+    experts=ExpertNames(gate_up=("up_proj",), all_gate_up="experts.up_proj"),
 )
 # A pattern has a letter for each layer; lists have names, of which some are older.
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _OLDER = {"linear_attention": "mamba", "full_attention": "attention"}
-_KINDS = ("mamba", "attention", "mlp")
+_KINDS = ("mamba", "attention", "mlp", "moe")
 MAX_LAYERS = 1_024
 
 
@@ -85,9 +89,12 @@ def _nemotron_h(config: Config) -> DecoderSpec:
         "attention": LayerSpec(attention=AttentionSpec(rope=None), mlp=None),
         "mlp": LayerSpec(attends=False, mlp=_mlp(config)),
     }
+    kinds = _kinds(config)
+    if "moe" in kinds:
+        layers["moe"] = LayerSpec(attends=False, mlp=_experts(config))
     names = replace(_NAMES.state, decay_is_final=flag(config, "decays_are_final"))
     return DecoderSpec(
-        layers=tuple(layers[kind] for kind in _kinds(config)),
+        layers=tuple(layers[kind] for kind in kinds),
         names=replace(_NAMES, state=names),
     )
 
@@ -100,7 +107,31 @@ def _mlp(config: Config) -> MlpSpec:
     )
 
 
+def _experts(config: Config) -> MoeSpec:
+    """Experts like those of DeepSeek V3, but without gates. They may read a projection of their
+    input, which is refused."""
+    require(config, "mlp_bias", False)
+    if config.get("moe_latent_size") is not None:
+        raise UnsupportedModel(
+            f"moe_latent_size is {str(config['moe_latent_size'])[:64]}; experts that read a "
+            "projection of their input are not supported"
+        )
+    spec = sigmoid_experts({"norm_topk_prob": True, **config, "hidden_act": "silu"})
+    return replace(
+        spec,
+        activation=activation(config, ("relu2",), "mlp_hidden_act"),
+        is_gated=False,
+        shared_size=size(config, "moe_shared_expert_intermediate_size"),
+    )
+
+
 # GGUF files
+
+
+def _gguf_latents(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    size = keys.number("moe_latent_size", int, 0)
+    return {"moe_latent_size": size} if size else {}
+
 
 _gguf_keys = gguf_mamba(_KEYS)
 
@@ -113,6 +144,37 @@ def _gguf_nemotron_h(keys: ArchitectureKeys, found: Found) -> JsonObject:
     }
 
 
+def _gguf_moe(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """With experts: the layers of one part that have a router have experts."""
+    kinds = []
+    for kind, is_routed in zip(
+        found["layer_types"], keys.layers_with("ffn_gate_inp.weight"), strict=True
+    ):
+        kinds.append("moe" if is_routed else kind)
+    return {
+        **_gguf_nemotron_h(keys, found),
+        "layers_block_type": kinds,
+        "mlp_bias": keys.has("ffn_up_shexp.bias"),
+    }
+
+
+_gguf_nemotron_h_moe = gguf.experts(
+    gguf.SIGMOID,
+    {
+        **gguf.CHOSEN,
+        "n_routed_experts": gguf.GgufKey("expert_count", int),
+        "moe_intermediate_size": gguf.SIZE,
+        "moe_shared_expert_intermediate_size": gguf.GgufKey(
+            "expert_shared_feed_forward_length", int
+        ),
+        "norm_topk_prob": gguf.GgufKey(gguf.NORMED, bool, True),
+    },
+    _gguf_moe,
+    _gguf_latents,
+    gguf.scaled,
+    gguf.groups,
+)
+
 _GGUF_NAMES = {
     "attn_norm": "norm",
     "attn_q": "mixer.q_proj",
@@ -121,6 +183,16 @@ _GGUF_NAMES = {
     "attn_output": "mixer.o_proj",
     "ffn_up": "mixer.up_proj",
     "ffn_down": "mixer.down_proj",
+}
+
+
+_GGUF_EXPERTS = {
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps": "mixer.experts.up_proj",
+    "ffn_down_exps": "mixer.experts.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
 }
 
 
@@ -140,7 +212,18 @@ FAMILIES = {
                 flat=GGUF_MAMBA_FLAT,
                 convs=gguf.STATE_CONVS,
                 states=replace(GGUF_MAMBA, one_part=True),
-            )
+            ),
+            "nemotron_h_moe": gguf.Architecture(
+                more=_gguf_nemotron_h_moe,
+                reads=gguf.EXPERTS,
+                has_gate=False,
+                parts={**gguf_mamba_names("mixer"), **_GGUF_NAMES, **_GGUF_EXPERTS},
+                outside={"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
+                layers="backbone.layers",
+                flat=GGUF_MAMBA_FLAT,
+                convs=gguf.STATE_CONVS,
+                states=replace(GGUF_MAMBA, one_part=True),
+            ),
         },
     ),
 }

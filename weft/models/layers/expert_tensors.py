@@ -58,10 +58,10 @@ def _gates_and_ups_apart(
     inner = sizes.inner
     shape = (inner, sizes.hidden)
     for index, name in enumerate(names.gate_up):
-        part = 2 * expert + index
+        part = len(names.gate_up) * expert + index
         of_both = Stack(
             f"{prefix}.{names.all_gate_up}",
-            (sizes.num_experts, 2 * inner, sizes.hidden),
+            (sizes.num_experts, len(names.gate_up) * inner, sizes.hidden),
             expert,
             first=index * inner,
         )

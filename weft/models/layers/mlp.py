@@ -44,7 +44,11 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
-        return self.down(self.gate_up(x))
+        return self.down(self.inner(x))
+
+    def inner(self, x: Tensor) -> Tensor:
+        """What the last product reads: [T, hidden] -> [T, inner size]"""
+        return self.gate_up(x)
 
     def weights(self, prefix: str) -> Weights:
         yield from self.gate_up.weights(prefix)
@@ -82,7 +86,11 @@ class PlainMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
-        return self.down(self._ops.activated(x, self.up.matrix, self._activation))
+        return self.down(self.inner(x))
+
+    def inner(self, x: Tensor) -> Tensor:
+        """What the last product reads: [T, hidden] -> [T, inner size]"""
+        return self._ops.activated(x, self.up.matrix, self._activation)
 
     def weights(self, prefix: str) -> Weights:
         yield from self.up.weights(prefix)

@@ -11,15 +11,15 @@ from weft.config.decoder import MlpSpec, MoeSpec, RouterSpec
 from weft.config.model import ModelConfig
 from weft.models.layers.expert_tensors import ExpertSizes, expert_weights
 from weft.models.layers.linear import INPUTS, OUTPUTS, bias_weight
-from weft.models.layers.mlp import GatedMLP
+from weft.models.layers.mlp import make_mlp
 from weft.models.layers.weight import Weight, Weights, vector
 from weft.ops.protocol import Experts, Ops, Router
 from weft.ops.routing import Choice, Scores
 
 
 class ExpertMLP:
-    """The sum over a token's experts of weight * down(activation(gate(x)) * up(x)), plus the shared
-    part of all tokens. Source: arXiv:1701.06538."""
+    """The sum over a token's experts of weight * down(activation(gate(x)) * up(x)), or without a
+    gate, plus the shared part of all tokens. Source: arXiv:1701.06538."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class ExpertMLP:
             ops.expert_matrix(
                 num_experts,
                 hidden,
-                (spec.size, spec.size),
+                (spec.size,) * (spec.num_matrices - 1),
                 bias=spec.bias,
-                gated=True,
+                gated=spec.is_gated,
                 shard=OUTPUTS,
             ),
             ops.expert_matrix(
@@ -129,19 +129,20 @@ class SharedMLP:
     def __init__(self, config: ModelConfig, spec: MoeSpec, ops: Ops) -> None:
         self._ops = ops
         self._names = config.decoder.names.experts
-        self._mlp = GatedMLP(
-            config,
-            MlpSpec(activation=spec.activation, bias=spec.bias),
-            ops,
+        shared = MlpSpec(
             size=spec.shared_size,
+            activation=spec.activation,
+            is_gated=spec.is_gated,
+            bias=spec.bias,
         )
+        self._mlp = make_mlp(config, shared, ops)
         self._gate: Tensor | None = None
         if spec.shared_gate:
             self._gate = ops.vector(config.hidden_size, exact=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
-        inner = self._mlp.gate_up(x)
+        inner = self._mlp.inner(x)
         if self._gate is not None:
             # The gate comes before the last product, because that product may add its output in
             # place.

@@ -266,6 +266,19 @@ WEFT_INLINE int64_t gated_panels(const PackedWeight& w) {
 }
 WEFT_INLINE int64_t plain_panels(const PackedWeight& w) { return ceil_div(w.out_size, kPanel); }
 
+// Whether an expert has gates beside its ups, or only ups.
+WEFT_INLINE bool has_gates(const ExpertsArgs& args) {
+  return args.activation == kGatedSilu || args.activation == kGatedGelu ||
+         args.activation == kGatedGeluTanh || args.activation == kGatedClamped;
+}
+WEFT_INLINE int64_t first_panels(const ExpertsArgs& args) {
+  return has_gates(args) ? gated_panels(*args.gate_up) : plain_panels(*args.gate_up);
+}
+// Numbers that the first product makes of a token for one expert.
+WEFT_INLINE int64_t inner_size(const ExpertsArgs& args) {
+  return has_gates(args) ? args.gate_up->out_size / 2 : args.gate_up->out_size;
+}
+
 // Rows made ready, one for each sorted row; a single token has one for all.
 struct ExpertRows {
   Activations x;
@@ -335,13 +348,36 @@ static void write_gated(const ExpertsArgs& args, int64_t expert, const LinearIte
   }
 }
 
-// inner[sorted_row] = activation(gate x) * (up x) of the row's expert and token.
+// The same without gates: inner = activation(sums).
+static void write_plain(const ExpertsArgs& args, int64_t expert, const LinearItem& item,
+                        int64_t sorted_row, const float* sums) {
+  const int64_t size = args.gate_up->out_size;
+  const int64_t first = item.panel * kPanel;
+  const int64_t columns = item.num_panels * kPanel;
+  const int64_t valid = size - first;
+  const float* bias = nullptr;
+  if (args.gate_up_bias)
+    bias = args.gate_up_bias + expert * plain_panels(*args.gate_up) * kPanel + first;
+  for (int64_t r = 0; r < item.num_rows; r++, sums += columns) {
+    float* y = args.inner + (sorted_row + r) * size + first;
+    for (int64_t i = 0; i < columns && i < valid; i += kLanes) {
+      F32 up = load(sums + i);
+      if (bias)
+        up = add(up, load(bias + i));
+      put(y + i, activated(args.activation, up), valid - i);
+    }
+  }
+}
+
+// inner[sorted_row] = activation(gate x) * (up x) of the row's expert and token, or activation(up
+// x).
 static void first_product(const ExpertsArgs& args, const StepArgs& step, const ExpertRows& rows,
                           Team& team) {
   LinearArgs like = {};
   like.weight = args.gate_up;
-  like.epilogue = kGatedSilu;  // any gate: units are pairs of panels
-  const int64_t panels = gated_panels(*args.gate_up);
+  // With any gate, units are pairs of panels.
+  like.epilogue = has_gates(args) ? kGatedSilu : kStore;
+  const int64_t panels = first_panels(args);
   const int64_t longest = most(kLinearCodeRows, kLinearRows) + kTileRows;
   char* memory =
       static_cast<char*>(own_memory(kPieceBytes + kScaleBytes + longest * 2 * kPanel * 4));
@@ -361,10 +397,11 @@ static void first_product(const ExpertsArgs& args, const StepArgs& step, const E
     const LinearItem global{panel, item.num_panels, rows.is_shared ? 0 : sorted_row, item.num_rows};
     multiply_item(*args.gate_up, rows.x, global, next_panel, space);
     if (has_adapters(args, step)) {
-      expand_rows(args, step, args.lora_gate_up, 2, now.expert, item, sorted_row,
-                  reinterpret_cast<float*>(sums));
+      expand_rows(args, step, args.lora_gate_up, has_gates(args) ? 2 : 1, now.expert, item,
+                  sorted_row, reinterpret_cast<float*>(sums));
     }
-    write_gated(args, now.expert, item, sorted_row, reinterpret_cast<const float*>(sums));
+    const auto write = has_gates(args) ? write_gated : write_plain;
+    write(args, now.expert, item, sorted_row, reinterpret_cast<const float*>(sums));
   }
 }
 
@@ -480,10 +517,11 @@ static void experts(const ExpertsArgs& args, const StepArgs& step, Team& team) {
   alignas(64) char own[kOwnBytes];
   const PackedWeight& gate_up = *args.gate_up;
   const PackedWeight& down = *args.down;
-  const int64_t size = gate_up.out_size / 2;
+  const int64_t size = inner_size(args);
 
   if (has_adapters(args, step)) {
-    shrink_rows(args, step, team, gate_up, args.lora_gate_up, 2, true, args.x, args.x_stride);
+    shrink_rows(args, step, team, gate_up, args.lora_gate_up, has_gates(args) ? 2 : 1, true,
+                args.x, args.x_stride);
     team.barrier();
   }
   ExpertRows rows{{}, num_tokens == 1};

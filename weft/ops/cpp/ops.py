@@ -578,7 +578,7 @@ class CppOps:
         args = abi.ExpertsArgs(
             gate_up=gate_up_panels.address,
             down=down_panels.address,
-            activation=GATES[experts.activation],
+            activation=(GATES if experts.is_gated else EPILOGUES)[experts.activation],
             num_experts=len(down.sizes),
             num_chosen=num_chosen,
             x=x.data_ptr(),

@@ -492,7 +492,8 @@ struct RouteArgs {
 };
 
 // y = scale sum over j of weights[t, j] (down inner + bias), or y += that if `adds`; the sum is
-// taken from the best expert on. inner = activation(gate x + bias) * (up x + bias). The weights are
+// taken from the best expert on. inner = activation(gate x + bias) * (up x + bias), or, by the
+// activation, of ups alone: activation(up x + bias). The weights are
 // those of the first expert; panels of the others follow its panels.
 struct ExpertsArgs {
   const PackedWeight* gate_up;  // gated
@@ -509,7 +510,7 @@ struct ExpertsArgs {
   const int32_t* offsets;
   const int32_t* tokens;
   const int32_t* sorted_rows;
-  float* inner;  // [T k, out / 2 of gate_up]
+  float* inner;  // [T k, out / 2 of gate_up; without gates, out]
   float* y;
   int64_t y_stride;
   float scale;
