@@ -1,5 +1,5 @@
-"""Random requests of every kind with heads: bit for bit the answers without them, beside adapters, a
-cache on disk, aborts and retractions.
+"""Random requests of every kind with heads: bit for bit the answers without them, beside adapters,
+a cache on disk, aborts and retractions.
 
 `python -m tests.e2e.head_proof --requests 1000` runs so many for each family, which takes some
 minutes; the suite runs a sample (`test_heads.py`). Weights and heads are random, and each guess is

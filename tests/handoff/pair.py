@@ -89,7 +89,7 @@ class Pair:
 
     def knows_its_facts(self) -> bool:
         """Whether both sides know their facts."""
-        return all(not isinstance(side._facts.now, str) for side in (self.prefill, self.decode))
+        return all(side._facts.is_known for side in (self.prefill, self.decode))
 
     def place(self, room: str = "r", port: int = 0) -> RoomAddress:
         return RoomAddress("127.0.0.1", port or self.port, room)

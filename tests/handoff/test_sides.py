@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from tests.handoff.pair import FACTS, Pair, Proxy, key_part
 from tests.tiers.pool import HANG_S, PAGE_SIZE, BytesPool, key_of, pages
 from weft.handoff.conversation import Talk
 from weft.handoff.delivery import Delivery
+from weft.handoff.facts import Facts
 from weft.handoff.pages import PageGate
 from weft.handoff.wire import LENGTH, MAX_SMALL_BYTES, Beat, Connection, Spoken
 from weft.memory.handoff.protocol import FoundKv, Missed
@@ -45,6 +47,32 @@ def test_what_is_lent_arrives_as_it_is_and_is_given_back(pair: Pair) -> None:
     assert pair.decode.report().num_bytes == 6 * BytesPool.page_bytes
     assert pair.prefill.report().num_bytes == 6 * BytesPool.page_bytes
     assert pair.decode.report().faults == pair.prefill.report().faults == 0
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+def test_a_server_that_still_reads_its_weights_is_waited_for(
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = getattr(pair, name)._facts
+    known = facts.known
+    is_asked = threading.Event()
+
+    def find() -> Facts:
+        is_asked.wait(HANG_S)
+        return FACTS
+
+    async def asked() -> Facts | str:
+        is_asked.set()
+        found: Facts | str = await known()
+        return found
+
+    monkeypatch.setattr(facts, "_weights", lambda: find)
+    monkeypatch.setattr(facts, "known", asked)
+    facts.renew()
+    assert not facts.is_known
+    pair.lend()
+    pair.ask()
+    assert pair.wait_for("found") == FoundKv(0, 24)
 
 
 RESUME_STATE = np.array([20, 21], dtype=np.int32)  # places of the server that asks

@@ -31,9 +31,9 @@ class Connector:
         self._facts = facts
         self._silence_s = silence_s
 
-    def _known_facts(self) -> Facts:
-        """Raises SentAway while the facts are not known."""
-        facts = self._facts.now
+    async def _known_facts(self) -> Facts:
+        """Raises SentAway if the facts are not known."""
+        facts = await self._facts.known()
         if isinstance(facts, str):
             raise SentAway(f"{facts} here")
         return facts
@@ -41,7 +41,7 @@ class Connector:
     async def greeted(self, address: RoomAddress) -> Connection:
         """A connection on which both sides have greeted. Raises SentAway if either side refuses,
         and Unreachable."""
-        facts = self._known_facts()
+        facts = await self._known_facts()
         try:
             async with asyncio.timeout(CONNECT_S):
                 sock = await self._connected(address)

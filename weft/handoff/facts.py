@@ -3,6 +3,7 @@ thread, and again after new weights."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -10,6 +11,8 @@ from typing import TypeAlias
 from weft.observe.log import EventLog
 
 READING = "the weights are still being read"
+# The other side waits for a greeting meanwhile. Weights that take longer are those of large models.
+WAIT_S = 3.0
 
 Facts: TypeAlias = Mapping[str, str]
 
@@ -26,10 +29,18 @@ class KvFacts:
         self._next: Callable[[], Facts] | None = None  # computes the facts of the latest weights
         self._is_finding = False
         self._now: Facts | str = READING
+        self._is_found = threading.Event()
 
     @property
-    def now(self) -> Facts | str:
-        """The facts, or why they are not known."""
+    def is_known(self) -> bool:
+        """Whether `known` need not wait."""
+        return self._is_found.is_set()
+
+    async def known(self) -> Facts | str:
+        """The facts, or why they are not known. Right after a start, or after new weights, this
+        waits for them a little."""
+        if not self.is_known:
+            await asyncio.to_thread(self._is_found.wait, WAIT_S)
         return self._now
 
     def renew(self) -> None:
@@ -37,6 +48,7 @@ class KvFacts:
         find = self._weights()
         with self._lock:
             self._now = READING
+            self._is_found.clear()
             self._next = find
             if self._is_finding:
                 return
@@ -61,3 +73,4 @@ class KvFacts:
             with self._lock:
                 if self._next is None:
                     self._now = found
+                    self._is_found.set()

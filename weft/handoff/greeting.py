@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import msgspec
@@ -67,8 +68,10 @@ class Meeting(NamedTuple):
     room: str
 
 
-async def welcome(connection: Connection, secret: str, facts: Facts | str) -> str:
-    """The greeting by the server that lends. `facts`: its own facts, or why it lends nothing.
+async def welcome(
+    connection: Connection, secret: str, known: Callable[[], Awaitable[Facts | str]]
+) -> str:
+    """The greeting by the server that lends. `known`: its own facts, or why it lends nothing.
     Returns the room that the client asks for. Raises SentAway for a client that is refused."""
     nonce = os.urandom(NONCE_BYTES)
     await connection.send(Challenge(VERSION, nonce))
@@ -80,14 +83,16 @@ async def welcome(connection: Connection, secret: str, facts: Facts | str) -> st
     keys = GreetingKeys(secret, nonce, hello)
     why = ""
     why_here = ""
-    if not is_same(hello.proof, keys.proof_of_decode):
-        why = OTHER_SECRET
-    elif isinstance(facts, str):
-        why = f"{facts} there"
-        why_here = f"{facts} here"
+    if is_same(hello.proof, keys.proof_of_decode):
+        facts = await known()  # which is waited for, so only for those that know the secret
+        if isinstance(facts, str):
+            why = f"{facts} there"
+            why_here = f"{facts} here"
+        else:
+            why = difference(facts, hello.facts)
+            why_here = difference(hello.facts, facts)
     else:
-        why = difference(facts, hello.facts)
-        why_here = difference(hello.facts, facts)
+        why = OTHER_SECRET
     if why:
         await connection.send(Decline(why))
         raise SentAway(why_here or why)

@@ -79,7 +79,7 @@ class Reception:
         """The room that the other side asks for, after both sides have greeted."""
         self.num_strangers += 1
         try:
-            return await welcome(connection, self._secret, self._facts.now)
+            return await welcome(connection, self._secret, self._facts.known)
         finally:
             self.num_strangers -= 1
 
