@@ -13,6 +13,7 @@ from weft.config.decoder import (
     MlpSpec,
     NormKind,
     NormPosition,
+    TensorNames,
 )
 from weft.config.families.eleuther import NAMES as GPT_NEOX_NAMES
 from weft.config.families.family import Config, Family, activation, flag
