@@ -1,9 +1,14 @@
 """Runs the tests that read clocks, or start threads, processes or servers, beside busy processes:
 none may depend on how fast the machine is.
 
-    python -m tests.busy [--loops 30] [--minutes 60] [--list] [PATH ...]
+    python -m tests.busy [--loops 30] [--minutes 60] [--parts 1] [--apart] [--list] [PATH ...]
 
-The tests are run again and again until the time is over, at least once. Ends with 1 if any failed.
+The tests are run again and again until the time is over, at least once. With `--parts N` each round
+has every N-th file, in turn. Ends with 1 if any failed.
+
+Two processors give a test beside 30 loops a sixteenth of their time. With `--apart` the loops have
+a session of their own, as those of another user have; where Linux divides time between sessions
+first (sched(7), autogroup), the tests get half of it.
 """
 
 from __future__ import annotations
@@ -36,9 +41,13 @@ CLOCKS = frozenset(
         "zmq",
     )
 )
-# It ends with the process that started it, also if that was killed.
-LOOP = """
-import os
+# So many processes, the first of which has started the others. Each ends with the one that started
+# it, also if that was killed.
+LOOPS = """
+import os, sys
+for _ in range(int(sys.argv[1]) - 1):
+    if not os.fork():
+        break
 parent = os.getppid()
 while os.getppid() == parent:
     for _ in range(1_000_000):
@@ -51,6 +60,8 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", default=["tests"], metavar="PATH")
     parser.add_argument("--loops", type=int, default=30, help="busy processes")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no round after these")
+    parser.add_argument("--parts", type=int, default=1, help="run so many rounds for all files")
+    parser.add_argument("--apart", action="store_true", help="loops have their own session")
     parser.add_argument("--list", action="store_true", help="print the files, and run none")
     asked = parser.parse_args()
     files = [file for file in timed_files(_imports()) if _is_below(file, asked.paths)]
@@ -59,10 +70,11 @@ def main() -> int:
         return 0 if files else 1
     until_s = time.monotonic() + 60 * asked.minutes
     num_rounds = num_failed = 0
-    with busy(asked.loops):
+    with busy(asked.loops, apart=asked.apart):
         while not num_rounds or time.monotonic() < until_s:
             began_s = time.monotonic()
-            command = [sys.executable, "-m", "pytest", "-q", *files]
+            part = files[num_rounds % asked.parts :: asked.parts]
+            command = [sys.executable, "-m", "pytest", "-q", *part]
             status = subprocess.run(command, cwd=ROOT, check=False).returncode
             num_rounds += 1
             num_failed += status != 0
@@ -86,16 +98,16 @@ def timed_files(imports: Mapping[str, set[str]]) -> list[str]:
 
 
 @contextmanager
-def busy(num_loops: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many processes keep the processors busy."""
-    loops = [subprocess.Popen([sys.executable, "-S", "-c", LOOP]) for _ in range(num_loops)]
+def busy(num_loops: int, *, apart: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    """So many processes keep the processors busy, if `apart` in a session of their own. The first
+    of them has started the others."""
+    command = [sys.executable, "-S", "-c", LOOPS, str(num_loops)]
+    first = subprocess.Popen(command, start_new_session=apart)
     try:
-        yield loops
+        yield first
     finally:
-        for loop in loops:
-            loop.kill()
-        for loop in loops:
-            loop.wait()
+        first.kill()
+        first.wait()
 
 
 def _imports() -> dict[str, set[str]]:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
+
+import psutil
+import pytest
+
 from tests.busy import busy, timed_files
+
+HANG_S = 240.0
 
 
 def test_files_that_wait_are_found_through_helpers_and_fixtures() -> None:
@@ -24,7 +32,13 @@ def test_files_that_wait_are_found_through_helpers_and_fixtures() -> None:
     ]
 
 
-def test_busy_processes_end_with_what_they_were_started_for() -> None:
-    with busy(2) as loops:
-        assert [loop.poll() for loop in loops] == [None, None]
-    assert None not in [loop.returncode for loop in loops]
+@pytest.mark.parametrize("apart", [False, True])
+def test_busy_processes_end_with_what_they_were_started_for(apart: bool) -> None:
+    with busy(3, apart=apart) as first:
+        assert first.poll() is None
+        while len(loops := psutil.Process(first.pid).children()) < 2:
+            time.sleep(0.001)
+        assert (os.getsid(first.pid) != os.getsid(0)) == apart
+    assert first.returncode is not None
+    _, alive = psutil.wait_procs(loops, timeout=HANG_S)
+    assert not alive

@@ -20,11 +20,16 @@ from weft.config.decoder import (
     GatedDeltaSpec,
     LayerSpec,
     MambaSpec,
+    RowFactor,
     ShortConvSpec,
+    TensorFactors,
 )
 from weft.config.model import FAMILIES, ModelConfig, UnsupportedModel
 from weft.config.model_errors import BadConfig
+from weft.config.projections import projections
 from weft.executor.cpu.fused_step import CpuFusedSteps
+from weft.models.layers.factors import with_factors
+from weft.models.layers.linear import Linear
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
 from weft.plan.step import NO_STATE, Plan
@@ -169,6 +174,33 @@ def test_a_model_gives_the_weights_of_its_states_as_its_checkpoint_has_them(
     assert mixers
     for weight in mixers:
         assert torch.equal(weight.get(), stored[weight.name])
+
+
+def test_adapters_may_change_products_without_factors(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    model = make_model(config, PlainOps(torch.float32, torch.device("cpu")))
+    with_rows = [weight.name for weight in model.weights() if weight.rows is not None]
+    changeable = projections(config)
+    changed = {f"{name}.weight" for name in changeable if not changeable[name].is_tied}
+    assert changed <= set(with_rows)
+    assert "model.layers.0.self_attn.k_proj" not in changeable
+    multiplied = {one.name for one in config.decoder.factors}
+    assert not any(name.split(".", 3)[-1] in multiplied for name in with_rows)
+
+
+def test_factors_are_part_of_weights_in_eight_bits_too() -> None:
+    ops = PlainOps(torch.float32, torch.device("cpu"))
+    linear = Linear(2, {"a": 3}, True, ops)
+    rows = (RowFactor(1, 0.5), RowFactor(0, 3.0))
+    factors = [TensorFactors("a.weight", rows), TensorFactors("a.bias", (RowFactor(0, 2.0),))]
+    weight, bias = with_factors(linear.weights("layer"), "layer", factors)
+    weight.put(torch.full((3, 2), 10, dtype=torch.int8), scales=torch.tensor([1.0, 1.0, 0.2]))
+    bias.put(torch.ones(3))
+    assert linear.matrix.get(0)[:, 0].tolist() == pytest.approx([5, 30, 6])
+    weight.put(torch.ones(2, 2), start=1)
+    assert linear.matrix.get(0).tolist() == [[5, 5], [3, 3], [3, 3]]
+    assert weight.get().tolist() == [[10, 10], [1, 1], [1, 1]]
+    assert linear.matrix.get_bias(0).tolist() == [2, 2, 2]
 
 
 def test_the_bytes_of_states_and_of_kv_are_those_of_the_layers_that_have_them(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from tests.scheduler.scenes import Patience, settings
@@ -101,6 +102,37 @@ def test_without_running_requests_prompts_take_whole_steps() -> None:
     while not world.outputs[len(world.sent) - 1]:
         world.step()
     assert world.num_steps - steps == 1
+
+
+def test_forced_tokens_take_what_prompts_and_own_tokens_leave_of_the_bound() -> None:
+    world = Streams(max_slowdown=2.05, mixed_chunk=True)
+    pace = world.scheduler.pace
+    assert pace is not None
+    for tokens in range(10, 60):
+        pace.cost.observe(StepLoad(tokens, 0), 0.01 + 0.001 * tokens, has_prefill=True)
+        pace.cost.observe(StepLoad(2, 0), 0.012, has_prefill=False)
+    columns = world.scheduler.kv.columns
+    rows = np.arange(3, dtype=np.int32)
+    starts = np.array([50, 50, 50], dtype=np.int32)
+    ends = starts + np.array([1, 31, 31], dtype=np.int32)
+    columns.known_len[rows] = ends
+
+    def lens(num_before: int) -> list[int]:
+        found = pace.forced_ends(rows, starts, ends, num_before) - starts
+        return list(found.tolist())
+
+    # Three rows take 13 ms by themselves, so that 13 tokens more may be computed.
+    assert lens(0) == [1, 7, 7]
+    assert lens(4) == [1, 5, 5]
+    assert lens(100) == [1, 1, 1]
+    columns.background[0] = True
+    assert lens(0) == [1, 31, 31]
+    columns.background[0] = False
+    ends[2] = 58
+    columns.known_len[2] = 58
+    assert lens(0) == [1, 7, 8], "a rest of one token would be taken for a sampled one"
+    columns.known_len[2] = 57
+    assert lens(0) == [1, 14, 8], "its last token is not known yet"
 
 
 def test_prompts_go_on_however_small_the_bound_is() -> None:

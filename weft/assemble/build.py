@@ -25,7 +25,7 @@ from weft.assemble.handoff import handoff_settings, make_handoff
 from weft.assemble.kv_events import make_cache_events
 from weft.assemble.model_config import choose_model
 from weft.assemble.ranks import StartedRanks
-from weft.config.amounts import parameters, size
+from weft.config.amounts import parameters, size, types
 from weft.config.cache import outlives, stores_kv
 from weft.config.draft_model import draft_settings, kind_of, runs_as
 from weft.config.engine import EngineConfig
@@ -208,9 +208,10 @@ def _ready(
     `passes`: the names of the runner's passes."""
     max_len = engine.scheduler.limits.max_len
     generates = model.pooling is None
+    in_types = types(model, model.dtype, config.quantize)
     return EngineReady(
         dtype=model.dtype,
-        model_summary=f"{model.name} ({parameters(model)}, {model.dtype})",
+        model_summary=f"{model.name} ({parameters(model)}, {in_types})",
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         gives_hidden_states=config.enable_return_hidden_states,

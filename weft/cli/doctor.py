@@ -23,10 +23,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
-from weft.config.amounts import count, parameters, size
+from weft.config.amounts import count, parameters, size, types
 from weft.config.drafts import OFF
 from weft.config.engine import EngineConfig
-from weft.config.gpu import STORED
 from weft.config.kv_transfer import with_kv_transfer_config
 from weft.config.machine import Machine, probe
 from weft.config.model import ModelConfig, ModelError
@@ -438,13 +437,9 @@ def _fit(config: EngineConfig, folder: Path, model: ModelConfig, machine: Machin
     draft = find_draft_model(config, folder, model)
     resolved = resolve(config, model, machine, None if draft is None else draft.model)
     chosen = resolved.config
-    types = chosen.dtype
-    if chosen.quantize == STORED:
-        types += f", weights {model.stored.as_stored}"
-    elif chosen.quantize != "none":
-        types += f", weights in {chosen.quantize}"
     running = f"at most {counted(chosen.max_running_requests, 'request')} together"
-    text = f"on {chosen.device} in {types}: KV cache {resolved.sizing}; {running}"
+    in_types = types(model, chosen.dtype, chosen.quantize)
+    text = f"on {chosen.device} in {in_types}: KV cache {resolved.sizing}; {running}"
     if draft is not None:
         text += f"; {draft.model.name} ({parameters(draft.model)}) guesses, in the same slots"
     if chosen.device == "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.config.gpu import STORED
 from weft.config.model import ModelConfig
 
 GB = 1_000_000_000
@@ -33,3 +34,13 @@ def parameters(model: ModelConfig) -> str:
     if model.has_experts:
         size += f", {count(model.num_active_parameters)} active"
     return size
+
+
+def types(model: ModelConfig, dtype: str, quantize: str) -> str:
+    """In which types a model computes and has its weights, as a text: "bfloat16, weights in int8".
+    `quantize`: the resolved option."""
+    if quantize == "none":
+        return dtype
+    if quantize == STORED:
+        return f"{dtype}, weights {model.stored.as_stored}"
+    return f"{dtype}, weights in {quantize}"

@@ -95,6 +95,11 @@ def _projections(model: ModelConfig) -> dict[str, Projection]:
             found |= _of_experts(model, spec.mlp, prefix)
         else:
             found |= _of_experts(model, spec.mlp, f"{prefix}.{names.mlp}")
+    # What an adapter adds would have to be multiplied by these factors, too.
+    multiplied = {one.name.removesuffix(".weight") for one in model.decoder.factors}
+    for layer in range(model.num_layers):
+        for name in multiplied:
+            found.pop(f"{names.layers}.{layer}.{name}", None)
     return found
 
 

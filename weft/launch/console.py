@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.config.amounts import parameters, size
+from weft.config.amounts import parameters, size, types
 from weft.config.numbers import counted
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
@@ -49,7 +49,7 @@ class Console:
     def loading(self, prepared: Prepared) -> None:
         model = prepared.model
         config = prepared.config
-        name = f"{model.name} ({parameters(model)}, {model.dtype})"
+        name = f"{model.name} ({parameters(model)}, {types(model, model.dtype, config.quantize)})"
         threads = counted(config.threads, "thread")
         where = config.device
         if config.device == "cpu":

@@ -26,6 +26,7 @@ from weft.assemble.prepare import load_recipe, load_tokenizer
 from weft.client.adapters import AdapterLoader, AdapterNames, AdapterRefused
 from weft.client.client import EngineClient
 from weft.config.adapters import LoraPath, parse_lora_paths
+from weft.config.amounts import types
 from weft.config.cache import outlives
 from weft.config.options import SettingsError
 from weft.launch.context import LaunchContext
@@ -341,13 +342,14 @@ def _require_memory() -> None:
 def _info(context: LaunchContext) -> ServerInfo:
     model = context.prepared.model
     config = context.prepared.config
+    in_types = types(model, config.dtype, config.quantize)
     return ServerInfo(
         model_name=context.model_name,
         aliases=context.aliases,
         context_length=config.context_length,
         version=__version__,
         started_at=time.time(),
-        model_summary=f"{model.name} ({model.architecture}, {config.dtype})",
+        model_summary=f"{model.name} ({model.architecture}, {in_types})",
         sampling=context.prepared.sampling,
         model=model_facts(context.prepared),
         settings=asdict(config),

@@ -95,6 +95,7 @@ def prepare_for_decode(
     starts = columns.kv_len.take(at)
     ends = columns.seq_len.take(at)
     lens: IntArray = ends - starts
+    seq_lens: IntArray = ends + 1  # with the token that this step samples
     samples = np.ones(len(rows), dtype=np.bool_)
     # The usual case has its own branch, because it needs no search for the tokens of each row.
     if np.count_nonzero(lens == 1) == len(rows):
@@ -104,17 +105,18 @@ def prepare_for_decode(
     else:
         is_known = lens > 1
         if pace is not None:
-            all_ends = ends
-            ends = pace.forced_ends(rows, starts, all_ends, num_before)
+            known_ends = ends
+            ends = pace.forced_ends(rows, starts, known_ends, num_before)
             lens = ends - starts
-            samples = ends == all_ends
+            samples = ends == known_ends
+            seq_lens = np.where(samples, seq_lens, known_ends)
         row_of_token = np.repeat(rows, lens)
         positions = consecutive(starts, lens)
         known = columns.tokens[row_of_token, positions]
         tokens = np.where(np.repeat(is_known, lens), known, np.int32(LAST_SAMPLED))
     slots = kv.extend_running(row_of_token, positions)
     columns.kv_len[at] = ends
-    columns.seq_len[at[samples]] = ends[samples] + 1
+    columns.seq_len[at] = seq_lens
     return StepTokens(rows, starts, lens, tokens, slots, samples)
 
 

@@ -27,8 +27,14 @@ from tests.executor.lora.adapters import (
     merged_logprobs,
 )
 from weft.config.projections import adapter_bytes
+from weft.executor.lora.changes import added
 from weft.executor.lora.kinds.kind import AdapterError
+from weft.executor.lora.pairs import LoraPair
 from weft.executor.lora.read import inspect_adapter
+from weft.ops.lora import LoraPart
+from weft.ops.plain import PlainMatrix
+from weft.ops.protocol import Divided, Shard
+from weft.ops.sharding import ShardedMatrix
 
 TOKENS = [(7 * number + 3) % 120 + 5 for number in range(23)]
 PREFIX = "base_model.model."
@@ -255,3 +261,54 @@ def test_a_bias_that_the_model_lacks_is_refused(base_of, drive, tmp_path: Path) 
     assert reply.message == (
         "the adapter has a bias of layers.0.self_attn.q_proj; the model has none"
     )
+
+
+def sharded(divided: Divided, rank: int) -> ShardedMatrix:
+    """One of two ranks that share a matrix of 6 outputs and 8 inputs."""
+    local = PlainMatrix(8, (6,), False, torch.float32, torch.device("cpu"))
+    return ShardedMatrix(local, 8, (6,), Shard(divided), rank=rank, num_ranks=2)
+
+
+def test_ranks_take_gains_of_their_outputs_and_one_takes_the_shift() -> None:
+    gain, shift = torch.arange(6.0), torch.arange(6.0)
+    part = LoraPart(torch.ones(2, 8), torch.ones(6, 2), 1.0, gain, shift)
+    for rank, rows in enumerate((slice(0, 3), slice(3, 6))):
+        (of_outputs,) = sharded(Divided.OUTPUTS, rank).adapted([part])
+        (of_inputs,) = sharded(Divided.INPUTS, rank).adapted([part])
+        assert of_outputs is not None
+        assert of_inputs is not None
+        torch.testing.assert_close(of_outputs.gain, gain[rows])
+        torch.testing.assert_close(of_outputs.shift, shift[rows])
+        torch.testing.assert_close(of_inputs.gain, gain)
+        assert (of_inputs.shift is None) == (rank == 1)
+
+
+def test_what_other_ranks_have_reaches_no_term() -> None:
+    weights = random(6, 8)
+    pair = LoraPair(random(2, 8), random(6, 2), 0.5, length=1 + random(6).abs())
+
+    def change(of: LoraPair, rows: Tensor) -> LoraPart:
+        return added(
+            "q_proj",
+            of,
+            lambda begin, end: rows[begin:end],
+            None,
+            num_rows=6,
+            is_table=False,
+            dtype=torch.float32,
+        )
+
+    outputs = weights.clone()
+    outputs[3:] = torch.nan
+    gain, shares = change(pair, weights).gain, change(pair, outputs).gain
+    assert gain is not None
+    assert shares is not None
+    assert torch.equal(gain[:3], shares[:3])
+    inputs = weights.clone()
+    inputs[:, 4:] = torch.nan
+    with pytest.raises(AdapterError, match="it is computed with --tp-size 1"):
+        change(pair, inputs)
+    new = LoraPair(random(6, 8, seed=9), None, 1.0)
+    parts = [change(new, rows) for rows in (weights, inputs)]
+    terms = [part.b @ part.a[:, :4] for part in parts]
+    torch.testing.assert_close(terms[0], terms[1])

@@ -17,6 +17,7 @@ from tests.executor.lora.adapters import (
     merged_logprobs,
     write_adapter,
 )
+from tests.models.many import make_checkpoint
 from weft.assemble.adapters import AdapterFolder
 from weft.config.engine import EngineConfig
 from weft.config.projections import adapter_bytes
@@ -108,6 +109,36 @@ def test_logits_are_those_of_merged_experts(
         torch.testing.assert_close(found[0], merged[end - 1], atol=2e-4, rtol=0)
     found = logprobs_with(driver, [-1], Turn(1, TOKENS))
     torch.testing.assert_close(found[0], plain[-1], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_experts_without_gates_have_pairs_of_two_matrices(
+    drive, tmp_path: Path, kernels: str
+) -> None:
+    base = Base(*make_checkpoint("nemotron-h-moe", tmp_path / "model"))
+    weights = dict(base.model.named_parameters())
+    tensors: dict[str, Tensor] = {}
+    deltas: dict[str, Tensor] = {}
+    for layer in (0, 3):
+        name = f"model.layers.{layer}.mixer.experts"
+        for part in ("up_proj", "down_proj"):
+            of_all = weights[f"{name}.{part}"]
+            deltas[f"{name}.{part}"] = torch.zeros_like(of_all)
+            for expert in (1, 4, 5, 6):
+                a, b = pair(*of_all.shape[1:], seed=expert + layer)
+                theirs = name.replace("model.", "backbone.")
+                tensors |= written(f"{theirs}.{expert}.{part}", a, b)
+                deltas[f"{name}.{part}"][expert] += 2 * b @ a
+    write_adapter(tmp_path / "adapter", tensors, CONFIG)
+    made = Made(tmp_path / "adapter", deltas)
+    driver = drive(base, kernels=kernels)
+    assert load(driver, base, 0, made.folder).ok
+    merged = merged_logprobs(base, made, TOKENS)
+    plain = merged_logprobs(base, made._replace(deltas={}), TOKENS)
+    assert (merged - plain).abs().max() > 0.05
+    for begin, end in ((0, 22), (22, 23)):
+        found = logprobs_with(driver, [0], Turn(0, TOKENS[begin:end]))
+        torch.testing.assert_close(found[0], merged[end - 1], atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("quantize", ["", "int8", "bfloat16"])

@@ -15,17 +15,14 @@ from weft.config.decoder import (
     NormPosition,
     TensorNames,
 )
+from weft.config.families.eleuther import NAMES as GPT_NEOX_NAMES
 from weft.config.families.family import Config, Family, activation, flag
 from weft.config.families.rope import read_rope
 
 MOST = 8.0  # the largest exponent of a slope
-_NAMES = TensorNames(
+_NAMES = replace(
+    GPT_NEOX_NAMES,
     attention="self_attention",
-    qkv=("query_key_value",),
-    qkv_by_head=True,
-    out="dense",
-    gate_up=("dense_h_to_4h",),
-    down="dense_4h_to_h",
     norm="transformer.ln_f",
     embedding="transformer.word_embeddings",
     layers="transformer.h",

@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from weft.config.model import ModelError
+from weft.config.model import ModelConfig, ModelError
 from weft.executor.assembly import (
     RunnerSpec,
     adapter_passes,
@@ -153,8 +153,8 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         library,
         otherwise=unsplit,
         num_state_slots=0 if state_pool is None else state_pool.num_slots,
-        # Other ranks are not told which tokens are sampled, and a head reads all tokens.
-        narrows=spec.ranks is None and memory is None,
+        # Other ranks are not told which tokens are sampled, and a head reads states of all tokens.
+        narrows=spec.ranks is None and not _keeps_last_outputs(spec.model, memory),
     )
     if adapter_ops is not None:
         adapter_ops.of_steps(attention.step, fused.step)
@@ -191,6 +191,14 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         passes = [_head_pass(memory, cast(Decoder, decoder), rows, library), *passes]
     device = announcing(spec, _device(spec), sender)
     return in_lockstep(spec, ops, steps, store, device, passes)
+
+
+def _keeps_last_outputs(model: ModelConfig, memory: HeadMemory | None) -> bool:
+    """Whether a head reads what the model makes of a token after its last layer with K, V or a
+    state: before, all tokens are computed anyway."""
+    if memory is None:
+        return False
+    return max(memory.states.spec.reads) > model.last_storing_layer
 
 
 def _head_pass(

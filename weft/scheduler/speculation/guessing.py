@@ -43,7 +43,9 @@ from weft.scheduler.speculation.speculator import (
 )
 from weft.scheduler.speculation.trust import FORGET
 
-MOST_FIRST = 4  # drafts of a row while their cost is unknown: 1 to so many, in turn
+# While the cost of drafts is unknown: 1 to so many for a row, in turn, and for so many rows at
+# most.
+MOST_FIRST = 4
 LEAST_GAIN = 1.03  # factor by which the expected tokens per second must grow
 # Where drafts do not pay, one row gets some after this many steps, because costs and texts change.
 # Such a trial computes all tokens of the row that the draft model has not seen, so it becomes rarer
@@ -277,13 +279,18 @@ class Guesser:
         room = int(min(self._longest_piece, speculator.pace.drafting_room(self._max_draft)))
         if room < 1:
             return []
+        most_rows = len(ready)
+        if is_trial:
+            most_rows = 1
+        elif not speculator.pace.draft_cost.is_known:
+            most_rows = MOST_FIRST
         for row in ready.tolist():
             guess = self._guess(row, self._share(model, load, len(rows), row), room, is_trial)
             if guess is None:
                 continue
             found.append(guess)
             room -= guess.length
-            if is_trial or room < 1:
+            if len(found) == most_rows or room < 1:
                 break
         return found
 
