@@ -23,12 +23,14 @@ from weft.models.transformers_backend.library import NotByLibrary, causal_class
 TOLERANCE = 2e-4  # of log probabilities, float32
 NUM_GREEDY = 8
 # The code of transformers keeps states itself, and is refused then.
-# Where scores depend on distances, it attends in a way of its own.
-OWN_ATTENTION = ("bloom", "falcon", "mpt")
+# It attends in a way of its own: by distances, within chunks, or to tokens that follow.
+OWN_ATTENTION = ("bloom", "falcon", "gemma4-unified", "llama4", "mpt")
+# It has the text only as a part of a model that sees.
+SEEING = ("mistral4",)
 NATIVE = [
     name
     for name in many.FAMILIES
-    if name not in many.STATE_FAMILIES and not name.startswith(OWN_ATTENTION)
+    if name not in many.STATE_FAMILIES and not name.startswith(OWN_ATTENTION + SEEING)
 ]
 # Those that weft has code of its own for are served by it, unless somebody asks for the other.
 USUAL = [
