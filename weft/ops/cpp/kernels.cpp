@@ -79,6 +79,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(take_rows, TakeRowsArgs),
     KERNEL(spread, SpreadArgs),
     KERNEL(selective, SelectiveArgs),
+    KERNEL(lightning, LightningArgs),
 };
 
 }  // namespace weft

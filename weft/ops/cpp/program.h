@@ -99,9 +99,10 @@ enum OpKind : int64_t {
   kTakeRows = 32,
   kSpread = 33,
   kSelective = 34,
+  kLightning = 35,
 };
 
-constexpr int kNumOps = kSelective + 1;
+constexpr int kNumOps = kLightning + 1;
 
 struct Op {
   int64_t kind;
@@ -715,6 +716,25 @@ struct SelectiveArgs {
   const float* decay_log;  // [state_dim, channels]
   const float* skip;       // [channels]
   float* states;           // [slots, state_stride]
+  int64_t state_stride;
+};
+
+// Lightning attention. For each head a state S [head_dim, head_dim], with q, k and v after their
+// silu:
+//   S <- decay S + k v;  out = norm(S q) sigmoid(gate), over all heads
+// The state of a slot: [heads][head_dim / kStateLanes][head_dim][kStateLanes].
+struct LightningArgs {
+  float* qkv;  // [T, qkv_stride]: q, k and v [heads, head_dim], before their silu; overwritten
+  int64_t qkv_stride;
+  const float* gate;  // [T, gate_stride]: [heads, head_dim]
+  int64_t gate_stride;
+  float* out;  // [T, heads * head_dim]
+  int64_t heads;
+  int64_t head_dim;
+  const float* decay;        // [heads]
+  const float* norm_weight;  // [heads * head_dim]
+  float eps;
+  float* states;  // [slots, state_stride]
   int64_t state_stride;
 };
 
