@@ -10,7 +10,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
 
 LORA_ROWS = 12
-NUM_OPS = 35
+NUM_OPS = 41
 FUSED_COLUMNS = 10
 PANEL = 32
 IN_STEP = 64
@@ -65,6 +65,12 @@ class OpKind(IntEnum):
     TAKE_ROWS = 32
     SPREAD = 33
     SELECTIVE = 34
+    LIMIT = 35
+    CUT_OFF = 36
+    OPEN_STREAMS = 37
+    PREDICT_STREAMS = 38
+    CORRECT_STREAMS = 39
+    CLOSE_STREAMS = 40
 
 
 class WeightFormat(IntEnum):
@@ -537,6 +543,7 @@ class AttentionArgs(ctypes.Structure):
         ("may_round", c_int64),
         ("biases", c_void_p),
         ("bias_stride", c_int64),
+        ("sees_no_later", c_int64),
     )
 
 
@@ -652,6 +659,69 @@ class CrossArgs(ctypes.Structure):
     )
 
 
+class CutOffArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("size", c_int64),
+        ("deviations", c_float),
+        ("activation", c_int64),
+    )
+
+
+class OpenStreamsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("num", c_int64),
+        ("size", c_int64),
+    )
+
+
+class PredictStreamsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("factors", c_void_p),
+        ("factors_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("num", c_int64),
+        ("size", c_int64),
+    )
+
+
+class CorrectStreamsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("factors", c_void_p),
+        ("factors_stride", c_int64),
+        ("num", c_int64),
+        ("size", c_int64),
+        ("active", c_int64),
+    )
+
+
+class CloseStreamsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("num", c_int64),
+        ("size", c_int64),
+    )
+
+
 class LayerNormWeights(ctypes.Structure):
     _fields_ = (
         ("weight", c_void_p),
@@ -668,6 +738,18 @@ class LayerNormArgs(ctypes.Structure):
         ("x_stride", c_int64),
         ("out_stride", c_int64),
         ("norm", LayerNormWeights),
+    )
+
+
+class LimitArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("size", c_int64),
+        ("limits", c_void_p),
+        ("activation", c_int64),
     )
 
 
@@ -873,4 +955,10 @@ KIND_OF: dict[type[ctypes.Structure], OpKind] = {
     TakeRowsArgs: OpKind.TAKE_ROWS,
     SpreadArgs: OpKind.SPREAD,
     SelectiveArgs: OpKind.SELECTIVE,
+    LimitArgs: OpKind.LIMIT,
+    CutOffArgs: OpKind.CUT_OFF,
+    OpenStreamsArgs: OpKind.OPEN_STREAMS,
+    PredictStreamsArgs: OpKind.PREDICT_STREAMS,
+    CorrectStreamsArgs: OpKind.CORRECT_STREAMS,
+    CloseStreamsArgs: OpKind.CLOSE_STREAMS,
 }
