@@ -10,7 +10,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
 
 LORA_ROWS = 12
-NUM_OPS = 41
+NUM_OPS = 42
 FUSED_COLUMNS = 10
 PANEL = 32
 IN_STEP = 64
@@ -65,12 +65,13 @@ class OpKind(IntEnum):
     TAKE_ROWS = 32
     SPREAD = 33
     SELECTIVE = 34
-    LIMIT = 35
-    CUT_OFF = 36
-    OPEN_STREAMS = 37
-    PREDICT_STREAMS = 38
-    CORRECT_STREAMS = 39
-    CLOSE_STREAMS = 40
+    LIGHTNING = 35
+    LIMIT = 36
+    CUT_OFF = 37
+    OPEN_STREAMS = 38
+    PREDICT_STREAMS = 39
+    CORRECT_STREAMS = 40
+    CLOSE_STREAMS = 41
 
 
 class WeightFormat(IntEnum):
@@ -634,6 +635,23 @@ class SelectiveArgs(ctypes.Structure):
     )
 
 
+class LightningArgs(ctypes.Structure):
+    _fields_ = (
+        ("qkv", c_void_p),
+        ("qkv_stride", c_int64),
+        ("gate", c_void_p),
+        ("gate_stride", c_int64),
+        ("out", c_void_p),
+        ("heads", c_int64),
+        ("head_dim", c_int64),
+        ("decay", c_void_p),
+        ("norm_weight", c_void_p),
+        ("eps", c_float),
+        ("states", c_void_p),
+        ("state_stride", c_int64),
+    )
+
+
 class AddPositionsArgs(ctypes.Structure):
     _fields_ = (
         ("x", c_void_p),
@@ -955,6 +973,7 @@ KIND_OF: dict[type[ctypes.Structure], OpKind] = {
     TakeRowsArgs: OpKind.TAKE_ROWS,
     SpreadArgs: OpKind.SPREAD,
     SelectiveArgs: OpKind.SELECTIVE,
+    LightningArgs: OpKind.LIGHTNING,
     LimitArgs: OpKind.LIMIT,
     CutOffArgs: OpKind.CUT_OFF,
     OpenStreamsArgs: OpKind.OPEN_STREAMS,

@@ -80,6 +80,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(take_rows, TakeRowsArgs),
     KERNEL(spread, SpreadArgs),
     KERNEL(selective, SelectiveArgs),
+    KERNEL(lightning, LightningArgs),
     KERNEL(limit, LimitArgs),
     KERNEL(cut_off, CutOffArgs),
     KERNEL(open_streams, OpenStreamsArgs),

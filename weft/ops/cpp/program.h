@@ -99,12 +99,13 @@ enum OpKind : int64_t {
   kTakeRows = 32,
   kSpread = 33,
   kSelective = 34,
-  kLimit = 35,
-  kCutOff = 36,
-  kOpenStreams = 37,
-  kPredictStreams = 38,
-  kCorrectStreams = 39,
-  kCloseStreams = 40,
+  kLightning = 35,
+  kLimit = 36,
+  kCutOff = 37,
+  kOpenStreams = 38,
+  kPredictStreams = 39,
+  kCorrectStreams = 40,
+  kCloseStreams = 41,
 };
 
 constexpr int kNumOps = kCloseStreams + 1;
@@ -722,6 +723,25 @@ struct SelectiveArgs {
   const float* decay_log;  // [state_dim, channels]
   const float* skip;       // [channels]
   float* states;           // [slots, state_stride]
+  int64_t state_stride;
+};
+
+// Lightning attention. For each head a state S [head_dim, head_dim], with q, k and v after their
+// silu:
+//   S <- decay S + k v;  out = norm(S q) sigmoid(gate), over all heads
+// The state of a slot: [heads][head_dim / kStateLanes][head_dim][kStateLanes].
+struct LightningArgs {
+  float* qkv;  // [T, qkv_stride]: q, k and v [heads, head_dim], before their silu; overwritten
+  int64_t qkv_stride;
+  const float* gate;  // [T, gate_stride]: [heads, head_dim]
+  int64_t gate_stride;
+  float* out;  // [T, heads * head_dim]
+  int64_t heads;
+  int64_t head_dim;
+  const float* decay;        // [heads]
+  const float* norm_weight;  // [heads * head_dim]
+  float eps;
+  float* states;  // [slots, state_stride]
   int64_t state_stride;
 };
 
