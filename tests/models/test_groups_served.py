@@ -69,7 +69,8 @@ DISTANCES = Kind(
     has_groups=False,
 )
 MODELS = [(family, WINDOWS) for family in FAMILIES] + [
-    (family, STATES) for family in ("lfm2", "qwen3.5", "nemotron-h", "falcon-h1", "mamba2")
+    (family, STATES)
+    for family in ("lfm2", "qwen3.5", "nemotron-h", "falcon-h1", "mamba2", "minimax")
 ]
 MODELS += [(family, DISTANCES) for family in ("bloom", "mpt")]
 
