@@ -247,6 +247,8 @@ LATENT = {
     "v_head_dim": 12,
     "num_key_value_heads": 4,
 }
+# As many tokens are chosen as a context has.
+INDEXED = {"q_lora_rank": 32, "index_topk": 128, "index_n_heads": 4, "index_head_dim": 16}
 MSCALED = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}
 LATENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2-lite": (
@@ -277,6 +279,8 @@ LATENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4-moe-lite": ("Glm4MoeLite", {**GROUPED, **LATENT, "q_lora_rank": 32}),
     "mistral4": ("Mistral4", {**GROUPED, **LATENT, "q_lora_rank": 32, "rope_parameters": GROWING}),
+    "deepseek-v3.2": ("DeepseekV32", {**GROUPED, **LATENT, **INDEXED, "rope_parameters": MSCALED}),
+    "glm5": ("GlmMoeDsa", {**GROUPED, **LATENT, **INDEXED, "index_topk_pattern": "FSFS"}),
     # With a token of padding, transformers empties its row whenever it reads a checkpoint.
     "youtu": ("Youtu", {**LATENT, "rope_interleave": False, "pad_token_id": None}),
     "minicpm3": (
@@ -347,6 +351,18 @@ NEMOTRON_H_EXPERTS = {
     "moe_shared_expert_intermediate_size": 80,
     "routed_scaling_factor": 1.5,
 }
+MINIMAX: dict[str, Any] = {
+    **MIXTRAL,
+    "head_dim": 32,
+    "block_size": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "full_attn_alpha_factor": 1.5,
+    "full_attn_beta_factor": 0.8,
+    "linear_attn_alpha_factor": 2.0,
+    "mlp_alpha_factor": 3.5,
+    "mlp_beta_factor": 1.2,
+    "rope_parameters": PLAIN,
+}
 SHARED_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 80}
 STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {**CONVS, "block_multiple_of": 32}),
@@ -378,6 +394,8 @@ STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-h-moe": ("NemotronH", {**NEMOTRON_H, **NEMOTRON_H_EXPERTS}),
     "granite4-mamba": ("GraniteMoeHybrid", GRANITE4_MAMBA),
     "granite4-moe": ("GraniteMoeHybrid", {**GRANITE4_MAMBA, **MIXTRAL, "intermediate_size": 32}),
+    "minimax": ("MiniMax", MINIMAX),
+    "minimax-plain": ("MiniMax", {**MIXTRAL, "sliding_window": 16, "rope_parameters": PLAIN}),
     "qwen3-next": ("Qwen3Next", {**DELTA, **SHARED_EXPERTS, "mlp_only_layers": [1]}),
 }
 FAMILIES |= STATE_FAMILIES
@@ -561,7 +579,7 @@ SEEING: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 }
 
 
-# The encoders of Gemma 4 and Llama 4, of which weft computes none: it serves the text parts.
+# Encoders that are not looked at where only the text parts are computed.
 GEMMA4_VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,

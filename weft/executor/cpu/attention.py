@@ -128,6 +128,7 @@ class CppPaged:
             chunked=config.sight(layer).chunked,
             scale=heads.score_scale(head_dim),
             cap=heads.cap,
+            sees_no_later=not heads.sees_later,
         )
         if heads.sinks is not None:
             attention.sinks = heads.sinks.data_ptr()

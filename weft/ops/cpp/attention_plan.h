@@ -36,6 +36,7 @@ struct Shape {
   bool bidirectional;  // tokens see those after them
   bool biased;         // scores depend on distances
   bool chunked;        // the window ends at its multiples
+  bool sees_no_later;  // tokens see up to themselves, whatever the step says
 
   // The first key that a token at this position sees.
   int64_t first_seen(int64_t position) const {
@@ -168,7 +169,8 @@ static int64_t end_of_seen(const StepArgs& step, Shape shape, int64_t r, int64_t
     const int64_t end = step.starts[r] + step.lens[r];
     return shape.window ? least(step.starts[r] + last - 1 + shape.window, end) : end;
   }
-  return step.sees_to ? step.sees_to[token + last - 1] : step.starts[r] + last;
+  const bool sees_later = step.sees_to && !shape.sees_no_later;
+  return sees_later ? step.sees_to[token + last - 1] : step.starts[r] + last;
 }
 
 // Tokens first .. last - 1 of request r, which has `token` tokens of the step before it.
