@@ -1,5 +1,5 @@
-"""Llama 4's encoder compared with transformers on a tiny random checkpoint; and log probabilities of
-tokens behind tiles, served whole and in chunks."""
+"""Llama 4's encoder compared with transformers on a tiny random checkpoint; and log probabilities
+of tokens behind tiles, served whole and in chunks."""
 
 from __future__ import annotations
 
