@@ -125,8 +125,10 @@ class CppPaged:
             out=out.data_ptr(),
             heads=config.num_heads,
             window=config.window(layer),
+            chunked=config.sight(layer).chunked,
             scale=heads.score_scale(head_dim),
             cap=heads.cap,
+            sees_no_later=not heads.sees_later,
         )
         if heads.sinks is not None:
             attention.sinks = heads.sinks.data_ptr()
