@@ -520,6 +520,19 @@ def test_text_files_are_part_of_the_question(
     page.see(".me .chip", "main.py")
 
 
+def test_a_long_text_that_is_pasted_becomes_a_file(quick: RunningServer, look: Look) -> None:
+    page = opened(look, quick)
+    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.page.focus("#text")
+    for num_words in (400, 500):  # of five characters
+        page.page.evaluate("(text) => navigator.clipboard.writeText(text)", "word " * num_words)
+        page.page.keyboard.press("Control+v")
+    page.page.evaluate("() => navigator.clipboard.writeText('and so on '.repeat(300))")
+    page.page.keyboard.press("Control+v")
+    page.see("#shots .chip", "pasted.txt3,000 characters")
+    assert len(page.page.input_value("#text")) == 900 * 5
+
+
 def test_the_text_of_a_pdf_is_part_of_the_question(
     quick: RunningServer, look: Look, tmp_path: Path
 ) -> None:
