@@ -613,6 +613,7 @@ GEMMA4_VISION = {
 }
 LLAMA4_VISION = {
     **VISION,
+    "intermediate_size": 128,  # of four patches
     "vision_output_dim": 32,
     "projector_input_dim": 32,
     "projector_output_dim": 32,
