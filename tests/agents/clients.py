@@ -146,7 +146,14 @@ def clients(folder: Path) -> dict[str, Client]:
         ),
         "openhands": Client(
             "openhands",
-            ("openhands==1.16.0",),
+            (
+                "openhands==1.16.0",
+                "openhands-sdk==1.21.0",
+                "openhands-tools==1.21.0",
+                # Without these, pip looks for a quarter of an hour for versions that fit.
+                "openhands-agent-server==1.58.2",
+                "openhands-workspace==1.11.1",
+            ),
             "pip",
             ("--headless", "--task", TASK),
             (
