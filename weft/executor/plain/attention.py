@@ -22,6 +22,7 @@ from weft.arrays import IntArray, LongArray
 from weft.config.model import ModelConfig
 from weft.executor.backend import AttentionBatch
 from weft.executor.kv_pool import KVPool
+from weft.executor.plain.indexed import IndexedAttention
 from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope, RotaryTables
 from weft.ops.attention import softmax_with_sinks
@@ -82,12 +83,14 @@ class TorchPaged:
         self._work: dict[int, WindowWork] = {}  # by window
         self._positions = torch.empty(0)
         self._rotations: dict[Rope, RotaryTables] = {}  # of this step
+        self._indexed = IndexedAttention(pool)
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._positions = batch.positions
         if batch.rotation is not None:
             self._positions = torch.from_numpy(batch.rotation).to(batch.positions.device)
         self._rotations.clear()
+        self._indexed.prepare(batch)
         for window in self._masks:
             seen = batch.seen_by(window)
             groups = list(self._decode_groups(seen, window))
@@ -103,6 +106,11 @@ class TorchPaged:
         heads: Heads,
         layer: int,
     ) -> Tensor:
+        chooser = heads.chooser
+        columns = qkv[:, :0]
+        if chooser is not None:
+            sizes = (qkv.shape[1] - chooser.size, chooser.size)
+            qkv, columns = qkv.split_with_sizes(sizes, 1)
         q, k, v, gate = self._rotated(qkv, heads, layer)
         keys = self._pool.k[layer]
         values = self._pool.v[layer]
@@ -140,6 +148,10 @@ class TorchPaged:
                 heads,
                 ends,
             )
+        if chooser is not None:
+            tables = self._tables(chooser.rope, qkv.dtype)
+            asked = self._indexed.store(columns, chooser, tables, work.slots, layer)
+            self._indexed.overwrite(asked, q, heads, layer, out)
         out = out.to(qkv.dtype)
         if gate is not None:
             out = out * torch.sigmoid(gate)

@@ -10,7 +10,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
 
 LORA_ROWS = 12
-NUM_OPS = 36
+NUM_OPS = 37
 FUSED_COLUMNS = 10
 PANEL = 32
 IN_STEP = 64
@@ -66,6 +66,7 @@ class OpKind(IntEnum):
     SPREAD = 33
     SELECTIVE = 34
     LIGHTNING = 35
+    INDEXED = 36
 
 
 class WeightFormat(IntEnum):
@@ -538,6 +539,24 @@ class AttentionArgs(ctypes.Structure):
         ("may_round", c_int64),
         ("biases", c_void_p),
         ("bias_stride", c_int64),
+        ("most_keys", c_int64),
+    )
+
+
+class IndexedArgs(ctypes.Structure):
+    _fields_ = (
+        ("cache", c_void_p),
+        ("index", c_void_p),
+        ("q", c_void_p),
+        ("q_stride", c_int64),
+        ("index_q", c_void_p),
+        ("weights", c_void_p),
+        ("out", c_void_p),
+        ("heads", c_int64),
+        ("index_heads", c_int64),
+        ("num_chosen", c_int64),
+        ("scale", c_float),
+        ("chosen", c_void_p),
     )
 
 
@@ -892,4 +911,5 @@ KIND_OF: dict[type[ctypes.Structure], OpKind] = {
     SpreadArgs: OpKind.SPREAD,
     SelectiveArgs: OpKind.SELECTIVE,
     LightningArgs: OpKind.LIGHTNING,
+    IndexedArgs: OpKind.INDEXED,
 }

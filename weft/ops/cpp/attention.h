@@ -82,7 +82,7 @@ struct Attention {
       : args(args),
         cache(*args.cache),
         shape{cache.kv_heads, args.heads / cache.kv_heads, args.window, args.bidirectional != 0,
-              args.biases != nullptr},
+              args.biases != nullptr, args.most_keys},
         head_dim(cache.head_dim),
         slot_bytes((cache.stride ? cache.stride : cache.kv_heads * head_dim) * kSize),
         dims(ceil_div(head_dim, kPanel) * kPanel),

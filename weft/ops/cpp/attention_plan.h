@@ -35,6 +35,7 @@ struct Shape {
   int64_t window;      // 0: none
   bool bidirectional;  // tokens see those after them
   bool biased;         // scores depend on distances
+  int64_t most_keys;   // tokens that see more are left out; 0: none
 };
 
 // Requests first .. first + num - 1 of a step, the first `num_segments` segments of which are the
@@ -102,7 +103,7 @@ WEFT_INLINE int64_t most_items(const StepArgs& step, Shape shape, int threads) {
 // which see all of that.
 static int64_t segments_to_share(const StepArgs& step, Shape shape, int64_t r) {
   const bool is_few = step.lens[r] > 0 && step.lens[r] * shape.group <= kDirectRows;
-  const bool sees_all = !shape.window && !shape.bidirectional;
+  const bool sees_all = !shape.window && !shape.bidirectional && !shape.most_keys;
   // A common block does not know where its queries stand.
   return is_few && sees_all && !shape.biased ? step.starts[r] / kSegment : 0;
 }
@@ -215,7 +216,9 @@ WEFT_INLINE void for_blocks_of_group(const StepArgs& step, Shape shape, const Gr
 template <class Use>
 WEFT_INLINE void for_blocks_of_request(const StepArgs& step, Shape shape, int64_t r, int64_t token,
                                        Use use) {
-  const int64_t len = step.lens[r];
+  int64_t len = step.lens[r];
+  if (shape.most_keys)
+    len = least(len, most(shape.most_keys - step.starts[r], 0));
   const int64_t most_tokens = tokens_of_block(shape);
   const int64_t num_blocks = len <= most_tokens ? len > 0 : ceil_div(len, most_tokens);
   for (int64_t i = 0; i < num_blocks; i++) {

@@ -20,6 +20,7 @@
 #include "state.h"
 #include "rotary.h"
 #include "attention.h"
+#include "indexed.h"
 #include "cross.h"
 #include "sampling.h"
 #include "screen.h"
@@ -80,6 +81,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(spread, SpreadArgs),
     KERNEL(selective, SelectiveArgs),
     KERNEL(lightning, LightningArgs),
+    KERNEL(indexed, IndexedArgs),
 };
 
 }  // namespace weft
