@@ -582,7 +582,7 @@ SEEING: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 }
 
 
-# The encoders of Gemma 4 and Llama 4, of which weft computes none: it serves the text parts.
+# Encoders that are not looked at where only the text parts are computed.
 GEMMA4_VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,

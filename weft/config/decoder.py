@@ -161,6 +161,8 @@ class AttentionSpec:
     kv_of: int | None = None
     values_are_keys: bool = False  # a value is the key, before the key's norm and rotation
     norms_values: bool = False  # each head of the values is normed, without a weight
+    # Whether tokens see later ones in a step where some do (`MediaRules.sees_both_ways`).
+    sees_later: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,7 +146,7 @@ class TorchPaged:
                 causal,
                 out[here],
                 heads,
-                ends,
+                ends if heads.sees_later else None,
             )
         if chooser is not None:
             tables = self._tables(chooser.rope, qkv.dtype)

@@ -56,6 +56,7 @@ class Heads(NamedTuple):
     values_are_keys: bool = False  # qkv has no values: they are the keys, as they come
     biases: Biases | None = None  # added to scores, by distance
     narrows: bool = False  # no later layer stores anything (`PagedAttention.narrow`)
+    sees_later: bool = True  # False: tokens see none after them, whatever the step says
     chooser: Chooser | None = None  # None: a token attends to all that it sees
 
     def score_scale(self, head_dim: int) -> float:
@@ -173,6 +174,7 @@ class Attention:
             values_are_keys=spec.values_are_keys,
             biases=biases,
             narrows=layer == config.last_storing_layer,
+            sees_later=spec.sees_later,
         )
         self._keys_without_bias = ""
         if spec.qkv_bias and not spec.key_bias:

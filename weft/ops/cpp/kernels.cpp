@@ -18,6 +18,7 @@
 #include "linear.h"
 #include "moe.h"
 #include "state.h"
+#include "streams.h"
 #include "rotary.h"
 #include "attention.h"
 #include "indexed.h"
@@ -81,6 +82,12 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(spread, SpreadArgs),
     KERNEL(selective, SelectiveArgs),
     KERNEL(lightning, LightningArgs),
+    KERNEL(limit, LimitArgs),
+    KERNEL(cut_off, CutOffArgs),
+    KERNEL(open_streams, OpenStreamsArgs),
+    KERNEL(predict_streams, PredictStreamsArgs),
+    KERNEL(correct_streams, CorrectStreamsArgs),
+    KERNEL(close_streams, CloseStreamsArgs),
     KERNEL(indexed, IndexedArgs),
 };
 

@@ -100,7 +100,13 @@ enum OpKind : int64_t {
   kSpread = 33,
   kSelective = 34,
   kLightning = 35,
-  kIndexed = 36,
+  kLimit = 36,
+  kCutOff = 37,
+  kOpenStreams = 38,
+  kPredictStreams = 39,
+  kCorrectStreams = 40,
+  kCloseStreams = 41,
+  kIndexed = 42,
 };
 
 constexpr int kNumOps = kIndexed + 1;
@@ -609,7 +615,8 @@ struct AttentionArgs {
   // keys of a full slab around those that a query sees, there must be floats.
   const float* biases;
   int64_t bias_stride;
-  int64_t most_keys;  // tokens that see more keys are left out, and their rows of out; 0: none
+  int64_t sees_no_later;  // 1: queries see up to themselves, whatever StepArgs.sees_to says
+  int64_t most_keys;      // tokens that see more keys are left out, with their rows; 0: none
 };
 
 // Attention of the tokens that see more than `num_chosen` keys, to as many: those with the largest
@@ -787,6 +794,68 @@ struct CrossArgs {
 constexpr int64_t kMaxCross = 4096;
 constexpr int64_t kCrossStep = 64;
 
+// ---------------------------------------------------------------- streams
+
+// x = f(max(0, x - mean - deviations deviation)), with the mean and the standard deviation of a row
+// of `size`; f is an `Epilogue` of one number.
+struct CutOffArgs {
+  float* x;
+  int64_t x_stride;
+  int64_t size;
+  float deviations;
+  int64_t activation;
+};
+
+// Rows of `num` streams side by side, each of `size`: x, and num - 1 others, which get the root
+// mean square of x.
+struct OpenStreamsArgs {
+  const float* x;
+  int64_t x_stride;
+  const float* y;  // [T, y_stride], rows [num - 1, size]
+  int64_t y_stride;
+  float* out;  // [T, out_stride], rows [num, size]
+  int64_t out_stride;
+  int64_t num;
+  int64_t size;
+};
+
+// Stream i of `out` = stream i of x + sum over j of factors[i num + j] times stream j of x.
+struct PredictStreamsArgs {
+  const float* x;
+  int64_t x_stride;
+  const float* factors;  // [T, factors_stride], rows [num, num]
+  int64_t factors_stride;
+  float* out;
+  int64_t out_stride;
+  int64_t num;
+  int64_t size;
+};
+
+// Stream i of x += (1 + factors[i]) (y - stream `active` of x).
+struct CorrectStreamsArgs {
+  float* x;
+  int64_t x_stride;
+  const float* y;  // [T, y_stride], rows [size]
+  int64_t y_stride;
+  const float* factors;  // [T, factors_stride], rows [num]
+  int64_t factors_stride;
+  int64_t num;
+  int64_t size;
+  int64_t active;
+};
+
+// out = the mean of x and of num - 1 others, each with the root mean square of x.
+struct CloseStreamsArgs {
+  const float* x;
+  int64_t x_stride;
+  const float* y;  // [T, y_stride], rows [num - 1, size]
+  int64_t y_stride;
+  float* out;
+  int64_t out_stride;
+  int64_t num;
+  int64_t size;
+};
+
 // ---------------------------------------------------------------- encoders
 
 // (x - mean) / sqrt(variance + eps) * weight + bias, over a row.
@@ -803,6 +872,17 @@ struct LayerNormArgs {
   int64_t x_stride;
   int64_t out_stride;
   LayerNormWeights norm;
+};
+
+// out = f(x limited to limits[0] .. limits[1]); f is an `Epilogue` of one number, kStore: none.
+struct LimitArgs {
+  const float* x;
+  int64_t x_stride;
+  float* out;
+  int64_t out_stride;
+  int64_t size;
+  const float* limits;  // [2]
+  int64_t activation;
 };
 
 // out[t] = norm(words[tokens[t]] + kinds[kind_ids[t]] + positions[positions[t] + first_position]).
