@@ -55,7 +55,8 @@ STATES = Kind(
     long_len=90,
     least_cached=64,
 )
-# Scores that depend on distances, or keys that are chosen, wherever chunks and what is cached begin.
+# Scores that depend on distances, or keys that are chosen, wherever chunks and what is cached
+# begin.
 DISTANCES = Kind(
     make=make_checkpoint,
     context_length=128,

@@ -150,8 +150,8 @@ class TorchPaged:
             )
         if chooser is not None:
             tables = self._tables(chooser.rope, qkv.dtype)
-            asked = self._indexed.store(columns, chooser, tables, work.slots, layer)
-            self._indexed.overwrite(asked, q, heads, layer, out)
+            by_index = self._indexed.store(columns, chooser, tables, work.slots, layer)
+            self._indexed.overwrite(by_index, q, heads, layer, out)
         out = out.to(qkv.dtype)
         if gate is not None:
             out = out * torch.sigmoid(gate)

@@ -17,8 +17,8 @@ from weft.ops.indexed import chosen_keys, index_scores
 QUERY_BLOCK = 128  # queries of one request that share a call
 
 
-class Asked(NamedTuple):
-    """What the tokens of a step ask of the keys of an indexer."""
+class IndexQueries(NamedTuple):
+    """What the tokens of a step bring to the keys of an indexer."""
 
     q: Tensor  # [T, heads, D], rotated
     weights: Tensor  # [T, heads]
@@ -41,7 +41,7 @@ class IndexedAttention:
         tables: RotaryTables | None,
         slots: Tensor,
         layer: int,
-    ) -> Asked:
+    ) -> IndexQueries:
         """Rotate queries and keys of an indexer, and store the keys. `columns` [T, ..] are those of
         `Chooser`, `slots` [T]."""
         assert tables is not None
@@ -51,9 +51,11 @@ class IndexedAttention:
         q, k = chooser.rope.rotate(by_head[:, :heads], by_head[:, heads:], tables)
         keys = self._pool.index[layer]
         keys.index_copy_(0, slots, k.to(keys.dtype))
-        return Asked(q.to(keys.dtype), weights)
+        return IndexQueries(q.to(keys.dtype), weights)
 
-    def overwrite(self, asked: Asked, q: Tensor, heads: Heads, layer: int, out: Tensor) -> None:
+    def overwrite(
+        self, by_index: IndexQueries, q: Tensor, heads: Heads, layer: int, out: Tensor
+    ) -> None:
         """Attend with the tokens that see more keys than are chosen: q [T, heads, D] -> their rows
         of `out`, of the same shape. Keys and values are latents."""
         batch = self._batch
@@ -73,7 +75,9 @@ class IndexedAttention:
             for first in range(begin, end, QUERY_BLOCK):
                 last = min(first + QUERY_BLOCK, end)
                 seen = torch.arange(first, last, device=q.device) - end + num_seen + 1
-                scores = index_scores(asked.q[first:last], index_keys, asked.weights[first:last])
+                scores = index_scores(
+                    by_index.q[first:last], index_keys, by_index.weights[first:last]
+                )
                 chosen = chosen_keys(scores, seen, num_chosen)
                 out[first:last] = _attend(q[first:last], keys, chosen, heads)
 

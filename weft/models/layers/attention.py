@@ -24,7 +24,7 @@ from weft.ops.protocol import Divided, Norm, Ops, Shard
 
 class Chooser(NamedTuple):
     """How an indexer chooses the keys that a token attends to (`IndexerSpec`). In qkv, its columns
-    are behind those of the heads: queries [heads, head_dim], a key [head_dim], weights [heads]."""
+    come after those of the heads: queries [heads, head_dim], a key [head_dim], weights [heads]."""
 
     heads: int
     head_dim: int

@@ -3,8 +3,7 @@
 // it.
 #pragma once
 
-#include <algorithm>
-#include <functional>
+#include "lanes.h"
 
 namespace weft {
 namespace WEFT_NAMESPACE {
@@ -36,31 +35,55 @@ static SeenKeys keys_seen_by(const StepArgs& step, int64_t t) {
   return {step.table + step.rows[r] * step.table_stride, step.starts[r] + t - first + 1};
 }
 
-// `memory`: 2 seen.num floats.
+// The larger the number, the larger this.
+WEFT_INLINE uint32_t order_of(float x) {
+  const uint32_t bits = bits_of(x);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// The number of which `rank` - 1 are larger, by its order. `rank` becomes how many of those that
+// equal it are among the first `rank`. Byte by byte, from the highest.
+static uint32_t order_of_rank(const float* x, int64_t num, int64_t& rank) {
+  uint32_t found = 0;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    int64_t counts[256] = {};
+    for (int64_t i = 0; i < num; i++) {
+      const uint32_t order = order_of(x[i]);
+      if (uint64_t(order ^ found) >> (shift + 8) == 0)
+        counts[order >> shift & 255]++;
+    }
+    uint32_t byte = 255;
+    for (; rank > counts[byte]; byte--)
+      rank -= counts[byte];
+    found |= byte << shift;
+  }
+  return found;
+}
+
+// `scores`: seen.num floats.
 template <class Key>
-static void choose_keys(const IndexedArgs& args, SeenKeys seen, int64_t t, float* memory) {
+static void choose_keys(const IndexedArgs& args, SeenKeys seen, int64_t t, float* scores) {
   const int64_t dim = args.index->head_dim;
   const Key* const keys = static_cast<const Key*>(args.index->k);
   const float* const q = args.index_q + t * args.q_stride;
   const float* const weights = args.weights + t * args.q_stride;
-  float* const scores = memory;
-  float* const ordered = memory + seen.num;
   for (int64_t i = 0; i < seen.num; i++) {
     const Key* const key = keys + seen.slots[i] * dim;
     float score = 0;
-    for (int64_t h = 0; h < args.index_heads; h++)
-      score += weights[h] * std::max(product(q + h * dim, key, dim), 0.0f);
-    // What is not a number has no order.
-    scores[i] = ordered[i] = score == score ? score : -INFINITY;
+    for (int64_t h = 0; h < args.index_heads; h++) {
+      const float of_head = product(q + h * dim, key, dim);
+      if (!(of_head <= 0))
+        score += weights[h] * of_head;
+    }
+    // What is not a number comes last.
+    scores[i] = score == score ? score : -INFINITY;
   }
-  float* const last = ordered + args.num_chosen - 1;
-  std::nth_element(ordered, last, ordered + seen.num, std::greater<float>());
   int64_t num_equal = args.num_chosen;
-  for (int64_t i = 0; i < seen.num; i++)
-    num_equal -= scores[i] > *last;
+  const uint32_t last = order_of_rank(scores, seen.num, num_equal);
   int32_t* chosen = args.chosen + t * args.num_chosen;
   for (int64_t i = 0; i < seen.num; i++) {
-    if (scores[i] > *last || (scores[i] == *last && num_equal-- > 0))
+    const uint32_t order = order_of(scores[i]);
+    if (order > last || (order == last && num_equal-- > 0))
       *chosen++ = seen.slots[i];
   }
 }
@@ -69,7 +92,7 @@ static void choose_keys(const IndexedArgs& args, SeenKeys seen, int64_t t, float
 static float weigh(float* scores, int64_t num) {
   float peak = -INFINITY;
   for (int64_t i = 0; i < num; i++)
-    peak = std::max(peak, scores[i]);
+    peak = scores[i] > peak ? scores[i] : peak;
   F32 sums = zero();
   for (int64_t i = 0; i < num; i += kLanes) {
     const int n = int(least(num - i, kLanes));
@@ -117,7 +140,7 @@ static void indexed_of(const IndexedArgs& args, const StepArgs& step, Team& team
     most_seen = most(most_seen, int64_t(step.starts[r]) + step.lens[r]);
   if (most_seen <= args.num_chosen)
     return;
-  const int64_t num_floats = most(2 * most_seen, kIndexedHeads * args.num_chosen);
+  const int64_t num_floats = most(most_seen, kIndexedHeads * args.num_chosen);
   float* const memory = static_cast<float*>(own_memory(num_floats * int64_t(sizeof(float))));
   for (int64_t t; (t = team.take()) < step.num_tokens;) {
     const SeenKeys seen = keys_seen_by(step, t);
