@@ -112,7 +112,8 @@ WEFT_INLINE int64_t most_items(const StepArgs& step, Shape shape, int threads) {
 // which see all of that.
 static int64_t segments_to_share(const StepArgs& step, Shape shape, int64_t r) {
   const bool is_few = step.lens[r] > 0 && step.lens[r] * shape.group <= kDirectRows;
-  const bool sees_all = !shape.window && !shape.bidirectional && !shape.most_keys;
+  const bool is_left_out = shape.most_keys && step.starts[r] + step.lens[r] > shape.most_keys;
+  const bool sees_all = !shape.window && !shape.bidirectional && !is_left_out;
   // A common block does not know where its queries stand.
   return is_few && sees_all && !shape.biased ? step.starts[r] / kSegment : 0;
 }
