@@ -41,7 +41,7 @@ def answered(folder: Path | None, **settings: Any) -> tuple[list[Any], Stats]:
 
 def test_random_requests_have_the_same_answers_with_a_head(head: Path) -> None:
     num_guessed = 0
-    for seed in (11, 12, 13):
+    for seed in (11, 12):
         _, with_head = prove(seed, 8, ("eagle3",), str(head))
         num_guessed += with_head.total_drafts_eagle3
     assert num_guessed > 60  # where little memory is left, nothing is guessed
@@ -122,7 +122,6 @@ def test_a_head_is_refused_by_what_does_not_fit(tmp_path: Path) -> None:
         ({"draft_model": str(other)}, "speculators_model_type is 'mlp'"),
         ({"draft_model": str(good), "speculative": "draft"}, "no draft model is given"),
         ({"draft_model": str(good), "speculative": "ngram"}, "does not use it"),
-        ({"draft_model": str(good), "overlap": True}, "--overlap is on"),
         ({"draft_model": str(good), "pp_size": 2}, "in several processes .--pp-size"),
         ({"draft_model": str(odd), "tp_size": 2}, "does not divide the 3 heads"),
         ({"speculative": "eagle3"}, "no eagle3 head is given"),

@@ -477,7 +477,7 @@ def run_random(
     if drafts or guesses:
         depth = min(depth, 1)  # a run is known to the device until the next step alone
     has_groups = settings.windows is not None or settings.states is not None
-    if settings.draft_sources and (guesses or has_groups) and seed % 4:
+    if settings.draft_sources and has_groups and not guesses and seed % 4:
         depth = 0  # there drafts follow a known token alone, and with overlap there is none
     if num_stages > 1:
         depth = num_stages - 1
