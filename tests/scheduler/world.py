@@ -34,10 +34,10 @@ from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionParams
 from weft.plan.step import Plan, Result
 from weft.scheduler.feature import Feature
-from weft.scheduler.history import NEVER
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.times import NEVER
 
 VOCAB = 300
 EOS = 3

@@ -121,7 +121,7 @@ def played(one: World, *, leaps: bool) -> Outcome:
         "ratio": scheduler.prefills.new_token_ratio.current,
         "walks": scheduler.history.num_walks,
         "totals": str(scheduler.history.clock.totals),
-        "beside": (record.beside_output, record.beside_prompt),
+        "beside": (record.beside.num_output, record.beside.num_prompt),
         "results": engine.core.loop.num_results,
         "cost": None if scheduler.pace is None else scheduler.pace.model(),
         "gaps": [str(record.gaps.percentile(percent)) for percent in (1, 50, 90, 99, 100)],

@@ -148,7 +148,7 @@ class Engine:
             return None
         handler = HANDLERS.get(type(message))
         if handler is None:
-            self.scheduler.counters.num_unknown += 1
+            self.scheduler.counters.messages.num_unknown += 1
             log.seldom("unknown_message", type=type(message).__name__)
             return None
         return answer(self.services, handler, message)

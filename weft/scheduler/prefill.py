@@ -545,6 +545,7 @@ class PrefillScheduler:
             if self._kv.groups:
                 matched_len = self._kv.prefixes.matched_len(request)
             trace.reuse = Reuse(
+                request.cached_tokens,
                 request.reusable_len,
                 matched_len,
                 self._kv.cache.num_emptied,

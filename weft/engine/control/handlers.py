@@ -189,7 +189,7 @@ def tool_pause(services: Services, message: ToolPause) -> None:
 
 
 def count_unreadable(services: Services, message: UnreadableMessages) -> None:
-    services.scheduler.counters.num_unreadable += message.num
+    services.scheduler.counters.messages.num_unreadable += message.num
 
 
 HANDLERS: dict[type, Handler] = {
