@@ -285,7 +285,7 @@ def _peak_per_s(workload: BatchingWorkload, play: Play) -> float:
     mean_len = round(workload.mean_output_len)
     full = at_once([(input_len, mean_len)] * workload.num_rows)
     play(workload, full, CONTINUOUS)  # the very first run is slower
-    meter = play(workload, full, CONTINUOUS).meter
+    meter = play(workload, full, CONTINUOUS).machine.meter
     return meter.num_decode_rows / meter.decode_s
 
 

@@ -95,7 +95,7 @@ def test_there_are_lines_from_the_moment_that_the_level_is_debug(
     message: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = world_of("info")
-    service = world.engine.services.prefill_log
+    service = world.engine.services.observers.prefill_log
     assert service not in world.engine.services.core.hooks.attached
     for level, num_lines in (("debug", 1), ("info", 0)):
         world.tell(message(level))
