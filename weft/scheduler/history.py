@@ -81,13 +81,6 @@ class StepCounts:
     num_prefill: int = 0  # of these, with prompts
     num_split: int = 0  # that computed some layers of prompts
 
-    def totals(self) -> dict[str, int]:
-        return {
-            "total_steps": self.num_all,
-            "total_prefill_steps": self.num_prefill,
-            "total_split_steps": self.num_split,
-        }
-
 
 @dataclass(slots=True)
 class MessageCounts:
@@ -97,14 +90,6 @@ class MessageCounts:
     num_unknown: int = 0  # without a handler
     num_unreadable: int = 0
     num_failed: int = 0  # whose handling raised, and other failures between two steps
-
-    def totals(self) -> dict[str, int]:
-        return {
-            "total_dropped_messages": self.num_unreadable,
-            "total_unknown_messages": self.num_unknown,
-            "total_failed_messages": self.num_failed,
-            "total_duplicate_requests": self.num_duplicates,
-        }
 
 
 @dataclass(slots=True)
@@ -120,26 +105,12 @@ class BackgroundCounts:
         self.num_prompt_tokens += finish.prompt_tokens - finish.cached_tokens
         self.num_generated_tokens += finish.completion_tokens
 
-    def totals(self) -> dict[str, int]:
-        return {
-            "total_background": self.num_ended,
-            "total_background_prompt_tokens": self.num_prompt_tokens,
-            "total_background_generated_tokens": self.num_generated_tokens,
-        }
-
 
 @dataclass(slots=True)
 class ShadowCounts:
     num_admissions: int = 0  # that were compared with a shadow policy
     num_later: int = 0  # of these, requests that the shadow policy would have admitted later
     num_earlier: int = 0  # waiting requests that it would have admitted earlier
-
-    def totals(self) -> dict[str, int]:
-        return {
-            "total_shadow_admissions": self.num_admissions,
-            "total_shadow_later": self.num_later,
-            "total_shadow_earlier": self.num_earlier,
-        }
 
 
 @dataclass
@@ -172,19 +143,28 @@ class Counters:
         return {
             **drafts,
             "total_draft_runs": num_draft_runs,
-            **self.steps.totals(),
+            "total_steps": self.steps.num_all,
+            "total_prefill_steps": self.steps.num_prefill,
+            "total_split_steps": self.steps.num_split,
             "total_prompt_tokens": self.num_prompt_tokens,
             "total_cached_tokens": self.num_cached_tokens,
             "total_prefilled_tokens": self.num_prefilled_tokens,
             "total_generated_tokens": self.num_generated_tokens,
-            **self.background.totals(),
+            "total_background": self.background.num_ended,
+            "total_background_prompt_tokens": self.background.num_prompt_tokens,
+            "total_background_generated_tokens": self.background.num_generated_tokens,
             "total_retractions": self.num_retractions,
             "total_requests": self.num_requests,
             "total_aborted": self.num_aborted,
             "total_faults": self.num_faults,
-            **self.shadow.totals(),
+            "total_shadow_admissions": self.shadow.num_admissions,
+            "total_shadow_later": self.shadow.num_later,
+            "total_shadow_earlier": self.shadow.num_earlier,
             "total_queue_full": self.num_queue_full,
-            **self.messages.totals(),
+            "total_dropped_messages": self.messages.num_unreadable,
+            "total_unknown_messages": self.messages.num_unknown,
+            "total_failed_messages": self.messages.num_failed,
+            "total_duplicate_requests": self.messages.num_duplicates,
         }
 
 
@@ -382,7 +362,7 @@ class RequestTrace:
     @property
     def prefill_s(self) -> float:
         """Time from first admission to first token; 0 without a token."""
-        return 0.0 if self.first_token_s == NEVER else self.first_token_s - self.admitted_s
+        return 0.0 if self.first_token_s == NEVER else self.first_token_s - self.spent.admitted_s
 
     def stops_waiting(self, now: float, until_walk: float = math.inf) -> None:
         """The request is admitted, or ends: walk `until_walk` and later ones do not leave it
