@@ -232,7 +232,7 @@ GROUPS_OF_COMMANDS = (
     Group(
         "Commands of the terminal",
         "`weft COMMAND --help` says what a command takes; commands to a running server need its address (`--url`) and perhaps its key.",
-        ("cli/", "bench/", "sim/", "batches/", "llm"),
+        ("cli/", "bench/", "sim/", "batches/", "llm", "client/prompt_reader"),
     ),
 )
 GROUPS_OF_REQUESTS = (

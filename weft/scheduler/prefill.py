@@ -312,13 +312,14 @@ class PrefillScheduler:
             self._record_background(now)
         if line is queue.online:
             decode_rows = queue.background.beside(decode_rows, adder.can_run)
+        num_computed = adder.input_tokens
         for request in picked.requests:
-            self._admit(line, request, now)
+            num_computed -= self._admit(line, request, now)
         if adder.new_chunked_req is not None:
             assert self.chunked_req is None, "two prompts are open"
             self.chunked_req = adder.new_chunked_req
             self._kv.columns.num_arrived[self.chunked_req.row] = self._num_come
-        self._counters.num_prefilled_tokens += adder.input_tokens
+        self._counters.num_prefilled_tokens += num_computed
         return LineWalk(self._planner.make_batch(adder.can_run, decode_rows), is_through=True)
 
     def _record_background(self, now: float) -> None:
@@ -520,14 +521,14 @@ class PrefillScheduler:
         if follower is not None:
             follower.passed_over(request)
 
-    def _admit(self, line: WaitingLine, request: Request, now: float) -> None:
+    def _admit(self, line: WaitingLine, request: Request, now: float) -> int:
+        """Give a picked request a row. Returns how many tokens of its first piece are copied, not
+        computed."""
         cached_len = request.prefix.length
         self._kv.take_row(request)
         num_copied = 0
         if self._kv.copies is not None:
             num_copied = self._kv.copies.choose(request)
-        # The pass counts them among its input tokens.
-        self._counters.num_prefilled_tokens -= num_copied
         trace = self._log.history.admitted(
             request.id,
             cached_len + num_copied,
@@ -557,6 +558,7 @@ class PrefillScheduler:
         request.state = RequestState.PREFILLING
         for feature in self._hooks.of(request):
             feature.enter_row(request)
+        return num_copied
 
 
 def lacking(shortage: Shortage | None) -> str:

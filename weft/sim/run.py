@@ -409,12 +409,8 @@ class Run:
         columns.last_s[ids] = leapt.ended_s[-1]
 
     def _record(self) -> Record:
-        columns = self._columns
-        gaps = self._gaps
-        if columns.background[: columns.num].all():
-            columns.background[:] = 0
-            gaps = self._background_gaps
-        return columns.record(gaps, list(self._tenants), self._beside)
+        gaps = self._gaps, self._background_gaps
+        return self._columns.record(*gaps, list(self._tenants), self._beside)
 
 
 class RequestColumns:
@@ -466,9 +462,20 @@ class RequestColumns:
             why = why_refused(finish)
             self.reason[id] = self._reasons.setdefault(why, len(self._reasons))
 
-    def record(self, gaps: Gaps, tenants: list[str], beside: BackgroundTokens) -> Record:
-        """The outcomes of all requests. `tenants`: their names, by index."""
+    def record(
+        self,
+        gaps: Gaps,
+        background_gaps: Gaps,
+        tenants: list[str],
+        beside: BackgroundTokens,
+    ) -> Record:
+        """The outcomes of all requests; `tenants`: their names, by index. Where all are background
+        requests, none counts as one."""
         sent = slice(self.num)
+        background = self.background[sent] > 0
+        if background.all():
+            background[:] = False
+            gaps = background_gaps
         return Record(
             sent_s=self.sent_s[sent],
             first_s=self.first_s[sent],
@@ -480,7 +487,7 @@ class RequestColumns:
             state=self.state[sent],
             tenant=Labels(self.tenant[sent], tenants),
             reason=Labels(self.reason[sent], list(self._reasons)),
-            background=self.background[sent] > 0,
+            background=background,
             gaps=gaps,
             beside=beside,
         )

@@ -117,17 +117,13 @@ class StatefulLayers(KvGroup):
     def released(
         self, request: Request, row: int, num_computed: int, inserted: Inserted | None
     ) -> None:
-        is_whole = inserted is not None and inserted.length == num_computed
-        # While it is open which drafts count, the row's state may be one after wrong drafts.
-        if (
-            is_whole
-            and inserted is not None
-            and inserted.handle is not None
-            and not self.memory.is_open(row)
-        ):
-            # All its computed tokens are in the tree, so its own state becomes a snapshot at no
-            # cost.
-            self.memory.snapshots.put(inserted.handle, self.memory.take_slot(row))
+        if inserted is not None and inserted.handle is not None:
+            has_all = inserted.length == num_computed
+            # While it is open which drafts count, the row's state may be one after wrong drafts.
+            if has_all and not self.memory.is_open(row):
+                # All its computed tokens are in the tree, so its own state becomes a snapshot at no
+                # cost.
+                self.memory.snapshots.put(inserted.handle, self.memory.take_slot(row))
         self.memory.end(row)
         self._branches.pop(row, None)
 
