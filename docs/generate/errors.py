@@ -19,6 +19,7 @@ OF_REQUESTS = (
     "TokenizerError",
     "ContextExceeded",
     "BatchRefused",
+    "FileNotStored",
     "EngineUnavailable",
     "EngineFault",
     "StateError",
@@ -29,6 +30,7 @@ OF_REQUESTS = (
     "Finish",
 )
 GAP = "..."
+NO_CONSTANTS: Mapping[str, ast.expr] = {}
 
 
 class ErrorText(NamedTuple):
@@ -52,8 +54,9 @@ def texts(package: Path, roots: tuple[str, ...]) -> list[ErrorText]:
     found: dict[tuple[str, str], ErrorText] = {}
     for source in sources:
         written = _returned(source.tree)
+        constants = _constants(source.tree)
         for function in _functions(source.tree):
-            for one in _of_function(function, makers, written):
+            for one in _of_function(function, makers, written, constants):
                 found.setdefault((source.module, one.text), one._replace(module=source.module))
     return list(found.values())
 
@@ -99,8 +102,22 @@ def _returned(tree: ast.Module) -> dict[str, list[str]]:
     return found
 
 
+def _constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """The texts without gaps that a module names, by their names."""
+    found: dict[str, ast.expr] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node.targets[0], ast.Name) and isinstance(node.value.value, str):
+            found[node.targets[0].id] = node.value
+    return found
+
+
 def _of_function(
-    function: ast.AST, makers: set[str], written: Mapping[str, list[str]]
+    function: ast.AST,
+    makers: set[str],
+    written: Mapping[str, list[str]],
+    constants: Mapping[str, ast.expr],
 ) -> Iterator[ErrorText]:
     assigned: dict[str, ast.expr] = {}
     for node in ast.walk(function):
@@ -112,7 +129,7 @@ def _of_function(
         if not isinstance(node, ast.Call) or _name(node.func) not in makers:
             continue
         given = [*node.args, *(one.value for one in node.keywords if one.arg == "message")]
-        candidates = [_text(one, assigned) for one in given]
+        candidates = [_text(one, assigned, constants) for one in given]
         for one in given:
             if isinstance(one, ast.Call) and _name(one.func) not in makers:
                 texts_of = [text for text in written.get(_name(one.func), []) if " " in text]
@@ -138,17 +155,26 @@ def _name(node: ast.expr) -> str:
     return ""
 
 
-def _text(node: ast.expr, assigned: Mapping[str, ast.expr]) -> str:
-    """A text of the source with gaps, or "" if this is none."""
+def _text(
+    node: ast.expr,
+    assigned: Mapping[str, ast.expr],
+    constants: Mapping[str, ast.expr] = NO_CONSTANTS,
+) -> str:
+    """A text of the source with gaps, or "" if this is none. What an f-string puts in is a gap,
+    unless it is one of the `constants`."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
-        parts = [one.value if isinstance(one, ast.Constant) else GAP for one in node.values]
-        return "".join(map(str, parts))
+        parts = []
+        for one in node.values:
+            filled = one.value if isinstance(one, ast.FormattedValue) else one
+            parts.append(_text(filled, constants) or GAP)
+        return "".join(parts)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return (_text(node.left, assigned) or GAP) + (_text(node.right, assigned) or GAP)
+        sides = [_text(side, assigned, constants) or GAP for side in (node.left, node.right)]
+        return "".join(sides)
     if isinstance(node, ast.Name) and node.id in assigned:
-        return _text(assigned[node.id], {})
+        return _text(assigned[node.id], {}, constants)
     return ""
 
 
