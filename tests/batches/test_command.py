@@ -73,7 +73,7 @@ def test_lines_of_both_kinds_are_answered_in_the_background(
 
 
 def test_lines_that_cannot_be_answered_are_apart_and_tried_again(
-    server: RunningServer, tmp_path: Path
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "in"
     output = tmp_path / "out"
@@ -87,6 +87,7 @@ def test_lines_that_cannot_be_answered_are_apart_and_tried_again(
         errors = (tmp_path / "out.errors").read_text().splitlines()
         assert len(errors) == 3
         assert sum("max_tokens" in line for line in errors) == 1
+        assert f"3 failed; why is in {output}.errors" in capsys.readouterr().err
 
 
 def test_lines_that_ask_for_nothing_that_can_be_written_are_told_so(

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.grammar.compiled_here import compiling_here
 from tests.scheduler.accounts import audit
 from weft import LLM, Grammar, SamplingParams
 from weft.memory.prefix_cache import TOKEN_BYTES
@@ -158,7 +159,8 @@ def guessing(source: str, answers: dict[int, list[int]]) -> Iterator[str]:
 def answered(
     asks: list[Ask], speculative: str, settings: dict[str, Any]
 ) -> tuple[list[Any], Stats]:
-    llm = LLM(speculative=speculative, threads=1, **{"model": NANO, **settings})
+    with compiling_here():
+        llm = LLM(speculative=speculative, threads=1, **{"model": NANO, **settings})
     compile_first(llm, GRAMMARS)
     outputs = completed(llm, asks)
     # When half of them have ended, the others are aborted: nothing refers to the iterator any more.

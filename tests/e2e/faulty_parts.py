@@ -44,6 +44,7 @@ from weft.scheduler.request import Request as ScheduledRequest
 from weft.server.body import json_response
 from weft.server.context import ServerContext
 from weft.server.operation import get
+from weft.tiers.outside import store
 from weft.tiers.outside.block_store import BlockStore
 
 PLUGINS = ",".join(
@@ -56,6 +57,7 @@ PLUGINS = ",".join(
     ]
 )
 ANYTHING: Any = "anything"  # a value of a wrong type
+MANY_KEYS = 1_000
 
 
 class Planted:
@@ -275,6 +277,7 @@ class FaultyStore(BlockStore):
 
 class EndlessStore(FaultyStore):
     def keys(self) -> Iterable[bytes]:
+        store.MAX_KEYS = MANY_KEYS  # of millions, the last ones tell nothing new
         return (number.to_bytes(32, "big") for number in itertools.count())
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.draft_requests import PROMPTS, WISHES
+from tests.grammar.compiled_here import compiling_here
 from tests.server.real_engine import serving
 from weft import LLM, SamplingParams
 from weft.config.options import SettingsError
@@ -22,7 +23,8 @@ PAIR = {"model": "weft-nano", "draft_model": "weft-nano-draft", "threads": 1}
 
 def answers(wishes: list[dict[str, Any]], **settings: Any) -> tuple[list[Any], Stats]:
     """What each prompt with each wish gives, twice, and the engine's numbers then."""
-    llm = LLM(**{**PAIR, "kv_tokens": 4_096, **settings})
+    with compiling_here():
+        llm = LLM(**{**PAIR, "kv_tokens": 4_096, **settings})
     prompts: list[str] = []
     params: list[SamplingParams] = []
     for wish in wishes:

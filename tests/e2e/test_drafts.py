@@ -11,6 +11,7 @@ import pytest
 import weft
 from tests.e2e.draft_proof import compile_first, differences
 from tests.e2e.draft_requests import PROMPTS, WISHES
+from tests.grammar.compiled_here import compiling_here
 from tests.server.real_engine import serving
 from weft import LLM, SamplingParams
 from weft.messages.status import Stats
@@ -29,7 +30,8 @@ def answers(
     speculative: str, wishes: list[dict[str, Any]], **settings: Any
 ) -> tuple[list[Any], Stats]:
     """What each prompt with each wish gives, twice, and the engine's numbers then."""
-    llm = LLM(speculative=speculative, threads=1, kv_tokens=4_096, **settings)
+    with compiling_here():
+        llm = LLM(speculative=speculative, threads=1, kv_tokens=4_096, **settings)
     prompts: list[str] = []
     params: list[SamplingParams] = []
     for wish in wishes:

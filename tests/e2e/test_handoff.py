@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.handoff_proof import Trio, ask, come_to_rest, compare, numbers, plain
 from tests.e2e.server import Server
 from tests.launch.tiny_model import write_model_with
+from tests.seeds import slow
 
 PROMPT = [10 + number * 37 % 4_000 for number in range(200)]
 BODY = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
@@ -49,22 +50,6 @@ def test_kv_of_a_server_that_only_a_client_has_named_is_not_found_by_others(trio
     assert cached(trio.both("/generate", body)) == 192
     assert cached(ask(trio.decode.url, "/generate", body)) == 0
     assert cached(trio.both("/generate", body)) >= 192
-
-
-def test_kv_of_named_servers_with_the_secret_is_found_by_all() -> None:
-    trio = Trio("--handoff-secret", "a secret of both", "--handoff-lenders", "127.0.0.1")
-    try:
-        body = {**BODY, "cache_salt": "named"}
-        answer = trio.both("/generate", body)
-        assert cached(answer) == 192
-        assert plain(answer) == computed_by(trio.decode, body)
-        assert cached(ask(trio.decode.url, "/generate", body)) >= 192
-        assert numbers(trio.decode)["handoff_faults_total"] == 0
-        for other in ({"bootstrap_host": "127.0.0.2"}, {"bootstrap_port": 1}):
-            assert ask(trio.decode.url, "/generate", {**BODY, **trio.place(), **other}) == 400
-        assert come_to_rest(trio)
-    finally:
-        trio.stop()
 
 
 def test_vllms_fields_lead_from_one_server_to_the_other(trio: Trio) -> None:
@@ -107,11 +92,12 @@ def test_without_the_prefill_server_prompts_are_computed(trio: Trio) -> None:
     assert numbers(trio.decode)["handoff_fallback_totalunreachable"] == 1
 
 
-@pytest.mark.parametrize("layers", ["windows", "states"])
-def test_prompts_of_other_layers_are_handed_over_with_their_resume_state(
+@pytest.mark.parametrize("layers", ["states", *slow(["windows"])])
+def test_prompts_of_other_layers_are_handed_over_between_servers_that_share_a_secret(
     layers: str, tmp_path: Path
 ) -> None:
-    trio = Trio(model=str(write_model_with(layers, tmp_path)))
+    secret = ("--handoff-secret", "a secret of both", "--handoff-lenders", "127.0.0.1")
+    trio = Trio(*secret, model=str(write_model_with(layers, tmp_path)))
     try:
         for number, length in enumerate([5, 17, 33, 64, 150]):
             prompt = [(number * 31 + 37 * place) % 200 for place in range(length)]
@@ -120,6 +106,10 @@ def test_prompts_of_other_layers_are_handed_over_with_their_resume_state(
             answer = trio.both("/generate", body)
             assert cached(answer) == (length - 1) // 8 * 8
             assert plain(answer) == computed_by(trio.decode, body)
+            # What comes from a named server with the secret is found by all.
+            assert cached(ask(trio.decode.url, "/generate", body)) >= cached(answer)
+        for other in ({"bootstrap_host": "127.0.0.2"}, {"bootstrap_port": 1}):
+            assert ask(trio.decode.url, "/generate", {**body, **trio.place(), **other}) == 400
         found = numbers(trio.decode)
         assert found["handoff_tokens_total"] == 16 + 32 + 56 + 144
         assert found["handoff_faults_total"] == 0

@@ -25,7 +25,7 @@ QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
 def server() -> Iterator[Server]:
     # In float32, for in bfloat16 a prompt that is found in the cache may round otherwise and turn a
     # near tie.
-    server = Server("--overlap", "on", "--dtype", "float32")
+    server = Server("--overlap", "on", "--dtype", "float32", "--drain-s", "600")
     yield server
     assert server.stop() == 0
 
@@ -345,8 +345,7 @@ def test_the_engine_ends_with_its_parent() -> None:
     server.stop(signal.SIGKILL)
 
 
-def test_a_stopped_server_finishes_what_is_open() -> None:
-    server = Server("--drain-s", "600")
+def test_a_stopped_server_finishes_what_is_open(server: Server) -> None:
     engine = server.engine
     connection, answer = raw_stream(
         server, prompt=CODE, max_tokens=60, stream=True, ignore_eos=True

@@ -209,7 +209,7 @@ def test_without_a_cache_nothing_can_be_found() -> None:
     run(world, HEAD)
     one = found(world, HEAD)
     assert one.cause == Cause.CACHE_OFF
-    assert "--prefix-cache off" in one.advice
+    assert "--no-prefix-cache" in one.advice
 
 
 def test_another_picture_at_the_same_place_is_named() -> None:

@@ -259,6 +259,8 @@ _MINICPM3_KEYS = {
     **{"rope__dimension_count": 8, "attention__key_length": 24},
     **{"attention__q_lora_rank": 24, "attention__kv_lora_rank": 32},
 }
+_LLAMA4 = {"num_hidden_layers": 4, "intermediate_size_mlp": 96}
+_LLAMA4_KEYS = {"block_count": 4, "expert_count": 0}
 # Other models of one architecture, by name.
 LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "V2, in groups, with YaRN": (
@@ -292,6 +294,25 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**_HEAD_KEYS, "attention__q_lora_rank": None, "leading_dense_block_count": 2},
     ),
     "MiniCPM 3": ("minicpm3", _MINICPM3, _MINICPM3_KEYS),
+    "MobileLLM R1": (
+        "llama4",
+        {
+            **{**_LLAMA4, **_TIED, "num_local_experts": 0, "no_rope_layers": [1] * 4},
+            **{"layer_types": ["full_attention"] * 4, "attn_temperature_tuning": False},
+        },
+        {**_LLAMA4_KEYS, "interleave_moe_layer_step": 0, "attention__sliding_window": 0},
+    ),
+    "Maverick": (
+        "llama4",
+        {
+            **{**_LLAMA4, "num_local_experts": 128, "interleave_moe_layer_step": 4},
+            **{"intermediate_size": 16, "use_qk_norm": False},
+        },
+        {
+            **{**_LLAMA4_KEYS, "expert_count": 128, "expert_used_count": 1},
+            **{"expert_feed_forward_length": 16, "interleave_moe_layer_step": 4},
+        },
+    ),
     "Mistral 4": (
         "mistral4",
         {
@@ -334,6 +355,16 @@ EXPERT_VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
         },
         {**_KEYS, **_YARN, "expert_feed_forward_length": 96, "attention__sliding_window": 16},
+    ),
+    "llama4": (
+        {
+            **{**_LLAMA4, "num_local_experts": 8, "interleave_moe_layer_step": 2},
+            "intermediate_size": 32,
+        },
+        {
+            **{**_LLAMA4_KEYS, **_KEYS, "expert_used_count": 1, "interleave_moe_layer_step": 2},
+            "rope__scaling__type": "none",
+        },
     ),
     "granitemoe": (
         {**_NUMBERS, **_FACTORS, "num_local_experts": 8, "gates_and_ups_are_apart": True},
@@ -642,7 +673,7 @@ def tensors_of(weights: Mapping[str, Tensor], architecture: str = "llama") -> di
             found[theirs] = tensor[0] if has_row else tensor
             continue
         before, rest = match.groups()
-        for part, values in _gates_and_ups(rest, tensor):
+        for part, values in _gates_and_ups(rest, tensor, architecture):
             of_experts.setdefault(gguf_name(before + part, architecture), []).append(values)
     return found | {name: torch.stack(each) for name, each in of_experts.items()}
 
@@ -678,11 +709,14 @@ def apart(name: str, tensor: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _gates_and_ups(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    """A tensor of an expert; of gpt-oss, whose gates and ups alternate, both."""
+def _gates_and_ups(name: str, tensor: Tensor, architecture: str) -> list[tuple[str, Tensor]]:
+    """A tensor of an expert; gates and ups in one as two. Those of gpt-oss alternate."""
     if not name.startswith("gate_up_proj"):
         return [(name, tensor)]
     kind = "bias" if name.endswith("bias") else "weight"
+    if architecture == "llama4":
+        gates, ups = tensor.chunk(2)
+        return [(f"gate_proj.{kind}", gates), (f"up_proj.{kind}", ups)]
     return [(f"gate_proj.{kind}", tensor[0::2]), (f"up_proj.{kind}", tensor[1::2])]
 
 

@@ -23,8 +23,9 @@ from weft.models.transformers_backend.library import NotByLibrary, causal_class
 TOLERANCE = 2e-4  # of log probabilities, float32
 NUM_GREEDY = 8
 # The code of transformers keeps states itself, and is refused then.
-# It attends in a way of its own: by distances, within chunks, or to tokens that follow.
-OWN_ATTENTION = ("bloom", "falcon", "gemma4-unified", "llama4", "mpt")
+# It attends in a way of its own: by distances, within chunks, to tokens that follow, or to chosen
+# ones.
+OWN_ATTENTION = ("bloom", "deepseek-v3.2", "falcon", "gemma4-unified", "glm5", "llama4", "mpt")
 # It has the text only as a part of a model that sees.
 SEEING = ("mistral4",)
 NATIVE = [

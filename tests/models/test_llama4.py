@@ -1,4 +1,4 @@
-"""The contexts of Llama 4, and what is refused."""
+"""The contexts of Llama 4, models without experts, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from weft.config.decoder import MlpSpec
 from weft.config.families.llama4 import FAMILY
 from weft.config.model_errors import UnsupportedModel
 
@@ -33,3 +34,10 @@ def test_lists_of_layers_that_are_too_short_and_more_experts_per_token_are_refus
         FAMILY.read({**CONFIG, "no_rope_layers": [1, 0]})
     with pytest.raises(UnsupportedModel, match="num_experts_per_tok is 2; only 1"):
         FAMILY.read({**CONFIG, "num_experts_per_tok": 2})
+
+
+def test_a_model_without_experts_has_the_same_feed_forward_part_in_all_layers() -> None:
+    assert FAMILY.read is not None
+    numbers = {"num_local_experts": 0, "num_experts_per_tok": 0, "interleave_moe_layer_step": 0}
+    spec = FAMILY.read({**CONFIG, **numbers, "moe_layers": []})
+    assert {spec.layer(index).mlp for index in range(4)} == {MlpSpec(size=16_384)}

@@ -100,6 +100,42 @@ def test_a_chat_is_renamed_and_deleted(quick: RunningServer, look: Look) -> None
     page.see("#chat-list .none", "Your chats stay in this browser")
 
 
+def test_a_list_that_is_drawn_again_ends_no_renaming(quick: RunningServer, look: Look) -> None:
+    page = with_list(opened(look, quick))
+    answered(page, "to be renamed", "well")
+    page.page.click("#chat-list .menu summary")
+    page.page.click("#chat-list .menu button:text('Rename')")
+    page.page.keyboard.type("Old ")
+    other = with_list(Watched(page.page.context.new_page(), page.url).open().live())
+    other.page.click("#chat-new")
+    answered(other, "from another tab", "indeed")
+    page.see("#chat-list .title", "from another tab")
+    method = InputMethod(page)
+    method.compose("ming")
+    page.page.evaluate("() => import('./page/chat/list.js').then((list) => list.draw())")
+    method.end("名")
+    page.page.keyboard.press("Enter")
+    page.see("#chat-list .title", "Old 名")
+    # What has the focus keeps it, and what is open stays open.
+    page.page.locator("#chat-list .menu summary").nth(1).press("Enter")
+    page.page.keyboard.press("Tab")
+    answered(other, "once more", "yes")
+    page.see("#chat-list li:has(:text('from another tab')) ~ li .menu[open]")
+    assert page.page.evaluate("() => document.activeElement.textContent") == "Rename"
+    # A chat that another tab has deleted is not made again by its new title.
+    page.page.keyboard.press("Enter")
+    page.page.keyboard.type("Again")
+    other.page.locator("#chat-list .menu summary").nth(1).click()
+    other.page.locator("#chat-list .menu[open] button:text('Delete')").click()
+    other.page.locator("#chat-list .menu button:text('Really?')").click()
+    page.page.locator("#chat-list input").wait_for(state="detached")
+    reload(page)
+    page.see("#chat-list .title", "from another tab")
+    assert titles(page) == ["from another tab"]
+    other.check()
+    other.page.close()
+
+
 def test_chats_are_exported_and_imported(quick: RunningServer, look: Look, tmp_path: Path) -> None:
     page = with_list(opened(look, quick))
     answered(page, "what floats?", "**Wood** floats.")

@@ -20,6 +20,7 @@ from weft.messages.requests import Abort
 from weft.plan.step import ForwardMode, Plan
 from weft.scheduler.settings import DraftSettings, SchedulerSettings, WindowSettings
 from weft.scheduler.speculation.guessing import LEAST_GAIN, TRY_AGAIN_STEPS, DraftShare
+from weft.scheduler.speculation.sources import Known, ModelDrafts
 
 PASS_S = 0.001
 
@@ -131,6 +132,27 @@ def test_where_guesses_do_not_pay_they_are_seldom_thought_of(
     for first in range(3):
         run(world, [first, 5, 3], 40)
     assert 0 < num_thoughts < (world.num_steps - before) / 8
+
+
+def test_where_only_a_model_guesses_it_is_asked_for_what_it_has_made_and_seldom_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = guessing(wrong_every=1)
+    asked = 0
+    drafts = ModelDrafts.drafts
+
+    def counted(source: ModelDrafts, known: Known, num_tokens: int) -> bytes:
+        nonlocal asked
+        asked += 1
+        return drafts(source, known, num_tokens)
+
+    monkeypatch.setattr(ModelDrafts, "drafts", counted)
+    before = world.num_steps
+    num_made = oracle(world).num_steps
+    for first in range(6):
+        run(world, [first, 5, 3], 40)
+    num_made = oracle(world).num_steps - num_made
+    assert num_made < asked < 3 * num_made + (world.num_steps - before) / 8
 
 
 def test_the_draft_model_sees_a_prompt_once_and_not_what_a_request_without_drafts_computes() -> (

@@ -64,6 +64,7 @@ class Results(Protocol):
     """Where results go."""
 
     done: set[str]  # names of lines whose results are there
+    errors: str  # where those of failed lines are; "": among the others
 
     def write(self, ended: EndedLine) -> None: ...
 
@@ -83,6 +84,7 @@ class ResultFiles:
         except OSError as exc:
             raise SettingsError(f"--output is {output}: {exc.strerror}") from exc
         errors = output.with_name(output.name + ".errors")
+        self.errors = str(errors)
         try:
             errors.unlink(missing_ok=True)  # these lines are tried again
             self._errors = LineFile(errors)
@@ -125,8 +127,12 @@ class FileRun:
             return STOPPED
         finally:
             self._results.close()
-        self._progress.close()
-        return 1 if self._progress.num_failed else 0
+        if not self._progress.num_failed:
+            self._progress.close()
+            return 0
+        errors = self._results.errors
+        self._progress.close(f"why is in {errors}" if errors else "")
+        return 1
 
     def _jobs(self) -> Iterator[Job]:
         """The lines that are to be answered. What asks for nothing ends at once."""

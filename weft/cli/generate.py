@@ -234,6 +234,7 @@ class Printed:
 
     def __init__(self) -> None:
         self.done: set[str] = set()
+        self.errors = ""
 
     def write(self, ended: EndedLine) -> None:
         for line in ended.lines:

@@ -508,6 +508,7 @@ class TensorNames:
     state: StateNames = StateNames()
     layer_inputs: LayerInputNames = LayerInputNames()
     layer_factor: str = "layer_scalar"
+    unread: tuple[str, ...] = ()  # beginnings of the names of tensors of a layer that it leaves out
 
 
 @dataclass(frozen=True, kw_only=True)

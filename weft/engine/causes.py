@@ -57,7 +57,7 @@ class Cause(StrEnum):
 # Every cause, and what one can do about it; docs/guides/observability.md explains them.
 ADVICE = {
     Cause.FOUND: "",
-    Cause.CACHE_OFF: "start weft without --prefix-cache off",
+    Cause.CACHE_OFF: "start weft without --no-prefix-cache",
     Cause.NOT_SHARED: "",
     Cause.RECOMPUTED: "ask for log probabilities of the prompt only where they are needed",
     Cause.FIRST_SEEN: "",

@@ -71,17 +71,19 @@ def randomize(weights: Weights, device: torch.device = CPU) -> None:
 
 def unread_of(config: ModelConfig) -> tuple[str, ...]:
     """Prefixes of the names, within the base model, of tensors in checkpoints that the model does
-    not use: those that its vision encoder leaves out, layers for speculation, and the keys and
-    values of layers that read those of another layer."""
+    not use: those that its vision encoder or its family leaves out, layers for speculation, and the
+    keys and values of layers that read those of another layer."""
     found = [] if config.vision is None else [*config.vision.unread]
     found += _unread_head(config)
     names = config.decoder.names
     ahead = range(config.num_layers, config.num_layers + config.num_ahead)
     found += [f"{in_base(names.layers + '.')}{layer}." for layer in ahead]
     for layer in range(config.num_layers):
+        of_layer = f"{in_base(names.layers + '.')}{layer}."
+        found += [of_layer + name for name in names.unread]
         if config.kv_owner(layer) == layer:
             continue
-        attention = f"{in_base(names.layers + '.')}{layer}.{names.attention}"
+        attention = of_layer + names.attention
         found += [f"{attention}.{name}." for name in (*names.qkv[1:], names.k_norm)]
     return tuple(found)
 

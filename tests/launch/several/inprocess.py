@@ -13,6 +13,7 @@ import httpx
 from starlette.types import ASGIApp
 
 from tests.server.fake import READY, FakeEngine, as_bytes, byte_tokenizer
+from tests.server.template_here import rendering_here
 from weft.client.adapters import AdapterNames
 from weft.client.client import EngineClient
 from weft.config.engine import EngineConfig
@@ -65,19 +66,20 @@ class FakeFront:
             started_at=time.time(),
             settings={"dtype": "auto"},
         )
-        self.served: ModelApp = model_app(
-            self.client,
-            tokenizer,
-            CONFIG,
-            info,
-            self.readiness,
-            LIMITS,
-            None,
-            start_helpers(tokenizer, CONFIG, LIMITS, None),
-            "",
-            shared=shared,
-            has_keys=False,
-        )
+        with rendering_here():
+            self.served: ModelApp = model_app(
+                self.client,
+                tokenizer,
+                CONFIG,
+                info,
+                self.readiness,
+                LIMITS,
+                None,
+                start_helpers(tokenizer, CONFIG, LIMITS, None),
+                "",
+                shared=shared,
+                has_keys=False,
+            )
 
     def kill(self) -> None:
         self.engine.running.clear()
@@ -210,19 +212,20 @@ async def serving(
         house.add(one)
     tokenizer = byte_tokenizer()
     info = ServerInfo(model_name="none", context_length=0, version="0.1.0", started_at=0.0)
-    blank = model_app(
-        EngineClient(tokenizer, lambda message: None),
-        tokenizer,
-        ServerConfig(any_model_name=True),
-        info,
-        readiness,
-        LIMITS,
-        None,
-        start_helpers(tokenizer, CONFIG, LIMITS, None),
-        "",
-        shared=shared,
-        has_keys=False,
-    )
+    with rendering_here():
+        blank = model_app(
+            EngineClient(tokenizer, lambda message: None),
+            tokenizer,
+            ServerConfig(any_model_name=True),
+            info,
+            readiness,
+            LIMITS,
+            None,
+            start_helpers(tokenizer, CONFIG, LIMITS, None),
+            "",
+            shared=shared,
+            has_keys=False,
+        )
     new: Sequence[ModelSpec] = [one for one in specs if one.in_folder]
     roster = HouseRoster(
         house,

@@ -258,4 +258,6 @@ def _refused(command: CtlCommand, response: http.client.HTTPResponse) -> str:
     reason = error_of(response)
     if response.status in (404, 405) and "{" not in command.route:
         return f"this server has no {command.method} {command.route} ({reason})"
+    if response.status == 401:
+        return f"{reason}; --admin-key KEY or WEFT_ADMIN_API_KEY gives one"
     return reason

@@ -134,7 +134,7 @@ def _softmax_experts(config: Config) -> MoeSpec:
     )
 
 
-def _deepseek3(config: Config) -> DecoderSpec:
+def read_deepseek3(config: Config) -> DecoderSpec:
     spec = _youtu(config)
     has_experts = sparse_layers(config, get(config, "first_k_dense_replace", int, 0))
     return with_experts(config, spec, sigmoid_experts(config), has_experts)
@@ -297,7 +297,7 @@ FAMILIES = {
         },
     ),
     "DeepseekV3": Family(
-        read=_deepseek3,
+        read=read_deepseek3,
         defaults={
             "first_k_dense_replace": 3,
             "n_routed_experts": 256,
@@ -310,7 +310,7 @@ FAMILIES = {
         },
     ),
     "Glm4MoeLite": Family(
-        read=_deepseek3,
+        read=read_deepseek3,
         defaults={
             "first_k_dense_replace": 1,
             "n_routed_experts": 64,

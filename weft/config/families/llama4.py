@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, number, size
+from weft.config.config_json import count, get, number, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -22,14 +22,18 @@ from weft.config.decoder import (
     RouterSpec,
     TensorNames,
 )
+from weft.config.families import gguf
 from weft.config.families.experts import checked, with_experts
 from weft.config.families.family import FULL, Config, Family, activation, flag, layer_types
+from weft.config.families.gguf import ArchitectureKeys, Found, GgufKey
 from weft.config.families.rope import read_rope
 from weft.config.model_errors import UnsupportedModel
-from weft.json_types import JsonMapping
+from weft.json_types import JsonMapping, JsonObject
 
 CHUNKED = "chunked_attention"
 THETA = 500_000.0
+PERIOD = 4  # the last of so many layers is not rotated
+EXPERTS_OF_MAVERICK = 128
 
 
 def _llama4(config: Config) -> DecoderSpec:
@@ -44,9 +48,16 @@ def _llama4(config: Config) -> DecoderSpec:
     )
     names = TensorNames(
         mlp="feed_forward",
-        experts=ExpertNames(router="router", shared="shared_expert", is_transposed=True),
+        experts=ExpertNames(
+            router="router",
+            shared="shared_expert",
+            # The key is only in weft's own config.json (`config/gguf.py`).
+            is_transposed=not flag(config, "gates_and_ups_are_apart"),
+        ),
     )
     spec = DecoderSpec(layers=layers, names=names)
+    if not count(config, "num_local_experts"):
+        return spec
     chosen = _layers_with_experts(config)
     return with_experts(config, spec, _experts(config), lambda layer: layer in chosen)
 
@@ -67,7 +78,7 @@ def _rotated(config: Config) -> list[bool]:
     num_layers = size(config, "num_hidden_layers")
     found = get(config, "no_rope_layers", list, [])  # 1: rotated
     if not found:
-        period = size(config, "no_rope_layer_interval", 4)
+        period = size(config, "no_rope_layer_interval", PERIOD)
         return [(layer + 1) % period != 0 for layer in range(num_layers)]
     if len(found) < num_layers:
         raise UnsupportedModel(f"no_rope_layers has {len(found)} layers of {num_layers}")
@@ -88,7 +99,8 @@ def _experts(config: Config) -> MoeSpec:
         raise UnsupportedModel(
             f"num_experts_per_tok is {num_chosen}; only 1 is supported, as Llama 4 has it"
         )
-    inner = size(config, "intermediate_size")
+    # The first key is only in weft's own config.json, as above.
+    inner = size(config, "intermediate_size_moe", size(config, "intermediate_size"))
     router = RouterSpec(
         num_experts=size(config, "num_local_experts"), num_chosen=1, scores="sigmoid"
     )
@@ -115,6 +127,65 @@ def _context(config: Config) -> JsonMapping:
     return {"max_position_embeddings": longest}
 
 
+# GGUF files
+
+
+def _gguf(keys: ArchitectureKeys, found: Found) -> JsonObject:
+    """A file says neither the size of chunks nor the growth of queries: llama.cpp has the numbers
+    of the two models that Meta made, and norms queries and keys in all but the larger one."""
+    values: JsonObject = {
+        "intermediate_size_mlp": found["intermediate_size"],
+        "num_local_experts": keys.number("expert_count", int, 0),
+        "gates_and_ups_are_apart": True,
+    }
+    if values["num_local_experts"]:
+        values |= _gguf_experts(keys, found)
+    values["use_qk_norm"] = values["num_local_experts"] != EXPERTS_OF_MAVERICK
+    num_layers = found["num_hidden_layers"]
+    if keys.number(gguf.WINDOW, int, -1) == 0:
+        # Such a file has no chunks, and all of its layers are rotated.
+        return values | {
+            "layer_types": [FULL] * num_layers,
+            "no_rope_layers": [1] * num_layers,
+            "attn_temperature_tuning": False,
+        }
+    period = keys.number(f"{gguf.WINDOW}_pattern", int, PERIOD)
+    kinds = [CHUNKED if period and (at + 1) % period else FULL for at in range(num_layers)]
+    return values | {
+        "layer_types": kinds,
+        "no_rope_layer_interval": PERIOD,
+        "attention_chunk_size": 8_192,
+        "floor_scale": 8_192,
+        "attn_scale": 0.1,
+    }
+
+
+_gguf_experts = gguf.experts(
+    gguf.SIGMOID,
+    {
+        **gguf.CHOSEN,
+        "intermediate_size_moe": gguf.SIZE,
+        "interleave_moe_layer_step": GgufKey("interleave_moe_layer_step", int),
+    },
+)
+ARCHITECTURE = gguf.Architecture(
+    more=_gguf,
+    reads=gguf.EXPERTS,
+    parts={
+        "ffn_gate": "feed_forward.gate_proj",
+        "ffn_up": "feed_forward.up_proj",
+        "ffn_down": "feed_forward.down_proj",
+        "ffn_gate_inp": "feed_forward.router",
+        "ffn_gate_exps": "feed_forward.experts.gate_proj",
+        "ffn_up_exps": "feed_forward.experts.up_proj",
+        "ffn_down_exps": "feed_forward.experts.down_proj",
+        "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+        "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+        "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+    },
+)
+
+
 FAMILY = Family(
     read=_llama4,
     defaults={
@@ -134,5 +205,5 @@ FAMILY = Family(
     },
     implied=_context,
 )
-FAMILIES = {"Llama4": FAMILY}
+FAMILIES = {"Llama4": replace(FAMILY, gguf={"llama4": ARCHITECTURE})}
 ARCHITECTURES = {"Llama4ForConditionalGeneration": FAMILY}

@@ -91,7 +91,12 @@ def rope_of(
     theta = number(values, "rope_theta", theta, above=0.0)
     kind = get(values, "rope_type", str, get(values, "type", str, "default"))
     if kind == "factors":  # only in weft's own config.json (`config/gguf.py`)
-        return RopeConfig(theta=theta, scaling=kind, factors=tuple(values["factors"]))
+        return RopeConfig(
+            theta=theta,
+            scaling=kind,
+            factors=tuple(values["factors"]),
+            side_by_side=side_by_side,
+        )
     if kind not in ROPE_SCALINGS:
         raise UnsupportedModel(
             f"rope type {kind!r} is not supported; supported are {', '.join(ROPE_SCALINGS)}"

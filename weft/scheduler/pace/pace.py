@@ -26,7 +26,7 @@ from weft.plan.step import Plan
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.pace.draft_cost import DraftCost, size_of
 from weft.scheduler.pace.room import StepRoom
-from weft.scheduler.pace.step_cost import CostEstimator, CostModel, StepLoad
+from weft.scheduler.pace.step_cost import MIN_STEP_S, CostEstimator, CostModel, StepLoad
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import SchedulerSettings
 
@@ -43,7 +43,11 @@ MAX_MARGIN = 2.0
 FIRST_MARGIN = 1.6  # before a step was measured, because estimates from few steps are poor
 NUM_CAREFUL = 16  # measured steps over which this extra margin falls to 0
 NUM_KEPT = 32  # measured decode steps that are stored until costs are needed
-REFIT_STEPS = 64  # measured steps between two fits for callers that ask in every step
+# For callers that ask in every step: measured steps between two fits. A fit takes 0.3 ms and more
+# of the host, so short steps have more of them between, of so many seconds together.
+REFIT_STEPS = 64
+MOST_REFIT_STEPS = 512
+REFIT_S = 0.4
 
 
 class StepBudget:
@@ -180,6 +184,7 @@ class Pace:
         self._decodes: deque[tuple[Plan | StepLoad, float]] = deque(maxlen=NUM_KEPT)
         self._model: CostModel | None = None  # the last fit for callers that ask in every step
         self._num_since_fit = 0  # measured steps
+        self._next_fit = 0  # value of `_num_since_fit` for the next one
         # The cost of the steps that were planned since the last step of the running requests; above
         # 0 if prompts were computed since then.
         self.since_s = 0.0
@@ -241,11 +246,13 @@ class Pace:
 
     def model(self) -> CostModel | None:
         """The cost of steps, perhaps without the last few; None while too little is known."""
-        if self._model is None or self._num_since_fit >= REFIT_STEPS:
+        if self._model is None or self._num_since_fit >= self._next_fit:
             self._learn()
             self._num_since_fit = 0
             if self.cost.is_known:
                 self._model = self.cost.model()
+                step_s = max(self._model.step_s + self._model.token_s, MIN_STEP_S)
+                self._next_fit = min(max(REFIT_STEPS, int(REFIT_S / step_s)), MOST_REFIT_STEPS)
         return self._model
 
     def decode_is_due(self, waiting: Waiting) -> bool:

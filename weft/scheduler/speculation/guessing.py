@@ -55,6 +55,7 @@ RAREST_TRIAL_STEPS = 4096
 # Where drafts do not pay, this is checked again after this many steps, or more if steps are short,
 # because the check costs time, too.
 LOOK_AGAIN_STEPS = 16
+MOST_UNMARKED = 64  # steps
 LONGEST_PIECE = 512  # tokens that one step may catch up, if prompts are never cut
 
 
@@ -152,21 +153,26 @@ class SeenSlots:
         # [num_slots] whether the model has not computed it here, but its KV was read.
         self._is_read: BoolArray = np.zeros(self._num_slots, dtype=np.bool_)
         self._num_read = 0  # how many have been read so far
+        # Slots of steps that are not marked yet: while nothing is guessed, marking them together
+        # takes a fraction of the time.
+        self._written: list[IntArray] = []
 
     def written(self, slots: IntArray) -> None:
         """The model writes other tokens into these slots."""
-        self._has_seen[slots] = False
-        if self._num_read:
-            self._is_read[slots] = False
+        self._written.append(slots)
+        if len(self._written) >= MOST_UNMARKED:
+            self._mark_written()
 
     def copied(self, sources: IntArray, targets: IntArray) -> None:
         """K, V and states of the model were copied between these slots."""
+        self._mark_written()
         self._has_seen[targets] = False
         if self._num_read:
             self._is_read[targets] = self._is_read[sources]
 
     def landed(self, pages: IntArray) -> None:
         """Pages were read from a store, which has neither KV of the draft model nor states."""
+        self._mark_written()
         slots = slots_of(pages, self._kv.page_size)
         self._has_seen[slots] = False
         self._is_read[slots] = True
@@ -174,6 +180,7 @@ class SeenSlots:
 
     def has_states(self, row: int, end: int) -> bool:
         """Whether the model itself has computed the first `end` tokens of a row."""
+        self._mark_written()
         if not self._num_read:
             return True
         return not self._is_read[self._kv.rows.slots_of(row, 0, end)].any()
@@ -181,6 +188,7 @@ class SeenSlots:
     def first_missing(self, row: int, end: int) -> int:
         """The first token of a row that the draft model has not computed; `end` if there is none
         before it."""
+        self._mark_written()
         has_seen = self._has_seen[self._kv.rows.slots_of(row, 0, end)]
         if has_seen.all():
             return end
@@ -189,6 +197,7 @@ class SeenSlots:
     def take(self, guess: Guess) -> tuple[IntArray, IntArray]:
         """The slots of the tokens that the draft model computes for a row [length], and of its
         guesses except the last [count - 1]. Marks these tokens as seen."""
+        self._mark_written()
         row, start, length, count, _ = guess
         end = min(start + length, int(self._kv.columns.kv_len[row]))
         known = self._kv.rows.slots_of(row, start, end)
@@ -197,6 +206,15 @@ class SeenSlots:
         of_tokens = np.full(length, own, dtype=np.int32)
         of_tokens[: end - start] = known
         return of_tokens, np.arange(own + 1, own + max(count, 1), dtype=np.int32)
+
+    def _mark_written(self) -> None:
+        if not self._written:
+            return
+        slots = np.concatenate(self._written)
+        self._written.clear()
+        self._has_seen[slots] = False
+        if self._num_read:
+            self._is_read[slots] = False
 
 
 class Guesser:

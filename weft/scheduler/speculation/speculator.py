@@ -39,9 +39,13 @@ MIN_LEFT = 4  # shorter remaining outputs get no drafts
 # a step of hundreds takes about as long as planning one without drafts.
 MAX_LOOKS = 8
 # Considering drafts takes about this long on the host. After a step without drafts come so many
-# steps without a look that looks take LOOK_PART of the time.
+# steps without a look that looks take LOOK_PART of the time, or less.
 LOOK_S = 6e-5
 LOOK_PART = 0.015
+MOST_DOUBLINGS = 2  # of that rest, one for each look in a row without drafts
+# If there are only sources whose drafts are made in steps of their own, such a look does nothing
+# but note why there are none.
+REST_WITHOUT_SOURCES = 256
 # Reasons why a request had no draft in its last step.
 NEAR_END = "its output is about to end"
 NOT_WORTH_IT = "guesses have not been right often enough for what they cost in this batch"
@@ -95,12 +99,15 @@ class Speculator:
     _is_due: BoolArray = field(init=False)  # by row: considered in the next step
     _turn: int = field(init=False, default=0)  # number of other rows considered so far
     _num_resting: int = field(init=False, default=0)  # steps until the next look
+    _num_vain: int = field(init=False, default=0)  # looks in a row without drafts
+    _asks_sources: bool = field(init=False)  # whether some draft only when they are asked
 
     def __post_init__(self) -> None:
         self._is_due = np.zeros(len(self.columns.seq_len), dtype=np.bool_)
         for source in self.sources:
             self.counters.drafts[source.option] = DraftCount()
         self._rates = [HitRate() for _ in self.sources]
+        self._asks_sources = not all(source.is_decided for source in self.sources)
 
     def propose(self, rows: IntArray) -> list[Draft]:
         """The drafts of the next step of `rows`."""
@@ -130,14 +137,20 @@ class Speculator:
             self._is_due[row] = draft is not None
             if draft is not None:
                 drafts.append(draft)
-        if not drafts:
-            self._num_resting = steps_of_rest(cost, load)
+        if drafts:
+            self._num_vain = 0
+        elif self._asks_sources:
+            self._num_resting = steps_of_rest(cost, load) << self._num_vain
+            self._num_vain = min(self._num_vain + 1, MOST_DOUBLINGS)
+        else:
+            self._num_resting = REST_WITHOUT_SOURCES
         return drafts
 
     def look_at(self, row: int) -> None:
         """There are drafts for the row: consider it in the next step."""
         self._is_due[row] = True
         self._num_resting = 0
+        self._num_vain = 0
 
     def trust(self, row: int) -> RowTrust:
         """The statistics of the request in a row."""

@@ -12,6 +12,7 @@ const DAYS = [["Today", 0], ["Yesterday", 1], ["Last week", 7], ["Last month", 3
 let chats = { open() {}, renamed() {}, isBusy: () => false };
 let current = "";
 let shown = []; // chats in the list
+const items = new Map(); // their items by id: what is done with one survives that the list is drawn
 
 export const use = (made) => { chats = made; };
 
@@ -32,11 +33,25 @@ export async function draw() {
 		const next = dayOf(chat.at);
 		if (next !== day) made.push(el("li", "day", next));
 		day = next;
-		made.push(item(chat, found ? found.get(chat.id) : ""));
+		if (!items.has(chat.id)) items.set(chat.id, new Item());
+		items.get(chat.id).update(chat, found ? found.get(chat.id) : "");
+		made.push(items.get(chat.id).box);
 	}
+	const ids = new Set(shown.map(({ id }) => id));
+	for (const id of items.keys()) if (!ids.has(id)) items.delete(id);
 	if (!made.length) made.push(el("li", "none", words ? "No chat has these words." : "Your chats stay in this browser."));
-	$("chat-list").replaceChildren(...made);
+	arrange(made);
 	mark(current);
+}
+
+// What has the focus stays where it is: an element that moves loses it, and the word that is composed in it.
+function arrange(all) {
+	const list = $("chat-list");
+	const at = all.findIndex((one) => one.contains(document.activeElement));
+	if (at < 0) return list.replaceChildren(...all);
+	for (const one of [...list.children]) if (one !== all[at]) one.remove();
+	all[at].before(...all.slice(0, at));
+	all[at].after(...all.slice(at + 1));
 }
 
 function dayOf(at) {
@@ -45,51 +60,59 @@ function dayOf(at) {
 	return DAYS.find(([, days]) => ago <= days)[0];
 }
 
-function item(chat, place) {
-	const title = button("", () => open(chat.id), "title");
-	title.append(el("span", "", chat.title || "New chat"), ...(place ? [el("small", "", place)] : []));
-	title.dataset.id = chat.id;
-	if (chats.isBusy(chat.id)) title.append(el("small", "", "answers…"));
-	const made = el("li", "", title);
-	const menu = el("details", "menu", Object.assign(el("summary", "", "⋯"), { ariaLabel: "Actions of " + chat.title }), el("div", "acts",
-		button("Rename", () => rename(made, chat)),
-		button("Markdown", async () => save(`${fileOf(chat)}.md`, "text/markdown", toMarkdown(chat, await store.nodes(chat.id)))),
-		button("JSON", async () => save(`${fileOf(chat)}.json`, "application/json", toJson([[chat, await store.nodes(chat.id)]]))),
-		button("Delete", (event) => twice(event.target, () => remove(chat.id))),
+class Item {
+	#chat;
+	#title = button("", () => open(this.#chat.id), "title");
+	#summary = el("summary", "", "⋯");
+	#menu = el("details", "menu", this.#summary, el("div", "acts",
+		button("Rename", () => this.#rename()),
+		button("Markdown", async () => save(`${fileOf(this.#chat)}.md`, "text/markdown", toMarkdown(this.#chat, await store.nodes(this.#chat.id)))),
+		button("JSON", async () => save(`${fileOf(this.#chat)}.json`, "application/json", toJson([[this.#chat, await store.nodes(this.#chat.id)]]))),
+		button("Delete", (event) => twice(event.target, () => remove(this.#chat.id))),
 	));
-	made.append(menu);
-	return made;
+	box = el("li", "", this.#title, this.#menu);
+
+	// `place`: where in the chat a search has found its words.
+	update(chat, place) {
+		this.#chat = chat;
+		this.#title.dataset.id = chat.id;
+		this.#title.replaceChildren(el("span", "", chat.title || "New chat"), ...[place, chats.isBusy(chat.id) && "answers…"].filter(Boolean).map((words) => el("small", "", words)));
+		this.#summary.ariaLabel = "Actions of " + chat.title;
+	}
+
+	#rename() {
+		const { id, title: before } = this.#chat;
+		const field = Object.assign(el("input"), { value: before, ariaLabel: "Title of the chat" });
+		const end = async (isKept, isLeft = false) => {
+			field.onblur = null;
+			const title = field.value.trim();
+			const now = isKept && title && await store.chat(id);
+			if (now) {
+				await store.save({ ...now, title });
+				chats.renamed(id, title);
+			}
+			this.#menu.open = false;
+			this.box.replaceChildren(this.#title, this.#menu);
+			await draw();
+			if (!isLeft) this.#title.focus();
+		};
+		field.onblur = () => end(true, true);
+		field.addEventListener("keydown", (event) => {
+			event.stopPropagation();
+			if (isComposing(event)) return;
+			if (event.key === "Enter") end(true);
+			if (event.key === "Escape") end(false);
+		});
+		this.box.replaceChildren(field);
+		field.select();
+		field.focus();
+	}
 }
 
 async function open(id) {
 	await chats.open(id);
 	if (isPhone()) toggle(false);
 	$("text").focus({ preventScroll: true });
-}
-
-function rename(box, chat) {
-	const field = Object.assign(el("input"), { value: chat.title, ariaLabel: "Title of the chat" });
-	const end = async (isKept) => {
-		field.onblur = null;
-		const title = field.value.trim();
-		if (isKept && title) {
-			const now = await store.chat(chat.id);
-			await store.save({ ...now, title });
-			chats.renamed(chat.id, title);
-		}
-		await draw();
-		$("chat-list").querySelector(`[data-id="${chat.id}"]`)?.focus();
-	};
-	field.onblur = () => end(true);
-	field.addEventListener("keydown", (event) => {
-		event.stopPropagation();
-		if (isComposing(event)) return;
-		if (event.key === "Enter") end(true);
-		if (event.key === "Escape") end(false);
-	});
-	box.replaceChildren(field);
-	field.select();
-	field.focus();
 }
 
 async function remove(id) {
