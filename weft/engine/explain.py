@@ -207,7 +207,7 @@ def row_of(
         output_tokens=_num_output(scheduler, request),
         cached_tokens=request.cached_tokens,
         priority=request.message.priority,
-        service=request.service.name,
+        service=request.spec.service.name,
         tenant=request.message.tenant,
         user=request.message.user,
         timeout_s=_time_left(scheduler, request, now),

@@ -291,12 +291,14 @@ class PrefillScheduler:
                 return NOBODY_FITS
         decode_rows = self._rows_to_mix()
         adder = self._new_adder(line, decode_rows, now)
-        sharing = PrefixSharing(self._kv)
-        if not self._kv.prefixes.resumes_everywhere:
-            sharing = CopySharing(self._kv)
+        sharing: PrefixSharing | None = None
         if chunk is not None:
+            sharing = self._new_sharing()
             sharing.picked(chunk)
             self._continue_chunk(chunk, adder, now)
+        elif line.num_candidates(queue.end) > 1:
+            # A request alone computes no prefix twice.
+            sharing = self._new_sharing()
         picked = Picked([], is_through=True)
         if not line.is_full:
             order = order or line.order(now, queue.end)
@@ -310,8 +312,9 @@ class PrefillScheduler:
             return LineWalk(None, is_through=picked.is_through or is_foreign)
         if picked.is_through and line is not queue.lines[-1]:
             self._record_background(now)
-        if line is queue.online:
-            decode_rows = queue.background.beside(decode_rows, adder.can_run)
+        turns = queue.background.turns
+        if turns is not None and line is queue.online:
+            decode_rows = turns.beside(self._kv.columns, decode_rows, adder.can_run)
         num_computed = adder.input_tokens
         for request in picked.requests:
             num_computed -= self._admit(line, request, now)
@@ -409,6 +412,11 @@ class PrefillScheduler:
             completions=completions,
         )
 
+    def _new_sharing(self) -> PrefixSharing:
+        if self._kv.prefixes.resumes_everywhere:
+            return PrefixSharing(self._kv)
+        return CopySharing(self._kv)
+
     def _waiting(self, line: WaitingLine) -> Waiting:
         num = line.num_candidates(self._queue.end)
         first = line.oldest(self._queue.end)
@@ -421,7 +429,7 @@ class PrefillScheduler:
         return Waiting(
             num,
             first.spec.num_before,
-            is_background=first.service.yields,
+            is_background=first.spec.service.yields,
             beside_background=self._queue.num_background + self._kv.columns.num_background > 0,
         )
 
@@ -444,7 +452,7 @@ class PrefillScheduler:
         self,
         line: WaitingLine,
         adder: PrefillAdder,
-        sharing: PrefixSharing,
+        sharing: PrefixSharing | None,
         now: float,
         order: Iterator[Request],
     ) -> Picked:
@@ -473,7 +481,7 @@ class PrefillScheduler:
                 self._pass_over(line, now, request, EventKind.WAITING_REASON, apart)
                 continue
             self._kv.prefixes.match(request)
-            if sharing.defers(request):
+            if sharing is not None and sharing.defers(request):
                 why = "another request of this step computes its prefix"
                 self._pass_over(line, now, request, EventKind.DEFERRED, why)
                 if sharing.num_deferred == sharing.MAX_DEFERRED:
@@ -485,7 +493,8 @@ class PrefillScheduler:
             was_picked = len(adder.can_run) > num_before
             if was_picked:
                 picked.append(request)
-                sharing.picked(request)
+                if sharing is not None:
+                    sharing.picked(request)
             if result is AddResult.CONTINUE:
                 continue
             if result is AddResult.PASSED_OVER:

@@ -46,7 +46,7 @@ from weft.scheduler.request import (
     seed_of,
 )
 from weft.scheduler.retraction import retract_until_fits
-from weft.scheduler.service import service_of
+from weft.scheduler.service import SERVICES
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.waiting.line import WaitingLine
 from weft.scheduler.waiting.queue import WaitingQueue
@@ -119,7 +119,7 @@ class Scheduler:
         arrival_order = self.counters.num_requests
         self.counters.num_requests += 1
         prompt_len = message.prompt_len
-        service = service_of(background=message.background)
+        service = SERVICES[message.background]
         num_waiting = self.waiting_queue.num_before(service)
         self.history.arrived(
             message.id,
@@ -274,7 +274,7 @@ class Scheduler:
         features = self.hooks.unsubscribe(request)
         if finish.reason == "abort":
             self.counters.num_aborted += 1
-        if request.service.yields:
+        if request.spec.service.yields:
             self.counters.background.ended(finish)
         num_output = finish.completion_tokens
         prefill_s = 0.0
@@ -297,7 +297,7 @@ class Scheduler:
             # Only requests that the queue refused or kept too long need a time for the next
             # attempt.
             if finish.status == QUEUE_IS_FULL.status and not retry_after_s:
-                num_waiting = self.waiting_queue.num_before(request.service)
+                num_waiting = self.waiting_queue.num_before(request.spec.service)
                 retry_after_s = self.limits.drain.retry_after_s(num_waiting, self.now)
             if trace.drafts is not None:
                 predicted = trace.drafts.of("prediction")
@@ -348,7 +348,7 @@ class Scheduler:
             self.prefills.record_no_walk(now, Stop.ROOM)
             return None
         for victim in room.victims:
-            by = AN_ONLINE_REQUEST if victim.service.yields else A_HIGHER_PRIORITY
+            by = AN_ONLINE_REQUEST if victim.spec.service.yields else A_HIGHER_PRIORITY
             self.retract(victim, f"{by} takes its place")
         batch = self.prefills.next_batch(now, room.order)
         if batch is None:
