@@ -283,9 +283,10 @@ class PrefillScheduler:
         """Admit requests of one line. Its open chunk goes first, even when the batch is full: it
         owns a row, which it releases only after its prompt is computed."""
         queue = self._queue
+        end = queue.end
         chunk = self._chunk_of(line)
         if chunk is None:
-            if not line.has_candidates(queue.end):
+            if not line.has_candidates(end):
                 return NOBODY
             if self._has_no_room(line, now):
                 return NOBODY_FITS
@@ -296,14 +297,14 @@ class PrefillScheduler:
             sharing = self._new_sharing()
             sharing.picked(chunk)
             self._continue_chunk(chunk, adder, now)
-        elif line.num_candidates(queue.end) > 1:
+        elif line.num_candidates(end) > 1:
             # A request alone computes no prefix twice.
             sharing = self._new_sharing()
         picked = Picked([], is_through=True)
         if not line.is_full:
-            order = order or line.order(now, queue.end)
+            order = order or line.order(now, end)
             picked = self._pick_waiting(line, adder, sharing, now, order)
-        elif line.has_candidates(queue.end):
+        elif line.has_candidates(end):
             picked = Picked([], is_through=False)
             self._log.record_pass(now, Stop.FULL)
         if not adder.can_run:
@@ -418,19 +419,24 @@ class PrefillScheduler:
         return CopySharing(self._kv)
 
     def _waiting(self, line: WaitingLine) -> Waiting:
-        num = line.num_candidates(self._queue.end)
-        first = line.oldest(self._queue.end)
+        queue = self._queue
+        num = line.num_candidates(queue.end)
+        first = line.oldest(queue.end)
         chunk = self._chunk_of(line)
         if chunk is not None:
             num += 1
             first = chunk
         if first is None:
             return NOBODY_WAITS
+        beside_background = False
+        if len(queue.lines) > 1:
+            num_background = queue.num_background + self._kv.columns.num_background
+            beside_background = num_background > 0
         return Waiting(
             num,
             first.spec.num_before,
             is_background=first.spec.service.yields,
-            beside_background=self._queue.num_background + self._kv.columns.num_background > 0,
+            beside_background=beside_background,
         )
 
     def _rows_to_mix(self) -> IntArray:
