@@ -83,7 +83,7 @@ class StepCounts:
 
 
 @dataclass(slots=True)
-class MessageCounts:
+class FailedMessages:
     """Messages that did nothing."""
 
     num_duplicates: int = 0  # with the id of an open request
@@ -128,7 +128,7 @@ class Counters:
     num_faults: int = 0  # found in the accounts of memory, or raised by the scheduler
     drafts: dict[str, DraftCount] = field(default_factory=dict)  # by source
     steps: StepCounts = field(default_factory=StepCounts)
-    messages: MessageCounts = field(default_factory=MessageCounts)
+    messages: FailedMessages = field(default_factory=FailedMessages)
     background: BackgroundCounts = field(default_factory=BackgroundCounts)
     shadow: ShadowCounts = field(default_factory=ShadowCounts)
 
@@ -315,14 +315,14 @@ class Reuse(NamedTuple):
     tenant: str = ""  # of the request
 
 
-class Dropped(NamedTuple):
+class NumDropped(NamedTuple):
     """How much was dropped from the middle of what is remembered of a request."""
 
     num_events: int
     num_waits: int
 
 
-NOTHING_DROPPED = Dropped(0, 0)
+NOTHING_DROPPED = NumDropped(0, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -343,7 +343,7 @@ class RequestTrace:
     key: CacheKey | None = None  # of the prompt and the output, once it has ended
     events: list[Event] = field(default_factory=list)
     drafts: RequestDrafts | None = None  # None until it could have had drafts
-    dropped: Dropped = NOTHING_DROPPED
+    dropped: NumDropped = NOTHING_DROPPED
 
     @property
     def arrived_s(self) -> float:
