@@ -120,6 +120,7 @@ WITH_TORCH = {
     "launch.follower",
     "assemble.build",
     "assemble.cache",
+    "assemble.draft_runner",
     "assemble.handoff",
     "assemble.nodes",
     "assemble.ranks",

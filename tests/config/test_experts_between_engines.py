@@ -9,6 +9,7 @@ import pytest
 
 from tests.executor.driver import MODEL
 from weft.config.decoder import DecoderSpec, LayerSpec, MoeSpec, RouterSpec
+from weft.config.draft_model import no_head
 from weft.config.engine import EngineConfig
 from weft.config.lockstep import elsewhere_bytes, with_engines
 from weft.config.options import SettingsError
@@ -78,3 +79,9 @@ def test_experts_that_others_have_take_no_memory() -> None:
     numbers = 4 * 3 * 12 * MIXED.hidden_size * 3 / 4
     assert elsewhere_bytes(config, MIXED) == pytest.approx(numbers * per_number, rel=0.01)
     assert elsewhere_bytes(EngineConfig(), MIXED) == 0
+
+
+def test_a_head_is_left_out_where_engines_divide_experts() -> None:
+    config = with_engines(settings(), 2)
+    assert "run together" in no_head(config, MIXED)
+    assert not no_head(replace(config, enable_dp_attention=False), MIXED)

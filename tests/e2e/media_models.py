@@ -211,6 +211,34 @@ def gemma3(folder: Path) -> MediaModel:
     return saved(folder, "image", model, processor)
 
 
+def gemma4(folder: Path) -> MediaModel:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    names = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
+    sounds = {"boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"}
+    tokens = tokenizer("<|image|>", *names.values(), *sounds.values(), **names, **sounds)
+    sizes = {"patch_size": 4, "pooling_kernel_size": 2}
+    images = Gemma4ImageProcessorPil(**sizes, max_soft_tokens=70)
+    config = transformers.Gemma4Config(
+        text_config={
+            **TEXT,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "global_head_dim": 16,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "use_bidirectional_attention": "vision",
+        },
+        vision_config={**VISION, **sizes, "num_key_value_heads": 4, "head_dim": 8},
+        boi_token_id=FIRST,
+        eoi_token_id=FIRST + 1,
+        image_token_id=FIRST + 2,
+    )
+    model = transformers.Gemma4ForConditionalGeneration(config)
+    processor = without_videos(transformers.Gemma4Processor)(None, images, tokens, None)
+    return saved(folder, "image", model, processor)
+
+
 def qwen2_audio(folder: Path) -> MediaModel:
     mark = "<|audio_bos|><|AUDIO|><|audio_eos|>"
     tokens = tokenizer(mark, "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
@@ -236,6 +264,7 @@ MODELS = {
     "smolvlm": smolvlm,
     "qwen2.5-vl": qwen25_vl,
     "gemma3": gemma3,
+    "gemma4": gemma4,
     "qwen2-audio": qwen2_audio,
 }
 assert IM_END == FIRST - 1

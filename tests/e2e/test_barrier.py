@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.server import HANG_S, Server, wait_until
 from tests.launch.tiny_model import write_uneven_experts
+from tests.seeds import slow
 from weft.cli.main import main
 from weft.journal.file import JournalReader
 from weft.journal.records import Ended, Launched, Read, Record, Submitted
@@ -145,6 +146,8 @@ def test_inputs_of_all_engines_are_blocked_and_opened_beside_running_streams(
         assert main(["replay", str(path), "--check", "on"]) == 0
 
 
+# Replicas with --all: an engine that others wait for is harder.
+@pytest.mark.parametrize("keeps_step", [True, *slow([False])], indirect=True)
 def test_an_engine_that_does_not_come_is_named_and_the_inputs_stay_alike(
     server: Server, tmp_path: Path, keeps_step: bool
 ) -> None:

@@ -112,6 +112,8 @@ def test_a_head_is_refused_by_what_does_not_fit(tmp_path: Path) -> None:
     narrow = save_eagle3(tmp_path / "narrow", {**LLAMA, "hidden_size": 256})
     far = save_eagle3(tmp_path / "far", {**LLAMA, "eagle_aux_hidden_state_layer_ids": [1, 2, 7]})
     other = save_eagle3(tmp_path / "other", speculators(speculators_model_type="mlp"))
+    three = {**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 3}
+    odd = save_eagle3(tmp_path / "odd", three)
     good = save_eagle3(tmp_path / "good")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"draft_model": str(two_layers)}, "a head of 2 layers"),
@@ -121,6 +123,8 @@ def test_a_head_is_refused_by_what_does_not_fit(tmp_path: Path) -> None:
         ({"draft_model": str(good), "speculative": "draft"}, "no draft model is given"),
         ({"draft_model": str(good), "speculative": "ngram"}, "does not use it"),
         ({"draft_model": str(good), "overlap": True}, "--overlap is on"),
+        ({"draft_model": str(good), "pp_size": 2}, "in several processes .--pp-size"),
+        ({"draft_model": str(odd), "tp_size": 2}, "does not divide the 3 heads"),
         ({"speculative": "eagle3"}, "no eagle3 head is given"),
     ]
     for settings, message in cases:

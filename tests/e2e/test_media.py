@@ -21,7 +21,7 @@ from tests.e2e.server import HANG_S, Server
 from tests.seeds import slow
 
 COUNT = 12  # tokens of an answer
-PAGE = 16  # tokens of the KV cache
+PAGE = 8  # tokens of a page of the KV cache
 
 
 class Served(NamedTuple):
@@ -124,8 +124,12 @@ def test_what_was_encoded_is_not_encoded_again(served: Served) -> None:
     num_runs = served.metric("weft:encoder_runs_total")
     again = served.ask(*question)
     assert tokens_of(again) == tokens_of(before)
-    # All whole pages but the last token, whose answer is computed anew.
-    assert cached_of(again) == again["usage"]["prompt_tokens"] - 1
+    # All but the last token, whose answer is computed anew; no part of a page is copied where
+    # pictures are computed whole.
+    least = again["usage"]["prompt_tokens"] - 1
+    if served.model.model.config.model_type in ("gemma3", "gemma4"):
+        least -= least % PAGE
+    assert cached_of(again) == least
     assert served.metric("weft:encoder_runs_total") == num_runs
     # One that differs is another one, of which no token is found.
     different = served.ask("Tell of ", other, " in a few words")

@@ -144,7 +144,7 @@ def run(
     return {row: torch.cat(pieces) for row, pieces in found.items() if pieces}
 
 
-def expected(row: int, window: int, cap: float) -> Tensor:
+def expected(row: int, window: int, cap: float, *, looks_back: bool = False) -> Tensor:
     """By the whole mask."""
     num = LENGTHS[row]
     q, k, v = qkv_of(row).view(num, -1, HEAD_DIM).split((HEADS, KV_HEADS, KV_HEADS), 1)
@@ -153,7 +153,8 @@ def expected(row: int, window: int, cap: float) -> Tensor:
     if cap:
         scores = torch.tanh(scores / cap) * cap
     places = torch.arange(num)
-    hidden = places >= torch.from_numpy(ends_of(row))[:, None]
+    ends = places + 1 if looks_back else torch.from_numpy(ends_of(row))
+    hidden = places >= ends[:, None]
     if window:
         hidden |= places[:, None] - places >= window
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
@@ -204,3 +205,14 @@ def test_a_step_after_one_with_pictures_sees_none_behind(library: Library) -> No
     for backend in (Recorded(config, library, pool), TorchPaged(config, pool)):
         found = run(config, HEADS_OF, backend, [*steps, [Piece(2, 0, 50)]])
         torch.testing.assert_close(found[2], expected(2, 0, 0.0), rtol=0, atol=2e-5)
+
+
+def test_layers_may_look_back_alone(library: Library) -> None:
+    config = config_of()
+    heads = HEADS_OF._replace(sees_later=False)
+    pool = KVPool(config, 3 * CONTEXT, CPU, torch.float32)
+    for backend in (Recorded(config, library, pool), TorchPaged(config, pool)):
+        found = run(config, heads, backend, CHUNKS)
+        for row in LENGTHS:
+            wanted = expected(row, 0, 0.0, looks_back=True)
+            torch.testing.assert_close(found[row], wanted, rtol=0, atol=2e-5)

@@ -16,6 +16,7 @@ from tests.executor.driver import Driver, Turn, make_driver
 from tests.executor.fake_gpu import FakeGpu
 from tests.executor.triton_gpu import gpu as gpu  # a fixture
 from tests.models.many import VOCAB, make_checkpoint
+from tests.seeds import slow
 from weft.config.model import ModelConfig
 from weft.plan.step import LAST_SAMPLED
 
@@ -28,7 +29,7 @@ pytestmark = [
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 40).tolist()
 
 
-@pytest.fixture(params=["lfm2", "qwen3.5"])
+@pytest.fixture(params=["lfm2", *slow(["qwen3.5"])])
 def drivers(
     request: pytest.FixtureRequest, gpu: FakeGpu, tmp_path: Path
 ) -> Iterator[tuple[Driver, Driver]]:

@@ -26,6 +26,7 @@ from weft.messages.sampling import Grammar
 
 VOCABULARY = Path(weft.__file__).parent / "bundled" / "weft-nano" / "tokenizer.json", 4_096, (0,)
 TIMEOUT_S = 1.0
+BOMB_S = 0.3  # of a processor, for each of many bombs
 
 
 def _deep(depth: int) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def test_bombs_are_refused_or_served_in_bounded_time_and_memory_while_others_go_
         partial(LlgCompiler, *VOCABULARY),
         clock=lambda: 0.0,  # nobody waits too long
         max_bytes=64_000_000,
-        make_sandbox=partial(SandboxProcess, "llguidance", *VOCABULARY, TIMEOUT_S),
+        make_sandbox=partial(SandboxProcess, "llguidance", *VOCABULARY, BOMB_S),
         notify=rung.set,
     )
     world = EngineWorld(

@@ -9,13 +9,16 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.e2e.random_heads import save_eagle3
 from tests.launch.loaded import Loaded, answers, load
 from tests.nano_adapters import NANO, make_adapter
 from tests.seeds import slow
 from weft import SamplingParams
+from weft.arrays import IntArray
 from weft.assemble.rank_processes import explain_end
 from weft.cli.main import main
 from weft.config.model import ModelConfig
@@ -27,6 +30,7 @@ from weft.plan.device import (
     ResumeMemory,
     UpdateFromDisk,
 )
+from weft.scheduler.speculation.guessing import Guess, Guesser
 from weft.weights.load import save_random
 
 
@@ -82,6 +86,37 @@ def test_mixed_requests_have_the_same_bits_where_layers_are_divided(
         assert mine.top_logprobs == other.top_logprobs
     for loaded in (one, stages):
         loaded.llm.unload_adapter("a")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"dist_backend": "shm"}, *slow([{"dist_backend": "tcp", "kernels": "torch"}])],
+    ids=str,
+)
+def test_a_divided_head_guesses_what_a_whole_one_guesses(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guessed: list[list[int]] = []
+    keep = Guesser.keep
+
+    def noted(self: Guesser, guess: Guess, tokens: IntArray) -> None:
+        guessed.append(tokens.tolist())
+        keep(self, guess, tokens)
+
+    monkeypatch.setattr(Guesser, "keep", noted)
+    monkeypatch.setattr(Guesser, "_count", lambda *args: min(3, args[-1]))
+    head = str(save_eagle3(tmp_path / "head"))
+    found: list[tuple[list[list[int]], list[list[int]]]] = []
+    for ranks in ({"tp_size": 1}, {"tp_size": 2, **settings}):
+        guessed.clear()
+        loaded = load(draft_model=head, speculative="eagle3", **ranks)
+        params = SamplingParams(max_new_tokens=16, temperature=0.8, seed=3)
+        prompts = ("import os\n", "def f(x):\n" * 9)
+        tokens = [loaded.llm.generate(prompt, params)[0].token_ids for prompt in prompts]
+        found.append((tokens, list(guessed)))
+        loaded.close()
+    assert found[0] == found[1]
+    assert len(found[0][1]) > 16
 
 
 def test_stored_pages_of_all_ranks_are_read_again(one: Loaded, two: Loaded) -> None:

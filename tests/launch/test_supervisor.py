@@ -26,10 +26,21 @@ def assert_nothing_left(server: ServerProcess) -> None:
     assert server.socket_folders == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def assert_start_is_told(server: ServerProcess) -> None:
+    """In a few lines, with the times."""
+    text = "\n".join(server.lines)
+    assert "· tiny (" in text
+    assert "kv cache" in text
+    assert "weights     1 byte loaded in 0.0 s" in text
+    assert f"http://127.0.0.1:{server.port} " in server.lines[-1]
+    assert len(server.lines) <= 12
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_idle_server_stops_at_once_and_leaves_nothing(model: Path, number: int) -> None:
     with ServerProcess(model, "--drain-s", LATE) as server:
         server.wait_ready()
+        assert_start_is_told(server)
         assert server.get("/ready") == 200
         assert len(server.socket_folders) == 1
         assert server.socket_folders[0].stat().st_mode & 0o777 == 0o700
@@ -37,17 +48,6 @@ def test_idle_server_stops_at_once_and_leaves_nothing(model: Path, number: int) 
         assert server.end() == 0
         assert_nothing_left(server)
         assert server.lines[-1] == "stopped"
-
-
-def test_startup_is_reported_in_a_few_timed_lines(model: Path) -> None:
-    with ServerProcess(model) as server:
-        server.wait_ready()
-        text = "\n".join(server.lines)
-        assert "· tiny (" in text
-        assert "kv cache" in text
-        assert "weights     1 byte loaded in 0.0 s" in text
-        assert f"http://127.0.0.1:{server.port} " in server.lines[-1]
-        assert len(server.lines) <= 12
 
 
 def test_http_answers_that_it_is_not_ready_while_loading(model: Path) -> None:
@@ -70,16 +70,11 @@ def test_signal_while_loading_stops_at_once(model: Path) -> None:
         assert_nothing_left(server)
 
 
-@pytest.mark.parametrize(
-    ("number", "engine"), [(signal.SIGINT, "loading"), (signal.SIGTERM, "loading stubborn")]
-)
-def test_signal_while_the_front_is_imported_stops_in_order(
-    model: Path, number: int, engine: str
-) -> None:
-    with ServerProcess(model, behaviour=f"importing {engine}") as server:
+def test_signal_while_the_front_is_imported_stops_in_order(model: Path) -> None:
+    with ServerProcess(model, behaviour="importing loading") as server:
         assert is_alive(server.engine_pid)
         assert len(server.socket_folders) == 1
-        server.signal(number)
+        server.signal(signal.SIGINT)
         assert server.end() == 0
         assert_nothing_left(server)
 

@@ -350,6 +350,18 @@ NEMOTRON_H_EXPERTS = {
     "moe_shared_expert_intermediate_size": 80,
     "routed_scaling_factor": 1.5,
 }
+MINIMAX: dict[str, Any] = {
+    **MIXTRAL,
+    "head_dim": 32,
+    "block_size": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "full_attn_alpha_factor": 1.5,
+    "full_attn_beta_factor": 0.8,
+    "linear_attn_alpha_factor": 2.0,
+    "mlp_alpha_factor": 3.5,
+    "mlp_beta_factor": 1.2,
+    "rope_parameters": PLAIN,
+}
 SHARED_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 80}
 STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {**CONVS, "block_multiple_of": 32}),
@@ -381,6 +393,8 @@ STATE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-h-moe": ("NemotronH", {**NEMOTRON_H, **NEMOTRON_H_EXPERTS}),
     "granite4-mamba": ("GraniteMoeHybrid", GRANITE4_MAMBA),
     "granite4-moe": ("GraniteMoeHybrid", {**GRANITE4_MAMBA, **MIXTRAL, "intermediate_size": 32}),
+    "minimax": ("MiniMax", MINIMAX),
+    "minimax-plain": ("MiniMax", {**MIXTRAL, "sliding_window": 16, "rope_parameters": PLAIN}),
     "qwen3-next": ("Qwen3Next", {**DELTA, **SHARED_EXPERTS, "mlp_only_layers": [1]}),
 }
 FAMILIES |= STATE_FAMILIES
@@ -564,7 +578,7 @@ SEEING: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 }
 
 
-# The encoders of Gemma 4 and Llama 4, of which weft computes none: it serves the text parts.
+# Encoders that are not looked at where only the text parts are computed.
 GEMMA4_VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,

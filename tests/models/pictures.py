@@ -130,3 +130,62 @@ def make_pixtral(name: str, folder: Path) -> Checkpoint:
         **shared,
     )
     return saved(transformers.Mistral3ForConditionalGeneration(config), folder)
+
+
+GEMMA4_TYPES = ["sliding_attention", "full_attention"] * 2
+# name -> what its text_config and its vision_config have besides
+GEMMA4: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # With inputs for each layer, K and V of earlier layers, and limits of the encoder's products.
+    "small": (
+        {
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": TEXT["vocab_size"],
+            "num_kv_shared_layers": 2,
+            "num_global_key_value_heads": None,
+            "attention_k_eq_v": False,
+        },
+        {"use_clipped_linears": True},
+    ),
+    # Tokens of a picture see each other in layers with windows.
+    "large": (
+        {
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+        },
+        {"standardize": True},
+    ),
+}
+GEMMA4_VISION = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "head_dim": 16,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 64,
+}
+
+
+def make_gemma4(name: str, folder: Path, **vision: Any) -> Checkpoint:
+    """`vision`: what its vision_config has besides."""
+    of_text, of_vision = GEMMA4[name]
+    text = {**TEXT, "num_hidden_layers": 4, "layer_types": GEMMA4_TYPES, "sliding_window": 10}
+    config = transformers.Gemma4Config(
+        text_config={**text, "global_head_dim": 32, "pad_token_id": 0, **of_text},
+        vision_config={**GEMMA4_VISION, **of_vision, **vision},
+        image_token_id=IMAGE_TOKEN,
+        attn_implementation="eager",
+    )
+    model = transformers.Gemma4ForConditionalGeneration(config)
+    draw = torch.Generator().manual_seed(3)
+    for part, buffer in model.model.vision_tower.named_buffers():
+        if part.endswith(("_min", "_max")):
+            bound = 0.3 + torch.rand(buffer.shape, generator=draw)
+            buffer.copy_(-bound if part.endswith("_min") else bound)
+        elif "std_" in part:
+            buffer.copy_(1 + 0.3 * torch.rand(buffer.shape, generator=draw))
+    return saved(model, folder)

@@ -21,7 +21,7 @@ from weft.models.transformers_backend.describe import described
 from weft.models.transformers_backend.library import NotByLibrary, causal_class
 
 TOLERANCE = 2e-4  # of log probabilities, float32
-NUM_GREEDY = 8
+NUM_GREEDY = 4
 # The code of transformers keeps states itself, and is refused then.
 # It attends in a way of its own: by distances, within chunks, to tokens that follow, or to chosen
 # ones.

@@ -13,6 +13,7 @@ import pytest
 
 from tests.models.many import VOCAB, Checkpoint, make_checkpoint
 from tests.models.windowed import CONTEXT, FAMILIES, WINDOW, Served, assert_greedy, make_windowed
+from tests.seeds import slow
 
 Serve = Callable[..., Served]
 
@@ -68,7 +69,8 @@ DISTANCES = Kind(
     has_groups=False,
 )
 MODELS = [(family, WINDOWS) for family in FAMILIES] + [
-    (family, STATES) for family in ("lfm2", "qwen3.5", "nemotron-h", "falcon-h1", "mamba2")
+    (family, STATES)
+    for family in ("lfm2", "qwen3.5", "nemotron-h", "falcon-h1", "mamba2", "minimax")
 ]
 MODELS += [(family, DISTANCES) for family in ("bloom", "mpt")]
 
@@ -102,13 +104,17 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("chunks", [0, 1], ids=["short chunks", "long chunks"])
+# Each pair of two settings is in every run.
+USUAL = [(0, 1, "auto"), (0, 16, "torch"), (1, 1, "torch"), (1, 16, "auto")]
+OTHERS = [(0, 1, "torch"), (0, 16, "auto"), (1, 1, "auto"), (1, 16, "torch")]
+
+
+@pytest.mark.parametrize("settings", [*USUAL, *slow(OTHERS)], ids=str)
 def test_tokens_are_those_of_transformers(
-    tried: Tried, serve: Serve, kernels: str, page_size: int, chunks: int
+    tried: Tried, serve: Serve, settings: tuple[int, int, str]
 ) -> None:
     checkpoint, kind = tried
+    chunks, page_size, kernels = settings
     served = serve(
         kernels=kernels,
         page_size=page_size,

@@ -33,11 +33,12 @@ from weft.models.layers.linear import Linear
 from weft.models.registry import make_model
 from weft.ops.plain import PlainOps
 from weft.plan.step import NO_STATE, Plan
-from weft.weights.load import load_weights
+from weft.weights.load import load_weights, unread_of
 
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 90).tolist()
 NAMES = ["lfm2", "qwen3.5", "qwen3-next", "granite4-mamba", "granite4-moe"]
 NAMES += ["falcon-h1", "mamba2", "nemotron-h", "mamba"]  # attention beside states, or none
+NAMES += ["minimax"]
 
 Drive = Callable[..., Driver]
 
@@ -165,11 +166,10 @@ def test_a_model_gives_the_weights_of_its_states_as_its_checkpoint_has_them(
 ) -> None:
     make_checkpoint(name, tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
-    model = make_model(
-        ModelConfig.from_folder(tmp_path), PlainOps(torch.float32, torch.device("cpu"))
-    )
-    load_weights(model.weights(), tmp_path)
-    parts = (".conv.", ".linear_attn.", ".mamba.", ".mixer.")
+    config = ModelConfig.from_folder(tmp_path)
+    model = make_model(config, PlainOps(torch.float32, torch.device("cpu")))
+    load_weights(model.weights(), tmp_path, unread_of(config))
+    parts = (".conv.", ".linear_attn.", ".mamba.", ".mixer.", ".qkv_proj.", ".output_gate.")
     mixers = [one for one in model.weights() if any(part in one.name for part in parts)]
     assert mixers
     for weight in mixers:

@@ -19,6 +19,7 @@ PROMPTS = [
     [IDS["<|startofprev|>"], *b"what was said before", BEGIN, IDS["<|de|>"], TRANSCRIBE],
 ]
 LENGTHS = [1_600, 20_000, 31_999, 32_000]
+SETTINGS: dict[str, Any] = {"dtype": "float32", "page_size": 4, "threads": 1}
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True, logprobs=1)
 
 
@@ -29,7 +30,7 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> SpeechModel:
 
 @pytest.fixture(scope="module", params=["torch", "auto"])
 def llm(request: Any, spoken: SpeechModel) -> LLM:
-    return LLM(str(spoken.folder), kernels=request.param, dtype="float32", page_size=4)
+    return LLM(str(spoken.folder), kernels=request.param, **SETTINGS)
 
 
 def asked(samples: FloatArray, prompt: list[int]) -> dict[str, Any]:
@@ -80,12 +81,11 @@ def test_a_prefix_is_cached_for_the_same_sound_alone(llm: LLM) -> None:
 def test_requests_that_memory_retracts_get_the_same_answers(spoken: SpeechModel) -> None:
     requests = [asked(speaking.sound(9_000, seed), PROMPTS[0]) for seed in range(8)]
     params = SamplingParams(max_new_tokens=60, temperature=0.0, ignore_eos=True)
-    roomy = LLM(str(spoken.folder), dtype="float32", page_size=4)
+    roomy = LLM(str(spoken.folder), **SETTINGS)
     wanted = [output.token_ids for output in roomy.generate(requests, params)]
     tight = LLM(
         str(spoken.folder),
-        dtype="float32",
-        page_size=4,
+        **SETTINGS,
         kv_tokens=100,
         max_running_requests=8,
         encoder_cache_tokens=speaking.NUM_POSITIONS,

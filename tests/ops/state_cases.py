@@ -14,6 +14,7 @@ from weft.config.decoder import (
     DecoderSpec,
     GatedDeltaSpec,
     LayerSpec,
+    LightningSpec,
     Mamba1Spec,
     MambaSpec,
     ScanNorm,
@@ -26,6 +27,7 @@ from weft.models.layers.states import (
     ConvWeights,
     DeltaWeights,
     LayerStates,
+    LightningWeights,
     ScanWeights,
     SelectiveWeights,
 )
@@ -105,7 +107,21 @@ def mamba(spec: MambaSpec) -> Case:
     return Case(spec, spec.in_size, compute)
 
 
+def lightning(spec: LightningSpec) -> Case:
+    """Without a convolution: products with queries, keys, values and gates come with the input."""
+    weights = LightningWeights(torch.tensor(spec.decays), 1 + 0.2 * random(spec.out_size), 1e-6)
+    end = 3 * spec.out_size
+
+    def compute(states: LayerStates, x: Tensor) -> Tensor:
+        return states.lightning(x[:, :end], x[:, end:], weights, 0)
+
+    return Case(spec, spec.in_size, compute)
+
+
 CASES = {
+    "lightning": lightning(LightningSpec(heads=6, head_dim=32, slope=0.7)),
+    "lightning of one head": lightning(LightningSpec(heads=1, head_dim=48, slope=1.0)),
+    "lightning of many heads": lightning(LightningSpec(heads=16, head_dim=16, slope=0.1)),
     "mamba": mamba(MambaSpec(heads=6, groups=2, head_dim=32, state_dim=16, taps=4)),
     "mamba of one head": mamba(MambaSpec(heads=1, groups=1, head_dim=16, state_dim=48, taps=2)),
     "mamba of many heads": mamba(MambaSpec(heads=16, groups=1, head_dim=16, state_dim=32, taps=4)),

@@ -46,7 +46,7 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "clamped_swiglu")
 
 
 def random_shape(draw: random.Random, codes: str = "") -> Shape:
-    num_experts = draw.choice([2, 3, 6, 8, 8, 16, 29])
+    num_experts = draw.choice([2, 3, 6, 8] if codes else [2, 3, 6, 8, 8, 16, 29])
     sizes = [256, 512] if codes else [1, 16, 32, 33, 64, 96, 130]
     hidden = draw.choice(sizes)
     inner = draw.choice([*sizes, 45] if not codes else sizes)

@@ -55,6 +55,7 @@ from weft.ops.triton.sampling import (
 from weft.ops.triton.states import (
     conv_kernel,
     delta_kernel,
+    lightning_kernel,
     norm_and_gate_kernel,
     scan_kernel,
 )
@@ -157,7 +158,7 @@ def rotary(tokens: int, kv: str) -> dict[str, int]:
 
 
 OF_STATES = "indptr reads writes kept_indptr kept_lens kept_slots"
-WEIGHTS_OF_STATES = "states weight bias decay_log decay_bias step_bias skip"
+WEIGHTS_OF_STATES = "states weight bias decay decay_log decay_bias step_bias skip"
 
 
 def states(kernel: Any, warps: int, **constants: Any) -> dict[str, int]:
@@ -166,7 +167,7 @@ def states(kernel: Any, warps: int, **constants: Any) -> dict[str, int]:
     types |= {f"{name}_ptr": "*fp32" for name in WEIGHTS_OF_STATES.split()}
     if kernel is norm_and_gate_kernel:
         types |= {"x_ptr": "*fp32"}
-    if kernel in (delta_kernel, scan_kernel):
+    if kernel in (delta_kernel, lightning_kernel, scan_kernel):
         types |= {"out_ptr": "*fp32"}
     return compiled(kernel, types, warps, **constants)
 
@@ -234,9 +235,14 @@ ALL: dict[str, Callable[[], dict[str, int]]] = {
         scan_kernel, STATE_WARPS,
         GROUPS=1, HEADS=48, BLOCKS=4, N=128, N_PAD=128, LANES=16,
     ),
+    "lightning": lambda: states(
+        lightning_kernel, STATE_WARPS,
+        HEADS=64, BLOCKS=8, K=128, K_PAD=128, LANES=16,
+    ),
     "norm and gate": lambda: states(
         norm_and_gate_kernel, 4,
-        PARTS=1, SIZE=3072, BLOCK=4096, SHARED=True, GATES_FIRST=True,
+        PARTS=1, SIZE=3072, BLOCK=4096, SHARED=True, NORMED=True, GATES_FIRST=True,
+        BY_SIGMOID=False,
     ),
     "gate": lambda: compiled(silu_and_mul_kernel, {}, 4, SIZE=14336, BLOCK=COLUMNS),
     "scaled": lambda: compiled(scaled_kernel, {}, 4, SIZE=4096, BLOCK=COLUMNS, BIAS=True, ADD=True),

@@ -26,6 +26,7 @@ SMALL = (
     "delta of one head",
     "mamba of one head",
     "mamba 1",
+    "lightning of one head",
 )  # the interpreter is slow
 NOTHING = ints([])
 # Copies after several tokens of a request, and after all; tokens fewer and more than taps.

@@ -101,13 +101,13 @@ class Watched:
         return self
 
     def leave(self) -> None:
-        """Nothing of the page stays in its tab."""
+        """Nothing of the page stays in its tab. What it says of that is not its fault."""
+        for name, listener in self._listeners.items():
+            self.page.remove_listener(name, listener)
         if self.page.url.startswith(self.url):
             self.page.evaluate(FORGET)
         self.page.unroute_all()
         self.page.goto("about:blank")
-        for name, listener in self._listeners.items():
-            self.page.remove_listener(name, listener)
 
     def check(self) -> None:
         found = [one for one in self.complaints if not any(part in one for part in self.expected)]

@@ -3,8 +3,10 @@ llama-server's."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -296,8 +298,6 @@ def test_an_answer_that_a_reload_cut_is_there_and_can_go_on(
     quick: RunningServer, look: Look
 ) -> None:
     page = opened(look, quick)
-    # What is kept is deleted in the end, while the answer still grows.
-    page.expected += ["database", "transaction"]
     page.page.evaluate(SLOW_STREAM)
     say(page, "slowly")
     page.see(".it.busy .md", "the beginning")
@@ -520,6 +520,19 @@ def test_text_files_are_part_of_the_question(
     page.see(".me .chip", "main.py")
 
 
+def test_a_long_text_that_is_pasted_becomes_a_file(quick: RunningServer, look: Look) -> None:
+    page = opened(look, quick)
+    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.page.focus("#text")
+    for num_words in (400, 500):  # of five characters
+        page.page.evaluate("(text) => navigator.clipboard.writeText(text)", "word " * num_words)
+        page.page.keyboard.press("Control+v")
+    page.page.evaluate("() => navigator.clipboard.writeText('and so on '.repeat(300))")
+    page.page.keyboard.press("Control+v")
+    page.see("#shots .chip", "pasted.txt3,000 characters")
+    assert len(page.page.input_value("#text")) == 900 * 5
+
+
 def test_the_text_of_a_pdf_is_part_of_the_question(
     quick: RunningServer, look: Look, tmp_path: Path
 ) -> None:
@@ -581,15 +594,59 @@ def test_what_the_model_cannot_take_is_said_at_once(
         ("dot.png", DOT, "takes no pictures"),
         ("beep.wav", b"RIFF", "takes no sounds"),
         ("data.bin", b"\xff\xfe\x00", "is no text, picture, sound or PDF"),
-        ("locked.pdf", b"%PDF-1.4\n/Encrypt 5 0 R", "the PDF is encrypted"),
-        ("direct.pdf", b"%PDF-1.7\n/Encrypt<</Filter/Standard>>", "the PDF is encrypted"),
-        ("empty.pdf", b"%PDF-1.4\n", "the PDF has no pages that can be read"),
+        ("locked.pdf", pdf(b"", more=b"/Encrypt 5 0 R"), "the PDF is encrypted"),
+        ("direct.pdf", pdf(b"", more=b"/Encrypt<</Filter/Standard>>"), "the PDF is encrypted"),
+        ("empty.pdf", b"%PDF-1.4\n", "the PDF is damaged: nothing of it can be read"),
+        (
+            "cut.pdf",
+            pdf(zlib.compress(SHOWN))[:-90],
+            "the PDF is damaged: nothing of it can be read",
+        ),
+        ("scan.pdf", pdf(zlib.compress(b"q 10 0 0 10 0 0 cm /Im0 Do Q")), "the PDF has no text"),
+        (
+            "bomb.pdf",
+            pdf(zlib.compress(bytes(65_000_000))),
+            "larger than 64 MB when it is unpacked",
+        ),
+        ("huge.pdf", bytes(16_100_000), "at most 16 MB can be sent"),
     ):
         file = tmp_path / name
         file.write_bytes(content)
         page.page.set_input_files("#files", file)
         page.see("#log .err", re.compile(f"{name}.*{words}"))
     assert page.page.locator("#shots .chip").count() == 0
+
+
+SHOWN = b"BT /F0 12 Tf (High water) Tj ET"
+
+
+def pdf(content: bytes, filters: bytes = b"/FlateDecode", more: bytes = b"") -> bytes:
+    """A PDF of one page with this content, packed already."""
+    objects = (
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        b"<</Type/Page/Parent 2 0 R/Contents 4 0 R>>",
+        b"<</Length %d/Filter[%b]>>\nstream\n%b\nendstream" % (len(content), filters, content),
+    )
+    numbered = (b"%d 0 obj\n%b\nendobj\n" % pair for pair in enumerate(objects, 1))
+    return b"%%PDF-1.4\n%btrailer<</Root 1 0 R%b>>\n%%%%EOF" % (b"".join(numbered), more)
+
+
+def test_a_damaged_pdf_is_said_to_be_and_streams_may_be_packed_twice(
+    quick: RunningServer, look: Look, tmp_path: Path
+) -> None:
+    page = opened(look, quick)
+    packed = base64.a85encode(zlib.compress(SHOWN)) + b"~>"
+    whole = pdf(packed, b"/ASCII85Decode/FlateDecode")
+    file = tmp_path / "tides.pdf"
+    file.write_bytes(whole)
+    page.page.set_input_files("#files", file)
+    page.see("#shots .chip", "10 characters")
+    assert page.page.locator("#log .err").count() == 0
+    file.write_bytes(whole.removesuffix(b"%%EOF"))
+    page.page.set_input_files("#files", file)
+    page.see("#log .err", "tides.pdf is damaged: only what can be read of it is attached")
+    page.page.locator("#shots .chip", has_text="10 characters").nth(1).wait_for()
 
 
 # ---- tools

@@ -68,7 +68,7 @@ def test_every_file_that_the_page_names_is_there_and_is_kept_by_its_digest(
     named = set(re.findall(r'(?:src|href)="(page/[^"]+)"', page))
     for path in OWN:
         if path.suffix == ".js":
-            for name in re.findall(r'(?:from |import\()"(\.[^"]+)"', path.read_text()):
+            for name in re.findall(r'(?:from |import\(|URL\()"(\.[^"]+)"', path.read_text()):
                 file = (path.parent / name).resolve()
                 named.add(f"page/{file.relative_to(FOLDER.resolve()).as_posix()}")
     there = {f"page/{path.relative_to(FOLDER).as_posix()}" for path in (*OWN, *VENDORED)}

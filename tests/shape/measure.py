@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -81,6 +82,20 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
+def walk(tree: ast.AST) -> Iterator[ast.AST]:
+    """As `ast.walk`, in a third of its time and without the kinds of operators and uses."""
+    todo = deque([tree])
+    while todo:
+        node = todo.popleft()
+        yield node
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                todo += [one for one in value if isinstance(one, ast.AST)]
+            elif isinstance(value, ast.AST) and name not in ("ctx", "op"):
+                todo.append(value)
+
+
 def density_of_source(source: str, tree: ast.Module | None = None) -> Density:
     found = Density()
     ends = [match.start() for match in re.finditer("\n", source)]
@@ -95,7 +110,7 @@ def density_of_source(source: str, tree: ast.Module | None = None) -> Density:
             lines_with_code.add(bisect_left(ends, token.start()))
     found.lines = len(lines_with_code)
     found.long_lines = sum(len(line) > MAX_COLUMNS for line in source.splitlines())
-    for node in ast.walk(tree or ast.parse(source)):
+    for node in walk(tree or ast.parse(source)):
         found.ternaries += isinstance(node, ast.IfExp)
         found.comprehensions += isinstance(node, COMPREHENSIONS)
         found.multi_assignments += isinstance(node, ast.Assign) and _has_several_targets(node)
@@ -143,7 +158,7 @@ def _bases(folder: Path) -> dict[str, set[str]]:
     """The names that the classes of a folder inherit from."""
     bases: dict[str, set[str]] = {}
     for path in folder.rglob("*.py"):
-        for node in ast.walk(parsed(path)):
+        for node in walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 bases[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
     return bases
@@ -167,14 +182,14 @@ def _attributes(node: ast.ClassDef) -> set[str]:
             is_constant = "ClassVar" in ast.unparse(statement.annotation)
             if not is_constant:
                 found.add(statement.target.id)
-    for inner in ast.walk(node):
+    for inner in walk(node):
         targets: list[ast.expr] = []
         if isinstance(inner, ast.Assign):
             targets = inner.targets
         elif isinstance(inner, ast.AnnAssign | ast.AugAssign):
             targets = [inner.target]
         for target in targets:
-            for one in ast.walk(target):
+            for one in walk(target):
                 if (
                     isinstance(one, ast.Attribute)
                     and isinstance(one.ctx, ast.Store)
@@ -199,7 +214,7 @@ def sizes(folder: Path = WEFT) -> dict[str, Size]:
     bases: dict[str, set[str]] = {}
     found: dict[str, Size] = {}
     for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(parsed(path)):
+        for node in walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 bases[node.name] = {ast.unparse(base).split(".")[-1] for base in node.bases}
                 if not _is_frozen(node):

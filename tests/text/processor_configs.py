@@ -54,3 +54,10 @@ def pixtral(folder: Path, name: str = "Mistral3", **settings: Any) -> MediaProce
     if name == "Llava":
         more = {"vision_feature_select_strategy": "full"}
     return made(folder, name, PIXTRAL, settings, **more)
+
+
+GEMMA4 = {"patch_size": 4, "pooling_kernel_size": 2}
+
+
+def gemma4(folder: Path, **settings: Any) -> MediaProcessor:
+    return made(folder, "Gemma4", GEMMA4, {**GEMMA4, **settings})

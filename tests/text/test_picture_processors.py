@@ -14,6 +14,8 @@ from PIL import Image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
@@ -29,10 +31,12 @@ from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 from tests.text.processor_configs import (
     CLIP,
     CUT,
+    GEMMA4,
     SIGLIP,
     SQUARE,
     TILES,
     gemma3,
+    gemma4,
     llava,
     pixtral,
     smolvlm,
@@ -235,6 +239,9 @@ def test_a_picture_that_would_take_much_memory_is_refused(tmp_path: Path) -> Non
         (gemma3, {"image_std": [1.0, 0.0, 1.0]}, "no number may be 0"),
         (gemma3, {"image_mean": [1.0]}, "must be 3 numbers"),
         (gemma3, {"resample": 9}, "resample is 9"),
+        (gemma4, {"max_soft_tokens": 100}, "must be one of 70, 140, 280, 560, 1120"),
+        (gemma4, {"patch_size": 8}, "patch_size is 8 for pixels, and 4 for the encoder"),
+        (gemma4, {"do_resize": False}, "do_resize is False; only True"),
         (smolvlm, {"size": {"height": 224}}, "longest_edge alone is expected"),
         (smolvlm, {"size": {"longest_edge": 100_000}}, "at most 8192"),
         (smolvlm, {"max_image_size": {"longest_edge": 84}}, "84 x 84 pixels"),
@@ -250,12 +257,12 @@ def test_settings_that_cannot_be_followed_are_named(
         make(tmp_path, **settings)
 
 
-@pytest.mark.parametrize("name", ["Gemma3", "SmolVLM", "Llava"])
+@pytest.mark.parametrize("name", ["Gemma3", "Gemma4", "SmolVLM", "Llava"])
 def test_a_model_without_an_encoder_has_no_processor(tmp_path: Path, name: str) -> None:
     assert make_processor(tmp_path, {"architectures": [f"{name}ForConditionalGeneration"]}) is None
 
 
-@pytest.mark.parametrize("make", [gemma3, smolvlm])
+@pytest.mark.parametrize("make", [gemma3, gemma4, smolvlm])
 def test_videos_and_sounds_are_refused(tmp_path: Path, make: Any) -> None:
     processor = make(tmp_path)
     assert set(processor.marks) == {"image"}
@@ -299,3 +306,31 @@ def test_pixtral_reads_what_its_encoder_reads(tmp_path: Path) -> None:
     assert pixtral(tmp_path).marks == {"image": "<i>"}
     with pytest.raises(ModelError, match="at most 16384"):
         pixtral(tmp_path, size={"longest_edge": 20_000})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"max_soft_tokens": 70, "resample": 2, "do_normalize": True, "image_mean": [0.1] * 3}],
+)
+def test_pictures_have_the_shape_and_the_text_of_gemma_4(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    ours = gemma4(tmp_path, **settings)
+    theirs = Gemma4ImageProcessorPil(**{**GEMMA4, **settings})
+    names = SimpleNamespace(boi_token="<|image>", image_token="<|image|>", eoi_token="<image|>")
+    for sides in [*SIZES, (1_000, 2), (2, 1_000)]:
+        want = theirs(picture(*sides), return_tensors="np")
+        prepared = ours.image(picture(*sides))
+        (part,) = prepared.parts
+        assert prepared.text == Gemma4Processor.replace_image_token(names, want, 0)
+        assert part.grid is not None
+        _, rows, columns = part.grid
+        assert part.length == rows * columns == want["num_soft_tokens_per_image"][0]
+        cut = part.values.reshape(3, 2 * rows, 4, 2 * columns, 4).transpose(1, 3, 2, 4, 0)
+        patches = cut.reshape(4 * part.length, -1)
+        np.testing.assert_array_equal(patches, want["pixel_values"][0, : len(patches)])
+        last = want["image_position_ids"][0, len(patches) - 1]
+        assert last.tolist() == [2 * columns - 1, 2 * rows - 1]
+    assert adjusted(ours, {"max_soft_tokens": 140}).image(picture(90, 90)).parts[0].length == 121
+    with pytest.raises(ValueError, match="max_soft_tokens is 71; it must be one of 70"):
+        adjusted(ours, {"max_soft_tokens": 71})

@@ -20,14 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.assemble.cache import make_tiers, open_cache, tier_settings
-from weft.assemble.draft_model import head_of
+from weft.assemble.draft_runner import draft_spec
 from weft.assemble.handoff import handoff_settings, make_handoff
 from weft.assemble.kv_events import make_cache_events
 from weft.assemble.model_config import choose_model
 from weft.assemble.ranks import StartedRanks
 from weft.config.amounts import parameters, size, types
 from weft.config.cache import outlives, stores_kv
-from weft.config.draft_model import draft_settings, kind_of, runs_as
+from weft.config.draft_model import kind_of
 from weft.config.engine import EngineConfig
 from weft.config.media import MediaRules
 from weft.config.model import ModelConfig
@@ -38,7 +38,6 @@ from weft.config.resolve import kept_as
 from weft.config.scheduling import scheduling_values
 from weft.config.sizing import encoded_bytes, window_tokens
 from weft.engine.engine import Engine
-from weft.executor.assembly import DraftSpec
 from weft.executor.build import load_runner
 from weft.executor.logit_processors.load import load_processors
 from weft.executor.logit_processors.processors import Processors
@@ -120,7 +119,7 @@ def _build(
     processors = load_processors(config.logit_processors)
     wakeup = WakeupPipe()
     grammars = _grammars(config, model, folder, wakeup)
-    draft = _draft_runner(config, model)
+    draft = draft_spec(config, model)
     runner = load_runner(
         config,
         model,
@@ -316,20 +315,6 @@ def _states(config: EngineConfig, model: ModelConfig) -> StateSettings | None:
         least_border = num_blocks * config.cache_block
         return StateSettings(num_slots=config.max_mamba_cache_size, least_border=least_border)
     return StateSettings(num_slots=config.max_mamba_cache_size)
-
-
-def _draft_runner(config: EngineConfig, target: ModelConfig) -> DraftSpec | None:
-    """The draft model or the head of the model `target` as the runner needs it; None without one.
-    `config` is resolved. Raises ModelError."""
-    if not config.draft_model:
-        return None
-    folder = Path(config.draft_model)
-    model = head_of(config, folder, target)
-    if model is None:
-        model = choose_model(draft_settings(config), folder, here=True)
-    engine = runs_as(config, model)
-    kept = replace(kept_as(engine, model), context_length=config.context_length)
-    return DraftSpec(engine, kept, folder)
 
 
 def _draft(draft: ModelConfig | None) -> DraftSettings | None:

@@ -1,7 +1,8 @@
 """Describes a decoder by its mechanisms, not by names of families.
 
     DecoderSpec ─ LayerSpec ─┬─ AttentionSpec ─ RopeConfig
-                             ├─ ShortConvSpec, GatedDeltaSpec, MambaSpec, or Mamba1Spec
+                             ├─ ShortConvSpec, GatedDeltaSpec, MambaSpec, Mamba1Spec,
+                             │  or LightningSpec
                              └─ MlpSpec, or MoeSpec ─ RouterSpec
 
 A layer has one of the first two parts, or both, or none.
@@ -72,6 +73,7 @@ class NormPosition(Enum):
     PRE = "x + f(norm(x))"
     POST = "x + norm(f(x))"
     BOTH = "x + norm(f(norm(x)))"
+    STREAM = "norm(x) + f(norm(x)), one norm for both"
     PARALLEL = "x + attention(norm(x)) + mlp(norm(x)), one norm for both"
     PARALLEL_TWO = "x + attention(norm(x)) + mlp(norm(x)), a norm for each"
 
@@ -139,6 +141,8 @@ class AttentionSpec:
     kv_of: int | None = None
     values_are_keys: bool = False  # a value is the key, before the key's norm and rotation
     norms_values: bool = False  # each head of the values is normed, without a weight
+    # Whether tokens see later ones in a step where some do (`MediaRules.sees_both_ways`).
+    sees_later: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +326,46 @@ class Mamba1Spec:
         return self.channels * (3 * hidden_size + inner)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LightningSpec:
+    """Lightning attention: a matrix per head in place of a cache, to which the product of a key and
+    a value is added after it has decayed at a fixed rate. Queries, keys and values have an
+    activation (silu); a norm over all heads and a gate follow. Source: arXiv:2501.08313, 2.2."""
+
+    heads: int
+    head_dim: int
+    slope: float  # a matrix of head h, from 1 on, decays by exp(-slope 2^(-8 h / heads)) per token
+    norm_eps: float = 1e-6
+
+    @property
+    def decays(self) -> list[float]:
+        """The factor of each head."""
+        exponents = (8 * head / self.heads for head in range(1, self.heads + 1))
+        return [math.exp(-self.slope * 2**-exponent) for exponent in exponents]
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the float32 tensors that a request keeps."""
+        return ((self.heads, self.head_dim // STATE_LANES, self.head_dim, STATE_LANES),)
+
+    @property
+    def state_floats(self) -> int:
+        return num_floats(self.state_shapes)
+
+    @property
+    def in_size(self) -> int:
+        """Values that its projections make of a token, including gates."""
+        return 4 * self.out_size
+
+    @property
+    def out_size(self) -> int:
+        return self.heads * self.head_dim
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Of its projections."""
+        return hidden_size * (self.in_size + self.out_size)
+
+
 # Channels (or values) of a state that are consecutive in memory, as kernels read them.
 STATE_LANES = 16
 
@@ -334,7 +378,7 @@ def num_floats(shapes: tuple[tuple[int, ...], ...]) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-StateSpec: TypeAlias = ShortConvSpec | GatedDeltaSpec | MambaSpec | Mamba1Spec
+StateSpec: TypeAlias = ShortConvSpec | GatedDeltaSpec | MambaSpec | Mamba1Spec | LightningSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,6 +440,10 @@ class LayerSpec:
     mlp: MlpSpec | MoeSpec | None = MlpSpec()  # None: the layer has no feed-forward part
     norms: NormPosition = NormPosition.PRE
     residual_scale: float = 1.0  # factor of the outputs of attention and the feed-forward part
+    feed_scale: float = 0.0  # of the feed-forward part alone; 0: the same
+    # Eps of the norms before the two parts; 0: that of `ModelConfig`.
+    mix_eps: float = 0.0
+    feed_eps: float = 0.0
     has_factor: bool = False  # the output of the whole layer is multiplied by a learnt number
 
 
@@ -431,7 +479,7 @@ class StateNames:
 
     mixer: str = "linear_attn"
     # Tensors of queries, keys and values, and of gates; or one name: its rows are grouped by key
-    # head.
+    # head. In lightning attention, rows of the first tensor are grouped by head.
     inputs: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")
     rates: tuple[str, ...] = ("in_proj_b", "in_proj_a")  # or one name, grouped in the same way
     conv: str = "conv1d"
@@ -546,6 +594,7 @@ class TensorFactors(NamedTuple):
 class DecoderSpec:
     layers: tuple[LayerSpec, ...] = (LayerSpec(),)  # repeated if the model has more layers
     norm: NormKind = NormKind.RMS  # kind of all norms
+    last_eps: float = 0.0  # eps of the last norm; 0: that of `ModelConfig`
     names: TensorNames = TensorNames()
     factors: tuple[TensorFactors, ...] = ()  # of tensors of every layer
     embedding_scale: float = 1.0

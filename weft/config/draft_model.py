@@ -14,7 +14,6 @@ from weft.config.engine import EngineConfig
 from weft.config.gpu import STORED
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.parallel import num_ranks
 
 
 def kind_of(draft: ModelConfig | None) -> str:
@@ -74,8 +73,12 @@ def no_head(config: EngineConfig, model: ModelConfig) -> str:
         return f"{model.name} is run by the code of transformers, which keeps no hidden states"
     if model.decoder.cross is not None:
         return f"{model.name} reads an encoder, which a head does not"
-    if num_ranks(config) > 1:
-        return "a head reads hidden states of one process, and --tp-size or --pp-size is above 1"
+    if config.enable_dp_attention:
+        return "the steps of all engines run together, and a head has some of its own"
+    if config.pp_size > 1:
+        return "a head reads states of layers that are in several processes (--pp-size)"
+    if config.nnodes > 1:
+        return "a head is read by the ranks of one machine, and --nnodes is above 1"
     return no_draft_model(config, model)
 
 

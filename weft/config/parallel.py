@@ -41,6 +41,13 @@ def check_parallel(config: EngineConfig, model: ModelConfig) -> None:
     why = _hindrance(config, model)
     if why:
         raise SettingsError(f"{option}, but {why}")
+    check_divides(size, model)
+
+
+def check_divides(size: int, model: ModelConfig) -> None:
+    """Raise SettingsError if the heads and inner values of a model, or of a head that guesses for
+    it, cannot be divided between `size` ranks."""
+    option = f"--tp-size is {size}"
     for what, number in _divided(model).items():
         if number % size:
             raise SettingsError(

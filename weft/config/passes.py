@@ -13,6 +13,7 @@ from typing import NamedTuple
 from weft.config.decoder import (
     DecoderSpec,
     LayerSpec,
+    LightningSpec,
     Mamba1Spec,
     MambaSpec,
     MoeSpec,
@@ -43,6 +44,8 @@ DELTA_OPERATIONS = 5
 MAMBA_OPERATIONS = 4
 # Of Mamba 1: inputs; convolution; what makes steps, B and C; steps; Mamba; output.
 MAMBA1_OPERATIONS = 6
+# Of lightning attention: inputs; gates; attention; output.
+LIGHTNING_OPERATIONS = 4
 # Of a feed-forward part: gate and up; down.
 MLP_OPERATIONS = 2
 # Attention by latents: norm of the input of two products, norm of the latent, the queries' rotated
@@ -92,6 +95,8 @@ def _operations(layer: LayerSpec) -> int:
         num += MAMBA_OPERATIONS
     elif isinstance(layer.state, Mamba1Spec):
         num += MAMBA1_OPERATIONS
+    elif isinstance(layer.state, LightningSpec):
+        num += LIGHTNING_OPERATIONS
     elif layer.state is not None:
         num += DELTA_OPERATIONS
     if layer.mlp is not None:
@@ -112,6 +117,8 @@ def _count(decoder: DecoderSpec, layer: LayerSpec, found: Counter[str]) -> None:
         found["norms of two mixers"] += 1
     if decoder.norm.has_mean and num_before:
         found["norms by mean and deviation"] += num_before
+    elif norms is NormPosition.STREAM:
+        found["norms that go on beside the parts"] += num_before
     elif norms.is_parallel:
         found["norms of parts side by side"] += num_before
     if norms in (NormPosition.POST, NormPosition.BOTH):

@@ -33,7 +33,13 @@ from weft.config.kv_events import check_kv_events
 from weft.config.machine import Machine
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
-from weft.config.parallel import check_parallel, kept_together, num_ranks, sum_backend
+from weft.config.parallel import (
+    check_divides,
+    check_parallel,
+    kept_together,
+    num_ranks,
+    sum_backend,
+)
 from weft.config.pooling import PoolingConfig
 from weft.config.sizing import Sizing, heard_rows, sizing_of
 from weft.config.windows import TYPICAL_LEN
@@ -119,6 +125,9 @@ def resolve(
     check_draft_model(filled, draft, hindrance)
     if draft is not None:
         draft = kept_as(runs_as(filled, draft), draft)
+    if draft is not None and is_head:
+        check_divides(config.tp_size, draft)
+        draft = kept_together(draft, config.tp_size)
     # Nodes hold equal parts: a part fits into each node if the whole fits into all together.
     free = machine.free_bytes * config.nnodes
     if device == "cuda":

@@ -110,7 +110,9 @@ def sizing_of(
     if draft is not None:
         weights += draft.weights_bytes
         work += _draft_work_bytes(config, draft)
-        pools = _with_states(with_draft(model, draft, config.page_size), config, model)
+        pools = _with_states(
+            with_draft(model, draft, config.page_size, config.tp_size), config, model
+        )
     rest = free_bytes - weights - work
     kv_tokens = _kv_tokens(asked, config, pools, rest, free_bytes, weights)
     if pools.window and pools.window_tokens(kv_tokens) >= kv_tokens:

@@ -84,11 +84,14 @@ def one_pool(model: ModelConfig, page_size: int) -> KvPools:
     return KvPools(bytes_per_token=model.kv_bytes_per_token, page_size=page_size)
 
 
-def with_draft(model: ModelConfig, draft: ModelConfig, page_size: int) -> KvPools:
-    """One pool, in which each slot holds a token in all layers of a model and its draft model."""
+def with_draft(
+    model: ModelConfig, draft: ModelConfig, page_size: int, num_ranks: int = 1
+) -> KvPools:
+    """One pool, in which each slot holds a token in all layers of a model and its draft model. Of
+    `num_ranks` ranks each has the states that a head reads."""
     per_token = model.kv_bytes_per_token + draft.kv_bytes_per_token
     if draft.head is not None:
-        per_token += draft.head.kept_bytes
+        per_token += num_ranks * draft.head.kept_bytes
     return KvPools(bytes_per_token=per_token, page_size=page_size)
 
 

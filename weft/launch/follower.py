@@ -41,6 +41,7 @@ def main() -> None:
 
 def run(args: FollowerArgs) -> int:
     """Follow until rank 0 is gone. Returns the exit status."""
+    from weft.assemble.draft_runner import head_spec
     from weft.assemble.model_config import choose_model
     from weft.assemble.ranks import FailedRank, joined_as
     from weft.config.model import ModelError
@@ -71,6 +72,7 @@ def run(args: FollowerArgs) -> int:
             page_size=config.page_size,
             max_rows=config.max_running_requests,
             context_length=config.context_length,
+            draft=head_spec(config, model),
             ranks=ranks,
         )
         garbage.freeze()

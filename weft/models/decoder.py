@@ -22,14 +22,7 @@ from weft.models.layers.moe import ExpertMLP
 from weft.models.layers.moe_beside_dense import ExpertsBesideDense
 from weft.models.layers.norm import CenteredNorm, RmsNorm, make_norm
 from weft.models.layers.rope import Rope
-from weft.models.layers.states import (
-    GatedDelta,
-    LayerStates,
-    Mamba,
-    Mamba1,
-    ShortConv,
-    make_state_mixer,
-)
+from weft.models.layers.states import LayerStates, StateMixer, make_state_mixer
 from weft.models.layers.weight import Weights, vector
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Ops
@@ -38,17 +31,26 @@ from weft.ops.stages import Absent
 
 class Block:
     """x + scale · post(f(pre(x))): f is attention or the feed-forward part; either norm may be
-    absent."""
+    absent. With `streams`, pre(x) + scale · f(pre(x))."""
 
     def __init__(
         self,
         pre: RmsNorm | CenteredNorm | None,
         post: RmsNorm | CenteredNorm | None,
         scale: float,
+        streams: Ops | None = None,
     ) -> None:
         self.pre = pre
         self.post = post
         self._scale = scale
+        self._streams = streams
+
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the output of f is added to, and the input of f; both [T, hidden]."""
+        if self._streams is None:
+            return x, self.input(x)
+        normed = self._streams.computed(self.input(x))
+        return normed, normed
 
     def input(self, x: Tensor) -> Tensor:
         """The input of f: [T, hidden] -> [T, hidden]"""
@@ -93,15 +95,18 @@ class DecoderLayer:
         mixes = spec.attends or spec.state is not None
         assert not spec.norms.is_parallel or (mixes and self.mlp is not None), "it needs two parts"
 
-        def norm(is_there: bool) -> RmsNorm | CenteredNorm | None:
-            return make_norm(config, config.hidden_size, ops) if is_there else None
+        def norm(is_there: bool, eps: float = 0.0) -> RmsNorm | CenteredNorm | None:
+            return make_norm(config, config.hidden_size, ops, eps) if is_there else None
 
         scale = spec.residual_scale
-        self.mix = Block(norm(mixes and pre_norms), norm(mixes and post_norms), scale)
+        streams = ops if spec.norms is NormPosition.STREAM else None
+        before = norm(mixes and pre_norms, spec.mix_eps)
+        self.mix = Block(before, norm(mixes and post_norms), scale, streams)
+        before = norm(feed_pre_norms, spec.feed_eps)
         feed_post_norms = self.mlp is not None and post_norms
-        self.feed = Block(norm(feed_pre_norms), norm(feed_post_norms), scale)
+        self.feed = Block(before, norm(feed_post_norms), spec.feed_scale or scale, streams)
         self.attention: Attention | LatentAttention | None = None
-        self.state: ShortConv | GatedDelta | Mamba | Mamba1 | None = None
+        self.state: StateMixer | None = None
         if spec.state is not None:
             self.state = make_state_mixer(config, spec.state, layer, ops, states)
         if spec.attends and spec.attention.latent is not None:
@@ -155,13 +160,14 @@ class DecoderLayer:
             x = self.hear.add(x, self.cross(self.hear.input(x)))
         if self.mlp is None:
             return x
-        return self.feed.add(x, self.mlp(self.feed.input(x)))
+        x, normed = self.feed.enter(x)
+        return self.feed.add(x, self.mlp(normed))
 
     def _with_mixed(self, x: Tensor, attention: PagedAttention) -> Tensor:
         """x and what attention and the mixer with a state add to it."""
         if self.state is None and self.attention is None:
             return x
-        normed = self.mix.input(x)
+        x, normed = self.mix.enter(x)
         if self.state is None or self.attention is None:
             x = x if self.state is None else self.mix.add(x, self.state(normed))
         else:
@@ -276,7 +282,7 @@ class Decoder:
                 biases = alibi(config.num_heads, of_layer.attention.alibi, reach, ops)
             made_layer = DecoderLayer(config, layer, rope, ops_of_layer, states, encoded, biases)
             self.layers.append(made_layer)
-        self.norm = make_norm(config, config.hidden_size, ops)
+        self.norm = make_norm(config, config.hidden_size, ops, spec.last_eps)
         self.head = make_head(config, self.embedding, ops if here.is_last else elsewhere)
 
     def forward(

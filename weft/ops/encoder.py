@@ -1,12 +1,14 @@
-"""The operation that encoders need in addition to `Ops`: the sum of embeddings. In torch, on any
-device; `cpp/encoder.py` records programs for the CPU kernels."""
+"""The operations that encoders need in addition to `Ops`: the sum of embeddings, and limits of
+numbers. In torch, on any device; `cpp/encoder.py` records programs for the CPU kernels."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from weft.ops.elementwise import ACTIVATIONS
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import LayerNorm, Matrix, Ops
 
@@ -33,6 +35,12 @@ class EncoderOps(Ops, Protocol):
         [T, H]"""
         ...
 
+    def limit(self, x: Tensor, limits: Tensor, out: Tensor, activation: str = "") -> None:
+        """Write activation(x limited to limits[0] .. limits[1]) into `out`, which may be x: both
+        [T, n], tensors or slices of columns. `limits` [2] is part of an exact vector; the
+        activation is one of `ACTIVATIONS`, or none."""
+        ...
+
 
 class PlainEncoderOps(PlainOps):
     """`EncoderOps` in plain torch."""
@@ -51,3 +59,7 @@ class PlainEncoderOps(PlainOps):
         if tables.positions is not None:
             x = x + self.embed(positions + tables.first_position, tables.positions)
         return x if norm is None else self.layer_norm(x, norm)
+
+    def limit(self, x: Tensor, limits: Tensor, out: Tensor, activation: str = "") -> None:
+        found = torch.minimum(torch.maximum(x.float(), limits[0]), limits[1]).to(x.dtype)
+        out.copy_(ACTIVATIONS[activation](found) if activation else found)

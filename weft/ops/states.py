@@ -98,6 +98,22 @@ def selective_step(
     return state, (state * out_of[..., None]).sum(1)
 
 
+def lightning_step(
+    state: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Lightning attention: the state decays, and the outer product of k and v is added to it.
+
+    state [A, heads, K, V]; q and k [A, heads, K]; v [A, heads, V]; decay [heads]. Returns the next
+    state, and its output [A, heads, V] for the query. Source: arXiv:2501.08313.
+    """
+    state = state * decay[:, None, None] + k[..., None] * v[..., None, :]
+    return state, (state * q[..., None]).sum(-2)
+
+
 def delta_decay(rates: Tensor, decay_log: Tensor, decay_bias: Tensor) -> Tensor:
     """rates [.., heads] -> the factor by which a state decays, [.., heads]"""
     return torch.exp(-torch.exp(decay_log) * F.softplus(rates + decay_bias))

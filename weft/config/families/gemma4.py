@@ -2,8 +2,9 @@
 
 The sizes of the release differ in mechanisms. The small ones have inputs for each layer, and their
 last layers read the K and V of earlier ones; the large ones take values from keys in layers that
-see all tokens; one has experts beside its dense parts. The encoders of pictures and sounds are not
-implemented: the text part of such a model is served.
+see all tokens; one has experts beside its dense parts. In the large ones, tokens of a picture see
+each other both ways in layers with windows. The encoders of sounds, and of pictures in the unified
+models, are not implemented: models are served without them.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from weft.config.families.family import (
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import proportional, rope_of
 from weft.config.model_errors import UnsupportedModel
+from weft.config.vision import gemma4 as vision
 from weft.json_types import JsonMapping, JsonObject
 
 GELU = "gelu_pytorch_tanh"
@@ -84,6 +86,7 @@ def _layer(config: Config, index: int, kind: str, owner: int | None) -> LayerSpe
         head_dim=head_dim,
         kv_of=owner,
         norms_values=True,
+        sees_later=kind != FULL,
     )
     if owner is None and kind == FULL:
         attention = replace(attention, values_are_keys=flag(config, "attention_k_eq_v"))
@@ -353,7 +356,7 @@ ARCHITECTURES = {
             )
         },
     ),
-    "Gemma4ForConditionalGeneration": _GEMMA4,
+    "Gemma4ForConditionalGeneration": replace(_GEMMA4, tower=vision.gemma4),
     "Gemma4TextModel": replace(_GEMMA4, task="embed"),
     "Gemma4UnifiedForCausalLM": _UNIFIED,
     "Gemma4UnifiedForConditionalGeneration": _UNIFIED,

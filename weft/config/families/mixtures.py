@@ -1,25 +1,20 @@
-"""Families of several makers with experts: rednote (dots), MiniMax (M2), JetBrains (Mellum 2),
-Upstage (Solar Open)."""
+"""Families of several makers with experts: rednote (dots), JetBrains (Mellum 2), Upstage (Solar
+Open)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, size
+from weft.config.config_json import get
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
-    ExpertNames,
     LayerSpec,
     MlpSpec,
-    MoeSpec,
     QkNorm,
-    RouterSpec,
-    TensorNames,
 )
 from weft.config.families import gguf
 from weft.config.families.experts import (
-    checked,
     sigmoid_experts,
     softmax_experts,
     sparse_layers,
@@ -61,40 +56,6 @@ def _dots1(config: Config) -> DecoderSpec:
     )
 
 
-def _minimax_m2(config: Config) -> DecoderSpec:
-    """MiniMax M2. Norms are over all queries and over all keys; released files have the rotated
-    part of a head in `rotary_dim`."""
-    head_dim = size(config, "head_dim")
-    rotation = {"partial_rotary_factor": get(config, "rotary_dim", int, head_dim) / head_dim}
-    router = RouterSpec(
-        num_experts=size(config, "num_local_experts"),
-        num_chosen=size(config, "num_experts_per_tok"),
-        scores="sigmoid",
-        is_normed=True,
-        choice_bias=True,
-    )
-    layer = LayerSpec(
-        attention=AttentionSpec(
-            rope=read_rope({**rotation, **config}, theta=5_000_000.0, is_partial=True),
-            qk_norm=QkNorm.ALL_HEADS,
-        ),
-        mlp=MoeSpec(
-            router=checked(router),
-            size=size(config, "intermediate_size"),
-            activation=activation(config),
-        ),
-    )
-    names = TensorNames(
-        mlp="block_sparse_moe",
-        experts=ExpertNames(
-            choice_bias="e_score_correction_bias",
-            gate_up=("w1", "w3"),
-            down="w2",
-        ),
-    )
-    return DecoderSpec(layers=(layer,), names=names)
-
-
 def _mellum(config: Config) -> DecoderSpec:
     """Mellum 2: Qwen 3 with experts, and a separate rotation for each kind of layers."""
     experts = softmax_experts(config, is_normed=flag(config, "norm_topk_prob", True))
@@ -124,35 +85,10 @@ def _solar_open(config: Config) -> DecoderSpec:
     return DecoderSpec(layers=(layer,))
 
 
-_gguf_minimax_m2 = gguf.experts(
-    gguf.SIGMOID,
-    {
-        **gguf.CHOSEN,
-        "num_local_experts": gguf.GgufKey("expert_count", int),
-        "intermediate_size": gguf.SIZE,
-    },
-)
-
-
 FAMILIES = {
     "Dots1": Family(
         read=_dots1,
         gguf={"dots1": gguf.Architecture(more=gguf.sigmoid_experts, reads=gguf.EXPERTS)},
-    ),
-    "MiniMaxM2": Family(
-        read=_minimax_m2,
-        defaults={"head_dim": 128},
-        gguf={
-            "minimax-m2": gguf.Architecture(
-                more=_gguf_minimax_m2,
-                reads=gguf.EXPERTS,
-                is_partial=True,
-                parts={
-                    **gguf.MIXTRAL_NAMES,
-                    "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
-                },
-            )
-        },
     ),
     "Mellum": Family(
         read=_mellum,

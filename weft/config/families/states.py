@@ -42,8 +42,8 @@ def read_gated_delta(config: Config) -> GatedDeltaSpec:
         is_tiled=flag(config, "value_heads_are_tiled"),
     )
     _check_taps(spec.taps, "linear_conv_kernel_dim")
-    _check_lanes(spec.key_dim, "linear_key_head_dim")
-    _check_lanes(spec.value_dim, "linear_value_head_dim")
+    check_lanes(spec.key_dim, "linear_key_head_dim")
+    check_lanes(spec.value_dim, "linear_value_head_dim")
     if spec.value_heads % spec.key_heads:
         raise UnsupportedModel(
             f"linear_num_value_heads is {spec.value_heads}; it must be a multiple of "
@@ -60,7 +60,7 @@ def read_short_conv(config: Config) -> ShortConvSpec:
         bias=flag(config, "conv_bias"),
     )
     _check_taps(spec.taps, "conv_L_cache")
-    _check_lanes(spec.channels, "hidden_size")
+    check_lanes(spec.channels, "hidden_size")
     return spec
 
 
@@ -99,8 +99,8 @@ def read_mamba(config: Config, keys: MambaKeys = OF_GRANITE) -> MambaSpec:
         bias=flag(config, keys.bias),
     )
     _check_taps(spec.taps, keys.taps)
-    _check_lanes(spec.head_dim, keys.head_dim)
-    _check_lanes(spec.state_dim, keys.state_dim)
+    check_lanes(spec.head_dim, keys.head_dim)
+    check_lanes(spec.state_dim, keys.state_dim)
     if heads % spec.groups:
         raise UnsupportedModel(
             f"{keys.heads} is {heads}; it must be a multiple of {keys.groups}, which is "
@@ -201,8 +201,8 @@ def read_mamba1(config: Config) -> Mamba1Spec:
         norm_eps=number(config, "mixer_rms_eps", 0.0, low=0.0),
     )
     _check_taps(spec.taps, "conv_kernel")
-    _check_lanes(spec.channels, "intermediate_size")
-    _check_lanes(spec.state_dim, "state_size")
+    check_lanes(spec.channels, "intermediate_size")
+    check_lanes(spec.state_dim, "state_size")
     return spec
 
 
@@ -229,6 +229,7 @@ def _check_taps(taps: int, key: str) -> None:
         raise UnsupportedModel(f"{key} is {taps}; 2 to {MAX_TAPS} are supported")
 
 
-def _check_lanes(value: int, key: str) -> None:
+def check_lanes(value: int, key: str) -> None:
+    """Raise UnsupportedModel for a size of states that kernels do not compute."""
     if value % STATE_LANES:
         raise UnsupportedModel(f"{key} is {value}; multiples of {STATE_LANES} are supported")

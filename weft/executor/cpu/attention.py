@@ -127,6 +127,7 @@ class CppPaged:
             window=config.window(layer),
             scale=heads.score_scale(head_dim),
             cap=heads.cap,
+            sees_no_later=not heads.sees_later,
         )
         if heads.sinks is not None:
             attention.sinks = heads.sinks.data_ptr()

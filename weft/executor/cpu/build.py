@@ -31,7 +31,7 @@ from weft.executor.cpu.device import CpuDevice, InlineCpuDevice
 from weft.executor.cpu.encoded import CppEncoded
 from weft.executor.cpu.encoder_attention import CppBidirectional
 from weft.executor.cpu.fused_step import CpuFusedSteps, Later
-from weft.executor.cpu.heads import CppKept, CppSpread, HeadPrograms
+from weft.executor.cpu.heads import CppKept, CppSpread, HeadPrograms, LaterPrograms, single
 from weft.executor.cpu.program_model import ProgramEncoder, ProgramModel
 from weft.executor.cpu.segmented_model import SegmentedModel, UnsplitModel
 from weft.executor.cpu.states import CppStates
@@ -39,6 +39,7 @@ from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.device import StepDevice
 from weft.executor.heads.build import HeadMemory, make_head, make_head_memory
 from weft.executor.heads.guessing import HeadPass
+from weft.executor.heads.ranks import head_pass
 from weft.executor.inputs import DeviceRowTable
 from weft.executor.passes.experts import counting
 from weft.executor.passes.split import split
@@ -53,7 +54,8 @@ from weft.executor.ranks.build import (
     plan_sender,
     rank_passes,
 )
-from weft.executor.runner import DecoderSteps, EncoderSteps, ModelSteps, TorchRunner
+from weft.executor.ranks.sender import PlanSender
+from weft.executor.runner import DecoderSteps, EncoderSteps, ModelSteps, Pass, TorchRunner
 from weft.models.decoder import Decoder
 from weft.models.registry import DecoderModel, make_encoder, make_model
 from weft.models.transformers_backend.model import TransformersModel
@@ -62,6 +64,7 @@ from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.encoder import CppEncoderOps
 from weft.ops.cpp.library import Library, Unavailable, load
 from weft.ops.cpp.lora import CppAdapters
+from weft.ops.cpp.ops import CppOps
 from weft.ops.cpp.sampling import CppSamplerOps
 
 CPU = torch.device("cpu")
@@ -188,7 +191,8 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
         *counting(experts, fused.compute_all if steps is fused else None),
     ]
     if memory is not None:
-        passes = [_head_pass(memory, cast(Decoder, decoder), rows, library), *passes]
+        head = _head_pass(memory, cast(Decoder, decoder), rows, ops, sender)
+        passes = [head, *passes]
     device = announcing(spec, _device(spec), sender)
     return in_lockstep(spec, ops, steps, store, device, passes)
 
@@ -202,16 +206,29 @@ def _keeps_last_outputs(model: ModelConfig, memory: HeadMemory | None) -> bool:
 
 
 def _head_pass(
-    memory: HeadMemory, model: Decoder, rows: DeviceRowTable, library: Library
-) -> HeadPass:
-    """The pass of the head with this memory, for a model with filled weights."""
+    memory: HeadMemory,
+    model: Decoder,
+    rows: DeviceRowTable,
+    of_model: CppOps,
+    sender: PlanSender | None,
+) -> Pass:
+    """The pass of the head with this memory, for a model with filled weights, which `of_model` has
+    computed with."""
     spec = memory.spec
-    ops = cpp_ops(spec, library, _weight_format(spec))
+    library = of_model.library
+    beside = None if spec.ranks is None else of_model
+    ops = cpp_ops(spec, library, _weight_format(spec), beside)
     head = make_head(spec, ops, model, CppSpread(ops), CPU)
-    attention = CppPaged(spec.model, memory.pool, ops, spec.context_length)
+    attention = CppPaged(spec.attended, memory.pool, ops, spec.context_length)
     programs = HeadPrograms(head, ops, attention, memory.states)
+    table = rows.beside()
     later = Later(programs.later, programs.carried)
-    return HeadPass(CpuFusedSteps(programs, rows.beside(), library, None, later=later))
+    chains = CpuFusedSteps(programs, table, library, None, later=later)
+    if spec.ranks is None:
+        return HeadPass(chains)
+    after_first = LaterPrograms(programs.later, programs.head)
+    passes = CpuFusedSteps(after_first, table, library, None, later=later)
+    return head_pass(sender, single(chains), single(passes))
 
 
 def _build_by_transformers(spec: RunnerSpec, library: Library, rows: DeviceRowTable) -> TorchRunner:

@@ -177,8 +177,11 @@ class Later(NamedTuple):
 class FusedPrograms(Protocol):
     """The programs of a model."""
 
-    body: GrowingProgram
-    head: GrowingProgram
+    @property
+    def body(self) -> GrowingProgram: ...
+
+    @property
+    def head(self) -> GrowingProgram: ...
 
 
 class CpuFusedSteps:

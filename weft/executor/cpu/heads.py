@@ -3,17 +3,23 @@ which all passes of a step run in one call."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from weft.executor.cpu.attention import CppPaged
+from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.cpu.program_model import GrowingProgram, SizedProgram, record_after_body
+from weft.executor.device import DeviceOutput, HostResult
+from weft.executor.heads.ranks import one_each
 from weft.executor.heads.states import HiddenPool
+from weft.executor.runner import Run
 from weft.models.heads.protocol import HeadModel
 from weft.ops.cpp import abi
 from weft.ops.cpp.ops import CppOps
+from weft.plan.step import Plan, Result
 
 
 class CppKept:
@@ -58,6 +64,23 @@ class CppSpread:
         )
         self._ops.recorder.add(args)
         return logits
+
+
+def single(steps: CpuFusedSteps) -> Run:
+    """Steps that run one pass of a chain."""
+
+    def compute(plan: Plan) -> DeviceOutput:
+        return HostResult(Result(steps.guess(plan, one_each(plan))))
+
+    return compute
+
+
+@dataclass(frozen=True, slots=True)
+class LaterPrograms:
+    """The programs of the passes after the first one, as `FusedPrograms`."""
+
+    body: GrowingProgram
+    head: GrowingProgram
 
 
 class HeadPrograms:

@@ -14,6 +14,7 @@ from weft.executor.kv_pool import StatePool
 from weft.models.layers.states import (
     ConvWeights,
     DeltaWeights,
+    LightningWeights,
     ScanWeights,
     SelectiveWeights,
 )
@@ -171,6 +172,34 @@ class CppStates:
             skip=weights.skip.data_ptr(),
             states=vectors.data_ptr(),
             state_stride=vectors.stride(0),
+        )
+        recorder.add(args)
+        return out
+
+    def lightning(
+        self,
+        qkv: Tensor,
+        gate: Tensor,
+        weights: LightningWeights,
+        layer: int,
+    ) -> Tensor:
+        heads = len(weights.decay)
+        recorder = self._ops.recorder
+        out = recorder.buffer(len(weights.norm))
+        (matrices,) = self._pool.of_layer[layer]
+        args = abi.LightningArgs(
+            qkv=qkv.data_ptr(),
+            qkv_stride=qkv.stride(0),
+            gate=gate.data_ptr(),
+            gate_stride=gate.stride(0),
+            out=out.data_ptr(),
+            heads=heads,
+            head_dim=len(weights.norm) // heads,
+            decay=weights.decay.data_ptr(),
+            norm_weight=weights.norm.data_ptr(),
+            eps=weights.eps,
+            states=matrices.data_ptr(),
+            state_stride=matrices.stride(0),
         )
         recorder.add(args)
         return out

@@ -13,13 +13,15 @@ from torch import Tensor
 from weft.arrays import IntArray
 from weft.executor.cpu.encoder_attention import MOST_DIMS_OF_SHORTS, CppBidirectional
 from weft.executor.cpu.tower_pieces import run_in_pieces
-from weft.models.vision.tower import Pieces, PlaneRotation, at_once
+from weft.models.layers.encoder import EncoderHeads
+from weft.models.vision.tower import Pieces, PlaneRotation, TowerHeads, at_once
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat, StepArgs, WeightFormat
 from weft.ops.cpp.build import processor_flags
 from weft.ops.cpp.encoder import CppEncoderOps
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.program import Program
+from weft.ops.protocol import Norm
 
 Part = Callable[..., Tensor]
 
@@ -60,8 +62,7 @@ class CppTowerAttention:
         self._ops = ops
         self._rotation = rotation
         self._places: IntArray = np.empty((3, 0), np.int32)  # `step` points to it
-        # Queries and keys are rotated in place: all are treated as queries, and nothing is stored.
-        self._heads = 2 * num_heads
+        self._num_heads = num_heads
         self._nothing = abi.KvCache(format=KvFormat.F32, kv_heads=0, head_dim=head_dim)
         self._axes = torch.empty(0)
         if rotation is not None:
@@ -77,22 +78,53 @@ class CppTowerAttention:
             self._places = np.ascontiguousarray(places, np.int32)
             self.step.rotation = self._places.ctypes.data
 
-    def forward(self, qkv: Tensor) -> Tensor:
-        if self._rotation is not None:
-            self._ops.recorder.add(self._rotated(qkv, self._rotation))
-        return self._inner.forward(qkv)
+    def forward(
+        self,
+        qkv: Tensor,
+        heads: TowerHeads | None = None,
+    ) -> Tensor:
+        record = self._ops.recorder.add
+        if heads is None:
+            if self._rotation is not None:
+                record(self._rotated(qkv, 2 * self._num_heads, None))
+            return self._inner.forward(qkv)
+        queries, keys, values = qkv.chunk(3, dim=1)
+        record(self._rotated(queries, self._num_heads, heads.q_norm))
+        record(self._rotated(keys, self._num_heads, heads.k_norm))
+        record(self._normed(values, self._num_heads, heads.v_norm))
+        return self._inner.forward(qkv, EncoderHeads(scale=heads.scale))
 
-    def _rotated(self, qkv: Tensor, rotation: PlaneRotation) -> abi.RotaryStoreArgs:
-        return abi.RotaryStoreArgs(
+    def _rotated(
+        self,
+        x: Tensor,
+        num_heads: int,
+        norm: Norm | None,
+    ) -> abi.RotaryStoreArgs:
+        args = self._normed(x, num_heads, norm)
+        if self._rotation is not None:
+            args.rotary_dim = 2 * len(self._axes)
+            args.cos = self._rotation.cos.data_ptr()
+            args.sin = self._rotation.sin.data_ptr()
+            args.axes = self._axes.data_ptr()
+        return args
+
+    def _normed(
+        self,
+        x: Tensor,
+        num_heads: int,
+        norm: Norm | None,
+    ) -> abi.RotaryStoreArgs:
+        """Norms heads where they are. All are treated as queries, and nothing is stored."""
+        args = abi.RotaryStoreArgs(
             cache=ctypes.addressof(self._nothing),
-            qkv=qkv.data_ptr(),
-            qkv_stride=qkv.stride(0),
-            heads=self._heads,
-            rotary_dim=2 * len(self._axes),
-            cos=rotation.cos.data_ptr(),
-            sin=rotation.sin.data_ptr(),
-            axes=self._axes.data_ptr(),
+            qkv=x.data_ptr(),
+            qkv_stride=x.stride(0),
+            heads=num_heads,
         )
+        if norm is not None:
+            args.q_norm = norm.weight.data_ptr()
+            args.eps = norm.eps
+        return args
 
 
 class CppTowerBackend:

@@ -18,6 +18,7 @@ from weft.executor.kv_pool import StatePool
 from weft.models.layers.states import (
     ConvWeights,
     DeltaWeights,
+    LightningWeights,
     ScanWeights,
     SelectiveWeights,
 )
@@ -25,6 +26,7 @@ from weft.ops.triton.states import (
     StateStep,
     convolve,
     gated_delta,
+    lightning,
     norm_and_gate,
     scan,
     selective,
@@ -126,6 +128,24 @@ class TritonStates:
             self._now(),
             weights.decay_log,
             weights.skip,
+        )
+
+    def lightning(
+        self,
+        qkv: Tensor,
+        gate: Tensor,
+        weights: LightningWeights,
+        layer: int,
+    ) -> Tensor:
+        (matrices,) = self._pool.of_layer[layer]
+        out = lightning(qkv, matrices, self._now(), weights.decay)
+        return norm_and_gate(
+            out.flatten(1)[:, None],
+            gate,
+            weights.norm,
+            weights.eps,
+            gates_first=False,
+            by_sigmoid=True,
         )
 
     def _convolve(self, x: Tensor, conv: ConvWeights, layer: int, *, gated: bool) -> Tensor:

@@ -45,6 +45,8 @@ def make_head_memory(spec: RunnerSpec, device: torch.device) -> HeadMemory | Non
     """The memory of the head that guesses for this model; None without one."""
     if spec.draft is None or spec.draft.model.head is None:
         return None
+    # Only the K and V of the model are shared with other processes.
+    ranks = None if spec.ranks is None else replace(spec.ranks, pool=None)
     own = replace(
         spec,
         engine=spec.draft.engine,
@@ -55,6 +57,7 @@ def make_head_memory(spec: RunnerSpec, device: torch.device) -> HeadMemory | Non
         num_state_slots=0,
         processors=None,
         draft=None,
+        ranks=ranks,
     )
     assert own.model.head is not None
     states = HiddenPool(

@@ -24,12 +24,12 @@ class HeadSteps:
         *,
         model: HeadModel,
         attention: AttentionBackend,
-        sampler: SamplerOps,
+        sampler: SamplerOps | None,
         rows: DeviceRowTable,
         states: HiddenPool,
         dtype: torch.dtype,
     ) -> None:
-        """`dtype` of activations."""
+        """`sampler`: None on a rank that follows, which draws nothing. `dtype` of activations."""
         self._model = model
         self._attention = attention
         self._sampler = sampler
@@ -65,6 +65,8 @@ class HeadSteps:
             return DecoderOutput(None, ())
         carried[inputs.sampling_rows] = hidden.index_select(0, inputs.last).float()
         logits = self._model.logits(hidden, inputs.last)
+        if self._sampler is None:
+            return DecoderOutput(None, ())
         sampled = sample(
             self._sampler,
             logits,

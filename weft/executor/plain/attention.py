@@ -138,7 +138,7 @@ class TorchPaged:
                 causal,
                 out[here],
                 heads,
-                ends,
+                ends if heads.sees_later else None,
             )
         out = out.to(qkv.dtype)
         if gate is not None:

@@ -27,6 +27,7 @@ from weft.executor.backend import AttentionBackend
 from weft.executor.device import StepDevice
 from weft.executor.heads.build import HeadMemory, make_head, make_head_memory
 from weft.executor.heads.guessing import GuessPasses, HeadPass
+from weft.executor.heads.ranks import head_pass
 from weft.executor.heads.states import PlainKept, plain_spread
 from weft.executor.heads.steps import HeadSteps
 from weft.executor.inputs import DeviceRowTable
@@ -48,7 +49,8 @@ from weft.executor.ranks.build import (
     plan_sender,
     rank_passes,
 )
-from weft.executor.runner import EncoderSteps, TorchRunner
+from weft.executor.ranks.sender import PlanSender
+from weft.executor.runner import EncoderSteps, Pass, TorchRunner
 from weft.models.decoder import Decoder
 from weft.models.registry import make_encoder, make_model
 from weft.ops.encoder import PlainEncoderOps
@@ -107,24 +109,29 @@ def build_decoder(
         *counting(experts),
     ]
     if memory is not None:
-        passes = [_head_pass(memory, cast(Decoder, model), rows), *passes]
+        passes = [_head_pass(memory, cast(Decoder, model), rows, sender), *passes]
     device = announcing(spec, device, sender)
     return in_lockstep(spec, ops, unsplit, weights, device, passes)
 
 
-def _head_pass(memory: HeadMemory, model: Decoder, rows: DeviceRowTable) -> HeadPass:
+def _head_pass(
+    memory: HeadMemory, model: Decoder, rows: DeviceRowTable, sender: PlanSender | None
+) -> Pass:
     """The pass of the head with this memory, for a model with filled weights."""
     spec = memory.spec
     on = rows.slots.device
+    follows = spec.ranks is not None and sender is None
     head = make_head(spec, plain_ops(spec, on), model, plain_spread, on)
     steps = HeadSteps(
         model=head,
         attention=_make_attention(spec, memory.pool),
-        sampler=TorchSamplerOps(),
+        sampler=None if follows else TorchSamplerOps(),
         rows=rows.beside(),
         states=memory.states,
         dtype=spec.dtype,
     )
+    if spec.ranks is not None:
+        return head_pass(sender, steps.first, steps.later)
     return HeadPass(GuessPasses(steps.first, steps.later))
 
 

@@ -22,14 +22,17 @@ from weft.executor.kv_pool import StatePool
 from weft.models.layers.states import (
     ConvWeights,
     DeltaWeights,
+    LightningWeights,
     ScanWeights,
     SelectiveWeights,
 )
+from weft.ops.elementwise import rms_norm
 from weft.ops.states import (
     conv_step,
     delta_decay,
     delta_step,
     gate_and_norm,
+    lightning_step,
     norm_and_gate,
     scan_step,
     selective_step,
@@ -208,6 +211,33 @@ class TorchStates:
         self._advance_all(vectors.transpose(1, 2), advance)
         out += weights.skip * values
         return (out * F.silu(gate.float())).to(x.dtype)
+
+    def lightning(
+        self,
+        qkv: Tensor,
+        gate: Tensor,
+        weights: LightningWeights,
+        layer: int,
+    ) -> Tensor:
+        num = len(qkv)
+        q, k, v = F.silu(qkv.float()).view(num, 3, len(weights.decay), -1).unbind(1)
+        out = torch.empty_like(v)
+
+        def advance(state: Tensor, tokens: Tensor) -> Tensor:
+            state, out[tokens] = lightning_step(
+                state,
+                q[tokens],
+                k[tokens],
+                v[tokens],
+                weights.decay,
+            )
+            return state
+
+        (matrices,) = self._pool.of_layer[layer]
+        # [slots, heads, V / lanes, K, lanes] -> [slots, heads, K, V / lanes, lanes]
+        self._advance_all(matrices.transpose(2, 3), advance)
+        normed = rms_norm(out.flatten(1), weights.norm, weights.eps)
+        return (normed * torch.sigmoid(gate.float())).to(qkv.dtype)
 
     def _convolve(self, x: Tensor, conv: ConvWeights, layer: int) -> Tensor:
         """x [T, C] float32 -> [T, C]"""

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from weft.arrays import IntArray
 from weft.executor.plain.encoder_attention import TorchBidirectional
-from weft.models.vision.tower import Pieces, PlaneRotation
-from weft.ops.elementwise import apply_rotary, rotary_tables
+from weft.models.layers.encoder import EncoderHeads
+from weft.models.vision.tower import Pieces, PlaneRotation, TowerHeads
+from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
 from weft.ops.encoder import PlainEncoderOps
 
 
@@ -37,13 +38,25 @@ class TorchTowerAttention:
         cos, sin = rotary_tables(cos, sin, torch.float32)
         self._angles = (cos.to(self._device), sin.to(self._device))
 
-    def forward(self, qkv: Tensor) -> Tensor:
+    def forward(
+        self,
+        qkv: Tensor,
+        heads: TowerHeads | None = None,
+    ) -> Tensor:
+        if self._angles is None and heads is None:
+            return self._inner.forward(qkv)
+        q, k, v = qkv.view(len(qkv), 3, self._num_heads, -1).unbind(1)
+        scale = 0.0
+        if heads is not None:
+            q = rms_norm(q, *heads.q_norm)
+            k = rms_norm(k, *heads.k_norm)
+            v = rms_norm(v, *heads.v_norm)
+            scale = heads.scale
         if self._angles is not None:
-            q, k, v = qkv.view(len(qkv), 3, self._num_heads, -1).unbind(1)
             q = apply_rotary(q.float(), *self._angles).to(qkv.dtype)
             k = apply_rotary(k.float(), *self._angles).to(qkv.dtype)
-            qkv = torch.stack((q, k, v), dim=1).flatten(1)
-        return self._inner.forward(qkv)
+        qkv = torch.stack((q, k, v), dim=1).flatten(1)
+        return self._inner.forward(qkv, EncoderHeads(scale=scale))
 
 
 class TorchTowerBackend:

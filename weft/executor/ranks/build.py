@@ -54,13 +54,18 @@ def plain_ops(spec: RunnerSpec, on: torch.device) -> PlainOps:
     return PlainOps(spec.dtype, on, spec.model.quantize, placement, joint)
 
 
-def cpp_ops(spec: RunnerSpec, library: Library, format: WeightFormat) -> CppOps:
+def cpp_ops(
+    spec: RunnerSpec, library: Library, format: WeightFormat, beside: CppOps | None = None
+) -> CppOps:
+    """The ops of a model; of a head, those of its model stand `beside`: ranks meet in the same
+    memory for both."""
+    joint = _cpp_joint(spec, library) if beside is None else beside.joint
     return CppOps(
         library,
         format,
         keeps_codes=spec.model.keeps_codes,
         placement=placement_of(spec),
-        joint=_cpp_joint(spec, library),
+        joint=joint,
     )
 
 
@@ -144,7 +149,7 @@ def rank_passes(spec: RunnerSpec, rows: DeviceRowTable, sender: PlanSender | Non
     if sender is not None:
         assert spec.ranks is not None
         return [LeaderPass(sender, is_staged=spec.ranks.pp_stage is not None)]
-    if spec.ranks is not None and spec.engine.draft_model:
+    if spec.ranks is not None and spec.engine.draft_model and spec.draft is None:
         return [FollowerTables(rows)]
     return []
 

@@ -11,14 +11,14 @@ from weft.config.model import ModelConfig
 from weft.models.heads.beside import NormedPart, beside, copy_rows
 from weft.models.heads.protocol import Spread
 from weft.models.layers.attention import Heads, PagedAttention
-from weft.models.layers.embedding import Embedding
+from weft.models.layers.embedding import VOCABULARY, Embedding
 from weft.models.layers.head import LmHead
-from weft.models.layers.linear import Linear
+from weft.models.layers.linear import INPUTS, Linear
 from weft.models.layers.mlp import make_mlp
 from weft.models.layers.norm import RmsNorm
 from weft.models.layers.rope import Rope
 from weft.models.layers.weight import Weights
-from weft.ops.protocol import Ops
+from weft.ops.protocol import Divided, Ops, Shard
 
 
 class Eagle3:
@@ -59,13 +59,16 @@ class Eagle3:
             "v_proj": kv_heads * head_dim,
         }
         bias = layer.attention.qkv_bias
-        self._qkv = Linear(2 * hidden, sizes, bias, ops)
-        self._out = Linear(sizes["q_proj"], {"o_proj": hidden}, layer.attention.out_bias, ops)
+        by_heads = Shard(Divided.OUTPUTS, unit=head_dim)
+        self._qkv = Linear(2 * hidden, sizes, bias, ops, shard=by_heads)
+        self._out = Linear(
+            sizes["q_proj"], {"o_proj": hidden}, layer.attention.out_bias, ops, shard=INPUTS
+        )
         rope = layer.attention.rope
         self._heads = Heads(None if rope is None else Rope(rope, config, head_dim), None, None)
         self._mlp = make_mlp(config, layer.mlp, ops)
         self._head = LmHead(
-            ops.matrix(hidden, (spec.num_logits,), precise=True),
+            ops.matrix(hidden, (spec.num_logits,), precise=True, shard=VOCABULARY),
             (spec.num_logits, hidden),
             "lm_head",
             ops,
@@ -101,7 +104,8 @@ class Eagle3:
     def logits(self, hidden: Tensor, places: Tensor | None = None) -> Tensor:
         rows = hidden if places is None else hidden.index_select(0, places)
         logits = self._head(self._norm(rows), places)
-        if self._ids is None:
+        # A rank that follows has only a part of them, which nothing reads.
+        if self._ids is None or logits.shape[1] != len(self._ids):
             return logits
         return self._spread(logits, self._ids, self._embedding.shape[0])
 

@@ -41,6 +41,7 @@ class Heads(NamedTuple):
     values_are_keys: bool = False  # qkv has no values: they are the keys, as they come
     biases: Biases | None = None  # added to scores, by distance
     narrows: bool = False  # no later layer stores anything (`PagedAttention.narrow`)
+    sees_later: bool = True  # False: tokens see none after them, whatever the step says
 
     def score_scale(self, head_dim: int) -> float:
         return self.scale or 1 / math.sqrt(head_dim)
@@ -157,6 +158,7 @@ class Attention:
             values_are_keys=spec.values_are_keys,
             biases=biases,
             narrows=layer == config.last_storing_layer,
+            sees_later=spec.sees_later,
         )
         self._keys_without_bias = ""
         if spec.qkv_bias and not spec.key_bias:

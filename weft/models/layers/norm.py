@@ -70,13 +70,14 @@ class CenteredNorm:
             yield vector(f"{prefix}.bias", self.norm.bias)
 
 
-def make_norm(config: ModelConfig, size: int, ops: Ops) -> RmsNorm | CenteredNorm:
-    """A norm of the decoder's kind."""
+def make_norm(config: ModelConfig, size: int, ops: Ops, eps: float = 0.0) -> RmsNorm | CenteredNorm:
+    """A norm of the decoder's kind. `eps` 0: that of the model."""
     kind = config.decoder.norm
+    eps = eps or config.norm_eps
     if kind.has_mean:
         return CenteredNorm(
             size,
-            config.norm_eps,
+            eps,
             ops,
             has_bias=kind.has_bias,
             has_weight=kind is not NormKind.LAYER_PLAIN,
@@ -84,7 +85,7 @@ def make_norm(config: ModelConfig, size: int, ops: Ops) -> RmsNorm | CenteredNor
         )
     return RmsNorm(
         size,
-        config.norm_eps,
+        eps,
         ops,
         kind=kind,
     )

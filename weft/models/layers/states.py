@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from weft.config.decoder import (
     GatedDeltaSpec,
+    LightningSpec,
     Mamba1Spec,
     MambaSpec,
     ScanNorm,
@@ -54,6 +55,14 @@ class SelectiveWeights(NamedTuple):
 
     decay_log: Tensor  # [state_dim, channels]
     skip: Tensor  # [channels]
+
+
+class LightningWeights(NamedTuple):
+    """What lightning attention has besides projections; all float32."""
+
+    decay: Tensor  # [heads] factor of the state for each token
+    norm: Tensor  # [heads * head_dim]
+    eps: float
 
 
 class LayerStates(Protocol):
@@ -118,6 +127,21 @@ class LayerStates(Protocol):
 
         x, gate and steps [T, channels]; shared [T, b | c]: d = softplus(steps), and a =
         exp(-exp(decay_log) d). Returns the shape of `gate`. Source: arXiv:2312.00752.
+        """
+        ...
+
+    def lightning(
+        self,
+        qkv: Tensor,
+        gate: Tensor,
+        weights: LightningWeights,
+        layer: int,
+    ) -> Tensor:
+        """norm(S q) sigmoid(gate), where S <- decay S + k v, for each head.
+
+        qkv [T, q | k | v], all three without their silu yet (may be overwritten); gate [T, heads
+        head_dim]. The norm is over all heads. Returns the shape of `gate`. Source:
+        arXiv:2501.08313.
         """
         ...
 
@@ -328,19 +352,65 @@ class Mamba1:
         yield from self._out.weights(prefix)
 
 
+class Lightning:
+    """Lightning attention. Source: arXiv:2501.08313."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: LightningSpec,
+        layer: int,
+        ops: Ops,
+        states: LayerStates | None,
+    ) -> None:
+        names = config.decoder.names.state
+        hidden = config.hidden_size
+        size = spec.out_size
+        self._names = names
+        self._layer = layer
+        self._ops = ops
+        self._states = states
+        of_qkv, of_gate = names.inputs
+        self._qkv = HeadwiseLinear(hidden, of_qkv, (size, size, size), spec.heads, False, ops)
+        self._gate = Linear(hidden, {of_gate: size}, False, ops)
+        self._out = Linear(size, {names.out: hidden}, False, ops)
+        # The decays follow from the layer, and are in no checkpoint.
+        decay = ops.vector(spec.heads, exact=True)
+        decay.copy_(torch.tensor(spec.decays))
+        self._weights = LightningWeights(decay, ops.vector(size, exact=True), spec.norm_eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        states = _needed(self._states)
+        gate = self._ops.computed(self._gate(x))
+        qkv = self._ops.computed(self._qkv(x))
+        return self._out(states.lightning(qkv, gate, self._weights, self._layer))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self._qkv.weights(prefix)
+        yield from self._gate.weights(prefix)
+        yield vector(f"{prefix}.{self._names.norm}.weight", self._weights.norm)
+        yield from self._out.weights(prefix)
+
+
+StateMixer: TypeAlias = ShortConv | GatedDelta | Mamba | Mamba1 | Lightning
+
+
 def make_state_mixer(
     config: ModelConfig,
     spec: StateSpec,
     layer: int,
     ops: Ops,
     states: LayerStates | None,
-) -> ShortConv | GatedDelta | Mamba | Mamba1:
+) -> StateMixer:
     if isinstance(spec, ShortConvSpec):
         return ShortConv(config, spec, layer, ops, states)
     if isinstance(spec, MambaSpec):
         return Mamba(config, spec, layer, ops, states)
     if isinstance(spec, Mamba1Spec):
         return Mamba1(config, spec, layer, ops, states)
+    if isinstance(spec, LightningSpec):
+        return Lightning(config, spec, layer, ops, states)
     return GatedDelta(config, spec, layer, ops, states)
 
 

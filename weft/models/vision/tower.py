@@ -21,6 +21,7 @@ from weft.arrays import IntArray
 from weft.models.layers.weight import Weights
 from weft.ops.elementwise import rotary_angles
 from weft.ops.encoder import EncoderOps
+from weft.ops.protocol import Norm
 
 # Each `next` does one piece of the work; the last one returns the rows.
 Pieces: TypeAlias = Generator[None, None, Tensor]
@@ -86,6 +87,15 @@ class PlaneRotation:
         self.axes = torch.arange(2).repeat_interleave(quarter)
 
 
+class TowerHeads(NamedTuple):
+    """The norms of each head before the rotation, and the factor of scores."""
+
+    q_norm: Norm
+    k_norm: Norm
+    v_norm: Norm
+    scale: float
+
+
 class TowerAttention(Protocol):
     """The attention of the rows of a part: rows attend within their own segment."""
 
@@ -96,8 +106,9 @@ class TowerAttention(Protocol):
         """
         ...
 
-    def forward(self, qkv: Tensor) -> Tensor:
-        """qkv [T, 3 heads D] (may be overwritten) -> [T, heads D]."""
+    def forward(self, qkv: Tensor, heads: TowerHeads | None = None) -> Tensor:
+        """qkv [T, 3 heads D] (may be overwritten) -> [T, heads D]. Without `heads` there are no
+        norms, and scores are divided by sqrt(D)."""
         ...
 
 

@@ -10,7 +10,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
 
 LORA_ROWS = 12
-NUM_OPS = 35
+NUM_OPS = 42
 FUSED_COLUMNS = 10
 PANEL = 32
 IN_STEP = 64
@@ -65,6 +65,13 @@ class OpKind(IntEnum):
     TAKE_ROWS = 32
     SPREAD = 33
     SELECTIVE = 34
+    LIGHTNING = 35
+    LIMIT = 36
+    CUT_OFF = 37
+    OPEN_STREAMS = 38
+    PREDICT_STREAMS = 39
+    CORRECT_STREAMS = 40
+    CLOSE_STREAMS = 41
 
 
 class WeightFormat(IntEnum):
@@ -537,6 +544,7 @@ class AttentionArgs(ctypes.Structure):
         ("may_round", c_int64),
         ("biases", c_void_p),
         ("bias_stride", c_int64),
+        ("sees_no_later", c_int64),
     )
 
 
@@ -627,6 +635,23 @@ class SelectiveArgs(ctypes.Structure):
     )
 
 
+class LightningArgs(ctypes.Structure):
+    _fields_ = (
+        ("qkv", c_void_p),
+        ("qkv_stride", c_int64),
+        ("gate", c_void_p),
+        ("gate_stride", c_int64),
+        ("out", c_void_p),
+        ("heads", c_int64),
+        ("head_dim", c_int64),
+        ("decay", c_void_p),
+        ("norm_weight", c_void_p),
+        ("eps", c_float),
+        ("states", c_void_p),
+        ("state_stride", c_int64),
+    )
+
+
 class AddPositionsArgs(ctypes.Structure):
     _fields_ = (
         ("x", c_void_p),
@@ -652,6 +677,69 @@ class CrossArgs(ctypes.Structure):
     )
 
 
+class CutOffArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("size", c_int64),
+        ("deviations", c_float),
+        ("activation", c_int64),
+    )
+
+
+class OpenStreamsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("num", c_int64),
+        ("size", c_int64),
+    )
+
+
+class PredictStreamsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("factors", c_void_p),
+        ("factors_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("num", c_int64),
+        ("size", c_int64),
+    )
+
+
+class CorrectStreamsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("factors", c_void_p),
+        ("factors_stride", c_int64),
+        ("num", c_int64),
+        ("size", c_int64),
+        ("active", c_int64),
+    )
+
+
+class CloseStreamsArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("num", c_int64),
+        ("size", c_int64),
+    )
+
+
 class LayerNormWeights(ctypes.Structure):
     _fields_ = (
         ("weight", c_void_p),
@@ -668,6 +756,18 @@ class LayerNormArgs(ctypes.Structure):
         ("x_stride", c_int64),
         ("out_stride", c_int64),
         ("norm", LayerNormWeights),
+    )
+
+
+class LimitArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("size", c_int64),
+        ("limits", c_void_p),
+        ("activation", c_int64),
     )
 
 
@@ -873,4 +973,11 @@ KIND_OF: dict[type[ctypes.Structure], OpKind] = {
     TakeRowsArgs: OpKind.TAKE_ROWS,
     SpreadArgs: OpKind.SPREAD,
     SelectiveArgs: OpKind.SELECTIVE,
+    LightningArgs: OpKind.LIGHTNING,
+    LimitArgs: OpKind.LIMIT,
+    CutOffArgs: OpKind.CUT_OFF,
+    OpenStreamsArgs: OpKind.OPEN_STREAMS,
+    PredictStreamsArgs: OpKind.PREDICT_STREAMS,
+    CorrectStreamsArgs: OpKind.CORRECT_STREAMS,
+    CloseStreamsArgs: OpKind.CLOSE_STREAMS,
 }

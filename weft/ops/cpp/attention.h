@@ -82,14 +82,14 @@ struct Attention {
       : args(args),
         cache(*args.cache),
         shape{cache.kv_heads, args.heads / cache.kv_heads, args.window, args.bidirectional != 0,
-              args.biases != nullptr},
+              args.biases != nullptr, args.sees_no_later != 0},
         head_dim(cache.head_dim),
         slot_bytes((cache.stride ? cache.stride : cache.kv_heads * head_dim) * kSize),
         dims(ceil_div(head_dim, kPanel) * kPanel),
         q_size(ceil_div(dims, kSlab) * kSlab),
         head_stride(args.head_stride ? args.head_stride : head_dim),
         state(state_size(dims)),
-        sees_to(step.sees_to) {}
+        sees_to(args.sees_no_later ? nullptr : step.sees_to) {}
 
   bool is_padded() const { return head_dim != dims; }
 

@@ -35,6 +35,7 @@ struct Shape {
   int64_t window;      // 0: none
   bool bidirectional;  // tokens see those after them
   bool biased;         // scores depend on distances
+  bool sees_no_later;  // tokens see up to themselves, whatever the step says
 };
 
 // Requests first .. first + num - 1 of a step, the first `num_segments` segments of which are the
@@ -160,7 +161,8 @@ static int64_t end_of_seen(const StepArgs& step, Shape shape, int64_t r, int64_t
     const int64_t end = step.starts[r] + step.lens[r];
     return shape.window ? least(step.starts[r] + last - 1 + shape.window, end) : end;
   }
-  return step.sees_to ? step.sees_to[token + last - 1] : step.starts[r] + last;
+  const bool sees_later = step.sees_to && !shape.sees_no_later;
+  return sees_later ? step.sees_to[token + last - 1] : step.starts[r] + last;
 }
 
 // Tokens first .. last - 1 of request r, which has `token` tokens of the step before it.

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from weft.ops import fusion
 from weft.ops.cpp import abi
-from weft.ops.cpp.abi import WeightFormat
+from weft.ops.cpp.abi import Epilogue, WeightFormat
 from weft.ops.cpp.library import Library
-from weft.ops.cpp.ops import CppOps, layer_norm_weights
+from weft.ops.cpp.ops import EPILOGUES, CppOps, layer_norm_weights
 from weft.ops.encoder import Tables
 from weft.ops.fusion import Value
 from weft.ops.plain import PlainMatrix
@@ -82,3 +82,16 @@ class CppEncoderOps(CppOps):
             args.norm = layer_norm_weights(norm)
         self.recorder.add(args)
         return fusion.activation(Value(out))
+
+    def limit(self, x: Tensor, limits: Tensor, out: Tensor, activation: str = "") -> None:
+        """`EncoderOps.limit`: `limits` are read when the program runs."""
+        args = abi.LimitArgs(
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            out=out.data_ptr(),
+            out_stride=out.stride(0),
+            size=x.shape[1],
+            limits=limits.data_ptr(),
+            activation=EPILOGUES[activation] if activation else Epilogue.STORE,
+        )
+        self.recorder.add(args)

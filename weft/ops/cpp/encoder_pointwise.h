@@ -89,5 +89,19 @@ static void scale_logits(const ScaleLogitsArgs& args, const StepArgs& step, Team
   }
 }
 
+static void limit(const LimitArgs& args, const StepArgs& step, Team& team) {
+  const F32 low = all(args.limits[0]);
+  const F32 high = all(args.limits[1]);
+  for (int64_t t; (t = team.take()) < step.num_tokens;) {
+    const float* const x = args.x + t * args.x_stride;
+    float* const out = args.out + t * args.out_stride;
+    for (int64_t i = 0; i < args.size; i += kLanes) {
+      const int n = int(least(args.size - i, kLanes));
+      const F32 limited = smaller(high, larger(low, load(x + i, n)));
+      store(out + i, activated(args.activation, limited), n);
+    }
+  }
+}
+
 }  // namespace WEFT_NAMESPACE
 }  // namespace weft

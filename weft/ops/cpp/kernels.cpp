@@ -18,6 +18,7 @@
 #include "linear.h"
 #include "moe.h"
 #include "state.h"
+#include "streams.h"
 #include "rotary.h"
 #include "attention.h"
 #include "cross.h"
@@ -79,6 +80,13 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(take_rows, TakeRowsArgs),
     KERNEL(spread, SpreadArgs),
     KERNEL(selective, SelectiveArgs),
+    KERNEL(lightning, LightningArgs),
+    KERNEL(limit, LimitArgs),
+    KERNEL(cut_off, CutOffArgs),
+    KERNEL(open_streams, OpenStreamsArgs),
+    KERNEL(predict_streams, PredictStreamsArgs),
+    KERNEL(correct_streams, CorrectStreamsArgs),
+    KERNEL(close_streams, CloseStreamsArgs),
 };
 
 }  // namespace weft

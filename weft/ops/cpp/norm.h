@@ -10,8 +10,8 @@ WEFT_INLINE float inverse_root(float mean, float eps) {
   return (1 + (mean - mean)) / sqrtf(mean + eps);
 }
 
-// 1 / sqrt(mean(x x) + eps), summed in an order that depends on the size alone.
-static float inverse_rms(const float* x, int64_t size, float eps) {
+// The mean of x x, summed in an order that depends on the size alone.
+static float mean_of_squares(const float* x, int64_t size) {
   F32 sums[4] = {zero(), zero(), zero(), zero()};
   int64_t i = 0;
   for (; i + 4 * kLanes <= size; i += 4 * kLanes) {
@@ -25,7 +25,12 @@ static float inverse_rms(const float* x, int64_t size, float eps) {
     const F32 value = load(x + i, int(least(size - i, kLanes)));
     sums[0] = muladd(value, value, sums[0]);
   }
-  return inverse_root(sum(add(add(sums[0], sums[1]), add(sums[2], sums[3]))) / float(size), eps);
+  return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3]))) / float(size);
+}
+
+// 1 / sqrt(mean(x x) + eps)
+static float inverse_rms(const float* x, int64_t size, float eps) {
+  return inverse_root(mean_of_squares(x, size), eps);
 }
 
 static void norm(const NormArgs& args, const StepArgs& step, Team& team) {

@@ -139,7 +139,7 @@ class CppOps:
         placement that shares the model with other processes."""
         self.library = library
         self.placement = placement
-        self._own_joint = joint
+        self.joint = joint
         self._keeps_codes = keeps_codes
         self.vectors: list[Tensor] = []
         self.matrices: list[Matrix] = []
@@ -249,8 +249,8 @@ class CppOps:
 
     @property
     def _joint(self) -> RecordedJoint:
-        assert self._own_joint is not None, "this process has the model alone"
-        return self._own_joint
+        assert self.joint is not None, "this process has the model alone"
+        return self.joint
 
     def of_heads(self, values: Tensor) -> Tensor:
         return self.placement.of_heads(values)

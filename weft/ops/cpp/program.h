@@ -99,9 +99,16 @@ enum OpKind : int64_t {
   kTakeRows = 32,
   kSpread = 33,
   kSelective = 34,
+  kLightning = 35,
+  kLimit = 36,
+  kCutOff = 37,
+  kOpenStreams = 38,
+  kPredictStreams = 39,
+  kCorrectStreams = 40,
+  kCloseStreams = 41,
 };
 
-constexpr int kNumOps = kSelective + 1;
+constexpr int kNumOps = kCloseStreams + 1;
 
 struct Op {
   int64_t kind;
@@ -607,6 +614,7 @@ struct AttentionArgs {
   // keys of a full slab around those that a query sees, there must be floats.
   const float* biases;
   int64_t bias_stride;
+  int64_t sees_no_later;  // 1: queries see up to themselves, whatever StepArgs.sees_to says
 };
 
 // ---------------------------------------------------------------- states
@@ -718,6 +726,25 @@ struct SelectiveArgs {
   int64_t state_stride;
 };
 
+// Lightning attention. For each head a state S [head_dim, head_dim], with q, k and v after their
+// silu:
+//   S <- decay S + k v;  out = norm(S q) sigmoid(gate), over all heads
+// The state of a slot: [heads][head_dim / kStateLanes][head_dim][kStateLanes].
+struct LightningArgs {
+  float* qkv;  // [T, qkv_stride]: q, k and v [heads, head_dim], before their silu; overwritten
+  int64_t qkv_stride;
+  const float* gate;  // [T, gate_stride]: [heads, head_dim]
+  int64_t gate_stride;
+  float* out;  // [T, heads * head_dim]
+  int64_t heads;
+  int64_t head_dim;
+  const float* decay;        // [heads]
+  const float* norm_weight;  // [heads * head_dim]
+  float eps;
+  float* states;  // [slots, state_stride]
+  int64_t state_stride;
+};
+
 // ---------------------------------------------------------------- cross attention
 
 // x[t] += table[positions[t]]. Reads StepArgs.positions.
@@ -747,6 +774,68 @@ struct CrossArgs {
 constexpr int64_t kMaxCross = 4096;
 constexpr int64_t kCrossStep = 64;
 
+// ---------------------------------------------------------------- streams
+
+// x = f(max(0, x - mean - deviations deviation)), with the mean and the standard deviation of a row
+// of `size`; f is an `Epilogue` of one number.
+struct CutOffArgs {
+  float* x;
+  int64_t x_stride;
+  int64_t size;
+  float deviations;
+  int64_t activation;
+};
+
+// Rows of `num` streams side by side, each of `size`: x, and num - 1 others, which get the root
+// mean square of x.
+struct OpenStreamsArgs {
+  const float* x;
+  int64_t x_stride;
+  const float* y;  // [T, y_stride], rows [num - 1, size]
+  int64_t y_stride;
+  float* out;  // [T, out_stride], rows [num, size]
+  int64_t out_stride;
+  int64_t num;
+  int64_t size;
+};
+
+// Stream i of `out` = stream i of x + sum over j of factors[i num + j] times stream j of x.
+struct PredictStreamsArgs {
+  const float* x;
+  int64_t x_stride;
+  const float* factors;  // [T, factors_stride], rows [num, num]
+  int64_t factors_stride;
+  float* out;
+  int64_t out_stride;
+  int64_t num;
+  int64_t size;
+};
+
+// Stream i of x += (1 + factors[i]) (y - stream `active` of x).
+struct CorrectStreamsArgs {
+  float* x;
+  int64_t x_stride;
+  const float* y;  // [T, y_stride], rows [size]
+  int64_t y_stride;
+  const float* factors;  // [T, factors_stride], rows [num]
+  int64_t factors_stride;
+  int64_t num;
+  int64_t size;
+  int64_t active;
+};
+
+// out = the mean of x and of num - 1 others, each with the root mean square of x.
+struct CloseStreamsArgs {
+  const float* x;
+  int64_t x_stride;
+  const float* y;  // [T, y_stride], rows [num - 1, size]
+  int64_t y_stride;
+  float* out;
+  int64_t out_stride;
+  int64_t num;
+  int64_t size;
+};
+
 // ---------------------------------------------------------------- encoders
 
 // (x - mean) / sqrt(variance + eps) * weight + bias, over a row.
@@ -763,6 +852,17 @@ struct LayerNormArgs {
   int64_t x_stride;
   int64_t out_stride;
   LayerNormWeights norm;
+};
+
+// out = f(x limited to limits[0] .. limits[1]); f is an `Epilogue` of one number, kStore: none.
+struct LimitArgs {
+  const float* x;
+  int64_t x_stride;
+  float* out;
+  int64_t out_stride;
+  int64_t size;
+  const float* limits;  // [2]
+  int64_t activation;
 };
 
 // out[t] = norm(words[tokens[t]] + kinds[kind_ids[t]] + positions[positions[t] + first_position]).

@@ -98,7 +98,7 @@ static void find_angles(const RotaryStoreArgs& args, const StepArgs& step, int64
       angles.sin = angles.mixed + half;
       return;
     }
-  } else {
+  } else if (half) {
     first = step.positions[token] * half;
   }
   angles.cos = args.cos + first;

@@ -1,5 +1,5 @@
 // Layers that keep a state of fixed size for each request in place of K and V: short convolutions,
-// the gated delta rule, and Mamba 1 and 2.
+// the gated delta rule, Mamba 1 and 2, and lightning attention.
 //
 // The state of a layer is made of blocks of kStateLanes neighbours: channels, or values of a head.
 // No block needs another one, so a work item is one block of all requests:
@@ -8,6 +8,7 @@
 //                                                   of the delta rule [key_dim][kStateLanes], 8 KB:
 //                                                   they stay in the L1 cache for a chunk of tokens
 //                                                   of Mamba 1 and 2  [state_dim][kStateLanes]
+//                                                   of lightning attention, as of the delta rule
 //
 // Token follows token with the same arithmetic in prompts and in single steps: how a prompt is cut
 // changes no bit.
@@ -283,6 +284,22 @@ WEFT_INLINE ScanFactors& scan_factors_of(const ScanArgs& args, int64_t t, int64_
   return *reinterpret_cast<ScanFactors*>(args.factors + (t * args.heads + head) * kScanFactors);
 }
 
+// S <- decay S + into value, of kLanes values of a head. Returns S out_of.
+WEFT_INLINE F32 take_in(float* state, int64_t dim, F32 decay, const float* into, F32 value,
+                        const float* out_of) {
+  F32 sums[4] = {zero(), zero(), zero(), zero()};
+  for (int64_t j = 0; j < dim; j += 4) {
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; u++) {
+      float* const row = state + (j + u) * kStateLanes;
+      const F32 next = muladd(all(into[j + u]), value, mul(decay, load(row)));
+      store(row, next);
+      sums[u] = muladd(all(out_of[j + u]), next, sums[u]);
+    }
+  }
+  return add(add(sums[0], sums[1]), add(sums[2], sums[3]));
+}
+
 // kStateLanes values of a head over `num` tokens: S <- decay S + b (step x), out = S c + skip x.
 static void advance_scan(const ScanArgs& args, int64_t head, int64_t value, float* state, int64_t t,
                          int64_t num) {
@@ -299,18 +316,7 @@ static void advance_scan(const ScanArgs& args, int64_t head, int64_t value, floa
       const ScanFactors by = scan_factors_of(args, i, head);
       const F32 x = load(row_of_x + value_at + c);
       const F32 stepped = mul(all(by.step), x);
-      const F32 decay = all(by.decay);
-      F32 sums[4] = {zero(), zero(), zero(), zero()};
-      for (int64_t j = 0; j < args.state_dim; j += 4) {
-#pragma GCC unroll 4
-        for (int u = 0; u < 4; u++) {
-          float* const row = s + (j + u) * kStateLanes;
-          const F32 next = muladd(all(into[j + u]), stepped, mul(decay, load(row)));
-          store(row, next);
-          sums[u] = muladd(all(out_of[j + u]), next, sums[u]);
-        }
-      }
-      const F32 asked = add(add(sums[0], sums[1]), add(sums[2], sums[3]));
+      const F32 asked = take_in(s, args.state_dim, all(by.decay), into, stepped, out_of);
       store(args.out + i * inner + value_at + c, muladd(skip, x, asked));
     }
   }
@@ -416,6 +422,63 @@ static void selective(const SelectiveArgs& args, const StepArgs& step, Team& tea
       advance_selective(args, b * kStateLanes, state, t, num, rates);
     });
   }
+}
+
+// ---------------------------------------------------------------- lightning attention
+
+// kStateLanes values of a head over `num` tokens: S <- decay S + k v, out = S q.
+static void advance_lightning(const LightningArgs& args, int64_t head, int64_t value, float* state,
+                              int64_t t, int64_t num) {
+  const int64_t size = args.heads * args.head_dim;
+  const int64_t head_at = head * args.head_dim;
+  const F32 decay = all(args.decay[head]);
+  for (int64_t c = 0; c < kStateLanes; c += kLanes) {
+    for (int64_t i = t; i < t + num; i++) {
+      const float* const q = args.qkv + i * args.qkv_stride + head_at;
+      const float* const k = q + size;
+      const F32 v = load(k + size + value + c);
+      const F32 asked = take_in(state + c, args.head_dim, decay, k, v, q);
+      store(args.out + i * size + head_at + value + c, asked);
+    }
+  }
+}
+
+// out = out / rms(out) * weight * sigmoid(gate), over the values of all heads.
+static void norm_and_gate(const LightningArgs& args, int64_t t) {
+  const int64_t size = args.heads * args.head_dim;
+  float* const out = args.out + t * size;
+  const float* const gate = args.gate + t * args.gate_stride;
+  const F32 factor = all(inverse_rms(out, size, args.eps));
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const F32 normed = mul(mul(load(out + i), factor), load(args.norm_weight + i));
+    store(out + i, mul(normed, sigmoid(load(gate + i))));
+  }
+}
+
+static void lightning(const LightningArgs& args, const StepArgs& step, Team& team) {
+  const int64_t num_heads = step.num_tokens * args.heads;
+  for (int64_t i; (i = team.take()) < num_heads;) {
+    float* const row = args.qkv + i / args.heads * args.qkv_stride;
+    float* const own = row + i % args.heads * 3 * args.head_dim;
+    for (int64_t j = 0; j < 3 * args.head_dim; j += kLanes)
+      store(own + j, silu(load(own + j)));
+  }
+  team.barrier();
+  const int64_t size = args.head_dim * kStateLanes;
+  const int64_t in_head = args.head_dim / kStateLanes;
+  const int64_t together = args.heads >= 4 * team.size ? in_head : 1;
+  for (int64_t b; (b = team.take(together)) < args.heads * in_head;) {
+    const StateBlock block = {args.states + b * size, args.state_stride, together * size};
+    advance_all(step, block, [&](float* state, int64_t t, int64_t num) {
+      for (int64_t i = 0; i < together; i++) {
+        const int64_t value = (b + i) % in_head * kStateLanes;
+        advance_lightning(args, b / in_head, value, state + i * size, t, num);
+      }
+    });
+  }
+  team.barrier();
+  for (int64_t t; (t = team.take()) < step.num_tokens;)
+    norm_and_gate(args, t);
 }
 
 }  // namespace WEFT_NAMESPACE

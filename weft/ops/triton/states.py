@@ -1,4 +1,5 @@
-"""States of requests: short convolutions, the gated delta rule, and Mamba 1 and 2.
+"""States of requests: short convolutions, the gated delta rule, Mamba 1 and 2, and lightning
+attention.
 `executor/plain/states.py` is the specification in torch.
 
 A program takes some channels or values of one request, through all its tokens of the step in order:
@@ -212,6 +213,33 @@ def selective(
     return out
 
 
+def lightning(qkv: Tensor, states: Tensor, step: StateStep, decay: Tensor) -> Tensor:
+    """Lightning attention, as `LayerStates.lightning` without norm and gate.
+
+    qkv [T, q | k | v]; states [slots, heads, V / lanes, K, lanes] are advanced; decay [heads]
+    float32. Returns [T, heads, V] float32.
+    """
+    assert qkv.stride(1) == 1
+    _, heads, blocks, head_dim, lanes = states.shape
+    out = torch.empty(len(qkv), heads, blocks * lanes, device=qkv.device)
+    lightning_kernel[(step.num_requests, heads, blocks)](
+        qkv,
+        out,
+        decay,
+        states,
+        *step,
+        qkv.stride(0),
+        states.stride(0),
+        HEADS=heads,
+        BLOCKS=blocks,
+        K=head_dim,
+        K_PAD=power_of_two(head_dim),
+        LANES=lanes,
+        num_warps=STATE_WARPS,
+    )
+    return out
+
+
 def norm_and_gate(
     x: Tensor,
     gate: Tensor,
@@ -219,9 +247,11 @@ def norm_and_gate(
     eps: float,
     *,
     gates_first: bool,
+    by_sigmoid: bool = False,
 ) -> Tensor:
     """Of each part of a row: x / rms(x) · weight · silu(gate); or, if `gates_first`, y / rms(y) ·
-    weight with y = x · silu(gate). Without a weight there is no norm.
+    weight with y = x · silu(gate). Without a weight there is no norm. `by_sigmoid`: sigmoid(gate)
+    in place of silu(gate).
 
     x [T, parts, size] float32; gate [T, parts * size]; weight float32, [size] for all parts or
     [parts * size]. Returns [T, parts * size] in the type of `gate`.
@@ -242,6 +272,7 @@ def norm_and_gate(
         SHARED=weight is not None and len(weight) == size,
         NORMED=weight is not None,
         GATES_FIRST=gates_first,
+        BY_SIGMOID=by_sigmoid,
         num_warps=1 if size <= 256 else 4,
     )
     return out
@@ -612,6 +643,63 @@ def selective_kernel(
         write_matrix(states_ptr, writes_ptr, request, state, offset, is_inside, state_stride)
 
 
+@triton.jit(do_not_specialize=["qkv_stride"])
+def lightning_kernel(
+    qkv_ptr,
+    out_ptr,
+    decay_ptr,
+    states_ptr,
+    indptr_ptr,
+    reads_ptr,
+    writes_ptr,
+    kept_indptr_ptr,
+    kept_lens_ptr,
+    kept_slots_ptr,
+    qkv_stride,
+    state_stride,
+    HEADS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    K: tl.constexpr,
+    K_PAD: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    request = tl.program_id(0)
+    head = tl.program_id(1)
+    block = tl.program_id(2)
+    begin = tl.load(indptr_ptr + request)
+    num = tl.load(indptr_ptr + request + 1) - begin
+    dim = tl.arange(0, K_PAD)
+    is_dim = dim < K
+    lane = tl.arange(0, LANES)
+    offset = (head * BLOCKS + block) * (K * LANES) + dim[:, None] * LANES + lane[None, :]
+    is_inside = (dim < K)[:, None] & (lane < LANES)[None, :]
+    read = tl.load(reads_ptr + request)
+    state = read_matrix(states_ptr, read, offset, is_inside, state_stride)
+    decay = tl.load(decay_ptr + head)
+    kept = tl.load(kept_indptr_ptr + request)
+    kept_end = tl.load(kept_indptr_ptr + request + 1)
+    next_kept = tl.load(kept_lens_ptr + kept, mask=kept < kept_end, other=-1)
+    qkv_ptr += begin.to(tl.int64) * qkv_stride + head * K
+    out_ptr += (begin.to(tl.int64) * HEADS + head) * (BLOCKS * LANES) + block * LANES
+    for token in range(num):
+        q = tl.load(qkv_ptr + dim, mask=is_dim, other=0.0).to(tl.float32)
+        key = tl.load(qkv_ptr + HEADS * K + dim, mask=is_dim, other=0.0).to(tl.float32)
+        value = tl.load(qkv_ptr + 2 * HEADS * K + block * LANES + lane).to(tl.float32)
+        q *= tl.sigmoid(q)
+        key *= tl.sigmoid(key)
+        value *= tl.sigmoid(value)
+        state = state * decay + key[:, None] * value[None, :]
+        tl.store(out_ptr + lane, tl.sum(state * q[:, None], 0))
+        if token + 1 == next_kept:
+            write_matrix(states_ptr, kept_slots_ptr, kept, state, offset, is_inside, state_stride)
+            kept += 1
+            next_kept = tl.load(kept_lens_ptr + kept, mask=kept < kept_end, other=-1)
+        qkv_ptr += qkv_stride
+        out_ptr += HEADS * BLOCKS * LANES
+    if num > 0:
+        write_matrix(states_ptr, writes_ptr, request, state, offset, is_inside, state_stride)
+
+
 @triton.jit(do_not_specialize=["gate_stride"])
 def norm_and_gate_kernel(
     x_ptr,
@@ -626,6 +714,7 @@ def norm_and_gate_kernel(
     SHARED: tl.constexpr,
     NORMED: tl.constexpr,
     GATES_FIRST: tl.constexpr,
+    BY_SIGMOID: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -634,7 +723,10 @@ def norm_and_gate_kernel(
     at = part * SIZE + column
     x = tl.load(x_ptr + row * (PARTS * SIZE) + at, mask=is_column, other=0.0)
     gate = tl.load(gate_ptr + row * gate_stride + at, mask=is_column, other=0.0).to(tl.float32)
-    gate *= tl.sigmoid(gate)
+    if BY_SIGMOID:
+        gate = tl.sigmoid(gate)
+    else:
+        gate *= tl.sigmoid(gate)
     if GATES_FIRST:
         x *= gate
     if NORMED:

@@ -25,6 +25,7 @@ Make: TypeAlias = Callable[[Path, Mapping[str, Any]], MediaProcessor | None]
 # By the architecture that config.json names: "module:function".
 PROCESSORS: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "weft.text.media.gemma3:make",
+    "Gemma4ForConditionalGeneration": "weft.text.media.gemma4:make",
     "Idefics3ForConditionalGeneration": "weft.text.media.idefics3:make",
     "LlavaForConditionalGeneration": "weft.text.media.clip:make",
     "Mistral3ForConditionalGeneration": "weft.text.media.pixtral:make",

@@ -150,10 +150,10 @@ def make(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:
         max_pieces=size(settings, KNOBS[2], usual.max_pieces),
         min_ratio=number(settings, KNOBS[3], usual.min_ratio, above=0.0),
     )
-    return Gemma3Pictures(looks, side, spec.num_tokens, _names(folder), scan)
+    return Gemma3Pictures(looks, side, spec.num_tokens, special_tokens(folder), scan)
 
 
-def _names(folder: Path) -> dict[str, str]:
+def special_tokens(folder: Path) -> dict[str, str]:
     """The special tokens in the tokenizer's configuration, by their names."""
     said = read_json_if_there(folder / "tokenizer_config.json")
     # A dictionary of tokens by name, or a list of tokens without names.

@@ -1,6 +1,6 @@
 // The keys of the page, and the list of them.
 
-import { $, isComposing, on } from "./parts.js";
+import { $, el, isComposing, on } from "./parts.js";
 
 const KEYS = [
 	["/", "write a message"],
@@ -18,16 +18,7 @@ const KEYS = [
 
 // `acts`: what each key does, by its name in the table; Escape is tried one after the other.
 export function start(acts, escape) {
-	const rows = KEYS.flatMap(([key, words]) => {
-		const term = document.createElement("dt");
-		const what = document.createElement("dd");
-		const made = document.createElement("kbd");
-		made.textContent = key;
-		term.append(made);
-		what.textContent = words;
-		return [term, what];
-	});
-	$("keys-list").replaceChildren(...rows);
+	$("keys-list").replaceChildren(...KEYS.flatMap(([key, words]) => [el("dt", "", el("kbd", "", key)), el("dd", "", words)]));
 	const help = $("keys");
 	on("keys-show", "click", () => help.showModal());
 	on("keys-close", "click", () => help.close());

@@ -24,9 +24,19 @@ export function el(tag, kind = "", ...children) {
 	return made;
 }
 
+// In a form, it does not send it.
 export function button(text, act, kind) {
-	const made = el("button", kind, text);
+	const made = Object.assign(el("button", kind, text), { type: "button" });
 	made.addEventListener("click", act);
+	return made;
+}
+
+// A button that copies what `text()` returns.
+export function copier(words, text) {
+	const made = button(words, async () => {
+		const isDone = await navigator.clipboard?.writeText(text()).then(() => true, () => false);
+		made.textContent = isDone ? "Copied" : "Not allowed";
+	});
 	return made;
 }
 

@@ -6,6 +6,7 @@ const MOST_MB = 16;
 const MEDIA = { image: "pictures", audio: "sounds", video: "videos" };
 const SIGNS = { image: "▣", audio: "♪", video: "▶", text: "≡" };
 const SIGNS_A_TOKEN = 4; // of English text, about
+const PDF_S = 20; // that reading a PDF may take
 
 // A file for a message: { kind, name, data or text }, and a `note` for the user. Raises an Error
 // that says why it cannot be sent.
@@ -17,26 +18,39 @@ export async function read(file, { takes, model, context }) {
 		if (!takes.includes(kind)) throw new Error(`${name}: ${model} takes no ${MEDIA[kind]}`);
 		return { kind, name, data: await urlOf(file) };
 	}
-	const text = await textOf(file);
+	const { text, isDamaged } = await textOf(file);
 	const tokens = Math.round(text.length / SIGNS_A_TOKEN);
-	const isLong = context && tokens > context;
-	return { kind: "text", name, text, note: isLong ? `${name} has about ${num(tokens)} tokens; the context of ${model} has ${num(context)}` : "" };
+	const notes = [];
+	if (isDamaged) notes.push(`${name} is damaged: only what can be read of it is attached`);
+	if (context && tokens > context) notes.push(`${name} has about ${num(tokens)} tokens; the context of ${model} has ${num(context)}`);
+	return { kind: "text", name, text, note: notes.join(". ") };
 }
 
 async function textOf(file) {
 	const bytes = new Uint8Array(await file.arrayBuffer());
 	const isPdf = String.fromCharCode(...bytes.subarray(0, 5)) === "%PDF-";
 	if (isPdf) {
-		const { textOfPdf } = await import("./pdf.js");
-		const text = await textOfPdf(bytes).catch((error) => { throw new Error(`${file.name}: ${error.message}`); });
-		if (!text.trim()) throw new Error(`${file.name} has no text, perhaps only pictures of pages`);
-		return text;
+		const found = await readPdf(bytes);
+		if (found.error) throw new Error(`${file.name}: ${found.error}`);
+		return found;
 	}
 	try {
-		return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+		return { text: new TextDecoder("utf-8", { fatal: true }).decode(bytes) };
 	} catch {
 		throw new Error(`${file.name} is no text, picture, sound or PDF`);
 	}
+}
+
+async function readPdf(bytes) {
+	const worker = new Worker(new URL("./pdf.js", import.meta.url));
+	const found = await new Promise((done) => {
+		worker.onmessage = ({ data }) => done(data);
+		worker.onerror = () => done({ error: "it cannot be read" });
+		setTimeout(done, PDF_S * 1_000, { error: `it takes longer than ${PDF_S} s to read` });
+		worker.postMessage(bytes, [bytes.buffer]);
+	});
+	worker.terminate();
+	return found;
 }
 
 const urlOf = (file) => new Promise((done, fail) => {
@@ -52,6 +66,6 @@ export function chip({ kind, name, data, text }, drop) {
 	if (kind === "image") made.append(Object.assign(el("img"), { src: data, alt: name }));
 	else made.append(`${SIGNS[kind]} ${name}`);
 	if (kind === "text") made.append(el("small", "", `${num(text.length)} characters`));
-	if (drop) made.append(Object.assign(button("✕", drop), { type: "button", ariaLabel: "Remove " + name }));
+	if (drop) made.append(Object.assign(button("✕", drop), { ariaLabel: "Remove " + name }));
 	return made;
 }

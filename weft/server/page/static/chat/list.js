@@ -12,7 +12,7 @@ const DAYS = [["Today", 0], ["Yesterday", 1], ["Last week", 7], ["Last month", 3
 let chats = { open() {}, renamed() {}, isBusy: () => false };
 let current = "";
 let shown = []; // chats in the list
-const items = new Map(); // their items by id: what is done with one survives that the list is drawn
+const items = new Map(); // their items by id; what is done with one outlives a drawing
 
 export const use = (made) => { chats = made; };
 
@@ -44,7 +44,7 @@ export async function draw() {
 	mark(current);
 }
 
-// What has the focus stays where it is: an element that moves loses it, and the word that is composed in it.
+// What has the focus stays where it is: an element that moves loses it, and a word that is composed.
 function arrange(all) {
 	const list = $("chat-list");
 	const at = all.findIndex((one) => one.contains(document.activeElement));
@@ -66,8 +66,8 @@ class Item {
 	#summary = el("summary", "", "⋯");
 	#menu = el("details", "menu", this.#summary, el("div", "acts",
 		button("Rename", () => this.#rename()),
-		button("Markdown", async () => save(`${fileOf(this.#chat)}.md`, "text/markdown", toMarkdown(this.#chat, await store.nodes(this.#chat.id)))),
-		button("JSON", async () => save(`${fileOf(this.#chat)}.json`, "application/json", toJson([[this.#chat, await store.nodes(this.#chat.id)]]))),
+		button("Markdown", () => this.#save("md", "text/markdown", toMarkdown)),
+		button("JSON", () => this.#save("json", "application/json", (...pair) => toJson([pair]))),
 		button("Delete", (event) => twice(event.target, () => remove(this.#chat.id))),
 	));
 	box = el("li", "", this.#title, this.#menu);
@@ -78,6 +78,10 @@ class Item {
 		this.#title.dataset.id = chat.id;
 		this.#title.replaceChildren(el("span", "", chat.title || "New chat"), ...[place, chats.isBusy(chat.id) && "answers…"].filter(Boolean).map((words) => el("small", "", words)));
 		this.#summary.ariaLabel = "Actions of " + chat.title;
+	}
+
+	async #save(ending, type, write) {
+		save(`${fileOf(this.#chat)}.${ending}`, type, write(this.#chat, await store.nodes(this.#chat.id)));
 	}
 
 	#rename() {

@@ -1,7 +1,7 @@
 // The messages of a chat as parts of the page: a question, an answer with its actions and what it
 // cost, the result of a tool.
 
-import { button, el, isComposing, join } from "../parts.js";
+import { button, copier, el, isComposing, join } from "../parts.js";
 import { Writing } from "../text/writing.js";
 import { cutOf, isElsewhere } from "./request.js";
 import { costs, place } from "./costs.js";
@@ -35,18 +35,10 @@ class Message {
 	common(node) {
 		return [
 			this.action("Edit", () => this.edit()),
-			this.copier(node),
+			copier("Copy", () => node.text),
 			this.action("Branch", () => this.acts.branch(node), "A new chat that begins with the messages up to here"),
 			this.action("Delete", (event) => twice(event.target, () => this.acts.remove(node)), "This message and all that follow it"),
 		];
-	}
-
-	copier(node) {
-		const made = button("Copy", async () => {
-			const isDone = await navigator.clipboard?.writeText(node.text).then(() => true, () => false);
-			made.textContent = isDone ? "Copied" : "Not allowed";
-		});
-		return made;
 	}
 
 	// A text area in the place of the message, until it is kept or given up.

@@ -1,37 +1,43 @@
 // The text of a PDF: objects, compressed streams, fonts with tables to Unicode, and the operators
-// that show text. It knows nothing of pictures, forms, or encrypted files.
+// that show text. It knows nothing of pictures, forms, or encrypted files. A worker, because
+// a large file takes seconds.
 // Source: ISO 32000-1, sections 7.3, 7.5, 9.4 and 9.10.
 
 const NAMES = { space: " ", hyphen: "-", period: ".", comma: ",", colon: ":", semicolon: ";", quoteright: "’", quoteleft: "‘", quotedblleft: "“", quotedblright: "”", endash: "–", emdash: "—", bullet: "•", fi: "fi", fl: "fl", ff: "ff", ffi: "ffi", parenleft: "(", parenright: ")", slash: "/", question: "?", exclam: "!", ampersand: "&", percent: "%", plus: "+", equal: "=" };
 const MOST_INFLATED = 64e6; // bytes of all streams
+const DAMAGED = "the PDF is damaged: nothing of it can be read";
 const latin = new TextDecoder("latin1");
 
-export async function textOfPdf(bytes) {
-	const file = new File(latin.decode(bytes), bytes);
-	if (/\/Encrypt\s*(?:\d+\s+\d+\s+R|<<)/.test(file.text)) throw new Error("the PDF is encrypted");
+async function textOfPdf(bytes) {
+	const file = new File(bytes);
+	if (/\/Encrypt\s*(?:\d+\s+\d+\s+R|<<)/.test(file.text)) throw new Error("the PDF is encrypted: print it to a file, and attach that");
 	await file.unpack();
-	const pages = file.pages();
 	const texts = [];
-	for (const page of pages) texts.push(await file.textOf(page));
-	return texts.join("\n\n").replace(/[ \t]+\n/g, "\n").replace(/\n{3,}/g, "\n\n").trim();
+	for (const page of file.pages()) texts.push(await file.textOf(page));
+	const text = texts.join("\n\n").replace(/[ \t]+\n/g, "\n").replace(/\n{3,}/g, "\n\n").trim();
+	if (!text) throw new Error(file.isDamaged ? DAMAGED : "the PDF has no text, perhaps only pictures of pages");
+	return { text, isDamaged: file.isDamaged };
 }
+
+onmessage = async ({ data }) => postMessage(await textOfPdf(data).catch(({ message }) => ({ error: message })));
 
 class File {
 	#objects = new Map(); // the text of each object by its number
 	#fonts = new Map();
 	#left = MOST_INFLATED;
 
-	constructor(text, bytes) {
-		this.text = text;
-		this.bytes = bytes;
-		for (const found of text.matchAll(/(\d+)\s+\d+\s+obj\b/g)) {
-			const from = found.index + found[0].length;
-			const end = text.indexOf("endobj", from);
-			this.#objects.set(found[1], { from, body: text.slice(from, end < 0 ? undefined : end) });
+	constructor(bytes) {
+		const text = latin.decode(bytes);
+		Object.assign(this, { bytes, text });
+		this.isDamaged = !text.slice(-1_024).includes("%%EOF");
+		const heads = [...text.matchAll(/(\d{1,10})\s+\d{1,5}\s+obj\b/g)];
+		for (const [i, { 0: head, 1: number, index }] of heads.entries()) {
+			const from = index + head.length;
+			this.#objects.set(number, { from, body: text.slice(from, heads[i + 1]?.index).split("endobj")[0] });
 		}
 	}
 
-	// Objects that are themselves in compressed streams.
+	// Objects in compressed streams.
 	async unpack() {
 		for (const [number, { body }] of [...this.#objects]) {
 			if (!/\/Type\s*\/ObjStm\b/.test(body)) continue;
@@ -50,7 +56,7 @@ class File {
 		const found = [];
 		const seen = new Set();
 		const walk = (number, above) => {
-			const body = this.#objects.get(number)?.body;
+			const body = this.#body(number);
 			if (!body || seen.has(number)) return;
 			seen.add(number);
 			const resources = this.#value(body, "Resources") || above;
@@ -60,16 +66,20 @@ class File {
 		};
 		const top = root?.body.match(/\/Pages\s+(\d+)/)?.[1];
 		if (top) walk(top, "");
-		if (!found.length) throw new Error("the PDF has no pages that can be read");
+		if (!found.length) throw new Error(DAMAGED);
 		return found;
+	}
+
+	#body(number) {
+		return this.#objects.get(number)?.body || "";
 	}
 
 	async textOf({ body, resources }) {
 		const contents = body.match(/\/Contents\s*(\[[^\]]*\]|\d+\s+\d+\s+R)/)?.[1] || "";
 		const parts = [];
 		for (const [, number] of contents.matchAll(/(\d+)\s+\d+\s+R/g)) {
-			const direct = this.#objects.get(number)?.body.trim();
-			if (direct?.startsWith("[")) for (const [, inner] of direct.matchAll(/(\d+)\s+\d+\s+R/g)) parts.push(await this.#stream(inner));
+			const direct = this.#body(number).trim();
+			if (direct.startsWith("[")) for (const [, inner] of direct.matchAll(/(\d+)\s+\d+\s+R/g)) parts.push(await this.#stream(inner));
 			else parts.push(await this.#stream(number));
 		}
 		const fonts = new Map();
@@ -84,7 +94,7 @@ class File {
 		if (!found) return "";
 		const rest = body.slice(found.index + found[0].length);
 		const reference = rest.match(/^(\d+)\s+\d+\s+R/);
-		if (reference) return this.#objects.get(reference[1])?.body || "";
+		if (reference) return this.#body(reference[1]);
 		const sign = rest.startsWith("<<") ? ["<<", ">>"] : ["[", "]"];
 		if (!rest.startsWith(sign[0])) return rest.match(/^[^\s/>\]]+/)?.[0] || "";
 		let depth = 0;
@@ -100,12 +110,13 @@ class File {
 		const start = body?.match(/stream\r?\n/);
 		if (!start || from === undefined) return "";
 		const begin = from + start.index + start[0].length;
-		const length = Number(this.#value(body.slice(0, start.index), "Length"));
+		const head = body.slice(0, start.index);
+		const length = Number(this.#value(head, "Length"));
 		const marked = this.text.indexOf("endstream", begin);
 		const isGiven = length > 0 && /^\s*endstream/.test(this.text.slice(begin + length, begin + length + 20));
-		const packed = this.bytes.subarray(begin, isGiven ? begin + length : marked);
-		if (!/\/FlateDecode/.test(body.slice(0, start.index))) return latin.decode(packed);
-		return this.#inflate(packed);
+		let packed = this.bytes.subarray(begin, isGiven ? begin + length : marked);
+		if (head.includes("/ASCII85Decode")) packed = unpacked85(latin.decode(packed));
+		return head.includes("/FlateDecode") ? this.#inflate(packed) : latin.decode(packed);
 	}
 
 	async #inflate(packed) {
@@ -121,12 +132,13 @@ class File {
 			}
 		} catch {
 			if (this.#left < 0) throw new Error(`the PDF is larger than ${MOST_INFLATED / 1e6} MB when it is unpacked`);
+			this.isDamaged = true;
 		}
-		return text; // as far as it could be unpacked
+		return text;
 	}
 
 	async #font(number) {
-		if (!this.#fonts.has(number)) this.#fonts.set(number, await this.#read(this.#objects.get(number)?.body || ""));
+		if (!this.#fonts.has(number)) this.#fonts.set(number, await this.#read(this.#body(number)));
 		return this.#fonts.get(number);
 	}
 
@@ -147,8 +159,8 @@ class File {
 	// [code [width …] code code width …]
 	#wideWidths(body) {
 		const below = body.match(/\/DescendantFonts\s*\[?\s*(\d+)/)?.[1];
-		const inner = this.#objects.get(below)?.body || "";
-		const child = inner.match(/^\s*\[\s*(\d+)/) ? this.#objects.get(inner.match(/(\d+)/)[1])?.body || "" : inner;
+		const inner = this.#body(below);
+		const child = inner.match(/^\s*\[\s*(\d+)/) ? this.#body(inner.match(/(\d+)/)[1]) : inner;
 		const widths = new Map([["other", Number(this.#value(child, "DW")) || 1_000]]);
 		for (const [, first, list, last, width] of this.#value(child, "W").slice(1).matchAll(/(\d+)\s*(?:\[([^\]]*)\]|\s(\d+)\s+([-\d.]+))/g)) {
 			if (list !== undefined) (list.match(/[-\d.]+/g) || []).forEach((one, i) => widths.set(Number(first) + i, Number(one)));
@@ -156,6 +168,17 @@ class File {
 		}
 		return widths;
 	}
+}
+
+// Five signs for four bytes.
+function unpacked85(text) {
+	const signs = text.split("~")[0].replace(/\s/g, "").replaceAll("z", "!!!!!");
+	const bytes = [];
+	for (const [group] of signs.matchAll(/.{1,5}/g)) {
+		const value = [...group.padEnd(5, "u")].reduce((sum, sign) => sum * 85 + sign.charCodeAt(0) - 33, 0);
+		for (let i = 1; i < group.length; i++) bytes.push((value >>> (32 - 8 * i)) & 255);
+	}
+	return Uint8Array.from(bytes);
 }
 
 // ---- fonts
@@ -220,14 +243,13 @@ function decoded(token, font) {
 	let text = "";
 	let width = 0;
 	for (const code of codes) {
-		text += font?.codes.get(code) ?? (font?.wide ? "" : windows(code));
+		text += font?.codes.get(code) ?? (font?.wide ? "" : WINDOWS[code]);
 		width += font?.widths.get(code) ?? other;
 	}
 	return [text, width];
 }
 
-const ansi = new TextDecoder("windows-1252");
-const windows = (byte) => ansi.decode(Uint8Array.of(byte));
+const WINDOWS = new TextDecoder("windows-1252").decode(Uint8Array.from({ length: 256 }, (_, code) => code));
 
 const TOKEN = /\((?:\\[\s\S]|[^\\()]|\((?:\\[\s\S]|[^\\()])*\))*\)|<[\da-fA-F\s]*>|\[|\]|\/[^\s/<>[\]()]+|[-+.\d]+|[A-Za-z'"*]+/g;
 const GAP = 0.16; // of an em: a wider gap inside of a line is a space

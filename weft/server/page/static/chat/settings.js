@@ -3,14 +3,7 @@
 import { $, el, keepKey, keyOf, on } from "../parts.js";
 import { NUMBERS } from "./request.js";
 
-const TEXTS = [ // names of settings and the ids of their fields
-	["system", "system"],
-	["schema", "schema"],
-	["stop", "stop-strings"],
-	["more", "more"],
-	["thinking", "thinking"],
-	["tools", "tools"],
-];
+const TEXTS = { system: "system", schema: "schema", stop: "stop-strings", more: "more", thinking: "thinking", tools: "tools" }; // ids of fields
 const numbers = new Map(NUMBERS.map((field) => [field.name, row(field)]));
 let settings = {};
 let change = null;
@@ -30,7 +23,7 @@ export function show(given) {
 		number.value = Number.isFinite(given[name]) ? given[name] : "";
 		if (range) range.value = number.value || number.placeholder || range.min;
 	}
-	for (const [name, id] of TEXTS) $(id).value = given[name] || "";
+	for (const [name, id] of Object.entries(TEXTS)) $(id).value = given[name] || "";
 }
 
 function row({ name, label, min, max, step }) {
@@ -54,7 +47,7 @@ function row({ name, label, min, max, step }) {
 	return { number, range };
 }
 
-for (const [name, id] of TEXTS) {
+for (const [name, id] of Object.entries(TEXTS)) {
 	on(id, "input", () => {
 		const value = $(id).value.trim();
 		if (value) settings[name] = value;

@@ -62,6 +62,10 @@ async function connect(url, key) {
 	} catch (error) {
 		server.state = error instanceof TypeError ? `${url} is no address` : error.message;
 	}
+	keep();
+}
+
+function keep() {
 	localStorage.setItem(SERVERS, JSON.stringify(servers.map((one) => one.url)));
 	draw();
 }
@@ -74,8 +78,7 @@ function drop(url) {
 function draw() {
 	$("mcp-list").replaceChildren(...servers.map((server) => el("li", "", el("b", "", server.url), " ", el("span", "", server.state || "connecting…"), " ", button("Remove", () => {
 		drop(server.url);
-		localStorage.setItem(SERVERS, JSON.stringify(servers.map((one) => one.url)));
-		draw();
+		keep();
 	}))));
 }
 
@@ -105,7 +108,7 @@ export function ask(node) {
 		if (results.size < calls.length) return;
 		asked = "";
 		box.replaceChildren();
-		answered(calls.map((call, at) => ({ call: call.id, name: call.name, text: results.get(at) })));
+		answered(calls.map(({ id, name }, at) => ({ call: id, name, text: results.get(at) })));
 	};
 	box.replaceChildren(...calls.map((call, i) => form(call, (text) => finish(i, text))));
 	box.querySelector("textarea, button")?.focus({ preventScroll: true });
@@ -119,21 +122,19 @@ function form(call, finish) {
 		finish(text);
 	};
 	const refuse = () => done("The user did not allow this call.");
-	if (found) box.append(el("div", "acts", typed(button("Allow this call", () => allow(found, call, box, done), "do")), typed(button("Refuse", refuse))));
+	if (found) box.append(el("div", "acts", button("Allow this call", () => allow(found, call, box, done), "do"), button("Refuse", refuse)));
 	else {
 		const area = Object.assign(el("textarea"), { rows: 2, ariaLabel: `Result of ${call.name}`, placeholder: "The result, for example JSON" });
-		box.append(area, el("div", "acts", el("button", "do", "Send the result"), typed(button("Refuse", refuse))));
+		box.append(area, el("div", "acts", el("button", "do", "Send the result"), button("Refuse", refuse)));
 		box.addEventListener("submit", () => done(area.value));
 	}
 	box.addEventListener("submit", (event) => event.preventDefault());
 	return box;
 }
 
-const typed = (made) => Object.assign(made, { type: "button" });
-
 async function allow([server, tool], call, box, done) {
 	const ending = new AbortController();
-	const end = typed(button("End the call", () => ending.abort()));
+	const end = button("End the call", () => ending.abort());
 	box.querySelector(".acts").replaceChildren(el("span", "so", "runs…"), end);
 	end.focus({ preventScroll: true });
 	try {

@@ -9,7 +9,7 @@ const WHO = { user: "You", assistant: "Model", tool: "Tool" };
 
 // `all`: pairs of a chat and its messages.
 export function toJson(all) {
-	const chats = all.map(([chat, nodes]) => ({ ...chat, files: undefined, nodes: [...nodes.values()].map(({ chat: _, ...node }) => node) }));
+	const chats = all.map(([chat, nodes]) => ({ ...chat, nodes: [...nodes.values()].map(({ chat: _, ...node }) => node) }));
 	return JSON.stringify({ format: FORMAT, version: VERSION, chats }, null, "\t");
 }
 

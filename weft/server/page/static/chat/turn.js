@@ -10,7 +10,7 @@ import { take } from "./request.js";
 const KEPT_MS = 1_000; // between two times at which a growing answer is kept
 
 export class Turn {
-	view = null; // draws the answer while it is on the screen: grow(), end()
+	view = null; // draws the answer while it is on the screen: grow()
 	#body;
 	#stopper = new AbortController();
 	#keptAt = 0;

@@ -7,6 +7,7 @@ import * as store from "./store.js";
 
 const text = $("text");
 const DRAFT = "weft-draft-";
+const LONG = 2_500; // characters; a longer text that is pasted becomes a file
 
 let send = null; // returns whether the message is on its way
 let facts = { takes: [] };
@@ -87,7 +88,10 @@ on("text", "keydown", (event) => {
 	submit();
 });
 on("text", "paste", (event) => {
-	const pasted = [...(event.clipboardData?.files || [])];
+	const { clipboardData: given } = event;
+	const pasted = [...given.files];
+	const words = given.getData("text");
+	if (!pasted.length && words.length > LONG) pasted.push(new File([words], "pasted.txt"));
 	if (pasted.length) event.preventDefault();
 	take(pasted);
 });

@@ -1,6 +1,6 @@
 // The models of a server with several: which one is shown and asked, and whether it is in memory.
 
-import { $, choose, el, num, on, read, span, tell } from "../parts.js";
+import { $, choose, num, on, read, span, tell } from "../parts.js";
 
 const LOOK_MS = 4000;
 const SOON_MS = 700; // while a model comes or goes
@@ -43,7 +43,7 @@ async function look() {
 		const before = [...states.keys()].join();
 		states = new Map(data.map((one) => [one.id, one]));
 		if (before !== [...states.keys()].join()) {
-			$("model-pick").replaceChildren(...data.map((one) => Object.assign(el("option", ""), { value: one.id })));
+			$("model-pick").replaceChildren(...data.map(({ id }) => new Option(id, id)));
 		}
 		if (!states.has(chosen)) pick(data.find((one) => one.is_default)?.id ?? data[0].id);
 		show();

@@ -1,6 +1,6 @@
 // The history of a request from GET /requests/{rid}, and how to repeat the request.
 
-import { $, bar, because, button, el, join, num, on, read, span } from "../parts.js";
+import { $, bar, because, copier, el, join, num, on, read, span } from "../parts.js";
 
 const AGAIN_MS = 700;
 const STAGES = { queued: "warn", prefill: "prefill", decode: "decode" }; // with their colours
@@ -98,24 +98,16 @@ function entry({ what, first_step, last_step, times, at_s }) {
 // ---- copying
 
 // Buttons that copy commands: repeat a request of this page, or get the history of another.
-export function copies(rid) {
+function copies(rid) {
 	const body = asked.get(rid);
 	const what = body ? ["v1/chat/completions", "WEFT_API_KEY", body] : [path(rid), "WEFT_ADMIN_API_KEY"];
-	return [copier("curl", curl(...what)), copier("Python", python(...what))];
+	return [copier("Copy curl", () => curl(...what)), copier("Copy Python", () => python(...what))];
 }
 
 // The command that replays the engine's journal up to the last entry.
 function replay({ rid, dp_rank: rank = 0, timeline }) {
 	const command = `weft replay ${quoted(journals[rank] || "")} --until ${timeline.at(-1)?.last_step} --rid ${quoted(rid)}`;
-	return journals[rank] && timeline.length ? [copier("replay", command)] : [];
-}
-
-function copier(name, text) {
-	const made = button("Copy " + name, async () => {
-		const isDone = await navigator.clipboard?.writeText(text).then(() => true, () => false);
-		made.textContent = isDone ? "Copied" : "Not allowed";
-	});
-	return made;
+	return journals[rank] && timeline.length ? [copier("Copy replay", () => command)] : [];
 }
 
 const url = (path) => new URL(path, location.href).href;

@@ -1,7 +1,7 @@
 // A block of code: its lines in parts that a browser lays out only when they are near the screen,
 // its colours as soon as it is complete, and a button that copies it.
 
-import { button, el } from "../parts.js";
+import { copier, el } from "../parts.js";
 
 const PART = 80; // lines
 const LONGEST = 200_000; // characters that are coloured
@@ -15,11 +15,7 @@ export function codeBlock(text, lang = "") {
 	const language = (lang || "").trim().split(/[\s{,]/)[0].toLowerCase();
 	const code = el("code");
 	const pre = el("pre", "", code);
-	const copy = button("Copy", async () => {
-		const isDone = await navigator.clipboard?.writeText(source).then(() => true, () => false);
-		copy.textContent = isDone ? "Copied" : "Not allowed";
-	});
-	const made = el("figure", "code", el("figcaption", "", el("small", "", language || "text"), copy), pre);
+	const made = el("figure", "code", el("figcaption", "", el("small", "", language || "text"), copier("Copy", () => source)), pre);
 	pre.tabIndex = 0;
 	let source = "";
 	const block = {
