@@ -1,4 +1,4 @@
-"""Fields of SGLang that have one value for all prompts of a request, or a list with one for each."""
+"""Fields of SGLang with one value for all prompts of a request, or a list with one for each."""
 
 from __future__ import annotations
 
