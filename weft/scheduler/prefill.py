@@ -16,13 +16,13 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.scheduler.admission import (
     AddResult,
-    CopySharing,
     NewTokenRatio,
     PieceBudget,
     PrefillAdder,
     PrefixSharing,
     careful_ratio,
     expected_tokens,
+    new_sharing,
 )
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks, QueueWalk
@@ -294,12 +294,12 @@ class PrefillScheduler:
         adder = self._new_adder(line, decode_rows, now)
         sharing: PrefixSharing | None = None
         if chunk is not None:
-            sharing = self._new_sharing()
+            sharing = new_sharing(self._kv)
             sharing.picked(chunk)
             self._continue_chunk(chunk, adder, now)
         elif line.num_candidates(end) > 1:
             # A request alone computes no prefix twice.
-            sharing = self._new_sharing()
+            sharing = new_sharing(self._kv)
         picked = Picked([], is_through=True)
         if not line.is_full:
             order = order or line.order(now, end)
@@ -412,11 +412,6 @@ class PrefillScheduler:
             pieces=pieces,
             completions=completions,
         )
-
-    def _new_sharing(self) -> PrefixSharing:
-        if self._kv.prefixes.resumes_everywhere:
-            return PrefixSharing(self._kv)
-        return CopySharing(self._kv)
 
     def _waiting(self, line: WaitingLine) -> Waiting:
         queue = self._queue
