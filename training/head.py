@@ -214,8 +214,9 @@ class Teacher:
     def batch(self, lessons: teacher.Lessons, first_row: int, num_rows: int) -> Batch:
         tokens, likely, chances = teacher.batch(lessons, first_row, num_rows)
         ids = tokens[:, :-1]
-        self.model(ids)
-        states = torch.cat([self._kept[layer] for layer in READS], -1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BFLOAT16):
+            self.model(ids)
+        states = torch.cat([self._kept[layer].float() for layer in READS], -1)
         places = self.place_of[likely]
         known = chances * (places >= 0)
         embedded = self.model.model.embed_tokens(ids)

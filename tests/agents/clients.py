@@ -32,6 +32,7 @@ class Client(NamedTuple):
         False  # it compacts before errors, by the size that it was told, or not at all
     )
     full_status: int = 0  # with which it ends after such errors
+    python: str = ""  # the version that an installation by pip needs; "": this one
 
 
 def clients(folder: Path) -> dict[str, Client]:
@@ -142,5 +143,22 @@ def clients(folder: Path) -> dict[str, Client]:
                 ("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}),
             ),
             ("bash", {"command": "echo NUMBER"}),
+        ),
+        "openhands": Client(
+            "openhands",
+            ("openhands==1.16.0",),
+            "pip",
+            ("--headless", "--task", TASK),
+            (
+                ("file_editor", {"command": "view", "path": file, "security_risk": "LOW"}),
+                (
+                    "file_editor",
+                    {"command": "str_replace", "path": file, "security_risk": "LOW"}
+                    | {"old_str": "hello", "new_str": "goodbye"},
+                ),
+                ("terminal", {"command": "cat hello.txt", "security_risk": "LOW"}),
+            ),
+            ("terminal", {"command": "echo NUMBER", "security_risk": "LOW"}),
+            python="3.12",
         ),
     }

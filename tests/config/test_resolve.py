@@ -236,10 +236,10 @@ def test_on_a_gpu_drafts_are_made_where_they_are_asked_for() -> None:
     assert sources(speculative="tree,ngram") == "tree,ngram"
 
 
-def test_a_draft_model_is_refused_with_overlap() -> None:
-    with pytest.raises(SettingsError, match="needs known tokens, and --overlap is on"):
+def test_a_draft_model_is_refused_with_overlap_of_stages() -> None:
+    with pytest.raises(SettingsError, match="stages work at different steps .--overlap"):
         resolve(
-            EngineConfig(model="m", draft_model="small", overlap=True),
+            EngineConfig(model="m", draft_model="small", overlap=True, pp_size=2),
             MODEL,
             Machine(1, 8 * GB, 8 * GB, (), "none"),
             MODEL,

@@ -1,5 +1,5 @@
 """Random requests of every kind with heads: bit for bit the answers without them, beside adapters,
-a cache on disk, aborts and retractions.
+a cache on disk, overlap, aborts and retractions.
 
 `python -m tests.e2e.head_proof --requests 1000` runs so many for each family, which takes some
 minutes; the suite runs a sample (`test_heads.py`). Weights and heads are random, and each guess is
@@ -69,6 +69,7 @@ def prove_beside(family: Family, seed: int, num_requests: int) -> tuple[Stats, S
     with tempfile.TemporaryDirectory(prefix="weft-disk-") as cache:
         if rng.random() < 0.5:
             settings |= {"cache_dir": cache, "kv_tokens": 192}
+        settings["overlap"] = rng.random() < 0.3
         plain, with_head = prove(seed, num_requests, (family.source,), family.head, **settings)
     return plain, with_head
 

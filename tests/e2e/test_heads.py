@@ -122,7 +122,6 @@ def test_a_head_is_refused_by_what_does_not_fit(tmp_path: Path) -> None:
         ({"draft_model": str(other)}, "speculators_model_type is 'mlp'"),
         ({"draft_model": str(good), "speculative": "draft"}, "no draft model is given"),
         ({"draft_model": str(good), "speculative": "ngram"}, "does not use it"),
-        ({"draft_model": str(good), "overlap": True}, "--overlap is on"),
         ({"draft_model": str(good), "pp_size": 2}, "in several processes .--pp-size"),
         ({"draft_model": str(odd), "tp_size": 2}, "does not divide the 3 heads"),
         ({"speculative": "eagle3"}, "no eagle3 head is given"),

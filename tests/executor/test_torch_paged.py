@@ -9,6 +9,7 @@ import torch
 from tests.executor.driver import MODEL, ints
 from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, RopeConfig
 from weft.config.engine import EngineConfig
+from weft.config.sight import Sight
 from weft.executor.backend import AttentionBatch
 from weft.executor.gpu.build import gpu_kernels
 from weft.executor.kv_pool import KVPool
@@ -173,12 +174,12 @@ def test_groups_are_similar_in_length_and_small(monkeypatch):
     scene = Scene([2, 0, 60, 61, 62, 300, 301], [1] * 7, heads=1, kv_heads=1, window=0)
     backend = TorchPaged(scene.config, scene.pool)
     backend.prepare(scene.batch)
-    groups = backend._work[0].groups
+    groups = backend._work[Sight()].groups
     assert [group.tokens.tolist() for group in groups] == [[1], [0], [2], [3], [4], [5], [6]]
     monkeypatch.undo()
     backend = TorchPaged(scene.config, scene.pool)
     backend.prepare(scene.batch)
-    groups = backend._work[0].groups
+    groups = backend._work[Sight()].groups
     assert [group.tokens.tolist() for group in groups] == [[1], [0], [2, 3, 4], [5, 6]]
     assert [len(group.slots) for group in groups] == [1, 3, 3 * 63, 2 * 302]
 

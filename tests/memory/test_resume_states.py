@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from weft.config.sight import Sight
 from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import NOBODY
 from weft.memory.prefix_cache import CacheKey
@@ -110,13 +111,18 @@ def test_a_snapshot_that_is_being_written_stays() -> None:
     assert states.group.snapshots.evict()
 
 
-class Windows:
-    """A cache with tails of windows of `window` tokens, of which a store has blocks."""
+WINDOW = Sight(3)
 
-    def __init__(self, window: int = 3, num_pages: int = 16, block_len: int = BLOCK_LEN) -> None:
+
+class Windows:
+    """A cache with the tails of what tokens see, of which a store has blocks."""
+
+    def __init__(
+        self, sight: Sight = WINDOW, num_pages: int = 16, block_len: int = BLOCK_LEN
+    ) -> None:
         self.cache = RadixCache(PAGE_SIZE)
         self.group = WindowGroup(
-            window=window,
+            sight=sight,
             num_pages=num_pages,
             page_size=PAGE_SIZE,
             shape=(2, 64),
@@ -147,6 +153,18 @@ def test_a_window_is_stored_before_the_last_whole_block() -> None:
     assert windows.resume_states.resumable(windows.cache.match(key_of(14))) == 10
 
 
+def test_a_chunk_is_stored_from_its_start_on() -> None:
+    windows = Windows(Sight(6, chunked=True))
+    tails = windows.group.tails
+    num_pages = [tails.num_pages_to_resume(num) for num in range(1, 8)]
+    assert num_pages == [1, 2, 1, 1, 2, 1, 1]  # a page at least, also where a chunk begins
+    node = windows.leave(10, 2)
+    assert windows.resumable_lengths(10) == [8]
+    assert len(tails.window_before(node)) == 2
+    windows.leave(12, 1)
+    assert windows.resume_states.resumable(windows.cache.match(key_of(12))) == 12
+
+
 def test_a_block_that_ends_where_a_node_begins_counts_once() -> None:
     windows = Windows()
     windows.leave(4, 2)
@@ -165,7 +183,7 @@ def test_what_is_kept_behind_a_block_reaches_back_to_its_window() -> None:
 
 
 def test_a_window_is_read_where_running_requests_leave_room() -> None:
-    windows = Windows(window=5)
+    windows = Windows(Sight(5))
     assert windows.resume_states.reserve(8, 3.9) is None
     taken = windows.resume_states.reserve(8, 4.0)
     assert taken is not None

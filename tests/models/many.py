@@ -89,12 +89,13 @@ VISION = {
     "patch_size": 14,
 }
 
-# Contexts within a chunk, as weft has them.
 LLAMA4: dict[str, Any] = {
     "head_dim": 16,
     "intermediate_size_mlp": 80,
     "num_local_experts": 8,
-    "attention_chunk_size": 128,
+    "attention_chunk_size": 16,
+    "floor_scale": 12,
+    "attn_scale": 0.3,
 }
 # name -> architecture in transformers without "ForCausalLM", what differs from SHAPE
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {

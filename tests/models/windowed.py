@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.models.many import GEMMA4, GEMMA4_SMALL, SHAPE, Checkpoint, saved
+from tests.models.many import GEMMA4, GEMMA4_SMALL, LLAMA4, SHAPE, Checkpoint, saved
 from tests.scheduler.accounts import audit
 from tests.scheduler.groups import windows_of
 from weft.assemble.build import build_engine
@@ -43,6 +43,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3Text", {"head_dim": 16, **GEMMA3}),
     "gemma4": ("Gemma4Text", GEMMA4),
     "gemma4-small": ("Gemma4Text", GEMMA4_SMALL),
+    "llama4": ("Llama4Text", {**LLAMA4, "attention_chunk_size": WINDOW}),
     "qwen2": (
         "Qwen2",
         {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from weft.config.sight import Sight
 from weft.ops.attention import paged_attention
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import KvFormat
@@ -32,6 +33,7 @@ class Cached:
     kv_heads: int = 2
     head_dim: int = 64
     window: int = 0
+    chunked: bool = False
     cap: float = 0.0
     has_sinks: bool = False
     is_gated: bool = False
@@ -51,7 +53,7 @@ class Cached:
         ).int()
         self.rows = torch.randperm(len(stops) + 2, generator=random)[: len(stops)].int()
         seen = torch.zeros(num_slots, dtype=torch.bool)
-        firsts = [max(start + 1 - self.window, 0) if self.window else 0 for start in self.starts]
+        firsts = [Sight(self.window, self.chunked).first(start) for start in self.starts]
         for row, first, stop, mine in zip(
             self.rows,
             firsts,
@@ -106,6 +108,7 @@ class Cached:
             starts,
             lens,
             window=self.window,
+            chunked=self.chunked,
             scale=self.scale,
             cap=self.cap,
             sinks=self.sinks,
@@ -155,6 +158,7 @@ class Cached:
             self.scale,
             cap=self.cap,
             sinks=None if self.sinks is None else self.sinks.data_ptr(),
+            chunked=self.chunked,
         )
         if self.gate is not None:
             args.head_stride = head_stride
@@ -253,16 +257,25 @@ def test_a_window_hides_what_is_far(kernels: Library, format: KvFormat, window: 
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("window", [1, 100, 256])
+@pytest.mark.parametrize("chunk", [1, 50, 256, 300, 701])
+def test_a_token_sees_its_chunk(kernels: Library, format: KvFormat, chunk: int) -> None:
+    requests = ([300, 700, 511, 0, 512], [1, 1, 5, 301, 1])
+    assert_right(kernels, Cached(*requests, format, window=chunk, chunked=True))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("window", "chunked"), [(1, False), (100, False), (256, False), (90, True)]
+)
 def test_what_a_window_has_left_behind_is_not_read(
-    kernels: Library, format: KvFormat, window: int
+    kernels: Library, format: KvFormat, window: int, chunked: bool
 ) -> None:
-    cached = Cached([0], [700], format, window=window, has_sinks=True)
+    cached = Cached([0], [700], format, window=window, chunked=chunked, has_sinks=True)
     whole = cached.attend(kernels)
     slots = cached.table[cached.rows[0]].long()
     start = 0
     for num in (300, 1, 3, 255, 1, 140):
-        gone = slots[: max(start + 1 - window, 0)]
+        gone = slots[: Sight(window, chunked).first(start)]
         if format == KvFormat.I8:
             cached.scales[0][gone] = cached.scales[1][gone] = torch.nan
         else:
@@ -292,12 +305,19 @@ def test_any_size_of_page(kernels: Library, page_size: int) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
-    ("window", "has_sinks"), [(0, False), (100, False), (0, True), (100, True)]
+    ("window", "chunked", "has_sinks"),
+    [
+        (0, False, False),
+        (100, False, False),
+        (0, False, True),
+        (100, False, True),
+        (90, True, False),
+    ],
 )
 def test_a_token_does_not_depend_on_how_its_prompt_was_cut(
-    kernels: Library, format: KvFormat, window: int, has_sinks: bool
+    kernels: Library, format: KvFormat, window: int, chunked: bool, has_sinks: bool
 ) -> None:
-    cached = Cached([0], [700], format, window=window, has_sinks=has_sinks)
+    cached = Cached([0], [700], format, window=window, chunked=chunked, has_sinks=has_sinks)
     whole = cached.attend(kernels)
     for cuts in ([1, 255, 2, 442], [300, 1, 1, 1, 7, 390], [16, 500, 3]):
         start = 0

@@ -9,6 +9,7 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import torch
 from torch import Tensor
 
+from weft.config.sight import Sight
 from weft.executor.backend import StepSize
 from weft.executor.gpu.layout import Tiling
 from weft.ops.attention import paged_attention
@@ -33,6 +34,7 @@ class Cached:
     kv_heads: int = 2
     head_dim: int = 32
     window: int = 0
+    chunked: bool = False
     cap: float = 0.0
     has_sinks: bool = False
     is_gated: bool = False
@@ -55,7 +57,7 @@ class Cached:
         ).int()
         self.rows = torch.randperm(len(stops) + 2, generator=random)[: len(stops)].int()
         seen = torch.zeros(num_slots, dtype=torch.bool)
-        firsts = [max(start + 1 - self.window, 0) if self.window else 0 for start in self.starts]
+        firsts = [Sight(self.window, self.chunked).first(start) for start in self.starts]
         for row, first, stop, mine in zip(
             self.rows,
             firsts,
@@ -103,6 +105,7 @@ class Cached:
             starts,
             lens,
             window=self.window,
+            chunked=self.chunked,
             scale=self.scale,
             cap=self.cap,
             sinks=self.sinks,
@@ -118,7 +121,7 @@ class Cached:
         layout = self.tiling.lay_out(self.rows.numpy(), starts, lens, lens[:0], size)
         step = PagedStep._make((*map(torch.from_numpy, layout), self.table, size.num_splits))
         out = torch.full((len(self.q), self.heads, self.head_dim), torch.nan, dtype=self.dtype)
-        terms = Terms(self.scale, self.window, self.cap, self.sinks, self.gate)
+        terms = Terms(self.scale, self.window, self.cap, self.sinks, self.gate, self.chunked)
         if size.num_tiles:
             extend(self.q, self.kv, step, out, terms, self.launch)
         if size.num_decodes:

@@ -133,6 +133,7 @@ def attention(
         "D_PAD": power_of_two(head_dim),
     }
     constants |= {"ROWS": launch.rows, "KEYS": launch.keys, "WINDOW": window, "CAP": 0.0}
+    constants["CHUNKED"] = False
     constants |= {"HEAD_STRIDE": head_dim, "SINKS": sinks, "GATED": False}
     if decode:
         constants["SPLIT"] = splits > 1

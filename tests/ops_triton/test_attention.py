@@ -39,6 +39,12 @@ def test_a_window_hides_what_is_before_it(window: int) -> None:
     assert_right(Cached([30, 61, 0, 3], [40, 1, 1, 9], window=window, page_size=3))
 
 
+@pytest.mark.parametrize("chunk", [1, 5, 32, 33, 200])
+def test_a_token_sees_its_chunk(chunk: int) -> None:
+    requests = ([30, 61, 0, 3, 65, 63], [40, 1, 1, 9, 1, 2])
+    assert_right(Cached(*requests, window=chunk, chunked=True, page_size=3))
+
+
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1)])
 def test_sinks_join_the_sum_of_each_head_once(heads: int, kv_heads: int, window: int) -> None:

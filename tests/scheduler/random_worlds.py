@@ -81,13 +81,15 @@ def random_settings(rng: random.Random) -> SchedulerSettings:
 
 
 def with_windows(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
-    """Layers with windows get pages of their own, from barely enough to more than there ever
-    are."""
+    """Layers with windows, or with chunks of the context, get pages of their own, from barely
+    enough to more than there ever are."""
     window = rng.choice([1, 2, 5, 16, 33, 70, 200])
     none = WindowSettings(window=window, num_pages=0)
     least = none.least_pages(settings.page_size, settings.chunk_len or 0)
     more = rng.choice([0, 1, 5, 20, 60, 400]) // settings.page_size
-    windows = WindowSettings(window=window, num_pages=least + more)
+    windows = WindowSettings(
+        window=window, num_pages=least + more, chunked=settings.num_pages % 2 > 0
+    )
     return replace(settings, windows=windows)
 
 
@@ -475,7 +477,7 @@ def run_random(
     if drafts or guesses:
         depth = min(depth, 1)  # a run is known to the device until the next step alone
     has_groups = settings.windows is not None or settings.states is not None
-    if settings.draft_sources and (guesses or has_groups) and seed % 4:
+    if settings.draft_sources and has_groups and not guesses and seed % 4:
         depth = 0  # there drafts follow a known token alone, and with overlap there is none
     if num_stages > 1:
         depth = num_stages - 1

@@ -16,8 +16,10 @@ from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB, World
 from tests.seeds import seeds
+from weft.arrays import BoolArray
 from weft.messages.requests import Abort
-from weft.plan.step import ForwardMode, Plan
+from weft.plan.step import ForwardMode, Plan, Result
+from weft.scheduler.batch import Batch
 from weft.scheduler.settings import DraftSettings, SchedulerSettings, WindowSettings
 from weft.scheduler.speculation.guessing import LEAST_GAIN, TRY_AGAIN_STEPS, DraftShare
 from weft.scheduler.speculation.sources import Known, ModelDrafts
@@ -39,9 +41,9 @@ def with_model(
     return settings(speculative=sources, draft=draft, **changes)
 
 
-def guessing(wrong_every: int = 4, **changes: object) -> World:
+def guessing(wrong_every: int = 4, depth: int = 0, **changes: object) -> World:
     """A world with a draft model, which has seen what steps cost."""
-    world = World(with_model(**changes))  # type: ignore[arg-type]
+    world = World(with_model(**changes), depth)  # type: ignore[arg-type]
     world.tick_s = 0.0001
     world.let_steps_cost(seconds)
     oracle(world).wrong_every = wrong_every
@@ -77,6 +79,26 @@ def test_right_guesses_take_a_fraction_of_the_steps() -> None:
     assert run(world, [1, 2, 3, 4, 5], 60) < 20
     stats = world.scheduler.stats()
     assert stats.total_drafts_draft == stats.total_accepted_draft > 40
+
+
+@pytest.mark.parametrize(
+    ("wrong_every", "most_steps", "least_part", "most_part"), [(0, 60, 0.9, 1), (1, 180, 0, 0.4)]
+)
+def test_with_overlap_steps_wait_for_each_other_only_while_guesses_pay(
+    wrong_every: int, most_steps: int, least_part: float, most_part: float
+) -> None:
+    world = guessing(wrong_every=wrong_every, depth=1)
+    run(world, [1, 2, 3], 40)
+    blocks: list[bool] = []
+    settle = world.scheduler.planner.settle
+
+    def noted(batch: Batch, result: Result, is_eos: BoolArray) -> Result | None:
+        blocks.append(batch.blocks_overlap)
+        return settle(batch, result, is_eos)
+
+    world.scheduler.planner.settle = noted  # type: ignore[method-assign]
+    assert run(world, [1, 2, 3, 4, 5], 150) <= most_steps
+    assert least_part <= sum(blocks) / len(blocks) <= most_part
 
 
 def test_wrong_guesses_are_given_up_and_tried_again_seldom() -> None:
@@ -254,7 +276,7 @@ def test_a_journal_with_steps_of_a_draft_model_replays(depth: int) -> None:
     for first in range(8):
         world.send([first, 2, 3], max_new_tokens=30)
         world.run_dry()
-    assert depth or oracle(world).num_steps > 5
+    assert oracle(world).num_steps > 5
     world.replay(check=True)
 
 

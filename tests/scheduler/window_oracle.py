@@ -27,7 +27,7 @@ NOTHING = -1
 class WindowOracle:
     def __init__(self, runner: OracleRunner, settings: WindowSettings, page_size: int) -> None:
         self._runner = runner
-        self._window = settings.window
+        self._sight = settings.sight
         self._page_size = page_size
         self.state: LongArray = np.full(settings.num_pages * page_size, NOTHING, dtype=np.int64)
         self.table: IntArray = np.zeros((runner.num_rows, runner.max_len), dtype=np.int32)
@@ -47,7 +47,7 @@ class WindowOracle:
         for row, start, length in zip(
             plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True
         ):
-            first = max(start + 1 - self._window, 0)
+            first = self._sight.first(start)
             read = self.table[row, first : start + length]
             seen = self._runner.state[self._runner.table[row, first : start + length]]
             self.most_read = max(self.most_read, len(read))

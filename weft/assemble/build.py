@@ -301,8 +301,12 @@ def _windows(config: EngineConfig, model: ModelConfig) -> WindowSettings | None:
     num_tokens = window_tokens(config)
     if not num_tokens:
         return None
-    widest = max(model.window(layer) for layer in range(model.num_layers))
-    return WindowSettings(window=widest, num_pages=num_tokens // config.page_size)
+    widest = max(model.sight(layer) for layer in range(model.num_layers))
+    return WindowSettings(
+        window=widest.window,
+        num_pages=num_tokens // config.page_size,
+        chunked=widest.chunked,
+    )
 
 
 def _states(config: EngineConfig, model: ModelConfig) -> StateSettings | None:

@@ -66,7 +66,7 @@ def _own_layer(config: EngineConfig, folder: Path, target: ModelConfig) -> Draft
     default."""
     is_auto = config.speculative == AUTO
     if is_auto:
-        if config.device == "cuda" or config.overlap or no_head(config, target):
+        if config.device == "cuda" or no_head(config, target):
             return None
     elif MTP not in parse_draft_sources(config.speculative, "--speculative"):
         return None

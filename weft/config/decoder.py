@@ -25,7 +25,9 @@ class RopeConfig:
     frequencies."""
 
     theta: float = 10_000.0
-    scaling: str = "default"  # default, linear, llama3, yarn, longrope, factors, proportional
+    # default, linear, llama3, yarn, longrope, factors, proportional; none: nothing is rotated, so
+    # positions change only how queries grow.
+    scaling: str = "default"
     factor: float = 1.0
     original_max_position: int = 0  # llama3, yarn, longrope
     low_freq_factor: float = 1.0  # llama3
@@ -42,8 +44,9 @@ class RopeConfig:
     share: float = 1.0
     dims: int = 0  # number of rotated values, if `share` does not give it; 0: `share` does
     side_by_side: bool = False  # pairs are (2 i, 2 i + 1), not (i, i + half)
-    # Queries grow by 1 + query_growth ln(1 + position // original_max_position).
+    # Queries grow by 1 + query_growth ln(1 + (position + growth_offset) // original_max_position).
     query_growth: float = 0.0
+    growth_offset: int = 0
     # The position that rotates each pair (M-RoPE): 0 time, 1 height, 2 width. (): tokens have one
     # position.
     axes: tuple[int, ...] = ()
@@ -118,6 +121,7 @@ class LatentSpec:
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     window: int = 0  # tokens that a token sees, including itself; 0: all
+    chunked: bool = False  # it sees those of its chunk of `window` tokens (`config/sight.py`)
     rope: RopeConfig | None = RopeConfig()  # None: queries and keys have no positions
     scale: float = 0.0  # factor of scores; 0: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # scores become cap * tanh(scores / cap); 0: no cap

@@ -62,8 +62,8 @@ def no_draft_model(config: EngineConfig, model: ModelConfig) -> str:
     """The reason why a draft model cannot be used; "" if it can."""
     if config.device == "cuda":
         return "a draft model runs on a CPU only, and --device is cuda"
-    if config.overlap:
-        return "a draft model needs known tokens, and --overlap is on"
+    if config.overlap and config.pp_size > 1:
+        return "a draft model needs known tokens, and stages work at different steps (--overlap)"
     return no_drafts(config, model)
 
 

@@ -32,6 +32,7 @@ from weft.config.pooling import (
     sentence_layout,
 )
 from weft.config.quantized import READ, Quantization, UnreadFormat, quantization
+from weft.config.sight import Sight
 from weft.config.turn_end import implied_end_ids, turn_end_id
 from weft.config.vision.spec import TowerSpec
 from weft.json_types import JsonMapping, JsonObject
@@ -401,6 +402,10 @@ class ModelConfig:
         has no attention."""
         spec = self.decoder.layer(layer)
         return spec.attention.window if spec.attends else 0
+
+    def sight(self, layer: int) -> Sight:
+        """Which tokens a token sees in this layer."""
+        return Sight(self.window(layer), self.decoder.layer(layer).attention.chunked)
 
     @classmethod
     def from_folder(cls, folder: Path, name: str = "") -> ModelConfig:

@@ -173,8 +173,8 @@ def resolve(
 
 def _overlaps(config: EngineConfig, device: str) -> bool:
     """Whether the next step is planned while one runs. Default: not on a CPU, where both share the
-    cores, unless the running step is at another stage; and not with a draft model, which needs to
-    know all tokens."""
+    cores, unless the running step is at another stage; and not with a draft model, which guesses
+    after known tokens."""
     if config.overlap is not None:
         return config.overlap
     is_apart = device == "cuda" or config.pp_size > 1

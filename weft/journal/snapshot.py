@@ -45,6 +45,7 @@ PACKAGES = (
     "weft.plan.",
     "weft.grammar.protocol",
     "weft.config.media",
+    "weft.config.sight",
 )
 COMPRESSION = 1  # level of zlib: a large state consists mainly of zeros
 SHORT_BYTES = 32  # longest bytes that are written inline

@@ -19,6 +19,7 @@ def paged_attention(
     scale: float,
     cap: float = 0.0,
     sinks: Tensor | None = None,
+    chunked: bool = False,
 ) -> Tensor:
     """softmax(scale * q k^T) v for each token of a step, over the tokens of its request that it
     sees.
@@ -26,9 +27,10 @@ def paged_attention(
     q [T, heads, D]; k and v [slots, kv_heads, D], heads a multiple of kv_heads; table
     [.., context] and rows [R]: table[rows[r], i] is the slot of token i of request r. Request r has
     starts[r] tokens in the cache and lens[r] in this step; in q, requests follow each other. A
-    token sees itself and the window - 1 tokens before it (window 0: all); slots that no token sees
-    are not read. With a cap, scores become cap tanh(score / cap). With sinks [heads], the softmax
-    of a head has one more score, the sink, unscaled, which has no value. Returns [T, heads, D].
+    token sees itself and the window - 1 tokens before it (window 0: all), or those from the last
+    multiple of the window on (chunked); slots that no token sees are not read. With a cap, scores
+    become cap tanh(score / cap). With sinks [heads], the softmax of a head has one more score, the
+    sink, unscaled, which has no value. Returns [T, heads, D].
     Sources: arXiv:1706.03762; grouped queries: arXiv:2305.13245; sinks: arXiv:2309.17453, learnt
     ones: arXiv:2508.10925.
     """
@@ -38,13 +40,14 @@ def paged_attention(
     for row, start, num in zip(rows.tolist(), starts.tolist(), lens.tolist(), strict=True):
         begin = end
         end = end + num
-        first = max(start + 1 - window, 0) if window else 0
+        queries = torch.arange(start, start + num)
+        firsts = _first_seen(queries, window, chunked)
+        first = int(firsts[0]) if num else 0
         slots = table[row, first : start + num].long()
         keys = k[slots].repeat_interleave(group, dim=1)  # [L, heads, D]
         values = v[slots].repeat_interleave(group, dim=1)
-        queries = torch.arange(start, start + num)[:, None]
-        distance = queries - torch.arange(first, start + num)  # [num, L]
-        hidden = (distance < 0) | (distance >= window) if window else distance < 0
+        positions = torch.arange(first, start + num)  # [L]
+        hidden = (positions > queries[:, None]) | (positions < firsts[:, None])
         scores = torch.einsum("thd,lhd->htl", q[begin:end], keys) * scale
         if cap:
             scores = cap * torch.tanh(scores / cap)
@@ -52,6 +55,15 @@ def paged_attention(
         weights = softmax_with_sinks(scores, None if sinks is None else sinks[:, None, None])
         out[begin:end] = torch.einsum("htl,lhd->thd", weights, values)
     return out
+
+
+def _first_seen(queries: Tensor, window: int, chunked: bool) -> Tensor:
+    """The position of the first token that each query sees: [num]"""
+    if not window:
+        return torch.zeros_like(queries)
+    if chunked:
+        return queries - queries % window
+    return (queries + 1 - window).clamp(min=0)
 
 
 def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ from weft.config.drafts import AUTO, MODEL, OWN_STEPS, parse_draft_sources
 from weft.config.media import MediaRules
 from weft.config.pairs import parse_tenant_parts, parse_tenant_weights
 from weft.config.scheduling import SchedulingOptions
+from weft.config.sight import Sight
 from weft.config.windows import least_window_tokens
 
 
@@ -42,6 +43,11 @@ class WindowSettings:
 
     window: int  # tokens that a token sees, itself included, in the layer with the widest window
     num_pages: int
+    chunked: bool = False  # `window` is the size of chunks: a token sees those of its own
+
+    @property
+    def sight(self) -> Sight:
+        return Sight(self.window, self.chunked)
 
     def least_pages(self, page_size: int, step_tokens: int) -> int:
         """The pages that a request needs to run alone, in steps of `step_tokens` tokens."""

@@ -260,6 +260,11 @@ def _openhands(to: AgentTarget) -> Setup:
             "LLM_API_KEY": to.key,
             "LLM_MODEL": f"openai/{to.model}",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "OPENHANDS_SUPPRESS_BANNER": "1",
+            # It fetches skills from there at each start, and has no option against it.
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": "url.file:///none.insteadOf",
+            "GIT_CONFIG_VALUE_0": "https://github.com/OpenHands/extensions",
         },
     )
 

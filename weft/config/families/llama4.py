@@ -1,9 +1,9 @@
 """Llama 4: layers without rotation among rotated ones, norms after the rotation, and experts whose
 inputs are weighted.
 
-Rotated layers attend within chunks of the context, and the queries of the others grow with
-positions beyond `floor_scale`. Contexts end where the first of both would begin, so neither is
-computed. The encoder of pictures is not implemented: the text part of such a model is served.
+Rotated layers attend within chunks of the context; the queries of the others grow with positions
+beyond `floor_scale`. The encoder of pictures is not implemented: the text part of such a model is
+served.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from weft.config.decoder import (
     MlpSpec,
     MoeSpec,
     QkNorm,
+    RopeConfig,
     RouterSpec,
     TensorNames,
 )
@@ -28,7 +29,7 @@ from weft.config.families.family import FULL, Config, Family, activation, flag, 
 from weft.config.families.gguf import ArchitectureKeys, Found, GgufKey
 from weft.config.families.rope import read_rope
 from weft.config.model_errors import UnsupportedModel
-from weft.json_types import JsonMapping, JsonObject
+from weft.json_types import JsonObject
 
 CHUNKED = "chunked_attention"
 THETA = 500_000.0
@@ -38,14 +39,23 @@ EXPERTS_OF_MAVERICK = 128
 
 def _llama4(config: Config) -> DecoderSpec:
     rotated = _attention(config)
-    plain = replace(rotated, rope=None, qk_norm=QkNorm.NONE)
+    plain = replace(rotated, rope=_growth(config), qk_norm=QkNorm.NONE)
     mlp = MlpSpec(
         size=size(config, "intermediate_size_mlp", size(config, "intermediate_size")),
         activation=activation(config),
     )
-    layers = tuple(
-        LayerSpec(attention=rotated if turns else plain, mlp=mlp) for turns in _rotated(config)
-    )
+    chunk = get(config, "attention_chunk_size", int, 0)
+    turns = _rotated(config)
+    default = [CHUNKED if turned and chunk else FULL for turned in turns]
+    layers = []
+    for turned, kind in zip(
+        turns, layer_types(config, default.__getitem__, (FULL, CHUNKED)), strict=True
+    ):
+        attention = rotated if turned else plain
+        if kind == CHUNKED:
+            window = size(config, "attention_chunk_size")
+            attention = replace(attention, window=window, chunked=True)
+        layers.append(LayerSpec(attention=attention, mlp=mlp))
     names = TensorNames(
         mlp="feed_forward",
         experts=ExpertNames(
@@ -55,7 +65,7 @@ def _llama4(config: Config) -> DecoderSpec:
             is_transposed=not flag(config, "gates_and_ups_are_apart"),
         ),
     )
-    spec = DecoderSpec(layers=layers, names=names)
+    spec = DecoderSpec(layers=tuple(layers), names=names)
     if not count(config, "num_local_experts"):
         return spec
     chosen = _layers_with_experts(config)
@@ -70,6 +80,19 @@ def _attention(config: Config) -> AttentionSpec:
         qk_norm_weight=False,
         qkv_bias=bias,
         out_bias=bias,
+    )
+
+
+def _growth(config: Config) -> RopeConfig | None:
+    """What positions do in a layer that is not rotated: the query at position p is multiplied by 1
+    + attn_scale ln(1 + (p + 1) // floor_scale). Source: arXiv:2501.19399."""
+    if not flag(config, "attn_temperature_tuning", True):
+        return None
+    return RopeConfig(
+        scaling="none",
+        query_growth=number(config, "attn_scale", 0.1),
+        growth_offset=1,
+        original_max_position=size(config, "floor_scale", 8_192),
     )
 
 
@@ -111,20 +134,6 @@ def _experts(config: Config) -> MoeSpec:
         weights_inputs=True,
         shared_size=inner,
     )
-
-
-def _context(config: Config) -> JsonMapping:
-    """Contexts within one chunk, and before the queries grow."""
-    longest = size(config, "max_position_embeddings")
-    chunk = get(config, "attention_chunk_size", int, 0)
-    default = [CHUNKED if turns and chunk else FULL for turns in _rotated(config)]
-    kinds = layer_types(config, default.__getitem__, (FULL, CHUNKED))
-    if CHUNKED in kinds:
-        longest = min(longest, size(config, "attention_chunk_size"))
-    if flag(config, "attn_temperature_tuning", True) and not all(_rotated(config)):
-        # The factor of the query at position p is 1 + attn_scale ln(1 + (p + 1) // floor_scale).
-        longest = min(longest, int(number(config, "floor_scale", 8_192.0, above=1.0)) - 1)
-    return {"max_position_embeddings": longest}
 
 
 # GGUF files
@@ -203,7 +212,6 @@ FAMILY = Family(
         "num_local_experts": 16,
         "attention_chunk_size": 8_192,
     },
-    implied=_context,
 )
 FAMILIES = {"Llama4": replace(FAMILY, gguf={"llama4": ARCHITECTURE})}
 ARCHITECTURES = {"Llama4ForConditionalGeneration": FAMILY}

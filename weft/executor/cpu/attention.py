@@ -125,6 +125,7 @@ class CppPaged:
             out=out.data_ptr(),
             heads=config.num_heads,
             window=config.window(layer),
+            chunked=config.sight(layer).chunked,
             scale=heads.score_scale(head_dim),
             cap=heads.cap,
             sees_no_later=not heads.sees_later,

@@ -137,6 +137,7 @@ class TritonPaged:
             heads.cap,
             heads.sinks,
             gate,
+            self._config.sight(layer).chunked,
         )
         # Lengths of layouts are on the host and fixed by the size of a graph, so they may be read
         # here.
@@ -248,7 +249,9 @@ class RotaryStore:
         same. This is an extra pass that other models do not need. Returns the heads with the
         weights of their norms in the same order: they are read anew, because they may change."""
         rope = heads.rope
-        if rope is None or (rope.rotary_dim == self._head_dim and not rope.side_by_side):
+        if rope is None or not rope.rotary_dim:
+            return heads
+        if rope.rotary_dim == self._head_dim and not rope.side_by_side:
             return heads
         if rope not in self._orders:
             self._orders[rope] = _order_of_pairs(self._head_dim, rope).to(qkv.device)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from weft.arrays import IntArray, LongArray
 from weft.config.model import ModelConfig
+from weft.config.sight import Sight
 from weft.executor.backend import AttentionBatch
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
@@ -55,8 +56,8 @@ class Extend(NamedTuple):
     ends: LongArray | None
 
 
-class WindowWork(NamedTuple):
-    """The work of all layers with the same window in this step."""
+class SightWork(NamedTuple):
+    """The work of all layers with the same sight in this step."""
 
     slots: Tensor  # [T] slots for K and V of the step's tokens
     groups: list[DecodeGroup]
@@ -73,13 +74,13 @@ class TorchPaged:
         self._pool = pool
         self._num_heads = config.num_heads
         self._shapes = [config.kv_shape(layer) for layer in range(config.num_layers)]
-        self._windows = [config.window(layer) for layer in range(config.num_layers)]
+        self._sights = [config.sight(layer) for layer in range(config.num_layers)]
         token_bytes = max(math.prod(shape) for shape in self._shapes) * keys.element_size()
         self._group_tokens = GROUP_BYTES // token_bytes
-        self._masks: dict[int, CausalMask] = {}  # by window
-        for window in self._windows:
-            self._masks[window] = CausalMask(window, keys.dtype, keys.device)
-        self._work: dict[int, WindowWork] = {}  # by window
+        self._masks: dict[Sight, CausalMask] = {}
+        for sight in self._sights:
+            self._masks[sight] = CausalMask(sight, keys.dtype, keys.device)
+        self._work: dict[Sight, SightWork] = {}
         self._positions = torch.empty(0)
         self._rotations: dict[Rope, RotaryTables] = {}  # of this step
 
@@ -88,11 +89,11 @@ class TorchPaged:
         if batch.rotation is not None:
             self._positions = torch.from_numpy(batch.rotation).to(batch.positions.device)
         self._rotations.clear()
-        for window in self._masks:
-            seen = batch.seen_by(window)
-            groups = list(self._decode_groups(seen, window))
-            extends = list(_extends(seen, window))
-            self._work[window] = WindowWork(seen.slots, groups, extends)
+        for sight in self._masks:
+            seen = batch.seen_by(sight.window)
+            groups = list(self._decode_groups(seen, sight))
+            extends = list(_extends(seen, sight))
+            self._work[sight] = SightWork(seen.slots, groups, extends)
 
     def narrow(self, x: Tensor) -> Tensor:
         return x
@@ -106,8 +107,8 @@ class TorchPaged:
         q, k, v, gate = self._rotated(qkv, heads, layer)
         keys = self._pool.k[layer]
         values = self._pool.v[layer]
-        window = self._windows[layer]
-        work = self._work[window]
+        sight = self._sights[layer]
+        work = self._work[sight]
         # Stored before they are read, because tokens of a prompt see each other through the cache.
         if not heads.reads_earlier:
             keys.index_copy_(0, work.slots, k.to(keys.dtype))
@@ -126,7 +127,7 @@ class TorchPaged:
                 group,
                 heads,
             )
-        causal = self._masks[window]
+        causal = self._masks[sight]
         for start, stop, slots, ends in work.extends:
             here = slice(start, stop)
             k = keys.index_select(0, slots)
@@ -180,15 +181,13 @@ class TorchPaged:
             self._rotations[rope] = rope.tables(self._positions, dtype)
         return self._rotations[rope]
 
-    def _decode_groups(self, batch: AttentionBatch, window: int) -> Iterator[DecodeGroup]:
+    def _decode_groups(self, batch: AttentionBatch, sight: Sight) -> Iterator[DecodeGroup]:
         """Group the requests with one token, sorted by length. A new group begins where padding or
         the group would become too large."""
         device = batch.table.device
         decodes = np.flatnonzero(batch.lens == 1)
         stops = batch.starts[decodes] + 1
-        first = np.zeros_like(stops)
-        if window:
-            first = np.maximum(stops - window, 0)
+        first = sight.firsts(stops - 1)
         lens = stops - first
         # Groups of consecutive requests in ascending order of length need least padding.
         order = np.argsort(lens, kind="stable")
@@ -219,8 +218,8 @@ class TorchPaged:
 class CausalMask:
     """The additive mask of n consecutive queries against the L keys up to the last query.
 
-    A mask depends only on the distances between queries and keys. So every mask is the lower right
-    corner of one large mask, which grows as needed:
+    Unless keys are seen by chunks, a mask depends only on the distances between queries and keys.
+    So every mask is the lower right corner of one large mask, which grows as needed:
 
              keys ->              L
         .  .  . +------------------+     . = 0: seen, when not beyond the window
@@ -231,11 +230,11 @@ class CausalMask:
 
     def __init__(
         self,
-        window: int,
+        sight: Sight,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._window = window
+        self._sight = sight
         self._mask = torch.empty(
             QUERY_BLOCK,
             0,
@@ -244,12 +243,18 @@ class CausalMask:
         )
 
     def first_seen(self, query: int) -> int:
-        """The first key that a query sees."""
-        if not self._window:
-            return 0
-        return max(query + 1 - self._window, 0)
+        """The first key that a query sees, if keys are counted from a chunk's start on."""
+        return self._sight.first(query)
 
-    def corner(self, num_queries: int, num_keys: int) -> Tensor:
+    def up_to(self, first_query: int, num_queries: int, seen: slice) -> Tensor:
+        """The mask [num_queries, keys] of consecutive queries against the keys `seen`, the last of
+        which is that of the last query."""
+        if self._sight.chunked:
+            ends = np.arange(first_query + 1, first_query + num_queries + 1)
+            return self.with_ends(first_query, ends, seen)
+        return self._corner(num_queries, seen.stop - seen.start)
+
+    def _corner(self, num_queries: int, num_keys: int) -> Tensor:
         """The mask [num_queries, num_keys], a view."""
         if num_keys > self._mask.shape[1]:
             self._mask = self._make(2 * num_keys)
@@ -264,8 +269,10 @@ class CausalMask:
         queries = torch.arange(first_query, first_query + len(ends), device=device)[:, None]
         keys = torch.arange(seen.start, seen.stop, device=device)
         hidden = keys >= torch.from_numpy(ends).to(device)[:, None]
-        if self._window:
-            hidden |= queries - keys >= self._window
+        if self._sight.chunked:
+            hidden |= keys < queries - queries % self._sight.window
+        elif self._sight.window:
+            hidden |= queries - keys >= self._sight.window
         nothing = torch.zeros(hidden.shape, dtype=self._mask.dtype, device=device)
         return nothing.masked_fill_(hidden, float("-inf"))
 
@@ -275,8 +282,8 @@ class CausalMask:
         keys = torch.arange(num_keys, device=device)
         distance = queries - keys
         hidden = distance < 0
-        if self._window:
-            hidden |= distance >= self._window
+        if self._sight.window:
+            hidden |= distance >= self._sight.window
         seen = torch.zeros_like(distance, dtype=self._mask.dtype)
         return seen.masked_fill_(hidden, float("-inf"))
 
@@ -294,15 +301,13 @@ def _cut(lens: IntArray, max_tokens: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def _extends(batch: AttentionBatch, window: int) -> Iterator[Extend]:
+def _extends(batch: AttentionBatch, sight: Sight) -> Iterator[Extend]:
     stops = np.cumsum(batch.lens)
     for request in np.flatnonzero(batch.lens > 1):
         num_cached = int(batch.starts[request])
         num_new = int(batch.lens[request])
         stop = int(stops[request])
-        first = 0
-        if window:
-            first = max(num_cached + 1 - window, 0)
+        first = sight.first(num_cached)
         row = batch.table[int(batch.rows[request])]
         slots = row[first : num_cached + num_new].long()
         ends = None
@@ -389,7 +394,7 @@ def _extend(
         first_seen = mask.first_seen(num_cached + begin)
         seen = slice(first_seen, num_cached + end)
         if ends is None:
-            seen_by_each = mask.corner(end - begin, seen.stop - seen.start)
+            seen_by_each = mask.up_to(num_cached + begin, end - begin, seen)
         else:
             # Ends ascend, so the last query of the block sees most.
             seen = slice(first_seen, int(ends[end - 1]))

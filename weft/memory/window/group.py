@@ -10,8 +10,9 @@ completely outside of every window that its next tokens see:
 `end` is the last page border before the last token: up to there the row can insert its tokens into
 the cache, so it holds the window before `end` until the next page is full.
 
-Layers with different windows share the group: it keeps what the widest window sees. This module
-knows rows and keys, never a request.
+Layers with different windows share the group: it keeps what the widest window sees. If tokens see
+their own chunk of the context, `end` sees what its chunk has before it, at most as much as with a
+window of that size. This module knows rows and keys, never a request.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.arrays import IntArray, LongArray
+from weft.config.sight import Sight
 from weft.memory.accounting.pins import Pins
 from weft.memory.allocator import PageAllocator, Write, num_pages_for, slots_of
 from weft.memory.radix.tree import Node
@@ -29,21 +31,21 @@ from weft.memory.window.tails import Tail, WindowTails
 
 
 class WindowGroup:
-    """`window`: tokens that a token sees, itself included. `shape`: rows, and positions of each."""
+    """`sight`: what a token sees. `shape`: rows, and positions of each."""
 
     def __init__(
         self,
         *,
-        window: int,
+        sight: Sight,
         num_pages: int,
         page_size: int,
         shape: tuple[int, int],
         pins: Pins,
     ) -> None:
-        self.window = window
+        self.sight = sight
         self.page_size = page_size
         self.pool = WindowPool(PageAllocator(num_pages, page_size))
-        self.tails = WindowTails(self.pool, window, page_size)
+        self.tails = WindowTails(self.pool, sight, page_size)
         self.slots: IntArray = np.zeros(shape, dtype=np.int32)  # [row, position]
         # [row] first position that the row holds, a page border
         self.first: IntArray = np.zeros(shape[0], dtype=np.int32)
@@ -68,7 +70,7 @@ class WindowGroup:
         """Tokens that fit into the pages of a decoding row, whatever its length."""
         # The window before `end`, the partly filled page, and the next page, which is taken before
         # the step that fills it frees another one.
-        return (self.tails.span + 2) * self.page_size
+        return (num_pages_for(self.sight.window - 1, self.page_size) + 2) * self.page_size
 
     def growth(self, rows: IntArray, kv_len: IntArray) -> IntArray:
         """[n] how many more tokens rows [n] of `kv_len` [n] tokens can hold before they free as
@@ -76,6 +78,12 @@ class WindowGroup:
         owned = kv_len - self.first[rows]
         left: IntArray = np.maximum(self.full_row - owned, 0)
         return left
+
+    def growth_after(self, length: int) -> int:
+        """The same for a row that has just computed the first `length` tokens of its prompt."""
+        if self.sight.chunked:
+            length -= self.sight.first(length - 1)
+        return max(self.full_row - length, 0)
 
     # Rows
 
@@ -128,7 +136,7 @@ class WindowGroup:
         """
         end = kv_len - 1
         end -= end % self.page_size
-        needed = np.maximum(end - (self.window - 1), 0)
+        needed = self.sight.firsts(end)
         needed -= needed % self.page_size
         has_old_pages = self.first[rows] < needed
         if not has_old_pages.any():

@@ -1,7 +1,7 @@
 """The tails that the prefix cache keeps of layers with windows.
 
-The next token of a sequence sees only the window before it. So a cached prefix can be resumed if
-the pages of one window before its end are cached, its *tail*. Tails belong to nodes of the radix
+The next token of a sequence sees only the window before it, or its chunk. So a cached prefix can be
+resumed if the pages that this token sees are cached, its *tail*. Tails belong to nodes of the radix
 tree, always to their ends:
 
     node A ── node B ─┬─ node C          A tail of B: |...[ window ]|
@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from weft.arrays import IntArray
+from weft.config.sight import Sight
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.memory.radix.tree import Node, path_up
 from weft.memory.window.pool import WindowPool
@@ -51,11 +52,10 @@ Tails: TypeAlias = OrderedDict[Node, Tail]  # least recently used first
 class WindowTails:
     """The `CacheListener` of a radix tree with pages of `page_size` tokens."""
 
-    def __init__(self, pool: WindowPool, window: int, page_size: int) -> None:
+    def __init__(self, pool: WindowPool, sight: Sight, page_size: int) -> None:
         self._pool = pool
-        # The first token after a prefix sees window - 1 tokens of it.
-        # pages of a prefix that the first token after it needs
-        self.span = -(-(window - 1) // page_size)
+        self._sight = sight
+        self._page_size = page_size
         self._page_bytes = page_size * TOKEN_BYTES
         self.more = 1  # pages that an end keeps besides its window
         self.ends: Tails = OrderedDict()
@@ -75,13 +75,13 @@ class WindowTails:
         return None, 0
 
     def window_before(self, node: Node) -> IntArray:
-        """The pages [at most span] that a request needs to continue after a node. As a request
+        """The last pages of a prefix that a request needs to continue after a node. As a request
         continues here, the tail becomes an end."""
         tail = self._at(node)
         assert tail is not None, "a prefix without its window was matched"
         if node not in self.ends:
             self._put(self.ends, node, self._lean(tail, tail.end))
-        needed = min(self.span, tail.end)
+        needed = tail.end - self._first_seen(tail.end)
         return tail.pages[len(tail.pages) - needed :]
 
     def can_resume(self, node: Node, num_pages: int) -> bool:
@@ -92,7 +92,7 @@ class WindowTails:
 
     def num_pages_to_resume(self, num_pages: int) -> int:
         """How many of the last pages of a sequence of `num_pages` pages a store has."""
-        return max(min(self.span, num_pages), 1)
+        return max(num_pages - self._first_seen(num_pages), 1)
 
     def pages_to_resume(self, node: Node) -> IntArray:
         """The last pages of the sequence that ends at a node, as many as a store has."""
@@ -219,14 +219,18 @@ class WindowTails:
                 found = True
         return found
 
+    def _first_seen(self, num_pages: int) -> int:
+        """The first page that the token after `num_pages` pages sees, maybe in part."""
+        return self._sight.first(num_pages * self._page_size) // self._page_size
+
     def _covers(self, tail: Tail, end: int) -> bool:
         """Whether a tail has the window before the page `end`."""
-        return tail.first <= max(end - self.span, 0) and end > tail.first
+        return tail.first <= self._first_seen(end) and end > tail.first
 
     def _lean(self, tail: Tail, end: int) -> Tail:
         """The part of a tail with the window before the page `end`, and one more page if
         possible."""
-        first = max(end - self.span - self.more, tail.first)
+        first = max(self._first_seen(end) - self.more, tail.first)
         return Tail(tail.pages[first - tail.first : end - tail.first], end)
 
     def _put(self, tails: Tails, node: Node, tail: Tail) -> None:

@@ -33,6 +33,7 @@ class Rope:
         self._inv_freq = inverse_frequencies(rope, size, context_length)
         self._scale = rope.attention_factor
         self._query_growth = rope.query_growth
+        self._growth_offset = rope.growth_offset
         self._original_max_position = rope.original_max_position
         self.rotary_dim = 2 * len(self._inv_freq)  # the first values of each head are rotated
         self.side_by_side = rope.side_by_side
@@ -74,7 +75,8 @@ class Rope:
         """The factor of queries at these positions, float32 [T]; None: no factor."""
         if not self._query_growth:
             return None
-        lengths = torch.floor(positions.float() / self._original_max_position)
+        counted = positions.float() + self._growth_offset
+        lengths = torch.floor(counted / self._original_max_position)
         return 1 + self._query_growth * torch.log1p(lengths)
 
 
@@ -83,6 +85,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, context_length: int = 0
     `context_length` tokens."""
     if rope.scaling == "proportional":
         return _proportional(rope, head_dim)
+    if rope.scaling == "none":
+        return torch.zeros(0)
     size = rope.dims or int(head_dim * rope.share)
     plain = 1.0 / rope.theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     match rope.scaling:

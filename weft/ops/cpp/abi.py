@@ -542,6 +542,7 @@ class AttentionArgs(ctypes.Structure):
         ("head_stride", c_int64),
         ("gate", c_void_p),
         ("may_round", c_int64),
+        ("chunked", c_int64),
         ("biases", c_void_p),
         ("bias_stride", c_int64),
         ("sees_no_later", c_int64),

@@ -81,8 +81,9 @@ struct Attention {
   Attention(const AttentionArgs& args, const StepArgs& step)
       : args(args),
         cache(*args.cache),
-        shape{cache.kv_heads, args.heads / cache.kv_heads, args.window, args.bidirectional != 0,
-              args.biases != nullptr, args.sees_no_later != 0},
+        shape{cache.kv_heads,           args.heads / cache.kv_heads, args.window,
+              args.bidirectional != 0,  args.biases != nullptr,      args.chunked != 0,
+              args.sees_no_later != 0},
         head_dim(cache.head_dim),
         slot_bytes((cache.stride ? cache.stride : cache.kv_heads * head_dim) * kSize),
         dims(ceil_div(head_dim, kPanel) * kPanel),
@@ -141,7 +142,7 @@ struct Attention {
       return within({most(position + 1 - shape.window, 0), end}, segment);
     }
     const int64_t last = sees_to ? sees_to[block.token + token] : position + 1;
-    return within({shape.window ? position + 1 - shape.window : 0, last}, segment);
+    return within({shape.first_seen(position), last}, segment);
   }
 
   // What the scores of the query in this row of a block get, from the segment's first key on; null:

@@ -35,7 +35,15 @@ struct Shape {
   int64_t window;      // 0: none
   bool bidirectional;  // tokens see those after them
   bool biased;         // scores depend on distances
+  bool chunked;        // the window ends at its multiples
   bool sees_no_later;  // tokens see up to themselves, whatever the step says
+
+  // The first key that a token at this position sees.
+  int64_t first_seen(int64_t position) const {
+    if (!window)
+      return 0;
+    return chunked ? position - position % window : most(position + 1 - window, 0);
+  }
 };
 
 // Requests first .. first + num - 1 of a step, the first `num_segments` segments of which are the
@@ -174,8 +182,7 @@ static Block block_of_request(const StepArgs& step, Shape shape, int64_t r, int6
   block.rows = block.num_tokens * shape.group;
   block.position = step.starts[r] + first;
   block.slots = step.table + step.rows[r] * step.table_stride;
-  block.seen = {shape.window ? most(block.position + 1 - shape.window, 0) : 0,
-                end_of_seen(step, shape, r, token, last)};
+  block.seen = {shape.first_seen(block.position), end_of_seen(step, shape, r, token, last)};
   block.first_segment = block.seen.first / kSegment;
   block.num_segments = ceil_div(block.seen.last, kSegment) - block.first_segment;
   block.partials = -1;

@@ -609,6 +609,8 @@ struct AttentionArgs {
   const float* gate;    // [T, q_stride] as q: out becomes out sigmoid(gate); or null
   // 1: queries, keys and values may be rounded to bf16, if that is faster; bidirectional alone.
   int64_t may_round;
+  // 1: a query sees the keys from the last multiple of `window` on, instead of the last `window`.
+  int64_t chunked;
   // What a head's scores get by the distance of the key from the query, or null: `biases` is that
   // of the first head at distance 0, `bias_stride` the floats from one head to the next. For all
   // keys of a full slab around those that a query sees, there must be floats.

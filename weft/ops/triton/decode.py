@@ -79,6 +79,7 @@ def decode(
         ROWS=launch.rows,
         KEYS=launch.keys,
         WINDOW=terms.window,
+        CHUNKED=terms.chunked,
         CAP=terms.cap * LOG2_E,
         SPLIT=splits > 1,
         SINKS=terms.sinks is not None,
@@ -133,6 +134,7 @@ def decode_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     CAP: tl.constexpr,
     SPLIT: tl.constexpr,
     SINKS: tl.constexpr,
@@ -147,7 +149,9 @@ def decode_kernel(
         kv_len = tl.load(kv_lens_ptr + request)
         slots_of = table_ptr + tl.load(rows_ptr + request).to(tl.int64) * table_stride
         seen_from = 0
-        if WINDOW > 0:
+        if CHUNKED:
+            seen_from = (kv_len - 1) // WINDOW * WINDOW
+        elif WINDOW > 0:
             seen_from = tl.maximum(kv_len - WINDOW, 0)
         part = tl.cdiv(tl.cdiv(kv_len - seen_from, splits), KEYS) * KEYS
         begin = seen_from + split * part
@@ -175,7 +179,7 @@ def decode_kernel(
             peak, mass, acc = take_in(
                 q, peak, mass, acc, k_ptr + kv_head * D, v_ptr + kv_head * D, slots_of, scale,
                 begin, end, begin, limit,
-                KV_HEADS * D, D, D_PAD, KEYS, 0, CAP, True,
+                KV_HEADS * D, D, D_PAD, KEYS, 0, False, CAP, True,
             )  # fmt: skip
             acc = acc * (v_scale / mass)[:, None]
             if GATED and not SPLIT:

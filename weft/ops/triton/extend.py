@@ -70,6 +70,7 @@ def extend(
         ROWS=launch.rows,
         KEYS=launch.keys,
         WINDOW=terms.window,
+        CHUNKED=terms.chunked,
         CAP=terms.cap * LOG2_E,
         SINKS=terms.sinks is not None,
         GATED=terms.gate is not None,
@@ -104,6 +105,7 @@ def extend_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     CAP: tl.constexpr,
     SINKS: tl.constexpr,
     GATED: tl.constexpr,
@@ -130,12 +132,15 @@ def extend_kernel(
         #                   every query sees |  some see them
         limit = cached + token + 1
         end = cached + tl.minimum((start + ROWS - 1) // GROUP, num_tokens - 1) + 1
-        if WINDOW > 0:
+        first_seen = 0
+        if CHUNKED:
+            first_seen = (cached + start // GROUP) // WINDOW * WINDOW
+        elif WINDOW > 0:
             first_seen = tl.maximum(cached + start // GROUP + 1 - WINDOW, 0)
+        if WINDOW > 0:
             begin = first_seen // KEYS * KEYS
             all_seen = begin
         else:
-            first_seen = 0
             begin = 0
             all_seen = (cached + start // GROUP + 1) // KEYS * KEYS
 
@@ -152,12 +157,12 @@ def extend_kernel(
             peak, mass, acc = take_in(
                 q, peak, mass, acc, k_head, v_head, slots_of, scale, begin, all_seen,
                 begin, limit,
-                STRIDE, D, D_PAD, KEYS, WINDOW, CAP, False,
+                STRIDE, D, D_PAD, KEYS, WINDOW, CHUNKED, CAP, False,
             )  # fmt: skip
         peak, mass, acc = take_in(
             q, peak, mass, acc, k_head, v_head, slots_of, scale, all_seen, end,
             first_seen, limit,
-            STRIDE, D, D_PAD, KEYS, WINDOW, CAP, True,
+            STRIDE, D, D_PAD, KEYS, WINDOW, CHUNKED, CAP, True,
         )  # fmt: skip
         acc = acc * (v_scale / tl.where(mass == 0.0, 1.0, mass))[:, None]
         if GATED:

@@ -35,6 +35,7 @@ class Terms(NamedTuple):
     cap: float = 0.0
     sinks: Tensor | None = None  # [heads] float32
     gate: Tensor | None = None  # [T, heads, D], strides as the queries: out is times its sigmoid
+    chunked: bool = False
 
 
 class PagedStep(NamedTuple):
@@ -77,6 +78,7 @@ def take_in(
     D_PAD: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
@@ -127,7 +129,9 @@ def take_in(
             scores = CAP * (1 - 2 / (1 + tl.exp2(scores * (2 * UNIT / CAP))))
         if MASKED:
             seen = (n[None, :] < limit[:, None]) & there[None, :]
-            if WINDOW > 0:
+            if CHUNKED:
+                seen = seen & (n[None, :] >= (limit[:, None] - 1) // WINDOW * WINDOW)
+            elif WINDOW > 0:
                 seen = seen & (n[None, :] >= limit[:, None] - WINDOW)
             scores = tl.where(seen, scores, -float("inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))

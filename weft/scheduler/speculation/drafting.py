@@ -6,7 +6,8 @@
     ...
 
 A step of the draft model is always followed by one of the model, so that requests make progress
-even if the drafts are wrong.
+even if the drafts are wrong. With overlap, no step is planned beside one after which guesses are
+considered.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class DraftingPlanner(SpeculativePlanner):
         self._guesser.seen.written(batch.plan.slots)
         if was_guessed and not prefills:
             self._guesser.note_used({draft.row for draft in self._drafts})
+        # Guesses follow known tokens. So steps overlap only while guesses do not pay.
+        batch.blocks_overlap |= self._guesser.looks_next
         return batch
 
     def settle(self, batch: Batch, result: Result, is_eos: BoolArray) -> Result | None:

@@ -120,6 +120,11 @@ class Trials:
         return self._num_without >= self._next_look
 
     @property
+    def is_due_next(self) -> bool:
+        """Whether guesses are considered before the next step."""
+        return self._num_without + 1 >= self._next_look
+
+    @property
     def is_trial(self) -> bool:
         return self._num_without > self._next_trial
 
@@ -258,6 +263,11 @@ class Guesser:
                 trust = self._speculator.trust(row)
                 trust.rates[self._source].learn(1, 0, FORGET)
 
+    @property
+    def looks_next(self) -> bool:
+        """Whether the next step may be one of the draft model, if all tokens are known then."""
+        return self._trials.is_due_next
+
     def guesses(self, rows: IntArray) -> list[Guess]:
         """The work of the draft model before the next step of `rows`; empty where it does not
         pay."""
@@ -277,6 +287,8 @@ class Guesser:
         # A row's last token must be known, and be the only one that the model has not computed: the
         # draft model has one slot for such tokens.
         is_ready = columns.known_len.take(rows) == lens
+        if not is_ready.any():
+            self._trials.rest(self._rest_len)  # the step before overlaps this one
         is_ready &= columns.kv_len.take(rows) == lens - 1
         is_ready &= columns.max_len.take(rows) > lens + MIN_LEFT
         ready = rows[is_ready]

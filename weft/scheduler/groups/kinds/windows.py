@@ -50,7 +50,7 @@ class WindowedLayers(KvGroup):
         chunk_len = parts.settings.chunk_len
         self.page_size = cache.page_size
         self.memory = WindowGroup(
-            window=settings.window,
+            sight=settings.sight,
             num_pages=settings.num_pages,
             page_size=self.page_size,
             shape=columns.tokens.shape,
@@ -271,7 +271,7 @@ class WindowBudget(GroupBudget):
         charged = self._pages_of(extend)
         # After this step the row frees the pages before its window.
         row_len = request.kv_len + extend
-        growth = max(self._memory.full_row - row_len, 0)
+        growth = self._memory.growth_after(row_len)
         self._offset += charged + self._page_size + min(reserve, growth)
         self._num_taken += charged
 
