@@ -1,5 +1,5 @@
-"""The kernel library for tests: every instruction set that this processor has in one file, built once
-for each state of the sources."""
+"""The kernel library for tests: every instruction set that this processor has in one file, built
+once for each state of the sources."""
 
 from __future__ import annotations
 
