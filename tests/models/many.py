@@ -436,6 +436,24 @@ GEMMA4_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4-unified": ("Gemma4Unified", {**GEMMA4, "num_kv_shared_layers": 1}),
 }
 FAMILIES |= GEMMA4_FAMILIES
+FAMILIES["gemma3n"] = (
+    "Gemma3n",
+    {
+        **WINDOWS,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2,
+        "head_dim": 16,
+        "intermediate_size": [96, 96, 64, 64, 128, 96],
+        "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0, 0.0, 0.3],
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB - 64,  # the last tokens have the first row
+        "altup_num_inputs": 3,
+        "altup_active_idx": 1,
+        "laurel_rank": 8,
+        "final_logit_softcapping": 3.0,
+    },
+)
 
 
 # Families that transformers does not have: name -> the family of FAMILIES or of `LIKE` that
@@ -491,6 +509,7 @@ LIKE: dict[str, tuple[str, dict[str, Any]]] = {
 # Families whose configuration in transformers is called otherwise.
 CONFIGS = {
     "Gemma3": "Gemma3Text",
+    "Gemma3n": "Gemma3nText",
     "Gemma4": "Gemma4Text",
     "Gemma4Unified": "Gemma4UnifiedText",
     "Llama4": "Llama4Text",
@@ -594,6 +613,7 @@ GEMMA4_VISION = {
 }
 LLAMA4_VISION = {
     **VISION,
+    "intermediate_size": 128,  # of four patches
     "vision_output_dim": 32,
     "projector_input_dim": 32,
     "projector_output_dim": 32,

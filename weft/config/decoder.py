@@ -391,6 +391,9 @@ class MlpSpec:
     activation: str = "silu"  # one of ops.elementwise.ACTIVATIONS
     is_gated: bool = True  # down(activation(gate) * up); else down(activation(up))
     bias: bool = False
+    # A gate is lowered by its row's mean plus so many standard deviations, and at least 0; None: it
+    # stays as it is. Source: Gemma 3n.
+    cut: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -580,6 +583,21 @@ class LayerInputSpec:
     size: int  # of the vector of one layer
     activation: str = "gelu_pytorch_tanh"  # one of ops.elementwise.ACTIVATIONS
     unknown_token: int = 0  # its row is that of positions without a token, as pictures have
+    num_rows: int = (
+        0  # of the table; tokens from there on have the first row; 0: all have their own
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AltUpSpec:
+    """Several versions of a token's hidden state, the streams: a layer predicts all, computes one,
+    and corrects all by what that became (AltUp). Beside attention there is a product of low rank
+    (LAuReL). Sources: arXiv:2301.13310, arXiv:2411.07501."""
+
+    num: int
+    active: int  # the stream that layers compute
+    rank: int  # of the product beside attention
+    scales_output: bool  # the layer's inputs are gated by a stream that is multiplied by a vector
 
 
 class RowFactor(NamedTuple):
@@ -606,6 +624,7 @@ class DecoderSpec:
     # hidden states of their tokens. Source: arXiv:2406.04334.
     deepstack: int = 0
     layer_inputs: LayerInputSpec | None = None
+    altup: AltUpSpec | None = None  # None: a token has one hidden state
     cross: CrossSpec | None = None  # None: no layer attends to an encoder's vectors
     num_positions: int = 0  # learnt vectors of positions, added to the embeddings; 0: none
     head_bias: bool = False

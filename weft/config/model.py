@@ -255,9 +255,14 @@ class ModelConfig:
 
     @property
     def layer_inputs_size(self) -> int:
-        """Number of values of a token that the inputs for each layer need in a step."""
-        inputs = self.decoder.layer_inputs
-        return 0 if inputs is None else 2 * self.num_layers * inputs.size
+        """Number of values of a token that the inputs for each layer, and streams, need in a
+        step."""
+        num = 0
+        if self.decoder.layer_inputs is not None:
+            num += 2 * self.num_layers * self.decoder.layer_inputs.size
+        if self.decoder.altup is not None:
+            num += 4 * self.decoder.altup.num * self.hidden_size
+        return num
 
     @property
     def weights_bytes(self) -> int:
@@ -317,7 +322,17 @@ class ModelConfig:
         if inputs is not None:
             # The projection of embeddings, and in each layer the gate and the output.
             num += 3 * self.num_layers * inputs.size * self.hidden_size
-        return num
+        return num + self._num_altup_parameters
+
+    @property
+    def _num_altup_parameters(self) -> int:
+        """Number of weights that make streams, correct them, and stand beside attention."""
+        spec = self.decoder.altup
+        if spec is None:
+            return 0
+        of_layer = self.hidden_size * (2 * spec.rank + spec.num)
+        outer = 2 * (spec.num - 1) * self.hidden_size**2
+        return self.num_layers * of_layer + outer
 
     @property
     def _num_active_layer_parameters(self) -> int:

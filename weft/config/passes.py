@@ -58,6 +58,11 @@ LATENT_PASSES = 3
 LAYER_INPUT_PASSES = 3
 LAYER_INPUT_OPERATIONS = 2
 TABLE_OPERATIONS = 2
+# Streams: prediction; two copies of a stream; the sum of three terms and its factor; correction;
+# the scale; norms that are added to the other streams. Two factors, each of two small products, and
+# two of low rank.
+ALTUP_PASSES = 11
+ALTUP_OPERATIONS = 6
 
 
 def own_passes(decoder: DecoderSpec, num_layers: int, num_heads: int) -> Passes:
@@ -77,6 +82,9 @@ def own_passes(decoder: DecoderSpec, num_layers: int, num_heads: int) -> Passes:
         if decoder.layer_inputs is not None:
             found["inputs for each layer"] += LAYER_INPUT_PASSES
             others += LAYER_INPUT_OPERATIONS
+        if decoder.altup is not None:
+            found["streams"] += ALTUP_PASSES
+            others += ALTUP_OPERATIONS
     if decoder.layer_inputs is not None:
         others += TABLE_OPERATIONS
     return Passes(dict(found), others)
