@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from weft.capacity.trial import TrialSettings
 from weft.config.options import option
 from weft.sim.report import Slo
-from weft.sim.synthetic import LENGTHS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,7 @@ class WorkloadOptions:
     )
     prompt: str = option(
         "lognormal:150:0.8",
-        f"new tokens in a message of a user: {LENGTHS}",
+        "new tokens in a message of a user: N, uniform:LOW:HIGH, lognormal:MEAN[:SIGMA]",
         group="workload",
         everyday=True,
     )
