@@ -14,7 +14,9 @@ import torch
 from tests.executor.driver import Turn, make_driver
 from tests.models.many import LATENT_FAMILIES, SHAPE, VOCAB, make_checkpoint
 from weft.config.model import ModelConfig, UnsupportedModel
+from weft.config.options import SettingsError
 from weft.executor.kv_pool import KVPool
+from weft.executor.outside.attention import own_backend
 
 TOKENS = np.random.default_rng(8).integers(0, VOCAB, 70).tolist()
 
@@ -69,6 +71,13 @@ def test_the_keys_of_an_indexer_are_kept_beside_latents(folder: Path) -> None:
     pool = KVPool(config, 7, torch.device("cpu"), torch.float32)
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in pool.tensors)
     assert num_bytes == 7 * config.kv_bytes_per_token
+
+
+def test_attention_from_outside_is_refused_where_keys_are_chosen(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    pool = KVPool(config, 7, torch.device("cpu"), torch.float32)
+    with pytest.raises(SettingsError, match="has an indexer, which weft's own backends alone have"):
+        own_backend("collections:Counter", config, pool, 128)
 
 
 def test_contexts_end_at_what_is_chosen_only_where_layers_share_a_choice() -> None:
