@@ -18,8 +18,9 @@ def index_scores(q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
 
 def chosen_keys(scores: Tensor, num_seen: Tensor, num_chosen: int) -> Tensor:
     """Which keys each query attends to: the `num_chosen` with the highest scores of the first
-    `num_seen` [n]. scores [n, L]. Returns booleans [n, L]."""
+    `num_seen` [n]; of equal ones the first, and scores that are no numbers come last. scores
+    [n, L]. Returns booleans [n, L]."""
     is_seen = torch.arange(scores.shape[1], device=scores.device) < num_seen[:, None]
-    scores = scores.masked_fill(~is_seen, -torch.inf)
-    best = scores.topk(min(num_chosen, scores.shape[1]), dim=-1).indices
+    scores = scores.masked_fill(~is_seen | scores.isnan(), -torch.inf)
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[:, :num_chosen]
     return torch.zeros_like(is_seen).scatter_(1, best, True) & is_seen
