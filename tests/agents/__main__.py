@@ -85,11 +85,11 @@ def _install(folder: Path, client: Client) -> int:
             )
         return status
     own = folder / client.agent
-    python = shutil.which(f"python{client.python}") if client.python else sys.executable
-    if python is None:
-        print(f"{client.agent} needs Python {client.python}, which is not in PATH")
+    python = f"python{client.python}" if client.python else sys.executable
+    words = [python, "-m", "venv", str(own)]
+    if not shutil.which(python) or subprocess.run(words, check=False).returncode:
+        print(f"{client.agent} needs {python}, which does not run here")
         return 1
-    subprocess.run([python, "-m", "venv", str(own)], check=True)
     return subprocess.run(
         [own / "bin" / "pip", "install", "-q", *client.packages], check=False
     ).returncode

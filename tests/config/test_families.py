@@ -134,7 +134,30 @@ def test_pairs_of_qwen_3_vl_take_turns() -> None:
         ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm is True; only False"),
         ("StableLmForCausalLM", {"qk_layernorm": True}, "qk_layernorm is True"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50"),
-        ("Gemma3nForCausalLM", {}, r"\['Gemma3nForCausalLM'\] is not supported; supported are"),
+        (
+            "Gemma3nForCausalLM",
+            {
+                "altup_active_idx": 4,
+                "num_kv_shared_layers": 0,
+                "vocab_size_per_layer_input": 1_000,
+            },
+            "altup_active_idx is 4 of 4",
+        ),
+        (
+            "Gemma3nForCausalLM",
+            {"activation_sparsity_pattern": [0.5, 1.0]},
+            r"activation_sparsity_pattern is \[0.5, 1.0\]; it must be a number from 0 to below 1",
+        ),
+        (
+            "Gemma3nForCausalLM",
+            {"intermediate_size": [64]},
+            r"intermediate_size is \[64\]; it must",
+        ),
+        (
+            "Gemma3nForCausalLM",
+            {"vocab_size_per_layer_input": 100, "num_kv_shared_layers": 0},
+            "vocab_size_per_layer_input is 100; it must be the vocab_size",
+        ),
         (
             "Gemma4ForCausalLM",
             {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "all"},

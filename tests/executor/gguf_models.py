@@ -70,7 +70,7 @@ CONFIG: dict[str, Any] = {
 }
 LATENT = ("deepseek2", "mistral4")
 ADDED_ONE = ("gemma", "nemotron", "qwen3next", "qwen35")  # to the weights of norms
-AS_THEY_ARE = ("gemma4", "nemotron_h", "nemotron_h_moe")  # not to these
+AS_THEY_ARE = ("gemma3n", "gemma4", "nemotron_h", "nemotron_h_moe")  # not to these
 EXPERT = re.compile(r"(.*\.experts\.)[0-9]+\.(.*)")
 WHOLE = {"gptneox": {"attn_qkv": "attention.query_key_value"}}
 CLASSES = {name: files.model for name, files in GGUF_FILES.items()}

@@ -26,11 +26,14 @@ from tests.executor.gguf_models import (
 from tests.models.many import FAMILIES, SEEING, make_checkpoint, make_seeing
 from tests.models.packed import FORMATS, PackedCheckpoint
 from tests.models.pooled import CASES, make_pooled
+from tests.seeds import every_second
 from weft.ops.cpp.library import Unavailable, load
 from weft.plan.device import ReleaseMemory, ResumeMemory, UpdateFromTensors
 from weft.weights.cache import key
 from weft.weights.cache.folder import cache_at
 from weft.weights.gguf.blocks import BLOCKS
+
+DTYPES = ("float32", "bfloat16")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +52,7 @@ def kept_as(name: str) -> str:
     return ("none", "int8", "int4")[len(name) % 3]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", every_second(FAMILIES))
 def test_every_family(tmp_path: Path, family: str) -> None:
     make_checkpoint(family, tmp_path / "model")
     quantize = kept_as(family)
@@ -67,8 +70,10 @@ def test_models_with_an_encoder_of_pictures(
 
 
 # torch computes DeBERTa: weights are kept by our kernels alone.
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("deberta")])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "name", every_second(name for name in CASES if not name.startswith("deberta"))
+)
 def test_models_that_make_vectors_or_scores(tmp_path: Path, name: str, dtype: str) -> None:
     make_pooled(name, tmp_path / "model")
     assert_mapped_as_loaded(tmp_path / "model", tmp_path / "cache", dtype=dtype)

@@ -25,7 +25,9 @@ TELL = SamplingParams(
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(dtype="float32", chunked_prefill_size=64, kv_tokens=4_096, context_length=1_024)
+    return LLM(
+        threads=1, dtype="float32", chunked_prefill_size=64, kv_tokens=4_096, context_length=1_024
+    )
 
 
 @pytest.fixture(scope="module")

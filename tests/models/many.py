@@ -247,8 +247,7 @@ LATENT = {
     "v_head_dim": 12,
     "num_key_value_heads": 4,
 }
-# As many tokens are chosen as a context has.
-INDEXED = {"q_lora_rank": 32, "index_topk": 128, "index_n_heads": 4, "index_head_dim": 16}
+INDEXED = {"q_lora_rank": 32, "index_topk": 32, "index_n_heads": 12, "index_head_dim": 16}
 MSCALED = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}
 LATENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2-lite": (
@@ -280,7 +279,12 @@ LATENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-lite": ("Glm4MoeLite", {**GROUPED, **LATENT, "q_lora_rank": 32}),
     "mistral4": ("Mistral4", {**GROUPED, **LATENT, "q_lora_rank": 32, "rope_parameters": GROWING}),
     "deepseek-v3.2": ("DeepseekV32", {**GROUPED, **LATENT, **INDEXED, "rope_parameters": MSCALED}),
-    "glm5": ("GlmMoeDsa", {**GROUPED, **LATENT, **INDEXED, "index_topk_pattern": "FSFS"}),
+    "glm5": ("GlmMoeDsa", {**GROUPED, **LATENT, **INDEXED}),
+    # Layers that attend to what an earlier one has chosen, in contexts in which that is all.
+    "glm5-shared": (
+        "GlmMoeDsa",
+        {**GROUPED, **LATENT, **INDEXED, "index_topk": 128, "index_topk_pattern": "FSFS"},
+    ),
     # With a token of padding, transformers empties its row whenever it reads a checkpoint.
     "youtu": ("Youtu", {**LATENT, "rope_interleave": False, "pad_token_id": None}),
     "minicpm3": (
@@ -436,6 +440,24 @@ GEMMA4_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4-unified": ("Gemma4Unified", {**GEMMA4, "num_kv_shared_layers": 1}),
 }
 FAMILIES |= GEMMA4_FAMILIES
+FAMILIES["gemma3n"] = (
+    "Gemma3n",
+    {
+        **WINDOWS,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2,
+        "head_dim": 16,
+        "intermediate_size": [96, 96, 64, 64, 128, 96],
+        "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0, 0.0, 0.3],
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB - 64,  # the last tokens have the first row
+        "altup_num_inputs": 3,
+        "altup_active_idx": 1,
+        "laurel_rank": 8,
+        "final_logit_softcapping": 3.0,
+    },
+)
 
 
 # Families that transformers does not have: name -> the family of FAMILIES or of `LIKE` that
@@ -491,6 +513,7 @@ LIKE: dict[str, tuple[str, dict[str, Any]]] = {
 # Families whose configuration in transformers is called otherwise.
 CONFIGS = {
     "Gemma3": "Gemma3Text",
+    "Gemma3n": "Gemma3nText",
     "Gemma4": "Gemma4Text",
     "Gemma4Unified": "Gemma4UnifiedText",
     "Llama4": "Llama4Text",
@@ -594,6 +617,7 @@ GEMMA4_VISION = {
 }
 LLAMA4_VISION = {
     **VISION,
+    "intermediate_size": 128,  # of four patches
     "vision_output_dim": 32,
     "projector_input_dim": 32,
     "projector_output_dim": 32,

@@ -189,3 +189,36 @@ def make_gemma4(name: str, folder: Path, **vision: Any) -> Checkpoint:
         elif "std_" in part:
             buffer.copy_(1 + 0.3 * torch.rand(buffer.shape, generator=draw))
     return saved(model, folder)
+
+
+LLAMA4_TEXT = {
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 4,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 32,
+    "floor_scale": 24,
+}
+LLAMA4_VISION = {
+    "hidden_size": 48,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "image_size": SIDE,
+    "patch_size": 8,
+    "pixel_shuffle_ratio": 0.5,
+    "projector_input_dim": 40,
+    "projector_output_dim": 40,
+    "vision_output_dim": 40,
+}
+
+
+def make_llama4(folder: Path, **vision: Any) -> Checkpoint:
+    """`vision`: what its vision_config has besides."""
+    config = transformers.Llama4Config(
+        text_config={**TEXT, **LLAMA4_TEXT, "pad_token_id": 0},
+        vision_config={**LLAMA4_VISION, **vision},
+        image_token_index=IMAGE_TOKEN,
+        attn_implementation="eager",
+    )
+    return saved(transformers.Llama4ForConditionalGeneration(config), folder)

@@ -344,16 +344,17 @@ def test_a_token_does_not_depend_on_others_nor_on_threads(
         assert torch.equal(cached.alone(request).attend(kernels), expected), request
 
 
-@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
-    ("num_sharing", "has_sinks"),
+    ("format", "num_sharing", "has_sinks"),
     [
-        (3, False),
-        (3, True),
-        (100, True),
-        pytest.param(12, False, marks=pytest.mark.slow),
-        pytest.param(12, True, marks=pytest.mark.slow),
-        pytest.param(100, False, marks=pytest.mark.slow),
+        *((format, 3, has_sinks) for format in FORMATS for has_sinks in (False, True)),
+        (FORMATS[0], 100, True),
+        *(pytest.param(format, 100, True, marks=pytest.mark.slow) for format in FORMATS[1:]),
+        *(
+            pytest.param(format, num_sharing, has_sinks, marks=pytest.mark.slow)
+            for format in FORMATS
+            for num_sharing, has_sinks in ((12, False), (12, True), (100, False))
+        ),
     ],
 )
 def test_requests_that_share_a_prefix_get_what_each_gets_alone(

@@ -221,6 +221,26 @@ def test_a_page_comes_back_when_the_server_does(look: Look) -> None:
         page.leave()
 
 
+def test_a_server_that_is_silent_is_shown_grey_until_it_speaks(look: Look) -> None:
+    with running() as server:
+        unanswered = server.engine.send
+        pictured(server)
+        page = look(server.url).live()
+        answered = server.engine.send
+        server.engine.send = unanswered  # type: ignore[method-assign]
+        page.page.evaluate(LATER, 15_000)
+        page.see("#state", re.compile(r"no picture for 1\d s"))
+        assert {panel["filter"] for panel in page.page.evaluate(LOOKS)} == {"grayscale(1)"}
+        server.engine.send = answered  # type: ignore[method-assign]
+        page.live()
+        assert {panel["filter"] for panel in page.page.evaluate(LOOKS)} == {"none"}
+        page.leave()
+
+
+LATER = """(passed_ms) => {
+  const now = performance.now.bind(performance);
+  performance.now = () => now() + passed_ms;
+}"""
 LOOKS = """() => {
   const parts = document.querySelectorAll(".engine > :is(.panel, dl, .pair):not([hidden])");
   return [...parts].map((one) => {

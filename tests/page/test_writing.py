@@ -79,6 +79,14 @@ def test_a_long_table_has_its_rows_once_and_is_laid_out_only_near_the_screen(
     page.page.evaluate("() => document.querySelector('.long').rows[4_000].scrollIntoView()")
     lefts = page.page.evaluate(LEFTS, [0, 1, 50, 4_000, NUM_LINES])
     assert len({round(left) for left in lefts}) == 1
+    # What is far from the screen is found, and copied as it stands.
+    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    assert page.page.evaluate(FIND, f"row {NUM_LINES - 600}") == f"row {NUM_LINES - 600}"
+    page.page.keyboard.press("Control+c")
+    copied = page.page.evaluate("() => navigator.clipboard.readText()")
+    lines = [line for line in copied.splitlines() if line]
+    assert lines[:2] == ["name\tof", "row 0\t0"]
+    assert lines[2:] == [f"row {number}\t{number}" for number in range(1, 100)]
     # Programs that read screens find a table.
     assert page.page.get_by_role("columnheader").count() == 2
     assert page.page.get_by_role("cell", name="row 4999", exact=True).count() == 1
@@ -88,6 +96,14 @@ ROWS = """() => {
   const rows = [...document.querySelectorAll(".long td:first-child")];
   const isSeen = (cell) => cell.checkVisibility({ contentVisibilityAuto: true });
   return { first: rows.map((cell) => cell.textContent), seen: rows.filter(isSeen).length };
+}"""
+# Where the words are found. Selects the first rows, of which most are far from the screen.
+FIND = """(words) => {
+  window.find(words, false, false, true);
+  const near = getSelection().anchorNode.textContent;
+  const { rows } = document.querySelector(".long");
+  getSelection().setBaseAndExtent(rows[0], 0, rows[100], rows[100].cells.length);
+  return near;
 }"""
 LEFTS = """(numbers) => {
   const { rows } = document.querySelector(".long");

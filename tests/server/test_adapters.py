@@ -436,7 +436,7 @@ def test_an_offered_adapter_without_room_is_refused_for_now(
 
 
 def test_a_program_names_offered_adapters_too(root: Path) -> None:
-    llm = weft.LLM(str(NANO), context_length=256, kv_tokens=2_048, lora_dir=str(root))
+    llm = weft.LLM(str(NANO), threads=1, context_length=256, kv_tokens=2_048, lora_dir=str(root))
     params = weft.SamplingParams(max_new_tokens=8, temperature=0)
     [own] = llm.generate([PROMPT], params, adapter="a1")
     [base] = llm.generate([PROMPT], params)

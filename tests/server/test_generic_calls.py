@@ -228,6 +228,24 @@ def test_a_forced_call_that_is_cut_off_is_reported_as_far_as_it_came(
     assert reason == "length"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 5, CALL.index("weather") + 3])
+def test_a_forced_call_that_is_cut_off_before_its_name_is_no_text(
+    sdk: openai.OpenAI, plain: RunningServer, stream: bool, num_tokens: int
+) -> None:
+    say(plain, CALL)
+    found = ask(sdk, tool_choice="required", stream=stream, max_tokens=num_tokens)
+    if stream:
+        deltas = [chunk.choices[0].delta for chunk in found]
+        assert not "".join(delta.content or "" for delta in deltas)
+        assert not any(delta.tool_calls for delta in deltas)
+        return
+    [choice] = found.choices
+    assert not choice.message.content
+    assert not choice.message.tool_calls
+    assert choice.finish_reason == "length"
+
+
 def test_an_optional_call_that_is_cut_off_is_a_call_as_far_as_it_came(
     sdk: openai.OpenAI, plain: RunningServer
 ) -> None:

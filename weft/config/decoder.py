@@ -93,6 +93,25 @@ class QkNorm(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class IndexerSpec:
+    """Chooses the keys that a token attends to: those with the largest sums, over the indexer's
+    heads, of weight * relu(query key). Its queries are products of the vector that those of
+    attention are products of, too; it keeps one key for each token. Source: arXiv:2512.02556, 2.1.
+    """
+
+    heads: int
+    head_dim: int  # of which the first values rotate, as many as in a head of attention
+    num_chosen: int  # a token that sees no more keys attends to all of them
+    side_by_side: bool = False  # as of `RopeConfig`
+    norm_eps: float = 1e-6  # eps of the norm of keys
+
+    @property
+    def size(self) -> int:
+        """Values of a token: queries, the key, and a weight for each head."""
+        return (self.heads + 1) * self.head_dim + self.heads
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatentSpec:
     """Multi-head latent attention: keys and values of all heads are products of one vector per
     token, the latent; keys also have one rotated part that all heads share. The cache keeps only
@@ -106,6 +125,7 @@ class LatentSpec:
     rotated_dim: int  # values with a position in a head's queries and keys
     value_dim: int  # values of a head's value
     norm_eps: float = 1e-6  # eps of the norms of the latent and of the queries' vector
+    indexer: IndexerSpec | None = None  # None: a token attends to all that it sees
 
     @property
     def key_dim(self) -> int:
@@ -391,6 +411,9 @@ class MlpSpec:
     activation: str = "silu"  # one of ops.elementwise.ACTIVATIONS
     is_gated: bool = True  # down(activation(gate) * up); else down(activation(up))
     bias: bool = False
+    # A gate is lowered by its row's mean plus so many standard deviations, and at least 0; None: it
+    # stays as it is. Source: Gemma 3n.
+    cut: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -508,6 +531,11 @@ class LatentNames:
     latent_in: str = "kv_a_proj_with_mqa"
     latent_norm: str = "kv_a_layernorm"
     latent_out: str = "kv_b_proj"
+    indexer: str = "indexer"  # its own are below this name
+    index_queries: str = "wq_b"
+    index_key: str = "wk"
+    index_norm: str = "k_norm"
+    index_weights: str = "weights_proj"
     # K^T and V of all heads, if they are two tensors; "": both are in `latent_out`.
     keys_out: str = ""
     values_out: str = ""
@@ -580,6 +608,21 @@ class LayerInputSpec:
     size: int  # of the vector of one layer
     activation: str = "gelu_pytorch_tanh"  # one of ops.elementwise.ACTIVATIONS
     unknown_token: int = 0  # its row is that of positions without a token, as pictures have
+    num_rows: int = (
+        0  # of the table; tokens from there on have the first row; 0: all have their own
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AltUpSpec:
+    """Several versions of a token's hidden state, the streams: a layer predicts all, computes one,
+    and corrects all by what that became (AltUp). Beside attention there is a product of low rank
+    (LAuReL). Sources: arXiv:2301.13310, arXiv:2411.07501."""
+
+    num: int
+    active: int  # the stream that layers compute
+    rank: int  # of the product beside attention
+    scales_output: bool  # the layer's inputs are gated by a stream that is multiplied by a vector
 
 
 class RowFactor(NamedTuple):
@@ -606,6 +649,7 @@ class DecoderSpec:
     # hidden states of their tokens. Source: arXiv:2406.04334.
     deepstack: int = 0
     layer_inputs: LayerInputSpec | None = None
+    altup: AltUpSpec | None = None  # None: a token has one hidden state
     cross: CrossSpec | None = None  # None: no layer attends to an encoder's vectors
     num_positions: int = 0  # learnt vectors of positions, added to the embeddings; 0: none
     head_bias: bool = False

@@ -411,8 +411,7 @@ def _check_layers(keys: _Keys, config: JsonMapping) -> None:
         if is_last_of_many or _has_any(model, f"{block}.ffn_gate_inp.weight"):
             _check_experts(keys, config, block)
         else:
-            is_wide = layer == last and config.get("use_double_wide_mlp", False)
-            _check_feed_forward(keys, config, block, times=2 if is_wide else 1)
+            _check_feed_forward(keys, config, block, _inner_size(config, layer))
 
 
 def _check_attention(keys: _Keys, config: JsonMapping, layer: int) -> None:
@@ -464,10 +463,16 @@ def _attention_sizes(config: JsonMapping, layer: int) -> tuple[int, int]:
 def _check_layer_inputs(model: GgufModel, config: JsonMapping) -> None:
     size = config.get("hidden_size_per_layer_input", 0) * config["num_hidden_layers"]
     if size:
-        shape = (config["vocab_size"], size)
+        num_rows = config.get("vocab_size_per_layer_input", config["vocab_size"])
+        shape = (num_rows, size)
         _require_shape(model, "per_layer_token_embd.weight", shape)
         shape = (size, config["hidden_size"])
         _require_shape(model, "per_layer_model_proj.weight", shape)
+    if "altup_num_inputs" in config:
+        num_others = config["altup_num_inputs"] - 1
+        of_streams = (num_others, config["hidden_size"], config["hidden_size"])
+        for name in ("altup_proj", "altup_unembd_proj"):
+            _require_shape(model, f"{name}.weight", of_streams)
 
 
 def _check_state_layer(keys: _Keys, config: JsonMapping, block: str) -> None:
@@ -494,9 +499,17 @@ def _check_state_layer(keys: _Keys, config: JsonMapping, block: str) -> None:
         _require_shape(model, f"{block}.attn_qkv.weight", (size, hidden_size))
 
 
-def _check_feed_forward(keys: _Keys, config: JsonMapping, block: str, times: int = 1) -> None:
-    """`times`: the factor of the usual size in this layer."""
-    inner = times * config["intermediate_size"]
+def _inner_size(config: JsonMapping, layer: int) -> int:
+    """The inner size of the feed-forward part of a layer."""
+    sizes = config.get("intermediate_sizes") or []
+    if sizes:
+        return int(sizes[layer])
+    is_last = layer == config["num_hidden_layers"] - 1
+    is_wide = is_last and config.get("use_double_wide_mlp", False)
+    return int(config["intermediate_size"]) * (2 if is_wide else 1)
+
+
+def _check_feed_forward(keys: _Keys, config: JsonMapping, block: str, inner: int) -> None:
     parts = ["ffn_gate", "ffn_up"]
     if keys.architecture.has_gate_in_up:
         inner *= 2

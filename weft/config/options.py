@@ -227,7 +227,7 @@ class Option:
             if not (
                 (low is None or value >= low) and (high is None or value <= high)
             ):  # NaN fails too
-                bounds = f"at least {low:,g}" if high is None else f"{low:,g} to {high:,g}"
+                bounds = f"at least {low:,g}" if high is None else f"{low:,g} to {high:,.15g}"
                 raise SettingsError(f"{source} is {value}; {bounds} is expected")
         return value
 

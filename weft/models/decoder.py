@@ -8,6 +8,7 @@ from torch import Tensor
 
 from weft.config.decoder import MoeSpec, NormPosition, RopeConfig
 from weft.config.model import ModelConfig
+from weft.models.layers.altup import AltUp, AltUpLayer
 from weft.models.layers.attention import Attention, PagedAttention
 from weft.models.layers.cross import CrossAttention, EncodedKv
 from weft.models.layers.distances import Biases, alibi
@@ -17,7 +18,7 @@ from weft.models.layers.head import make_head
 from weft.models.layers.kept import KeepStates
 from weft.models.layers.latent import LatentAttention
 from weft.models.layers.layer_inputs import LayerInputGate, LayerInputTable
-from weft.models.layers.mlp import GatedMLP, PlainMLP, make_mlp
+from weft.models.layers.mlp import CutMLP, GatedMLP, PlainMLP, make_mlp
 from weft.models.layers.moe import ExpertMLP
 from weft.models.layers.moe_beside_dense import ExpertsBesideDense
 from weft.models.layers.norm import CenteredNorm, RmsNorm, make_norm
@@ -208,7 +209,7 @@ class DecoderLayer:
 
 def make_feed_forward(
     config: ModelConfig, layer: int, ops: Ops
-) -> GatedMLP | PlainMLP | ExpertMLP | ExpertsBesideDense | None:
+) -> GatedMLP | PlainMLP | CutMLP | ExpertMLP | ExpertsBesideDense | None:
     """The feed-forward part of a layer; None: it has none."""
     spec = config.decoder.layer(layer).mlp
     if spec is None:
@@ -256,7 +257,6 @@ class Decoder:
         if spec.names.embedding_norm:
             self.embedding_norm = make_norm(config, config.hidden_size, ops_of_table)
         self._positions: Tensor | None = None
-        self._positions_shape = (spec.num_positions, config.hidden_size)
         if spec.num_positions:
             self._positions = ops_of_table.vector(
                 spec.num_positions * config.hidden_size, exact=True
@@ -267,7 +267,10 @@ class Decoder:
         # Layers with equal rotations share one table of angles.
         ropes: dict[tuple[RopeConfig, int], Rope] = {}
         biases: Biases | None = None
-        self.layers: list[DecoderLayer] = []
+        self.altup: AltUp | None = None
+        if spec.altup is not None:
+            self.altup = AltUp(config, spec.altup, ops)
+        self.layers: list[DecoderLayer | AltUpLayer] = []
         for layer in range(config.num_layers):
             rope = None
             of_layer = spec.layer(layer)
@@ -280,6 +283,9 @@ class Decoder:
             if of_layer.attention.alibi and biases is None:
                 reach = config.context_length or config.max_position
                 biases = alibi(config.num_heads, of_layer.attention.alibi, reach, ops)
+            if spec.altup is not None:
+                self.layers.append(AltUpLayer(config, spec.altup, layer, rope, ops))
+                continue
             made_layer = DecoderLayer(config, layer, rope, ops_of_layer, states, encoded, biases)
             self.layers.append(made_layer)
         self.norm = make_norm(config, config.hidden_size, ops, spec.last_eps)
@@ -321,6 +327,8 @@ class Decoder:
         if table is not None:
             assert carried is None, "a model with inputs for each layer runs in one piece"
             inputs = table(tokens, x)
+        if self.altup is not None:
+            x = self.altup.open(x)
         end = min(last, here.layers.stop)
         for index in range(max(first, here.layers.start), end):
             x = self._keep(x, index)
@@ -332,6 +340,8 @@ class Decoder:
                 inputs = table.narrow(inputs, attention)
             if index < self._deepstack:
                 x = self._ops.add_vectors(x, tokens, vectors, index + 1)
+        if self.altup is not None:
+            x = self.altup.close(x)
         x = self._ops.computed(x)
         if end == len(self.layers):
             x = self._keep(x, end)
@@ -362,10 +372,12 @@ class Decoder:
         if self.embedding_norm is not None:
             yield from self.embedding_norm.weights(names.embedding_norm)
         if self._positions is not None:
-            shape = self._positions_shape
+            shape = (len(self._positions) // self._hidden_size, self._hidden_size)
             yield vector(f"{names.positions}.weight", self._positions, shape=shape)
         if self.layer_inputs is not None:
             yield from self.layer_inputs.weights()
+        if self.altup is not None:
+            yield from self.altup.weights()
         for index, layer in enumerate(self.layers):
             prefix = f"{names.layers}.{index}"
             yield from with_factors(layer.weights(prefix), prefix, self._factors)

@@ -18,7 +18,16 @@ from weft.ops.fusion import tensor_of
 from weft.ops.joint import ALONE, TorchJoint
 from weft.ops.lora import TorchAdapters
 from weft.ops.placement import UNSPLIT, Placement, is_summed, local_matrix
-from weft.ops.protocol import Experts, LayerNorm, LayerRange, Matrix, Norm, Router, Shard
+from weft.ops.protocol import (
+    Experts,
+    LayerNorm,
+    LayerRange,
+    Matrix,
+    Norm,
+    Router,
+    Shard,
+    StreamOps,
+)
 from weft.ops.quantize import (
     CODE_FORMATS,
     FP8,
@@ -32,6 +41,7 @@ from weft.ops.quantize import (
 )
 from weft.ops.routing import Routed, choose
 from weft.ops.sharding import ShardedMatrix
+from weft.ops.streams import TorchStreams
 
 QUANTIZE = {"int8": quantize_int8, "fp8": quantize_fp8}
 KEPT_IN = {"int8": torch.int8, "fp8": FP8}
@@ -320,6 +330,7 @@ class TorchWeights(ABC):
         self._format = format
         self.placement = placement
         self._joint = joint
+        self.streams: StreamOps = TorchStreams()
         self._vectors: list[Tensor] = []
         self._matrices: list[PlainMatrix] = []
         self.chosen: dict[int, Tensor] = {}
@@ -594,7 +605,7 @@ class PlainOps(TorchWeights):
         return rows
 
     def multiply(self, x: Tensor, by: Tensor) -> Tensor:
-        return x * by
+        return (x * by).to(x.dtype)
 
     def add_vectors(self, x: Tensor, tokens: Tensor, vectors: Tensor | None, part: int) -> Tensor:
         return vectors_added(x, tokens, vectors, part)

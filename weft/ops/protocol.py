@@ -134,6 +134,51 @@ class Matrix(Protocol):
     def get_bias(self, part: int) -> Tensor: ...
 
 
+class StreamRouter(NamedTuple):
+    """Makes a few numbers of a vector: tanh(W norm(x)), in float32."""
+
+    norm: Norm
+    weight: Matrix  # [num, size], exact
+
+
+class StreamOps(Protocol):
+    """Operations on streams: several versions of a token's hidden state, side by side in a row of
+    num times size numbers. Source: arXiv:2301.13310. All get tensors."""
+
+    def open(self, x: Tensor, others: Tensor) -> Tensor:
+        """x [T, size] and the other streams [T, (num - 1) size], each with the root mean square of
+        x: [T, num size]"""
+        ...
+
+    def factors(self, x: Tensor, router: StreamRouter, weight: Matrix) -> Tensor:
+        """weight router(x), in float32: x [T, size], `weight` [n, num] exact -> [T, n]"""
+        ...
+
+    def predict(self, x: Tensor, factors: Tensor) -> Tensor:
+        """Each stream i of x [T, num size] plus the sum over j of factors [T, num num] at i num + j
+        times stream j: [T, num size]; x stays as it is."""
+        ...
+
+    def correct(self, x: Tensor, y: Tensor, factors: Tensor, active: int) -> None:
+        """Add (1 + factors [T, num] at i) times the difference of y [T, size] and stream `active`
+        to each stream i of x, which is overwritten."""
+        ...
+
+    def add_normed(self, x: Tensor, y: Tensor, norm: Norm) -> None:
+        """Add norm(y), y [T, size], to all streams of x but the first; x is overwritten."""
+        ...
+
+    def close(self, x: Tensor, others: Tensor) -> Tensor:
+        """The mean of x [T, size] and of the other streams [T, (num - 1) size], each with the root
+        mean square of x: [T, size]"""
+        ...
+
+    def cut_off(self, x: Tensor, deviations: float, activation: str) -> Tensor:
+        """activation(max(0, x - mean - deviations deviation)), with the mean and the standard
+        deviation of a row of x [T, n], which is overwritten; one of `ACTIVATIONS`."""
+        ...
+
+
 class Ops(Protocol):
     """Activations are [T, size], in the type that suits the device. The output of a function may be
     valid only until the end of the step.
@@ -142,6 +187,8 @@ class Ops(Protocol):
     may overwrite x. Norms and sums may be fused into neighbouring products (`fusion.py`), so only
     the result of `computed` is certain to be a tensor; the functions here accept both.
     """
+
+    streams: StreamOps
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -226,7 +273,7 @@ class Ops(Protocol):
         ...
 
     def multiply(self, x: Tensor, by: Tensor) -> Tensor:
-        """x [T, n] times `by`, number by number. `by` is [T, n], or a weight [1]. x may be
+        """x [T, n] times `by`, number by number. `by` is [T, n], or a weight [n] or [1]. x may be
         overwritten."""
         ...
 

@@ -56,7 +56,7 @@ def _gemma4(config: Config) -> DecoderSpec:
     require(config, "attn_logit_softcapping", 0)
     kinds = layer_types(config, every(6))
     kinds[-1] = FULL  # whatever a file says
-    owners = _owners(config, kinds)
+    owners = kv_owners(config, kinds)
     return DecoderSpec(
         layers=tuple(
             _layer(config, index, kind, owner)
@@ -141,7 +141,7 @@ def _of_layer(by_layer: JsonMapping, index: int) -> JsonMapping:
     return {}
 
 
-def _owners(config: Config, kinds: list[str]) -> list[int | None]:
+def kv_owners(config: Config, kinds: list[str]) -> list[int | None]:
     """The layer whose K and V each layer reads: for the last layers, the last of the others that
     sees as many tokens; None: its own."""
     num_shared = get(config, "num_kv_shared_layers", int, 0)

@@ -1,8 +1,8 @@
 """Gemma: norms times (1 + weight), embeddings times the square root of their size, gates by gelu.
 
 Gemma 2 caps the scores of attention; VaultGemma is Gemma 2 without the norms after its parts.
-Gemma 4 has weights of norms without the 1, and further mechanisms: `gemma4.py`. Gemma 3n is not
-implemented: its layers keep several versions of the hidden state.
+Gemma 3n and 4 have weights of norms without the 1, and further mechanisms: `gemma3n.py`,
+`gemma4.py`.
 """
 
 from __future__ import annotations

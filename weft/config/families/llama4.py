@@ -2,8 +2,7 @@
 inputs are weighted.
 
 Rotated layers attend within chunks of the context; the queries of the others grow with positions
-beyond `floor_scale`. The encoder of pictures is not implemented: the text part of such a model is
-served.
+beyond `floor_scale`.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from weft.config.families.family import FULL, Config, Family, activation, flag, 
 from weft.config.families.gguf import ArchitectureKeys, Found, GgufKey
 from weft.config.families.rope import read_rope
 from weft.config.model_errors import UnsupportedModel
+from weft.config.vision.llama4 import llama4
 from weft.json_types import JsonObject
 
 CHUNKED = "chunked_attention"
@@ -214,4 +214,4 @@ FAMILY = Family(
     },
 )
 FAMILIES = {"Llama4": replace(FAMILY, gguf={"llama4": ARCHITECTURE})}
-ARCHITECTURES = {"Llama4ForConditionalGeneration": FAMILY}
+ARCHITECTURES = {"Llama4ForConditionalGeneration": replace(FAMILY, tower=llama4)}

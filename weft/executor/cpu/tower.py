@@ -106,6 +106,7 @@ class CppTowerAttention:
             args.cos = self._rotation.cos.data_ptr()
             args.sin = self._rotation.sin.data_ptr()
             args.axes = self._axes.data_ptr()
+            args.side_by_side = self._rotation.side_by_side
         return args
 
     def _normed(

@@ -12,7 +12,7 @@ from weft.arrays import IntArray
 from weft.executor.plain.encoder_attention import TorchBidirectional
 from weft.models.layers.encoder import EncoderHeads
 from weft.models.vision.tower import Pieces, PlaneRotation, TowerHeads
-from weft.ops.elementwise import apply_rotary, rms_norm, rotary_tables
+from weft.ops.elementwise import apply_rotary, in_halves, rms_norm, rotary_tables
 from weft.ops.encoder import PlainEncoderOps
 
 
@@ -52,6 +52,9 @@ class TorchTowerAttention:
             k = rms_norm(k, *heads.k_norm)
             v = rms_norm(v, *heads.v_norm)
             scale = heads.scale
+        if self._rotation is not None and self._rotation.side_by_side:
+            q = in_halves(q, q.shape[-1])
+            k = in_halves(k, k.shape[-1])
         if self._angles is not None:
             q = apply_rotary(q.float(), *self._angles).to(qkv.dtype)
             k = apply_rotary(k.float(), *self._angles).to(qkv.dtype)

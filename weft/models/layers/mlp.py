@@ -97,7 +97,48 @@ class PlainMLP:
         yield from self.down.weights(prefix)
 
 
-def make_mlp(config: ModelConfig, spec: MlpSpec, ops: Ops) -> GatedMLP | PlainMLP:
+class CutMLP:
+    """down(activation(max(0, gate - limit)) * up), where most gates are below their limit, which
+    is `cut` standard deviations above the mean of a row."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: MlpSpec,
+        ops: Ops,
+        cut: float,
+    ) -> None:
+        hidden = config.hidden_size
+        inner = spec.size or config.intermediate_size
+        names = config.decoder.names
+        gate, up = names.gate_up
+        self._ops = ops
+        self._activation = spec.activation
+        self._cut = cut
+        self.gate = Linear(hidden, {gate: inner}, spec.bias, ops)
+        self.up = Linear(hidden, {up: inner}, spec.bias, ops)
+        self.down = Linear(inner, {names.down: hidden}, spec.bias, ops)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        return self.down(self.inner(x))
+
+    def inner(self, x: Tensor) -> Tensor:
+        """What the last product reads: [T, hidden] -> [T, inner size]"""
+        x = self._ops.computed(x)
+        gate = self._ops.computed(self.gate(x))
+        gate = self._ops.streams.cut_off(gate, self._cut, self._activation)
+        return self._ops.multiply(gate, self._ops.computed(self.up(x)))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.gate.weights(prefix)
+        yield from self.up.weights(prefix)
+        yield from self.down.weights(prefix)
+
+
+def make_mlp(config: ModelConfig, spec: MlpSpec, ops: Ops) -> GatedMLP | PlainMLP | CutMLP:
+    if spec.cut is not None:
+        return CutMLP(config, spec, ops, spec.cut)
     if spec.is_gated:
         return GatedMLP(config, spec, ops)
     return PlainMLP(config, spec, ops)

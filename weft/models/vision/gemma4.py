@@ -388,8 +388,8 @@ class LimitedLinear:
 
     def weights(self, prefix: str) -> Weights:
         yield from self.linear.weights(f"{prefix}.{self._name}")
-        for place, name in enumerate(LIMITS):
-            yield number_weight(f"{prefix}.{self._name}.{name}", self.limits[place])
+        for index, name in enumerate(LIMITS):
+            yield number_weight(f"{prefix}.{self._name}.{name}", self.limits[index])
 
 
 def number_weight(name: str, value: Tensor) -> Weight:

@@ -73,10 +73,18 @@ class PlaneRotation:
     column."""
 
     def __init__(
-        self, head_dim: int, theta: float, num_places: int, *, alternates: bool = False
+        self,
+        head_dim: int,
+        theta: float,
+        num_places: int,
+        *,
+        alternates: bool = False,
+        side_by_side: bool = False,
     ) -> None:
         """Rows and columns are below `num_places`. `alternates`: the frequencies of columns lie
-        between those of rows, instead of being equal."""
+        between those of rows, instead of being equal. `side_by_side`: pairs are (2 i, 2 i + 1), not
+        (i, i + half)."""
+        self.side_by_side = side_by_side
         quarter = head_dim // 4
         steps = torch.arange(quarter, dtype=torch.float32) / quarter
         shift = 0.5 / quarter if alternates else 0.0

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import cast
 
 from weft.config.vision.gemma4 import Gemma4TowerSpec
+from weft.config.vision.llama4 import Llama4TowerSpec
 from weft.config.vision.pictures import PerceptronSpec, PooledSpec, ShuffledSpec
 from weft.config.vision.pixtral import PixtralSpec
 from weft.config.vision.qwen import QwenTowerSpec
@@ -20,6 +21,7 @@ from weft.models.vision.tower import Tower, TowerBackend
 # By type of spec: module and class; the class takes the spec and a backend.
 TOWERS: dict[type, str] = {
     Gemma4TowerSpec: "weft.models.vision.gemma4:Gemma4Tower",
+    Llama4TowerSpec: "weft.models.vision.llama4:Llama4Tower",
     PooledSpec: "weft.models.vision.pictures:PooledTower",
     ShuffledSpec: "weft.models.vision.pictures:ShuffledTower",
     PerceptronSpec: "weft.models.vision.pictures:PerceptronTower",

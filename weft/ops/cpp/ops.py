@@ -16,6 +16,7 @@ from weft.ops.cpp.library import Library
 from weft.ops.cpp.matrices import PackedMatrix, Panels
 from weft.ops.cpp.program import Program, ProgramRecorder
 from weft.ops.cpp.routes import Routes, make_routes, route_args
+from weft.ops.cpp.streams import CppStreams
 from weft.ops.elementwise import CLAMPED
 from weft.ops.expert_parallel import layer_of
 from weft.ops.fusion import (
@@ -28,7 +29,16 @@ from weft.ops.fusion import (
 )
 from weft.ops.fusion import activation as activation_of
 from weft.ops.placement import UNSPLIT, Placement, is_summed, local_matrix
-from weft.ops.protocol import Experts, LayerNorm, LayerRange, Matrix, Norm, Router, Shard
+from weft.ops.protocol import (
+    Experts,
+    LayerNorm,
+    LayerRange,
+    Matrix,
+    Norm,
+    Router,
+    Shard,
+    StreamOps,
+)
 from weft.ops.routing import Routed
 from weft.ops.sharding import ShardedMatrix
 
@@ -149,6 +159,7 @@ class CppOps:
         # Whether inputs of products with bfloat16 weights may be rounded to bfloat16 if that is
         # faster.
         self.may_round = False
+        self.streams: StreamOps = CppStreams(self, EPILOGUES)
         self.chosen: dict[int, Tensor] = {}
 
     @property
@@ -309,6 +320,7 @@ class CppOps:
         if by.ndim > 1:
             assert by.shape == total.shape
             args.by_stride = by.stride(0)
+        if by.shape[-1] > 1:
             args.by_step = 1
         self.recorder.add(args)
         return activation_of(Value(total))

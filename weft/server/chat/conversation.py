@@ -616,6 +616,7 @@ def _output(
         reasoning,
         tools,
         one_call=parsing.use.one_call,
+        only_calls=parsing.use.schema is not None,
         keep_reasoning=body.include_reasoning is not False,
         stream_reasoning=body.stream_reasoning is not False,
     )

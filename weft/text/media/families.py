@@ -27,6 +27,7 @@ PROCESSORS: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "weft.text.media.gemma3:make",
     "Gemma4ForConditionalGeneration": "weft.text.media.gemma4:make",
     "Idefics3ForConditionalGeneration": "weft.text.media.idefics3:make",
+    "Llama4ForConditionalGeneration": "weft.text.media.llama4:make",
     "LlavaForConditionalGeneration": "weft.text.media.clip:make",
     "Mistral3ForConditionalGeneration": "weft.text.media.pixtral:make",
     "SmolVLMForConditionalGeneration": "weft.text.media.idefics3:make",

@@ -4,6 +4,7 @@ The results are bitwise equal to those of transformers' processors that use Pill
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -67,9 +68,10 @@ def read_looks(
     filter: int,
     mean: tuple[float, ...] = HALF,
     deviation: tuple[float, ...] = HALF,
+    rounded: Callable[[FloatArray], FloatArray] = np.asarray,
 ) -> Looks:
     """The filter and normalization in a model's settings. The arguments are the defaults of its
-    family. Raises BadConfig."""
+    family; `rounded`: what is done to the result of each step. Raises BadConfig."""
     filter = get(settings, "resample", int, filter)
     if not 0 <= filter < NUM_FILTERS:
         raise BadConfig(f"resample is {filter}; filters of Pillow are 0 to {NUM_FILTERS - 1}")
@@ -80,12 +82,20 @@ def read_looks(
     values = np.arange(256, dtype=np.float64)
     if get(settings, "do_rescale", bool, True):
         values *= number(settings, "rescale_factor", 1 / 255, above=0.0)
-    table = np.repeat(values.astype(np.float32)[None], 3, axis=0)
+    table = rounded(np.repeat(values.astype(np.float32)[None], 3, axis=0))
     if get(settings, "do_normalize", bool, True):
         # In float32, like all later steps.
-        table -= np.array(mean, np.float32)[:, None]
-        table /= np.array(deviation, np.float32)[:, None]
+        table = rounded(table - rounded(np.array(mean, np.float32))[:, None])
+        table = rounded(table / rounded(np.array(deviation, np.float32))[:, None])
     return Looks(filter=filter, mean=mean, table=table)
+
+
+def to_bfloat16(values: FloatArray) -> FloatArray:
+    """The nearest numbers of bfloat16; of two, the even one."""
+    bits = values.astype(np.float32).view(np.uint32)
+    odd = bits >> np.uint32(16) & np.uint32(1)
+    bits = (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32)
 
 
 def side_of(settings: JsonMapping, key: str, default: int) -> int:

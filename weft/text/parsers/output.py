@@ -59,16 +59,19 @@ class ParsedOutput:
         tools: Parser | None,
         *,
         one_call: bool = False,
+        only_calls: bool = False,
         keep_reasoning: bool = True,
         stream_reasoning: bool = True,
     ) -> None:
-        """`one_call`: drop all calls but the first. `keep_reasoning`: emit the reasoning, else drop
-        it. `stream_reasoning`: emit it in pieces, else in one piece at its end."""
+        """`one_call`: drop all calls but the first. `only_calls`: the grammar allows nothing else;
+        text that is left at the end begins a call: drop it. `keep_reasoning`: emit the reasoning,
+        else drop it. `stream_reasoning`: emit it in pieces, else in one piece at its end."""
         self.num_calls = 0
         self.reasoning_text: list[str] = []
         self._reasoning = reasoning
         self._tools = tools
         self._one_call = one_call
+        self._only_calls = only_calls
         self._keep_reasoning = keep_reasoning
         self._stream_reasoning = stream_reasoning
         self._untold: list[str] = []  # pieces of the reasoning that are held back
@@ -93,9 +96,17 @@ class ParsedOutput:
         if not self._stream_reasoning:
             events = self._join_reasoning(events, is_last)
         if self._tools is not None:
-            events = _parse_text(self._tools, events, is_last)
+            events = _parse_text(self._tools, events, False)
+            if is_last:
+                events += self._rest(self._tools)
         kept = [event for event in events if self._keeps(event)]
         return self._without_space(kept, is_last)
+
+    def _rest(self, tools: Parser) -> list[Event]:
+        rest = tools.flush()
+        if self._only_calls:
+            return [event for event in rest if not isinstance(event, AnswerText)]
+        return rest
 
     def _join_reasoning(self, events: list[Event], is_last: bool) -> list[Event]:
         """Hold the reasoning back until another event comes; emit it before that event."""

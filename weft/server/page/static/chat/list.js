@@ -129,7 +129,7 @@ async function remove(id) {
 	($("chat-list").querySelector("[data-id]") || $("chat-new")).focus();
 }
 
-// The chat before or after the shown one.
+// The chat before or after.
 export function step(by) {
 	const at = shown.findIndex((chat) => chat.id === current);
 	const next = shown[Math.min(Math.max(at + by, 0), shown.length - 1)];

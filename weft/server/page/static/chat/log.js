@@ -1,6 +1,6 @@
 // The messages of the chat that is shown, from the first one to the last.
 
-import { $, el } from "../parts.js";
+import { $, el, on } from "../parts.js";
 import { Answer, Question, Result } from "./message.js";
 
 const KINDS = { user: Question, assistant: Answer, tool: Result };
@@ -74,3 +74,9 @@ function schedule(view) {
 		view.restsUntil = ended + 2 * (ended - began);
 	});
 }
+
+// A grid would be copied with a line for each cell.
+on("log", "copy", () => {
+	log.dataset.copies = "";
+	setTimeout(() => delete log.dataset.copies);
+});

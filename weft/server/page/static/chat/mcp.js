@@ -20,7 +20,6 @@ export class McpServer {
 		this.key = key;
 	}
 
-	// Asks for the tools.
 	async open() {
 		await this.#begin();
 		this.tools = [];
@@ -50,7 +49,6 @@ export class McpServer {
 		return isError ? "error: " + words : words;
 	}
 
-	// Ends the session.
 	close() {
 		if (this.#session) fetch(this.url, { method: "DELETE", headers: this.#headers() }).catch(() => {});
 		this.#session = "";

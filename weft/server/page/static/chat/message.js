@@ -132,7 +132,6 @@ export class Answer extends Message {
 		);
 	}
 
-	// Draws what has come.
 	grow() {
 		const { text, thought, calls = [] } = this.node;
 		this.fold.hidden = !thought;

@@ -104,7 +104,6 @@ export async function chats() {
 
 export const chat = async (id) => (await opened()).get("chats", id);
 
-// The messages of a chat by id.
 export async function nodes(id) {
 	const found = await (await opened()).ofChat(id);
 	return new Map(found.sort((a, b) => a.at - b.at).map((node) => [node.id, node]));

@@ -20,7 +20,7 @@ export function introduce({ mcp_origins: origins = [] }) {
 	allowed = origins;
 	$("mcp-about").textContent = origins.length
 		? `This page may reach ${origins.join(", ")}.`
-		: "This server's page may reach no other server: start it with --page-mcp-origins ORIGIN.";
+		: "This page may reach no other server: start weft with --page-mcp-origins ORIGIN.";
 	if (origins.length && !servers.length) for (const url of addresses()) connect(url);
 }
 

@@ -66,9 +66,6 @@ function tell(row) {
 
 // Widths by the longest texts.
 function columns(rows) {
-	const longest = [];
-	for (const { cells } of rows) {
-		for (const [i, { textContent: text }] of [...cells].entries()) longest[i] = Math.max(longest[i] || NARROWEST, Math.min(text.length, WIDEST));
-	}
-	return longest.map((width) => `minmax(calc(${width}ch + 1.3rem), ${width}fr)`).join(" ");
+	const longest = (i) => Math.max(NARROWEST, ...rows.map(({ cells }) => Math.min(cells[i].textContent.length, WIDEST)));
+	return [...rows[0].cells].map((_, i) => `minmax(calc(${longest(i)}ch + 1.3rem), ${longest(i)}fr)`).join(" ");
 }
