@@ -234,8 +234,8 @@ static void make_bytes_of_codes(const PackedWeight& w, const char* codes, int64_
   }
 }
 
-// [k / 4][kPanel][4] bytes -> [k / 4][2][kPanel][4]: less 128, their sizes first. The bytes may stand
-// in the second half of `out`.
+// [k / 4][kPanel][4] bytes -> [k / 4][2][kPanel][4]: less 128, their sizes first. The bytes may
+// stand in the second half of `out`.
 static void make_signed(const char* bytes, int64_t k, char* out) {
   for (int64_t i = 0; i < k; i += 4, bytes += 4 * kPanel, out += 8 * kPanel) {
 #pragma GCC unroll 8

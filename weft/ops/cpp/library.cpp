@@ -39,10 +39,12 @@ namespace {
 std::atomic<int> out_of_memory{0};
 
 #if defined(__x86_64__)
-// Not all compilers that know the instructions can ask for them.
+// Not all compilers that know the instructions know whether a processor has them.
 bool has_avx_vnni() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+  unsigned found[4] = {};
+  if (!__get_cpuid_count(7, 1, &found[0], &found[1], &found[2], &found[3]))
+    return false;
+  return found[0] & 1u << 4;
 }
 #endif
 
