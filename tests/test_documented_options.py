@@ -44,7 +44,7 @@ FOREIGN = {  # programs of others that a page shows a command of
     "ik_llama.cpp": {"--repack"},
     "helm": {"--reuse-values", "--set"},
     "kubectl": {"--from-literal"},
-    "gpg, sha256sum": {"--verify", "--check", "--ignore-missing"},
+    "gh, sha256sum": {"--repo", "--check", "--ignore-missing"},
     "pip": {"--no-deps", "--require-hashes", "--upgrade"},
     "vllm bench serve": {
         *(

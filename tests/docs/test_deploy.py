@@ -199,6 +199,26 @@ def test_workflow_and_hooks_call_what_is_there() -> None:
     assert {hook["id"] for hook in hooks["repos"][0]["hooks"]} >= {"ruff", "ruff-format", "mypy"}
 
 
+def test_a_release_is_tried_with_every_python_that_is_named_and_signed() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))
+    job = workflow["jobs"]["release"]
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    pythons = re.findall(r"Python :: (3\.\d+)", text)
+    [versions] = [
+        step["with"]["python-version"]
+        for step in job["steps"]
+        if "python" in str(step) and "with" in step
+    ]
+    assert sorted(versions.split()) == pythons
+    runs = [step["run"] for step in job["steps"] if "run" in step]
+    assert f"scripts/release {' '.join(f'python{one}' for one in pythons)}" in runs
+    [signed] = [step["with"]["subject-path"] for step in job["steps"] if "attest" in str(step)]
+    assert set(signed.split()) <= set(runs[-1].split())  # what is signed is what is published
+    assert "dist/SHA256SUMS" in signed
+    assert job["permissions"]["id-token"] == job["permissions"]["attestations"] == "write"
+    assert "secrets." not in str(workflow)
+
+
 def test_image_copies_files_that_are_there() -> None:
     text = (ROOT / "Dockerfile").read_text("utf-8")
     copied = [line.split()[1:-1] for line in text.splitlines() if re.match(r"COPY (?!--)", line)]

@@ -27,6 +27,7 @@ NAMES = [
     "falcon-h1",  # attention and a state in each layer
     "nemotron-h",  # layers of one part
     "gemma4-small",  # inputs for each layer; the last layers read K and V of earlier ones
+    "gemma3n",  # streams
     "gemma4-unified",  # windows
 ]
 
@@ -74,7 +75,14 @@ def test_what_is_sampled_has_the_same_bits_if_other_tokens_are_left_out(
 
 @pytest.mark.parametrize(
     ("name", "last"),
-    [("llama", 3), ("lfm2", 3), ("nemotron-h", 4), ("gemma4-small", 3), ("gemma4-unified", 2)],
+    [
+        ("llama", 3),
+        ("lfm2", 3),
+        ("nemotron-h", 4),
+        ("gemma3n", 3),
+        ("gemma4-small", 3),
+        ("gemma4-unified", 2),
+    ],
 )
 def test_a_program_goes_on_with_fewer_tokens_in_the_last_layer_that_stores(
     tmp_path: Path, name: str, last: int

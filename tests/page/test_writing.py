@@ -86,8 +86,7 @@ def test_a_long_table_has_its_rows_once_and_is_laid_out_only_near_the_screen(
     copied = page.page.evaluate("() => navigator.clipboard.readText()")
     lines = [line for line in copied.splitlines() if line]
     assert lines[:2] == ["name\tof", "row 0\t0"]
-    assert lines[-1] == f"row {NUM_LINES - 1}\t{NUM_LINES - 1:,}"
-    assert len(lines) == 1 + NUM_LINES
+    assert lines[2:] == [f"row {number}\t{number}" for number in range(1, 100)]
     # Programs that read screens find a table.
     assert page.page.get_by_role("columnheader").count() == 2
     assert page.page.get_by_role("cell", name="row 4999", exact=True).count() == 1
@@ -98,11 +97,12 @@ ROWS = """() => {
   const isSeen = (cell) => cell.checkVisibility({ contentVisibilityAuto: true });
   return { first: rows.map((cell) => cell.textContent), seen: rows.filter(isSeen).length };
 }"""
-# Selects the whole table, if the words are found.
+# Where the words are found. Selects the first rows, of which most are far from the screen.
 FIND = """(words) => {
   window.find(words, false, false, true);
   const near = getSelection().anchorNode.textContent;
-  getSelection().selectAllChildren(document.querySelector(".long"));
+  const { rows } = document.querySelector(".long");
+  getSelection().setBaseAndExtent(rows[0], 0, rows[100], rows[100].cells.length);
   return near;
 }"""
 LEFTS = """(numbers) => {
