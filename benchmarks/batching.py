@@ -148,14 +148,14 @@ class BatchingRun(NamedTuple):
 
     @classmethod
     def of(cls, record: Record) -> BatchingRun:
-        meter = record.meter
+        meter = record.machine.meter
         # The first token of each request comes from its prefill.
         num_decoded = int(record.output_len.sum()) - len(record)
         rows_per_step = num_decoded / meter.num_decodes
         e2e_p50_s, _, e2e_p99_s = percentiles(e2e_of(record))
         return cls(
             output_per_s=int(record.output_len.sum()) / record.total_s,
-            row_use=rows_per_step / record.num_rows,
+            row_use=rows_per_step / record.machine.num_rows,
             rows_per_step=rows_per_step,
             decode_step_s=meter.decode_s / meter.num_decodes,
             decode_share=meter.decode_s / record.total_s,
@@ -285,7 +285,7 @@ def _peak_per_s(workload: BatchingWorkload, play: Play) -> float:
     mean_len = round(workload.mean_output_len)
     full = at_once([(input_len, mean_len)] * workload.num_rows)
     play(workload, full, CONTINUOUS)  # the very first run is slower
-    meter = play(workload, full, CONTINUOUS).meter
+    meter = play(workload, full, CONTINUOUS).machine.meter
     return meter.num_decode_rows / meter.decode_s
 
 

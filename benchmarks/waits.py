@@ -234,7 +234,7 @@ def of_simulation(journal: Path) -> Share:
     record = simulate(
         found.settings, cost, found.arrivals, overlap=found.overlaps, speed=found.speed(cost)
     )
-    return Share(record.num_within, record.num_expected)
+    return Share(record.machine.num_within, record.machine.num_expected)
 
 
 def main() -> None:

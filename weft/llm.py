@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import msgspec
 import numpy as np
@@ -49,8 +49,8 @@ from weft.client.checked_args import (
 from weft.client.checked_params import PARAMS, with_tuples
 from weft.client.client import EngineClient
 from weft.client.generation import Completion, Delta, Generation
-from weft.client.media import split_messages, split_prompt
 from weft.client.prompt import pack_input_embeds, placeholder_ids, with_reasoning_marks
+from weft.client.prompt_reader import PromptReader, WithMedia
 from weft.client.requests import pack_ids
 from weft.config.adapters import LoraPath, parse_lora_paths
 from weft.config.engine import EngineConfig
@@ -68,12 +68,9 @@ from weft.messages.sampling import InvalidParam, SamplingParams, check_number
 from weft.messages.status import EngineReady
 from weft.messages.wakeup import WakeupPipe
 from weft.observe.progress import Progress
-from weft.text.media.errors import MediaError
 from weft.text.media.fetch import Fetcher, MediaAccess
 from weft.text.media.limits import MediaLimits
-from weft.text.media.loader import MediaLoader, MediaRefusal, token_ids
-from weft.text.media.placing import NAMES
-from weft.text.media.sources import MediaSource
+from weft.text.media.loader import MediaLoader, token_ids
 from weft.text.parsers.formats import find_formats
 from weft.text.tokenizer import Tokenizer
 
@@ -189,14 +186,15 @@ class LLM:
         # Of prompts without parameters of their own: the model's, unless the settings say
         # otherwise.
         self.default_params = prepared.sampling
-        self._template = load_template(tokenizer)
         self._reasoning = find_formats("none", "auto", tokenizer.chat_templates.values()).reasoning
         self._engine = engine
         self._wakeup = wakeup
         self._inbox: deque[ToEngine] = deque()
         self._client = EngineClient(tokenizer, self._inbox.append)
         self._client.deliver(ready)
-        self._media = _media_loader(prepared, tokenizer)
+        media = _media_loader(prepared, tokenizer)
+        template = load_template(tokenizer)
+        self._reader = PromptReader(prepared.model.name, tokenizer, template, media)
         self._numbers = itertools.count()
         self._adapters = AdapterNames(adapter_files(prepared), prepared.model.name)
         # Open prompts: so few that the engine's queue never refuses one.
@@ -272,53 +270,12 @@ class LLM:
         """The assistant's answer to one conversation or to many. Content may be a list with
         pictures, videos and sounds, in OpenAI's form or as `generate` takes them. Errors as for
         `generate`."""
-        prompts: Any = [self._chat(conversation) for conversation in as_conversations(messages)]
+        prompts: Any = [self._reader.conversation(each) for each in as_conversations(messages)]
         return self.generate(prompts, params, adapter=adapter, progress=progress)
 
     def chat_ids(self, messages: Iterable[Message]) -> list[int]:
         """The token ids that a conversation becomes by the model's chat template."""
-        return self._chat(as_messages("messages", messages)).ids
-
-    def _chat(self, messages: Iterable[Message]) -> _WithMedia:
-        if self._template is None:
-            raise SettingsError(
-                f"{self.model.name} has no chat template; it can only complete texts"
-            )
-        rendered, sources = split_messages(messages)
-        if not sources:
-            text = self._template.render(rendered)
-            return _WithMedia(self.tokenizer.encode(text, add_special_tokens=False))
-        loader = self._require_media(sources)
-        text = self._template.render(rendered, marks=loader.marks)
-        return self._placed(loader, text, sources, add_special_tokens=False)
-
-    def _require_media(self, sources: Sequence[MediaSource]) -> MediaLoader:
-        if self._media is None:
-            [first, *_] = sources
-            message = f"{first.where}: {self.model.name} takes no {NAMES[first.kind][1]}"
-            raise InvalidParam(first.where, message)
-        return self._media
-
-    def _placed(
-        self,
-        loader: MediaLoader,
-        prompt: Any,
-        sources: Sequence[MediaSource],
-        *,
-        add_special_tokens: bool = True,
-    ) -> _WithMedia:
-        """A text with marks, or ids with placeholders. Raises InvalidParam."""
-        try:
-            media = loader.load(sources)
-            ids = prompt
-            if isinstance(prompt, str):
-                text, media = loader.in_text(prompt, media)
-                ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            return _WithMedia(list(ids), loader.in_tokens(ids, media))
-        except MediaRefusal as exc:
-            raise InvalidParam(exc.source.where, str(exc)) from exc
-        except MediaError as exc:
-            raise InvalidParam("prompts", str(exc)) from exc
+        return self._reader.conversation(as_messages("messages", messages)).ids
 
     def stream(
         self, prompt: Text, params: SamplingParams | None = None, *, adapter: str = ""
@@ -340,10 +297,8 @@ class LLM:
         media: tuple[MediaItem, ...] = ()
         given: Any = text
         if isinstance(text, Mapping):
-            given, sources = split_prompt(text)
-            if sources:
-                given = self._placed(self._require_media(sources), given, sources)
-        if isinstance(given, _WithMedia):
+            given = self._reader.parts(text)
+        if isinstance(given, WithMedia):
             ids, media = given
         elif isinstance(given, np.ndarray):
             vectors = pack_input_embeds(given, self._client.engine)
@@ -560,13 +515,9 @@ class LLM:
         types: list[int] = []
         media: tuple[MediaItem, ...] = ()
         if isinstance(one, Mapping):
-            given, sources = split_prompt(one)
-            if sources and max_len is not None:
-                message = "a prompt with pictures cannot be cut: that may be inside of one"
-                raise InvalidParam("truncate", message)
-            if sources:
-                given, media = self._placed(self._require_media(sources), given, sources)
-            one = given
+            one = self._reader.parts(one, may_be_cut=max_len is not None)
+        if isinstance(one, WithMedia):
+            one, media = one
         if isinstance(one, str) or _is_pair(one):
             ids, types = self.tokenizer.encode_input(one, max_len)
         else:
@@ -601,13 +552,6 @@ class LLM:
             wait_s = engine.wait_s
             if wait_s > 0:
                 self._wakeup.wait(min(wait_s, LONGEST_WAIT_S))
-
-
-class _WithMedia(NamedTuple):
-    """A prompt as ids, with all placeholders."""
-
-    ids: list[int]
-    media: tuple[MediaItem, ...] = ()
 
 
 def _media_loader(prepared: Prepared, tokenizer: Tokenizer) -> MediaLoader | None:

@@ -21,6 +21,7 @@ OF_REQUESTS = (
     "TokenizerError",
     "ContextExceeded",
     "BatchRefused",
+    "FileNotStored",
     "EngineUnavailable",
     "EngineFault",
     "StateError",
@@ -31,6 +32,7 @@ OF_REQUESTS = (
     "Finish",
 )
 GAP = "..."
+NO_CONSTANTS: Mapping[str, ast.expr] = {}
 
 
 class ErrorText(NamedTuple):
@@ -58,8 +60,9 @@ def texts(package: Path, roots: tuple[str, ...]) -> list[ErrorText]:
     found: dict[tuple[str, str], ErrorText] = {}
     for source in sources:
         written = _returned(source.functions)
+        constants = _constants(source.functions[0].nodes)
         for function in source.functions:
-            for one in _of_function(function.nodes, makers, written):
+            for one in _of_function(function.nodes, makers, written, constants):
                 found.setdefault((source.module, one.text), one._replace(module=source.module))
     return list(found.values())
 
@@ -129,8 +132,22 @@ def _returned(functions: list[_Function]) -> dict[str, list[str]]:
     return found
 
 
+def _constants(nodes: list[ast.AST]) -> dict[str, ast.expr]:
+    """The texts without gaps among the constants of a module, by their names."""
+    found: dict[str, ast.expr] = {}
+    for node in nodes:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node.targets[0], ast.Name) and isinstance(node.value.value, str):
+            found[node.targets[0].id] = node.value
+    return found
+
+
 def _of_function(
-    nodes: list[ast.AST], makers: set[str], written: Mapping[str, list[str]]
+    nodes: list[ast.AST],
+    makers: set[str],
+    written: Mapping[str, list[str]],
+    constants: Mapping[str, ast.expr],
 ) -> Iterator[ErrorText]:
     assigned: dict[str, ast.expr] = {}
     for node in nodes:
@@ -142,7 +159,7 @@ def _of_function(
         if not isinstance(node, ast.Call) or _name(node.func) not in makers:
             continue
         given = [*node.args, *(one.value for one in node.keywords if one.arg == "message")]
-        candidates = [_text(one, assigned) for one in given]
+        candidates = [_text(one, assigned, constants) for one in given]
         for one in given:
             if isinstance(one, ast.Call) and _name(one.func) not in makers:
                 texts_of = [text for text in written.get(_name(one.func), []) if " " in text]
@@ -168,17 +185,26 @@ def _name(node: ast.expr) -> str:
     return ""
 
 
-def _text(node: ast.expr, assigned: Mapping[str, ast.expr]) -> str:
-    """A text of the source with gaps, or "" if this is none."""
+def _text(
+    node: ast.expr,
+    assigned: Mapping[str, ast.expr],
+    constants: Mapping[str, ast.expr] = NO_CONSTANTS,
+) -> str:
+    """A text of the source with gaps, or "" if this is none. What an f-string puts in is a gap,
+    unless it is one of the `constants`."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
-        parts = [one.value if isinstance(one, ast.Constant) else GAP for one in node.values]
-        return "".join(map(str, parts))
+        parts = []
+        for one in node.values:
+            filled = one.value if isinstance(one, ast.FormattedValue) else one
+            parts.append(_text(filled, constants) or GAP)
+        return "".join(parts)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return (_text(node.left, assigned) or GAP) + (_text(node.right, assigned) or GAP)
+        sides = [_text(side, assigned, constants) or GAP for side in (node.left, node.right)]
+        return "".join(sides)
     if isinstance(node, ast.Name) and node.id in assigned:
-        return _text(assigned[node.id], {})
+        return _text(assigned[node.id], {}, constants)
     return ""
 
 
@@ -262,7 +288,7 @@ GROUPS_OF_COMMANDS = (
     Group(
         "Commands of the terminal",
         "`weft COMMAND --help` says what a command takes; commands to a running server need its address (`--url`) and perhaps its key.",
-        ("cli/", "bench/", "sim/", "batches/", "llm"),
+        ("cli/", "bench/", "sim/", "batches/", "llm", "client/prompt_reader"),
     ),
 )
 GROUPS_OF_REQUESTS = (

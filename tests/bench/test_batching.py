@@ -62,7 +62,7 @@ def test_a_row_that_is_done_is_computed_until_the_slowest_of_its_batch_ends() ->
     record, front = batched(at_once([(4, 5), (4, 20), (4, 3), (4, 6)]))
     assert record.output_len.tolist() == [5, 20, 3, 6]
     assert front.num_padding == 15 + 3
-    assert record.meter.num_decode_rows == 2 * 19 + 2 * 5
+    assert record.machine.meter.num_decode_rows == 2 * 19 + 2 * 5
     # Each has its last token when it is computed, and the next batch begins behind the slowest.
     assert record.end_s[0] - record.first_s[0] == pytest.approx(4 * 0.01)
     assert record.first_s[2] > record.end_s[1]

@@ -58,7 +58,7 @@ def server(monkeypatch) -> Iterator[Server]:
     thread = threading.Thread(target=found.http.serve_forever)
     thread.start()
     arrivals = USERS.arrivals(8)
-    record = RequestColumns().record(Gaps(), [], BackgroundTokens())
+    record = RequestColumns().record(Gaps(), Gaps(), [], BackgroundTokens())
     journal = Journal(SETTINGS, arrivals, 0, 0, 0, [], [], False, [], record)
     monkeypatch.setattr(command, "journal_in", lambda name: journal)
     monkeypatch.setattr(command, "machine_of", lambda journal, model, options: MACHINE)

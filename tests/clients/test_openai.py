@@ -191,7 +191,7 @@ def test_mistakes_have_the_exceptions_of_the_sdk(api: Api, sdk: Sdk) -> None:
 def test_a_client_that_loses_patience_or_leaves_frees_everything(api: Api, sdk: Sdk) -> None:
     endless = {"max_tokens": 1_500, "extra_body": {"ignore_eos": True}}
     with pytest.raises(openai.APITimeoutError):
-        ask(sdk.with_options(timeout=0.3), **endless)
+        ask(sdk.with_options(timeout=0.05), n=8, **endless)
     assert api.becomes_idle()
     with ask(sdk, stream=True, n=2, **endless) as stream:
         next(iter(stream))

@@ -237,7 +237,7 @@ def test_on_a_gpu_drafts_are_made_where_they_are_asked_for() -> None:
 
 
 def test_a_draft_model_is_refused_with_overlap_of_stages() -> None:
-    with pytest.raises(SettingsError, match="stages work at different steps .--overlap"):
+    with pytest.raises(SettingsError, match=r"stages work at different steps .--overlap"):
         resolve(
             EngineConfig(model="m", draft_model="small", overlap=True, pp_size=2),
             MODEL,

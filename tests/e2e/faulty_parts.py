@@ -32,7 +32,13 @@ from weft.memory.accounting.holders import ResumeStateInUse
 from weft.messages.outside import OutsideControl
 from weft.models.layers.attention import Heads
 from weft.plan.step import Plan, Result
-from weft.scheduler.groups.protocol import GroupBudget, GroupParts, KvGroup, PassFacts
+from weft.scheduler.groups.protocol import (
+    GroupBudget,
+    GroupLedger,
+    GroupParts,
+    KvGroup,
+    PassFacts,
+)
 from weft.scheduler.policies.protocol import KeyPolicy
 from weft.scheduler.request import Request as ScheduledRequest
 from weft.server.body import json_response
@@ -162,7 +168,25 @@ class FaultyBudget(GroupBudget):
         return True
 
 
+class FaultyLedger(GroupLedger):
+    def usage(self) -> dict[str, int]:
+        if planted("group.usage"):
+            return {"anything": ANYTHING}
+        return {}
+
+    def audit(
+        self, requests: Mapping[str, ScheduledRequest], held: Sequence[ResumeStateInUse]
+    ) -> None:
+        planted("group.audit")
+
+    @property
+    def imbalance(self) -> int:
+        return ANYTHING if planted("group.imbalance") else 0
+
+
 class FaultyGroup(KvGroup):
+    ledger = FaultyLedger()
+
     def new_budget(self, facts: PassFacts) -> GroupBudget:
         if planted("group.new_budget"):
             return ANYTHING  # type: ignore[no-any-return]
@@ -215,20 +239,6 @@ class FaultyGroup(KvGroup):
         if planted("group.with_slots"):
             return ANYTHING  # type: ignore[no-any-return]
         return plan
-
-    def usage(self) -> dict[str, int]:
-        if planted("group.usage"):
-            return {"anything": ANYTHING}
-        return {}
-
-    def audit(
-        self, requests: Mapping[str, ScheduledRequest], held: Sequence[ResumeStateInUse]
-    ) -> None:
-        planted("group.audit")
-
-    @property
-    def imbalance(self) -> int:
-        return ANYTHING if planted("group.imbalance") else 0
 
 
 def faulty_group(parts: GroupParts) -> KvGroup:

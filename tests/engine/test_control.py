@@ -7,6 +7,7 @@ import gc
 import logging
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -323,22 +324,24 @@ class FakeProfiler:
 
 
 def test_the_profiler_that_is_handed_in_is_started_and_stopped() -> None:
+    profiler = FakeProfiler()
+
     class Engine:
-        profiler = FakeProfiler()
+        observers = SimpleNamespace(profiler=profiler)
 
     def ask(message: Any) -> Any:
         return answer(Engine, HANDLERS[type(message)], message)  # type: ignore[arg-type]
 
     begun = ask(StartProfile(call=1, num_steps=3, with_stack=True))
     assert begun == StartProfileReply(call=1, success=True, trace="a/t.json.gz")
-    assert (Engine.profiler.asked[0]["num_steps"], Engine.profiler.asked[0]["with_stack"]) == (
+    assert (profiler.asked[0]["num_steps"], profiler.asked[0]["with_stack"]) == (
         3,
         True,
     )
     assert ask(StartProfile(call=2, output_dir="/etc")) == StartProfileReply(
         call=2, success=False, message="the folder is '/etc', which is not below --profile-dir"
     )
-    Engine.profiler.start = lambda **how: None  # type: ignore[method-assign]
+    profiler.start = lambda **how: None  # type: ignore[method-assign]
     assert ask(StartProfile(call=4)) == StartProfileReply(call=4, success=True, is_preparing=True)
     assert ask(StopProfile(call=3)) == StopProfileReply(
         call=3, state="done", num_steps=3, trace="a/t.json.gz", table="aten::mm"

@@ -385,7 +385,7 @@ def test_with_a_ramp_requests_go_on_in_order_at_a_growing_rate_and_say_why_they_
     reply = world.tell(UnblockInput(call=2, ramp_s=8.0))
     assert reply == InputReply(call=2, state="ramping", held_requests=16, ramp_left_s=8.0)
     ended = []
-    while world.engine.services.input_gate.state != "unblocked":
+    while world.engine.services.flow.input_gate.state != "unblocked":
         held = [
             world.scheduler.waiting_queue.is_blocked(one) for one in world.scheduler.waiting_queue
         ]
@@ -430,7 +430,7 @@ def test_a_change_at_one_moment_waits_at_the_barrier_and_keeps_the_order() -> No
     reply = world.tell(BlockInput(call=1, at_s=world.time + 2.5))
     assert reply == InputReply(call=1, state="barrier", held_requests=0)
     second = world.send([9] * 5, max_new_tokens=2)  # still before the moment
-    while world.engine.services.input_gate.state == "barrier":
+    while world.engine.services.flow.input_gate.state == "barrier":
         world.step()
     held = [world.send([9] * 5, max_new_tokens=2) for _ in range(3)]
     world.step()
@@ -438,7 +438,7 @@ def test_a_change_at_one_moment_waits_at_the_barrier_and_keeps_the_order() -> No
     assert world.tell(UnblockInput(call=2, at_s=world.time + 2.5)).state == "barrier"
     waiting = next(world.scheduler.waiting_queue.blocked())
     assert "at one moment" in Reasons(world.scheduler).of(waiting)
-    while world.engine.services.input_gate.state == "barrier":
+    while world.engine.services.flow.input_gate.state == "barrier":
         assert not any(id in world.finished for id in held)
         world.step()
     world.run_dry()
@@ -450,7 +450,7 @@ def test_a_pause_can_end_with_a_ramp() -> None:
     world.tell(PauseGeneration(call=1, mode="retract"))
     ids = [world.send([9] * 5, max_new_tokens=1) for _ in range(4)]
     world.tell(ContinueGeneration(call=2, ramp_s=4.0))
-    assert world.engine.services.input_gate.state == "ramping"
+    assert world.engine.services.flow.input_gate.state == "ramping"
     world.run_dry()
     assert {world.finished[id].reason for id in ids} == {"length"}
 
@@ -481,7 +481,7 @@ def test_engines_that_keep_step_change_their_inputs_when_all_have_met(
         return meetings[-1]
 
     monkeypatch.setattr(world.runner, "control", control)
-    gate = world.engine.services.input_gate
+    gate = world.engine.services.flow.input_gate
     running = world.send([9] * 5, max_new_tokens=4, ignore_eos=True)
     assert world.tell(BlockInput(call=1, together=True)) is None
     world.steps(2)

@@ -132,7 +132,9 @@ def test_a_fault_anywhere_in_taking_requests_in_ends_only_those_that_are_not_in(
         assert places.raised_in, "the same message takes the same way"
         run_to_the_end(world)
         failed = broken(world)
-        assert world.scheduler.counters.num_failed + world.scheduler.counters.num_faults == 1
+        assert (
+            world.scheduler.counters.messages.num_failed + world.scheduler.counters.num_faults == 1
+        )
         assert not old & {finish.id for finish in failed}, "a request that was in before"
         assert all("Injected" in finish.message for finish in failed)
         others = [
@@ -310,7 +312,7 @@ def test_what_fails_beside_a_step_in_every_step_ends_nobody_and_fills_no_log(
     with caplog.at_level(logging.WARNING):
         run_to_the_end(world)
     assert not broken(world)
-    assert world.scheduler.counters.num_failed > 5
+    assert world.scheduler.counters.messages.num_failed > 5
     assert [record.exc_info is not None for record in caplog.records][:1] == [True]
     assert len(caplog.records) <= 2, "the traceback once, and a line a minute"
 

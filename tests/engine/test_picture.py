@@ -140,7 +140,7 @@ def test_a_picture_without_work_comes_at_once_and_nobody_is_asked_any_more_after
     assert picture.queue.rids == []
     assert numbers(picture.steps) == []
     hooks = world.engine.core.hooks
-    pictures = world.engine.services.pictures
+    pictures = world.engine.services.observers.pictures
     assert pictures in hooks.attached
     assert not world.engine.has_work
     world.time += WATCH_S + 1

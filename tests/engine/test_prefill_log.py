@@ -48,7 +48,7 @@ def test_each_step_with_prompts_is_a_line_and_their_sums_are_the_counters(
     world.run_dry()
     found = lines(caplog)
     counters = world.scheduler.counters
-    assert len(found) == counters.num_prefill_steps > 3
+    assert len(found) == counters.steps.num_prefill > 3
     assert sum(line["new_tokens"] for line in found) == counters.num_prefilled_tokens == 41 + 3 + 1
     assert sum(line["cached_tokens"] for line in found) == counters.num_cached_tokens == 40
     assert [line["left_tokens"] for line in found[:2]] == [25, 9]
@@ -95,7 +95,7 @@ def test_there_are_lines_from_the_moment_that_the_level_is_debug(
     message: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = world_of("info")
-    service = world.engine.services.prefill_log
+    service = world.engine.services.observers.prefill_log
     assert service not in world.engine.services.core.hooks.attached
     for level, num_lines in (("debug", 1), ("info", 0)):
         world.tell(message(level))

@@ -30,7 +30,7 @@ class Watched(EngineWorld):
 
     @property
     def is_blocked(self) -> bool:
-        return self.engine.services.input_gate.state == "blocked"
+        return self.engine.services.flow.input_gate.state == "blocked"
 
     def act(self) -> None:
         rng = self.rng

@@ -24,7 +24,7 @@ from weft.messages.control import (
     UnblockInput,
 )
 from weft.plan.step import Plan
-from weft.scheduler.history import NEVER
+from weft.scheduler.times import NEVER
 
 STEP_S = 0.25
 TOKEN_S = 0.5

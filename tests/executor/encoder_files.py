@@ -76,6 +76,7 @@ NAMES = (
     ("gate_proj", "ffn_gate"),
     ("up_proj", "ffn_up"),
     ("down_proj", "ffn_down"),
+    ("mm.model.adapter.", "mm.model.mlp."),
 )
 
 

@@ -24,7 +24,7 @@ from tests.executor.encoder_files import (
 )
 from tests.executor.gguf_files import plain, write_gguf
 from tests.executor.gguf_models import described
-from tests.models.pictures import make_pixtral, make_with_pictures
+from tests.models.pictures import LLAMA4_TEXT, make_llama4, make_pixtral, make_with_pictures
 from tests.models.qwen_seeing import make_qwen
 from tests.models.seeing import Prompt, SeeingServed
 from weft.assemble.checkpoint import check_files
@@ -79,6 +79,8 @@ GEMMA_KEYS = {
     "attention__layer_norm_rms_epsilon": 1e-6,
     "attention__sliding_window": 4_096,
 }
+# As files of Llama 4 always mean it.
+OF_LLAMA4 = {**LLAMA4_TEXT, "attention_chunk_size": 8_192, "floor_scale": 8_192}
 KINDS = {
     "gemma3": Seeing(
         partial(make_with_pictures, "gemma3"),
@@ -97,6 +99,34 @@ KINDS = {
         {**VIT, "projector__scale_factor": 2, "preproc_image_size": 64},
         {"use_gelu": True},
         {"max_image_size": {"longest_edge": 32}, "size": {"longest_edge": 64}},
+    ),
+    "llama4": Seeing(
+        partial(make_llama4, text=OF_LLAMA4),
+        "llama4",
+        {
+            **{"block_count": 4, "rope__freq_base": 500_000.0, "expert_count": 4},
+            **{"expert_used_count": 1, "interleave_moe_layer_step": 2},
+            **{"feed_forward_length": 80, "expert_feed_forward_length": 96},
+        },
+        "llama4",
+        {
+            **{**CLIP, "image_mean": HALVES, "image_std": HALVES, "projector__scale_factor": 2},
+            **{"block_count": 2, "feed_forward_length": 192, "attention__head_count": 3},
+        },
+        {"use_gelu": True},
+        {"size": SQUARE},
+        (
+            ("multi_modal_projector.linear_1", "mm.model.fc"),
+            ("vision_model.vision_adapter.mlp.fc", "mm.model.adapter."),
+            ("vision_model.positional_embedding_vlm", "v.position_embd.weight"),
+            ("vision_model.patch_embedding.linear", "v.patch_embd"),
+            ("vision_model.class_embedding", "v.class_embd"),
+            ("vision_model.model.layers.", "v.blk."),
+            ("layernorm_pre", "pre_ln"),
+            ("layernorm_post", "post_ln"),
+            ("input_layernorm", "ln1"),
+            ("post_attention_layernorm", "ln2"),
+        ),
     ),
     "llava": Seeing(
         partial(make_with_pictures, "llava"),

@@ -247,8 +247,7 @@ LATENT = {
     "v_head_dim": 12,
     "num_key_value_heads": 4,
 }
-# As many tokens are chosen as a context has.
-INDEXED = {"q_lora_rank": 32, "index_topk": 128, "index_n_heads": 4, "index_head_dim": 16}
+INDEXED = {"q_lora_rank": 32, "index_topk": 32, "index_n_heads": 12, "index_head_dim": 16}
 MSCALED = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}
 LATENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2-lite": (
@@ -280,7 +279,12 @@ LATENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-lite": ("Glm4MoeLite", {**GROUPED, **LATENT, "q_lora_rank": 32}),
     "mistral4": ("Mistral4", {**GROUPED, **LATENT, "q_lora_rank": 32, "rope_parameters": GROWING}),
     "deepseek-v3.2": ("DeepseekV32", {**GROUPED, **LATENT, **INDEXED, "rope_parameters": MSCALED}),
-    "glm5": ("GlmMoeDsa", {**GROUPED, **LATENT, **INDEXED, "index_topk_pattern": "FSFS"}),
+    "glm5": ("GlmMoeDsa", {**GROUPED, **LATENT, **INDEXED}),
+    # Layers that attend to what an earlier one has chosen, in contexts in which that is all.
+    "glm5-shared": (
+        "GlmMoeDsa",
+        {**GROUPED, **LATENT, **INDEXED, "index_topk": 128, "index_topk_pattern": "FSFS"},
+    ),
     # With a token of padding, transformers empties its row whenever it reads a checkpoint.
     "youtu": ("Youtu", {**LATENT, "rope_interleave": False, "pad_token_id": None}),
     "minicpm3": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -213,10 +214,10 @@ LLAMA4_VISION = {
 }
 
 
-def make_llama4(folder: Path, **vision: Any) -> Checkpoint:
-    """`vision`: what its vision_config has besides."""
+def make_llama4(folder: Path, text: Mapping[str, Any] = LLAMA4_TEXT, **vision: Any) -> Checkpoint:
+    """`text`, `vision`: what its text_config and its vision_config have besides."""
     config = transformers.Llama4Config(
-        text_config={**TEXT, **LLAMA4_TEXT, "pad_token_id": 0},
+        text_config={**TEXT, **text, "pad_token_id": 0},
         vision_config={**LLAMA4_VISION, **vision},
         image_token_index=IMAGE_TOKEN,
         attn_implementation="eager",

@@ -15,7 +15,7 @@ import torch
 from tests.executor.driver import Driver, Turn, make_driver
 from tests.models import by_library, many
 from tests.models.many import VOCAB, Checkpoint
-from tests.seeds import one_in
+from tests.seeds import one_in, slow
 from weft.executor.kv_pool import KVPool
 from weft.models.transformers_backend.describe import described
 from weft.models.transformers_backend.library import NotByLibrary, causal_class
@@ -103,7 +103,7 @@ def test_torch_alone_gives_the_same_tokens(drive: Drive, tmp_path: Path, name: s
     assert_same_tokens(drive(checkpoint.folder, kernels="torch"), checkpoint)
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("kernels", ["auto", *slow(["torch"])])
 @pytest.mark.parametrize("name", ["native-gemma3", "gpt2", "deepseek-v2", "qwen3-moe"])
 def test_weights_in_eight_bits_choose_nearly_the_same_tokens(
     drive: Drive, tmp_path: Path, name: str, kernels: str

@@ -55,7 +55,8 @@ STATES = Kind(
     long_len=90,
     least_cached=64,
 )
-# Scores that depend on distances, wherever chunks and what is cached begin.
+# Scores that depend on distances, or keys that are chosen, wherever chunks and what is cached
+# begin.
 DISTANCES = Kind(
     make=make_checkpoint,
     context_length=128,
@@ -72,7 +73,7 @@ MODELS = [(family, WINDOWS) for family in FAMILIES] + [
     (family, STATES)
     for family in ("lfm2", "qwen3.5", "nemotron-h", "falcon-h1", "mamba2", "minimax")
 ]
-MODELS += [(family, DISTANCES) for family in ("bloom", "mpt")]
+MODELS += [(family, DISTANCES) for family in ("bloom", "mpt", "deepseek-v3.2")]
 
 
 class Tried(NamedTuple):

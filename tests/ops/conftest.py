@@ -54,6 +54,8 @@ def library_file() -> Path:
     assert folder.stat().st_uid == os.getuid()
     assert not folder.stat().st_mode & 0o077
     made = folder / library_name(BUILT)
+    if made.exists():
+        return made  # whoever builds another one need not be waited for
     with (folder / "lock").open("w") as lock:
         # Of the processes of a run, the first builds, and the others wait for it.
         fcntl.flock(lock, fcntl.LOCK_EX)

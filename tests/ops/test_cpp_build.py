@@ -150,7 +150,8 @@ def test_sets_that_the_compiler_does_not_know_are_left_out(machine: Path):
     build.build(machine / "all.so", (*build.X86, build.PORTABLE))
     build.build(machine / "best.so", (*build.X86, build.PORTABLE), best_only=True)
     everything, best = links(machine)
-    assert "-DWEFT_SETS=SET(avx512_vnni) SET(avx512) SET(avx2) SET(portable)" in everything
+    known = ("avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable")
+    assert f"-DWEFT_SETS={' '.join(f'SET({name})' for name in known)}" in everything
     assert "-DWEFT_SETS=SET(avx512_vnni) SET(portable)" in best
 
 
@@ -159,6 +160,7 @@ def test_this_machine_gets_the_best_set_of_its_processor_and_one_that_is_asked_f
 ):
     monkeypatch.setattr(build, "all_sets", lambda: (*build.X86, build.PORTABLE))
     monkeypatch.setattr(build, "processor_flags", lambda: build.X86[2].needs | {"sse2"})
+    # An Ice Lake server has no AVX-VNNI.
     assert [one.name for one in build.sets_here()] == ["avx512_vnni", "avx512", "avx2", "portable"]
     assert [one.name for one in build.sets_here("avx2")] == ["avx2", "portable"]
     assert [one.name for one in build.sets_here("portable")] == ["portable"]

@@ -435,5 +435,5 @@ def check_harm(world: FaultyWorld, may_end: set[int]) -> None:
     blamed = {id for id, finish in world.finished.items() if finish.status == 500}
     assert blamed <= may_end | world.failed_steps
     counters = world.engine.scheduler.counters
-    assert counters.num_faults + counters.num_failed + len(world.failures) > 0
+    assert counters.num_faults + counters.messages.num_failed + len(world.failures) > 0
     world.check_outputs()

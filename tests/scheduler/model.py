@@ -115,6 +115,7 @@ class Model:
         self.world = world
         self.scheduler = world.scheduler
         self.count = Counter[str]()  # what has been compared
+        self.num_prefill_steps = 0
         self.totals = Counter[str]()  # as the counters of the scheduler should have them
         self.num_steps = 0
         self.num_copied = 0  # tokens that the pieces of a step lack, and that it copies
@@ -199,7 +200,7 @@ class Model:
         self.count["passes"] += 1
         self.count["open prompts"] += expected.open_id is not None
         self.count["mixed"] += bool(expected.decodes)
-        self.totals["prefill_steps"] += batch is not None
+        self.num_prefill_steps += batch is not None
         pieces = [] if batch is None else self._pieces(batch)
         self._compare_pieces(pieces, expected.pieces, self.cached.keys() - known)
         if batch is not None and batch.plan.copies is not None:
@@ -283,7 +284,8 @@ class Model:
     def check_counters(self) -> None:
         """The world is at its end."""
         world, counters = self.world, self.scheduler.counters
-        assert counters.num_steps == self.num_steps
+        assert counters.steps.num_all == self.num_steps
+        assert counters.steps.num_prefill == self.num_prefill_steps
         for name, number in self.totals.items():
             assert getattr(counters, "num_" + name) == number, name
         assert counters.num_generated_tokens == sum(map(len, world.outputs.values()))

@@ -256,7 +256,7 @@ def test_tokens_of_a_result_are_told_though_an_end_raises(
     assert calls > 1
     assert {finish.status for finish in world.finished.values()} == {200}
     counters = world.scheduler.counters
-    assert counters.num_faults + counters.num_failed == 1
+    assert counters.num_faults + counters.messages.num_failed == 1
 
 
 def test_the_books_are_rebuilt_also_where_rebuilding_them_raises(

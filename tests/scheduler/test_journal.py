@@ -231,7 +231,7 @@ def test_replies_that_could_not_be_sent_are_replayed_with_the_ends_that_they_wer
     while world.has_work:
         world.engine.step()
     assert num_lost > 3
-    assert world.scheduler.counters.num_failed > 3
+    assert world.scheduler.counters.messages.num_failed > 3
     world.replay(check=True)
 
 

@@ -259,7 +259,7 @@ def test_a_jump_saves_a_step_for_each_forced_token() -> None:
     world.run_dry()
     check(world)
     assert (
-        world.scheduler.counters.num_steps == 3
+        world.scheduler.counters.steps.num_all == 3
     )  # the prompt and a token; 21 tokens and another; that and the last
     assert world.engine.services.stats().total_forced_tokens == 20
 
@@ -303,4 +303,4 @@ def test_a_request_that_wants_log_probabilities_does_not_jump() -> None:
     world = EngineWorld(settings(), grammars=Whims())
     world.send(PROMPT, **whimsical("logprobs"), max_new_tokens=20, ignore_eos=True, logprobs=0)
     world.run_dry()
-    assert world.scheduler.counters.num_steps == 20
+    assert world.scheduler.counters.steps.num_all == 20

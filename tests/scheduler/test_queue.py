@@ -122,7 +122,7 @@ def test_a_request_with_the_number_of_an_open_one_is_counted_and_changes_nothing
     before = world.scheduler.stats()
     for times in range(1, 4):
         world.take_in(world.sent[id])
-        assert world.scheduler.counters.num_duplicates == times
+        assert world.scheduler.counters.messages.num_duplicates == times
     assert world.scheduler.stats().num_waiting == before.num_waiting
     world.run_dry()
     world.check_outputs()

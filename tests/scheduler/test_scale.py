@@ -73,9 +73,9 @@ def calls_of_decode(scheduler: Scheduler) -> int:
 def calls_of_admission(scheduler: Scheduler) -> int:
     step(scheduler)
     scheduler.fail(2, "it has to go")
-    num_before = scheduler.counters.num_prefill_steps
+    num_before = scheduler.counters.steps.num_prefill
     num = num_calls(lambda: step(scheduler))
-    assert scheduler.counters.num_prefill_steps == num_before + 1
+    assert scheduler.counters.steps.num_prefill == num_before + 1
     return num
 
 

@@ -34,10 +34,10 @@ from weft.messages.sampling import SamplingParams
 from weft.messages.sessions import SessionParams
 from weft.plan.step import Plan, Result
 from weft.scheduler.feature import Feature
-from weft.scheduler.history import NEVER
 from weft.scheduler.request import NO_ROW, Request, RequestState
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.times import NEVER
 
 VOCAB = 300
 EOS = 3
@@ -226,7 +226,7 @@ class World:
         trace = self.scheduler.history.trace(id)
         if trace is not None and trace.finished_s != NEVER:
             assert min(trace.spent.seconds) >= -1e-9, trace.spent
-            total_s = trace.finished_s - trace.arrived_s
+            total_s = trace.finished_s - trace.waits[0].since_s
             assert math.isclose(sum(trace.spent.seconds), total_s, abs_tol=1e-6), trace.spent
 
     def run_dry(self, check: bool = True) -> None:

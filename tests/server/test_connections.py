@@ -312,7 +312,9 @@ def test_a_client_that_sends_no_more_gets_its_answer(server: RunningServer, stre
     with connected(server) as connection:
         connection.sendall(head(f"POST {TEXT}", f"content-length: {len(body)}") + body)
         connection.shutdown(socket.SHUT_WR)
-        assert eventually(lambda: any(one._probe_timer for one in server.connections))
+        assert eventually(
+            lambda: any(one._probe and one._probe.timer for one in server.connections)
+        )
         server.engine.hold = False
         reply = read_reply(connection)
         assert read_all(connection) == b""

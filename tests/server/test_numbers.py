@@ -256,7 +256,7 @@ def unharmed(server: RealServer) -> None:
     scheduler = server.engine.scheduler
     assert not scheduler.requests
     assert not server.client.num_open
-    assert scheduler.counters.num_failed == 0
+    assert scheduler.counters.messages.num_failed == 0
     audit(scheduler)
 
 

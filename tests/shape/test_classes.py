@@ -21,16 +21,8 @@ class Exempt(NamedTuple):
 
 EXCEPTIONS = {
     "Columns": Exempt(20, 10, "a table: an attribute is a column, and rows move in all of them"),
-    "Counters": Exempt(23, 2, "a table: an attribute is a number that is only added to"),
     "CppOps": Exempt(11, 42, "a method is an operation of the protocol Ops"),
-    "GuardedProtocol": Exempt(11, 27, "overrides the moments of a connection that httptools has"),
-    "KvGroup": Exempt(0, 30, "the protocol of a group of layers: its methods are moments of a row"),
-    "LLM": Exempt(14, 28, "what users call in a program: a method is a call"),
     "Ops": Exempt(0, 29, "the protocol of a device: a method is an operation of models"),
-    "Record": Exempt(26, 3, "a table: an attribute is a fact about a simulated request"),
-    "RequestTrace": Exempt(22, 5, "a table: an attribute is a moment or a number of a request"),
-    "Services": Exempt(22, 7, "puts an engine together: an attribute is one of its parts"),
-    "WindowedLayers": Exempt(7, 34, "it has what the protocol KvGroup asks for"),
 }
 
 

@@ -13,7 +13,7 @@ from weft.cli.main import main
 from weft.engine.engine import Engine
 from weft.sim.causes import CauseSums, ExplainedEngine, savings
 from weft.sim.cost import PRESETS
-from weft.sim.run import Clock, Record, simulate
+from weft.sim.run import Clock, Labels, Record, simulate
 from weft.sim.trace import EOS, Arrival, Segment
 
 SETTINGS = replace(
@@ -72,7 +72,9 @@ def test_a_run_that_computes_less_of_prompts_would_have_saved() -> None:
             cached_len=np.array([cached, 0]),
             retractions=counts,
             state=counts,
-            tenant=counts,
+            tenant=Labels(counts, [""]),
+            reason=Labels(counts, []),
+            background=counts > 0,
         )
         records.append(record)
     assert savings(["fcfs", "lpm", "worse"], records) == [

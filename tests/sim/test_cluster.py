@@ -65,8 +65,8 @@ def test_one_replica_is_the_simulation_of_one_engine_bit_for_bit(overlap: bool) 
     routed = played(1, overlap=overlap)
     for name in ("sent_s", "first_s", "end_s", "prompt_len", "output_len", "cached_len", "state"):
         np.testing.assert_array_equal(getattr(alone, name), getattr(routed, name), err_msg=name)
-    assert vars(alone.meter) == vars(routed.meter)
-    assert routed.busiest == 1.0
+    assert vars(alone.machine.meter) == vars(routed.machine.meter)
+    assert routed.machine.busiest == 1.0
 
 
 @pytest.mark.parametrize("method", METHODS)

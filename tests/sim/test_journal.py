@@ -56,9 +56,9 @@ def test_outputs_are_as_recorded_so_that_guesses_are_right_where_they_were(overl
     again = simulate(guessing, COST, journal.arrivals, overlap=overlap > 0)
     fillers = [one._replace(output=b"") for one in journal.arrivals]
     upper_bound = simulate(guessing, COST, fillers, overlap=overlap > 0)
-    assert again.meter.num_steps == len(journal.steps)
+    assert again.machine.meter.num_steps == len(journal.steps)
     assert again.end_s.tolist() == pytest.approx(journal.record.end_s.tolist())
-    assert upper_bound.meter.num_steps < len(journal.steps)
+    assert upper_bound.machine.meter.num_steps < len(journal.steps)
 
 
 def test_a_request_for_no_token_asks_for_none_again() -> None:

@@ -23,7 +23,7 @@ from weft.sim.trace import EOS, Arrival, TokenSource
 NUM_WORLDS = 12
 MORE_WORLDS = 1_000  # slow
 COLUMNS: tuple[str, ...] = ("sent_s", "first_s", "end_s", "prompt_len", "output_len", "cached_len")
-COLUMNS += ("retractions", "state", "reason")
+COLUMNS += ("retractions", "state")
 
 
 class World(NamedTuple):
@@ -121,7 +121,7 @@ def played(one: World, *, leaps: bool) -> Outcome:
         "ratio": scheduler.prefills.new_token_ratio.current,
         "walks": scheduler.history.num_walks,
         "totals": str(scheduler.history.clock.totals),
-        "beside": (record.beside_output, record.beside_prompt),
+        "beside": (record.beside.num_output, record.beside.num_prompt),
         "results": engine.core.loop.num_results,
         "cost": None if scheduler.pace is None else scheduler.pace.model(),
         "gaps": [str(record.gaps.percentile(percent)) for percent in (1, 50, 90, 99, 100)],
@@ -136,6 +136,8 @@ def check(seed: int) -> None:
     for name in COLUMNS:
         left, right = getattr(step_by_step.record, name), getattr(leaping.record, name)
         np.testing.assert_array_equal(left, right, err_msg=f"{name} of world {seed}")
+    reasons = [one.record.reason for one in (step_by_step, leaping)]
+    assert reasons[0].indices.tolist() == reasons[1].indices.tolist()
     assert leaping.state == step_by_step.state
 
 

@@ -53,10 +53,10 @@ def test_a_picture_is_encoded_once_and_costs_what_the_encoder_does() -> None:
     waits = (record.first_s - record.sent_s).tolist()
     assert waits == [7.0, 1.0, 1.0, 7.0]  # cached; encoded before; another picture
     assert record.cached_len.tolist() == [0, 23, 0, 4]
-    assert record.encoder_runs == 2
-    assert record.encoded_tokens == 32
-    assert record.encoder_s == 12.0
-    assert record.encoder_hits == 1
+    assert record.machine.encoder_runs == 2
+    assert record.machine.encoded_tokens == 32
+    assert record.machine.encoder_s == 12.0
+    assert record.machine.encoder_hits == 1
 
 
 def test_the_budget_of_the_encoder_decides_how_much_a_step_encodes() -> None:
@@ -66,8 +66,11 @@ def test_the_budget_of_the_encoder_decides_how_much_a_step_encodes() -> None:
     assert narrow.first_s[0] == 14.0
     nothing_kept = replace(SETTINGS, encoder_cache_tokens=0, prefix_cache=False)
     both = [seeing(0.0, 1), seeing(50.0, 1)]
-    assert play(*both, settings=replace(SETTINGS, prefix_cache=False)).encoder_runs == 1
-    assert play(*both, seeing(100.0, 2), seeing(150.0, 1), settings=nothing_kept).encoder_runs == 3
+    assert play(*both, settings=replace(SETTINGS, prefix_cache=False)).machine.encoder_runs == 1
+    assert (
+        play(*both, seeing(100.0, 2), seeing(150.0, 1), settings=nothing_kept).machine.encoder_runs
+        == 3
+    )
 
 
 def test_the_encoder_works_behind_the_steps_of_running_requests() -> None:
@@ -79,8 +82,8 @@ def test_the_encoder_works_behind_the_steps_of_running_requests() -> None:
         record = simulate(
             settings, STEP, [stream, seeing(10.0, 1)], overlap=False, encoder_cost=slow
         )
-        assert record.encoder_runs == 1
-        assert record.encoder_s == pytest.approx(20.0)
+        assert record.machine.encoder_runs == 1
+        assert record.machine.encoder_s == pytest.approx(20.0)
         gaps.append(record.gaps.percentile(100))
     assert gaps[0] > 20.0
     assert gaps[1] < 3.0
@@ -111,10 +114,10 @@ def test_a_journal_with_pictures_is_simulated_as_it_was() -> None:
     assert {round(step.seconds, 6) for step in journal.steps} == {1.0}  # without the encoder
     again = simulate(journal.settings, STEP, journal.arrivals, overlap=False, encoder_cost=fitted)
     assert again.end_s.tolist() == pytest.approx(journal.record.end_s.tolist())
-    assert again.encoder_s == pytest.approx(runner.encoder.busy_s)
+    assert again.machine.encoder_s == pytest.approx(runner.encoder.busy_s)
     forgetful = replace(journal.settings, encoder_cache_tokens=0)
     what_if = simulate(forgetful, STEP, journal.arrivals, overlap=False, encoder_cost=fitted)
-    assert what_if.encoder_runs > 5
+    assert what_if.machine.encoder_runs > 5
 
 
 def test_pictures_are_drawn_beside_the_same_text() -> None:

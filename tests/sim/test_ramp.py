@@ -75,7 +75,7 @@ class Blocked:
                     if id < NUM_STREAMS:
                         self.gaps.append((now, now - self._last[id]))
                         self._last[id] = now
-        gate = self._engine.services.input_gate
+        gate = self._engine.services.flow.input_gate
         held = sum(1 for _ in self._engine.scheduler.waiting_queue.blocked())
         self.states.append((now, gate.state, held))
         return messages

@@ -9,7 +9,7 @@ from weft.sim.changes import changes
 from weft.sim.changes import describe as describe_changes
 from weft.sim.outcome import DONE, REFUSED
 from weft.sim.report import Slo, compare, describe, fairness, summarize
-from weft.sim.run import Record
+from weft.sim.run import Labels, MachineRecord, Record
 from weft.sim.table import number, table
 
 
@@ -28,8 +28,10 @@ def record(
         cached_len=np.full(n, 25),
         retractions=np.zeros(n, dtype=np.int64),
         state=np.array(state or [DONE] * n),
-        tenant=np.array(tenant or [0] * n),
-        num_rows=4,
+        tenant=Labels(np.array(tenant or [0] * n), ["one", "two"]),
+        reason=Labels(np.zeros(n, dtype=np.int64), []),
+        background=np.zeros(n, dtype=np.bool_),
+        machine=MachineRecord(num_rows=4),
     )
 
 
@@ -47,9 +49,9 @@ def test_figures_follow_from_the_record() -> None:
 
 def test_a_step_beyond_the_last_token_makes_no_device_busier_than_always() -> None:
     measured = record([11.0, 21.0])
-    measured.meter.add(1, 10.5)
+    measured.machine.meter.add(1, 10.5)
     assert summarize(measured, Slo()).device_use == 0.5
-    measured.meter.add(1, 11.0)
+    measured.machine.meter.add(1, 11.0)
     assert summarize(measured, Slo()).device_use == 1.0
 
 

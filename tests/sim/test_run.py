@@ -65,7 +65,7 @@ def test_the_scheduler_does_not_know_the_output_length() -> None:
 def test_requests_run_together() -> None:
     record = simulate(SETTINGS, STEP, at_once([(20, 10)] * 8), overlap=False)
     assert set(record.end_s.tolist()) == {10.0}
-    assert record.meter.mean_rows == 8
+    assert record.machine.meter.mean_rows == 8
 
 
 def test_equal_prefixes_are_computed_once() -> None:
@@ -92,7 +92,7 @@ def test_turn_of_a_refused_request_still_comes() -> None:
 def test_time_jumps_over_idle_stretches() -> None:
     record = simulate(SETTINGS, STEP, [one(0.0, 2), one(1e6, 2, key=1)])
     assert record.end_s[1] == 1e6 + 2
-    assert record.meter.busy_s < 10
+    assert record.machine.meter.busy_s < 10
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -124,7 +124,7 @@ def test_every_request_gets_its_output_when_memory_is_short(policy: str, overlap
     assert ((record.state == DONE) == fits).all()
     assert (record.output_len[fits] == expected[fits]).all()
     assert record.retractions.sum() > 0
-    assert record.evicted_tokens > 0
+    assert record.machine.evicted_tokens > 0
     assert (record.first_s[fits] > record.sent_s[fits]).all()
 
 
@@ -156,7 +156,7 @@ def test_a_simulation_repeats_itself() -> None:
         simulate(settings, CostModel(0.01, 1e-4, 1e-6), synthetic(traffic)) for _ in range(2)
     )
     assert (first.end_s == again.end_s).all()
-    assert first.meter.num_steps == again.meter.num_steps
+    assert first.machine.meter.num_steps == again.machine.meter.num_steps
 
 
 def test_drafts_save_steps_and_each_of_their_tokens_costs() -> None:
@@ -168,10 +168,10 @@ def test_drafts_save_steps_and_each_of_their_tokens_costs() -> None:
     plain = simulate(SETTINGS, cost, arrivals, overlap=False)
     drafted = simulate(guessing, cost, arrivals, overlap=False)
     assert drafted.output_len[0] == plain.output_len[0] == 100
-    steps = drafted.meter.num_steps
-    assert steps < plain.meter.num_steps * 2 / 3
+    steps = drafted.machine.meter.num_steps
+    assert steps < plain.machine.meter.num_steps * 2 / 3
     # The last draft goes beyond the end, which nobody knows; all others are kept.
-    num_tokens = round((drafted.meter.busy_s - steps) / 0.1)
+    num_tokens = round((drafted.machine.meter.busy_s - steps) / 0.1)
     assert 119 <= num_tokens <= 119 + 8
 
 

@@ -35,6 +35,10 @@ class BatchRefused(Exception):
         self.param = param
 
 
+class FileNotStored(Exception):
+    """The disk takes no more, or the folder cannot be written."""
+
+
 class StoredFiles:
     """Raises OSError where a disk takes nothing."""
 
@@ -80,15 +84,16 @@ class StoredFiles:
         purpose: str,
         expires_after_s: float | None = None,
     ) -> StoredFile:
-        """Keep what is left of `source` as a new file. Raises OSError; then nothing is kept."""
+        """Keep what is left of `source` as a new file. Raises FileNotStored; then nothing is
+        kept."""
         id = self.new_id()
         path = self.path_of(id)
         try:
             await asyncio.to_thread(_copy, source, path)
             return self.add(id, owner, filename, purpose, expires_after_s)
-        except OSError:
+        except OSError as exc:
             path.unlink(missing_ok=True)
-            raise
+            raise FileNotStored(f"the file could not be stored: {exc.strerror}") from exc
 
     def add(
         self, id: str, owner: str, filename: str, purpose: str, expires_after_s: float | None = None

@@ -180,4 +180,4 @@ def _record(requests: Sequence[PlayedRequest]) -> Record:
         columns.first_s[number] = own.event_s[0]
         times_s = np.array(own.event_s)
         gaps.add(np.diff(times_s))
-    return columns.record(gaps, [""], BackgroundTokens())
+    return columns.record(gaps, Gaps(), [""], BackgroundTokens())

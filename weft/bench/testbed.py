@@ -190,8 +190,8 @@ class Testbed:
                 f"{engine.scheduler.limits.max_len:,} tokens here (--context-length, --kv-tokens); "
                 f"a prompt has {longest:,}"
             )
-        record.meter = runner.meter
-        record.num_rows = settings.max_running_requests
+        record.machine.meter = runner.meter
+        record.machine.num_rows = settings.max_running_requests
         self.steps += runner.steps
         return record
 

@@ -57,7 +57,7 @@ class Camera:
     """Takes a picture of an engine after each step, from number `since` on."""
 
     def __init__(self, engine: Engine, since: int = 0) -> None:
-        self._pictures = engine.services.pictures
+        self._pictures = engine.services.observers.pictures
         self._counters = engine.scheduler.planner
         self._since = since
         self._last_step = -1

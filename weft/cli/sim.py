@@ -704,7 +704,7 @@ def _print(
 ) -> None:
     if len(variants) == 1:
         print(describe(summaries[0]))
-        if records[0].num_expected:
+        if records[0].machine.num_expected:
             print(_waits(records[0]))
         return
     print(compare([variant.name for variant in variants], summaries))
@@ -715,8 +715,10 @@ def _print(
 
 def _waits(record: Record) -> str:
     """The share of first tokens whose time was estimated well."""
-    within = record.num_within / record.num_expected
-    return f"waits        {within:.1%} of {record.num_expected:,} within the band that was expected"
+    machine = record.machine
+    num = machine.num_expected
+    within = machine.num_within / num
+    return f"waits        {within:.1%} of {num:,} within the band that was expected"
 
 
 def _write_json(

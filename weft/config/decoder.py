@@ -93,6 +93,25 @@ class QkNorm(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class IndexerSpec:
+    """Chooses the keys that a token attends to: those with the largest sums, over the indexer's
+    heads, of weight * relu(query key). Its queries are products of the vector that those of
+    attention are products of, too; it keeps one key for each token. Source: arXiv:2512.02556, 2.1.
+    """
+
+    heads: int
+    head_dim: int  # of which the first values rotate, as many as in a head of attention
+    num_chosen: int  # a token that sees no more keys attends to all of them
+    side_by_side: bool = False  # as of `RopeConfig`
+    norm_eps: float = 1e-6  # eps of the norm of keys
+
+    @property
+    def size(self) -> int:
+        """Values of a token: queries, the key, and a weight for each head."""
+        return (self.heads + 1) * self.head_dim + self.heads
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatentSpec:
     """Multi-head latent attention: keys and values of all heads are products of one vector per
     token, the latent; keys also have one rotated part that all heads share. The cache keeps only
@@ -106,6 +125,7 @@ class LatentSpec:
     rotated_dim: int  # values with a position in a head's queries and keys
     value_dim: int  # values of a head's value
     norm_eps: float = 1e-6  # eps of the norms of the latent and of the queries' vector
+    indexer: IndexerSpec | None = None  # None: a token attends to all that it sees
 
     @property
     def key_dim(self) -> int:
@@ -511,6 +531,11 @@ class LatentNames:
     latent_in: str = "kv_a_proj_with_mqa"
     latent_norm: str = "kv_a_layernorm"
     latent_out: str = "kv_b_proj"
+    indexer: str = "indexer"  # its own are below this name
+    index_queries: str = "wq_b"
+    index_key: str = "wk"
+    index_norm: str = "k_norm"
+    index_weights: str = "weights_proj"
     # K^T and V of all heads, if they are two tensors; "": both are in `latent_out`.
     keys_out: str = ""
     values_out: str = ""

@@ -195,6 +195,7 @@ class ModelOptions:
             "avx512_bf16_kv",
             "avx512_vnni",
             "avx512",
+            "avx2_vnni",
             "avx2",
             "portable",
         ),

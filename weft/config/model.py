@@ -132,8 +132,12 @@ class ModelConfig:
             head = head_dim + 4  # a float32 scale
         else:
             head = head_dim * KV_DTYPES[self.kv_dtype or self.dtype]
-        num_kept = 1 if self.latent is not None else 2  # a latent is both key and value
-        return num_kept * num_heads * head
+        latent = spec.attention.latent
+        if latent is None:
+            return 2 * num_heads * head
+        if latent.indexer is not None:
+            head += latent.indexer.head_dim * KV_DTYPES[self.kv_dtype or self.dtype]
+        return num_heads * head  # a latent is both key and value
 
     def kv_shape(self, layer: int) -> tuple[int, int]:
         """Number of KV heads in this layer, and the size of a head."""
@@ -228,6 +232,10 @@ class ModelConfig:
             latent = layer.attention.latent
             if latent is not None:
                 size += latent.query_rank
+                if latent.indexer is not None:
+                    # Also its key before the norm, and which keys are chosen.
+                    size += latent.indexer.size + 2 * latent.indexer.head_dim
+                    size += latent.indexer.num_chosen
                 size += self.num_heads * (latent.query_dim + latent.value_dim)
             if not layer.attends:
                 size = 0
@@ -371,6 +379,10 @@ class ModelConfig:
         queries = self.num_heads * latent.query_dim
         num = self.hidden_size * (latent.key_dim + self.num_heads * latent.value_dim)
         num += self.num_heads * latent.rank * (latent.plain_dim + latent.value_dim)
+        if latent.indexer is not None:
+            index = latent.indexer
+            num += latent.query_rank * index.heads * index.head_dim
+            num += self.hidden_size * (index.head_dim + index.heads)
         if not latent.query_rank:
             return num + self.hidden_size * queries
         return num + latent.query_rank * (self.hidden_size + queries)

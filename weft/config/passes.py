@@ -51,6 +51,10 @@ MLP_OPERATIONS = 2
 # Attention by latents: norm of the input of two products, norm of the latent, the queries' rotated
 # parts.
 LATENT_PASSES = 3
+# Of an indexer: queries, key and weights; rotation; choice and attention to what is chosen. Passes:
+# the norm of its key, and the copy of it.
+INDEXER_OPERATIONS = 5
+INDEXER_PASSES = 2
 
 
 # Inputs for each layer: the norm of its part of a projection, the product with its gate, and the
@@ -76,6 +80,8 @@ def own_passes(decoder: DecoderSpec, num_layers: int, num_heads: int) -> Passes:
         if layer.attends and layer.attention.latent is not None:
             found["products of single heads"] += 2 * num_heads
             found["norms and parts of latents"] += LATENT_PASSES
+            if layer.attention.latent.indexer is not None:
+                found["norms and keys of indexers"] += INDEXER_PASSES
         others += _operations(layer)
         if layer.has_factor:
             found["factors of layers"] += 1
@@ -97,6 +103,8 @@ def _operations(layer: LayerSpec) -> int:
         latent = layer.attention.latent
         # Queries and the latent are two products, or three.
         num += (latent is not None) + (latent is not None and latent.query_rank > 0)
+        if latent is not None and latent.indexer is not None:
+            num += INDEXER_OPERATIONS
     if isinstance(layer.state, ShortConvSpec):
         num += CONV_OPERATIONS
     elif isinstance(layer.state, MambaSpec):

@@ -22,9 +22,10 @@ from weft.arrays import IntArray
 from weft.config.numbers import counted
 from weft.memory.prefix_cache import TOKEN_BYTES, CacheKey, find_tokens, shared_len
 from weft.messages.control import CacheCause, PrefixHolder
-from weft.scheduler.history import NEVER, RequestTrace
+from weft.scheduler.history import RequestTrace
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
+from weft.scheduler.times import NEVER
 
 RUN_LEN = 16  # tokens that are the same again, so that it is no accident
 NUM_SHOWN = 24  # tokens of both sequences, from the one on at which they part

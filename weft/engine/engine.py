@@ -80,7 +80,7 @@ class Engine:
 
     def warm_up(self, request: GenerateRequest) -> None:
         """Run a request of which nothing is told and nothing is remembered."""
-        self.core.hooks.detach(self.services.prefill_log)
+        self.core.hooks.detach(self.services.observers.prefill_log)
         self.submit(request)
         while self.has_work:
             self.step()
@@ -104,7 +104,7 @@ class Engine:
     @property
     def is_stopped(self) -> bool:
         """Whether a message has asked the engine to end, and no work is left."""
-        return self.services.shutdown.is_complete
+        return self.services.flow.shutdown.is_complete
 
     @property
     def wait_s(self) -> float:
@@ -148,7 +148,7 @@ class Engine:
             return None
         handler = HANDLERS.get(type(message))
         if handler is None:
-            self.scheduler.counters.num_unknown += 1
+            self.scheduler.counters.messages.num_unknown += 1
             log.seldom("unknown_message", type=type(message).__name__)
             return None
         return answer(self.services, handler, message)

@@ -29,10 +29,10 @@ from weft.scheduler.features.grammar import COMPILING
 from weft.scheduler.groups.protocol import KV_MEMORY
 from weft.scheduler.history import (
     MAX_EVENTS,
-    NEVER,
     PASSED_OVER,
     Event,
     EventKind,
+    RequestDrafts,
     RequestTrace,
     SchedulingPass,
     Stop,
@@ -42,6 +42,7 @@ from weft.scheduler.policies.composed.shadowed import Shadowed
 from weft.scheduler.request import NO_ROW, Request
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
+from weft.scheduler.times import NEVER
 
 NUM_CAUSES = 8  # requests of one name whose cause is looked for
 MAX_PASSES_SHOWN = 48  # of one request: the latest passes
@@ -206,7 +207,7 @@ def row_of(
         output_tokens=_num_output(scheduler, request),
         cached_tokens=request.cached_tokens,
         priority=request.message.priority,
-        service=request.service.name,
+        service=request.spec.service.name,
         tenant=request.message.tenant,
         user=request.message.user,
         timeout_s=_time_left(scheduler, request, now),
@@ -319,10 +320,10 @@ def _explain(
         output_tokens=trace.output_tokens,
         cached_tokens=trace.cached_tokens,
         stages=stage_times(trace, now),
-        retractions=trace.retractions.num,
+        retractions=trace.spent.retractions.num,
         service=trace.service,
-        recomputed_tokens=trace.retractions.recomputed_tokens,
-        refound_tokens=trace.retractions.refound_tokens,
+        recomputed_tokens=trace.spent.retractions.recomputed_tokens,
+        refound_tokens=trace.spent.retractions.refound_tokens,
         why="",
         drafts=_drafts(scheduler, trace),
         shadow=shadow_words(scheduler, trace.id),
@@ -355,15 +356,16 @@ def _drafts(scheduler: Scheduler, trace: RequestTrace) -> str:
     """The results of drafts of a request; for an open one also why its last step had none."""
     if not scheduler.settings.draft_sources:
         return "nothing is guessed (--speculative)"
+    drafts = trace.drafts or RequestDrafts()
     found = []
-    for source, count in trace.drafts.items():
+    for source, count in drafts.by_source.items():
         found.append(f"{source}: {count.num_right:,} of {count.num_drafts:,} guesses were right")
     if not found:
         found.append("nothing was guessed")
-    if trace.no_draft and scheduler.history.is_open(trace.id):
-        found.append(f"none for the last step: {trace.no_draft}")
-    elif trace.no_draft and not trace.drafts:
-        found.append(trace.no_draft)
+    if drafts.why_none and scheduler.history.is_open(trace.id):
+        found.append(f"none for the last step: {drafts.why_none}")
+    elif drafts.why_none and not drafts.by_source:
+        found.append(drafts.why_none)
     return "; ".join(found)
 
 
@@ -380,9 +382,9 @@ def _position(scheduler: Scheduler, request: Request, now: float) -> int | None:
 def _timeline(scheduler: Scheduler, trace: RequestTrace) -> list[TimelineEntry]:
     entries = [_event_entry(trace, event) for event in trace.events]
     entries += _waiting_entries(scheduler, trace)
-    if trace.num_events_dropped:
+    if trace.dropped.num_events:
         after_cut = trace.events[MAX_EVENTS // 2]
-        entries.append(_cut_entry(trace, after_cut, f"{trace.num_events_dropped:,} events"))
+        entries.append(_cut_entry(trace, after_cut, f"{trace.dropped.num_events:,} events"))
     entries.sort(key=lambda entry: (entry.first_step, entry.at_s))
     return entries
 
@@ -440,8 +442,8 @@ def _left_out(scheduler: Scheduler, trace: RequestTrace, num_cut: int) -> list[s
         if wait.since_walk <= min(forgotten_until, wait.until_walk - 1):
             left_out.append("reasons for waiting that are not remembered any more")
             break
-    if trace.num_waits_dropped:
-        left_out.append(f"{trace.num_waits_dropped:,} spans of waiting")
+    if trace.dropped.num_waits:
+        left_out.append(f"{trace.dropped.num_waits:,} spans of waiting")
     return left_out
 
 

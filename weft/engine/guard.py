@@ -86,14 +86,14 @@ class Guard:
     def lose(self, ids: tuple[int, ...], message: str) -> None:
         """A reply could not be sent: count it, and end those of the requests `ids` that are
         open."""
-        self._scheduler.counters.num_failed += 1
+        self._scheduler.counters.messages.num_failed += 1
         for id in ids:
             if id in self._scheduler.requests:
                 self._scheduler.fail(id, message)
 
     def note(self, what: str, exc: BaseException) -> None:
         """Count and log a failure."""
-        self._scheduler.counters.num_failed += 1
+        self._scheduler.counters.messages.num_failed += 1
         _log(what, exc)
 
     def _end_unopened(self, messages: Sequence[GenerateRequest], exc: BaseException) -> None:
@@ -117,7 +117,7 @@ class Guard:
         if isinstance(exc, EngineBroken):
             raise exc
         if name in self._failing_hooks:
-            self._scheduler.counters.num_failed += 1
+            self._scheduler.counters.messages.num_failed += 1
             log.seldom("step_failed", what=name, error=type(exc).__name__)
             return
         self._failing_hooks.add(name)

@@ -36,7 +36,7 @@ class PrefillLog(Service):
         scheduler = self._core.scheduler
         counters = scheduler.counters
         batch = scheduler.last_batch
-        if counters.num_prefill_steps == self._num_steps or batch is None:
+        if counters.steps.num_prefill == self._num_steps or batch is None:
             return
         num_left = 0
         for request in scheduler.prefills.open_prompts():
@@ -58,6 +58,6 @@ class PrefillLog(Service):
 
     def _note(self) -> None:
         counters = self._core.scheduler.counters
-        self._num_steps = counters.num_prefill_steps
+        self._num_steps = counters.steps.num_prefill
         self._num_tokens = counters.num_prefilled_tokens
         self._num_cached = counters.num_cached_tokens

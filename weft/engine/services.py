@@ -1,7 +1,7 @@
 """All services of an engine: the objects that handlers of control requests use and change.
 
-To add a service: a `Service` (`hooks.py`), an attribute here, and a place in the order. This is the
-only module that knows all of them.
+To add a service: a `Service` (`hooks.py`), an attribute of `Services` or of its part with the same
+idea, and an index in the order. This is the only module that knows all of them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,50 @@ from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.settings import SchedulerSettings
 
 
+class Flow:
+    """Whether messages come in, whether steps run, and whether the engine ends."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.shutdown = EngineShutdown(core)
+        self.pause = Pause(core)
+        self.input_gate = InputGate(core)
+
+
+class Observers:
+    """What shows the engine to others; it changes nothing that the scheduler decides.
+
+    `stored`: what counts KV outside of the pool.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        features: Features,
+        stored: Sequence[KvNumbers],
+        pins: PinService,
+        flow: Flow,
+        profiler: Profiler,
+    ) -> None:
+        self.profiler = profiler
+        self.health = HealthChecks(core)
+        self.kv_auditor = KvAuditor(core)
+        self.load = LoadReporter(core, features, stored)
+        self.pictures = Pictures(core, features, self.load, pins, flow.pause, flow.input_gate)
+        self.prefill_log = PrefillLog(core)
+
+    def in_order(self, followers: Sequence[Service]) -> list[Service]:
+        """All that visit steps, with the `followers` of the prefix cache. After a step the first
+        one comes last, so that it sees the effects of all others."""
+        return [
+            self.pictures,
+            self.prefill_log,
+            *followers,
+            self.load,
+            self.kv_auditor,
+            self.health,
+        ]
+
+
 class Services:
     """`depth`: steps that are planned while another one runs."""
 
@@ -47,7 +91,6 @@ class Services:
         core = EngineCore(Scheduler(settings, features.all), around, depth)
         self.features = features
         self.core = core
-        self.profiler: Profiler = around.profiler
         self.sessions = SessionService(core, features.sessions)
         self.grammars = GrammarService(core, features.grammar)
         self.arrivals = Arrivals(core, self.sessions, self.grammars)
@@ -57,15 +100,11 @@ class Services:
         pauses = ToolPauses(core, features.tool_pauses, self.tiers)
         self.pins = PinService(core, features.pins, self.tiers, pauses)
         self.handoff = self._handoff(settings, around)
-        self.shutdown = EngineShutdown(core)
-        self.pause = Pause(core)
-        self.input_gate = InputGate(core)
-        self.device_jobs = DeviceJobs(core, around.runner, self.pause)
+        self.flow = Flow(core)
+        self.device_jobs = DeviceJobs(core, around.runner, self.flow.pause)
         self.adapters = AdapterService(core, around.runner, self.device_jobs, features.adapters)
         self.deadlines = DeadlineService(core, features.deadlines, self.grammars)
         self.flushes = CacheFlushes(core, self.tiers)
-        self.health = HealthChecks(core)
-        self.kv_auditor = KvAuditor(core)
         blocked: list[Mapping[int, object]] = [features.grammar.queue]
         stored: list[KvNumbers] = []
         if self.tiers is not None:
@@ -75,9 +114,7 @@ class Services:
             blocked.append(self.handoff.waiting)
             stored.append(self.handoff)
         self.idle = Idle(core, blocked)
-        self.load = LoadReporter(core, features, stored)
-        self.pictures = Pictures(core, features, self.load, self.pins, self.pause, self.input_gate)
-        self.prefill_log = PrefillLog(core)
+        self.observers = Observers(core, features, stored, self.pins, self.flow, around.profiler)
         self._attach(self._followers(around))
 
     def _followers(self, around: Surroundings) -> list[Service]:
@@ -110,32 +147,26 @@ class Services:
             stored = [*stored, self.handoff]
         hooks.arrange(
             [
-                # The last one after a step, so that it sees the effects of all others.
-                self.pictures,
-                self.prefill_log,
-                *followers,
-                self.load,
-                self.kv_auditor,
-                self.health,
+                *self.observers.in_order(followers),
                 self.sessions,
                 self.flushes,
-                self.shutdown,
+                self.flow.shutdown,
                 self.grammars,
                 self.deadlines,  # it knows which grammars are ready
                 self.adapters,
                 self.device_jobs,
-                self.input_gate,
-                self.pause,
+                self.flow.input_gate,
+                self.flow.pause,
                 *stored,
                 self.pins.pauses,
                 self.pins,  # after a step it comes before the store, so that new pins are written
             ]
         )
-        hooks.attach(self.load)
-        hooks.attach(self.kv_auditor)
+        hooks.attach(self.observers.load)
+        hooks.attach(self.observers.kv_auditor)
         for service in (*stored, *followers):
             hooks.attach(service)
-        self.prefill_log.follow_level()
+        self.observers.prefill_log.follow_level()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -147,4 +178,4 @@ class Services:
 
     def stats(self) -> Stats:
         """All current counters and gauges."""
-        return self.load.stats()
+        return self.observers.load.stats()

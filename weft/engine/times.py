@@ -19,7 +19,6 @@ from weft.config.numbers import counted
 from weft.engine.pause import WHY as PAUSED
 from weft.messages.control import LongestGap, TimePart
 from weft.scheduler.history import (
-    NEVER,
     EventKind,
     RequestHistory,
     RequestTrace,
@@ -27,7 +26,7 @@ from weft.scheduler.history import (
 )
 from weft.scheduler.request import NO_ROW
 from weft.scheduler.scheduler import Scheduler
-from weft.scheduler.times import Gap, GapSteps, Phase, Spent, SpentOn, StepNote
+from weft.scheduler.times import NEVER, Gap, GapSteps, Phase, Spent, SpentOn, StepNote
 
 # Every part, in the order in which they are listed; docs/guides/observability.md explains them.
 PARTS = {
@@ -106,7 +105,7 @@ def _details(trace: RequestTrace) -> dict[SpentOn, str]:
     own = counted(computed, "token")
     if num_pieces > 1:
         own += f" in {num_pieces:,} pieces"
-    again = trace.retractions
+    again = trace.spent.retractions
     return {
         SpentOn.OWN: own,
         SpentOn.SHARED: "tokens of others in the same steps",
@@ -293,7 +292,7 @@ def _length(seconds: float) -> str:
 def _gap_of(scheduler: Scheduler, trace: RequestTrace) -> Gap:
     request = scheduler.requests.get(trace.id)
     if request is None or request.row == NO_ROW or trace.finished_s != NEVER:
-        return trace.gap
+        return trace.spent.gap
     if trace.spent.phase is not Phase.DECODES:
-        return trace.gap
+        return trace.spent.gap
     return scheduler.history.gaps.of(request.row)

@@ -82,12 +82,14 @@ class KVPool:
         # Each tensor once, in the order of creation: a layer that keeps none has empty ones.
         self.tensors: list[Tensor] = []
 
-        def of_layers(dtype: torch.dtype, num_dims: int) -> list[Tensor]:
+        def of_layers(dtype: torch.dtype, num_dims: int, index_dim: int = 0) -> list[Tensor]:
             """The tensor that each layer reads: [slots, kv_heads, head_dim], or the first
-            `num_dims` of these dimensions."""
+            `num_dims` of these dimensions. `index_dim`: that of an indexer's keys."""
             made = []
             for layer, length in enumerate(lens):
                 shape = (length, *config.kv_shape(layer))
+                if index_dim:
+                    shape = (length, 1, index_dim)
                 made.append(make(shape[:num_dims], dtype, device))
             self.tensors += made
             return [made[owner] for owner in owners]
@@ -98,6 +100,9 @@ class KVPool:
         self.v = self.k
         if self.has_values:
             self.v = of_layers(dtype, 3)
+        self.index: list[Tensor] = []  # keys of indexers, [slots, 1, head_dim]
+        if config.latent is not None and config.latent.indexer is not None:
+            self.index = of_layers(dtype, 3, config.latent.indexer.head_dim)
         self.k_scale: list[Tensor] = []
         self.v_scale: list[Tensor] = []
         # Only int8 has a scale for each slot and head; fp8 has one for each layer.

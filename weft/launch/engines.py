@@ -7,6 +7,7 @@ The front sends and receives messages, and waits for the end: no engine is left 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import (
     Any,
     Protocol,
@@ -70,6 +71,23 @@ class EngineLink:
 
         self._is_closed = False
 
+    async def until_end(
+        self, receiving: Coroutine[Any, Any, None], hanging: Coroutine[Any, Any, ExitStatus]
+    ) -> ExitStatus:
+        """Receive messages until the engine has ended, or until `hanging` gives it up."""
+        received = asyncio.create_task(receiving)
+        lost = asyncio.create_task(self.watch.end())
+        hung = asyncio.create_task(hanging)
+        tasks: set[asyncio.Task[Any]] = {received, lost, hung}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if received.done():
+                received.result()  # it ends only by an exception
+            return lost.result() if lost.done() else hung.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
     def close(self) -> None:
         """Close the sockets. A second call does nothing."""
         if not self._is_closed:
@@ -88,18 +106,8 @@ class OneEngine:
 
     async def run(self, client: EngineClient) -> ExitStatus:
         client.metrics.processes.add("engine", self._link.process.pid)
-        receiving = asyncio.create_task(client.run(self._link.watch.receive))
-        lost = asyncio.create_task(self._link.watch.end())
-        hung = asyncio.create_task(self._watch_for_hang(client))
-        tasks: set[asyncio.Task[Any]] = {receiving, lost, hung}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if receiving.done():
-                receiving.result()  # it ends only by an exception
-            return lost.result() if lost.done() else hung.result()
-        finally:
-            for task in tasks:
-                task.cancel()
+        receiving = client.run(self._link.watch.receive)
+        return await self._link.until_end(receiving, self._watch_for_hang(client))
 
     def close(self) -> None:
         self._link.close()

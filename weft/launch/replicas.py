@@ -134,18 +134,7 @@ class Replicas:
         """Receive an engine's messages until it has ended or is abandoned as hung."""
         link = self._links[rank]
         self._processes.add(f"engine.dp{rank}", link.process.pid)
-        receiving = asyncio.create_task(self._receive(rank, link))
-        lost = asyncio.create_task(link.watch.end())
-        hung = asyncio.create_task(self._watch_for_hang(rank, link))
-        tasks: set[asyncio.Task[Any]] = {receiving, lost, hung}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if receiving.done():
-                receiving.result()  # it ends only by an exception
-            return lost.result() if lost.done() else hung.result()
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await link.until_end(self._receive(rank, link), self._watch_for_hang(rank, link))
 
     async def _receive(self, rank: int, link: EngineLink) -> None:
         while True:

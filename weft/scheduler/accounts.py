@@ -168,7 +168,7 @@ class KvRoom:
         num_pages = self._allocator.num_pages - len(self._allocator.quarantined)
         usage = {"kv_used": num_pages * self._page_size - self.rest}
         for group in self._groups:
-            usage.update(group.usage())
+            usage.update(group.ledger.usage())
         return usage
 
 
@@ -199,7 +199,7 @@ class KvAccounts:
         in_use = self._resume_states_in_use()
         audit(self._allocator, self._cache, self._owned_by(requests))
         for group in self._groups:
-            group.audit(requests, in_use)
+            group.ledger.audit(requests, in_use)
         assert not self.imbalance, f"the sum of all pages is off by {self.imbalance}"
 
     def find_faults(self, requests: Mapping[str, Request]) -> list[Fault]:
@@ -208,7 +208,7 @@ class KvAccounts:
         in_use = self._resume_states_in_use()
         faults = find_faults(self._allocator, self._cache, self._owned_by(requests))
         for group in self._groups:
-            faults += group.find_faults(requests, in_use)
+            faults += group.ledger.find_faults(requests, in_use)
         return faults
 
     def quarantine(self, faults: Sequence[Fault]) -> None:
@@ -218,15 +218,15 @@ class KvAccounts:
                 self._allocator.quarantine(fault.page, is_owned=fault.is_owned)
         in_use = self._resume_states_in_use()
         for group in self._groups:
-            own = [fault for fault in faults if fault.pool == group.pool]
+            own = [fault for fault in faults if fault.pool == group.ledger.pool]
             if own:
-                group.quarantine(own, in_use)
+                group.ledger.quarantine(own, in_use)
 
     def last_owner(self, fault: Fault) -> int:
         """The id of the request that owned the page last, or NOBODY."""
         for group in self._groups:
-            if fault.pool == group.pool:
-                return group.last_owner(fault)
+            if fault.pool == group.ledger.pool:
+                return group.ledger.last_owner(fault)
         return int(self._allocator.last_owner[fault.page])
 
     def owned_pages(self, request: Request) -> IntArray:
@@ -258,7 +258,7 @@ class KvAccounts:
         imbalance = allocator.num_free + not_free - allocator.num_pages
         # Two wrong sums must not cancel out.
         for group in self._groups:
-            imbalance = imbalance or group.imbalance
+            imbalance = imbalance or group.ledger.imbalance
         return imbalance
 
     def _owned_by(self, requests: Mapping[str, Request]) -> dict[str, IntArray]:

@@ -503,3 +503,10 @@ class CopySharing(PrefixSharing):
         length = self._kv.prefixes.next_copy(request)
         if length > request.kv_len:
             self._beginnings.append((namespace, tokens[: length * TOKEN_BYTES]))
+
+
+def new_sharing(kv: KvMemory) -> PrefixSharing:
+    """The sharing of a pass, by what this memory can resume."""
+    if kv.prefixes.resumes_everywhere:
+        return PrefixSharing(kv)
+    return CopySharing(kv)

@@ -24,7 +24,7 @@ from weft.scheduler.batch import RunningBatch
 from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.groups.kinds import make_groups
 from weft.scheduler.groups.protocol import GroupParts, KvGroup
-from weft.scheduler.history import Counters, RequestHistory
+from weft.scheduler.history import Counters, RequestHistory, ShadowCounts
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.limits import RequestLimits
 from weft.scheduler.outbox import Outbox
@@ -72,19 +72,19 @@ def make_policy(
     settings: SchedulerSettings,
     context: PolicyContext,
     outbox: Outbox,
-    counters: Counters,
+    counts: ShadowCounts,
     before: Policy | None = None,
 ) -> Policy:
     """The policy that decides, with its shadow if it has one; `before`: the policy that it follows.
     Raises UnknownPolicy."""
     live = build_policy(settings.schedule_policy, context)
-    policy = _with_shadow(settings.shadow_policy, live, outbox, counters)
+    policy = _with_shadow(settings.shadow_policy, live, outbox, counts)
     if isinstance(policy, Shadowed) and isinstance(before, Shadowed):
         policy.remember(before)
     return policy
 
 
-def switch_shadow(queue: WaitingLine, name: str, outbox: Outbox, counters: Counters) -> None:
+def switch_shadow(queue: WaitingLine, name: str, outbox: Outbox, counts: ShadowCounts) -> None:
     """Use this policy as the shadow of the queue's from now on; no name: no shadow. The live policy
     is not affected. Raises UnknownPolicy."""
     live = queue.policy
@@ -92,19 +92,19 @@ def switch_shadow(queue: WaitingLine, name: str, outbox: Outbox, counters: Count
     if isinstance(live, Shadowed):
         tags = live.tags_of_live(tags)
         live = live.live
-    policy = _with_shadow(name, live, outbox, counters)
+    policy = _with_shadow(name, live, outbox, counts)
     if isinstance(policy, Shadowed):
         tags = policy.introduce(queue, tags)
     outbox.shadow_fault = ""
     queue.go_on_with(policy, tags)
 
 
-def _with_shadow(name: str, live: Policy, outbox: Outbox, counters: Counters) -> Policy:
+def _with_shadow(name: str, live: Policy, outbox: Outbox, counts: ShadowCounts) -> Policy:
     if not name:
         return live
     context = live.context._replace(report=outbox.shadow_failed)
     shadow = build_policy(name, context)
-    return Shadowed(live, shadow, name=name, counters=counters)
+    return Shadowed(live, shadow, name=name, counts=counts)
 
 
 def make_memory(settings: SchedulerSettings) -> KvMemory:
@@ -169,7 +169,7 @@ def make_steps(shared: Shared) -> StepParts:
         pace=shared.pace,
     )
     unsplit = _passes(unmixed(settings), shared, split)
-    passes = SplitPrefills(unsplit, split, history=shared.history, counters=shared.counters)
+    passes = SplitPrefills(unsplit, split, history=shared.history, counts=shared.counters.steps)
     return StepParts(split, passes)
 
 

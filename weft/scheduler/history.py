@@ -28,11 +28,10 @@ from weft.scheduler.request import NO_ROW, Columns
 from weft.scheduler.service import ONLINE, ServiceClass
 from weft.scheduler.times import (
     MAX_NAMED,
-    NO_GAP,
+    NEVER,
     NO_ROWS,
     NO_TIME,
     NUM_PARTS,
-    Gap,
     Phase,
     Spent,
     StepClock,
@@ -45,7 +44,6 @@ MAX_EVENTS = 64  # of one request; the first and the latest are kept
 MAX_FINISHED = 1_024  # finished requests that are remembered
 MAX_PASSES = 2_048
 MAX_KEY_BYTES = 16 << 20  # of the sequences of finished requests
-NEVER = -1.0
 
 
 @dataclass(slots=True)
@@ -62,43 +60,77 @@ class DraftCount:
         self.num_runs += 1
 
 
-NO_DRAFTS = DraftCount()
+@dataclass(slots=True)
+class RequestDrafts:
+    """What became of the drafts of one request."""
+
+    by_source: dict[str, DraftCount] = field(default_factory=dict)
+    why_none: str = ""  # why it had no draft in its last step
+
+    def add(self, source: str, num_drafts: int, num_right: int) -> None:
+        """The first `num_right` of the tokens that a source guessed were right."""
+        self.by_source.setdefault(source, DraftCount()).add(num_drafts, num_right)
+
+    def of(self, source: str) -> DraftCount:
+        return self.by_source.get(source) or DraftCount()
+
+
+@dataclass(slots=True)
+class StepCounts:
+    num_all: int = 0
+    num_prefill: int = 0  # of these, with prompts
+    num_split: int = 0  # that computed some layers of prompts
+
+
+@dataclass(slots=True)
+class FailedMessages:
+    """Messages that did nothing."""
+
+    num_duplicates: int = 0  # with the id of an open request
+    num_unknown: int = 0  # without a handler
+    num_unreadable: int = 0
+    num_failed: int = 0  # whose handling raised, and other failures between two steps
+
+
+@dataclass(slots=True)
+class BackgroundCounts:
+    """Background requests that ended, their computed prompts, and what they generated."""
+
+    num_ended: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+
+    def ended(self, finish: Finish) -> None:
+        self.num_ended += 1
+        self.num_prompt_tokens += finish.prompt_tokens - finish.cached_tokens
+        self.num_generated_tokens += finish.completion_tokens
+
+
+@dataclass(slots=True)
+class ShadowCounts:
+    num_admissions: int = 0  # that were compared with a shadow policy
+    num_later: int = 0  # of these, requests that the shadow policy would have admitted later
+    num_earlier: int = 0  # waiting requests that it would have admitted earlier
 
 
 @dataclass
 class Counters:
-    """Counts since the start."""
+    """Counts since the start. Those of one idea are together."""
 
-    num_steps: int = 0
-    num_prefill_steps: int = 0
-    num_split_steps: int = 0  # steps that computed some layers of prompts
     num_requests: int = 0  # requests that arrived; also the arrival order of the next one
-    num_duplicates: int = 0  # messages with the id of an open request
-    num_unknown: int = 0  # messages without a handler
-    num_unreadable: int = 0  # messages that could not be read
-    num_failed: int = 0  # messages whose handling raised, and other failures between two steps
     num_queue_full: int = 0  # requests refused because the queue was full
     num_aborted: int = 0
     num_prompt_tokens: int = 0  # of admitted requests
     num_cached_tokens: int = 0  # of these, tokens found in the prefix cache
     num_prefilled_tokens: int = 0  # computed tokens; those of retracted requests count again
     num_generated_tokens: int = 0
-    # Of background requests: those that ended, their computed prompts, and what they generated.
-    num_background: int = 0
-    num_background_prompt_tokens: int = 0
-    num_background_generated_tokens: int = 0
     num_retractions: int = 0
-    num_shadow_admissions: int = 0  # admissions that were compared with a shadow policy
-    num_shadow_later: int = 0  # of these, requests that the shadow policy would have admitted later
-    # waiting requests that the shadow policy would have admitted earlier
-    num_shadow_earlier: int = 0
     num_faults: int = 0  # found in the accounts of memory, or raised by the scheduler
     drafts: dict[str, DraftCount] = field(default_factory=dict)  # by source
-
-    def background_ended(self, finish: Finish) -> None:
-        self.num_background += 1
-        self.num_background_prompt_tokens += finish.prompt_tokens - finish.cached_tokens
-        self.num_background_generated_tokens += finish.completion_tokens
+    steps: StepCounts = field(default_factory=StepCounts)
+    messages: FailedMessages = field(default_factory=FailedMessages)
+    background: BackgroundCounts = field(default_factory=BackgroundCounts)
+    shadow: ShadowCounts = field(default_factory=ShadowCounts)
 
     def totals(self) -> dict[str, int]:
         """The counts by their names in `Stats`."""
@@ -111,28 +143,28 @@ class Counters:
         return {
             **drafts,
             "total_draft_runs": num_draft_runs,
-            "total_steps": self.num_steps,
-            "total_prefill_steps": self.num_prefill_steps,
-            "total_split_steps": self.num_split_steps,
+            "total_steps": self.steps.num_all,
+            "total_prefill_steps": self.steps.num_prefill,
+            "total_split_steps": self.steps.num_split,
             "total_prompt_tokens": self.num_prompt_tokens,
             "total_cached_tokens": self.num_cached_tokens,
             "total_prefilled_tokens": self.num_prefilled_tokens,
             "total_generated_tokens": self.num_generated_tokens,
-            "total_background": self.num_background,
-            "total_background_prompt_tokens": self.num_background_prompt_tokens,
-            "total_background_generated_tokens": self.num_background_generated_tokens,
+            "total_background": self.background.num_ended,
+            "total_background_prompt_tokens": self.background.num_prompt_tokens,
+            "total_background_generated_tokens": self.background.num_generated_tokens,
             "total_retractions": self.num_retractions,
             "total_requests": self.num_requests,
             "total_aborted": self.num_aborted,
             "total_faults": self.num_faults,
-            "total_shadow_admissions": self.num_shadow_admissions,
-            "total_shadow_later": self.num_shadow_later,
-            "total_shadow_earlier": self.num_shadow_earlier,
+            "total_shadow_admissions": self.shadow.num_admissions,
+            "total_shadow_later": self.shadow.num_later,
+            "total_shadow_earlier": self.shadow.num_earlier,
             "total_queue_full": self.num_queue_full,
-            "total_dropped_messages": self.num_unreadable,
-            "total_unknown_messages": self.num_unknown,
-            "total_failed_messages": self.num_failed,
-            "total_duplicate_requests": self.num_duplicates,
+            "total_dropped_messages": self.messages.num_unreadable,
+            "total_unknown_messages": self.messages.num_unknown,
+            "total_failed_messages": self.messages.num_failed,
+            "total_duplicate_requests": self.messages.num_duplicates,
         }
 
 
@@ -274,23 +306,23 @@ class Wait(NamedTuple):
 
 
 class Reuse(NamedTuple):
-    """What a request could have found in the cache at its first admission."""
+    """What a request found in the cache at its first admission, and could have found."""
 
+    cached_len: int  # tokens of its prompt that it found
     reusable_len: int  # tokens of its prompt that may come from the cache
     matched_len: int  # of these, cached, whether or not a request can resume after them
     num_emptied: int  # the cache had been emptied so often
     tenant: str = ""  # of the request
 
 
-class Retractions(NamedTuple):
-    """How often a request was taken back, and what that cost."""
+class NumDropped(NamedTuple):
+    """How much was dropped from the middle of what is remembered of a request."""
 
-    num: int
-    recomputed_tokens: int  # computed again after a retraction
-    refound_tokens: int  # still cached after a retraction
+    num_events: int
+    num_waits: int
 
 
-NO_RETRACTIONS = Retractions(0, 0, 0)  # of nearly all requests
+NOTHING_DROPPED = NumDropped(0, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -301,33 +333,36 @@ class RequestTrace:
     rid: str
     arrival_order: int  # number of its arrival
     prompt_tokens: int
-    arrived_s: float
-    waits: list[Wait]
+    waits: list[Wait]  # the first one begins with its arrival
     spent: Spent
     service: str = ONLINE.name  # its class
-    admitted_s: float = NEVER
     first_token_s: float = NEVER
     finished_s: float = NEVER
     output_tokens: int = 0  # known at its end
-    cached_tokens: int = 0  # of the prompt, found at first admission
-    reuse: Reuse | None = None
+    reuse: Reuse | None = None  # None until it is admitted
     key: CacheKey | None = None  # of the prompt and the output, once it has ended
     events: list[Event] = field(default_factory=list)
-    drafts: dict[str, DraftCount] = field(default_factory=dict)  # by source
-    no_draft: str = ""  # why it had no draft in its last step
-    retractions: Retractions = NO_RETRACTIONS
-    gap: Gap = NO_GAP  # the longest one before it left its last row
-    num_events_dropped: int = 0  # from the middle of `events`
-    num_waits_dropped: int = 0  # from the middle of `waits`
+    drafts: RequestDrafts | None = None  # None until it could have had drafts
+    dropped: NumDropped = NOTHING_DROPPED
 
-    def drafted(self, source: str, num_drafts: int, num_right: int) -> None:
-        """The first `num_right` of the tokens that a source guessed were right."""
-        self.drafts.setdefault(source, DraftCount()).add(num_drafts, num_right)
+    @property
+    def arrived_s(self) -> float:
+        return self.waits[0].since_s
+
+    @property
+    def admitted_s(self) -> float:
+        """When it first got a row."""
+        return self.spent.admitted_s
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were found at first admission."""
+        return 0 if self.reuse is None else self.reuse.cached_len
 
     @property
     def prefill_s(self) -> float:
         """Time from first admission to first token; 0 without a token."""
-        return 0.0 if self.first_token_s == NEVER else self.first_token_s - self.admitted_s
+        return 0.0 if self.first_token_s == NEVER else self.first_token_s - self.spent.admitted_s
 
     def stops_waiting(self, now: float, until_walk: float = math.inf) -> None:
         """The request is admitted, or ends: walk `until_walk` and later ones do not leave it
@@ -338,7 +373,7 @@ class RequestTrace:
     def waits_again(self, now: float, step: int, walk: int = 0) -> None:
         if len(self.waits) == MAX_EVENTS:
             del self.waits[MAX_EVENTS // 2]
-            self.num_waits_dropped += 1
+            self.dropped = self.dropped._replace(num_waits=self.dropped.num_waits + 1)
         self.waits.append(Wait(now, math.inf, step, walk + 1))
 
 
@@ -394,7 +429,6 @@ class RequestHistory:
             rid=rid,
             arrival_order=arrival_order,
             prompt_tokens=prompt_tokens,
-            arrived_s=now,
             waits=[Wait(now, math.inf, step, self.num_walks + 1)],
             spent=Spent(now, [0.0] * NUM_PARTS, self.gaps.last_step),
             service=service.name,
@@ -424,23 +458,18 @@ class RequestHistory:
         `extend_end`."""
         trace = self._open[id]
         trace.stops_waiting(now, self.num_walks)
-        trace.spent.admitted(now, has_tokens=trace.first_token_s != NEVER)
-        if trace.admitted_s == NEVER:
-            trace.admitted_s = now
-            trace.cached_tokens = found
+        spent = trace.spent
+        if spent.admitted_s == NEVER:
             detail = (
                 f"{found:,} tokens cached, computes {found:,} to {extend_end:,} of {fill_len:,}"
             )
         else:
-            before = trace.retractions
-            trace.retractions = before._replace(
-                recomputed_tokens=before.recomputed_tokens + fill_len - found,
-                refound_tokens=before.refound_tokens + found,
-            )
+            spent.found_again(found, fill_len)
             detail = (
                 f"again: of its {fill_len:,} tokens {found:,} are still cached, "
                 f"{fill_len - found:,} to compute"
             )
+        spent.admitted(now, has_tokens=trace.first_token_s != NEVER)
         self._add(trace, now, step, EventKind.ADMITTED, detail)
         return trace
 
@@ -508,7 +537,7 @@ class RequestHistory:
             trace.spent.computed(step, num_own, is_last=is_last)
             if not is_last:
                 continue
-            self.gaps.enter(row, trace.gap, now)
+            self.gaps.enter(row, trace.spent.gap, now)
             if trace.first_token_s == NEVER:
                 trace.first_token_s = now
                 self._undecoded.traces[row] = trace
@@ -521,12 +550,10 @@ class RequestHistory:
         trace = self._open[id]
         self._undecoded.traces.pop(row, None)
         if trace.spent.phase is Phase.DECODES:
-            trace.gap = self.gaps.of(row)
+            trace.spent.gap = self.gaps.of(row)
 
     def retracted(self, id: int, detail: str, now: float, step: int) -> None:
         trace = self._open[id]
-        before = trace.retractions
-        trace.retractions = before._replace(num=before.num + 1)
         trace.spent.retracted(now, self.clock.at(now))
         trace.waits_again(now, step, self.num_walks)
         self._add(trace, now, step, EventKind.RETRACTED, detail)
@@ -633,7 +660,8 @@ class RequestHistory:
             return
         if len(events) == MAX_EVENTS:
             del events[MAX_EVENTS // 2]
-            trace.num_events_dropped += 1
+            dropped = trace.dropped
+            trace.dropped = dropped._replace(num_events=dropped.num_events + 1)
         # Without names, which would take longer: each request has four events and more.
         events.append(Event(now, step, kind, detail, -1, 1, walk, walk))
 

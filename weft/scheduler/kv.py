@@ -192,11 +192,6 @@ class PageCopies:
         sources = np.concatenate([one.sources for one in copies])
         return SlotCopies(sources, np.concatenate([one.targets for one in copies]))
 
-    def inserted(self, request: Request, inserted: Inserted) -> None:
-        """The computed tokens of a request are in the cache."""
-        if inserted.present < inserted.length:
-            self.parts.inserted_by(inserted.handle, request.message.tenant)
-
     def released(self, request: Request, inserted: Inserted | None) -> bool:
         """A request gives up its row; its full pages are in the cache if they were `inserted`.
         Returns whether the page after them is kept, which has known tokens in a part of it."""
@@ -204,7 +199,7 @@ class PageCopies:
         self._chosen.pop(row, None)
         if inserted is None or inserted.handle is None:
             return False
-        if not request.message.shares_kv or not request.service.keeps_prefixes:
+        if not request.message.shares_kv or not request.spec.service.keeps_prefixes:
             return False
         columns = self._columns
         num_tokens = min(int(columns.kv_len[row]), int(columns.known_len[row]))
@@ -448,7 +443,7 @@ class KvMemory:
             owned = owned[1:]
         self.allocator.free(owned)
         self.prefixes.unlock(request)
-        if inserted is not None and not request.service.keeps_prefixes:
+        if inserted is not None and not request.spec.service.keeps_prefixes:
             self.cache.cool(inserted.handle)
         if not keep:
             self.allocator.free(self.cache.forget(request.prefix.handle))
@@ -568,8 +563,8 @@ class KvMemory:
         key = request.cache_key(columns.packed(row, num_tokens))
         inserted = self.cache.insert(key, pages)
         present = inserted.present
-        if self.copies is not None:
-            self.copies.inserted(request, inserted)
+        if self.copies is not None and present < inserted.length:
+            self.copies.parts.inserted_by(inserted.handle, request.message.tenant)
         if present > before:
             # Another request has inserted the same tokens in the meantime: its pages are used.
             self.allocator.free(pages[before // page_size : present // page_size])

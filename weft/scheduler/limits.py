@@ -237,12 +237,12 @@ class Deadlines:
         arrival_s = request.spec.arrival_s
         if timeout_ms:
             self._push(arrival_s, request, DeadlineKind.OWN, timeout_ms / 1_000)
-        if self._max_queue_s < math.inf and request.service.is_timed:
+        if self._max_queue_s < math.inf and request.spec.service.is_timed:
             self._push(arrival_s, request, DeadlineKind.QUEUE, self._max_queue_s)
 
     def admitted(self, request: Request) -> None:
         """The request was admitted for the first time."""
-        if self._max_run_s < math.inf and request.service.is_timed:
+        if self._max_run_s < math.inf and request.spec.service.is_timed:
             self._push(request.admitted_s, request, DeadlineKind.RUN, self._max_run_s)
 
     def forget(self, request: Request) -> None:
@@ -256,7 +256,7 @@ class Deadlines:
         timeout_ms = request.message.timeout_ms
         arrival_s = request.spec.arrival_s
         own_s = arrival_s + timeout_ms / 1_000 if timeout_ms else math.inf
-        if not request.service.is_timed:
+        if not request.spec.service.is_timed:
             return own_s
         if request.admitted_s < 0:
             return min(own_s, arrival_s + self._max_queue_s)

@@ -16,13 +16,13 @@ import numpy as np
 from weft.arrays import IntArray
 from weft.scheduler.admission import (
     AddResult,
-    CopySharing,
     NewTokenRatio,
     PieceBudget,
     PrefillAdder,
     PrefixSharing,
     careful_ratio,
     expected_tokens,
+    new_sharing,
 )
 from weft.scheduler.batch import NO_ROWS, Batch, RunningBatch
 from weft.scheduler.feature import FeatureHooks, QueueWalk
@@ -283,25 +283,28 @@ class PrefillScheduler:
         """Admit requests of one line. Its open chunk goes first, even when the batch is full: it
         owns a row, which it releases only after its prompt is computed."""
         queue = self._queue
+        end = queue.end
         chunk = self._chunk_of(line)
         if chunk is None:
-            if not line.has_candidates(queue.end):
+            if not line.has_candidates(end):
                 return NOBODY
             if self._has_no_room(line, now):
                 return NOBODY_FITS
         decode_rows = self._rows_to_mix()
         adder = self._new_adder(line, decode_rows, now)
-        sharing = PrefixSharing(self._kv)
-        if not self._kv.prefixes.resumes_everywhere:
-            sharing = CopySharing(self._kv)
+        sharing: PrefixSharing | None = None
         if chunk is not None:
+            sharing = new_sharing(self._kv)
             sharing.picked(chunk)
             self._continue_chunk(chunk, adder, now)
+        elif line.num_candidates(end) > 1:
+            # A request alone computes no prefix twice.
+            sharing = new_sharing(self._kv)
         picked = Picked([], is_through=True)
         if not line.is_full:
-            order = order or line.order(now, queue.end)
+            order = order or line.order(now, end)
             picked = self._pick_waiting(line, adder, sharing, now, order)
-        elif line.has_candidates(queue.end):
+        elif line.has_candidates(end):
             picked = Picked([], is_through=False)
             self._log.record_pass(now, Stop.FULL)
         if not adder.can_run:
@@ -310,15 +313,17 @@ class PrefillScheduler:
             return LineWalk(None, is_through=picked.is_through or is_foreign)
         if picked.is_through and line is not queue.lines[-1]:
             self._record_background(now)
-        if line is queue.online:
-            decode_rows = queue.background.beside(decode_rows, adder.can_run)
+        turns = queue.background.turns
+        if turns is not None and line is queue.online:
+            decode_rows = turns.beside(self._kv.columns, decode_rows, adder.can_run)
+        num_computed = adder.input_tokens
         for request in picked.requests:
-            self._admit(line, request, now)
+            num_computed -= self._admit(line, request, now)
         if adder.new_chunked_req is not None:
             assert self.chunked_req is None, "two prompts are open"
             self.chunked_req = adder.new_chunked_req
             self._kv.columns.num_arrived[self.chunked_req.row] = self._num_come
-        self._counters.num_prefilled_tokens += adder.input_tokens
+        self._counters.num_prefilled_tokens += num_computed
         return LineWalk(self._planner.make_batch(adder.can_run, decode_rows), is_through=True)
 
     def _record_background(self, now: float) -> None:
@@ -409,19 +414,24 @@ class PrefillScheduler:
         )
 
     def _waiting(self, line: WaitingLine) -> Waiting:
-        num = line.num_candidates(self._queue.end)
-        first = line.oldest(self._queue.end)
+        queue = self._queue
+        num = line.num_candidates(queue.end)
+        first = line.oldest(queue.end)
         chunk = self._chunk_of(line)
         if chunk is not None:
             num += 1
             first = chunk
         if first is None:
             return NOBODY_WAITS
+        beside_background = False
+        if len(queue.lines) > 1:
+            num_background = queue.num_background + self._kv.columns.num_background
+            beside_background = num_background > 0
         return Waiting(
             num,
             first.spec.num_before,
-            is_background=first.service.yields,
-            beside_background=self._queue.num_background + self._kv.columns.num_background > 0,
+            is_background=first.spec.service.yields,
+            beside_background=beside_background,
         )
 
     def _rows_to_mix(self) -> IntArray:
@@ -443,7 +453,7 @@ class PrefillScheduler:
         self,
         line: WaitingLine,
         adder: PrefillAdder,
-        sharing: PrefixSharing,
+        sharing: PrefixSharing | None,
         now: float,
         order: Iterator[Request],
     ) -> Picked:
@@ -472,7 +482,7 @@ class PrefillScheduler:
                 self._pass_over(line, now, request, EventKind.WAITING_REASON, apart)
                 continue
             self._kv.prefixes.match(request)
-            if sharing.defers(request):
+            if sharing is not None and sharing.defers(request):
                 why = "another request of this step computes its prefix"
                 self._pass_over(line, now, request, EventKind.DEFERRED, why)
                 if sharing.num_deferred == sharing.MAX_DEFERRED:
@@ -484,7 +494,8 @@ class PrefillScheduler:
             was_picked = len(adder.can_run) > num_before
             if was_picked:
                 picked.append(request)
-                sharing.picked(request)
+                if sharing is not None:
+                    sharing.picked(request)
             if result is AddResult.CONTINUE:
                 continue
             if result is AddResult.PASSED_OVER:
@@ -520,14 +531,14 @@ class PrefillScheduler:
         if follower is not None:
             follower.passed_over(request)
 
-    def _admit(self, line: WaitingLine, request: Request, now: float) -> None:
+    def _admit(self, line: WaitingLine, request: Request, now: float) -> int:
+        """Give a picked request a row. Returns how many tokens of its first piece are copied, not
+        computed."""
         cached_len = request.prefix.length
         self._kv.take_row(request)
         num_copied = 0
         if self._kv.copies is not None:
             num_copied = self._kv.copies.choose(request)
-        # The pass counts them among its input tokens.
-        self._counters.num_prefilled_tokens -= num_copied
         trace = self._log.history.admitted(
             request.id,
             cached_len + num_copied,
@@ -545,6 +556,7 @@ class PrefillScheduler:
             if self._kv.groups:
                 matched_len = self._kv.prefixes.matched_len(request)
             trace.reuse = Reuse(
+                request.cached_tokens,
                 request.reusable_len,
                 matched_len,
                 self._kv.cache.num_emptied,
@@ -556,6 +568,7 @@ class PrefillScheduler:
         request.state = RequestState.PREFILLING
         for feature in self._hooks.of(request):
             feature.enter_row(request)
+        return num_copied
 
 
 def lacking(shortage: Shortage | None) -> str:

@@ -85,7 +85,7 @@ class Recovery:
             request.forget_kv()
         if in_doubt:
             policy = make_policy(
-                scheduler.settings, queue.online.policy.context, outbox, scheduler.counters
+                scheduler.settings, queue.online.policy.context, outbox, scheduler.counters.shadow
             )
             queue.begin_anew(policy, requests.values())
         else:

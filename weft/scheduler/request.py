@@ -22,7 +22,7 @@ from weft.memory.prefix_cache import NO_PAGES, TOKEN_BYTES, CacheKey, Handle
 from weft.messages.media import MediaItem
 from weft.messages.requests import Abort, GenerateRequest
 from weft.plan.step import SamplingColumns
-from weft.scheduler.service import ServiceClass, service_of
+from weft.scheduler.service import SERVICES, ServiceClass
 
 NO_ROW = -1
 
@@ -58,6 +58,7 @@ class RequestSpec(NamedTuple):
     seed: int
     arrival_order: int  # number of its arrival: the order of first come, first served
     arrival_s: float
+    service: ServiceClass
     goes_first: bool  # before all other requests, though it never ran
     # Requests that had come before it could run: more than at its arrival if it has waited for
     # something else than the others before it, such as its grammar.
@@ -136,6 +137,7 @@ class Request:
             seed,
             arrival_order,
             arrival_s,
+            SERVICES[message.background],
             goes_first,
             num_before=arrival_order,
             key_head=key_head,
@@ -158,10 +160,6 @@ class Request:
         self.retractions = 0
 
     # What it is
-
-    @property
-    def service(self) -> ServiceClass:
-        return service_of(background=self.message.background)
 
     @property
     def wants_tokens(self) -> bool:

@@ -32,7 +32,7 @@ from weft.scheduler.background.opening import BackgroundOpening
 from weft.scheduler.batch import NO_ROWS, Batch, End, RunningBatch, commit, slots_of_ended
 from weft.scheduler.build import Shared, make_memory, make_policy, make_steps, switch_shadow
 from weft.scheduler.feature import Feature, FeatureHooks
-from weft.scheduler.history import NO_DRAFTS, Counters, EventKind, RequestHistory, Stop
+from weft.scheduler.history import Counters, EventKind, RequestHistory, Stop
 from weft.scheduler.limits import QUEUE_IS_FULL, Refusal, RequestLimits
 from weft.scheduler.outbox import Outbox
 from weft.scheduler.pace.pace import Pace, guard_from_open
@@ -46,7 +46,7 @@ from weft.scheduler.request import (
     seed_of,
 )
 from weft.scheduler.retraction import retract_until_fits
-from weft.scheduler.service import service_of
+from weft.scheduler.service import SERVICES
 from weft.scheduler.settings import SchedulerSettings
 from weft.scheduler.waiting.line import WaitingLine
 from weft.scheduler.waiting.queue import WaitingQueue
@@ -75,7 +75,7 @@ class Scheduler:
             self.pace = Pace(settings, columns, self.running_batch)
         report = self.outbox.policy_failed
         context = PolicyContext(settings, columns, self.running_batch, self.pace, report)
-        policy = make_policy(settings, context, self.outbox, self.counters)
+        policy = make_policy(settings, context, self.outbox, self.counters.shadow)
         self.waiting_queue = WaitingQueue(
             policy, self.kv.cache, settings.aging_s, BackgroundOpening(context)
         )
@@ -114,12 +114,12 @@ class Scheduler:
         """
         self.now = now
         if message.id in self.requests:
-            self.counters.num_duplicates += 1
+            self.counters.messages.num_duplicates += 1
             return
         arrival_order = self.counters.num_requests
         self.counters.num_requests += 1
         prompt_len = message.prompt_len
-        service = service_of(background=message.background)
+        service = SERVICES[message.background]
         num_waiting = self.waiting_queue.num_before(service)
         self.history.arrived(
             message.id,
@@ -274,8 +274,8 @@ class Scheduler:
         features = self.hooks.unsubscribe(request)
         if finish.reason == "abort":
             self.counters.num_aborted += 1
-        if request.service.yields:
-            self.counters.background_ended(finish)
+        if request.spec.service.yields:
+            self.counters.background.ended(finish)
         num_output = finish.completion_tokens
         prefill_s = 0.0
         retry_after_s = finish.retry_after_s
@@ -297,11 +297,12 @@ class Scheduler:
             # Only requests that the queue refused or kept too long need a time for the next
             # attempt.
             if finish.status == QUEUE_IS_FULL.status and not retry_after_s:
-                num_waiting = self.waiting_queue.num_before(request.service)
+                num_waiting = self.waiting_queue.num_before(request.spec.service)
                 retry_after_s = self.limits.drain.retry_after_s(num_waiting, self.now)
-            predicted = trace.drafts.get("prediction", NO_DRAFTS)
-            accepted = predicted.num_right
-            rejected = predicted.num_drafts - predicted.num_right
+            if trace.drafts is not None:
+                predicted = trace.drafts.of("prediction")
+                accepted = predicted.num_right
+                rejected = predicted.num_drafts - predicted.num_right
         finally:
             last_word = msgspec.structs.replace(
                 finish,
@@ -347,7 +348,7 @@ class Scheduler:
             self.prefills.record_no_walk(now, Stop.ROOM)
             return None
         for victim in room.victims:
-            by = AN_ONLINE_REQUEST if victim.service.yields else A_HIGHER_PRIORITY
+            by = AN_ONLINE_REQUEST if victim.spec.service.yields else A_HIGHER_PRIORITY
             self.retract(victim, f"{by} takes its place")
         batch = self.prefills.next_batch(now, room.order)
         if batch is None:
@@ -356,9 +357,10 @@ class Scheduler:
         if batch is not None:
             if self.pace is not None:
                 self.pace.planned(batch)
-            self.counters.num_steps += 1
+            steps = self.counters.steps
+            steps.num_all += 1
             if batch.prefills:
-                self.counters.num_prefill_steps += 1
+                steps.num_prefill += 1
         return batch
 
     def merge_last_batch(self) -> None:
@@ -530,7 +532,7 @@ class Scheduler:
             self.set_policy(settings.schedule_policy)
         if settings.shadow_policy != self.settings.shadow_policy:
             switch_shadow(
-                self.waiting_queue.online, settings.shadow_policy, self.outbox, self.counters
+                self.waiting_queue.online, settings.shadow_policy, self.outbox, self.counters.shadow
             )
         self.prefills.apply(settings)
         self.settings = settings
@@ -540,7 +542,8 @@ class Scheduler:
         """Order the waiting requests by this policy from now on. Raises UnknownPolicy."""
         settings = replace(self.settings, schedule_policy=name)
         policy = self.waiting_queue.online.policy
-        made = make_policy(settings, policy.context, self.outbox, self.counters, before=policy)
+        shadow = self.counters.shadow
+        made = make_policy(settings, policy.context, self.outbox, shadow, before=policy)
         self.outbox.policy_fault = ""
         self.waiting_queue.online.use(made)
         self.prefills.apply(settings)

@@ -41,7 +41,4 @@ BACKGROUND = ServiceClass(
     is_timed=False,
     keeps_prefixes=False,
 )
-
-
-def service_of(*, background: bool) -> ServiceClass:
-    return BACKGROUND if background else ONLINE
+SERVICES = (ONLINE, BACKGROUND)  # by whether a request is background work

@@ -133,6 +133,9 @@ class StepClock:
         return totals._replace(rest_s=totals.rest_s + now - self.known_s)
 
 
+NEVER = -1.0
+
+
 class Phase(IntEnum):
     WAITS = 0
     PROMPT = 1  # its prompt is computed for the first time
@@ -140,83 +143,15 @@ class Phase(IntEnum):
     DECODES = 3
 
 
-@dataclass(slots=True)
-class Spent:
-    """The time of one request so far. All before `since_s` is in `seconds`."""
+class Retractions(NamedTuple):
+    """How often a request was taken back, and what that cost."""
 
-    since_s: float
-    seconds: list[float]  # by `SpentOn`
-    step_before: StepNote | None = None  # the step that ended last before it arrived
-    phase: Phase = Phase.WAITS
-    was_admitted: bool = False
-    # The totals at `since_s`, while its tokens are computed; None: its first piece has not begun.
-    totals: StepTotals | None = None
-
-    def admitted(self, now: float, *, has_tokens: bool) -> None:
-        """It has got a row. `has_tokens`: it had its first token before."""
-        self.seconds[SpentOn.WAIT_AGAIN if self.was_admitted else SpentOn.WAIT] += (
-            now - self.since_s
-        )
-        self.since_s = now
-        self.phase = Phase.AGAIN if has_tokens else Phase.PROMPT
-        self.was_admitted = True
-        self.totals = None
-
-    def computed(self, step: StepSpan, num_own: int, *, is_last: bool) -> None:
-        """A step has computed `num_own` of its tokens; `is_last`: with them, all that it had to
-        compute before it decodes. Of the steps in which it decodes, only the first is reported."""
-        busy_s = step.ended_s - step.began_s - step.encoder_s
-        if self.phase is Phase.AGAIN:
-            if not is_last:
-                return
-            self.seconds[SpentOn.AGAIN] += step.ended_s - self.since_s
-        elif self.phase is Phase.DECODES:
-            self.close(step.began_s, step.before)
-            self.seconds[SpentOn.FIRST_DECODE] += busy_s
-            self.seconds[SpentOn.PROMPTS] += step.encoder_s
-        else:
-            self.close(step.began_s, step.before)
-            own_s = busy_s * num_own / step.num_tokens
-            self.seconds[SpentOn.OWN] += own_s
-            self.seconds[SpentOn.SHARED] += busy_s - own_s
-            self.seconds[SpentOn.ENCODE] += step.encoder_s
-        self.since_s = step.ended_s
-        self.totals = step.after
-        if is_last:
-            self.phase = Phase.DECODES
-
-    def close(self, now: float, totals: StepTotals) -> None:
-        """Add the time up to `now`, when the clock has these totals."""
-        seconds = self.seconds
-        before = self.totals
-        if self.phase is Phase.WAITS:
-            seconds[SpentOn.WAIT_AGAIN if self.was_admitted else SpentOn.WAIT] += now - self.since_s
-        elif self.phase is Phase.AGAIN:
-            seconds[SpentOn.AGAIN] += now - self.since_s
-        elif before is None:
-            seconds[SpentOn.AHEAD] += now - self.since_s
-        elif self.phase is Phase.PROMPT:
-            seconds[SpentOn.BETWEEN] += totals.rest_s - before.rest_s
-            seconds[SpentOn.OTHERS] += totals.decode_s - before.decode_s
-            seconds[SpentOn.OTHERS] += totals.mixed_s - before.mixed_s
-            seconds[SpentOn.OTHERS] += totals.prompts_s - before.prompts_s
-            seconds[SpentOn.OTHERS] += totals.encode_s - before.encode_s
-        else:
-            seconds[SpentOn.DECODE] += totals.decode_s - before.decode_s
-            seconds[SpentOn.MIXED] += totals.mixed_s - before.mixed_s
-            prompts_s = totals.prompts_s - before.prompts_s
-            seconds[SpentOn.PROMPTS] += prompts_s + totals.encode_s - before.encode_s
-            seconds[SpentOn.REST] += totals.rest_s - before.rest_s
-        self.since_s = now
-        self.totals = totals
-
-    def retracted(self, now: float, totals: StepTotals) -> None:
-        """It has lost its row and waits."""
-        self.close(now, totals)
-        self.phase = Phase.WAITS
+    num: int
+    recomputed_tokens: int  # computed again after a retraction
+    refound_tokens: int  # still cached after a retraction
 
 
-# The longest time between two tokens
+NO_RETRACTIONS = Retractions(0, 0, 0)  # of nearly all requests
 
 
 class StepNote(NamedTuple):
@@ -250,6 +185,98 @@ class Gap(NamedTuple):
 
 
 NO_GAP = Gap()
+
+
+@dataclass(slots=True)
+class Spent:
+    """The time of one request so far. All before `since_s` is in `seconds`."""
+
+    since_s: float
+    seconds: list[float]  # by `SpentOn`
+    step_before: StepNote | None = None  # the step that ended last before it arrived
+    phase: Phase = Phase.WAITS
+    admitted_s: float = NEVER  # when it first got a row
+    # The totals at `since_s`, while its tokens are computed; None: its first piece has not begun.
+    totals: StepTotals | None = None
+    retractions: Retractions = NO_RETRACTIONS
+    gap: Gap = NO_GAP  # the longest one before it left its last row
+
+    def admitted(self, now: float, *, has_tokens: bool) -> None:
+        """It has got a row. `has_tokens`: it had its first token before."""
+        if self.admitted_s == NEVER:
+            self.seconds[SpentOn.WAIT] += now - self.since_s
+            self.admitted_s = now
+        else:
+            self.seconds[SpentOn.WAIT_AGAIN] += now - self.since_s
+        self.since_s = now
+        self.phase = Phase.AGAIN if has_tokens else Phase.PROMPT
+        self.totals = None
+
+    def computed(self, step: StepSpan, num_own: int, *, is_last: bool) -> None:
+        """A step has computed `num_own` of its tokens; `is_last`: with them, all that it had to
+        compute before it decodes. Of the steps in which it decodes, only the first is reported."""
+        busy_s = step.ended_s - step.began_s - step.encoder_s
+        if self.phase is Phase.AGAIN:
+            if not is_last:
+                return
+            self.seconds[SpentOn.AGAIN] += step.ended_s - self.since_s
+        elif self.phase is Phase.DECODES:
+            self.close(step.began_s, step.before)
+            self.seconds[SpentOn.FIRST_DECODE] += busy_s
+            self.seconds[SpentOn.PROMPTS] += step.encoder_s
+        else:
+            self.close(step.began_s, step.before)
+            own_s = busy_s * num_own / step.num_tokens
+            self.seconds[SpentOn.OWN] += own_s
+            self.seconds[SpentOn.SHARED] += busy_s - own_s
+            self.seconds[SpentOn.ENCODE] += step.encoder_s
+        self.since_s = step.ended_s
+        self.totals = step.after
+        if is_last:
+            self.phase = Phase.DECODES
+
+    def close(self, now: float, totals: StepTotals) -> None:
+        """Add the time up to `now`, when the clock has these totals."""
+        seconds = self.seconds
+        before = self.totals
+        if self.phase is Phase.WAITS:
+            was_admitted = self.admitted_s != NEVER
+            seconds[SpentOn.WAIT_AGAIN if was_admitted else SpentOn.WAIT] += now - self.since_s
+        elif self.phase is Phase.AGAIN:
+            seconds[SpentOn.AGAIN] += now - self.since_s
+        elif before is None:
+            seconds[SpentOn.AHEAD] += now - self.since_s
+        elif self.phase is Phase.PROMPT:
+            seconds[SpentOn.BETWEEN] += totals.rest_s - before.rest_s
+            seconds[SpentOn.OTHERS] += totals.decode_s - before.decode_s
+            seconds[SpentOn.OTHERS] += totals.mixed_s - before.mixed_s
+            seconds[SpentOn.OTHERS] += totals.prompts_s - before.prompts_s
+            seconds[SpentOn.OTHERS] += totals.encode_s - before.encode_s
+        else:
+            seconds[SpentOn.DECODE] += totals.decode_s - before.decode_s
+            seconds[SpentOn.MIXED] += totals.mixed_s - before.mixed_s
+            prompts_s = totals.prompts_s - before.prompts_s
+            seconds[SpentOn.PROMPTS] += prompts_s + totals.encode_s - before.encode_s
+            seconds[SpentOn.REST] += totals.rest_s - before.rest_s
+        self.since_s = now
+        self.totals = totals
+
+    def retracted(self, now: float, totals: StepTotals) -> None:
+        """It has lost its row and waits."""
+        self.close(now, totals)
+        self.phase = Phase.WAITS
+        self.retractions = self.retractions._replace(num=self.retractions.num + 1)
+
+    def found_again(self, found: int, fill_len: int) -> None:
+        """It runs again after a retraction: of its `fill_len` tokens, `found` are still cached."""
+        before = self.retractions
+        self.retractions = before._replace(
+            recomputed_tokens=before.recomputed_tokens + fill_len - found,
+            refound_tokens=before.refound_tokens + found,
+        )
+
+
+# The longest time between two tokens
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from weft.batches.files import BatchRefused
+from weft.batches.files import BatchRefused, FileNotStored
 from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
 from weft.messages.sampling import InvalidParam
@@ -150,6 +150,8 @@ def translated(exc: BaseException) -> ApiError:
             return ApiError(400, str(exc), param=exc.param)
         case BatchRefused():
             return ApiError(400, str(exc), param=exc.param, limit=exc.limit)
+        case FileNotStored():
+            return ApiError(503, str(exc))
         case Busy():
             return ApiError(503, str(exc), headers=_RETRY)
         case EngineUnavailable():

@@ -49,7 +49,7 @@ def changes(before: Record, after: Record) -> Changes:
         if worse[i]:
             change = Change(
                 number=i,
-                tenant=int(after.tenant[i]),
+                tenant=int(after.tenant.indices[i]),
                 prompt_len=int(after.prompt_len[i]),
                 output_len=int(after.output_len[i]),
                 before_s=float(old[i]),

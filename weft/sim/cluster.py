@@ -161,17 +161,10 @@ def simulate_cluster(
     run = Run(Cluster(replicas, router), tokens, lengths)
     record = run.play(with_adapters(features, arrivals))
     meters = [replica.runner.meter for replica in replicas]
-    record.meter = StepMeter.of_all(meters)
-    record.num_rows = settings.max_running_requests
-    record.busiest = max(meter.busy_s for meter in meters) / max(record.meter.busy_s, 1e-9)
+    machine = record.machine
+    machine.meter = StepMeter.of_all(meters)
+    machine.num_rows = settings.max_running_requests
+    machine.busiest = max(meter.busy_s for meter in meters) / max(machine.meter.busy_s, 1e-9)
     for replica in replicas:
-        stats = replica.engine.scheduler.stats()
-        assert not stats.total_faults, (
-            "the books of memory did not balance: what was simulated means nothing"
-        )
-        record.evicted_tokens += stats.total_evicted_tokens
-        record.add_encoder(replica.runner.encoder, replica.engine.services.stats())
-        calibration = replica.engine.services.deadlines.calibration
-        record.num_expected += calibration.num_seen
-        record.num_within += calibration.num_within
+        machine.add(replica.engine, replica.runner.encoder)
     return record

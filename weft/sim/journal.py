@@ -161,12 +161,8 @@ class _Seen:
         self._columns.state[number] = tap.state_of(finish)
 
     def record(self, tap: _Tap) -> Record:
-        columns = self._columns
-        gaps = tap.gaps
-        if columns.background[: columns.num].all():
-            columns.background[:] = 0
-            gaps = tap.background_gaps
-        return columns.record(gaps, list(self._tenants), tap.beside)
+        gaps = tap.gaps, tap.background_gaps
+        return self._columns.record(*gaps, list(self._tenants), tap.beside)
 
 
 class _Tap:

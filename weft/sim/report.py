@@ -13,7 +13,7 @@ from weft.arrays import BoolArray
 from weft.config.numbers import counted
 from weft.json_types import JsonObject
 from weft.sim.outcome import ABORTED, DONE, REFUSED
-from weft.sim.run import DoubleArray, Record
+from weft.sim.run import DoubleArray, Labels, Record
 from weft.sim.table import number, table
 
 Percentiles: TypeAlias = tuple[float, float, float]
@@ -94,13 +94,15 @@ def _part(record: Record, wanted: BoolArray) -> Record:
         value = getattr(record, item.name)
         if isinstance(value, np.ndarray):
             found[item.name] = value[wanted]
+        elif isinstance(value, Labels):
+            found[item.name] = value.some(wanted)
     return replace(record, **found)
 
 
 def _background(record: Record, others: Summary) -> BackgroundFigures:
     seconds = others.duration_s
-    output_per_s = record.beside_output / seconds
-    total_per_s = output_per_s + record.beside_prompt / seconds
+    output_per_s = record.beside.num_output / seconds
+    total_per_s = output_per_s + record.beside.num_prompt / seconds
     return BackgroundFigures(
         requests=int(record.background.sum()),
         finished=int((record.background & (record.state == DONE)).sum()),
@@ -125,7 +127,7 @@ def _summary(record: Record, slo: Slo) -> Summary:
     is_fluent = ~(mean_itl_of(record) > slo.itl_s)
     num_good = int((done & is_prompt & is_fluent).sum())
     num_cached = int(record.cached_len[done].sum())
-    meter = record.meter
+    machine = record.machine
     gaps = record.gaps
     return Summary(
         requests=len(record),
@@ -142,18 +144,18 @@ def _summary(record: Record, slo: Slo) -> Summary:
         e2e_s=percentiles(e2e[done]),
         hit_rate=num_cached / max(prompt, 1),
         retractions=int(record.retractions.sum()),
-        evicted_tokens=record.evicted_tokens,
-        row_use=meter.mean_rows / max(record.num_rows, 1),
+        evicted_tokens=machine.evicted_tokens,
+        row_use=machine.meter.mean_rows / max(machine.num_rows, 1),
         # With overlap, a step may still run after the last token.
-        device_use=min(meter.busy_s / duration, 1.0),
+        device_use=min(machine.meter.busy_s / duration, 1.0),
         fairness=fairness(record),
         good_per_s=num_good / duration,
         good_share=num_good / max(len(record), 1),
-        busiest=record.busiest,
-        encoder_runs=record.encoder_runs,
-        encoded_tokens=record.encoded_tokens,
-        encoder_hits=record.encoder_hits,
-        encoder_s=record.encoder_s,
+        busiest=machine.busiest,
+        encoder_runs=machine.encoder_runs,
+        encoded_tokens=machine.encoded_tokens,
+        encoder_hits=machine.encoder_hits,
+        encoder_s=machine.encoder_s,
     )
 
 
@@ -168,10 +170,10 @@ def refused_by(record: Record, tenant: int | None = None) -> dict[str, int]:
     """The number of refused requests by reason, of all tenants or of one."""
     refused = record.state == REFUSED
     if tenant is not None:
-        refused &= record.tenant == tenant
+        refused &= record.tenant.indices == tenant
     found: dict[str, int] = {}
-    for index, reason in sorted(enumerate(record.reasons), key=lambda each: each[1]):
-        num = int((refused & (record.reason == index)).sum())
+    for index, reason in sorted(enumerate(record.reason.names), key=lambda each: each[1]):
+        num = int((refused & (record.reason.indices == index)).sum())
         if num:
             found[reason] = num
     return found
@@ -217,7 +219,7 @@ def fairness(record: Record) -> float:
     done = was_served(record)
     if not done.any():
         return float("nan")
-    tenants = record.tenant[done]
+    tenants = record.tenant.indices[done]
     seconds = record.end_s - record.sent_s
     present = np.bincount(tenants, weights=seconds[done])
     tokens = np.bincount(tenants, weights=record.output_len[done])
@@ -312,21 +314,23 @@ STATES = (DONE, ABORTED, REFUSED)
 
 def by_tenant(record: Record) -> str:
     """A table with a row per tenant, most output tokens first; empty for a single tenant."""
-    if len(record.tenants) < 2:
+    if len(record.tenant.names) < 2:
         return ""
     ttft = ttft_of(record)
     e2e = e2e_of(record)
-    served = np.bincount(record.tenant, weights=record.output_len, minlength=len(record.tenants))
+    served = np.bincount(
+        record.tenant.indices, weights=record.output_len, minlength=len(record.tenant.names)
+    )
     reasons = list(refused_by(record))
     rows = []
     for tenant in np.argsort(-served, kind="stable")[:MAX_TENANTS].tolist():
-        is_theirs = record.tenant == tenant
+        is_theirs = record.tenant.indices == tenant
         done = is_theirs & was_served(record)
         why = refused_by(record, tenant)
         first = percentiles(ttft[done])
         whole = percentiles(e2e[done])
         row = [
-            record.tenants[tenant] or "(none)",
+            record.tenant.names[tenant] or "(none)",
             f"{int(is_theirs.sum()):,}",
             *(f"{int((is_theirs & (record.state == state)).sum()):,}" for state in STATES),
             *(f"{why.get(reason, 0):,}" for reason in reasons),

@@ -7,7 +7,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from weft.messages.codec import FromEngine, ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.messages.sampling import SamplingParams
-from weft.messages.status import Stats
 from weft.scheduler.features.adapters import AdaptersFeature, LoadedAdapter
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
@@ -141,6 +140,67 @@ class EngineTarget:
 
 
 @dataclass
+class MachineRecord:
+    """What the engines of a run did, together."""
+
+    meter: StepMeter = field(default_factory=StepMeter)
+    num_rows: int = 0  # number of rows that exist
+    busiest: float = 1.0  # of several engines: the largest working time, divided by the mean
+    evicted_tokens: int = 0
+    num_expected: int = 0  # first tokens whose time was estimated
+    num_within: int = 0  # of these, first tokens within the band around the estimate
+    encoder_runs: int = 0
+    encoded_tokens: int = 0
+    encoder_hits: int = 0  # pictures that were already encoded when a prompt needed them
+    encoder_s: float = 0.0  # working time of all encoders together
+
+    def add(self, engine: Engine, encoder: SimulatedEncoder) -> None:
+        """Add what a simulated engine and its encoder did."""
+        stats = engine.services.stats()
+        assert not stats.total_faults, (
+            "the books of memory did not balance: what was simulated means nothing"
+        )
+        calibration = engine.services.deadlines.calibration
+        self.evicted_tokens += stats.total_evicted_tokens
+        self.num_expected += calibration.num_seen
+        self.num_within += calibration.num_within
+        self.encoder_runs += encoder.num_runs
+        self.encoded_tokens += encoder.num_tokens
+        self.encoder_hits += stats.total_encoder_hits
+        self.encoder_s += encoder.busy_s
+
+
+class Labels(NamedTuple):
+    """A name for each of N requests."""
+
+    indices: LongArray  # [N] into `names`
+    names: list[str]
+
+    def some(self, wanted: BoolArray) -> Labels:
+        """Those of the `wanted` [N] requests."""
+        return Labels(self.indices[wanted], self.names)
+
+
+class BackgroundTokens:
+    """Counts the tokens of background requests up to the last end of another one."""
+
+    def __init__(self) -> None:
+        self.num_output = 0
+        self.num_prompt = 0  # of prompts that are computed, or found in the cache
+        self._output_now = 0
+        self._prompt_now = 0
+
+    def add(self, num_output: int, num_prompt: int) -> None:
+        """Background requests got tokens, the first ones after prompts of `num_prompt` tokens."""
+        self._output_now += num_output
+        self._prompt_now += num_prompt
+
+    def online_ended(self) -> None:
+        self.num_output = self._output_now
+        self.num_prompt = self._prompt_now
+
+
+@dataclass
 class Record:
     """The outcomes of N requests. Times are those of the run's clock; NaN for events that did not
     happen."""
@@ -153,29 +213,13 @@ class Record:
     cached_len: LongArray  # [N] cached tokens of its prompt
     retractions: LongArray  # [N]
     state: LongArray  # [N] OPEN, DONE, REFUSED or ABORTED
-    tenant: LongArray  # [N] index of its tenant
-    tenants: list[str] = field(default_factory=list)  # names of the tenants
-    # [N] whether it was a background request; never if all of them were
-    background: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    # [N] index into `reasons`, if it was refused
-    reason: LongArray = field(default_factory=lambda: _none(0))
-    reasons: list[str] = field(default_factory=list)  # texts of the reasons
+    tenant: Labels
+    reason: Labels  # of those that were refused
+    background: BoolArray  # [N] whether it was a background request; never if all of them were
     # Times between the tokens of a request; of background requests only if there are no others.
     gaps: Gaps = field(default_factory=Gaps)
-    # Up to the end of the last other request: tokens that background requests got, and those of
-    # their prompts.
-    beside_output: int = 0
-    beside_prompt: int = 0
-    meter: StepMeter = field(default_factory=StepMeter)
-    num_rows: int = 0  # number of rows that exist
-    evicted_tokens: int = 0
-    num_expected: int = 0  # first tokens whose time was estimated
-    num_within: int = 0  # of these, first tokens within the band around the estimate
-    busiest: float = 1.0  # of several engines: the largest working time, divided by the mean
-    encoder_runs: int = 0
-    encoded_tokens: int = 0
-    encoder_hits: int = 0  # pictures that were already encoded when a prompt needed them
-    encoder_s: float = 0.0  # working time of all encoders together
+    beside: BackgroundTokens = field(default_factory=BackgroundTokens)
+    machine: MachineRecord = field(default_factory=MachineRecord)
 
     def __len__(self) -> int:
         return len(self.sent_s)
@@ -184,13 +228,6 @@ class Record:
     def total_s(self) -> float:
         """From the first arrival to the last end."""
         return float(self.end_s.max() - self.sent_s.min())
-
-    def add_encoder(self, encoder: SimulatedEncoder, stats: Stats) -> None:
-        """Add the encoder figures of one engine, from its encoder and its stats."""
-        self.encoder_runs += encoder.num_runs
-        self.encoded_tokens += encoder.num_tokens
-        self.encoder_hits += stats.total_encoder_hits
-        self.encoder_s += encoder.busy_s
 
 
 class Run:
@@ -372,31 +409,8 @@ class Run:
         columns.last_s[ids] = leapt.ended_s[-1]
 
     def _record(self) -> Record:
-        columns = self._columns
-        gaps = self._gaps
-        if columns.background[: columns.num].all():
-            columns.background[:] = 0
-            gaps = self._background_gaps
-        return columns.record(gaps, list(self._tenants), self._beside)
-
-
-class BackgroundTokens:
-    """Counts the tokens of background requests up to the last end of another one."""
-
-    def __init__(self) -> None:
-        self.num_output = 0
-        self.num_prompt = 0  # of prompts that are computed, or found in the cache
-        self._output_now = 0
-        self._prompt_now = 0
-
-    def add(self, num_output: int, num_prompt: int) -> None:
-        """Background requests got tokens, the first ones after prompts of `num_prompt` tokens."""
-        self._output_now += num_output
-        self._prompt_now += num_prompt
-
-    def online_ended(self) -> None:
-        self.num_output = self._output_now
-        self.num_prompt = self._prompt_now
+        gaps = self._gaps, self._background_gaps
+        return self._columns.record(*gaps, list(self._tenants), self._beside)
 
 
 class RequestColumns:
@@ -448,9 +462,20 @@ class RequestColumns:
             why = why_refused(finish)
             self.reason[id] = self._reasons.setdefault(why, len(self._reasons))
 
-    def record(self, gaps: Gaps, tenants: list[str], beside: BackgroundTokens) -> Record:
-        """The outcomes of all requests. `tenants`: their names, by index."""
+    def record(
+        self,
+        gaps: Gaps,
+        background_gaps: Gaps,
+        tenants: list[str],
+        beside: BackgroundTokens,
+    ) -> Record:
+        """The outcomes of all requests; `tenants`: their names, by index. Where all are background
+        requests, none counts as one."""
         sent = slice(self.num)
+        background = self.background[sent] > 0
+        if background.all():
+            background[:] = False
+            gaps = background_gaps
         return Record(
             sent_s=self.sent_s[sent],
             first_s=self.first_s[sent],
@@ -460,14 +485,11 @@ class RequestColumns:
             cached_len=self.cached_len[sent],
             retractions=self.retractions[sent],
             state=self.state[sent],
-            tenant=self.tenant[sent],
-            tenants=tenants,
-            reason=self.reason[sent],
-            reasons=list(self._reasons),
-            background=self.background[sent] > 0,
+            tenant=Labels(self.tenant[sent], tenants),
+            reason=Labels(self.reason[sent], list(self._reasons)),
+            background=background,
             gaps=gaps,
-            beside_output=beside.num_output,
-            beside_prompt=beside.num_prompt,
+            beside=beside,
         )
 
     def ended(self, number: int) -> float | None:
@@ -531,17 +553,9 @@ def simulate(
         engine_leaps = EngineLeaps(engine, runner, clock, lengths)
     target = EngineTarget(steppable, clock, engine_leaps)
     record = Run(target, tokens, lengths).play(with_adapters([feature], arrivals))
-    record.meter = runner.meter
-    record.num_rows = settings.max_running_requests
-    stats = engine.scheduler.stats()
-    assert not stats.total_faults, (
-        "the books of memory did not balance: what was simulated means nothing"
-    )
-    record.evicted_tokens = stats.total_evicted_tokens
-    record.add_encoder(runner.encoder, engine.services.stats())
-    calibration = engine.services.deadlines.calibration
-    record.num_expected = calibration.num_seen
-    record.num_within = calibration.num_within
+    record.machine.meter = runner.meter
+    record.machine.num_rows = settings.max_running_requests
+    record.machine.add(engine, runner.encoder)
     return record
 
 

@@ -23,6 +23,7 @@ BLOCK_LEN = 4_096  # conversations that are drawn together
 BURST_SHAPE = 0.1
 DEFAULT_SIGMA = 1.0  # of log-normal lengths; conversations with chatbots have about this value
 FIRST_LINE = 1 << 32  # key of the first line of a batch: no prompt of the traffic has it
+LENGTHS = "N, uniform:LOW:HIGH or lognormal:MEAN[:SIGMA]"  # how users write a distribution
 LOUD = 1.0  # tenant k sends 1 / (k + 1) ** LOUD times as much as tenant 0
 
 
@@ -53,7 +54,7 @@ class Traffic:
     )
     input_len: str = option(
         "lognormal:512",
-        "tokens of a prompt: N, uniform:LOW:HIGH, lognormal:MEAN or lognormal:MEAN:SIGMA",
+        f"tokens of a prompt: {LENGTHS}",
         group="traffic",
         everyday=True,
     )
@@ -149,7 +150,7 @@ class Lengths(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, flag: str) -> Lengths:
-        """Read N, uniform:LOW:HIGH, lognormal:MEAN[:SIGMA]. Raises SettingsError."""
+        """Read one of the forms `LENGTHS`. Raises SettingsError."""
         kind, *numbers = text.split(":") if ":" in text else ("fixed", text)
         try:
             values = [float(number) for number in numbers]
@@ -162,9 +163,7 @@ class Lengths(NamedTuple):
         if is_right and kind == "uniform":
             is_right = values[0] <= values[1]
         if not is_right:
-            raise SettingsError(
-                f"{flag} is {text!r}; N, uniform:LOW:HIGH or lognormal:MEAN[:SIGMA] is expected"
-            )
+            raise SettingsError(f"{flag} is {text!r}; {LENGTHS} is expected")
         return cls(kind, *values)
 
     def draw(self, rng: np.random.Generator, n: int) -> list[int]:

@@ -141,7 +141,7 @@ class UniformDecodes:
             column[at] += num_steps
         scheduler.prefills.seen.clear()
         scheduler.planner.num_steps += num_steps
-        scheduler.counters.num_steps += num_steps
+        scheduler.counters.steps.num_all += num_steps
         scheduler.counters.num_generated_tokens += num_steps * len(at)
         if scheduler.pace is not None:
             # A step computes the token before the one that it samples.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from weft.capacity.trial import TrialSettings
 from weft.config.options import option
 from weft.sim.report import Slo
+from weft.sim.synthetic import LENGTHS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class WorkloadOptions:
     )
     prompt: str = option(
         "lognormal:150:0.8",
-        "new tokens in a message of a user: N, uniform:LOW:HIGH, lognormal:MEAN[:SIGMA]",
+        f"new tokens in a message of a user: {LENGTHS}",
         group="workload",
         everyday=True,
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from weft.config.encoder_spec import EncoderNames
 from weft.config.families import gguf
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.model_errors import UnsupportedModel
 from weft.json_types import JsonObject
 
+NAMES = EncoderNames()  # those of BERT
 # By `pooling_type`; the key is only in weft's own config.json, for `assemble/model_folder.py`.
 POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 
@@ -29,20 +31,18 @@ GGUF = gguf.Architecture(
     norm_eps=gguf.LAYER_NORM_EPS,
     has_gate=False,
     outside={
-        "token_embd": "bert.embeddings.word_embeddings",
-        "token_types": "bert.embeddings.token_type_embeddings",
-        "position_embd": "bert.embeddings.position_embeddings",
-        "token_embd_norm": "bert.embeddings.LayerNorm",
+        "token_embd": f"bert.{NAMES.words}",
+        "token_types": f"bert.{NAMES.types}",
+        "position_embd": f"bert.{NAMES.positions}",
+        "token_embd_norm": f"bert.{NAMES.embedded_norm}",
     },
-    layers="bert.encoder.layer",
+    layers=f"bert.{NAMES.layers}",
     parts={
-        "attn_q": "attention.self.query",
-        "attn_k": "attention.self.key",
-        "attn_v": "attention.self.value",
-        "attn_output": "attention.output.dense",
-        "attn_output_norm": "attention.output.LayerNorm",
-        "ffn_up": "intermediate.dense",
-        "ffn_down": "output.dense",
-        "layer_output_norm": "output.LayerNorm",
+        **dict(zip(("attn_q", "attn_k", "attn_v"), NAMES.qkv, strict=True)),
+        "attn_output": NAMES.out,
+        "attn_output_norm": NAMES.attention_norm,
+        "ffn_up": NAMES.up[0],
+        "ffn_down": NAMES.down,
+        "layer_output_norm": NAMES.mlp_norm,
     },
 )

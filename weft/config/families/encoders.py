@@ -24,6 +24,12 @@ GATES = ("gelu", "silu", "gelu_pytorch_tanh")
 # In BERT's checkpoints, the first projection of the classifier is the pooler of the base model.
 _BERT_HEAD = ClassifierSpec(dense="bert.pooler.dense", out="classifier")
 _ROBERTA_HEAD = ClassifierSpec(dense="classifier.dense", out="classifier.out_proj")
+_ROBERTA_VOCABULARY = VocabularySpec(
+    dense="lm_head.dense",
+    norm="lm_head.layer_norm",
+    out="lm_head.decoder",
+    bias="lm_head.bias",
+)
 
 
 def _bert(config: Config) -> EncoderSpec:
@@ -50,12 +56,7 @@ def _roberta(config: Config) -> EncoderSpec:
         base="roberta",
         first_position=1 + get(config, "pad_token_id", int, 1),
         classifier=_ROBERTA_HEAD,
-        vocabulary=VocabularySpec(
-            dense="lm_head.dense",
-            norm="lm_head.layer_norm",
-            out="lm_head.decoder",
-            bias="lm_head.bias",
-        ),
+        vocabulary=_ROBERTA_VOCABULARY,
     )
 
 
@@ -125,12 +126,7 @@ def _mpnet(config: Config) -> EncoderSpec:
             max_distance=128,
         ),
         classifier=_ROBERTA_HEAD,
-        vocabulary=VocabularySpec(
-            dense="lm_head.dense",
-            norm="lm_head.layer_norm",
-            out="lm_head.decoder",
-            bias="lm_head.bias",
-        ),
+        vocabulary=_ROBERTA_VOCABULARY,
     )
 
 

@@ -1,33 +1,83 @@
-"""DeepSeek V3.2 and GLM-5: DeepSeek V3, whose queries attend to the `index_topk` tokens that an
-indexer chooses for them. In contexts of at most as many tokens every token is chosen. Contexts end
-there, so the indexer is not computed. Source: arXiv:2512.02556."""
+"""DeepSeek V3.2 and GLM-5: DeepSeek V3, whose tokens attend to the `index_topk` keys that an
+indexer chooses for them. Source: arXiv:2512.02556.
+
+In some models of GLM-5's class, layers attend to what an earlier layer has chosen. Contexts of
+these end where a token would be left out, and no indexer is computed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from weft.config.config_json import size
-from weft.config.decoder import DecoderSpec
+from weft.config.config_json import get, size
+from weft.config.decoder import DecoderSpec, IndexerSpec, LayerSpec
 from weft.config.families.deepseek import read_deepseek3
-from weft.config.families.family import Config, Family
+from weft.config.families.family import Config, Family, flag
+from weft.config.families.states import check_lanes
+from weft.config.model_errors import UnsupportedModel
 from weft.json_types import JsonMapping
 
 TOPK = "index_topk"
 
 
-def _sparse(config: Config) -> DecoderSpec:
+def _sparse(config: Config, *, side_by_side: bool) -> DecoderSpec:
     spec = read_deepseek3(config)
-    return replace(spec, names=replace(spec.names, unread=("self_attn.indexer.",)))
+    if _shares(config):
+        return replace(spec, names=replace(spec.names, unread=("self_attn.indexer.",)))
+    indexer = _indexer(config, side_by_side)
+    layers = tuple(_with_indexer(layer, indexer) for layer in spec.layers)
+    return replace(spec, layers=layers)
+
+
+def _indexer(config: Config, side_by_side: bool) -> IndexerSpec:
+    head_dim = size(config, "index_head_dim")
+    rotated = size(config, "qk_rope_head_dim")
+    check_lanes(head_dim, "index_head_dim")
+    check_lanes(rotated + size(config, "kv_lora_rank"), "qk_rope_head_dim + kv_lora_rank")
+    size(config, "q_lora_rank")  # its queries need it
+    if rotated > head_dim:
+        raise UnsupportedModel(
+            f"index_head_dim is {head_dim}; it must be at least qk_rope_head_dim, which is "
+            f"{rotated}"
+        )
+    return IndexerSpec(
+        heads=size(config, "index_n_heads"),
+        head_dim=head_dim,
+        num_chosen=size(config, TOPK),
+        side_by_side=flag(config, "indexer_rope_interleave", side_by_side),
+    )
+
+
+def _with_indexer(layer: LayerSpec, indexer: IndexerSpec) -> LayerSpec:
+    latent = layer.attention.latent
+    assert latent is not None
+    attention = replace(layer.attention, latent=replace(latent, indexer=indexer))
+    return replace(layer, attention=attention)
+
+
+def _shares(config: Config) -> bool:
+    """Whether a layer attends to what an earlier one has chosen. Files list the kinds of layers, or
+    have a letter for each, or a period."""
+    kinds = get(config, "indexer_types", list, [])
+    if kinds:
+        return "shared" in kinds
+    pattern = config.get("index_topk_pattern")
+    if pattern is not None:
+        return "S" in pattern or "shared" in pattern
+    period = get(config, "index_topk_freq", int, 1)
+    return period > 1 and size(config, "num_hidden_layers") > 1
 
 
 def _context(config: Config) -> JsonMapping:
-    """Contexts in which every token is chosen."""
-    longest = min(size(config, "max_position_embeddings"), size(config, TOPK))
+    longest = size(config, "max_position_embeddings")
+    if _shares(config):
+        longest = min(longest, size(config, TOPK))
     return {"max_position_embeddings": longest}
 
 
 _DEFAULTS = {
     TOPK: 2_048,
+    "index_head_dim": 128,
     "first_k_dense_replace": 3,
     "n_routed_experts": 256,
     "num_experts_per_tok": 8,
@@ -37,7 +87,13 @@ _DEFAULTS = {
 }
 FAMILIES = {
     "DeepseekV32": Family(
-        read=_sparse, defaults={**_DEFAULTS, "n_group": 8, "topk_group": 4}, implied=_context
+        read=partial(_sparse, side_by_side=False),
+        defaults={**_DEFAULTS, "index_n_heads": 64, "n_group": 8, "topk_group": 4},
+        implied=_context,
     ),
-    "GlmMoeDsa": Family(read=_sparse, defaults=_DEFAULTS, implied=_context),
+    "GlmMoeDsa": Family(
+        read=partial(_sparse, side_by_side=True),
+        defaults={**_DEFAULTS, "index_n_heads": 32},
+        implied=_context,
+    ),
 }

@@ -199,7 +199,7 @@ def _gemma3(keys: ClipKeys, found: JsonMapping) -> JsonObject:
     }
 
 
-def _gemma3_settings(keys: ClipKeys) -> JsonObject:
+def _square_settings(keys: ClipKeys) -> JsonObject:
     side = keys.image_size
     return {**keys.looks, "size": {"height": side, "width": side}}
 
@@ -218,6 +218,19 @@ def _idefics3_settings(keys: ClipKeys) -> JsonObject:
         "max_image_size": {"longest_edge": keys.image_size},
         "size": {"longest_edge": longest},
     }
+
+
+def _llama4(keys: ClipKeys, found: JsonMapping) -> JsonObject:
+    [adapter_size, *_] = keys.shapes.get("mm.model.mlp.2.weight", (0,))
+    shuffle = keys.get("projector.scale_factor", int, 2)
+    vision = {
+        **_vit(keys, "gelu"),
+        "pixel_shuffle_ratio": 1 / max(shuffle, 1),
+        "projector_input_dim": adapter_size,
+        "projector_output_dim": adapter_size,
+        "vision_output_dim": adapter_size,
+    }
+    return {"vision_config": vision}
 
 
 def _is_clip(keys: ClipKeys) -> bool:
@@ -366,7 +379,7 @@ PROJECTORS = {
     "gemma3": Projector(
         models={"gemma3": "Gemma3ForConditionalGeneration"},
         config=_gemma3,
-        settings=_gemma3_settings,
+        settings=_square_settings,
         layers="vision_tower.encoder.layers",
         parts=_VIT_PARTS,
         outside={
@@ -384,6 +397,28 @@ PROJECTORS = {
         outside={
             **_vit_outside("vision_model"),
             "mm.model.fc": "connector.modality_projection.proj",
+        },
+    ),
+    "llama4": Projector(
+        models={"llama4": "Llama4ForConditionalGeneration"},
+        config=_llama4,
+        settings=_square_settings,
+        layers="vision_model.model.layers",
+        parts={
+            **_VIT_PARTS,
+            "ln1": "input_layernorm",
+            "attn_out": "self_attn.o_proj",
+            "ln2": "post_attention_layernorm",
+        },
+        outside={
+            "v.class_embd": "vision_model.class_embedding",
+            "v.patch_embd": "vision_model.patch_embedding.linear",
+            "v.position_embd.weight": "vision_model.positional_embedding_vlm",
+            "v.pre_ln": "vision_model.layernorm_pre",
+            "v.post_ln": "vision_model.layernorm_post",
+            "mm.model.mlp.1": "vision_model.vision_adapter.mlp.fc1",
+            "mm.model.mlp.2": "vision_model.vision_adapter.mlp.fc2",
+            "mm.model.fc": "multi_modal_projector.linear_1",
         },
     ),
     "mlp": Projector(
@@ -479,7 +514,7 @@ def _require_sizes(keys: ClipKeys, config: JsonMapping) -> None:
         # Older converters have the names of the two products the other way round.
         _require(keys, f"v.blk.{layer}.ffn_up.weight", (inner, size), (size, inner))
     patch = keys.get("patch_size", int)
-    _require(keys, "v.patch_embd.weight", (size, 3, patch, patch))
+    _require(keys, "v.patch_embd.weight", (size, 3, patch, patch), (size, 3 * patch**2))
     vision = config["vision_config"]
     if "image_size" in vision and "v.position_embd.weight" in keys.shapes:
         num = _side(keys) ** 2 + _is_clip(keys)

@@ -48,7 +48,7 @@ def unpin(services: Services, message: Unpin) -> UnpinReply:
 
 
 def get_prefix(services: Services, message: GetPrefix) -> GetPrefixReply:
-    return services.pictures.prefix(message.node)
+    return services.observers.pictures.prefix(message.node)
 
 
 def forget_prefix(services: Services, message: ForgetPrefix) -> ForgetPrefixReply:

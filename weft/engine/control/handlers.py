@@ -100,7 +100,7 @@ def freeze_gc(services: Services, message: FreezeGC) -> FreezeGCReply:
 
 def audit_kv(services: Services, message: AuditKv) -> None:
     """Answered after the next step, when no step is in flight."""
-    services.kv_auditor.ask(message.call)
+    services.observers.kv_auditor.ask(message.call)
 
 
 # ---- numbers and requests
@@ -123,7 +123,7 @@ def list_requests(services: Services, message: ListRequests) -> ListRequestsRepl
 
 def _queue_status(services: Services) -> QueueStatus:
     """The queue in numbers, and whether input and generation are open."""
-    gate = services.input_gate
+    gate = services.flow.input_gate
     left_s = 0.0
     if gate.state == "ramping":
         left_s = gate.ramp_left_s(services.clock())
@@ -132,7 +132,7 @@ def _queue_status(services: Services) -> QueueStatus:
         grammar_queue_size=len(services.grammars.feature.queue),
         input_state=gate.state,
         ramp_left_s=left_s,
-        paused=services.pause.mode or "",
+        paused=services.flow.pause.mode or "",
     )
 
 
@@ -147,7 +147,7 @@ def explain_request(services: Services, message: ExplainRequest) -> ExplainReque
         with_prompt=message.with_prompt,
         compiling=services.grammars.feature.queue,
     )
-    if services.pause.mode is not None:
+    if services.flow.pause.mode is not None:
         return ExplainRequestReply(found=found)
     with_waits = [services.deadlines.with_wait(one, now) for one in found]
     return ExplainRequestReply(found=with_waits)
@@ -170,7 +170,7 @@ def log_request_times(services: Services, message: LogRequestTimes) -> LogReques
 
 def watch(services: Services, message: Watch) -> None:
     """Answered after the running step, or at once without work."""
-    services.pictures.ask(message)
+    services.observers.pictures.ask(message)
 
 
 def list_methods(services: Services, message: ListMethods) -> ListMethodsReply:
@@ -181,7 +181,7 @@ def list_methods(services: Services, message: ListMethods) -> ListMethodsReply:
 
 
 def shutdown(services: Services, message: Shutdown) -> None:
-    services.shutdown.begin(services.clock() + message.drain_s)
+    services.flow.shutdown.begin(services.clock() + message.drain_s)
 
 
 def tool_pause(services: Services, message: ToolPause) -> None:
@@ -189,7 +189,7 @@ def tool_pause(services: Services, message: ToolPause) -> None:
 
 
 def count_unreadable(services: Services, message: UnreadableMessages) -> None:
-    services.scheduler.counters.num_unreadable += message.num
+    services.scheduler.counters.messages.num_unreadable += message.num
 
 
 HANDLERS: dict[type, Handler] = {

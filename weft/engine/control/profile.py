@@ -8,7 +8,7 @@ from weft.messages.control import StartProfile, StartProfileReply, StopProfile, 
 
 def start_profile(services: Services, message: StartProfile) -> StartProfileReply:
     try:
-        trace = services.profiler.start(
+        trace = services.observers.profiler.start(
             num_steps=message.num_steps,
             activities=message.activities or (),
             record_shapes=message.record_shapes,
@@ -24,7 +24,7 @@ def start_profile(services: Services, message: StartProfile) -> StartProfileRepl
 
 def stop_profile(services: Services, message: StopProfile) -> StopProfileReply:
     try:
-        report = services.profiler.stop()
+        report = services.observers.profiler.stop()
     except ValueError as exc:
         return StopProfileReply(state="none", message=str(exc))
     return StopProfileReply(

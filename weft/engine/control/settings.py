@@ -187,7 +187,7 @@ def set_internal_state(services: Services, message: SetInternalState) -> SetInte
     scheduler.apply(settings)
     if LOG_LEVEL in message.server_args:
         log.set_level(str(message.server_args[LOG_LEVEL]))
-        services.prefill_log.follow_level()
+        services.observers.prefill_log.follow_level()
     changed = {name: before[name] for name in message.server_args}
     return SetInternalStateReply(success=True, before=changed)
 
@@ -199,7 +199,7 @@ def configure_logging(services: Services, message: ConfigureLogging) -> Configur
         reason = f"log_level is {message.log_level[:64]!r}; {expected}"
         return ConfigureLoggingReply(success=False, before=before, message=reason)
     log.set_level(message.log_level)
-    services.prefill_log.follow_level()
+    services.observers.prefill_log.follow_level()
     return ConfigureLoggingReply(success=True, before=before)
 
 

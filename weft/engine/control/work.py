@@ -74,14 +74,14 @@ def set_policy(services: Services, message: SetPolicy) -> SetPolicyReply:
 def block_input(services: Services, message: BlockInput) -> InputReply | None:
     def change(at_s: float) -> None:
         now = services.clock() if at_s else 0.0
-        services.input_gate.block(now, at_s)
+        services.flow.input_gate.block(now, at_s)
 
     return _change_input(services, message, change)
 
 
 def unblock_input(services: Services, message: UnblockInput) -> InputReply | None:
     def change(at_s: float) -> None:
-        services.input_gate.unblock(services.clock(), message.ramp_s, at_s)
+        services.flow.input_gate.unblock(services.clock(), message.ramp_s, at_s)
 
     return _change_input(services, message, change)
 
@@ -94,10 +94,10 @@ def _change_input(
     if not message.together:
         change(message.at_s)
         return _input_reply(services)
-    services.input_gate.begin_meeting()
+    services.flow.input_gate.begin_meeting()
 
     def answer(result: JobResult) -> InputReply | CallFailed:
-        services.input_gate.end_meeting()
+        services.flow.input_gate.end_meeting()
         if not result.reply.ok:
             failed = result.reply
             return CallFailed(call=message.call, message=failed.message, status=failed.status)
@@ -110,7 +110,7 @@ def _change_input(
 
 def _input_reply(services: Services) -> InputReply:
     num_blocked = sum(1 for _ in services.scheduler.waiting_queue.blocked())
-    gate = services.input_gate
+    gate = services.flow.input_gate
     left_s = 0.0
     if gate.state == "ramping":
         left_s = gate.ramp_left_s(services.clock())
@@ -120,35 +120,35 @@ def _input_reply(services: Services) -> InputReply:
 def pause_generation(services: Services, message: PauseGeneration) -> GenerationReply:
     """The results of steps in flight are processed first."""
     services.core.settle()
-    services.pause.begin(message.mode, services.clock())
+    services.flow.pause.begin(message.mode, services.clock())
     return _generation_reply(services)
 
 
 def continue_generation(services: Services, message: ContinueGeneration) -> GenerationReply:
     now = services.clock()
-    is_paused = services.pause.mode is not None
+    is_paused = services.flow.pause.mode is not None
     # An input that was blocked meanwhile stays blocked.
-    if message.ramp_s and is_paused and services.input_gate.state == "unblocked":
-        services.input_gate.unblock(now, message.ramp_s)
-    services.pause.end(now)
+    if message.ramp_s and is_paused and services.flow.input_gate.state == "unblocked":
+        services.flow.input_gate.unblock(now, message.ramp_s)
+    services.flow.pause.end(now)
     return _generation_reply(services)
 
 
 def _generation_reply(services: Services) -> GenerationReply:
     return GenerationReply(
-        paused=services.pause.mode or "", num_requests=len(services.scheduler.requests)
+        paused=services.flow.pause.mode or "", num_requests=len(services.scheduler.requests)
     )
 
 
 def health_check(services: Services, message: HealthCheck) -> HealthCheckReply | None:
     """Answered after the next result, or at once if there can be none."""
-    if services.pause.mode is not None:
+    if services.flow.pause.mode is not None:
         return HealthCheckReply(success=True, message="generation is paused")
     if services.device_jobs.is_meeting:
         return HealthCheckReply(success=True, message="all engines meet at the same step")
     if not services.device_jobs.is_free:
         return HealthCheckReply(success=True, message="weights or memory are being changed")
-    services.health.ask(message.call, services.clock())
+    services.observers.health.ask(message.call, services.clock())
     return None
 
 

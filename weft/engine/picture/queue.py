@@ -53,6 +53,6 @@ class QueueWatch:
         self._first = first
         self._arrived_s = np.array([one.spec.arrival_s for one in first], dtype=np.float64)
         self._rids = [one.message.rid for one in first]
-        self._services = [one.service.name for one in first]
+        self._services = [one.spec.service.name for one in first]
         reasons = Reasons(self._scheduler, self._features.grammar.queue)
         self._reasons = [reasons.of(one) for one in first]

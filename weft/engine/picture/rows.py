@@ -85,7 +85,7 @@ class RowWatch:
         request = self._scheduler.kv.columns.requests[row]
         self._rids[row] = request.message.rid
         self._tenants[row] = request.message.tenant
-        self._services[row] = request.service.name
+        self._services[row] = request.spec.service.name
         self._arrived_s[row] = request.spec.arrival_s
         self._order[row] = request.spec.arrival_order
         self._cached_len[row] = request.cached_tokens

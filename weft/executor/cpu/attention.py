@@ -13,6 +13,7 @@ from torch import Tensor
 
 from weft.config.model import ModelConfig
 from weft.executor.backend import AttentionBatch
+from weft.executor.cpu.indexed import attend_to_chosen, index_caches, store_index
 from weft.executor.kv_pool import KVPool
 from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope
@@ -64,6 +65,7 @@ class CppPaged:
         self._batch: AttentionBatch | None = None
         format = FORMATS[dtype]
         self._caches = [self._cache(layer, format) for layer in range(config.num_layers)]
+        self._index_caches = index_caches(pool, format)
         self._without_heads: list[abi.KvCache] = []
 
     def prepare(self, batch: AttentionBatch) -> None:
@@ -115,6 +117,10 @@ class CppPaged:
         elif heads.rope is not None:
             self._rotate_by(heads.rope, rotary_store)
         recorder.add(rotary_store)
+        if heads.chooser is not None:
+            index_store = store_index(qkv, heads.chooser, self._index_caches[layer])
+            self._rotate_by(heads.chooser.rope, index_store)
+            recorder.add(index_store)
         if heads.narrows:
             self.narrow(qkv)
         out = recorder.buffer(config.num_heads * head_dim)
@@ -140,6 +146,9 @@ class CppPaged:
             attention.head_stride = 2 * head_dim
             attention.gate = qkv[:, head_dim:].data_ptr()
         recorder.add(attention)
+        if heads.chooser is not None:
+            index = self._index_caches[layer]
+            recorder.add(attend_to_chosen(qkv, heads.chooser, index, attention, recorder))
         return out
 
     def narrow(self, x: Tensor) -> Tensor:

@@ -46,6 +46,8 @@ def own_backend(
         raise _refused(name, str(exc)) from exc
     if not callable(kind):
         raise _refused(name, f"it is {type(kind).__name__}, and nothing to call")
+    if config.latent is not None and config.latent.indexer is not None:
+        raise _refused(name, f"{config.name} has an indexer, which weft's own backends alone have")
     try:
         own = kind(config, pool, context_length)
     except (Exception, SystemExit) as exc:  # whatever it raises: it is the code of others

@@ -23,6 +23,7 @@ from weft.config.model import ModelConfig
 from weft.config.sight import Sight
 from weft.executor.backend import AttentionBatch
 from weft.executor.kv_pool import KVPool
+from weft.executor.plain.indexed import IndexedAttention
 from weft.models.layers.attention import Heads
 from weft.models.layers.rope import Rope, RotaryTables
 from weft.ops.attention import softmax_with_sinks
@@ -83,12 +84,14 @@ class TorchPaged:
         self._work: dict[Sight, SightWork] = {}
         self._positions = torch.empty(0)
         self._rotations: dict[Rope, RotaryTables] = {}  # of this step
+        self._indexed = IndexedAttention(pool)
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._positions = batch.positions
         if batch.rotation is not None:
             self._positions = torch.from_numpy(batch.rotation).to(batch.positions.device)
         self._rotations.clear()
+        self._indexed.prepare(batch)
         for sight in self._masks:
             seen = batch.seen_by(sight.window)
             groups = list(self._decode_groups(seen, sight))
@@ -104,6 +107,11 @@ class TorchPaged:
         heads: Heads,
         layer: int,
     ) -> Tensor:
+        chooser = heads.chooser
+        columns = qkv[:, :0]
+        if chooser is not None:
+            sizes = (qkv.shape[1] - chooser.size, chooser.size)
+            qkv, columns = qkv.split_with_sizes(sizes, 1)
         q, k, v, gate = self._rotated(qkv, heads, layer)
         keys = self._pool.k[layer]
         values = self._pool.v[layer]
@@ -141,6 +149,10 @@ class TorchPaged:
                 heads,
                 ends if heads.sees_later else None,
             )
+        if chooser is not None:
+            tables = self._tables(chooser.rope, qkv.dtype)
+            by_index = self._indexed.store(columns, chooser, tables, work.slots, layer)
+            self._indexed.overwrite(by_index, q, heads, layer, out)
         out = out.to(qkv.dtype)
         if gate is not None:
             out = out * torch.sigmoid(gate)

@@ -3,12 +3,12 @@ the token before it. Source: arXiv:2503.01840."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from weft.config.decoder import MlpSpec, NormKind
 from weft.config.heads import HeadSpec
 from weft.config.model import ModelConfig
+from weft.models.heads.beside import NormedPart, beside, copy_rows
 from weft.models.heads.protocol import Spread
 from weft.models.layers.attention import Heads, PagedAttention
 from weft.models.layers.embedding import VOCABULARY, Embedding
@@ -89,17 +89,13 @@ class Eagle3:
         if is_first:
             state = ops.computed(self._fc(received))
         embedded = ops.computed(self._embedding.with_ops(ops, tokens))
-        both = ops.space(embedded, 2 * hidden)
-        first = both[:, :hidden]
-        second = both[:, hidden:]
-        ops.copy(_one_piece(embedded), _one_piece(first))
-        ops.copy(_one_piece(state), _one_piece(second))
-        ops.norm_overwrites(first, self._embedding_norm.norm)
-        ops.norm_overwrites(second, self._state_norm.norm)
+        both = beside(
+            ops, NormedPart(embedded, self._embedding_norm), NormedPart(state, self._state_norm)
+        )
         x = state
         if self._spec.adds_to_normed:
             x = ops.space(state, hidden)
-            ops.copy(_one_piece(second), _one_piece(x))
+            copy_rows(ops, both[:, hidden:], x)
         qkv = ops.computed(self._qkv(both))
         x = x + self._out(attention.forward(qkv, self._heads, 0))
         x = x + self._mlp(self._feed_norm(x))
@@ -128,8 +124,3 @@ class Eagle3:
     def _without_prefix(self) -> Weights:
         for weight in self._fc.weights(""):
             yield weight._replace(name=weight.name.removeprefix("."))
-
-
-def _one_piece(x: Tensor) -> Tensor:
-    """x [T, size] as [T, 1, size], for `Ops.copy`."""
-    return torch.unsqueeze(x, 1)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from weft.config.model import ModelConfig
 from weft.models.decoder import Decoder, DecoderLayer
+from weft.models.heads.beside import NormedPart, beside
 from weft.models.layers.attention import PagedAttention
 from weft.models.layers.linear import Linear
 from weft.models.layers.norm import RmsNorm, make_norm
@@ -26,7 +27,6 @@ class Mtp:
         assert model.head is not None
         self._names = config.head.mtp
         self._ops = ops
-        self._hidden = config.hidden_size
         self._embedding = model.embedding
         self._head = model.head
         self._model_norm: Norm | None = None
@@ -59,15 +59,10 @@ class Mtp:
         norm = self._model_norm if is_first else self._norm.norm
         state = received if norm is None else ops.computed(ops.norm(received, norm))
         embedded = ops.computed(self._embedding.with_ops(ops, tokens))
-        both = ops.space(embedded, 2 * self._hidden)
-        first = both[:, : self._hidden]
-        second = both[:, self._hidden :]
+        parts = [NormedPart(embedded, self._embedding_norm), NormedPart(state, self._state_norm)]
         if not self._names.embedding_first:
-            first, second = second, first
-        ops.copy(embedded.unsqueeze(1), first.unsqueeze(1))
-        ops.copy(state.unsqueeze(1), second.unsqueeze(1))
-        ops.norm_overwrites(first, self._embedding_norm.norm)
-        ops.norm_overwrites(second, self._state_norm.norm)
+            parts.reverse()
+        both = beside(ops, *parts)
         x = ops.computed(self._projection(both))
         return ops.computed(self._layer(x, attention))
 

@@ -22,6 +22,21 @@ from weft.ops.elementwise import rms_norm
 from weft.ops.protocol import Divided, Norm, Ops, Shard
 
 
+class Chooser(NamedTuple):
+    """How an indexer chooses the keys that a token attends to (`IndexerSpec`). In qkv, its columns
+    come after those of the heads: queries [heads, head_dim], a key [head_dim], weights [heads]."""
+
+    heads: int
+    head_dim: int
+    num_chosen: int
+    rope: Rope  # rotates its queries and its key
+
+    @property
+    def size(self) -> int:
+        """Number of its columns."""
+        return (self.heads + 1) * self.head_dim + self.heads
+
+
 class Heads(NamedTuple):
     """The work on queries and keys between the projections and attention."""
 
@@ -42,6 +57,7 @@ class Heads(NamedTuple):
     biases: Biases | None = None  # added to scores, by distance
     narrows: bool = False  # no later layer stores anything (`PagedAttention.narrow`)
     sees_later: bool = True  # False: tokens see none after them, whatever the step says
+    chooser: Chooser | None = None  # None: a token attends to all that it sees
 
     def score_scale(self, head_dim: int) -> float:
         return self.scale or 1 / math.sqrt(head_dim)

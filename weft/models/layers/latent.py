@@ -19,6 +19,7 @@ from torch import Tensor
 from weft.config.decoder import LatentSpec
 from weft.config.model import ModelConfig
 from weft.models.layers.attention import Heads, PagedAttention
+from weft.models.layers.indexer import Indexer
 from weft.models.layers.linear import Linear, stacked, stacked_bias
 from weft.models.layers.norm import RmsNorm
 from weft.models.layers.rope import Rope
@@ -48,7 +49,12 @@ class LatentAttention:
         self._ops = ops
         self._names = names
         narrows = layer == config.last_storing_layer
-        self._heads = Heads(rope, None, None, spec.scale, narrows=narrows)
+        self._indexer: Indexer | None = None
+        if latent.indexer is not None:
+            assert rope is not None, "an indexer rotates its heads as attention does"
+            self._indexer = Indexer(config, latent, latent.indexer, rope, ops)
+        chooser = None if self._indexer is None else self._indexer.chooser
+        self._heads = Heads(rope, None, None, spec.scale, narrows=narrows, chooser=chooser)
         self._latent_in = LatentInput(config, latent, spec.qkv_bias, ops)
         self._latent_norm = RmsNorm(latent.rank, latent.norm_eps, ops)
         self._query_in: Linear | None = None
@@ -72,16 +78,21 @@ class LatentAttention:
         latent = self._latent
         # Computed now, because one or two products read it.
         x = ops.computed(x)
-        qk = ops.space(x, (self._num_heads + 1) * latent.key_dim)
-        key = qk[:, -latent.key_dim :]
+        size = (self._num_heads + 1) * latent.key_dim
+        index_size = 0 if self._indexer is None else self._indexer.chooser.size
+        qk = ops.space(x, size + index_size)
+        key = qk[:, size - latent.key_dim : size]
         ops.linear_into(x, self._latent_in.matrix, key)
         ops.norm_overwrites(key[:, latent.rotated_dim :], self._latent_norm.norm)
         queries = x
         if self._query_in is not None and self._query_norm is not None:
             queries = self._query_norm(self._query_in(x))
+        if self._indexer is not None:
+            queries = ops.computed(queries)
+            self._indexer.write(x, queries, qk[:, size:])
         queries = ops.computed(self._queries(queries))
         by_head = queries.view(len(queries), self._num_heads, latent.query_dim)
-        at_keys = qk.view(len(qk), self._num_heads + 1, latent.key_dim)[:, :-1]
+        at_keys = qk[:, :size].view(len(qk), self._num_heads + 1, latent.key_dim)[:, :-1]
         ops.copy(by_head[:, :, latent.plain_dim :], at_keys[:, :, : latent.rotated_dim])
         for head, matrix in enumerate(self._of_heads.keys):
             plain = by_head[:, head, : latent.plain_dim]
@@ -110,6 +121,8 @@ class LatentAttention:
             yield values.weight(f"{prefix}.{names.values_out}.weight")
         else:
             yield self._of_heads.weight(f"{prefix}.{names.latent_out}.weight")
+        if self._indexer is not None:
+            yield from self._indexer.weights(f"{prefix}.{names.indexer}")
         yield from self._out.weights(prefix)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -37,11 +38,22 @@ class Rope:
         self._original_max_position = rope.original_max_position
         self.rotary_dim = 2 * len(self._inv_freq)  # the first values of each head are rotated
         self.side_by_side = rope.side_by_side
+        self._other: Rope | None = None  # the same with other pairs
         # [rotary_dim / 2] the position axis of each pair (M-RoPE); None: a token has one position.
         self.axes: Tensor | None = None
         if rope.axes:
             self.axes = torch.tensor(rope.axes)
             assert len(self.axes) == len(self._inv_freq), "an axis for each pair"
+
+    def with_pairs(self, *, side_by_side: bool) -> Rope:
+        """The same angles for heads whose pairs stand so; one and the same each time, because a
+        backend has one table for each rotation."""
+        if side_by_side == self.side_by_side:
+            return self
+        if self._other is None:
+            self._other = copy.copy(self)
+            self._other.side_by_side = side_by_side
+        return self._other
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [T], or [3, T] in time, height and width -> cos and sin, float32

@@ -10,7 +10,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
 
 LORA_ROWS = 12
-NUM_OPS = 42
+NUM_OPS = 43
 FUSED_COLUMNS = 10
 PANEL = 32
 IN_STEP = 64
@@ -72,6 +72,7 @@ class OpKind(IntEnum):
     PREDICT_STREAMS = 39
     CORRECT_STREAMS = 40
     CLOSE_STREAMS = 41
+    INDEXED = 42
 
 
 class WeightFormat(IntEnum):
@@ -546,6 +547,24 @@ class AttentionArgs(ctypes.Structure):
         ("biases", c_void_p),
         ("bias_stride", c_int64),
         ("sees_no_later", c_int64),
+        ("most_keys", c_int64),
+    )
+
+
+class IndexedArgs(ctypes.Structure):
+    _fields_ = (
+        ("cache", c_void_p),
+        ("index", c_void_p),
+        ("q", c_void_p),
+        ("q_stride", c_int64),
+        ("index_q", c_void_p),
+        ("weights", c_void_p),
+        ("out", c_void_p),
+        ("heads", c_int64),
+        ("index_heads", c_int64),
+        ("num_chosen", c_int64),
+        ("scale", c_float),
+        ("chosen", c_void_p),
     )
 
 
@@ -981,4 +1000,5 @@ KIND_OF: dict[type[ctypes.Structure], OpKind] = {
     PredictStreamsArgs: OpKind.PREDICT_STREAMS,
     CorrectStreamsArgs: OpKind.CORRECT_STREAMS,
     CloseStreamsArgs: OpKind.CLOSE_STREAMS,
+    IndexedArgs: OpKind.INDEXED,
 }

@@ -81,9 +81,9 @@ struct Attention {
   Attention(const AttentionArgs& args, const StepArgs& step)
       : args(args),
         cache(*args.cache),
-        shape{cache.kv_heads,           args.heads / cache.kv_heads, args.window,
-              args.bidirectional != 0,  args.biases != nullptr,      args.chunked != 0,
-              args.sees_no_later != 0},
+        shape{cache.kv_heads,          args.heads / cache.kv_heads, args.window,
+              args.bidirectional != 0, args.biases != nullptr,      args.chunked != 0,
+              args.sees_no_later != 0, args.most_keys},
         head_dim(cache.head_dim),
         slot_bytes((cache.stride ? cache.stride : cache.kv_heads * head_dim) * kSize),
         dims(ceil_div(head_dim, kPanel) * kPanel),

@@ -37,6 +37,7 @@ struct Shape {
   bool biased;         // scores depend on distances
   bool chunked;        // the window ends at its multiples
   bool sees_no_later;  // tokens see up to themselves, whatever the step says
+  int64_t most_keys;   // tokens that see more are left out; 0: none
 
   // The first key that a token at this position sees.
   int64_t first_seen(int64_t position) const {
@@ -111,7 +112,8 @@ WEFT_INLINE int64_t most_items(const StepArgs& step, Shape shape, int threads) {
 // which see all of that.
 static int64_t segments_to_share(const StepArgs& step, Shape shape, int64_t r) {
   const bool is_few = step.lens[r] > 0 && step.lens[r] * shape.group <= kDirectRows;
-  const bool sees_all = !shape.window && !shape.bidirectional;
+  const bool is_left_out = shape.most_keys && step.starts[r] + step.lens[r] > shape.most_keys;
+  const bool sees_all = !shape.window && !shape.bidirectional && !is_left_out;
   // A common block does not know where its queries stand.
   return is_few && sees_all && !shape.biased ? step.starts[r] / kSegment : 0;
 }
@@ -224,7 +226,9 @@ WEFT_INLINE void for_blocks_of_group(const StepArgs& step, Shape shape, const Gr
 template <class Use>
 WEFT_INLINE void for_blocks_of_request(const StepArgs& step, Shape shape, int64_t r, int64_t token,
                                        Use use) {
-  const int64_t len = step.lens[r];
+  int64_t len = step.lens[r];
+  if (shape.most_keys)
+    len = least(len, most(shape.most_keys - step.starts[r], 0));
   const int64_t most_tokens = tokens_of_block(shape);
   const int64_t num_blocks = len <= most_tokens ? len > 0 : ceil_div(len, most_tokens);
   for (int64_t i = 0; i < num_blocks; i++) {

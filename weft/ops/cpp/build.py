@@ -46,6 +46,7 @@ AVX512 = (
     "-mf16c",
     "-mprfchw",
 )
+AVX2 = ("-DWEFT_ISA_AVX2", "-mavx2", "-mfma", "-mf16c")
 
 
 class InstructionSet(NamedTuple):
@@ -73,7 +74,9 @@ X86 = (  # the best first
     InstructionSet("avx512_bf16_kv", _BF16, _VNNI | {"avx512_bf16"}),
     InstructionSet("avx512_vnni", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni"), _VNNI),
     InstructionSet("avx512", AVX512, _AVX512),
-    InstructionSet("avx2", ("-DWEFT_ISA_AVX2", "-mavx2", "-mfma", "-mf16c"), _AVX2),
+    # Processors for laptops and desktops have that instruction without AVX-512.
+    InstructionSet("avx2_vnni", (*AVX2, "-DWEFT_VNNI", "-mavxvnni"), _AVX2 | {"avx_vnni"}),
+    InstructionSet("avx2", AVX2, _AVX2),
 )
 PORTABLE = InstructionSet("portable", ())
 # avx512_bf16 with its special instructions emulated, for tests on processors without them.

@@ -234,13 +234,32 @@ static void make_bytes_of_codes(const PackedWeight& w, const char* codes, int64_
   }
 }
 
-// Whether no code is above 128.
-WEFT_INLINE bool has_low_codes(const PackedWeight& w) {
-  bool is_low = w.format != kI8;
-  for (int i = 0; i < 16 && w.has_table; i++)
-    is_low &= w.table[i] <= 128;
-  return is_low;
+// [k / 4][kPanel][4] bytes -> [k / 4][2][kPanel][4]: less 128, their sizes first. The bytes may
+// stand in the second half of `out`.
+static void make_signed(const char* bytes, int64_t k, char* out) {
+  for (int64_t i = 0; i < k; i += 4, bytes += 4 * kPanel, out += 8 * kPanel) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectorsOfPanel; v++) {
+      const I32 weight = less_128(load_i32((const int32_t*)bytes + v * kLanes));
+      store_i32((int32_t*)out + v * kLanes, sizes_of(weight));
+      store_i32((int32_t*)out + kPanel + v * kLanes, weight);
+    }
+  }
 }
+
+// The largest code (of a table: what one stands for), or the next bound that kernels know.
+static int most_code_of(const PackedWeight& w) {
+  if (w.format == kI8)
+    return 255;
+  if (!w.has_table)
+    return w.format == kI6 ? 63 : 15;
+  bool is_low = true;
+  for (int i = 0; i < 16; i++)
+    is_low &= w.table[i] <= 128;
+  return is_low ? 128 : 255;
+}
+
+WEFT_INLINE bool has_low_codes(const PackedWeight& w) { return most_code_of(w) <= 128; }
 
 }  // namespace WEFT_NAMESPACE
 }  // namespace weft

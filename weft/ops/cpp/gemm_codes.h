@@ -23,6 +23,8 @@ namespace WEFT_NAMESPACE {
 
 #if defined(WEFT_ISA_AVX512)
 constexpr int kCodeRows = 6;  // 6 x 2 sums and as many of C, 4 registers of B, 1 of A, of 32
+#elif defined(WEFT_ISA_AVX2) && defined(WEFT_VNNI)
+constexpr int kCodeRows = 5;  // C in memory: an instruction is waited for by ten sums
 #else
 constexpr int kCodeRows = 3;
 #endif
@@ -55,7 +57,7 @@ struct CodesProduct {
   float* c;
   int64_t c_stride;
   bool add;
-  bool asks;
+  bool asks;  // B may not be in the first-level cache
   const char* ahead;
   int64_t ahead_step;
   const uint8_t* table;  // of kinds that have one
@@ -64,6 +66,8 @@ struct CodesProduct {
 // ---------------------------------------------------------------- one step of k, by kind of codes
 
 // What a step of k adds to the sums: R rows times codes of four inputs. `kLow`: none is above 128.
+// Sums are held: GCC would add the products of several steps first, and there is no room for them
+// in the registers of AVX2.
 template <bool kLow, int R, int V>
 WEFT_INLINE void add_four(I32 (&sums)[R][V], const int8_t* a, const I32 (&codes)[V]) {
 #pragma GCC unroll 6
@@ -71,7 +75,7 @@ WEFT_INLINE void add_four(I32 (&sums)[R][V], const int8_t* a, const I32 (&codes)
     const I32 x = four_bytes(a + r * kSlab);
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++)
-      sums[r][v] = kLow ? dot4_low(sums[r][v], x, codes[v]) : dot4(sums[r][v], x, codes[v]);
+      hold(sums[r][v] = kLow ? dot4_low(sums[r][v], x, codes[v]) : dot4(sums[r][v], x, codes[v]));
   }
 }
 
@@ -109,7 +113,7 @@ struct NibbleCodes {
         const I32 x = four_bytes(a + r * kSlab + 4 * half);
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++)
-          sums[r][v] = add_pairs(sums[r][v], x, codes[v]);
+          hold(sums[r][v] = add_pairs(sums[r][v], x, codes[v]));
       }
     }
   }
@@ -213,22 +217,82 @@ struct SixCodes {
   }
 };
 
-// B [k / 4][kPanel][4]; `kLow`: no code is above 128.
-template <bool kLow>
+// B [k / 4][kPanel][4] of codes of at most kMost: 15, 63, 128 or 255.
+template <int kMost>
 struct ByteCodes {
+  // How many products fit into 16 bits together.
+  static constexpr int kNumPairs = kHasPairs ? 32767 / (2 * 127 * kMost) : 1;
+  static constexpr bool kAddsPairs = kNumPairs >= kRowGroup / 4;
+  static constexpr bool kAddsTwo = kNumPairs >= 2 && !kAddsPairs;
+  static constexpr int kInputs = kAddsTwo ? 8 : 4;
+  static constexpr int kBytes = kInputs * kPanel;
+  static constexpr bool kIsNarrow = false;
+  static constexpr bool kHasTable = false;
+
+  template <int R, int V>
+  WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b, I32, int) {
+    I32 w[V];
+    load_codes(b, w);
+    if constexpr (kAddsTwo) {
+      I32 next[V];
+      load_codes(b + 4 * kPanel, next);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; r++) {
+        const I32 x = four_bytes(a + r * kSlab);
+        const I32 y = four_bytes(a + r * kSlab + 4);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) {
+          const I32 pairs = add_pairs(add_pairs(zero_i32(), x, w[v]), y, next[v]);
+          hold(sums[r][v] = sum_of_pairs(sums[r][v], pairs));
+        }
+      }
+    } else if constexpr (kAddsPairs) {
+#pragma GCC unroll 6
+      for (int r = 0; r < R; r++) {
+        const I32 x = four_bytes(a + r * kSlab);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++)
+          hold(sums[r][v] = add_pairs(sums[r][v], x, w[v]));
+      }
+    } else {
+      add_four<kMost <= 128>(sums, a, w);
+    }
+  }
+
+ private:
+  template <int V>
+  WEFT_INLINE void load_codes(const char* b, I32 (&codes)[V]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++)
+      hold(codes[v] = load_i32((const int32_t*)(b + 4 * v * kLanes)));
+  }
+};
+
+// B [k / 4][2][kPanel][4] of codes less 128: their sizes, then they themselves.
+struct SignedBytes {
   static constexpr int kInputs = 4;
-  static constexpr int kBytes = 4 * kPanel;
+  static constexpr int kBytes = 8 * kPanel;
   static constexpr bool kIsNarrow = false;
   static constexpr bool kHasTable = false;
   static constexpr bool kAddsPairs = false;
 
   template <int R, int V>
   WEFT_INLINE void step(I32 (&sums)[R][V], const int8_t* a, const char* b, I32, int) {
-    I32 w[V];
+    I32 sizes[V];
+    I32 codes[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++)
-      hold(w[v] = load_i32((const int32_t*)(b + 4 * v * kLanes)));
-    add_four<kLow>(sums, a, w);
+    for (int v = 0; v < V; v++) {
+      const int32_t* from = (const int32_t*)b + v * kLanes;
+      hold(sizes[v] = load_i32(from));
+      hold(codes[v] = load_i32(from + kPanel));
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+      const I32 x = four_bytes(a + r * kSlab);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++)
+        hold(sums[r][v] = dot4_signed(sums[r][v], x, sizes[v], codes[v]));
+    }
   }
 };
 
@@ -421,7 +485,7 @@ static void multiply_codes(CodesProduct p, int64_t rows, int64_t bytes_ahead) {
   const int64_t passes = code_passes_of(rows);
   const int64_t num_blocks = p.k / p.block;
   const char* const end = p.ahead + bytes_ahead;
-  p.asks = passes > 1 || Kind::kIsNarrow;
+  p.asks &= passes > 1 || Kind::kIsNarrow;
   p.ahead_step = ahead_step_of_codes(bytes_ahead, num_blocks, rows);
   for (int v = 0; v < kVectorsOfPanel; v += kTileVectors) {
     p.b = all.b + 4 * v * kLanes;

@@ -164,7 +164,7 @@ static void multiply_stored(const PackedWeight& w, const StoredProduct& p) {
       case kI6:
         return stored_by_block<SixCodes>(w, p);
       default:
-        return stored_by_scales<ByteCodes<kSameDot>, kRowGroup>(w, p);
+        return stored_by_scales<ByteCodes<kSameDot ? 128 : 255>, kRowGroup>(w, p);
     }
   }
 }

@@ -21,6 +21,7 @@
 #include "streams.h"
 #include "rotary.h"
 #include "attention.h"
+#include "indexed.h"
 #include "cross.h"
 #include "sampling.h"
 #include "screen.h"
@@ -87,6 +88,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(predict_streams, PredictStreamsArgs),
     KERNEL(correct_streams, CorrectStreamsArgs),
     KERNEL(close_streams, CloseStreamsArgs),
+    KERNEL(indexed, IndexedArgs),
 };
 
 }  // namespace weft

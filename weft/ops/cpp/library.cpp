@@ -3,8 +3,10 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -36,6 +38,16 @@ namespace {
 
 std::atomic<int> out_of_memory{0};
 
+#if defined(__x86_64__)
+// Not all compilers that know the instructions know whether a processor has them.
+bool has_avx_vnni() {
+  unsigned found[4] = {};
+  if (!__get_cpuid_count(7, 1, &found[0], &found[1], &found[2], &found[3]))
+    return false;
+  return found[0] & 1u << 4;
+}
+#endif
+
 bool supported(const char* name) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -50,6 +62,8 @@ bool supported(const char* name) {
     return vnni;
   if (!strcmp(name, "avx512"))
     return avx512;
+  if (!strcmp(name, "avx2_vnni"))
+    return avx2 && has_avx_vnni();
   if (!strcmp(name, "avx2"))
     return avx2;
 #endif

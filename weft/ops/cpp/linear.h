@@ -228,6 +228,20 @@ static void multiply_panel_as_stored(const PackedWeight& w, const Activations& x
   multiply_stored(w, product);
 }
 
+static void multiply_bytes(const PackedWeight& w, const CodesProduct& product, int64_t rows,
+                           int64_t bytes_ahead) {
+  const int most_code = kSameDot ? 128 : most_code_of(w);
+  if (kHasPairs && most_code == 15) {
+    multiply_codes<ByteCodes<kHasPairs ? 15 : 128>>(product, rows, bytes_ahead);
+  } else if (kHasPairs && most_code == 63) {
+    multiply_codes<ByteCodes<kHasPairs ? 63 : 128>>(product, rows, bytes_ahead);
+  } else if (most_code <= 128) {
+    multiply_codes<ByteCodes<128>>(product, rows, bytes_ahead);
+  } else {
+    multiply_codes<ByteCodes<kSameDot ? 128 : 255>>(product, rows, bytes_ahead);
+  }
+}
+
 // Codes are cut into pieces of nearly the same size: what they are made, and their scales, stay in
 // the cache.
 static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
@@ -240,11 +254,13 @@ static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
   const int64_t block = block_of(w);
   const int64_t head = bytes_of_head(w);
   const bool few = item.num_rows <= kFewCodeRows;
-  const bool nibbles = w.format == kI4 && !w.has_table;
+  const bool nibbles = w.format == kI4 && !w.has_table && few;
   const bool sixes = w.format == kI6 && few;
   const bool twos = w.format == kI2 && few;
-  const bool as_it_is = w.format == kI8 || nibbles || sixes || twos;
-  const int64_t longest = few && as_it_is ? kBlocksOfPiece * block : kPieceBytes / kPanel;
+  const bool signs = kHasSizes && !few && !has_low_codes(w);
+  const bool as_it_is = (w.format == kI8 && !signs) || nibbles || sixes || twos;
+  const int64_t longest =
+      few && as_it_is ? kBlocksOfPiece * block : kPieceBytes / kPanel / (signs ? 2 : 1);
   const int64_t step = most(kInStep, span_of(w));
   const int64_t piece = ceil_div(w.padded_in, ceil_div(w.padded_in, longest) * step) * step;
   float* const mins = space.scales + kBlocksOfPiece * kPanel;
@@ -257,8 +273,11 @@ static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
     spread_scales(w, panel, k, num, false, space.scales);
     if (w.has_mins)
       spread_scales(w, panel, k, num, true, mins);
-    if (!as_it_is)
-      make_bytes_of_codes(w, codes, num, space.piece);
+    char* const bytes = signs ? space.piece + num * kPanel : space.piece;
+    if (!as_it_is && w.format != kI8)
+      make_bytes_of_codes(w, codes, num, bytes);
+    if (signs)
+      make_signed(w.format == kI8 ? codes : bytes, num, space.piece);
     const CodesProduct product{
         reinterpret_cast<const int8_t*>(x.data) + k / kSlab * x.slab_stride + item.row * kSlab,
         x.slab_stride,
@@ -275,7 +294,7 @@ static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
         sums,
         item.num_panels * kPanel,
         k > 0,
-        false,
+        as_it_is,
         is_last ? ahead : codes + num / kInStep * step_bytes,
         0,
         w.table,
@@ -286,10 +305,10 @@ static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
       multiply_codes<SixCodes>(product, item.num_rows, bytes_ahead);
     } else if (twos) {
       multiply_codes<TwoCodes>(product, item.num_rows, bytes_ahead);
-    } else if (kSameDot || has_low_codes(w)) {
-      multiply_codes<ByteCodes<true>>(product, item.num_rows, bytes_ahead);
+    } else if (signs) {
+      multiply_codes<SignedBytes>(product, item.num_rows, bytes_ahead);
     } else {
-      multiply_codes<ByteCodes<false>>(product, item.num_rows, bytes_ahead);
+      multiply_bytes(w, product, item.num_rows, bytes_ahead);
     }
   }
 }

@@ -106,9 +106,10 @@ enum OpKind : int64_t {
   kPredictStreams = 39,
   kCorrectStreams = 40,
   kCloseStreams = 41,
+  kIndexed = 42,
 };
 
-constexpr int kNumOps = kCloseStreams + 1;
+constexpr int kNumOps = kIndexed + 1;
 
 struct Op {
   int64_t kind;
@@ -617,6 +618,25 @@ struct AttentionArgs {
   const float* biases;
   int64_t bias_stride;
   int64_t sees_no_later;  // 1: queries see up to themselves, whatever StepArgs.sees_to says
+  int64_t most_keys;      // tokens that see more keys are left out, with their rows; 0: none
+};
+
+// Attention of the tokens that see more than `num_chosen` keys, to as many: those with the largest
+// sums over the indexer's heads of weight max(q k, 0), of equal ones the first. Rows of other
+// tokens stay as they are. Both caches have one head, floats or bf16; keys are values, too.
+struct IndexedArgs {
+  const KvCache* cache;
+  const KvCache* index;  // keys of the indexer
+  const float* q;        // [T, q_stride]: [heads, cache->head_dim]
+  int64_t q_stride;
+  const float* index_q;  // [T, q_stride]: [index_heads, index->head_dim]
+  const float* weights;  // [T, q_stride]: [index_heads]
+  float* out;            // [T, heads * cache->head_dim]
+  int64_t heads;
+  int64_t index_heads;
+  int64_t num_chosen;
+  float scale;
+  int32_t* chosen;  // scratch [T, num_chosen]: slots
 };
 
 // ---------------------------------------------------------------- states

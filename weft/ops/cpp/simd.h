@@ -1,9 +1,10 @@
-// Vectors of floats, for four instruction sets, one per compilation:
+// Vectors of floats, for several instruction sets, one per compilation:
 //
-//   WEFT_ISA_AVX512   16 lanes; with WEFT_BF16 also dot products of bfloat16 pairs, with WEFT_VNNI
-//                     of 8-bit integers
+//   WEFT_ISA_AVX512   16 lanes; with WEFT_BF16 also dot products of bfloat16 pairs
 //   WEFT_ISA_AVX2      8 lanes (with FMA and F16C)
 //   neither            4 lanes, in the vector extensions of GCC and Clang: any processor
+//
+// With WEFT_VNNI the first two have an instruction for sums of four products of bytes.
 //
 // Kernels are written once against these names. Everything is in a namespace of the instruction set
 // and has internal linkage, so that no function built for one processor is ever called on another.
@@ -497,6 +498,8 @@ WEFT_INLINE I32 dot_shorts(I32 sum, I32 a, I32 b) {
   return _mm512_dpwssd_epi32(sum, a, b);
 #elif defined(WEFT_ISA_AVX512)
   return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#elif defined(WEFT_ISA_AVX2) && defined(WEFT_VNNI)
+  return _mm256_dpwssd_avx_epi32(sum, a, b);
 #elif defined(WEFT_ISA_AVX2)
   return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 #else
@@ -516,30 +519,44 @@ WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 code) {
 }
 WEFT_INLINE I32 dot4_low(I32 acc, I32 activation, I32 code) { return dot4(acc, activation, code); }
 #elif defined(WEFT_ISA_AVX512)
-constexpr int kTakenOff = 0;
+constexpr int kTakenOff = 128;
 constexpr bool kSameDot = false;
+WEFT_INLINE I32 less_128(I32 code) { return _mm512_xor_si512(code, _mm512_set1_epi8(-128)); }
+WEFT_INLINE I32 sizes_of(I32 weight) { return _mm512_abs_epi8(weight); }  // 0..128
+WEFT_INLINE I32 dot4_signed(I32 acc, I32 activation, I32 size, I32 weight) {
+  const __m512i zero = _mm512_setzero_si512();
+  const __mmask64 is_negative = _mm512_movepi8_mask(weight);
+  __m512i turned = _mm512_mask_sub_epi8(activation, is_negative, zero, activation);
+  __m512i words = _mm512_maddubs_epi16(size, turned);
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(words, _mm512_set1_epi16(1)));
+}
 WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 code) {
-  // Even and odd bytes as 16 bit, so that nothing saturates.
-  const __m512i low = _mm512_set1_epi16(0xff);
-  __m512i a = _mm512_srai_epi16(_mm512_slli_epi16(activation, 8), 8);
-  __m512i b = _mm512_and_si512(code, low);
-  __m512i c = _mm512_srai_epi16(activation, 8);
-  __m512i d = _mm512_srli_epi16(code, 8);
-  return _mm512_add_epi32(acc, _mm512_add_epi32(_mm512_madd_epi16(a, b), _mm512_madd_epi16(c, d)));
+  const I32 weight = less_128(code);
+  return dot4_signed(acc, activation, sizes_of(weight), weight);
 }
 WEFT_INLINE I32 dot4_low(I32 acc, I32 activation, I32 code) {
   __m512i words = _mm512_maddubs_epi16(code, activation);  // at most 2 * 128 * 127
   return _mm512_add_epi32(acc, _mm512_madd_epi16(words, _mm512_set1_epi16(1)));
 }
+#elif defined(WEFT_ISA_AVX2) && defined(WEFT_VNNI)
+constexpr int kTakenOff = 0;
+constexpr bool kSameDot = true;
+WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 code) {
+  return _mm256_dpbusd_avx_epi32(acc, code, activation);
+}
+WEFT_INLINE I32 dot4_low(I32 acc, I32 activation, I32 code) { return dot4(acc, activation, code); }
 #elif defined(WEFT_ISA_AVX2)
 constexpr int kTakenOff = 128;
 constexpr bool kSameDot = false;
-WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 code) {
-  // Signed: its size is at most 128.
-  const __m256i weight = _mm256_xor_si256(code, _mm256_set1_epi8(-128));
-  __m256i words =
-      _mm256_maddubs_epi16(_mm256_sign_epi8(weight, weight), _mm256_sign_epi8(activation, weight));
+WEFT_INLINE I32 less_128(I32 code) { return _mm256_xor_si256(code, _mm256_set1_epi8(-128)); }
+WEFT_INLINE I32 sizes_of(I32 weight) { return _mm256_sign_epi8(weight, weight); }  // 0..128
+WEFT_INLINE I32 dot4_signed(I32 acc, I32 activation, I32 size, I32 weight) {
+  __m256i words = _mm256_maddubs_epi16(size, _mm256_sign_epi8(activation, weight));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+}
+WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 code) {
+  const I32 weight = less_128(code);
+  return dot4_signed(acc, activation, sizes_of(weight), weight);
 }
 WEFT_INLINE I32 dot4_low(I32 acc, I32 activation, I32 code) {
   __m256i words = _mm256_maddubs_epi16(code, activation);
@@ -556,6 +573,16 @@ WEFT_INLINE I32 dot4(I32 acc, I32 activation, I32 code) {
 WEFT_INLINE I32 dot4_low(I32 acc, I32 activation, I32 code) { return dot4(acc, activation, code); }
 #endif
 
+// `dot4` of codes that many rows use: what it makes of a code is made once.
+#if (defined(WEFT_ISA_AVX512) || defined(WEFT_ISA_AVX2)) && !defined(WEFT_VNNI)
+constexpr bool kHasSizes = true;
+#else
+constexpr bool kHasSizes = false;
+WEFT_INLINE I32 less_128(I32 code) { return code; }
+WEFT_INLINE I32 sizes_of(I32 weight) { return weight; }
+WEFT_INLINE I32 dot4_signed(I32 acc, I32, I32, I32) { return acc; }
+#endif
+
 // The same in two steps, for codes that are small enough for many products to fit into 16 bits:
 // products of pairs are added as 16 bits, and their sums are made sums of four at the end. With an
 // instruction for sums of four there is nothing to gain.
@@ -567,7 +594,7 @@ WEFT_INLINE I32 add_pairs(I32 pairs, I32 activation, I32 code) {
 WEFT_INLINE I32 sum_of_pairs(I32 acc, I32 pairs) {
   return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 }
-#elif defined(WEFT_ISA_AVX2)
+#elif defined(WEFT_ISA_AVX2) && !defined(WEFT_VNNI)
 constexpr bool kHasPairs = true;
 WEFT_INLINE I32 add_pairs(I32 pairs, I32 activation, I32 code) {
   return _mm256_add_epi16(pairs, _mm256_maddubs_epi16(code, activation));

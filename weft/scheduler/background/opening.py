@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from weft.arrays import IntArray
 from weft.scheduler.background.turns import BackgroundTurns
 from weft.scheduler.pace.room import StepRoom
 from weft.scheduler.policies.composed.build import build_policy
 from weft.scheduler.policies.protocol import Policy, PolicyContext
-from weft.scheduler.request import Request
 
 
 class BackgroundOpening:
@@ -17,23 +13,16 @@ class BackgroundOpening:
 
     def __init__(self, context: PolicyContext) -> None:
         self._context = context
-        self._turns: BackgroundTurns | None = None
+        self.turns: BackgroundTurns | None = None  # once there was a background request
 
     def open(self) -> Policy:
         """The policy of a new line."""
         context = self._context
         settings = context.settings
-        if self._turns is None:
-            self._turns = BackgroundTurns(context.pace)
+        if self.turns is None:
+            self.turns = BackgroundTurns(context.pace)
             # First: pipeline stages then share the rows that are left.
-            context.columns.turns.insert(0, self._turns)
+            context.columns.turns.insert(0, self.turns)
             if context.pace is not None:
                 context.pace.room = StepRoom(settings.background_slowdown)
         return build_policy(settings.background_policy, context)
-
-    def beside(self, rows: IntArray, prompts: Sequence[Request]) -> IntArray:
-        """Those of the decoding `rows` [n] that take part in a step with these pieces of prompts of
-        online requests."""
-        if self._turns is None:
-            return rows
-        return self._turns.beside(self._context.columns, rows, prompts)

@@ -7,6 +7,7 @@ group overrides the hooks that it needs, and knows no other group, queue or poli
 
     KvMemory    rows, pages, the tree   ──▶ every hook ──▶ group, group, ...
     PrefillAdder   tokens of the pool   ──▶ fits, take ──▶ a GroupBudget of each group
+    KvAccounts     owners, sums, faults ──▶ audit, ... ──▶ the GroupLedger of each group
 """
 
 from __future__ import annotations
@@ -114,10 +115,43 @@ class GroupBudget:
         return -math.inf
 
 
+class GroupLedger:
+    """Who owns each piece of a group's memory. By default, there is none to own."""
+
+    pool = ""  # the name of the memory in reports of faults, with a blank after it
+
+    def usage(self) -> dict[str, int]:
+        """The fields of `Stats` about this memory."""
+        return {}
+
+    @property
+    def imbalance(self) -> int:
+        """Pages or slots that are counted twice, or, if negative, not at all."""
+        return 0
+
+    def audit(self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]) -> None:
+        """Check the owner of everything. `requests` are those with a row, by name; `in_use`: resume
+        states that others hold. Raises AccountingError."""
+
+    def find_faults(
+        self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]
+    ) -> list[Fault]:
+        """The pages or slots that do not have exactly one owner, with `pool` as their pool. Raises
+        AccountingError for one outside of the memory."""
+        return []
+
+    def quarantine(self, faults: Sequence[Fault], in_use: Sequence[ResumeStateInUse]) -> None:
+        """Take the faulty pages or slots of this memory out of use."""
+
+    def last_owner(self, fault: Fault) -> int:
+        """The id of the request that owned the page or slot last, or NOBODY."""
+        raise NotImplementedError
+
+
 class KvGroup:
     """A group of layers. The defaults are those of a group that needs no memory."""
 
-    pool = ""  # its name in reports of faults, with a blank after it
+    ledger = GroupLedger()
     # A firm pin makes its memory unavailable. Where more than K and V of a prefix must be kept,
     # pins are removed when memory is needed, as those of sessions are.
     pins_firmly = True
@@ -224,36 +258,7 @@ class KvGroup:
         tokens."""
         return 0
 
-    # Accounting
-
     def resume_states(self, block_len: int) -> ResumeStates | None:
-        """What a sequence needs besides K and V to be resumed; None: nothing. `block_len`: tokens
-        of the blocks after which a store has it."""
+        """What a sequence needs besides K and V to be resumed, if its KV leaves the pool; None:
+        nothing. `block_len`: tokens of the blocks after which a store has it."""
         return None
-
-    def usage(self) -> dict[str, int]:
-        """The fields of `Stats` about this group."""
-        return {}
-
-    def audit(self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]) -> None:
-        """Check the owner of everything. `requests` are those with a row, by name; `in_use`: resume
-        states that others hold. Raises AccountingError."""
-
-    def find_faults(
-        self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]
-    ) -> list[Fault]:
-        """The pages or slots that do not have exactly one owner, with `pool` as their pool. Raises
-        AccountingError for one outside of the memory."""
-        return []
-
-    def quarantine(self, faults: Sequence[Fault], in_use: Sequence[ResumeStateInUse]) -> None:
-        """Take the faulty pages or slots of this group out of use."""
-
-    def last_owner(self, fault: Fault) -> int:
-        """The id of the request that owned the page or slot last, or NOBODY."""
-        raise NotImplementedError
-
-    @property
-    def imbalance(self) -> int:
-        """Pages or slots that are counted twice, or, if negative, not at all."""
-        return 0

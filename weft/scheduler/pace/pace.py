@@ -327,11 +327,11 @@ class Pace:
         cost = self.model()
         if cost is None:
             return 0.0
+        starts = np.array([request.kv_len for request in prompts], dtype=np.int32)
+        ends = np.array([request.extend_end for request in prompts], dtype=np.int32)
+        pieces = StepLoad.of_tokens(starts, ends - starts)
         load = self.load_of(online)
-        for request in prompts:
-            start = request.kv_len
-            length = request.extend_len
-            load = StepLoad(load.tokens + length, load.pairs + length * (start + length // 2))
+        load = StepLoad(load.tokens + pieces.tokens, load.pairs + pieces.pairs)
         return self._background_bound_s(online) - self.since_s - cost.seconds(load)
 
     def _background_bound_s(self, online: IntArray) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 from weft.arrays import BoolArray, IntArray
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.scheduler.feature import Feature, FeatureHooks
-from weft.scheduler.history import Counters, DraftCount, RequestHistory, RequestTrace
+from weft.scheduler.history import Counters, DraftCount, RequestDrafts, RequestHistory
 from weft.scheduler.pace.pace import Pace
 from weft.scheduler.pace.step_cost import MIN_STEP_S, CostModel, StepLoad
 from weft.scheduler.request import Columns, Request
@@ -74,7 +74,7 @@ class RowTrust:
     """Statistics of the drafts of a request, while it has its row."""
 
     request: Request
-    trace: RequestTrace
+    drafts: RequestDrafts
     hindrance: str  # why a feature allows no drafts; "" if all allow them
     cutting: list[Feature]  # its features that shorten drafts
     is_plain: bool  # it uses no feature, so the host need not know the run before the next step
@@ -161,9 +161,11 @@ class Speculator:
             cutting = [one for one in used if type(one).cut_draft is not Feature.cut_draft]
             trace = self.history.trace(request.id)
             assert trace is not None, "an open request has no trace"
+            if trace.drafts is None:
+                trace.drafts = RequestDrafts()
             trust = RowTrust(
                 request,
-                trace,
+                trace.drafts,
                 hindrance=next((one.no_draft for one in used if one.no_draft), ""),
                 cutting=cutting,
                 is_plain=not used,
@@ -193,7 +195,7 @@ class Speculator:
             return
         self._is_due[draft.row] = num_right > 0
         trust.rates[draft.source].learn(num_drafts, num_right, FORGET)
-        trust.trace.drafted(option, num_drafts, num_right)
+        trust.drafts.add(option, num_drafts, num_right)
 
     def lose(self, draft: Draft) -> None:
         """The draft was made after others that were wrong, so it says nothing of its source."""
@@ -202,7 +204,7 @@ class Speculator:
         self.counters.drafts[option].add(num_drafts, 0)
         trust = self._rows.get(draft.row)
         if trust is not None:
-            trust.trace.drafted(option, num_drafts, 0)
+            trust.drafts.add(option, num_drafts, 0)
 
     def is_plain(self, row: int) -> bool:
         """Whether the request in a row uses no feature."""
@@ -210,7 +212,7 @@ class Speculator:
 
     def drop(self, draft: Draft) -> None:
         """The draft is not computed, because there is no room for it."""
-        self._rows[draft.row].trace.no_draft = NO_ROOM
+        self._rows[draft.row].drafts.why_none = NO_ROOM
 
     def row_released(self, request: Request) -> None:
         """The request releases its row."""
@@ -246,7 +248,7 @@ class Speculator:
         if num_ahead and not trust.is_plain:
             hindrance = hindrance or NOT_PLAIN
         if hindrance or most < 1:
-            trust.trace.no_draft = hindrance or NEAR_END
+            trust.drafts.why_none = hindrance or NEAR_END
             return None
         if num_ahead:
             least *= 2  # the next step computes the draft again
@@ -267,10 +269,10 @@ class Speculator:
                 continue
             tokens = self._cut(trust, np.frombuffer(found, dtype=np.int32))
             if len(tokens):
-                trust.trace.no_draft = ""
+                trust.drafts.why_none = ""
                 return Draft(row, i, tokens)
             why = RULED_OUT
-        trust.trace.no_draft = why
+        trust.drafts.why_none = why
         return None
 
     def _cut(self, trust: RowTrust, draft: IntArray) -> IntArray:

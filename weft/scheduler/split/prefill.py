@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from weft.scheduler.admission import NewTokenRatio
 from weft.scheduler.batch import Batch
-from weft.scheduler.history import Counters, EventKind, RequestHistory, Stop
+from weft.scheduler.history import EventKind, RequestHistory, StepCounts, Stop
 from weft.scheduler.prefill import PrefillScheduler, RoomForFirst
 from weft.scheduler.request import Request
 from weft.scheduler.settings import SchedulerSettings
@@ -32,12 +32,12 @@ class SplitPrefills:
         planner: SplitPlanner,
         *,
         history: RequestHistory,
-        counters: Counters,
+        counts: StepCounts,
     ) -> None:
         self._unsplit = unsplit
         self._planner = planner
         self._history = history
-        self._counters = counters
+        self._counts = counts
 
     def next_batch(self, now: float, order: Iterator[Request] | None = None) -> Batch | None:
         """The next layers of the open prefill, or the first layers of a new one; None if the
@@ -52,7 +52,7 @@ class SplitPrefills:
         else:
             batch = self._unsplit.next_batch(now, order)
         if batch is not None and batch.plan.layers is not None:
-            self._counters.num_split_steps += 1
+            self._counts.num_split += 1
             self._note(batch, now)
         return batch
 

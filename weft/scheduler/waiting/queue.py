@@ -68,7 +68,7 @@ class WaitingQueue:
     def line_of(self, request: Request) -> WaitingLine:
         """The line in which the request waits or would wait. The first background request opens
         their line."""
-        index = request.service.line
+        index = request.spec.service.line
         if index == len(self.lines):
             self.lines.append(self._new_background())
         return self.lines[index]
@@ -82,7 +82,7 @@ class WaitingQueue:
         online: list[Request] = []
         background: list[Request] = []
         for request in requests:
-            chosen = background if request.service.line else online
+            chosen = background if request.spec.service.line else online
             chosen.append(request)
         del self.lines[1:]
         self.online.begin_anew(policy, online)
@@ -130,7 +130,7 @@ class WaitingQueue:
 
     def rank(self, request: Request) -> int:
         """Class of a request; 0 if there are no classes. Lower ones go first."""
-        service = request.service
+        service = request.spec.service
         classes = self.online.policy.classes
         if service.rank or classes is None:
             return service.rank
@@ -140,7 +140,7 @@ class WaitingQueue:
         """[n] whether the requests of `rows` [n] may be retracted for the waiting one: background
         requests for every online one, and for no other."""
         is_below: BoolArray = self.online.policy.context.columns.background.take(rows)
-        if waiting.service.yields:
+        if waiting.spec.service.yields:
             return is_below & False
         classes = self.online.policy.classes
         if classes is None:
@@ -150,7 +150,7 @@ class WaitingQueue:
     def is_overdue(self, request: Request, now: float) -> bool:
         """Whether the request has waited so long that it goes before its class. No background
         request goes before an online one."""
-        if request.service.yields:
+        if request.spec.service.yields:
             return False
         return 0 < self._aging_s <= now - request.spec.arrival_s
 

@@ -71,10 +71,7 @@ async def create(context: ServerContext, request: Request) -> ASGIApp:
     owner = owner_of(request)
     service.files.require_room(owner)
     lines = io.BytesIO(b"".join(msgspec.json.encode(one) + b"\n" for one in body.requests))
-    try:
-        file = await service.files.store(lines, owner, "requests.jsonl", "batch")
-    except OSError as exc:
-        raise ApiError(503, f"the requests could not be stored: {exc.strerror}") from exc
+    file = await service.files.store(lines, owner, "requests.jsonl", "batch")
     try:
         batch = await service.add_batch(
             owner,

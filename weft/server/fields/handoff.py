@@ -25,6 +25,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
+from weft.server.fields.per_prompt import per_prompt
 
 MAX_ROOM = 2**63 - 1
 MAX_ROOM_LEN = 128  # characters of a room that is a name
@@ -147,9 +148,9 @@ def _without_answer(request: GenerateRequest) -> GenerateRequest:
 
 
 def _of_sglang(body: HandoffFields, count: int, side: _Side) -> list[HandoffParams | None]:
-    hosts = _spread("bootstrap_host", body.bootstrap_host, count)
-    ports = _spread("bootstrap_port", body.bootstrap_port, count)
-    rooms = _spread("bootstrap_room", body.bootstrap_room, count)
+    hosts = per_prompt("bootstrap_host", body.bootstrap_host, count)
+    ports = per_prompt("bootstrap_port", body.bootstrap_port, count)
+    rooms = per_prompt("bootstrap_room", body.bootstrap_room, count)
     found: list[HandoffParams | None] = []
     for index in range(count):
         room = _checked_room("bootstrap_room", rooms[index])
@@ -164,19 +165,6 @@ def _of_sglang(body: HandoffFields, count: int, side: _Side) -> list[HandoffPara
         host = NamedValue("bootstrap_host", hosts[index])
         found.append(side.address(room, host, NamedValue("bootstrap_port", port)))
     return found
-
-
-def _spread(name: str, value: Any, count: int) -> list[Any]:
-    if not isinstance(value, list):
-        return [value] * count
-    if len(value) != count:
-        raise ApiError(
-            400,
-            f"{name} has the length {len(value):,}; {count:,} is expected, an entry for each "
-            "prompt",
-            param=name,
-        )
-    return value
 
 
 # vLLM

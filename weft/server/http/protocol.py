@@ -116,10 +116,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._has_ended_head = False  # in the current data
         # The request that is being answered, or was answered last; `cycle` is the request read
         # last.
-        self._answered: RequestResponseCycle | None = None
+        self.answered: RequestResponseCycle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._probe_timer: asyncio.TimerHandle | None = None
+        self._probe: ReadProbe | None = None  # once the client has stopped sending
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -134,7 +134,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
         self._limiter.left(self)
-        answered = self._answered
+        answered = self.answered
         if (
             answered is not None and not answered.response_complete
         ):  # later requests may have been read
@@ -174,16 +174,14 @@ class GuardedProtocol(HttpToolsProtocol):
 
         If it still reads, it gets its answer; only a write can show whether it reads.
         """
-        answered = self._answered
-        if (
-            answered is None
-            or answered.response_complete
-            or self.cycle.more_body
-            or not self._can_probe
-        ):
+        answered = self.answered
+        if answered is None or answered.response_complete or self.cycle.more_body:
+            return False
+        self._probe = ReadProbe(self)
+        if not self._probe.can_write:
             return False
         self.cycle.keep_alive = False
-        self._probe(0)
+        self._probe.write(0)
         return True
 
     def on_message_begin(self) -> None:
@@ -207,8 +205,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.parser.get_http_version() != "1.1":
             self.app = _CloseDelimited(self.app)
         super().on_headers_complete()
-        if self._answered is None or self._answered.response_complete:
-            self._answered = self.cycle
+        if self.answered is None or self.answered.response_complete:
+            self.answered = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._body_len += len(body)
@@ -217,7 +215,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self.pipeline:
-            self._answered = self.pipeline[-1][0]
+            self.answered = self.pipeline[-1][0]
         self._limiter.waits(self, self.loop.time())
         super().on_response_complete()
 
@@ -251,20 +249,20 @@ class GuardedProtocol(HttpToolsProtocol):
     @property
     def is_receiving(self) -> bool:
         """Whether the end of the current request has not arrived yet."""
-        return self._answered is not None and self._answered.more_body
+        return self.answered is not None and self.answered.more_body
 
     def end_with_connection(self) -> None:
         """The answer that begins now has neither a declared length nor chunks: it ends with the
         connection."""
-        assert self._answered is not None
-        self._answered.chunked_encoding = False
+        assert self.answered is not None
+        self.answered.chunked_encoding = False
 
     def write_piece(self, body: bytes) -> None:
         """Write a piece of the current answer's body at once: like `send`, without a coroutine.
         Only for answers without a declared length, after their head was sent, while
         `takes_pieces`."""
-        assert self._answered is not None
-        if self._answered.chunked_encoding:
+        assert self.answered is not None
+        if self.answered.chunked_encoding:
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         else:
             self.transport.write(body)
@@ -289,45 +287,63 @@ class GuardedProtocol(HttpToolsProtocol):
         self._limiter.refused("stall_timeout_s")
         self.transport.abort()
 
-    @property
-    def _can_probe(self) -> bool:
-        """Whether the server can write bytes that the client ignores: not in HTTP/1.0, nor in a
-        body of known length."""
-        assert self._answered is not None
-        if self._answered.scope["http_version"] != "1.1":
-            return False
-        return not self._answered.response_started or bool(self._answered.chunked_encoding)
-
-    def _probe(self, number: int) -> None:
-        """Write bytes that the client ignores. If the client is gone, its system rejects them, and
-        the next write fails, which ends the connection."""
-        assert self._answered is not None
-        if self.transport.is_closing() or self._answered.response_complete or not self._can_probe:
-            return
-        if not self._answered.response_started:
-            self.transport.write(INTERIM)
-        elif not self.flow.write_paused:
-            self.transport.write(b"0")  # the next chunk's size gets a leading zero
-        if number < len(PROBE_PAUSES_S):
-            self._probe_timer = self.loop.call_later(
-                PROBE_PAUSES_S[number], self._probe, number + 1
-            )
-
     def _cut_off(self, limit: str, answer: bytes) -> None:
         self._limiter.refused(limit)
         self._close_with(answer)
 
     def _close_with(self, answer: bytes) -> None:
         """Close the connection; first send `answer`, if no other answer has started."""
-        answered = self._answered
+        answered = self.answered
         if answered is None or answered.response_complete or not answered.response_started:
             self.transport.write(answer)
         self.transport.close()
 
     def _stop_timers(self) -> None:
-        for timer in (self._head_timer, self._stall_timer, self._probe_timer):
+        for timer in (self._head_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
+        if self._probe is not None:
+            self._probe.stop()
+
+
+class ReadProbe:
+    """Shows whether a client that has stopped sending still reads: it writes bytes that the client
+    ignores into the answers to its requests. If the client is gone, its system rejects them, and
+    the next write fails, which ends the connection."""
+
+    def __init__(self, connection: GuardedProtocol) -> None:
+        self._connection = connection
+        self.timer: asyncio.TimerHandle | None = None  # until the next bytes are written
+
+    @property
+    def can_write(self) -> bool:
+        """Whether there are bytes that the client ignores: not in HTTP/1.0, nor in a body of known
+        length."""
+        answer = self._connection.answered
+        assert answer is not None
+        if answer.scope["http_version"] != "1.1":
+            return False
+        return not answer.response_started or bool(answer.chunked_encoding)
+
+    def write(self, number: int) -> None:
+        """Write the bytes for the time after so many others, and plan the next ones."""
+        connection = self._connection
+        transport = connection.transport
+        answer = connection.answered
+        assert answer is not None
+        if transport.is_closing() or answer.response_complete or not self.can_write:
+            return
+        if not answer.response_started:
+            transport.write(INTERIM)
+        elif not connection.flow.write_paused:
+            transport.write(b"0")  # the next chunk's size gets a leading zero
+        if number < len(PROBE_PAUSES_S):
+            pause_s = PROBE_PAUSES_S[number]
+            self.timer = connection.loop.call_later(pause_s, self.write, number + 1)
+
+    def stop(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 class _CloseDelimited:

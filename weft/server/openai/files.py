@@ -78,13 +78,7 @@ async def upload(context: ServerContext, request: Request) -> ASGIApp:
             raise ApiError(400, message, param="purpose")
         expires_after_s = _expiry(form)
         name = UNSAFE.sub("_", file.filename or "file.jsonl")[:200]
-        try:
-            stored = await service.files.store(
-                file.file, owner, name, str(purpose), expires_after_s
-            )
-        except OSError as exc:
-            message = f"the file could not be stored: {exc.strerror}"
-            raise ApiError(503, message) from exc
+        stored = await service.files.store(file.file, owner, name, str(purpose), expires_after_s)
     finally:
         await form.close()
     await service.settled()

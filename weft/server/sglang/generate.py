@@ -27,6 +27,7 @@ from weft.server.errors import ApiError, not_supported
 from weft.server.fields.engine import want_engine_of
 from weft.server.fields.handoff import with_handoff
 from weft.server.fields.input_embeds import ABSENT, Embeds, embeds_of
+from weft.server.fields.per_prompt import per_prompt
 from weft.server.fields.sampling import CommonSamplingFields, sampling_params
 from weft.server.fields.session import SessionFields, session_params
 from weft.server.limits import check_size
@@ -164,14 +165,14 @@ def _asked(
     body: SglangGenerateRequest,
     count: int,
 ) -> list[_Asked]:
-    sampling = _spread("sampling_params", body.sampling_params or NativeSampling(), count)
-    with_logprobs = _spread("return_logprob", body.return_logprob or False, count)
-    num_top = _spread("top_logprobs_num", body.top_logprobs_num or 0, count)
+    sampling = per_prompt("sampling_params", body.sampling_params or NativeSampling(), count)
+    with_logprobs = per_prompt("return_logprob", body.return_logprob or False, count)
+    num_top = per_prompt("top_logprobs_num", body.top_logprobs_num or 0, count)
     start = -1 if body.logprob_start_len is None else body.logprob_start_len
-    starts = _spread("logprob_start_len", start, count)
+    starts = per_prompt("logprob_start_len", start, count)
     wanted_ids = _wanted_ids(body.token_ids_logprob, count)
-    with_states = _spread("return_hidden_states", body.return_hidden_states or False, count)
-    sessions = _spread("session_params", body.session_params, count)
+    with_states = per_prompt("return_hidden_states", body.return_hidden_states or False, count)
+    sessions = per_prompt("session_params", body.session_params, count)
     made: dict[int, SamplingParams] = {}  # one entry for prompts that share their fields
     found = []
     for index, own in enumerate(sampling):
@@ -206,20 +207,6 @@ def _params(
     return sampling_params(sampling, defaults)
 
 
-def _spread(name: str, value: Any, count: int) -> list[Any]:
-    """One value per prompt: the same for all, or from a list."""
-    if not isinstance(value, list):
-        return [value] * count
-    if len(value) != count:
-        raise ApiError(
-            400,
-            f"{name} has the length {len(value):,}; {count:,} is expected, an entry for each "
-            "prompt",
-            param=name,
-        )
-    return value
-
-
 def _wanted_ids(ids: list[int | list[int]] | None, count: int) -> list[Sequence[int]]:
     """`token_ids_logprob` per prompt: the same ids for all, or a list for each."""
     lists: list[list[int]] = []
@@ -232,7 +219,7 @@ def _wanted_ids(ids: list[int | list[int]] | None, count: int) -> list[Sequence[
     if lists and same:
         message = "token_ids_logprob mixes token ids with lists"
         raise ApiError(400, message, param="token_ids_logprob")
-    return _spread("token_ids_logprob", lists, count) if lists else [same] * count
+    return per_prompt("token_ids_logprob", lists, count) if lists else [same] * count
 
 
 # ---- prompts
@@ -288,7 +275,7 @@ async def _requests(
         require_start(own.params, own_ids, after_history=body.session_params is not None)
     adapters = [""] * len(asked)
     if body.lora_path is not None or context.adapters.by_name:
-        paths = _spread("lora_path", body.lora_path, len(asked))
+        paths = per_prompt("lora_path", body.lora_path, len(asked))
         adapters = [adapter_of(context, body.model, path) for path in paths]
     check_size(context, list(map(len, ids)), [own.params.n for own in asked])
     vocab_size = context.client.engine.vocab_size
@@ -350,7 +337,7 @@ async def _encoded(
 
 def _rids(request: Request, rid: str | list[str] | None, count: int) -> list[str]:
     if isinstance(rid, list):
-        return [request_name(request, name) for name in _spread("rid", rid, count)]
+        return [request_name(request, name) for name in per_prompt("rid", rid, count)]
     name = request_name(request, rid)
     if count == 1:
         return [name]

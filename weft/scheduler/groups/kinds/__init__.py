@@ -65,8 +65,8 @@ def _wrong_numbers(group: KvGroup) -> str:
         "available": 0 if available is None else available,
         "num_pages": group.num_pages,
         "longest": group.longest(1_000_000),
-        "imbalance": group.imbalance,
-        **group.usage(),
+        "imbalance": group.ledger.imbalance,
+        **group.ledger.usage(),
     }
     for what, number in numbers.items():
         if not isinstance(number, Integral):

@@ -22,6 +22,7 @@ from weft.memory.tiers.resume_states import StateResumeStates
 from weft.plan.step import Plan, StateSlots
 from weft.scheduler.groups.protocol import (
     GroupBudget,
+    GroupLedger,
     GroupParts,
     KvGroup,
     Lack,
@@ -36,7 +37,6 @@ STATE_SLOT = MemoryName("slot for a state", is_tokens=False, option="--max-mamba
 
 
 class StatefulLayers(KvGroup):
-    pool = STATES
     pins_firmly = False
     resumes_everywhere = False
 
@@ -46,6 +46,7 @@ class StatefulLayers(KvGroup):
         num_rows = len(columns.kv_len)
         self.memory = StateGroup(num_slots=settings.num_slots, num_rows=num_rows, pins=parts.pins)
         cache.tree.listeners.append(self.memory.snapshots)
+        self.ledger = StateLedger(self.memory)
         self._cache = cache
         self._columns = columns
         self._page_size = cache.page_size
@@ -116,17 +117,13 @@ class StatefulLayers(KvGroup):
     def released(
         self, request: Request, row: int, num_computed: int, inserted: Inserted | None
     ) -> None:
-        is_whole = inserted is not None and inserted.length == num_computed
-        # While it is open which drafts count, the row's state may be one after wrong drafts.
-        if (
-            is_whole
-            and inserted is not None
-            and inserted.handle is not None
-            and not self.memory.is_open(row)
-        ):
-            # All its computed tokens are in the tree, so its own state becomes a snapshot at no
-            # cost.
-            self.memory.snapshots.put(inserted.handle, self.memory.take_slot(row))
+        if inserted is not None and inserted.handle is not None:
+            has_all = inserted.length == num_computed
+            # While it is open which drafts count, the row's state may be one after wrong drafts.
+            if has_all and not self.memory.is_open(row):
+                # All its computed tokens are in the tree, so its own state becomes a snapshot at no
+                # cost.
+                self.memory.snapshots.put(inserted.handle, self.memory.take_slot(row))
         self.memory.end(row)
         self._branches.pop(row, None)
 
@@ -168,39 +165,8 @@ class StatefulLayers(KvGroup):
         moves = self.memory.plan(plan.rows, plan.starts, wanted, undo)
         return replace(plan, states=StateSlots(*moves))
 
-    # Accounting
-
     def resume_states(self, block_len: int) -> StateResumeStates:
         return StateResumeStates(self.memory)
-
-    def usage(self) -> dict[str, int]:
-        memory = self.memory
-        num_used = memory.num_rows + memory.num_kept + memory.num_lent + memory.num_undo
-        return {
-            "state_slots": memory.capacity,
-            "state_slots_used": num_used,
-            "state_slots_evictable": len(memory.snapshots),
-            "total_evicted_states": memory.snapshots.total_evicted,
-        }
-
-    def audit(self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]) -> None:
-        audit_states(self.memory, self._owned_by(requests, in_use))
-
-    def find_faults(
-        self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]
-    ) -> list[Fault]:
-        return find_state_faults(self.memory, self._owned_by(requests, in_use))
-
-    def quarantine(self, faults: Sequence[Fault], in_use: Sequence[ResumeStateInUse]) -> None:
-        for fault in faults:
-            self.memory.allocator.quarantine(fault.page, is_owned=fault.is_owned)
-
-    def last_owner(self, fault: Fault) -> int:
-        return int(self.memory.allocator.last_owner[fault.page])
-
-    @property
-    def imbalance(self) -> int:
-        return self.memory.imbalance
 
     # Inside
 
@@ -231,12 +197,48 @@ class StatefulLayers(KvGroup):
         """The last border before the last of `length` tokens."""
         return (length - 1) // self._border * self._border
 
+
+class StateLedger(GroupLedger):
+    pool = STATES
+
+    def __init__(self, memory: StateGroup) -> None:
+        self._memory = memory
+
+    def usage(self) -> dict[str, int]:
+        memory = self._memory
+        num_used = memory.num_rows + memory.num_kept + memory.num_lent + memory.num_undo
+        return {
+            "state_slots": memory.capacity,
+            "state_slots_used": num_used,
+            "state_slots_evictable": len(memory.snapshots),
+            "total_evicted_states": memory.snapshots.total_evicted,
+        }
+
+    @property
+    def imbalance(self) -> int:
+        return self._memory.imbalance
+
+    def audit(self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]) -> None:
+        audit_states(self._memory, self._owned_by(requests, in_use))
+
+    def find_faults(
+        self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]
+    ) -> list[Fault]:
+        return find_state_faults(self._memory, self._owned_by(requests, in_use))
+
+    def quarantine(self, faults: Sequence[Fault], in_use: Sequence[ResumeStateInUse]) -> None:
+        for fault in faults:
+            self._memory.allocator.quarantine(fault.page, is_owned=fault.is_owned)
+
+    def last_owner(self, fault: Fault) -> int:
+        return int(self._memory.allocator.last_owner[fault.page])
+
     def _owned_by(
         self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]
     ) -> dict[str, IntArray]:
         """The slots that each request owns, and those into which states are being read. What
         others only read belongs to the cache."""
-        owned = self.memory.owned_by({name: one.row for name, one in requests.items()})
+        owned = self._memory.owned_by({name: one.row for name, one in requests.items()})
         for resume_state in in_use:
             if resume_state.is_reserved:
                 owned[resume_state.name] = resume_state.indices

@@ -27,6 +27,7 @@ from weft.memory.window.group import WindowGroup
 from weft.plan.step import Plan, TableWrites, WindowSlots
 from weft.scheduler.groups.protocol import (
     GroupBudget,
+    GroupLedger,
     GroupParts,
     KvGroup,
     Lack,
@@ -34,14 +35,13 @@ from weft.scheduler.groups.protocol import (
     PassFacts,
     Shortage,
 )
-from weft.scheduler.request import Request
+from weft.scheduler.request import Columns, Request
 from weft.scheduler.settings import CLIP_MAX_NEW_TOKENS, WindowSettings
 
 WINDOW_MEMORY = MemoryName("KV memory of layers with windows")
 
 
 class WindowedLayers(KvGroup):
-    pool = WINDOWS
     pins_firmly = False
 
     def __init__(self, parts: GroupParts, settings: WindowSettings) -> None:
@@ -57,6 +57,7 @@ class WindowedLayers(KvGroup):
             pins=parts.pins,
         )
         cache.tree.listeners.append(self.memory.tails)
+        self.ledger = WindowLedger(self.memory, columns)
         # The longest piece of a prompt in one step; None: prompts are never cut.
         self.chunk_len = chunk_len
         self._columns = columns
@@ -91,6 +92,16 @@ class WindowedLayers(KvGroup):
     def new_budget(self, facts: PassFacts) -> GroupBudget:
         expected = self._expected_growth(facts.running_rows, facts.ratio)
         return WindowBudget(self, facts.mixed_kv, expected)
+
+    def _expected_growth(self, rows: IntArray, ratio: float) -> int:
+        """Tokens by which running requests are expected to grow in their windows."""
+        columns = self._columns
+        left = columns.max_len[rows] - columns.seq_len[rows]
+        left = np.clip(left, 0, CLIP_MAX_NEW_TOKENS)
+        # Rounded before the sum, so that the sum is the same on every machine.
+        at_eos = np.ceil(left * ratio).astype(np.int64)
+        expected = np.where(columns.stops_at_eos[rows], at_eos, left)
+        return int(np.minimum(expected, self.growth(rows)).sum())
 
     # A waiting request
 
@@ -129,7 +140,7 @@ class WindowedLayers(KvGroup):
         self.memory.withdraw(request.row, start, request.kv_len)
 
     def before_decode(self, rows: IntArray) -> None:
-        self._give_back(rows)
+        self.memory.give_back(rows, self._columns.kv_len[rows])
 
     def extend_running(self, rows: IntArray, positions: IntArray) -> None:
         begins_page = positions % self.page_size == 0
@@ -143,7 +154,7 @@ class WindowedLayers(KvGroup):
         self.memory.leave(request.row, inserted.handle, inserted.length, since)
 
     def shared(self, request: Request) -> None:
-        self._give_back(np.array([request.row], dtype=np.int32))
+        self.before_decode(np.array([request.row], dtype=np.int32))
 
     def released(
         self, request: Request, row: int, num_computed: int, inserted: Inserted | None
@@ -172,65 +183,54 @@ class WindowedLayers(KvGroup):
         return max(num_tokens, int(ahead.sum())) - self.memory.available
 
     def freed_tokens(self, request: Request) -> int:
-        pages = self._pages_of(request)
+        kv_len = int(self._columns.kv_len[request.row])
+        pages = self.memory.pages_of(request.row, kv_len)
         num_alone = int(np.count_nonzero(self.memory.pool.owned[pages] == 1))
         return num_alone * self.page_size
-
-    # Accounting
 
     def resume_states(self, block_len: int) -> WindowResumeStates:
         return WindowResumeStates(self.memory, block_len)
 
+
+class WindowLedger(GroupLedger):
+    pool = WINDOWS
+
+    def __init__(self, memory: WindowGroup, columns: Columns) -> None:
+        self._memory = memory
+        self._columns = columns
+
     def usage(self) -> dict[str, int]:
-        memory = self.memory
+        memory = self._memory
+        page_size = memory.page_size
         return {
             "kv_window_tokens": memory.capacity,
-            "kv_window_used": memory.pool.num_owned * self.page_size,
-            "kv_window_evictable": memory.pool.evictable_pages * self.page_size,
-            "total_evicted_window_tokens": memory.tails.total_evicted_pages * self.page_size,
+            "kv_window_used": memory.pool.num_owned * page_size,
+            "kv_window_evictable": memory.pool.evictable_pages * page_size,
+            "total_evicted_window_tokens": memory.tails.total_evicted_pages * page_size,
         }
 
+    @property
+    def imbalance(self) -> int:
+        return self._memory.pool.imbalance
+
     def audit(self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]) -> None:
-        audit_windows(self.memory, self._owned_by(requests, in_use))
+        audit_windows(self._memory, self._owned_by(requests, in_use))
 
     def find_faults(
         self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]
     ) -> list[Fault]:
-        return find_window_faults(self.memory, self._owned_by(requests, in_use))
+        return find_window_faults(self._memory, self._owned_by(requests, in_use))
 
     def quarantine(self, faults: Sequence[Fault], in_use: Sequence[ResumeStateInUse]) -> None:
         for fault in faults:
-            self.memory.pool.allocator.quarantine(fault.page, is_owned=fault.is_owned)
+            self._memory.pool.allocator.quarantine(fault.page, is_owned=fault.is_owned)
         # A row in use has at least one token.
         rows = np.flatnonzero(self._columns.seq_len).astype(np.int32)
         apart = [resume_state.indices for resume_state in in_use]
-        self.memory.recount(rows, self._columns.kv_len[rows], apart)
+        self._memory.recount(rows, self._columns.kv_len[rows], apart)
 
     def last_owner(self, fault: Fault) -> int:
-        return int(self.memory.pool.allocator.last_owner[fault.page])
-
-    @property
-    def imbalance(self) -> int:
-        return self.memory.pool.imbalance
-
-    # Inside
-
-    def _expected_growth(self, rows: IntArray, ratio: float) -> int:
-        """Tokens by which running requests are expected to grow in their windows."""
-        columns = self._columns
-        left = columns.max_len[rows] - columns.seq_len[rows]
-        left = np.clip(left, 0, CLIP_MAX_NEW_TOKENS)
-        # Rounded before the sum, so that the sum is the same on every machine.
-        at_eos = np.ceil(left * ratio).astype(np.int64)
-        expected = np.where(columns.stops_at_eos[rows], at_eos, left)
-        return int(np.minimum(expected, self.growth(rows)).sum())
-
-    def _give_back(self, rows: IntArray) -> None:
-        self.memory.give_back(rows, self._columns.kv_len[rows])
-
-    def _pages_of(self, request: Request) -> IntArray:
-        """The pages of windows that a request with a row holds."""
-        return self.memory.pages_of(request.row, int(self._columns.kv_len[request.row]))
+        return int(self._memory.pool.allocator.last_owner[fault.page])
 
     def _owned_by(
         self, requests: Mapping[str, Request], in_use: Sequence[ResumeStateInUse]
@@ -240,6 +240,10 @@ class WindowedLayers(KvGroup):
         for resume_state in in_use:
             by_name[resume_state.name] = resume_state.indices
         return by_name
+
+    def _pages_of(self, request: Request) -> IntArray:
+        """The pages of windows that a request with a row holds."""
+        return self._memory.pages_of(request.row, int(self._columns.kv_len[request.row]))
 
 
 class WindowBudget(GroupBudget):

@@ -18,7 +18,7 @@ from itertools import islice
 from weft.arrays import LongArray
 from weft.memory.index.prefix_index import PrefixIndex
 from weft.memory.index.subtree_counts import SubtreeCounts
-from weft.scheduler.history import Counters
+from weft.scheduler.history import ShadowCounts
 from weft.scheduler.policies.protocol import AgingTurns, Policy
 from weft.scheduler.request import Request
 from weft.scheduler.waiting_table import NUM_HEAD, WaitingTable
@@ -72,13 +72,13 @@ class Shadowed(Policy):
         shadow: Policy,
         *,
         name: str,
-        counters: Counters,
+        counts: ShadowCounts,
     ) -> None:
         super().__init__(live.context)
         self.live = live
         self.name = name  # of the shadow
         self._shadow = shadow
-        self._counters = counters
+        self._counts = counts
         self._turns = AgingTurns()  # as the queue would give them under the shadow policy
         self._walked: Walked | None = None  # the last walk, until it is compared
         self._notes: OrderedDict[int, ShadowNote] = OrderedDict()  # by id
@@ -227,8 +227,7 @@ class Shadowed(Policy):
         chosen = head[: len(walked.admitted)]
         chosen_ids = {one.id for one in chosen}
         admitted_ids = {one.id for one in walked.admitted}
-        counters = self._counters
-        counters.num_shadow_admissions += len(walked.admitted)
+        self._counts.num_admissions += len(walked.admitted)
         for request in walked.admitted:
             self._admitted(request, walked, head, is_chosen=request.id in chosen_ids)
         for request in chosen:
@@ -248,7 +247,7 @@ class Shadowed(Policy):
             note.admitted_s = walked.now
         if is_chosen:
             return
-        self._counters.num_shadow_later += 1
+        self._counts.num_later += 1
         note = self._note(request.id)
         note.admitted_s = walked.now
         note.num_before = next(
@@ -264,7 +263,7 @@ class Shadowed(Policy):
         note.num_preferred += 1
         if note.preferred_s == NEVER:
             note.preferred_s = now
-            self._counters.num_shadow_earlier += 1
+            self._counts.num_earlier += 1
 
     def _note(self, id: int) -> ShadowNote:
         note = self._notes.get(id)
