@@ -129,8 +129,8 @@ class ModelOptions:
     )
     weights_root: str = option(
         "",
-        "folder below which POST /update_weights_from_disk may read; the parent of the model's "
-        "folder if not given",
+        "folder below which POST /update_weights_from_disk and /load_lora_adapter may read; the "
+        "parent of the model's folder if not given",
         group="model",
     )
     weights_cache: str = option(
