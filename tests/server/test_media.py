@@ -394,7 +394,7 @@ def test_tokens_are_counted_with_those_of_pictures(
         ([{"type": "image_url", "image_url": "http://x/a"}], "--allowed-media-domains"),
         ([{"type": "image_url", "image_url": "file:///etc/passwd"}], "--allowed-local-media-path"),
         ([{"type": "image_url", "image_url": "abc"}], "of the kind 'abc'"),
-        ([{"type": "input_image", "file_id": "f"}], "files are not kept here"),
+        ([{"type": "input_image", "file_id": "f"}], "uploaded files serve batches only"),
         ([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}], "no sounds"),
         ([image_part(detail="huge")], "'huge'"),
         ([text_part("<image>"), image_part()], "mark '<image>' 2 times for 1 image"),

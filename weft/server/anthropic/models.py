@@ -19,7 +19,7 @@ class ImageSource(msgspec.Struct, kw_only=True):
     media_type: str | None = None  # has no effect: the bytes determine the format
     data: str | None = None  # base64
     url: str | None = None
-    file_id: str | None = None  # refused: the server stores no files
+    file_id: str | None = None  # refused: uploaded files serve batches only
 
 
 class Inner(msgspec.Struct, kw_only=True):

@@ -211,7 +211,7 @@ def _image(source: str | ImageSource | None, param: str) -> ContentPart:
         elif source.type == "url":
             url = source.url
         else:
-            message = f"{param} names a file; files are not kept here"
+            message = f"{param} names a file; uploaded files serve batches only"
             raise ApiError(400, message, param=param, code="unsupported_parameter")
     if not url:
         raise ApiError(400, f"{param} has no source with data or url", param=param)

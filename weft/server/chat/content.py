@@ -57,7 +57,7 @@ def _source(
     where: str,
 ) -> MediaSource:
     if part.file_id is not None:
-        message = f"{where} names a file_id; files are not kept here"
+        message = f"{where} names a file_id; uploaded files serve batches only"
         raise ApiError(400, message, param=where, code="unsupported_parameter")
     content = getattr(part, part.type, None)
     if part.type == "input_image":

@@ -48,7 +48,7 @@ class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
     audio: str | None = None
     detail: Detail | None = None  # of input_image; has no effect
     cache_control: CacheControl | None = None  # the prompt up to here stays cached
-    file_id: str | None = None  # refused: the server stores no files
+    file_id: str | None = None  # refused: uploaded files serve batches only
 
 
 class PlacedPart(ContentPart, kw_only=True):

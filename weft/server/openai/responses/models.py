@@ -16,7 +16,7 @@ class ResponsePart(msgspec.Struct, kw_only=True):
     text: str | None = None
     image_url: str | None = None  # input_image
     detail: Detail | None = None  # of input_image; has no effect
-    file_id: str | None = None  # refused: the server stores no files
+    file_id: str | None = None  # refused: uploaded files serve batches only
     input_audio: AudioData | None = None
 
 
