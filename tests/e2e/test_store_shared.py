@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import weft
-from tests.e2e.server import HANG_S, Server
+from tests.e2e.server import HANG_S, Server, wait_until
 from tests.weights.hub_server import Hub, serving
 
 NANO = Path(weft.__file__).parent / "bundled" / "weft-nano"
@@ -73,6 +73,10 @@ def unload(http: httpx.Client) -> httpx.Response:
     return http.post("/models/unload", json={"model": NAME})
 
 
+def offered(http: httpx.Client) -> set[str]:
+    return {one["name"] for one in http.get("/api/tags").json()["models"]}
+
+
 def error(answer: httpx.Response) -> Any:
     found = answer.json()["error"]
     assert "\n" not in found
@@ -98,7 +102,7 @@ def test_two_servers_pull_load_and_remove_one_model_at_once(shared: Shared) -> N
     for http in shared.servers:
         gone = chat(http)
         assert gone.status_code == 404, gone.text
-        assert NAME not in {one["name"] for one in http.get("/api/tags").json()["models"]}
+        assert NAME not in offered(http)
 
 
 def test_a_model_is_removed_while_the_other_server_pulls_or_loads_it(shared: Shared) -> None:
@@ -118,6 +122,8 @@ def test_a_model_is_removed_while_the_other_server_pulls_or_loads_it(shared: Sha
         if work is pull:
             assert delete(second).status_code == 200
             continue
+        # The other server looks at the store once a second.
+        assert wait_until(lambda: NAME in offered(second))
         # Asked for, it is loaded at once, although a load has just failed.
         assert [one.text for one in shared.both(load) if one.status_code != 200] == []
         assert [one.text for one in shared.both(chat) if one.status_code != 200] == []

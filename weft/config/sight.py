@@ -10,11 +10,10 @@ before that is never read again.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from weft.arrays import IntArray
+if TYPE_CHECKING:  # descriptions of models are read without numpy
+    from weft.arrays import IntArray
 
 
 class Sight(NamedTuple):
@@ -33,8 +32,8 @@ class Sight(NamedTuple):
     def firsts(self, positions: IntArray) -> IntArray:
         """`first` of each of the positions [n]: [n]"""
         if not self.window:
-            return np.zeros_like(positions)
+            return positions * 0
         if self.chunked:
             return positions - positions % self.window
-        found: IntArray = np.maximum(positions + 1 - self.window, 0)
+        found: IntArray = (positions + 1 - self.window).clip(0)
         return found

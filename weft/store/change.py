@@ -23,7 +23,7 @@ from weft.weights.own import own_model
 from weft.weights.pull.names import BadName, is_plain, require_printable
 
 WEIGHTS = (".gguf", ".safetensors")
-TRIES = 5  # to remove a folder that another process is removing
+TRIES = 1_000  # as many as there may be files that two remove in turns
 
 
 class Removal(NamedTuple):
