@@ -6,6 +6,7 @@ It does not decide when: `house.py` does.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -91,6 +92,7 @@ class HostedModel:
         self._on_load = parse_lora_paths(spec.engine.lora_paths)
         self._folders = AdapterFolders("", Path(), directory=spec.engine.lora_dir)
         self._lock = asyncio.Lock()
+        self._names: frozenset[str] = frozenset()  # of the model's files when it was prepared
 
     @property
     def size(self) -> HostedBytes:
@@ -120,12 +122,16 @@ class HostedModel:
         return config.device == "cpu" and num_ranks(config) == 1 and self.spec.server.dp_size == 1
 
     async def prepare(self) -> None:
-        """Check the model's files, and fit it to its share of the memory. Raises `LoadFailed`."""
+        """Check the model's files, unless they are those that were checked, and fit it to its share
+        of the memory. Raises `LoadFailed`."""
         async with self._lock:
             if self.prepared is not None:
-                return
+                if self.front is not None or self._names == _names_in(self.prepared.folder):
+                    return
+                self.parts = None
             try:
                 self.prepared = await asyncio.to_thread(self._prepare)
+                self._names = _names_in(self.prepared.folder)
                 self.facts = await asyncio.to_thread(model_facts, self.prepared)
             except (ModelError, SettingsError, OSError) as exc:
                 raise LoadFailed(str(exc), is_users=True) from exc
@@ -153,11 +159,11 @@ class HostedModel:
     async def load(self, group: EngineGroup | None = None) -> None:
         """Start the engines, and wait until they are ready. `group`: a process that has been
         started already. Raises `LoadFailed`; then nothing is left of it."""
-        assert self.prepared is not None, "it has not been prepared"
         spec = self.spec
         # Here and not in a thread: a process ends with the thread that has started it.
         self._group = group or EngineGroup(spec.server.dp_size)
         try:
+            await self.prepare()  # files may have come and gone since
             self._sockets = SocketFolder()
             context = self._context()
             self._group.begin(context, self._sockets)
@@ -199,7 +205,12 @@ class HostedModel:
         SettingsError, and AssertionError before `prepare`."""
         async with self._lock:
             if self.parts is None:
-                self.parts = await asyncio.to_thread(load_parts, self._context())
+                context = self._context()
+                parts = await asyncio.to_thread(load_parts, context)
+                # Another program may remove the model: without its template it would not chat.
+                if _names_in(context.prepared.folder) != self._names:
+                    raise SettingsError("files of the model came or went while it was read")
+                self.parts = parts
             return self.parts
 
     def _context(self) -> LaunchContext:
@@ -265,6 +276,11 @@ class HostedModel:
             self._group.stop(STOP_S)
         if self._sockets is not None:
             self._sockets.__exit__(None, None, None)
+
+
+def _names_in(folder: Path) -> frozenset[str]:
+    """None if there is no such folder."""
+    return frozenset(os.listdir(folder)) if folder.is_dir() else frozenset()
 
 
 def _own_journal(folder: Path, name: str) -> str:
