@@ -15,6 +15,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, rule, *body])
 
 
+def level(value: float) -> str:
+    """`number`, but all digits of what is whole: users are counted."""
+    return f"{value:,.0f}" if value == round(value) else number(value)
+
+
 def number(value: float) -> str:
     """Three significant digits: 0.0712, 3.40, 52.1, 1,234."""
     if value != value:

@@ -9,7 +9,7 @@ from weft.capacity.axes.axis import AxisValue
 from weft.capacity.fleet import FleetPoint
 from weft.capacity.search import Candidate
 from weft.cli.capacity.served import words_of
-from weft.sim.table import number, table
+from weft.sim.table import level, number, table
 
 BAR_LEN = 30
 KNEE_OPTION = "knee_output_per_s"
@@ -60,7 +60,7 @@ def _curve_row(one: CurvePoint, highest: float, knee: float) -> list[str]:
     bar = "#" * round(BAR_LEN * point.good_per_s / highest)
     mark = " < knee" if point.level == knee else ""
     return [
-        number(point.level),
+        level(point.level),
         f"{point.good_share:.0%}",
         number(point.good_per_s),
         f"{number(one.slow.good_per_s)} ... {number(one.fast.good_per_s)}",
@@ -77,17 +77,17 @@ def _knee(found: CapacityAnswer) -> Iterator[str]:
     bounds = found.wanted
     words = f"{bounds.share:.0%} of requests within {bounds.slo.ttft_s:g} s to the first token"
     words += f" and {1e3 * bounds.slo.itl_s:g} ms between tokens"
-    low = number(found.knee_range.low)
-    high = number(found.knee_range.high)
+    low = level(found.knee_range.low)
+    high = level(found.knee_range.high)
     if not found.knee:
-        least = number(found.curve[0].point.level)
+        least = level(found.curve[0].point.level)
         yield f"knee       none: not even {least} {found.unit} have {words}"
     else:
         yield (
-            f"knee       {number(found.knee)} {found.unit} ({low} to {high} as the machine's speed "
+            f"knee       {level(found.knee)} {found.unit} ({low} to {high} as the machine's speed "
             f"varies): {words}"
         )
-    yield f"           with the settings it was measured with: {number(found.base_knee)}"
+    yield f"           with the settings it was measured with: {level(found.base_knee)}"
 
 
 def _fleet(found: CapacityAnswer) -> Iterator[str]:
@@ -117,7 +117,7 @@ def _settings(found: CapacityAnswer) -> Iterator[str]:
         changes = ", ".join(f"{name}={plain_text(value)}" for name, value in other.changes.items())
         yield (
             f"next       {changes or 'no change'}: {number(other.point.good_per_s)} good/s at "
-            f"{number(other.point.level)} {found.unit} (best: {number(best.point.good_per_s)})"
+            f"{level(other.point.level)} {found.unit} (best: {number(best.point.good_per_s)})"
         )
 
 
@@ -134,7 +134,7 @@ def toml(found: CapacityAnswer) -> str:
         values["model"] = found.machine.model
     values |= {**found.machine.options, **written(found.best.changes)}
     values[KNEE_OPTION] = round(found.knee_point.output_per_s, 1)
-    text = [f"# weft plan: {number(found.knee)} {found.unit} at the knee"]
+    text = [f"# weft plan: {level(found.knee)} {found.unit} at the knee"]
     text += [f"{name} = {_toml_value(value)}" for name, value in values.items()]
     return "\n".join(text) + "\n"
 
@@ -166,8 +166,8 @@ def compared(answers: Sequence[tuple[str, CapacityAnswer]]) -> str:
         rows.append(
             [
                 name,
-                number(found.knee),
-                f"{number(found.knee_range.low)} ... {number(found.knee_range.high)}",
+                level(found.knee),
+                f"{level(found.knee_range.low)} ... {level(found.knee_range.high)}",
                 number(point.good_per_s),
                 number(point.output_per_s),
                 f"{number(point.ttft_s[0])} s",

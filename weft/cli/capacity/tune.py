@@ -31,7 +31,7 @@ from weft.engine.control.settings import CHANGEABLE
 from weft.json_types import JsonObject
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.synthetic import Lengths
-from weft.sim.table import number
+from weft.sim.table import level, number
 
 ABOUT = (
     "Which settings of a running server should change, from what it has recorded (weft serve "
@@ -111,10 +111,10 @@ def lines(found: CapacityAnswer, machine: MeasuredMachine) -> list[str]:
     """What should change, and what that brings."""
     base = found.base.point
     best = found.best
-    level = f"{number(base.level)} {found.unit}"
+    at = f"{level(base.level)} {found.unit}"
     if not best.changes:
         return [
-            f"nothing: at {level} {base.good_share:.0%} of requests are within the bounds, and no "
+            f"nothing: at {at} {base.good_share:.0%} of requests are within the bounds, and no "
             "other setting that was tried brings more"
         ]
     found_lines = []
@@ -122,7 +122,7 @@ def lines(found: CapacityAnswer, machine: MeasuredMachine) -> list[str]:
         before = getattr(machine.settings, name)
         found_lines.append(f"{name}: {plain_text(before)} -> {plain_text(value)}")
     found_lines.append(
-        f"at {level}: {base.good_share:.0%} -> {best.point.good_share:.0%} of requests within the "
+        f"at {at}: {base.good_share:.0%} -> {best.point.good_share:.0%} of requests within the "
         f"bounds, TTFT p50 {number(base.ttft_s[0])} -> {number(best.point.ttft_s[0])} s, "
         f"ITL p50 {number(1e3 * base.itl_s[0])} -> {number(1e3 * best.point.itl_s[0])} ms"
     )
