@@ -15,6 +15,7 @@ import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from servers import served
@@ -103,7 +104,8 @@ def main() -> None:
     parser.add_argument("--journals", default="", help="folder with those of an earlier run")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and end the server
-    folder = Path(asked.journals or asked.keep or ".")
+    scratch = TemporaryDirectory(prefix="weft-whatif-")  # removed when this program ends
+    folder = Path(asked.journals or asked.keep or scratch.name)
     if not asked.journals:
         serve_all(asked, folder)
         if asked.keep:
