@@ -17,7 +17,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def level(value: float) -> str:
     """`number`, but all digits of what is whole: users are counted."""
-    return f"{value:,.0f}" if value == round(value) else number(value)
+    return f"{value:,.0f}" if float(value).is_integer() else number(value)
 
 
 def number(value: float) -> str:

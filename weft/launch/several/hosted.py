@@ -279,7 +279,7 @@ class HostedModel:
 
 
 def _names_in(folder: Path) -> frozenset[str]:
-    """None if there is no such folder."""
+    """Names in a model's folder; empty if it is not there."""
     return frozenset(os.listdir(folder)) if folder.is_dir() else frozenset()
 
 
