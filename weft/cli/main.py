@@ -58,7 +58,7 @@ VERBS = {
     ),
     "bench": (
         "weft.cli.bench:bench",
-        "measure a model, a server, the scheduler, predictions, grammars",
+        "measure a model, a server, the scheduler, what fewer bits cost, predictions",
     ),
     "ctl": (
         "weft.cli.ctl.run:ctl",
