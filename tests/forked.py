@@ -1,12 +1,12 @@
 """Starts `python -m weft` as a copy of a process that has imported weft already: of a start, three
 quarters of the processor's time are imports.
 
-    tests ── words, environment, folder, files ──▶ first process ── fork ──▶ front ── fork ──▶ engine
+    tests ── words, environment, folder, files ──▶ first process ─ fork ─▶ front ─ fork ─▶ engine
           ◀─ of each server: its id, and how it ended ─
 
 Front and engine are processes like those of a real start: the engine is the front's child, leads a
-group of its own, and has no file of the front but its standard ones. What a process of weft imports,
-and when, other tests see: those of `tests/launch` start the real commands.
+group of its own, and has no file of the front but its standard ones. What a process of weft
+imports, and when, other tests see: those of `tests/launch` start the real commands.
 """
 
 from __future__ import annotations
