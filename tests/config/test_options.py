@@ -36,6 +36,10 @@ def read(*argv: str, **environ: str) -> Loom:
     return command().read(argv, environ).make(Loom)
 
 
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
 def refusal(*argv: str, **environ: str) -> str:
     with pytest.raises(SettingsError) as caught:
         read(*argv, **environ)
@@ -206,6 +210,16 @@ def test_full_help_shows_all_and_a_section_shows_its_own() -> None:
     assert "--threads" not in frame
     with pytest.raises(SettingsError, match="there is help on all, cloth, frame"):
         command().help("weather")
+
+
+def test_help_speaks_of_variables_only_where_they_count() -> None:
+    assert "also an environment variable (WEFT_THREADS) and a key of the TOML" in words(
+        command().help()
+    )
+    alone = Command("loom weave", "Weave.", Loom, positional="model", has_variables=False)
+    assert "is also a key of the TOML file that --config names (threads = ...)" in words(
+        alone.help()
+    )
 
 
 def test_everyday_options_of_serve_are_about_twenty_five() -> None:

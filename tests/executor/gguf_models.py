@@ -68,7 +68,7 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "float32",
     "eos_token_id": 257,
 }
-LATENT = ("deepseek2", "mistral4")
+LATENT = ("deepseek2", "mistral4", "deepseek32", "glm-dsa")
 ADDED_ONE = ("gemma", "nemotron", "qwen3next", "qwen35")  # to the weights of norms
 AS_THEY_ARE = ("gemma3n", "gemma4", "nemotron_h", "nemotron_h_moe")  # not to these
 EXPERT = re.compile(r"(.*\.experts\.)[0-9]+\.(.*)")
@@ -259,6 +259,16 @@ _MINICPM3_KEYS = {
     **{"rope__dimension_count": 8, "attention__key_length": 24},
     **{"attention__q_lora_rank": 24, "attention__kv_lora_rank": 32},
 }
+_INDEXER = {"index_n_heads": 3, "index_head_dim": 16, "index_topk": 8}
+_INDEXER_KEYS = {
+    "attention__indexer__head_count": 3,
+    "attention__indexer__key_length": 16,
+    "attention__indexer__top_k": 8,
+}
+# Multiples of 16 values are chosen from.
+_SPARSE = {**_GROUPED, **_HEADS, **_INDEXER, "kv_lora_rank": 24}
+_SPARSE_KEYS = {**_GROUPED_KEYS, **_HEAD_KEYS, **_INDEXER_KEYS, "attention__kv_lora_rank": 24}
+_SPARSE_KEYS |= {"attention__key_length": 32, "attention__value_length": 24}
 _LLAMA4 = {"num_hidden_layers": 4, "intermediate_size_mlp": 96}
 _LLAMA4_KEYS = {"block_count": 4, "expert_count": 0}
 # Other models of one architecture, by name.
@@ -287,6 +297,20 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             **{"n_group": 4, "topk_group": 2},
         },
         {**_GROUPED_KEYS, **_HEAD_KEYS, "expert_group_count": 4, "expert_group_used_count": 2},
+    ),
+    "V3.2": (
+        "deepseek32",
+        {**_SPARSE, "n_group": 4, "topk_group": 2},
+        {**_SPARSE_KEYS, "expert_group_count": 4, "expert_group_used_count": 2},
+    ),
+    "GLM-5": ("glm-dsa", _SPARSE, _SPARSE_KEYS),
+    "GLM-5, shared": (
+        "glm-dsa",
+        {**_SPARSE, "index_topk": 48, "indexer_types": ["full", "shared"]},
+        {
+            **{**_SPARSE_KEYS, "attention__indexer__top_k": 48},
+            "attention__indexer__types": np.array([True, False]),
+        },
     ),
     "Youtu": (
         "deepseek2",
@@ -574,7 +598,18 @@ _MAMBA1_KEYS = {
     "ssm__dt_b_c_rms": True,
 }
 _NO_PARTS = {"attention__head_count": 0, "attention__head_count_kv": None, "feed_forward_length": 0}
+_MINIMAX = {
+    **{f"{part}_alpha_factor": 3.5 for part in ("full_attn", "linear_attn", "mlp")},
+    **{"num_local_experts": 8, "num_experts_per_tok": 3, "partial_rotary_factor": 0.5},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+}
+_MINIMAX_KEYS = {
+    **{"block_count": 3, "expert_count": 8, "expert_used_count": 3, "residual_scale": 3.5},
+    **{"rope__dimension_count": 8, "attention__key_length": 16, "attention__value_length": 16},
+}
 STATE_VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "minimax-01": (_MINIMAX, _MINIMAX_KEYS),
     "falcon-h1": (_FALCON_H1, _MAMBA_KEYS),
     "mamba2": (_MAMBA2, {**_MAMBA_KEYS, **_NO_PARTS, "rope__dimension_count": None}),
     "nemotron_h": (_NEMOTRON_H, _NEMOTRON_H_KEYS),
@@ -729,7 +764,8 @@ def gguf_name(name: str, architecture: str = "llama") -> str:
             return f"{theirs}.{kind}"
     index, _, part = name.removeprefix(f"{of.layers}.").partition(".")
     parts = {**names._OF_A_LAYER, **of.parts, **WHOLE.get(architecture, {})}
-    for theirs, ours in parts.items():
+    of_states = {} if of.states is None else of.states.parts
+    for theirs, ours in (*parts.items(), *of_states.items()):
         if part == ours:
             return f"blk.{index}.{theirs}"
         if part == f"{ours}.{kind}":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -541,6 +542,40 @@ def test_what_cannot_be_computed_is_refused_by_name(tmp_path: Path, what: str) -
     with pytest.raises(ModelError, match=message) as raised:
         prepare(EngineConfig(model=str(file)))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"attention__indexer__head_count": 4},
+            "attn_q_b.weight has 48 rows; its metadata says 64",
+        ),
+        ({"attention__indexer__top_k": None}, "has no glm-dsa.attention.indexer.top_k"),
+        ({"expert_gating_func": 1}, "expert_gating_func is 1; 2 is supported"),
+        ({"attention__indexer__types": np.array([True])}, "types has 1 layers of 2"),
+        ({"block_count": 2**31}, "block_count is 2,147,483,648, but it has"),
+    ],
+)
+def test_an_indexer_of_other_sizes_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    architecture, config, keys = LATENT_VARIANTS["GLM-5"]
+    tensors = stored(hf_weights(architecture, **config), architecture)
+    values = metadata(architecture, **{**keys, **changes})
+    with pytest.raises(ModelError, match=re.escape(message)):
+        described(write_gguf(tmp_path / "a.gguf", values, tensors))
+
+
+def test_layers_of_long_contexts_share_a_choice_without_a_list(tmp_path: Path) -> None:
+    architecture, config, keys = LATENT_VARIANTS["GLM-5"]
+    tensors = stored(hf_weights(architecture, **{**config, "num_hidden_layers": 4}), architecture)
+    found = []
+    for length in (1_048_575, 1_048_576):
+        values = metadata(architecture, **{**keys, "block_count": 4, "context_length": length})
+        folder = described(write_gguf(tmp_path / f"{length}.gguf", values, tensors))
+        found.append(json.loads((folder / "config.json").read_text())["indexer_types"])
+    assert found == [["full"] * 4, ["full", "full", "full", "shared"]]
 
 
 def test_merges_that_make_no_token_are_refused(tmp_path: Path) -> None:

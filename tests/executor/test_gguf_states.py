@@ -23,7 +23,7 @@ from tests.executor.gguf_models import (
     tensors_of,
     write_folder,
 )
-from weft.config.decoder import GatedDeltaSpec, Mamba1Spec, MambaSpec, ShortConvSpec
+from weft.config.decoder import GatedDeltaSpec, LightningSpec, Mamba1Spec, MambaSpec, ShortConvSpec
 from weft.config.model import BadCheckpoint, ModelConfig, UnsupportedModel
 
 TOKENS = list(range(1, 40))
@@ -56,7 +56,7 @@ def test_kinds_of_layers_follow_from_their_tensors(tmp_path: Path, architecture:
     layers = [config.decoder.layer(layer) for layer in range(config.num_layers)]
     of_others = {"lfm2": ShortConvSpec, "lfm2moe": ShortConvSpec, "granitehybrid": MambaSpec}
     of_others |= dict.fromkeys(("falcon-h1", "mamba2", "nemotron_h", "nemotron_h_moe"), MambaSpec)
-    of_others["mamba"] = Mamba1Spec
+    of_others |= {"mamba": Mamba1Spec, "minimax-01": LightningSpec}
     state = of_others.get(architecture, GatedDeltaSpec)
     expected: dict[str, list[object]] = {}
     expected |= {one: [state] * 2 for one in ("falcon-h1", "mamba", "mamba2")}
@@ -181,6 +181,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str]] = {
         {"ssm__state_size": 32},
         (),
         r"blk.0.attn_qkv.weight is \[192, 64\]; its metadata says \[256, 64\]",
+    ),
+    "lightning attention of another size": (
+        "minimax-01",
+        {"attention__key_length": 32, "attention__value_length": 32},
+        (),
+        r"blk.0.attn_qkv.weight is \[192, 64\]; its metadata says \[384, 64\]",
     ),
     "a convolution of another size": (
         "lfm2",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -57,7 +58,7 @@ VERBS = {
     ),
     "bench": (
         "weft.cli.bench:bench",
-        "measure a model, a server, the scheduler, predictions, grammars",
+        "measure a model, a server, the scheduler, what fewer bits cost, predictions",
     ),
     "ctl": (
         "weft.cli.ctl.run:ctl",
@@ -96,6 +97,9 @@ ELSEWHERE = {
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+# numpy's library of products starts threads when it is imported, which spin for 45 ms of a
+# processor; weft has none for them to do. Elsewhere torch may use the same library.
+NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[0] not in VERBS:
             raise SettingsError(_no_verb(words[0]))
         warn_of_variables(os.environ)
+        if platform.machine() in ("x86_64", "AMD64"):
+            os.environ.setdefault(NUMPY_THREADS, "1")
         return _verb(words[0])(words[1:])
     except (SettingsError, ModelError) as exc:
         if _wants_traceback(words):

@@ -45,8 +45,9 @@ class ModelOptions:
     )
     draft_model: str = option(
         "",
-        "a smaller model with the same tokenizer, named as for --model, which guesses the next "
-        "tokens (--speculative draft or auto); on a CPU only",
+        "a smaller model with the same tokenizer, named as for --model, or the folder of an "
+        "EAGLE-3 head, which guesses the next tokens (--speculative draft, eagle3 or auto); on a "
+        "CPU only",
         group="model",
         elsewhere=("md", "spec_draft_model"),
         aliases=(
@@ -57,13 +58,14 @@ class ModelOptions:
     speculative_config: str = option(
         "",
         "--speculative, --draft-model, --max-draft, --ngram-max and --ngram-min as vLLM writes "
-        "them, in JSON: method (ngram or draft_model), model, num_speculative_tokens, "
+        "them, in JSON: method (ngram, draft_model, eagle3 or mtp), model, num_speculative_tokens, "
         "prompt_lookup_max, prompt_lookup_min",
         group="model",
     )
     dtype: str = option(
         "auto",
-        "type of weights and computation; auto takes the model's",
+        "type of weights and computation; auto takes the model's, but on a CPU bfloat16 for "
+        "float16, and on a GPU for float32",
         group="model",
         everyday=True,
         choices=("auto", "float32", "bfloat16", "float16"),
@@ -110,7 +112,7 @@ class ModelOptions:
     model_impl: str = option(
         "auto",
         "whose code computes the model: weft's own, or that of the package transformers, which "
-        "is slower and knows more models; auto takes weft's if it has the model",
+        "knows more models; auto takes weft's if it has the model",
         group="model",
         choices=("auto", "weft", "transformers"),
     )
@@ -177,7 +179,7 @@ class ModelOptions:
     )
     threads: int = option(
         0,
-        "CPU threads for the model; 0 takes all physical cores",
+        "CPU threads for the model; 0 takes all physical cores, which ranks and replicas share",
         group="device",
         everyday=True,
         low=0,

@@ -478,8 +478,10 @@ def _check_layer_inputs(model: GgufModel, config: JsonMapping) -> None:
 def _check_state_layer(keys: _Keys, config: JsonMapping, block: str) -> None:
     model = keys.model
     hidden_size = config["hidden_size"]
-    if "conv_L_cache" in config:
-        _require_shape(model, f"{block}.shortconv.in_proj.weight", (3 * hidden_size, hidden_size))
+    states = keys.architecture.states
+    if states is not None and states.inputs is not None:
+        name, num_rows = states.inputs
+        _require_shape(model, f"{block}.{name}", (num_rows(config), hidden_size))
         return
     if "linear_num_key_heads" not in config:
         # Gates and values; of Mamba 2 also B and C of each group, and a step of each head.

@@ -315,7 +315,8 @@ class _OptionParser(argparse.ArgumentParser):
 class Command:
     """The options of one command: the fields of some dataclasses, and `--config`. `positional`: the
     option that needs no flag; `takes_several`: it may be there several times. `tables`: the tables
-    that the file may have, [GROUP.NAME], with the options of each.
+    that the file may have, [GROUP.NAME], with the options of each. `has_variables`: its options may
+    stand in the environment; the help says so, and `read` gets that part of it which counts.
     """
 
     def __init__(
@@ -326,7 +327,9 @@ class Command:
         positional: str = "",
         takes_several: bool = False,
         tables: Mapping[str, Mapping[str, Option]] | None = None,
+        has_variables: bool = True,
     ) -> None:
+        self._has_variables = has_variables
         self._name = name
         self._about = about
         self._positional = positional
@@ -515,10 +518,11 @@ class Command:
             if self._positional
             else f"{self._name} [options]"
         )
+        example = next(one for name, one in self._options.items() if name != self._positional)
+        variable = f"an environment variable ({example.env}) and " if self._has_variables else ""
         epilog = (
             f"All options: --help all; one group: --help {'|'.join(self.groups)}. Each option is "
-            "also an environment variable (WEFT_KV_TOKENS) and a key of the TOML file that "
-            "--config names (kv_tokens = 4096)."
+            f"also {variable}a key of the TOML file that --config names ({example.name} = ...)."
         )
         parser = _OptionParser(
             usage=usage,

@@ -193,8 +193,8 @@ class SchedulingOptions:
     speculative: str = option(
         "auto",
         "sources of guesses of the next tokens, which are computed together and compared: "
-        "prediction, tree, draft, ngram, or several with commas; off: none; auto decides by "
-        "device. Answers stay the same",
+        "prediction, tree, draft, mtp, eagle3, ngram, or several with commas; off: none; auto "
+        "decides by device. Answers stay the same",
         group="scheduling",
         everyday=True,
         aliases=("speculative_algorithm",),

@@ -135,8 +135,8 @@ class ServerConfig:
     )
     state_dir: str = option(
         "",
-        "folder in which sessions and stored responses outlive the server (docs/guides/state.md); "
-        "without it they end with it",
+        "folder in which sessions, stored responses, files and batches outlive the server "
+        "(docs/guides/state.md); without it they end with it",
         group="server",
     )
     chat_template: str = option(

@@ -23,6 +23,8 @@ import zmq
 from weft.config.engine_args import FollowerArgs
 from weft.config.process import LAST_WORDS_BYTES
 from weft.launch.start_worker import die_with_parent
+from weft.ops import meta_kernels
+from weft.weights.known import MINILM, SMOLLM2
 
 if TYPE_CHECKING:
     from weft.parallel.links import Link
@@ -34,6 +36,7 @@ def main() -> None:
     # The launcher handles Ctrl-C and stops all processes in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
+    meta_kernels.defer(SMOLLM2.module, MINILM.module)
     args = FollowerArgs.from_json(lines.get())
     # End immediately: no thread of the device may delay it.
     os._exit(run(args))

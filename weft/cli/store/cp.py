@@ -30,7 +30,9 @@ def cp(argv: Sequence[str]) -> int:
     words = list(argv)
     if len(words) > 1 and not any(word.startswith("-") for word in words[:2]):
         words.insert(1, "--to")
-    settings = settings_of(Command("weft cp", ABOUT, CopyOptions, positional="name"), words)
+    settings = settings_of(
+        Command("weft cp", ABOUT, CopyOptions, positional="name", has_variables=False), words
+    )
     if settings is None:
         return 0
     options = settings.make(CopyOptions)

@@ -27,7 +27,7 @@ class ListOptions:
 
 def list_models(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit status."""
-    settings = settings_of(Command("weft list", ABOUT, ListOptions), argv)
+    settings = settings_of(Command("weft list", ABOUT, ListOptions, has_variables=False), argv)
     if settings is None:
         return 0
     options = settings.make(ListOptions)

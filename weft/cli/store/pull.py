@@ -32,7 +32,7 @@ class PullOptions:
 
 def pull(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit status."""
-    command = Command("weft pull", ABOUT, PullOptions, positional="name")
+    command = Command("weft pull", ABOUT, PullOptions, positional="name", has_variables=False)
     settings = settings_of(command, argv)
     if settings is None:
         return 0

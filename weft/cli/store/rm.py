@@ -36,7 +36,9 @@ class RemoveOptions:
 
 def rm(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit status: 1 if the user says no."""
-    settings = settings_of(Command("weft rm", ABOUT, RemoveOptions, positional="name"), argv)
+    settings = settings_of(
+        Command("weft rm", ABOUT, RemoveOptions, positional="name", has_variables=False), argv
+    )
     if settings is None:
         return 0
     options = settings.make(RemoveOptions)

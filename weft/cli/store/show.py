@@ -31,7 +31,9 @@ class ShowOptions:
 
 def show(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit status."""
-    settings = settings_of(Command("weft show", ABOUT, ShowOptions, positional="name"), argv)
+    settings = settings_of(
+        Command("weft show", ABOUT, ShowOptions, positional="name", has_variables=False), argv
+    )
     if settings is None:
         return 0
     options = settings.make(ShowOptions)

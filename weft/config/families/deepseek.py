@@ -197,7 +197,7 @@ def _gguf_latents(keys: ArchitectureKeys, found: Found) -> JsonObject:
     }
 
 
-def _gguf_deepseek2(keys: ArchitectureKeys, found: Found) -> JsonObject:
+def gguf_deepseek2(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """DeepSeek V2 or V3, or Youtu: by the scores of the router, if there is one."""
     more: JsonObject = {**_gguf_latents(keys, found), **_gguf_yarn(keys, found)}
     scores = keys.number("expert_gating_func", int, gguf.SOFTMAX) or gguf.SOFTMAX
@@ -240,7 +240,7 @@ def _gguf_yarn(keys: ArchitectureKeys, found: Found) -> JsonObject:
 
 def _gguf_mistral4(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """Mistral 4. Its queries grow with their position."""
-    more = _gguf_deepseek2(keys, found)
+    more = gguf_deepseek2(keys, found)
     rope: JsonObject = more.get("rope_parameters") or found["rope_parameters"]
     growth = keys.number("attention.temperature_scale", float, 0.0)
     return {
@@ -270,7 +270,7 @@ def _gguf_minicpm3(keys: ArchitectureKeys, found: Found) -> JsonObject:
     return {**more, "rope_parameters": rope}
 
 
-_GGUF_PARTS = {
+GGUF_PARTS = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -280,7 +280,7 @@ _GGUF_PARTS = {
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
 }
-_GGUF_JOINED = ("attn_k_b.weight", "attn_v_b.weight")
+GGUF_JOINED = ("attn_k_b.weight", "attn_v_b.weight")
 
 
 FAMILIES = {
@@ -288,10 +288,10 @@ FAMILIES = {
         read=_deepseek2,
         gguf={
             "deepseek2": gguf.Architecture(
-                more=_gguf_deepseek2,
+                more=gguf_deepseek2,
                 reads=gguf.EXPERTS,
-                parts=_GGUF_PARTS,
-                joined=_GGUF_JOINED,
+                parts=GGUF_PARTS,
+                joined=GGUF_JOINED,
                 is_latent=True,
             )
         },
@@ -326,8 +326,8 @@ FAMILIES = {
             "mistral4": gguf.Architecture(
                 more=_gguf_mistral4,
                 reads=gguf.EXPERTS,
-                parts=_GGUF_PARTS,
-                joined=_GGUF_JOINED,
+                parts=GGUF_PARTS,
+                joined=GGUF_JOINED,
                 is_latent=True,
             )
         },
@@ -344,7 +344,7 @@ FAMILIES = {
         defaults={"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256},
         gguf={
             "minicpm3": gguf.Architecture(
-                more=_gguf_minicpm3, parts=_GGUF_PARTS, joined=_GGUF_JOINED, is_latent=True
+                more=_gguf_minicpm3, parts=GGUF_PARTS, joined=GGUF_JOINED, is_latent=True
             )
         },
     ),

@@ -72,6 +72,10 @@ class StateLayers:
     with_attention: bool = False  # these layers have attention, too
     # Layers have one part each: a state, attention, or, without both, a feed-forward part.
     one_part: bool = False
+    # Names of tensors that differ in these layers from those of the other layers.
+    parts: Mapping[str, str] = field(default_factory=dict)
+    # The tensor of a mixer's inputs, and its number of rows by the `config.json`.
+    inputs: tuple[str, Callable[[Found], int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,7 +136,11 @@ _GGUF_OUTSIDE = {"token_embd_norm": "model.embedding_norm", "output_norm": "mode
 
 _GGUF_CONVS = ("shortconv.conv.weight",)
 
-_GGUF_STATES = gguf.StateLayers(tensor="shortconv.conv.weight", kind="conv")
+_GGUF_STATES = gguf.StateLayers(
+    tensor="shortconv.conv.weight",
+    kind="conv",
+    inputs=("shortconv.in_proj.weight", lambda config: 3 * int(config["hidden_size"])),
+)
 
 
 _FAMILY = Family(

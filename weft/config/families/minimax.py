@@ -32,7 +32,7 @@ from weft.config.families.family import (
 from weft.config.families.rope import read_rope
 from weft.config.families.states import LINEAR, check_lanes
 from weft.config.model_errors import UnsupportedModel
-from weft.json_types import JsonMapping
+from weft.json_types import JsonMapping, JsonObject
 
 # The decays of lightning attention, which files of transformers have in tensors, too.
 _DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
@@ -171,6 +171,35 @@ _gguf_minimax_m2 = gguf.experts(
     },
 )
 
+_gguf_experts = gguf.experts(
+    gguf.SOFTMAX,
+    {**gguf.CHOSEN, "num_local_experts": gguf.GgufKey("expert_count", int)},
+)
+
+
+def _gguf_minimax(keys: gguf.ArchitectureKeys, found: gguf.Found) -> JsonObject:
+    """Text-01 and M1. A file has one factor of the residual stream; those of the parts are 1."""
+    alpha = gguf.factor("residual_scale", keys)
+    parts = ("full_attn", "linear_attn", "mlp")
+    return {f"{part}_alpha_factor": alpha for part in parts} | _gguf_experts(keys, found)
+
+
+def _num_inputs(config: gguf.Found) -> int:
+    """Queries, keys and values of lightning attention."""
+    return 3 * int(config["num_attention_heads"]) * int(config["head_dim"])
+
+
+_GGUF_STATES = gguf.StateLayers(
+    tensor="attn_norm_2.weight",
+    kind=LINEAR,
+    parts={
+        "attn_qkv": "self_attn.qkv_proj",
+        "attn_gate": "self_attn.output_gate",
+        "attn_norm_2": "self_attn.norm",
+        "attn_output": "self_attn.out_proj",
+    },
+    inputs=("attn_qkv.weight", _num_inputs),
+)
 _DEFAULTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 _RELEASED = Family(
     read=_minimax_text_01,
@@ -186,7 +215,19 @@ _RELEASED = Family(
     implied=_layer_types,
 )
 FAMILIES = {
-    "MiniMax": Family(read=_minimax, defaults=_DEFAULTS),
+    "MiniMax": Family(
+        read=_minimax,
+        defaults=_DEFAULTS,
+        gguf={
+            "minimax-01": gguf.Architecture(
+                more=_gguf_minimax,
+                reads=(*gguf.EXPERTS, "residual_scale"),
+                is_partial=True,
+                parts=gguf.MIXTRAL_NAMES,
+                states=_GGUF_STATES,
+            )
+        },
+    ),
     "MiniMaxText01": _RELEASED,
     "MiniMaxM1": _RELEASED,
     "MiniMaxM2": Family(

@@ -11,11 +11,17 @@ from functools import partial
 
 from weft.config.config_json import get, size
 from weft.config.decoder import DecoderSpec, IndexerSpec, LayerSpec
-from weft.config.families.deepseek import read_deepseek3
+from weft.config.families import gguf
+from weft.config.families.deepseek import (
+    GGUF_JOINED,
+    GGUF_PARTS,
+    gguf_deepseek2,
+    read_deepseek3,
+)
 from weft.config.families.family import Config, Family, flag
 from weft.config.families.states import check_lanes
-from weft.config.model_errors import UnsupportedModel
-from weft.json_types import JsonMapping
+from weft.config.model_errors import BadCheckpoint, UnsupportedModel
+from weft.json_types import JsonMapping, JsonObject
 
 TOPK = "index_topk"
 
@@ -75,6 +81,62 @@ def _context(config: Config) -> JsonMapping:
     return {"max_position_embeddings": longest}
 
 
+# GGUF files
+
+SHARES_FROM = 1_048_576  # the context of the first model of GLM-5's class whose layers share
+
+
+def _gguf_latents(keys: gguf.ArchitectureKeys, found: gguf.Found) -> JsonObject:
+    return {**gguf_deepseek2(keys, found), "architectures": found["architectures"]}
+
+
+def _gguf_sizes(keys: gguf.ArchitectureKeys, found: gguf.Found) -> JsonObject:
+    """Nothing further. Raises BadCheckpoint if the tensors of the first indexer have other sizes
+    than the keys."""
+    indexer = gguf.said(keys, found, _INDEXER)
+    head_dim = indexer["index_head_dim"]
+    for name, num_rows in (("attn_k", head_dim), ("attn_q_b", indexer["index_n_heads"] * head_dim)):
+        found_rows = keys.num_rows(f"blk.0.indexer.{name}.weight")
+        if found_rows != num_rows:
+            raise BadCheckpoint(
+                f"blk.0.indexer.{name}.weight has {found_rows} rows; its metadata says {num_rows}"
+            )
+    return {}
+
+
+def _gguf_sharing(keys: gguf.ArchitectureKeys, found: gguf.Found) -> JsonObject:
+    """Which layers of GLM-5 choose. Files of before this was written have a choice in each layer,
+    or, with longer contexts, in the first two and in every fourth from the third on."""
+    is_full = keys.flags("attention.indexer.types")
+    if not is_full:
+        shares = found["max_position_embeddings"] >= SHARES_FROM
+        num_layers = len(keys.layers_with("attn_norm.weight"))
+        is_full = [not shares or layer < 2 or layer % 4 == 2 for layer in range(num_layers)]
+    if all(is_full):
+        _gguf_sizes(keys, found)
+    return {"indexer_types": ["full" if one else "shared" for one in is_full]}
+
+
+_INDEXER = {
+    "index_n_heads": gguf.GgufKey("attention.indexer.head_count", int),
+    "index_head_dim": gguf.GgufKey("attention.indexer.key_length", int),
+    TOPK: gguf.GgufKey("attention.indexer.top_k", int),
+}
+_gguf_deepseek32 = gguf.experts(gguf.SIGMOID, _INDEXER, _gguf_sizes, _gguf_latents)
+_gguf_glm = gguf.experts(gguf.SIGMOID, _INDEXER, _gguf_latents, gguf.groups, _gguf_sharing)
+_GGUF = gguf.Architecture(
+    more=_gguf_deepseek32,
+    reads=gguf.EXPERTS,
+    parts={
+        **GGUF_PARTS,
+        "indexer.attn_q_b": "self_attn.indexer.wq_b",
+        "indexer.attn_k": "self_attn.indexer.wk",
+        "indexer.k_norm": "self_attn.indexer.k_norm",
+        "indexer.proj": "self_attn.indexer.weights_proj",
+    },
+    joined=GGUF_JOINED,
+    is_latent=True,
+)
 _DEFAULTS = {
     TOPK: 2_048,
     "index_head_dim": 128,
@@ -90,10 +152,12 @@ FAMILIES = {
         read=partial(_sparse, side_by_side=False),
         defaults={**_DEFAULTS, "index_n_heads": 64, "n_group": 8, "topk_group": 4},
         implied=_context,
+        gguf={"deepseek32": _GGUF},
     ),
     "GlmMoeDsa": Family(
         read=partial(_sparse, side_by_side=True),
         defaults={**_DEFAULTS, "index_n_heads": 32},
         implied=_context,
+        gguf={"glm-dsa": replace(_GGUF, more=_gguf_glm)},
     ),
 }

@@ -225,7 +225,7 @@ def _head_pass(
     later = Later(programs.later, programs.carried)
     chains = CpuFusedSteps(programs, table, library, None, later=later)
     if spec.ranks is None:
-        return HeadPass(chains)
+        return HeadPass(chains, memory.states)
     after_first = LaterPrograms(programs.later, programs.head)
     passes = CpuFusedSteps(after_first, table, library, None, later=later)
     return head_pass(sender, single(chains), single(passes))

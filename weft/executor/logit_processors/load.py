@@ -19,6 +19,7 @@ from weft.config.options import SettingsError
 from weft.executor.logit_processors.disallowed import DisallowedTokens
 from weft.executor.logit_processors.processor import LogitProcessor
 from weft.executor.logit_processors.processors import Processors
+from weft.ops import meta_kernels
 
 GROUP = "weft.logit_processors"
 READY_MADE: dict[str, type[LogitProcessor]] = {"disallowed_tokens": DisallowedTokens}
@@ -80,6 +81,7 @@ def _of_file(entry: str, number: int) -> Iterator[tuple[str, object, str]]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
+    meta_kernels.register()
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as exc:  # a script may end when it is imported

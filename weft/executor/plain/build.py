@@ -132,7 +132,7 @@ def _head_pass(
     )
     if spec.ranks is not None:
         return head_pass(sender, steps.first, steps.later)
-    return HeadPass(GuessPasses(steps.first, steps.later))
+    return HeadPass(GuessPasses(steps.first, steps.later), memory.states)
 
 
 def _make_attention(spec: RunnerSpec, pool: KVPool) -> AttentionBackend:

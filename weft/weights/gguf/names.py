@@ -95,7 +95,7 @@ def renamed(tensors: Mapping[str, TensorEntry], metadata: JsonMapping) -> dict[s
                 part = part._replace(shape=(part.shape[0] * part.shape[1], part.shape[2]))
             if one.unsplit in architecture.convs and len(part.shape) == 2:
                 part = part._replace(shape=(part.shape[0], 1, part.shape[1]))
-            ours = _name(one, architecture) or name
+            ours = _name(one, architecture, tensors) or name
             paired_rows = 0
             if architecture.has_pairs:
                 paired_rows = _paired_rows(one, part, metadata)
@@ -122,12 +122,17 @@ def _parsed(name: str) -> _TensorName:
     return _TensorName(None, base, kind)
 
 
-def _name(parsed: _TensorName, architecture: Architecture) -> str:
+def _name(
+    parsed: _TensorName, architecture: Architecture, tensors: Mapping[str, TensorEntry]
+) -> str:
     """weft's name for a tensor; "": its name is unknown."""
     if parsed.layer is None:
         ours = architecture.outside.get(parsed.part) or _OUTSIDE.get(parsed.part, "")
         return ours and f"{ours}.{parsed.kind}"
     names = {**_OF_A_LAYER, **architecture.parts}
+    states = architecture.states
+    if states is not None and f"blk.{parsed.layer}.{states.tensor}" in tensors:
+        names |= states.parts
     prefix = f"{architecture.layers}.{parsed.layer}"
     if parsed.unsplit in names:
         return f"{prefix}.{names[parsed.unsplit]}"
