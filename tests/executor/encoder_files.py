@@ -92,6 +92,7 @@ class Seeing(NamedTuple):
     settings: dict[str, Any]  # of the checkpoint's preprocessor_config.json
     projector_names: tuple[tuple[str, str], ...] = ()
     swaps: bool = False  # older converters' names of the feed-forward part
+    text_tensors: tuple[tuple[str, Tensor], ...] = ()  # what the decoder's file has besides
 
 
 class Halves(NamedTuple):
@@ -139,7 +140,9 @@ def write_both(seeing: Seeing, checkpoint: Checkpoint, folder: Path) -> tuple[Pa
     (checkpoint.folder / "preprocessor_config.json").write_text(text)
     halves = halves_of(checkpoint.folder)
     values = metadata(seeing.text, **{"context_length": 512, **seeing.text_keys})
-    decoder = write_gguf(folder / "tiny-Q4_K_M.gguf", values, stored(halves.decoder, seeing.text))
+    tensors = stored(halves.decoder, seeing.text)
+    tensors |= {name: plain(tensor) for name, tensor in seeing.text_tensors}
+    decoder = write_gguf(folder / "tiny-Q4_K_M.gguf", values, tensors)
     said: dict[str, Any] = {
         "general.architecture": "clip",
         "general.type": "mmproj",
@@ -174,6 +177,9 @@ def tensors_of(seeing: Seeing, halves: Halves) -> dict[str, Stored]:
             tensor = tensor + 1
         if seeing.projector == "pixtral" and (".attn_q." in theirs or ".attn_k." in theirs):
             tensor = paired(tensor, num_heads)
+        if seeing.projector == "gemma4v":
+            theirs = theirs.replace(".linear.", ".")
+            tensor = _of_gemma4(theirs, tensor)
         if theirs == "v.patch_embd.weight" and tensor.dim() == 5:
             for frame in range(tensor.shape[2]):
                 ending = f".{frame}" if frame else ""
@@ -185,3 +191,9 @@ def tensors_of(seeing: Seeing, halves: Halves) -> dict[str, Stored]:
             continue
         found[theirs] = tensor
     return {name: plain(tensor.contiguous()) for name, tensor in found.items()}
+
+
+def _of_gemma4(name: str, tensor: Tensor) -> Tensor:
+    if name == "v.patch_embd.weight":
+        return tensor.view(-1, 4, 4, 3).permute(0, 3, 1, 2)
+    return tensor[None] if tensor.dim() == 0 else tensor

@@ -28,7 +28,8 @@ from weft.config.gguf import GgufModel, hf_config, hf_sampling
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError, ModelNotFound
 from weft.config.options import SettingsError
 from weft.config.pooling import KINDS
-from weft.config.vision.mmproj import ClipKeys, projector_of, with_encoder
+from weft.config.vision.clip import ClipKeys
+from weft.config.vision.mmproj import projector_of, with_encoder
 from weft.json_types import JsonMapping
 from weft.observe.log import EventLog
 from weft.weights.fetch import local_folder, local_path
@@ -46,6 +47,8 @@ WEFT = Path(__file__).parents[1]
 SOURCES = (
     "config/gguf.py",
     "config/families/*.py",
+    "config/vision/clip.py",
+    "config/vision/*_file.py",
     "config/vision/mmproj.py",
     "text/gguf_tokenizer.py",
     "assemble/model_folder.py",

@@ -14,6 +14,8 @@ from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.qwen import MAX_HEAD_DIM
 
 GELU = "gelu_pytorch_tanh"
+TOWER = "vision_tower"
+LIMITS = ("input_min", "input_max", "output_min", "output_max")
 BUDGETS = (70, 140, 280, 560, 1_120)  # most tokens of a picture, as the model was trained
 USUAL_BUDGET = 280
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.arrays import IntArray
 from weft.config.decoder import NormKind
-from weft.config.vision.gemma4 import GELU, Gemma4TowerSpec
+from weft.config.vision.gemma4 import GELU, LIMITS, TOWER, Gemma4TowerSpec
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.norm import RmsNorm
@@ -33,9 +33,7 @@ from weft.ops.protocol import Matrix, Norm
 from weft.ops.quantize import widened
 
 MAX_SIDE = 4_096  # patches
-TOWER = "vision_tower"
 TABLE = f"{TOWER}.patch_embedder.position_embedding_table"
-LIMITS = ("input_min", "input_max", "output_min", "output_max")
 
 
 class Gemma4Tower:

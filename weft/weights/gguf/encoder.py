@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.config.model import BadCheckpoint
-from weft.config.vision.mmproj import ARCHITECTURE, IGNORED, Projector, projector_of
+from weft.config.vision.clip import Projector
+from weft.config.vision.mmproj import ARCHITECTURE, IGNORED, projector_of
 from weft.json_types import JsonMapping
 from weft.weights.gguf.reader import GgufFile
 from weft.weights.safetensors import TensorEntry
@@ -76,9 +77,11 @@ class EncoderContent(GgufFile):
         swaps = _is_swapped(tensors)
         found: dict[str, TensorEntry] = {}
         for name, entry in tensors.items():
-            if name.startswith(IGNORED) or name.startswith(f"{PATCHES}."):
+            if name.startswith((*IGNORED, *projector.unread)) or name.startswith(f"{PATCHES}."):
                 continue
-            part = self._patches(tensors) if name == PATCHES else entry
+            part = self._patches(tensors, projector) if name == PATCHES else entry
+            if name.endswith(projector.numbers) and part.shape == (1,):
+                part = part._replace(shape=())
             if projector.merges_qkv and _is_of(name, QKV):
                 if not _is_of(name, QKV[:1]):
                     continue
@@ -116,9 +119,11 @@ class EncoderContent(GgufFile):
             shape=(num_rows, *parts[0].shape[1:]), start=begin, num_bytes=self._end - begin
         )
 
-    def _patches(self, tensors: Mapping[str, TensorEntry]) -> TensorEntry:
+    def _patches(self, tensors: Mapping[str, TensorEntry], projector: Projector) -> TensorEntry:
         """The projection of patches; of several frames, if the file has a tensor for each."""
         first = tensors[PATCHES]
+        if projector.patches_by_pixel:
+            return self._by_pixel(first)
         frames = [first]
         while f"{PATCHES}.{len(frames)}" in tensors:
             frames.append(tensors[f"{PATCHES}.{len(frames)}"])
@@ -141,6 +146,21 @@ class EncoderContent(GgufFile):
         self._append(FilePiece(begin, num_bytes, 0, np.concatenate(pieces, axis=2).tobytes()))
         shape = (out_size, num_colours, len(frames), *first.shape[2:])
         return first._replace(shape=shape, start=begin, num_bytes=num_bytes)
+
+    def _by_pixel(self, entry: TensorEntry) -> TensorEntry:
+        """[n, colours, H, W] as [n, H * W * colours]."""
+        item_bytes, rest = divmod(entry.num_bytes, max(math.prod(entry.shape), 1))
+        if rest or len(entry.shape) != 4 or entry.num_bytes > MAX_JOINED_BYTES:
+            raise BadCheckpoint(
+                f"{self.label} is damaged: {PATCHES} is {entry.dtype} of {list(entry.shape)}"
+            )
+        data = bytearray(entry.num_bytes)
+        super().read_into(entry.start, memoryview(data))
+        items = np.frombuffer(data, f"V{item_bytes}").reshape(entry.shape)
+        begin = self._end
+        ordered = np.ascontiguousarray(items.transpose(0, 2, 3, 1))
+        self._append(FilePiece(begin, entry.num_bytes, 0, ordered.tobytes()))
+        return entry._replace(shape=(entry.shape[0], math.prod(entry.shape[1:])), start=begin)
 
     def _append(self, segment: FilePiece) -> None:
         self._segments.append(segment)
@@ -179,8 +199,12 @@ def _tower_name(name: str, projector: Projector, swaps: bool, metadata: JsonMapp
     if group == "v" and layer.isascii() and layer.isdigit():
         if swaps:
             part = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}.get(part, part)
+        prefix = f"{projector.layers}.{int(layer)}"
+        unsplit = projector.parts.get(f"{part}.{kind}", "")
+        if unsplit:
+            return f"{prefix}.{unsplit}"
         ours = projector.parts.get(part, "")
-        return f"{projector.layers}.{int(layer)}.{ours}.{kind}" if ours else ""
+        return f"{prefix}.{ours}.{kind}" if ours else ""
     group, _, rest = base.partition(".deepstack.")
     layer, _, part = rest.partition(".")
     if group == "v" and layer.isascii() and layer.isdigit() and part in projector.deep:
