@@ -1,6 +1,5 @@
 """Gemma 4's encoder of sounds compared with transformers on tiny random checkpoints; and log
-probabilities of tokens behind sounds and pictures, served whole, in chunks, from the cache and after
-retractions."""
+probabilities of tokens behind sounds and pictures: whole, in chunks, cached and retracted."""
 
 from __future__ import annotations
 

@@ -33,6 +33,10 @@ FRAMES_OF_TOKEN = 4
 MAX_RATE = 192_000
 MAX_WINDOW = 1 << 16
 
+# HTK's scale: pitches for each factor of 10 beyond this frequency.
+_PITCHES = 2_595
+_BREAK_HZ = 700
+
 
 class LoudnessSpec(NamedTuple):
     """The settings of a Gemma4AudioFeatureExtractor."""
@@ -105,14 +109,24 @@ def _of_bands(extractor: JsonMapping, key: str, num_bands: int, default: float) 
 def bands_of(spec: LoudnessSpec) -> Doubles:
     """The weight of each frequency of the transform in each band: [frequencies, bands]. A band is a
     triangle between the middles of its neighbours, of height 1."""
-    low, high = (2_595 * math.log10(1 + edge / 700) for edge in (spec.lowest, spec.highest))
-    edges = 700 * (10 ** (np.linspace(low, high, spec.num_bands + 2) / 2_595) - 1)
-    points = np.linspace(0, spec.rate // 2, spec.num_points // 2 + 1)[:, None]
+    pitches = np.linspace(
+        _pitch(spec.lowest),
+        _pitch(spec.highest),
+        spec.num_bands + 2,
+    )
+    edges = _BREAK_HZ * (10 ** (pitches / _PITCHES) - 1)
+    num_frequencies = spec.num_points // 2 + 1
+    points = np.linspace(0, spec.rate // 2, num_frequencies)
+    points = points[:, None]
     widths = np.diff(edges)
     rise = (points - edges[:-2]) / widths[:-1]
     fall = (edges[2:] - points) / widths[1:]
     bands: Doubles = np.maximum(0.0, np.minimum(rise, fall))
     return bands
+
+
+def _pitch(hz: float) -> float:
+    return _PITCHES * math.log10(1 + hz / _BREAK_HZ)
 
 
 def loudness(samples: FloatArray, spec: LoudnessSpec, bands: Doubles) -> FloatArray:
@@ -121,17 +135,21 @@ def loudness(samples: FloatArray, spec: LoudnessSpec, bands: Doubles) -> FloatAr
     # A frame also needs the sample that follows it.
     half = spec.window // 2
     padded = np.pad(samples * spec.factor, (half, 0))
-    num_frames = max((len(padded) - spec.window - 1) // spec.hop + 1, 0)
-    if not num_frames:
+    last_start = len(padded) - spec.window - 1
+    if last_start < 0:
         return np.empty((0, spec.num_bands), np.float32)
-    frames = sliding_window_view(padded, spec.window)[:: spec.hop][:num_frames]
-    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(spec.window) / spec.window)
+    num_frames = last_start // spec.hop + 1
+    windows = sliding_window_view(padded, spec.window)
+    frames = windows[:: spec.hop][:num_frames]
+    angles = 2 * np.pi * np.arange(spec.window) / spec.window
+    hann = 0.5 - 0.5 * np.cos(angles)
     shape = hann.astype(np.float32)
     pieces = []
     for begin in range(0, num_frames, FRAMES_AT_ONCE):
-        shaped = frames[begin : begin + FRAMES_AT_ONCE] * shape
-        sizes = np.abs(np.fft.rfft(shaped, n=spec.num_points))
-        pieces.append(np.log(sizes @ bands + spec.floor))
+        some = frames[begin : begin + FRAMES_AT_ONCE]
+        transformed = np.fft.rfft(some * shape, n=spec.num_points)
+        sizes = np.abs(transformed) @ bands
+        pieces.append(np.log(sizes + spec.floor))
     found = (np.concatenate(pieces) - spec.mean) / spec.deviation
     return found.astype(np.float32)
 

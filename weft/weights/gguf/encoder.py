@@ -149,18 +149,21 @@ class EncoderContent(GgufFile):
 
     def _by_pixel(self, entry: TensorEntry) -> TensorEntry:
         """[n, colours, H, W] as [n, H * W * colours]."""
-        item_bytes, rest = divmod(entry.num_bytes, max(math.prod(entry.shape), 1))
+        num_items = max(math.prod(entry.shape), 1)
+        item_bytes, rest = divmod(entry.num_bytes, num_items)
         if rest or len(entry.shape) != 4 or entry.num_bytes > MAX_JOINED_BYTES:
             raise BadCheckpoint(
                 f"{self.label} is damaged: {PATCHES} is {entry.dtype} of {list(entry.shape)}"
             )
         data = bytearray(entry.num_bytes)
         super().read_into(entry.start, memoryview(data))
-        items = np.frombuffer(data, f"V{item_bytes}").reshape(entry.shape)
+        items = np.frombuffer(data, f"V{item_bytes}")
+        by_colour = items.reshape(entry.shape)
+        by_pixel = by_colour.transpose(0, 2, 3, 1).tobytes()
         begin = self._end
-        ordered = np.ascontiguousarray(items.transpose(0, 2, 3, 1))
-        self._append(FilePiece(begin, entry.num_bytes, 0, ordered.tobytes()))
-        return entry._replace(shape=(entry.shape[0], math.prod(entry.shape[1:])), start=begin)
+        self._append(FilePiece(begin, entry.num_bytes, 0, by_pixel))
+        size = math.prod(entry.shape[1:])
+        return entry._replace(shape=(entry.shape[0], size), start=begin)
 
     def _append(self, segment: FilePiece) -> None:
         self._segments.append(segment)
