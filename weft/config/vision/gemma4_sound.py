@@ -15,6 +15,8 @@ from weft.config.vision.gemma4 import gemma4
 from weft.config.vision.joint import JointSpec
 from weft.config.vision.spec import TowerSpec
 
+TOWER = "audio_tower"
+FIRST = f"{TOWER}.subsample_conv_projection"
 MAX_TOKENS = 750  # of a sound of 30 s
 MIN_CLIPPING = 1e9  # lower bounds of activations are not computed
 MAX_CHANNELS = 4_096
@@ -34,6 +36,7 @@ class Gemma4SoundSpec:
     score_cap: float
     residual_scale: float  # factor of the feed-forward parts
     is_limited: bool  # as in `Gemma4TowerSpec`
+    scales_are_final: bool  # of the numbers of a head; else softplus makes them
     norm_eps: float
     last_size: int  # numbers of a vector before its projection to the decoder
     out_size: int  # hidden size of the decoder
@@ -126,6 +129,8 @@ def gemma4_sound(config: Mapping[str, Any], out_size: int) -> Gemma4SoundSpec | 
         score_cap=number(audio, "attention_logit_cap", 50.0, above=0.0),
         residual_scale=number(audio, "residual_weight", 0.5, above=0.0),
         is_limited=get(audio, "use_clipped_linears", bool, True),
+        # This key is only in weft's own config.json (GGUF files, `gemma4_file.py`).
+        scales_are_final=get(audio, "scales_are_final", bool, False),
         norm_eps=number(audio, "rms_norm_eps", 1e-6, low=0.0),
         last_size=size(audio, "output_proj_dims", 1_536),
         out_size=out_size,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.config.decoder import NormKind
-from weft.config.vision.gemma4_sound import MAX_TOKENS, Gemma4SoundSpec
+from weft.config.vision.gemma4_sound import FIRST, MAX_TOKENS, TOWER, Gemma4SoundSpec
 from weft.models.layers.linear import Linear
 from weft.models.layers.norm import RmsNorm
 from weft.models.layers.weight import Weights, vector
@@ -21,8 +21,6 @@ from weft.ops.elementwise import rms_norm
 from weft.ops.encoder import EncoderOps
 from weft.ops.protocol import Norm
 
-TOWER = "audio_tower"
-FIRST = f"{TOWER}.subsample_conv_projection"
 EPS = 1e-6  # of the norms that have no eps of their own in a `config.json`
 MAX_PERIOD = 10_000.0
 QUERY_SCALE = 1 / math.log(2)
@@ -334,7 +332,10 @@ class NearAttention:
         heads = (spec.num_heads, spec.head_dim)
         q, k, v = qkv.view(len(qkv), 3, *heads).unbind(1)
         scale = QUERY_SCALE * spec.head_dim**-0.5
-        q = q * F.softplus(self.scales) * scale
+        scales = self.scales
+        if not spec.scales_are_final:
+            scales = F.softplus(scales)
+        q = q * scales * scale
         keys = before_each(k * KEY_SCALE, reach)
         values = before_each(v, reach)
         near = near.view(reach, *heads).flip(0)
