@@ -27,7 +27,11 @@ RENEWED_S = 10.0  # so long the thread that would end the process serves for one
 MAX_EXTENSIONS = 4  # on a machine with more work than processors, a test has so many limits more
 BUSY_LOAD = 2.0  # threads that want a processor, for each processor
 OWNER = "TESTS_OF_WEFT"  # environment variable of all that the tests of one process start
-HELPERS = ("weft.text.templates.render_process", "weft.grammar.sandbox_process")
+HELPERS = (
+    "weft.text.templates.render_process",
+    "weft.grammar.sandbox_process",
+    "tests.forked",
+)
 LAST_END_S = 10.0  # for processes that were told to end
 
 

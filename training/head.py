@@ -1,68 +1,127 @@
-"""Trains an EAGLE-3 head for weft-nano: one layer that reads the model's hidden states and guesses the next tokens, from
-the lessons of `teacher.py`. It learns chains as they are computed later: the first guess of a chain reads states of the
-model, each one after it what the head itself has made. Source: arXiv:2503.01840, section 3.
+"""An EAGLE-3 head while it is trained: one layer that reads hidden states of a model and guesses the next tokens. It
+learns chains as they are computed later: the first guess of a chain reads states of the model, each one after it what
+the head itself has made. Source: arXiv:2503.01840, section 3.
 
     pass 1 at place j    | keys of pass 1 of places .. j |
     pass 2               | keys of pass 1 of places .. j - 1 | key of pass 2 of place j |
 
-    python -m training.head --teacher weft/bundled/weft-nano --work WORK --out WORK/head --minutes 20
+Knows no optimizer, nor where lessons come from.
 """
 
-import argparse
-import json
 import math
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from training import corpus, data, teacher
 from training.export import write_json
 from training.model import (
     MLP,
     RMS_NORM_EPS,
     ROPE_THETA,
     TAUGHT_TEMPERATURE,
-    LanguageModel,
     RMSNorm,
     Shape,
+    rope_tables,
     rotate,
 )
-from training.sample import load
-from training.train import HAS_BFLOAT16, HELD_OUT_ROWS, WARM_UP_STEPS
+from training.recorded import Lesson
+from training.train import HAS_BFLOAT16
+from weft.assemble.prepare import prepare
+from weft.config.engine import EngineConfig
+from weft.models.registry import make_model
+from weft.ops.plain import PlainOps
+from weft.weights.load import load_weights
 
-READS = (2, 4, 6)  # inputs of these layers of the model; 6: the output of the last
-NUM_PASSES = 2
+NUM_PASSES = 3
 PASS_FACTOR = 0.8  # the loss of each pass counts so much of the one before
-ROWS = 4
-PEAK_LR = 1.5e-3
-STEPS_PER_LINE = 20
+BEGUN = 0.1  # the root mean square of the model's own state in the head's, at the beginning
+MAX_POSITION = 8192
 
 
 class HeadShape(NamedTuple):
     """The sizes of a head; its hidden states are as long as the model's."""
 
-    num_heads: int = 4
+    num_heads: int = 6
     num_kv_heads: int = 2
     head_dim: int = 64
-    intermediate_size: int = 512
-    num_logits: int = 1536
+    intermediate_size: int = 1152
+    num_logits: int = 4096
+
+
+class Target(NamedTuple):
+    """What a head takes of its model."""
+
+    num_layers: int
+    embedding: Tensor  # [V, hidden] bfloat16
+    norm: Tensor  # [hidden], behind the last layer
+    rows: Tensor  # [V, hidden] bfloat16, of its own head
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The layers whose inputs the head reads; the number of layers: the output of the last."""
+        return (self.num_layers // 3, 2 * self.num_layers // 3, self.num_layers)
+
+    @property
+    def hidden(self) -> int:
+        return self.embedding.shape[1]
+
+    def logits(self, states: Tensor, rows: Tensor) -> Tensor:
+        """What the model makes of outputs of its last layer [.., hidden], for rows of its head."""
+        x = F.rms_norm(states.float(), (self.hidden,), self.norm, RMS_NORM_EPS)
+        return F.linear(x.bfloat16(), rows)
+
+
+def target(name: str) -> Target:
+    """Read it of a model of weft, of the families whose norms are those of Llama."""
+    prepared = prepare(EngineConfig(model=name, device="cpu"))
+    model = make_model(prepared.model, PlainOps(torch.float32, torch.device("cpu")))
+    load_weights(model.weights(), prepared.folder)
+    weights = {weight.name: weight for weight in model.weights()}
+    embedding = weights["model.embed_tokens.weight"].get().bfloat16()
+    rows = embedding
+    if "lm_head.weight" in weights:
+        rows = weights["lm_head.weight"].get().bfloat16()
+    norm = weights["model.norm.weight"].get().float()
+    return Target(prepared.model.num_layers, embedding, norm, rows)
 
 
 class Batch(NamedTuple):
-    """What a step learns from. At place j: the state there, the id of the token after it, and what the model expects
-    behind that token."""
+    """What a step learns from. At place j: the state there, the token after it, and what the model expects behind that
+    token. N of the places count."""
 
-    states: Tensor  # [B, T, len(READS) * hidden]
+    states: Tensor  # [B, T, reads * hidden]
     embedded: Tensor  # [B, T, hidden] of the token after each place
-    likely: Tensor  # [B, T, K] places in the list of tokens that the head can guess
-    chances: Tensor  # [B, T, K] 0 for tokens that it cannot
+    counts: Tensor  # [B, T] whether the answer goes on behind that token
+    last: Tensor  # [B, T, hidden] the output of the last layer for that token
+    next: Tensor  # [B, T] the token behind it
+
+    @property
+    def length(self) -> int:
+        return self.states.shape[1]
+
+
+def batch_of(lessons: Sequence[Lesson], of: Target) -> Batch:
+    """The lessons beside each other, padded."""
+    longest = max(len(lesson.tokens) for lesson in lessons) - 2
+    shape = (len(lessons), longest)
+    states = torch.zeros(*shape, lessons[0].states.shape[1])
+    last = torch.zeros(*shape, of.hidden)
+    known = torch.zeros(shape, dtype=torch.int64)
+    following = torch.zeros(shape, dtype=torch.int64)
+    counts = torch.zeros(shape, dtype=torch.bool)
+    for row, (tokens, own, begin) in enumerate(lessons):
+        num = len(tokens) - 2
+        states[row, :num] = own[:num]
+        last[row, :num] = own[1 : num + 1, -of.hidden :]
+        known[row, :num] = tokens[1 : num + 1]
+        following[row, :num] = tokens[2:]
+        counts[row, max(begin - 2, 0) : num] = True
+    return Batch(states, F.embedding(known, of.embedding).float(), counts, last, following)
 
 
 class Chain(NamedTuple):
@@ -138,44 +197,77 @@ def moved(x: Tensor, num: int) -> Tensor:
 
 
 class Head(nn.Module):
-    def __init__(self, shape: HeadShape, hidden: int, num_passes: int = NUM_PASSES) -> None:
+    sizes: Tensor  # [reads * hidden] by which states are divided
+
+    def __init__(self, shape: HeadShape, hidden: int, num_reads: int) -> None:
         super().__init__()
-        self.num_passes = num_passes
-        self.fc = nn.Linear(len(READS) * hidden, hidden, bias=False)
+        self.fc = nn.Linear(num_reads * hidden, hidden, bias=False)
         self.midlayer = Layer(shape, hidden)
         self.norm = RMSNorm(hidden)
         self.lm_head = nn.Linear(hidden, shape.num_logits, bias=False)
+        self.register_buffer("sizes", torch.ones(num_reads * hidden))
         for weight in self.parameters():
             if weight.ndim == 2:
                 nn.init.normal_(weight, std=0.02)
 
     @torch.no_grad()
-    def begin_with(self, model: LanguageModel, ids: Tensor) -> None:
-        """Begin with what the model knows: the state of the last layer as it is, and the rows of its own head."""
-        hidden = model.shape.hidden_size
-        self.fc.weight[:, -hidden:] += torch.eye(hidden)
-        self.norm.weight.copy_(model.model.norm.weight)
-        self.midlayer.hidden_norm.weight.copy_(model.model.norm.weight)
-        self.lm_head.weight.copy_(model.model.embed_tokens.weight[ids])
+    def begin_with(self, model: Target, ids: Tensor, lessons: Sequence[Lesson] = ()) -> None:
+        """Begin with what the model knows: the state of the last layer, and the rows of its own head. States are divided
+        by their usual sizes in `lessons`, of which some are hundreds of times as large as others."""
+        if len(lessons):
+            self.sizes.zero_()
+        for lesson in lessons:
+            self.sizes += lesson.states[lesson.begin :].float().square().mean(0) / len(lessons)
+        self.sizes.sqrt_()
+        own = self.sizes[-model.hidden :]
+        self.fc.weight[:, -model.hidden :] += torch.diag(BEGUN * own / own.square().mean().sqrt())
+        self.norm.weight.copy_(model.norm)
+        self.lm_head.weight.copy_(model.rows[ids])
 
-    def passes(self, batch: Batch, cos: Tensor, sin: Tensor) -> Iterator[Tensor]:
-        """The logits of each pass, [B, T, num_logits]."""
+    def passes(self, batch: Batch, num: int = NUM_PASSES) -> Iterator[Tensor]:
+        """What each pass makes of all places, [B, T, hidden]."""
         chain = Chain([], [])
-        state = self.fc(batch.states)
-        for _ in range(self.num_passes):
+        cos, sin = rope_tables(batch.length, self.midlayer.shape.head_dim)
+        state = self.fc(batch.states / self.sizes)
+        for _ in range(num):
             state = self.midlayer(state, batch.embedded, chain, cos, sin)
-            yield self.lm_head(self.norm(state))
+            yield state
             state = moved(state, 1)
 
-    def loss(self, batch: Batch, cos: Tensor, sin: Tensor) -> Tensor:
-        """The cross entropy in nats of the passes with what the model expects, weighted."""
-        total = torch.zeros(())
-        for number, logits in enumerate(self.passes(batch, cos, sin)):
-            expected = (logits.float() / TAUGHT_TEMPERATURE).log_softmax(-1)
-            chances = batch.chances[:, number:]
-            of_pass = -(chances * expected.gather(-1, batch.likely)[:, number:]).sum()
-            total = total + PASS_FACTOR**number * of_pass / chances.sum()
-        return total
+    def logits(self, states: Tensor) -> Tensor:
+        """[.., hidden] to [.., num_logits]"""
+        return self.lm_head(self.norm(states))  # type: ignore[no-any-return]
+
+
+class Guessable:
+    """The tokens that a head can guess."""
+
+    def __init__(self, lessons: Sequence[Lesson], num: int, vocab_size: int) -> None:
+        """Those that the answers have most often."""
+        counts = torch.zeros(vocab_size, dtype=torch.int64)
+        for lesson in lessons:
+            counts += torch.bincount(lesson.tokens[lesson.begin :], minlength=vocab_size)
+        # Of those that no answer has, the first: a tokenizer lists frequent ones first.
+        order = counts.sort(descending=True, stable=True).indices
+        self.ids = order[:num].sort().values
+        self.is_there = torch.zeros(vocab_size, dtype=torch.bool)
+        self.is_there[self.ids] = True
+
+
+def loss_of(head: Head, batch: Batch, of: Target, can: Guessable, rows: Tensor) -> Tensor:
+    """The cross entropy in nats of the passes with what the model expects among the tokens that the
+    head can guess, weighted. `rows`: of the model's head, for these tokens."""
+    counts = batch.counts & can.is_there[batch.next]
+    counts[:, : NUM_PASSES - 1] = False  # no chain of this length ends there
+    with torch.no_grad():
+        expected = of.logits(batch.last[counts], rows).float()
+        chances = (expected / TAUGHT_TEMPERATURE).softmax(-1)
+    total = torch.zeros(())
+    for number, states in enumerate(head.passes(batch)):
+        logits = head.logits(states[counts]).float() / TAUGHT_TEMPERATURE
+        losses = logits.logsumexp(-1) - (chances * logits).sum(-1)
+        total = total + PASS_FACTOR**number * losses.mean()
+    return total
 
 
 class Rightness(NamedTuple):
@@ -186,161 +278,59 @@ class Rightness(NamedTuple):
     common: float
 
 
-class Teacher:
-    """The model, the tokens that its head can guess, and its lessons."""
-
-    def __init__(self, folder: Path, lessons: teacher.Lessons, num_logits: int) -> None:
-        self.model: LanguageModel = load(folder).eval().requires_grad_(requires_grad=False)
-        self.lessons = lessons
-        self.ids = frequent(lessons, num_logits, self.model.shape.vocab_size)
-        self.place_of = torch.full((self.model.shape.vocab_size,), -1)
-        self.place_of[self.ids] = torch.arange(num_logits)
-        self._kept: dict[int, Tensor] = {}
-        for layer in READS:
-            self._listen(layer)
-
-    def _listen(self, layer: int) -> None:
-        layers = self.model.model.layers
-        if layer == len(layers):
-            layers[-1].register_forward_hook(
-                lambda _module, _inputs, output: self._kept.update({layer: output})
-            )
-            return
-        layers[layer].register_forward_pre_hook(
-            lambda _module, inputs: self._kept.update({layer: inputs[0]})
-        )
-
-    @torch.no_grad()
-    def batch(self, lessons: teacher.Lessons, first_row: int, num_rows: int) -> Batch:
-        tokens, likely, chances = teacher.batch(lessons, first_row, num_rows)
-        ids = tokens[:, :-1]
-        with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BFLOAT16):
-            self.model(ids)
-        states = torch.cat([self._kept[layer].float() for layer in READS], -1)
-        places = self.place_of[likely]
-        known = chances * (places >= 0)
-        embedded = self.model.model.embed_tokens(ids)
-        return Batch(states[:, :-1], embedded[:, 1:], places.clamp(min=0)[:, 1:], known[:, 1:])
-
-
-def frequent(lessons: teacher.Lessons, num: int, vocab_size: int) -> Tensor:
-    """The tokens that the model expects most often, [num] rising."""
-    mass = torch.zeros(vocab_size)
-    mass.index_add_(0, lessons.likely.flatten().long(), lessons.chances.flatten().float())
-    return mass.topk(num).indices.sort().values
-
-
 @torch.no_grad()
-def rightness(head: Head, of: Teacher, lessons: teacher.Lessons) -> list[Rightness]:
-    """Measured on rows that were not learnt; tokens that the head cannot guess count as wrong."""
-    model = of.model
-    sums = torch.zeros(head.num_passes, 3)
-    for row in range(len(lessons.tokens)):
-        batch = of.batch(lessons, row, 1)
-        _, likely, chances = teacher.batch(lessons, row, 1)
-        best = of.place_of[likely[:, 1:, 0]]
-        is_there = chances[:, 1:, 0] > 0
-        length = batch.states.shape[1]
-        for number, logits in enumerate(head.passes(batch, model.cos[:length], model.sin[:length])):  # type: ignore[index]
-            expected = (logits.float() / TAUGHT_TEMPERATURE).softmax(-1)
-            is_right = (logits.argmax(-1) == best) & is_there
-            common = torch.minimum(expected.gather(-1, batch.likely), batch.chances)
-            counted = is_there[:, number:].sum()
-            sums[number] += torch.stack(
-                [is_right[:, number:].sum(), common[:, number:].sum(), counted]
-            )
+def rightness(
+    head: Head, lessons: Sequence[Lesson], of: Target, can: Guessable, num_passes: int = 5
+) -> list[Rightness]:
+    """Measured on answers that were not learnt; tokens that the head cannot guess count as wrong."""
+    sums = torch.zeros(num_passes, 3)
+    for lesson in lessons:
+        batch = batch_of([lesson], of)
+        counts = batch.counts
+        counts[:, : num_passes - 1] = False
+        with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BFLOAT16):
+            for number, states in enumerate(head.passes(batch, num_passes)):
+                expected = of.logits(batch.last[counts], of.rows).float()
+                best = expected.argmax(-1)
+                chances = (expected / TAUGHT_TEMPERATURE).softmax(-1)[:, can.ids]
+                logits = head.logits(states[counts]).float()
+                is_right = can.ids[logits.argmax(-1)] == best
+                own = (logits / TAUGHT_TEMPERATURE).softmax(-1)
+                common = torch.minimum(own, chances).sum()
+                sums[number] += torch.stack([is_right.sum(), common, torch.tensor(len(best))])
     return [Rightness(right / num, common / num) for right, common, num in sums.tolist()]
 
 
-def train(of: Teacher, head: Head, seconds: float) -> None:
-    """Train for this time. The learning rate falls to zero at its end."""
-    matrices = [p for p in head.parameters() if p.ndim == 2]
-    others = [p for p in head.parameters() if p.ndim == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
-        lr=PEAK_LR,
-        betas=(0.9, 0.95),
-    )
-    known = of.lessons.part(0, -HELD_OUT_ROWS)
-    began = time.monotonic()
-    step = 0
-    while (used := (time.monotonic() - began) / seconds) < 1:
-        batch = of.batch(known, step * ROWS, ROWS)
-        length = batch.states.shape[1]
-        with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BFLOAT16):
-            loss = head.loss(batch, of.model.cos[:length], of.model.sin[:length])  # type: ignore[index]
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = PEAK_LR * min((step + 1) / WARM_UP_STEPS, 1 - used)
-        optimizer.step()
-        optimizer.zero_grad()
-        step += 1
-        if step % STEPS_PER_LINE == 0:
-            tokens = step * ROWS * length
-            print(f"step {step}, {tokens:,} tokens, {used:.0%}: loss {loss.item():.3f}", flush=True)
-
-
-def export(head: Head, of: Teacher, shape: HeadShape, folder: Path) -> None:
+def export(head: Head, of: Target, ids: Tensor, folder: Path) -> None:
     """Write the head as a folder that engines with EAGLE-3 read."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: tensor.detach().to(torch.bfloat16).contiguous()
-        for name, tensor in head.state_dict().items()
-    }
-    can_guess = of.place_of >= 0
-    tensors["d2t"] = of.ids - torch.arange(len(of.ids))
+    weights = {name: tensor.detach() for name, tensor in head.state_dict().items()}
+    weights["fc.weight"] = weights["fc.weight"] / weights.pop("sizes")
+    tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
+    can_guess = torch.zeros(len(of.rows), dtype=torch.bool)
+    can_guess[ids] = True
+    tensors["d2t"] = ids - torch.arange(len(ids))
     tensors["t2d"] = can_guess
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    write_json(folder / "config.json", config(of.model.shape, shape))
+    write_json(folder / "config.json", config(of, head.midlayer.shape))
 
 
-def config(model: Shape, shape: HeadShape) -> dict[str, Any]:
+def config(model: Target, shape: HeadShape) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "torch_dtype": "bfloat16",
-        "hidden_size": model.hidden_size,
+        "hidden_size": model.hidden,
         "num_hidden_layers": 1,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
         "intermediate_size": shape.intermediate_size,
-        "vocab_size": model.vocab_size,
+        "vocab_size": len(model.embedding),
         "draft_vocab_size": shape.num_logits,
-        "max_position_embeddings": model.max_position,
+        "max_position_embeddings": MAX_POSITION,
         "rms_norm_eps": RMS_NORM_EPS,
         "rope_theta": ROPE_THETA,
         "hidden_act": "silu",
-        "eagle_aux_hidden_state_layer_ids": list(READS),
+        "eagle_aux_hidden_state_layer_ids": list(model.reads),
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--teacher", type=Path, required=True, help="the folder of the model")
-    parser.add_argument("--work", type=Path, required=True, help="where lessons are kept")
-    parser.add_argument("--out", type=Path, required=True, help="where the head is written to")
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--lessons", type=int, default=832, help="rows that the model writes")
-    parser.add_argument("--threads", type=int, default=0, help="0: all")
-    args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    torch.manual_seed(data.SEED)
-    docs, _ = corpus.split(corpus.documents())
-    cut = Tokenizer.from_file(str(args.teacher / "tokenizer.json"))
-    file = args.work / "lessons.safetensors"
-    lessons = teacher.lessons(args.teacher, file, docs, cut, args.lessons)
-    shape = HeadShape()
-    of = Teacher(args.teacher, lessons, shape.num_logits)
-    head = Head(shape, of.model.shape.hidden_size)
-    head.begin_with(of.model, of.ids)
-    train(of, head, 60 * args.minutes)
-    export(head, of, shape, args.out)
-    found = rightness(head, of, lessons.part(-HELD_OUT_ROWS, None))
-    print(json.dumps([one._asdict() for one in found]))
-
-
-if __name__ == "__main__":
-    main()

@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from tests.forked import ForkedServer, can_fork
+
 HANG_S = 240.0  # whatever takes so long does not come any more
 SMALL = (
     "--kv-tokens",
@@ -37,10 +39,8 @@ class Server:
     ) -> None:
         """`module`: what is run instead of `python -m weft`, with its first arguments; `small`:
         options that keep it small."""
-        command = [sys.executable, "-m", *module, "serve", "--port", "0", *small, *options]
-        self.process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-        )
+        words = ["serve", "--port", "0", *small, *options]
+        self.process = _start(words) if tuple(module) == ("weft",) else _program(module, words)
         self.lines: list[str] = []
         self._url = threading.Event()
         self.url = ""
@@ -124,6 +124,15 @@ class Server:
         assert self.process.stderr is not None
         self.process.stderr.close()
         return status
+
+
+def _start(words: Sequence[str]) -> ForkedServer | subprocess.Popen[str]:
+    return ForkedServer(words) if can_fork() else _program(("weft",), words)
+
+
+def _program(module: Sequence[str], words: Sequence[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", *module, *words]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = HANG_S) -> bool:

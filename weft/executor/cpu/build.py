@@ -183,7 +183,7 @@ def build_decoder(spec: RunnerSpec, rows: DeviceRowTable) -> TorchRunner:
     )
     sender = plan_sender(spec, rows)
     passes = [
-        *media_passes(spec, rows, tower, encoded_pool),
+        *media_passes(spec, rows, tower, encoded),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
         *copy_passes(spec, pool, [] if memory is None else [memory.states.kept]),
@@ -225,7 +225,7 @@ def _head_pass(
     later = Later(programs.later, programs.carried)
     chains = CpuFusedSteps(programs, table, library, None, later=later)
     if spec.ranks is None:
-        return HeadPass(chains)
+        return HeadPass(chains, memory.states)
     after_first = LaterPrograms(programs.later, programs.head)
     passes = CpuFusedSteps(after_first, table, library, None, later=later)
     return head_pass(sender, single(chains), single(passes))

@@ -21,6 +21,7 @@ import numpy as np
 
 from weft.arrays import IntArray, LongArray
 from weft.executor.device import DeviceOutput, HostResult
+from weft.executor.heads.states import HiddenPool
 from weft.executor.runner import Pass, Run
 from weft.plan.step import Drafting, ForwardMode, Plan, Result
 
@@ -38,8 +39,10 @@ class HeadPass(Pass):
 
     name = "head"
 
-    def __init__(self, guesses: GuessRunner) -> None:
+    def __init__(self, guesses: GuessRunner, states: HiddenPool | None = None) -> None:
+        """`states`: what the head reads, for who records it; None: of ranks."""
         self._guesses = guesses
+        self.states = states
 
     def run(self, plan: Plan, then: Run) -> DeviceOutput:
         if plan.drafting is None:

@@ -101,7 +101,7 @@ def build_decoder(
     weights = make_weight_store(spec, model, ops.tensors, kept, on, experts, adapters, tower)
     sender = plan_sender(spec, rows)
     passes = [
-        *media_passes(spec, rows, tower, encoded_pool),
+        *media_passes(spec, rows, tower, encoded),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
         *copy_passes(spec, pool, [] if memory is None else [memory.states.kept]),
@@ -132,7 +132,7 @@ def _head_pass(
     )
     if spec.ranks is not None:
         return head_pass(sender, steps.first, steps.later)
-    return HeadPass(GuessPasses(steps.first, steps.later))
+    return HeadPass(GuessPasses(steps.first, steps.later), memory.states)
 
 
 def _make_attention(spec: RunnerSpec, pool: KVPool) -> AttentionBackend:
