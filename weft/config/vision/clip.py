@@ -114,7 +114,7 @@ ReadConfig: TypeAlias = Callable[[ClipKeys, JsonMapping], JsonObject]
 ReadSettings: TypeAlias = Callable[[ClipKeys], JsonObject]
 
 
-class LayerNames(NamedTuple):
+class LayerGroup(NamedTuple):
     prefix: str  # of the names of layers
     parts: Mapping[str, str]  # as in `Projector`
 
@@ -137,6 +137,6 @@ class Projector:
     patches_by_pixel: bool = False  # the tower reads patches pixel by pixel, not colour by colour
     reads: tuple[str, ...] = ()  # keys that change the computation, and that `config` reads
     # Further layers, by the beginning of their names: `a` for `a.blk.N`.
-    further: Mapping[str, LayerNames] = field(default_factory=dict)
+    further: Mapping[str, LayerGroup] = field(default_factory=dict)
     convs: tuple[str, ...] = ()  # endings of matrices [n, m] that the tower reads as [n, 1, m]
     numbers: tuple[str, ...] = ()  # endings of tensors of one number, which have no dimension

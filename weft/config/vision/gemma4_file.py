@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.config.model_errors import BadCheckpoint, UnsupportedModel
-from weft.config.vision.clip import ClipKeys, LayerNames, Projector
+from weft.config.vision.clip import ClipKeys, LayerGroup, Projector
 from weft.config.vision.gemma4 import GELU, LIMITS, TOWER
 from weft.config.vision.gemma4_sound import FIRST
 from weft.config.vision.gemma4_sound import TOWER as SOUNDS
@@ -154,7 +154,7 @@ PROJECTOR = Projector(
     patches_by_pixel=True,
     reads=(HEARS,),
     further={
-        "a": LayerNames(
+        "a": LayerGroup(
             f"{SOUNDS}.layers",
             {
                 **_products(_SOUND_PRODUCTS),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.config.model import BadCheckpoint
-from weft.config.vision.clip import LayerNames, Projector
+from weft.config.vision.clip import LayerGroup, Projector
 from weft.config.vision.mmproj import ARCHITECTURE, IGNORED, projector_of
 from weft.json_types import JsonMapping
 from weft.weights.gguf.reader import GgufFile
@@ -203,7 +203,7 @@ def _tower_name(name: str, projector: Projector, swaps: bool, metadata: JsonMapp
     group, _, rest = base.partition(".blk.")
     layer, _, part = rest.partition(".")
     groups = {
-        "v": LayerNames(projector.layers, projector.parts),
+        "v": LayerGroup(projector.layers, projector.parts),
         **projector.further,
     }
     if group in groups and layer.isascii() and layer.isdigit():
