@@ -39,7 +39,7 @@ class ModelOptions:
     )
     mmproj: str = option(
         "",
-        "GGUF file with the encoder of pictures for a GGUF file; the one beside it, by its name, "
+        "GGUF file with the encoder of pictures or sounds for a GGUF file; the one beside it, by its name, "
         "if not given",
         group="model",
     )
