@@ -40,6 +40,7 @@ from weft.arrays import FloatArray
 from weft.assemble.checkpoint import check_files
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError
 from weft.config.options import SettingsError
+from weft.config.vision.mmproj import projector_of
 from weft.models.vision.tower import TowerInput, at_once
 from weft.text.media.families import make_processor
 from weft.weights.gguf.encoder import EncoderContent
@@ -498,6 +499,12 @@ def test_an_encoder_that_does_not_fit_is_refused(files: tuple[Path, Path], what:
     changed(encoder, **{"vision__projection_dim": 64, **changes})
     with pytest.raises(ModelError, match=re.escape(message)):
         described(decoder, mmproj=str(encoder))
+
+
+@pytest.mark.parametrize("key", ["clip.projector_type", "clip.audio.projector_type"])
+def test_a_kind_of_sounds_alone_is_refused(key: str) -> None:
+    with pytest.raises(ModelError, match="projector_type is 'qwen2a', which is not supported"):
+        projector_of("a.gguf", {key: "qwen2a"})
 
 
 def test_an_encoder_of_another_model_beside_a_file_is_left_out(files: tuple[Path, Path]) -> None:
