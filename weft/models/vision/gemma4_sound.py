@@ -1,4 +1,4 @@
-"""Gemma 4's encoder of sounds. Its products are parts; what is between them, which is little work,
+"""Gemma 4's encoder of sounds. Its products are one part, which pauses for what is little work and
 is computed in torch: convolutions, and attention to the few vectors before each vector."""
 
 from __future__ import annotations
@@ -158,7 +158,6 @@ class ConformerLayer:
         spec: Gemma4SoundSpec,
         backend: TowerBackend,
     ) -> None:
-        self._backend = backend
         self._ops = backend.ops
         self.first = FeedForward(spec, backend)
         self.attention = NearAttention(spec, backend)
@@ -223,6 +222,7 @@ class FeedForward:
         ops = self._ops
         normed = ops.computed(self.before(x))
         inner = ops.computed(self.up(normed))
+        # A view, as at all pauses: the buffer itself may be reused when nobody holds it.
         self._backend.pause(inner[:], bend)
         return x + self.after(self.down(inner))
 
