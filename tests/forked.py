@@ -31,6 +31,7 @@ from types import SimpleNamespace
 from typing import IO, NoReturn
 
 MOST_BYTES = 1 << 17  # of the words and the environment of a server
+ENGINE = "weft.launch.start_worker"
 NUM_FILES = 4  # the server's socket, and its standard input, output and error
 ROOM = "x" * 1000  # in the command of the first process, for the commands of the others
 # Read when a module or a library is imported: with another value, a real start is needed.
@@ -45,11 +46,19 @@ ARG_START, ARG_END = 45, 46  # columns of /proc/self/stat behind the name of the
 class ForkedServer:
     """What `subprocess.Popen` is for a command: its process, whose parent is the first process."""
 
-    def __init__(self, words: Sequence[str]) -> None:
-        """Start `weft` with these words. It writes errors into `stderr`, and has no output."""
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        engine: str = ENGINE,
+    ) -> None:
+        """Start `weft` with these words. It writes errors into `stderr`, and has no output.
+        `environment` None: that of this process. `engine`: the module whose `main` is the engine.
+        """
         reader, writer = os.pipe()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = json.dumps([list(words), dict(os.environ), os.getcwd()]).encode()
+        environment = dict(os.environ if environment is None else environment)
+        request = json.dumps([list(words), environment, os.getcwd(), engine]).encode()
         with theirs, open(os.devnull, "r+b") as nothing:
             files = [theirs.fileno(), nothing.fileno(), nothing.fileno(), writer]
             socket.send_fds(first_process(), [request], files)
@@ -86,9 +95,10 @@ class ForkedServer:
         self._status.close()
 
 
-def can_fork() -> bool:
-    """Whether a server that is started now is what a real start would give."""
-    return sys.platform == "linux" and _early(os.environ) == _early_at_first()
+def can_fork(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether a server that is forked now is what a real start would give."""
+    asked = os.environ if environment is None else environment
+    return sys.platform == "linux" and _early(asked) == _early_at_first()
 
 
 def first_process() -> socket.socket:
@@ -176,13 +186,13 @@ class ForkedEngine:
     def __init__(
         self,
         command: Sequence[str],
+        *,
         stdin: int,
         process_group: int,
         env: Mapping[str, str] | None,
         pass_fds: Sequence[int],
     ) -> None:
-        from weft.launch import start_worker
-
+        main = import_module(command[-1]).main
         reader, writer = os.pipe()
         self.pid = os.fork()
         if not self.pid:
@@ -190,7 +200,7 @@ class ForkedEngine:
             os.dup2(reader, 0)
             _close_files(pass_fds)
             _begin(command, os.environ if env is None else env)
-            _run(start_worker.main)
+            _run(main)
         os.close(reader)
         self.stdin = os.fdopen(writer, "wb")
 
@@ -209,14 +219,16 @@ def _engine(command: Sequence[str], **options: object) -> object:
 
 def _be_weft(request: bytes, files: Sequence[int]) -> NoReturn:
     from weft.cli.main import main
+    from weft.config.process import module_command
     from weft.launch import engine_process
 
-    words, environment, folder = json.loads(request)
+    words, environment, folder, engine = json.loads(request)
     for standard, file in enumerate(files[1:]):
         os.dup2(file, standard)
     _close_files(())
     os.chdir(folder)
     _begin([sys.executable, "-m", "weft", *words], environment)
+    engine_process.COMMAND = module_command(engine)
     vars(engine_process)["subprocess"] = SimpleNamespace(Popen=_engine, PIPE=subprocess.PIPE)
     sys.argv = ["weft", *words]
     _run(lambda: main(words))

@@ -17,7 +17,7 @@ import pytest
 
 from tests.agents.model import scripted_model
 from weft.cli.agents.launch import EXIT_NOT_FOUND, launch
-from weft.cli.agents.table import AGENTS, NO_KEY, AgentTarget
+from weft.cli.agents.table import AGENTS, INSTALLERS, NO_KEY, AgentTarget
 from weft.config.options import SettingsError
 
 CONTEXT = 100_000
@@ -109,7 +109,13 @@ def test_a_missing_agent_is_told_of_with_the_command_that_installs_it(
     monkeypatch.setenv("PATH", str(tmp_path))
     for name, agent in AGENTS.items():
         assert launch([name, "--url", url]) == EXIT_NOT_FOUND
-        assert agent.install in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert agent.install in told
+        assert told.rstrip().endswith(INSTALLERS[agent.install.split()[0]])
+    (tmp_path / "npm").write_text("#!/bin/sh\n")
+    (tmp_path / "npm").chmod(0o755)
+    assert launch(["codex", "--url", url]) == EXIT_NOT_FOUND
+    assert capsys.readouterr().err.rstrip().endswith(AGENTS["codex"].install)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -6,11 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from weft.config.families.table import FAMILIES, GGUF_FILES
 from weft.config.vision.mmproj import PROJECTORS
+from weft.journal.records import VERSION, CacheFlushed, Record
 from weft.server.fields.known import IGNORED
 from weft.text.gguf_tokenizer import PRE_TOKENIZERS
 from weft.text.parsers.formats import (
@@ -92,3 +94,11 @@ def test_the_page_about_tools_has_each_format_with_its_other_names(
 def test_the_page_about_apis_has_each_field_that_is_ignored() -> None:
     listed = page("guides/apis.md").split("(`IGNORED` in the same file:")[1].split(")")[0]
     assert set(CODE.findall(listed)) == IGNORED
+
+
+def test_the_page_about_journals_has_each_record_and_the_version() -> None:
+    text = page("understand/journal.md")
+    assert re.findall(r"format version \((\d+)\)", text) == [str(VERSION)]
+    tags = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    ours = set(get_args(Record)) - {CacheFlushed}
+    assert tags == {one.__struct_config__.tag for one in ours}

@@ -15,7 +15,7 @@ from weft.executor.media.steps import MediaPass
 from weft.executor.media.store import MediaStore
 from weft.models.vision.tower import Pieces, TowerInput
 from weft.plan.device import DeviceReply, DeviceRequest, GetWeight, ReleaseMemory, UpdateFromDisk
-from weft.plan.inputs import EncoderInput, InputVectors, MediaValues, MediaVectors
+from weft.plan.inputs import EncoderInput, HeardMedia, InputVectors, MediaValues, MediaVectors
 from weft.plan.step import ForwardMode, Plan, Result, Sampling
 
 HIDDEN = 3
@@ -104,6 +104,35 @@ def test_vectors_of_another_size_are_no_vectors(rows: list[list[float]]) -> None
     store = store_of(width=9)
     odd = given("odd", rows)
     assert store.take(taking(["odd"], [(0, 0)], encode=(odd,))).isnan().all()
+
+
+class Heard:
+    """Rows of a decoder that attends to vectors."""
+
+    width = 2
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Tensor] = {}
+
+    def write(self, row: int, vectors: Tensor) -> None:
+        assert vectors.shape[1] == self.width
+        self.rows[row] = vectors.clone()
+
+
+def test_rows_hear_what_is_encoded_and_an_error_is_not_a_number() -> None:
+    heard = Heard()
+    store = MediaStore(Doubling(2), hidden_size=1, device=CPU, heard=heard)
+    for drop, one in (("", A), ("a", BROKEN), ("broken", B)):
+        op = HeardMedia(
+            drops_all=False,
+            drop=(drop.encode(),),
+            encode=(one,),
+            items=(one.digest, one.digest),
+            rows=np.array([0, 1], np.int32),
+        )
+        store.hear(op)
+        assert heard.rows[1].isnan().all() == (one is BROKEN)
+    assert heard.rows[0].tolist() == heard.rows[1].tolist() == [[14, 16]]
 
 
 class Steps:

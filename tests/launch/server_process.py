@@ -20,6 +20,8 @@ from types import TracebackType
 
 import psutil
 
+from tests.forked import ForkedServer, can_fork
+
 HERE = Path(__file__).parent
 TIMEOUT_S = 240.0  # whatever takes so long hangs
 
@@ -55,22 +57,14 @@ class ServerProcess:
             "FAKE_ENGINE": behaviour,
             "FAKE_PID_FILE": str(self.pid_file),
             "FAKE_GATE": str(self.gate),
-            "PYTHONPATH": str(HERE.parent.parent),
         }
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                str(HERE / "weft_with_fake.py"),
-                "serve",
-                str(model),
-                "--port",
-                "0",
-                *options,
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environ,
-        )
+        words = ["serve", str(model), "--port", "0", *options]
+        self.process: ForkedServer | subprocess.Popen[str]
+        if can_fork(environ) and "importing" not in behaviour.split():
+            self.process = ForkedServer(words, environ, "tests.launch.fake_engine")
+        else:
+            command = [sys.executable, str(HERE / "weft_with_fake.py"), *words]
+            self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

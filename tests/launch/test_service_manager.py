@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,5 +51,5 @@ def test_a_server_says_that_it_is_ready_and_that_it_stops(
 ) -> None:
     with ServerProcess(write_tiny_model(tmp_path / "tiny")) as server:
         assert manager.recv(1_000) == READY.encode()
-        server.process.terminate()
+        server.process.send_signal(signal.SIGTERM)
         assert manager.recv(1_000) == STOPPING.encode()

@@ -20,7 +20,7 @@ weft serve                            SmolLM2-135M-Instruct where it is installe
 weft serve ORG/REPO                   an id on the Hugging Face hub; weft pull fetches it
 weft serve ORG/REPO-GGUF:Q4_K_M       one type of a repository with GGUF files
 weft serve ./folder  ./model.gguf     config.json, tokenizer.json, *.safetensors; or a GGUF file
-weft serve A B C --memory 16GB        several models behind one address, loaded by request
+weft serve A B C --memory 16          several models behind one address, loaded by request
 weft list, show, rm, cp               the models of this machine
 weft doctor MODEL                     whether it can be served, and fits, without loading it""",
         "start/your-model.md",
@@ -66,7 +66,7 @@ WEFT_ADMIN_API_KEY=...                weft ctl and the routes of administration 
         "what a message means, and what helps",
         """\
 weft doctor                           checks the machine, the installation and the model
-weft COMMAND --log-level debug        shows where an error came from
+WEFT_LOG_LEVEL=debug weft COMMAND     shows where an error came from
 GET /requests/ID                      why a request waited, and how it ended""",
         "guides/troubleshooting.md",
     ),

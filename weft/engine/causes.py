@@ -54,7 +54,7 @@ class Cause(StrEnum):
     OTHER_ENGINE = "other engine"  # found by the front, which asks the other engines
 
 
-# Every cause, and what one can do about it; docs/guides/observability.md explains them.
+# Every cause, and what one can do about it; docs/guides/why-slow.md explains them.
 ADVICE = {
     Cause.FOUND: "",
     Cause.CACHE_OFF: "start weft without --no-prefix-cache",

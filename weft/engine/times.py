@@ -28,7 +28,7 @@ from weft.scheduler.request import NO_ROW
 from weft.scheduler.scheduler import Scheduler
 from weft.scheduler.times import NEVER, Gap, GapSteps, Phase, Spent, SpentOn, StepNote
 
-# Every part, in the order in which they are listed; docs/guides/observability.md explains them.
+# Every part, in the order in which they are listed; docs/guides/why-slow.md explains them.
 PARTS = {
     SpentOn.AHEAD: "step_before",
     SpentOn.OWN: "prefill",

@@ -27,7 +27,7 @@ from weft.executor.lora.folders import AdapterFolders
 from weft.executor.lora.steps import AdapterPass
 from weft.executor.lora.table import AdapterTable
 from weft.executor.media.steps import MediaPass
-from weft.executor.media.store import MediaStore
+from weft.executor.media.store import HeardMemory, MediaStore
 from weft.executor.outputs.pooling import Pooler
 from weft.executor.passes.copies import CopyPass
 from weft.executor.passes.experts import ExpertRecorder
@@ -258,7 +258,7 @@ def media_passes(
     spec: RunnerSpec,
     rows: DeviceRowTable,
     tower: BuiltTower | None,
-    heard: EncodedPool | None = None,
+    heard: HeardMemory | None = None,
 ) -> list[Pass]:
     """The pass for the encoder of pictures, videos or sounds, if there is one. `heard`: where the
     decoder reads keys and values, if it attends to vectors."""

@@ -151,6 +151,7 @@ class EncodedPool:
         head_dim = config.head_dim
         padded = -(-cross.num_positions // POSITION_STEP) * POSITION_STEP
         self.num_positions = cross.num_positions
+        self.width = config.num_layers * 2 * heads * head_dim  # numbers of a vector
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         for _ in range(config.num_layers):

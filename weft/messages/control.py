@@ -169,7 +169,7 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Seconds of a request that were spent on one thing. `docs/guides/observability.md` has the
+    """Seconds of a request that were spent on one thing. `docs/guides/why-slow.md` has the
     names."""
 
     part: str

@@ -41,7 +41,7 @@ class RowColumns(msgspec.Struct, frozen=True, kw_only=True):
     num_output: bytes = b""  # int32 [R]
     max_len: bytes = b""  # int32 [R] limit of prompt and output together
     age_s: bytes = b""  # float32 [R] seconds since the arrival
-    # [R] why not more of the prompt was cached (docs/guides/observability.md); "" until it is known
+    # [R] why not more of the prompt was cached (docs/guides/why-slow.md); "" until it is known
     causes: list[str] = []
     missed_len: bytes = b""  # int32 [R] prompt tokens that would have been cached otherwise
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.cli.agents.table import AGENTS, NO_KEY, Agent, AgentTarget, Setup
+from weft.cli.agents.table import AGENTS, INSTALLERS, NO_KEY, Agent, AgentTarget, Setup
 from weft.cli.remote import RemoteServer, ServedModel, served_models
 from weft.config.options import Command, SettingsError, asked_help, did_you_mean, option
 
@@ -80,16 +80,21 @@ def launch(argv: Sequence[str]) -> int:
         return 0
     path = shutil.which(agent.command)
     if path is None:
-        print(
-            f"weft: {agent.command} is not installed; this installs it:\n\n    {agent.install}\n",
-            file=sys.stderr,
-        )
+        print(_how_to_install(agent), file=sys.stderr)
         return EXIT_NOT_FOUND
     with tempfile.TemporaryDirectory(prefix=f"weft-{options.agent}-") as folder:
         setup = agent.setup(target._replace(folder=folder))
         for name, content in setup.files.items():
             (Path(folder) / name).write_text(content)
         return _run([path, *setup.arguments, *agent_words], {**os.environ, **setup.variables})
+
+
+def _how_to_install(agent: Agent) -> str:
+    text = f"weft: {agent.command} is not installed; this installs it:\n\n    {agent.install}\n"
+    installer = agent.install.split()[0]
+    if shutil.which(installer) is None:
+        text += f"\n{INSTALLERS[installer]}\n"
+    return text
 
 
 def _agent(name: str) -> Agent:

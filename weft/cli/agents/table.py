@@ -37,6 +37,12 @@ class Agent(NamedTuple):
     setup: Callable[[AgentTarget], Setup]
 
 
+# What brings a program that installs agents, where it is missing.
+INSTALLERS = {
+    "npm": "npm comes with Node.js: https://nodejs.org, or the package npm of your system",
+    "uv": "uv comes by pip install uv",
+    "brew": "brew comes from https://brew.sh",
+}
 NO_KEY = "none"  # for clients that insist on a key, if the server wants none
 MAX_ANSWER = 32_000  # tokens of one answer that is asked for
 _LITELLM = "OPENAI_API_BASE"  # how LiteLLM, below several agents, calls the address

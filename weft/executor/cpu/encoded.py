@@ -22,10 +22,28 @@ class CppEncoded:
         assert pool.num_positions <= abi.MAX_CROSS, "more positions than the kernels keep"
         assert padded % abi.CROSS_STEP == 0, "positions that the kernels cannot read"
         self._pool = pool
+        self.width = pool.width
         self._ops = ops
         # Queries of the last step, by layer: [capacity, heads * head_dim]. As long as they are
         # here, the program writes nothing else there.
         self._queries: dict[int, Tensor] = {}
+
+    def write(self, row: int, vectors: Tensor) -> None:
+        assert vectors.shape == (self._pool.num_positions, self.width), "not a row's vectors"
+        _, heads, head_dim, padded = self._pool.keys[0].shape
+        layers = vectors.chunk(len(self._pool.keys), dim=1)
+        for rows, keys, values in zip(layers, self._pool.keys, self._pool.values, strict=True):
+            args = abi.WriteEncodedArgs(
+                rows=rows.data_ptr(),
+                stride=rows.stride(0),
+                keys=keys[row].data_ptr(),
+                values=values[row].data_ptr(),
+                heads=heads,
+                head_dim=head_dim,
+                num_positions=self._pool.num_positions,
+                padded=padded,
+            )
+            self._ops.library.run_one(args, abi.StepArgs())
 
     def prepare(self, rows: IntArray, lens: IntArray) -> None:
         """The rows are in the step of attention already."""

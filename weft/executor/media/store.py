@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import math
 import time
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from weft.executor.inputs import concatenated
-from weft.executor.kv_pool import EncodedPool
 from weft.models.vision.tower import Pieces, Tower, TowerInput
 from weft.observe.log import EventLog
 from weft.ops.sampling import on
 from weft.plan.inputs import EncodeAhead, EncoderInput, HeardMedia, MediaVectors
 
 log = EventLog("runner")
+
+
+class HeardMemory(Protocol):
+    """Where a decoder that attends to vectors reads keys and values."""
+
+    width: int  # numbers of a vector: keys and values of all layers
+
+    def write(self, row: int, vectors: Tensor) -> None:
+        """Write those of a row: vectors [num_positions, width], as the tower makes them."""
+        ...
 
 
 class OpenWork(NamedTuple):
@@ -38,7 +47,7 @@ class MediaStore:
         *,
         hidden_size: int,
         device: torch.device,
-        heard: EncodedPool | None = None,
+        heard: HeardMemory | None = None,
     ) -> None:
         """`hidden_size` of the decoder: a vector has this many numbers, or a multiple of it.
         `heard`: where the decoder reads keys and values, if it attends to vectors."""
@@ -47,6 +56,8 @@ class MediaStore:
         self._hidden_size = hidden_size
         self._like = torch.empty(0, device=device)
         self._vectors: dict[bytes, Tensor] = {}  # [length, numbers of a vector] each
+        # Of an item that the current step has dropped: memory for the next one.
+        self._dropped: Tensor | None = None
         self._errors: dict[bytes, str] = {}  # errors of items that could not be encoded
         # items with errors that the current step has taken
         self._taken_in_vain: list[tuple[bytes, str]] = []
@@ -82,7 +93,10 @@ class MediaStore:
         assert self._heard is not None, "the decoder does not attend to vectors"
         self._drop_and_encode(op)
         for digest, row in zip(op.items, op.rows.tolist(), strict=True):
-            self._heard.write(row, self._found(digest))
+            vectors = self._found(digest)
+            if digest in self._errors:
+                vectors = vectors.new_full((len(vectors), self._heard.width), math.nan)
+            self._heard.write(row, vectors)
 
     def take_errors(self) -> tuple[tuple[bytes, str], ...]:
         """The items with errors that the current step has taken: digest and error."""
@@ -120,13 +134,14 @@ class MediaStore:
         if op.drops_all:
             self.clear()
         for digest in op.drop:
-            self._vectors.pop(digest, None)
+            self._dropped = self._vectors.pop(digest, self._dropped)
             self._errors.pop(digest, None)
         for one in op.encode:
             if one.digest not in self._vectors:
                 began_s = time.perf_counter()
                 self._work(one, math.inf)
                 self._seconds += time.perf_counter() - began_s
+        self._dropped = None
 
     def _found(self, digest: bytes) -> Tensor:
         """The vectors of an item that a step takes, and a note if they have an error."""
@@ -174,4 +189,8 @@ class MediaStore:
             self._errors[one.digest] = f"the {one.kind} encoder failed ({type(exc).__name__})"
             return torch.full((one.length, self._hidden_size), torch.nan, device=self._like.device)
         # A copy, because a tower may compute in memory that it uses again.
-        return vectors.clone()
+        kept = self._dropped
+        self._dropped = None
+        if kept is None or kept.shape != vectors.shape:
+            kept = torch.empty_like(vectors)
+        return kept.copy_(vectors)

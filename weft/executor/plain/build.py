@@ -101,7 +101,7 @@ def build_decoder(
     weights = make_weight_store(spec, model, ops.tensors, kept, on, experts, adapters, tower)
     sender = plan_sender(spec, rows)
     passes = [
-        *media_passes(spec, rows, tower, encoded_pool),
+        *media_passes(spec, rows, tower, encoded),
         *rank_passes(spec, rows, sender),
         *adapter_passes(adapters),
         *copy_passes(spec, pool, [] if memory is None else [memory.states.kept]),

@@ -18,10 +18,14 @@ class TorchEncoded:
 
     def __init__(self, pool: EncodedPool) -> None:
         self._pool = pool
+        self.width = pool.width
         self._rows: list[int] = []
         self._lens: list[int] = []
         # Queries of the last step, by layer: [T, heads, head_dim]
         self._queries: dict[int, Tensor] = {}
+
+    def write(self, row: int, vectors: Tensor) -> None:
+        self._pool.write(row, vectors)
 
     def prepare(self, rows: IntArray, lens: IntArray) -> None:
         self._rows = rows.tolist()

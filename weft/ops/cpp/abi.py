@@ -10,7 +10,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
 
 LORA_ROWS = 12
-NUM_OPS = 43
+NUM_OPS = 44
 FUSED_COLUMNS = 10
 PANEL = 32
 IN_STEP = 64
@@ -73,6 +73,7 @@ class OpKind(IntEnum):
     CORRECT_STREAMS = 40
     CLOSE_STREAMS = 41
     INDEXED = 42
+    WRITE_ENCODED = 43
 
 
 class WeightFormat(IntEnum):
@@ -697,6 +698,19 @@ class CrossArgs(ctypes.Structure):
     )
 
 
+class WriteEncodedArgs(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_void_p),
+        ("stride", c_int64),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("heads", c_int64),
+        ("head_dim", c_int64),
+        ("num_positions", c_int64),
+        ("padded", c_int64),
+    )
+
+
 class CutOffArgs(ctypes.Structure):
     _fields_ = (
         ("x", c_void_p),
@@ -1001,4 +1015,5 @@ KIND_OF: dict[type[ctypes.Structure], OpKind] = {
     CorrectStreamsArgs: OpKind.CORRECT_STREAMS,
     CloseStreamsArgs: OpKind.CLOSE_STREAMS,
     IndexedArgs: OpKind.INDEXED,
+    WriteEncodedArgs: OpKind.WRITE_ENCODED,
 }

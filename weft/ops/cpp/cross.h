@@ -86,6 +86,60 @@ static void cross_sums(const CrossArgs& args, const float* weights, const float*
   }
 }
 
+// What turns at a time: dims of kLanes positions, side by side in a buffer, because in the rows
+// they are often a power of two apart.
+constexpr int64_t kTurnedDims = 64;
+constexpr int64_t kTurnedStride = (kTurnedDims + kLanes) * int64_t(sizeof(float));
+
+// The keys of a head at the positions from `first` on, as columns; zeros after the last one.
+static void turn_keys(const WriteEncodedArgs& args, const float* from, int64_t first,
+                      float* to) {
+  alignas(64) char gathered[kLanes * kTurnedStride];
+  const int64_t num = most(least(args.num_positions - first, kLanes), 0);
+  for (int64_t d = 0; d < args.head_dim; d += kTurnedDims) {
+    const int64_t dims = least(kTurnedDims, args.head_dim - d);
+    for (int64_t t = 0; t < kLanes; t++) {
+      char* const row = gathered + t * kTurnedStride;
+      if (t < num && dims == kTurnedDims) {
+        memcpy(row, from + t * args.stride + d, kTurnedDims * sizeof(float));
+      } else {
+        memset(row, 0, kTurnedDims * sizeof(float));
+        if (t < num)
+          memcpy(row, from + t * args.stride + d, size_t(dims) * sizeof(float));
+      }
+    }
+    for (int64_t i = 0; i < dims; i += 4) {
+      Words turned[4];
+      transpose<kTurnedStride>(gathered + i * int64_t(sizeof(float)), turned);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; j++) {
+        if (i + j < dims)
+          memcpy(to + (d + i + j) * args.padded + first, &turned[j], sizeof turned[j]);
+      }
+    }
+  }
+}
+
+static void write_encoded(const WriteEncodedArgs& args, const StepArgs&, Team& team) {
+  const int64_t size = args.head_dim * args.padded;
+  for (int64_t item; (item = team.take()) < args.padded / kLanes;) {
+    const int64_t first = item * kLanes;
+    for (int64_t head = 0; head < args.heads; head++) {
+      const float* const keys = args.rows + first * args.stride + head * args.head_dim;
+      turn_keys(args, keys, first, args.keys + head * size);
+      for (int64_t t = 0; t < kLanes; t++) {
+        float* const to = args.values + head * size + (first + t) * args.head_dim;
+        const float* const from = keys + t * args.stride + args.heads * args.head_dim;
+        if (first + t < args.num_positions) {
+          memcpy(to, from, size_t(args.head_dim) * sizeof(float));
+        } else {
+          memset(to, 0, size_t(args.head_dim) * sizeof(float));
+        }
+      }
+    }
+  }
+}
+
 static void cross(const CrossArgs& args, const StepArgs& step, Team& team) {
   const int64_t size = args.heads * args.head_dim;
   const int64_t num_items = step.num_tokens * args.heads;

@@ -89,6 +89,7 @@ const Kernel JOIN(kernels_, WEFT_NAMESPACE)[kNumOps] = {
     KERNEL(correct_streams, CorrectStreamsArgs),
     KERNEL(close_streams, CloseStreamsArgs),
     KERNEL(indexed, IndexedArgs),
+    KERNEL(write_encoded, WriteEncodedArgs),
 };
 
 }  // namespace weft

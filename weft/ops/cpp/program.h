@@ -107,9 +107,10 @@ enum OpKind : int64_t {
   kCorrectStreams = 40,
   kCloseStreams = 41,
   kIndexed = 42,
+  kWriteEncoded = 43,
 };
 
-constexpr int kNumOps = kIndexed + 1;
+constexpr int kNumOps = kWriteEncoded + 1;
 
 struct Op {
   int64_t kind;
@@ -791,6 +792,19 @@ struct CrossArgs {
   int64_t num_positions;  // at most kMaxCross
   int64_t padded;         // num_positions, rounded up to a multiple of kCrossStep
   float scale;            // of scores
+};
+
+// Writes what cross attention of one layer reads for a request, from the rows of a product: zeros
+// where padded.
+struct WriteEncodedArgs {
+  const float* rows;  // [num_positions, stride]: keys [heads, head_dim], then values
+  int64_t stride;
+  float* keys;    // [heads][head_dim][padded]
+  float* values;  // [heads][padded][head_dim]
+  int64_t heads;
+  int64_t head_dim;
+  int64_t num_positions;
+  int64_t padded;
 };
 
 constexpr int64_t kMaxCross = 4096;

@@ -20,7 +20,7 @@ Doubles = NDArray[np.float64]
 
 FLOOR = 1e-10  # lower powers count as this one
 RANGE = 8.0  # powers of ten below the loudest value; lower values are raised to this limit
-FRAMES_AT_ONCE = 3_000  # so that a long sound takes no more memory than a short one
+FRAMES_AT_ONCE = 250  # so that they stay in the cache, and a long sound takes no more memory
 HIGHEST = 8000.0  # upper edge of the highest band, in Hz
 
 # Slaney's scale: linear below 1000 Hz, then logarithmic, 27 bands for each factor of 6.4.
@@ -42,20 +42,35 @@ class MelSpec(NamedTuple):
         return self.num_frames * self.hop
 
 
-def mel_bands(spec: MelSpec) -> Doubles:
-    """The weight of each frequency of the transform in each band: [frequencies, bands]. A band is a
-    triangle between the middles of its neighbours, of area 1: its height is 2 / (width in Hz)."""
-    edges = _hz(np.linspace(0.0, _pitch(HIGHEST), spec.num_bands + 2))
-    frequencies = np.linspace(0.0, spec.rate // 2, 1 + spec.window // 2)
-    lows = edges[:-2]
-    middles = edges[1:-1]
-    highs = edges[2:]
-    points = frequencies[:, None]
-    rise = (points - lows) / (middles - lows)
-    fall = (highs - points) / (highs - middles)
-    triangles = np.maximum(0.0, np.minimum(rise, fall))
-    bands: Doubles = triangles * (2 / (highs - lows))
-    return bands
+class MelBands:
+    """Triangles over the frequencies of the transform, each between the middles of its neighbours
+    and of area 1: its height is 2 / (width in Hz).
+
+    Most weights are 0, so the others are kept alone, band after band: a product with all of them
+    would be many times the work, and BLAS would share it among threads.
+    """
+
+    def __init__(self, spec: MelSpec) -> None:
+        edges = _hz(np.linspace(0.0, _pitch(HIGHEST), spec.num_bands + 2))
+        frequencies = np.linspace(0.0, spec.rate // 2, 1 + spec.window // 2)
+        lows = edges[:-2, None]
+        middles = edges[1:-1, None]
+        highs = edges[2:, None]
+        rise = (frequencies - lows) / (middles - lows)
+        fall = (highs - frequencies) / (highs - middles)
+        # [bands, frequencies]
+        self.weights = np.maximum(0.0, np.minimum(rise, fall)) * (2 / (highs - lows))
+        of_band, self._places = self.weights.nonzero()
+        self._factors = self.weights[of_band, self._places][:, None]
+        # Bands that are narrower than the distance of two frequencies may have none.
+        self._bands, self._firsts = np.unique(of_band, return_index=True)
+
+    def of(self, power: Doubles) -> Doubles:
+        """The sums of power [frequencies, frames] in each band: [bands, frames]."""
+        found = np.zeros((len(self.weights), power.shape[1]))
+        weighted = power[self._places] * self._factors
+        found[self._bands] = np.add.reduceat(weighted, self._firsts, axis=0)
+        return found
 
 
 def _pitch(hz: float) -> float:
@@ -68,7 +83,7 @@ def _hz(pitch: Doubles) -> Doubles:
     return np.where(pitch < _BREAK, _LINEAR_HZ * pitch, logarithmic)
 
 
-def log_mel(samples: FloatArray, spec: MelSpec, bands: Doubles, num_frames: int) -> FloatArray:
+def log_mel(samples: FloatArray, spec: MelSpec, bands: MelBands, num_frames: int) -> FloatArray:
     """The first `num_frames` frames of a sound [n]: [bands, num_frames].
 
     They are equal to those of the sound padded with silence to the longest length. A frame covers
@@ -77,16 +92,25 @@ def log_mel(samples: FloatArray, spec: MelSpec, bands: Doubles, num_frames: int)
     """
     half = spec.window // 2
     # All frames that the sound reaches count for the maximum, also after `num_frames`.
-    reached = min(spec.num_frames, max(num_frames, (len(samples) + half) // spec.hop + 1))
-    silent = np.zeros(max(spec.max_samples, len(samples)), np.float64)
-    silent[: len(samples)] = samples
+    reached = (len(samples) + half) // spec.hop + 1
+    most = min(spec.num_frames, max(num_frames, reached))
+    # Frames after those are silent, and not computed.
+    heard = min(most, reached)
+    length = min(max(spec.max_samples, len(samples)), heard * spec.hop + half)
+    silent = np.zeros(length, np.float64)
+    silent[: len(samples)] = samples[:length]
     padded = np.pad(silent, half, mode="reflect")
-    frames = sliding_window_view(padded, spec.window)[:: spec.hop][:reached]
+    frames = sliding_window_view(padded, spec.window)[:: spec.hop][:heard]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(spec.window) / spec.window)
-    pieces = []
-    for begin in range(0, len(frames), FRAMES_AT_ONCE):
-        power = np.abs(np.fft.rfft(frames[begin : begin + FRAMES_AT_ONCE] * hann)) ** 2
-        pieces.append(np.log10(np.maximum(power @ bands, FLOOR)))
-    loudness = np.concatenate(pieces)
-    loudness = np.maximum(loudness, loudness.max() - RANGE)
-    return np.ascontiguousarray((loudness[:num_frames].T + 4) / 4, np.float32)
+    loudness = np.empty((spec.num_bands, heard))
+    for begin in range(0, heard, FRAMES_AT_ONCE):
+        end = begin + FRAMES_AT_ONCE
+        transform = np.fft.rfft(frames[begin:end] * hann).T
+        power = bands.of(np.square(transform.real) + np.square(transform.imag))
+        loudness[:, begin:end] = np.log10(np.maximum(power, FLOOR))
+    least = float(loudness.max()) - RANGE
+    silence = (max(math.log10(FLOOR), least) + 4) / 4
+    values = np.full((spec.num_bands, num_frames), silence, dtype=np.float32)
+    own = loudness[:, :num_frames]
+    values[:, : own.shape[1]] = (np.maximum(own, least) + 4) / 4
+    return values

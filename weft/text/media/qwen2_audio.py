@@ -12,7 +12,7 @@ from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
 from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
-from weft.text.media.mel import MelSpec, log_mel, mel_bands
+from weft.text.media.mel import MelBands, MelSpec, log_mel
 from weft.text.media.processor import Knob, MediaPart, PreparedMedia
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Qwen2Audio:
                 f"the encoder of sounds reads {num_frames} frames of {num_bands} bands; "
                 f"its feature extractor makes {self.spec.num_frames} of {self.spec.num_bands}"
             )
-        self._bands = mel_bands(self.spec)
+        self._bands = MelBands(self.spec)
 
     @property
     def audio_rate(self) -> int:

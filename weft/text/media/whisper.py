@@ -15,7 +15,7 @@ from weft.config.config_json import size
 from weft.config.model_errors import BadConfig
 from weft.json_types import JsonMapping
 from weft.messages.media import MediaItem, MediaKind
-from weft.text.media.mel import log_mel, mel_bands
+from weft.text.media.mel import MelBands, log_mel
 from weft.text.media.processor import Knob, MediaPart, PreparedMedia
 from weft.text.media.qwen2_audio import read_extractor, read_spec
 
@@ -45,7 +45,7 @@ class Whisper:
                 f"bands; its feature extractor makes {self.spec.num_frames} of "
                 f"{self.spec.num_bands}"
             )
-        self._bands = mel_bands(self.spec)
+        self._bands = MelBands(self.spec)
 
     @property
     def audio_rate(self) -> int:
