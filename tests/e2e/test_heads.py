@@ -119,7 +119,6 @@ def test_a_head_beside_a_model_of_codes_has_eight_bits(head: Path) -> None:
     beside_codes = EngineConfig(draft_model=str(head), quantize=STORED)
     assert runs_as(beside_codes, own).quantize == "int8"
     assert runs_as(beside_codes, target).quantize == "none"  # a draft model
-    assert runs_as(EngineConfig(draft_model=str(head), quantize="none"), own).quantize == "none"
 
 
 def test_a_head_is_refused_by_what_does_not_fit(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ namespace WEFT_NAMESPACE {
 // With more vectors, their sums and those of integers are too many for the registers.
 constexpr bool kHasStoredTiles = kVectorsOfPanel <= 4;
 constexpr int64_t kLine = 64;
-// Where one instruction multiplies bytes, several rows still wait for memory. So there are tiles for
-// them, with the codes that most files have.
+// Where one instruction multiplies bytes, several rows still wait for memory. So they have
+// tiles, too, with the codes of most files.
 #if defined(WEFT_ISA_AVX512) && defined(WEFT_VNNI)
 constexpr int kStoredRows = kCodeRows;
 #else
