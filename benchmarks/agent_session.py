@@ -48,6 +48,9 @@ class Way(NamedTuple):
 WAYS = {
     "background": Way(flood={"service_tier": "flex"}),
     "background, slowdown 1.1": Way("--background-slowdown 1.1", {"service_tier": "flex"}),
+    "background, 1, steps of 5 ms": Way(
+        "--background-slowdown 1 --background-step-ms 5", {"service_tier": "flex"}
+    ),
     "same class": Way(),
     "fair(key)": Way('--schedule-policy "fair(key)"'),
     "priority": Way('--schedule-policy "priority > lpm"', agent={"priority": 1}),

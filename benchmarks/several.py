@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/several.py loads MODEL OTHER [--times 30]     from a request for an unloaded OTHER to
                                            its first token, and the longest gap in a stream of MODEL meanwhile, in steps
     .venv/bin/python benchmarks/several.py both MODEL OTHER [--seconds 10]    tokens a second of each alone, of both
-    ... [--concurrency 1] [-- more options of weft serve]
+    ... [--concurrency 1] [-- more options of weft serve, behind the models]
 
 Another server, for comparison, is measured in turns by the caller. Prints JSON.
 """
@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.e2e.server import Server
 
-QUIET_S = 1.0  # of a stream, before and after a load
+QUIET_S = 3.0  # of a stream, before and after a load
 
 
 def body(model: str, max_tokens: int) -> dict[str, Any]:
@@ -55,36 +55,53 @@ async def tokens(
 
 
 async def stream_on(
-    client: httpx.AsyncClient, model: str, max_tokens: int, times: list[float]
+    client: httpx.AsyncClient, model: str, max_tokens: int, streams: list[list[float]]
 ) -> None:
     """One stream behind the other, until the task is cancelled."""
     while True:
-        await tokens(client, model, max_tokens, times)
+        streams.append([])
+        await tokens(client, model, max_tokens, streams[-1])
+
+
+class Beside(NamedTuple):
+    """A load beside a stream, in seconds."""
+
+    first_token: float
+    longest_gap: float
+    alone: float  # the longest gap in the seconds before
+    step: float  # the usual gap in these
+
+
+def gaps_between(streams: list[list[float]], from_s: float, to_s: float) -> list[float]:
+    """The gaps within streams that touch the given time."""
+    pairs = itertools.chain.from_iterable(map(itertools.pairwise, streams))
+    return [b - a for a, b in pairs if b > from_s and a < to_s]
 
 
 def quantile(values: list[float], part: float) -> float:
     return sorted(values)[min(int(part * len(values)), len(values) - 1)]
 
 
-async def one_load(
-    client: httpx.AsyncClient, model: str, other: str, max_tokens: int
-) -> tuple[float, float, float]:
-    """Seconds to the first token; the longest gap meanwhile; the usual step."""
+async def one_load(client: httpx.AsyncClient, model: str, other: str, max_tokens: int) -> Beside:
     await client.post("/models/unload", json={"model": other})
-    steady: list[float] = []
-    streaming = asyncio.ensure_future(stream_on(client, model, max_tokens, steady))
-    while not steady or time.monotonic() - steady[0] < QUIET_S:
+    streams: list[list[float]] = []
+    streaming = asyncio.ensure_future(stream_on(client, model, max_tokens, streams))
+    while not streams or not streams[0]:
         await asyncio.sleep(0.05)
+    await asyncio.sleep(QUIET_S)
     began_s = time.monotonic()
     first: list[float] = []
     await tokens(client, other, 1, first)
     end_s = time.monotonic()
-    await asyncio.sleep(QUIET_S / 2)
+    await asyncio.sleep(0.5)
     streaming.cancel()
-    gaps = list(itertools.pairwise(steady))
-    usual = statistics.median(b - a for a, b in gaps if b < began_s)
-    longest = max(b - a for a, b in gaps if began_s < b and a < end_s)
-    return first[0] - began_s, longest, usual
+    before = gaps_between(streams, began_s - QUIET_S / 2, began_s)
+    return Beside(
+        first_token=first[0] - began_s,
+        longest_gap=max(gaps_between(streams, began_s, end_s)),
+        alone=max(before),
+        step=statistics.median(before),
+    )
 
 
 async def loads(server: Server, args: argparse.Namespace) -> dict[str, Any]:
@@ -109,12 +126,14 @@ async def loads(server: Server, args: argparse.Namespace) -> dict[str, Any]:
         },
         "beside_a_stream": [
             {
-                "first_token_s": round(took, 2),
-                "longest_gap_ms": round(gap * 1e3, 1),
-                "step_ms": round(step * 1e3, 1),
-                "steps": round(gap / step, 1),
+                "first_token_s": round(one.first_token, 2),
+                "longest_gap_ms": round(one.longest_gap * 1e3, 1),
+                "longest_gap_alone_ms": round(one.alone * 1e3, 1),
+                "step_ms": round(one.step * 1e3, 1),
+                "steps": round(one.longest_gap / one.step, 1),
+                "steps_alone": round(one.alone / one.step, 1),
             }
-            for took, gap, step in beside
+            for one in beside
         ],
     }
 
@@ -131,8 +150,7 @@ async def rate(
     streams = []
     for name in models:
         for _ in range(concurrency):
-            times[name].append([])
-            work = stream_on(client, name, max_tokens, times[name][-1])
+            work = stream_on(client, name, max_tokens, times[name])
             streams.append(asyncio.ensure_future(work))
     await asyncio.sleep(1.0)
     began_s = time.monotonic()

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from weft.config.process import module_command
+from weft.config.process import NICENESS, Child, module_command
 
 
 def test_files_of_the_current_folder_are_not_taken_for_modules(
@@ -37,3 +38,11 @@ def test_a_process_that_helps_loads_no_settings() -> None:
     code = f"import sys, {', '.join(modules)}\nprint('weft.config.engine' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_process_that_helps_has_a_low_priority_from_its_start() -> None:
+    child = Child("weft.text.templates.render_process")
+    try:  # it has not imported its modules yet, and could not have lowered its priority itself
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) == min(os.nice(0) + NICENESS, 19)
+    finally:
+        child.close()

@@ -11,6 +11,7 @@ import torch
 import transformers
 from tokenizers import AddedToken
 
+from tests.models.pictures import GEMMA4_AUDIO
 from tests.text.tokens import EOS, IM_END, byte_backend
 
 FIRST = 260  # the id of the first token that a family adds to those of `byte_backend`
@@ -52,12 +53,17 @@ class MediaModel(NamedTuple):
     model: Any
     processor: Any
 
+    def text(self, messages: list[dict[str, Any]]) -> str:
+        """With the model's marks."""
+        found: str = self.processor.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+        return found
+
     def answer(self, messages: list[dict[str, Any]], items: Sequence[Any], count: int) -> list[int]:
         """`count` tokens by the greedy choice, of messages in which {"type": kind} stands for each
         of the items."""
-        text = self.processor.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
+        text = self.text(messages)
         named = {"images" if self.kind == "image" else "audio": list(items)} if items else {}
         inputs = self.processor(text=[text], return_tensors="pt", **named)
         with torch.inference_mode():
@@ -239,6 +245,32 @@ def gemma4(folder: Path) -> MediaModel:
     return saved(folder, "image", model, processor)
 
 
+def gemma4_sounds(folder: Path) -> MediaModel:
+    """Without an encoder of pictures."""
+    from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+
+    names = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
+    sounds = {"boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"}
+    tokens = tokenizer("<|audio|>", *sounds.values(), *names.values(), **sounds, **names)
+    config = transformers.Gemma4Config(
+        text_config={
+            **TEXT,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "global_head_dim": 16,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+        vision_config=None,
+        audio_config={**GEMMA4_AUDIO, "use_clipped_linears": False},
+        audio_token_id=FIRST + 2,
+    )
+    model = transformers.Gemma4ForConditionalGeneration(config)
+    extractor = Gemma4AudioFeatureExtractor(feature_size=16)
+    processor = without_videos(transformers.Gemma4Processor)(extractor, None, tokens, None)
+    return saved(folder, "audio", model, processor)
+
+
 def qwen2_audio(folder: Path) -> MediaModel:
     mark = "<|audio_bos|><|AUDIO|><|audio_eos|>"
     tokens = tokenizer(mark, "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
@@ -265,6 +297,7 @@ MODELS = {
     "qwen2.5-vl": qwen25_vl,
     "gemma3": gemma3,
     "gemma4": gemma4,
+    "gemma4-sounds": gemma4_sounds,
     "qwen2-audio": qwen2_audio,
 }
 assert IM_END == FIRST - 1

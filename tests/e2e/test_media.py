@@ -169,10 +169,10 @@ def test_sounds_come_in_several_forms(served: Served) -> None:
     for url in (f"data:audio/wav;base64,{data}", f"data:audio/x-wav;base64,{data}"):
         by_url = Item(first.value, {"type": "audio_url", "audio_url": {"url": url}})
         assert tokens_of(served.ask(by_url, "What is this?")) == expected
-    mark = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+    parts = [{"type": "audio"}, {"type": "text", "text": "What is this?"}]
     native = served.server.post(
         "/generate",
-        text=f"<|im_start|>user\n{mark}What is this?<|im_end|>\n<|im_start|>assistant\n",
+        text=served.model.text([{"role": "user", "content": parts}]),
         audio_data=data,
         sampling_params={"temperature": 0, "max_new_tokens": COUNT, "min_new_tokens": COUNT},
     )

@@ -4,14 +4,16 @@ llama.cpp's converter names its tensors and keys."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from tests.executor.gguf_files import Stored, paired, plain, write_gguf
 from tests.executor.gguf_models import metadata, stored
@@ -92,6 +94,8 @@ class Seeing(NamedTuple):
     settings: dict[str, Any]  # of the checkpoint's preprocessor_config.json
     projector_names: tuple[tuple[str, str], ...] = ()
     swaps: bool = False  # older converters' names of the feed-forward part
+    sound_names: tuple[tuple[str, str], ...] = ()
+    other_keys: Mapping[str, Any] = MappingProxyType({})
     text_tensors: tuple[tuple[str, Tensor], ...] = ()  # what the decoder's file has besides
 
 
@@ -151,6 +155,7 @@ def write_both(seeing: Seeing, checkpoint: Checkpoint, folder: Path) -> tuple[Pa
         "clip.vision.projection_dim": 64,
     }
     said |= {f"clip.vision.{key.replace('__', '.')}": value for key, value in seeing.keys.items()}
+    said |= seeing.other_keys
     said |= {f"clip.{key}": value for key, value in seeing.flags.items()}
     encoder = write_gguf(folder / "mmproj-tiny-F16.gguf", said, tensors_of(seeing, halves))
     return decoder, encoder
@@ -167,7 +172,10 @@ def tensors_of(seeing: Seeing, halves: Halves) -> dict[str, Stored]:
             layers = np.flatnonzero(seeing.keys["is_deepstack_layers"])
             found[f"v.deepstack.{layers[int(index)]}.{part}"] = tensor
             continue
-        for ours, other in (*seeing.projector_names, *NAMES):
+        names = seeing.sound_names
+        if not name.startswith(("audio_tower.", "embed_audio.")):
+            names = (*seeing.projector_names, *NAMES)
+        for ours, other in names:
             theirs = theirs.replace(ours, other)
         if seeing.swaps and ".ffn_" in theirs:
             there = {"up": "down", "down": "up"}
@@ -196,4 +204,8 @@ def tensors_of(seeing: Seeing, halves: Halves) -> dict[str, Stored]:
 def _of_gemma4(name: str, tensor: Tensor) -> Tensor:
     if name == "v.patch_embd.weight":
         return tensor.view(-1, 4, 4, 3).permute(0, 3, 1, 2)
+    if name.endswith("per_dim_scale.weight"):
+        return softplus(tensor)
+    if name.endswith("conv_dw.weight"):
+        return tensor[:, 0]
     return tensor[None] if tensor.dim() == 0 else tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn.functional import softplus
 
 from tests.caches import set_own_cache
 from tests.executor.encoder_files import (
@@ -25,6 +27,7 @@ from tests.executor.encoder_files import (
 from tests.executor.gguf_files import plain, write_gguf
 from tests.executor.gguf_models import described
 from tests.models.pictures import (
+    GEMMA4_AUDIO,
     LLAMA4_TEXT,
     make_gemma4,
     make_llama4,
@@ -33,9 +36,11 @@ from tests.models.pictures import (
 )
 from tests.models.qwen_seeing import make_qwen
 from tests.models.seeing import Prompt, SeeingServed
+from weft.arrays import FloatArray
 from weft.assemble.checkpoint import check_files
 from weft.config.model import BadCheckpoint, ModelConfig, ModelError
 from weft.config.options import SettingsError
+from weft.config.vision.mmproj import projector_of
 from weft.models.vision.tower import TowerInput, at_once
 from weft.text.media.families import make_processor
 from weft.weights.gguf.encoder import EncoderContent
@@ -127,8 +132,51 @@ GEMMA4 = Seeing(
     ),
     text_tensors=(("rope_freqs.weight", torch.tensor([1.0] * 4 + [1e30] * 12)),),
 )
+# As far as vectors attend in all files.
+OF_GEMMA4 = {**GEMMA4_AUDIO, "attention_chunk_size": 12, "attention_context_left": 13}
+GEMMA4_SOUNDS = (
+    ("audio_tower.subsample_conv_projection.layer", "a.conv1d."),
+    (".conv.weight", ".weight"),
+    ("audio_tower.subsample_conv_projection.input_proj_linear", "a.input_projection"),
+    ("audio_tower.output_proj", "a.pre_encode.out"),
+    ("embed_audio.embedding_projection", "mm.a.input_projection"),
+    ("audio_tower.layers.", "a.blk."),
+    ("feed_forward1.ffw_layer_1", "ffn_up"),
+    ("feed_forward1.ffw_layer_2", "ffn_down"),
+    ("feed_forward2.ffw_layer_1", "ffn_up_1"),
+    ("feed_forward2.ffw_layer_2", "ffn_down_1"),
+    ("feed_forward1.pre_layer_norm", "ffn_norm"),
+    ("feed_forward1.post_layer_norm", "ffn_post_norm"),
+    ("feed_forward2.pre_layer_norm", "ffn_norm_1"),
+    ("feed_forward2.post_layer_norm", "ffn_post_norm_1"),
+    ("norm_pre_attn", "attn_pre_norm"),
+    ("norm_post_attn", "attn_post_norm"),
+    ("self_attn.relative_k_proj", "attn_k_rel"),
+    ("self_attn.per_dim_scale", "per_dim_scale.weight"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.post", "attn_out"),
+    ("lconv1d.conv_norm", "norm_conv"),
+    ("lconv1d.pre_layer_norm", "conv_norm"),
+    ("lconv1d.depthwise_conv1d", "conv_dw"),
+    ("lconv1d.linear_start", "conv_pw1"),
+    ("lconv1d.linear_end", "conv_pw2"),
+    ("norm_out", "ln2"),
+)
 KINDS = {
     "gemma4": GEMMA4,
+    "gemma4-hearing": GEMMA4._replace(
+        make=partial(make_gemma4, "small", audio=OF_GEMMA4),
+        settings={"feature_size": 16},
+        sound_names=GEMMA4_SOUNDS,
+        other_keys={
+            "clip.has_audio_encoder": True,
+            "clip.audio.projector_type": "gemma4a",
+            "clip.audio.block_count": 2,
+            "clip.audio.attention.head_count": 3,
+        },
+    ),
     "gemma4-large": GEMMA4._replace(
         make=partial(make_gemma4, "large"),
         text_keys={
@@ -302,6 +350,8 @@ def test_two_files_are_the_model_of_their_safetensors(tmp_path: Path, kind: str)
             # The norms of Gemma have their 1 in a file.
             has_one = "norm.weight" in name and "vision_tower" not in name
             added = float(kind == "gemma3" and has_one)
+            if name.endswith("per_dim_scale"):  # a file has what is multiplied with
+                expected[name] = softplus(expected[name])
             torch.testing.assert_close(weights - added, expected[name], rtol=0, atol=1e-6)
     assert_sees_the_same(folder, checkpoint.folder)
 
@@ -423,6 +473,25 @@ def test_sizes_that_the_tensors_do_not_have_are_refused(tmp_path: Path, key: str
         described(decoder, mmproj=str(encoder))
 
 
+SOUNDS_REFUSED = {
+    "clip.audio.projector_type": ("gemma4ua", "'gemma4ua', which is not supported; supported are"),
+    "clip.audio.block_count": (1_000_000, "block_count is 1,000,000, but it has"),
+    "clip.audio.attention.head_count": (None, "has no clip.audio.attention.head_count"),
+}
+
+
+@pytest.mark.parametrize("key", SOUNDS_REFUSED)
+def test_an_encoder_of_sounds_that_does_not_fit_is_refused(tmp_path: Path, key: str) -> None:
+    value, message = SOUNDS_REFUSED[key]
+    seeing = KINDS["gemma4-hearing"]
+    keys = {**seeing.other_keys, key: value}
+    said = {name: one for name, one in keys.items() if one is not None}
+    checkpoint = seeing.make(tmp_path / "checkpoint")
+    decoder, encoder = write_both(seeing._replace(other_keys=said), checkpoint, tmp_path / "files")
+    with pytest.raises(ModelError, match=re.escape(message)):
+        described(decoder, mmproj=str(encoder))
+
+
 @pytest.mark.parametrize("what", REFUSED)
 def test_an_encoder_that_does_not_fit_is_refused(files: tuple[Path, Path], what: str) -> None:
     decoder, encoder = files
@@ -430,6 +499,12 @@ def test_an_encoder_that_does_not_fit_is_refused(files: tuple[Path, Path], what:
     changed(encoder, **{"vision__projection_dim": 64, **changes})
     with pytest.raises(ModelError, match=re.escape(message)):
         described(decoder, mmproj=str(encoder))
+
+
+@pytest.mark.parametrize("key", ["clip.projector_type", "clip.audio.projector_type"])
+def test_a_kind_of_sounds_alone_is_refused(key: str) -> None:
+    with pytest.raises(ModelError, match="projector_type is 'qwen2a', which is not supported"):
+        projector_of("a.gguf", {key: "qwen2a"})
 
 
 def test_an_encoder_of_another_model_beside_a_file_is_left_out(files: tuple[Path, Path]) -> None:
@@ -457,8 +532,13 @@ def test_tensors_that_cannot_be_joined_are_named(files: tuple[Path, Path]) -> No
         EncoderContent(encoder)
 
 
+def draw_sound() -> FloatArray:
+    samples = np.random.default_rng(6).standard_normal(9_000)
+    return (0.1 * samples).astype(np.float32)
+
+
 def assert_sees_the_same(folder: Path, expected: Path) -> None:
-    """A picture has the same text, values and vectors."""
+    """A picture has the same text, values and vectors; a sound, too, if the model hears."""
     draw = np.random.default_rng(5)
     image = Image.fromarray(draw.integers(0, 256, (75, 90, 3), dtype=np.uint8))
     found = []
@@ -466,14 +546,16 @@ def assert_sees_the_same(folder: Path, expected: Path) -> None:
         config = json.loads((one / "config.json").read_text())
         processor = make_processor(one, config)
         assert processor is not None
-        prepared = processor.image(image)
+        parts = [processor.image(image)]
+        if processor.audio_rate:
+            parts.append(processor.audio(draw_sound()))
         tower = halves_of(one).tower
         vectors = []
-        for part in prepared.parts:
+        for part in chain.from_iterable(prepared.parts for prepared in parts):
             length = part.length if part.grid is None else int(np.prod(part.grid))
             values = TowerInput(part.kind, length, part.grid, torch.from_numpy(part.values))
             with torch.inference_mode():
                 vectors.append(at_once(tower.encode(values)).clone())
-        found.append((prepared.text, torch.cat(vectors)))
+        found.append(([prepared.text for prepared in parts], torch.cat(vectors)))
     assert found[0][0] == found[1][0]
     torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-4)

@@ -124,6 +124,15 @@ def test_the_first_message_waits_for_a_peer_that_is_just_connecting(tmp_path: Pa
     context.term()
 
 
+def test_a_peer_that_looks_too_early_looks_again_within_milliseconds(tmp_path: Path) -> None:
+    """The front's first message to an engine would stop all streams for as long."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    receiver = Receiver(context, f"ipc://{tmp_path / 'x'}", decode_to_engine)
+    assert receiver._socket.getsockopt(zmq.RECONNECT_IVL) <= 5
+    receiver.close()
+    context.term()
+
+
 def test_an_event_loop_gets_every_message_however_late_it_asks_and_counts_what_is_none(
     tmp_path: Path,
 ) -> None:

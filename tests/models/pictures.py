@@ -171,19 +171,36 @@ GEMMA4_VISION = {
 }
 
 
-def make_gemma4(name: str, folder: Path, **vision: Any) -> Checkpoint:
-    """`vision`: what its vision_config has besides."""
+AUDIO_TOKEN = 301
+GEMMA4_AUDIO: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "subsampling_conv_channels": [16, 6],
+    "conv_kernel_size": 3,
+    "attention_chunk_size": 5,
+    "attention_context_left": 5,
+    "output_proj_dims": 40,
+}
+
+
+def make_gemma4(
+    name: str, folder: Path, audio: dict[str, Any] | None = None, **vision: Any
+) -> Checkpoint:
+    """`vision`: what its vision_config has besides; `audio`: its audio_config, if it hears."""
     of_text, of_vision = GEMMA4[name]
     text = {**TEXT, "num_hidden_layers": 4, "layer_types": GEMMA4_TYPES, "sliding_window": 10}
     config = transformers.Gemma4Config(
         text_config={**text, "global_head_dim": 32, "pad_token_id": 0, **of_text},
         vision_config={**GEMMA4_VISION, **of_vision, **vision},
         image_token_id=IMAGE_TOKEN,
+        audio_config=audio,
+        audio_token_id=AUDIO_TOKEN,
         attn_implementation="eager",
     )
     model = transformers.Gemma4ForConditionalGeneration(config)
     draw = torch.Generator().manual_seed(3)
-    for part, buffer in model.model.vision_tower.named_buffers():
+    for part, buffer in model.model.named_buffers():
         if part.endswith(("_min", "_max")):
             bound = 0.3 + torch.rand(buffer.shape, generator=draw)
             buffer.copy_(-bound if part.endswith("_min") else bound)

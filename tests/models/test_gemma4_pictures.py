@@ -3,45 +3,34 @@ tokens behind pictures, served whole, in chunks and from the cache."""
 
 from __future__ import annotations
 
-import hashlib
-import random
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
+from tests.models.gemma4_media import (
+    CPU,
+    SIDE,
+    Prompt,
+    Seen,
+    Told,
+    assert_told,
+    inputs_of,
+    loaded,
+    pixels,
+)
 from tests.models.many import Checkpoint
-from tests.models.pictures import GEMMA4, IMAGE_TOKEN, make_gemma4
-from tests.models.windowed import Served
-from weft.arrays import FloatArray
+from tests.models.pictures import GEMMA4, make_gemma4
 from weft.config.model import ModelConfig
 from weft.config.model_errors import ModelError
-from weft.config.vision.gemma4 import Gemma4TowerSpec
 from weft.executor.cpu.tower import CppTowerBackend
 from weft.executor.plain.tower import TorchTowerBackend
-from weft.messages.media import MediaItem
-from weft.messages.replies import StepOutput
-from weft.messages.requests import GenerateRequest
-from weft.messages.sampling import SamplingParams
-from weft.models.registry import make_model
-from weft.models.vision.tower import Tower, TowerBackend, TowerInput, at_once
-from weft.models.vision.towers import make_tower
+from weft.models.vision.tower import TowerBackend, TowerInput, at_once
 from weft.ops.cpp.abi import WeightFormat
 from weft.ops.cpp.library import Library, Unavailable, load
-from weft.ops.plain import PlainOps
-from weft.weights.load import load_weights, unread_of
 
-CPU = torch.device("cpu")
-TOLERANCE = 2e-4  # of log probabilities, float32
-NUM_NEW = 8
-PATCH = 4
-POOL = 2
-SIDE = PATCH * POOL  # pixels of a token
 GRIDS = [(1, 3, 4), (1, 1, 2), (1, 2, 7), (1, 5, 1)]
 
 
@@ -56,37 +45,6 @@ def kernels() -> Library:
         return load()
     except Unavailable as problem:
         pytest.skip(str(problem))
-
-
-def loaded(checkpoint: Checkpoint, backend: TowerBackend) -> Tower:
-    config = ModelConfig.from_folder(checkpoint.folder)
-    assert isinstance(config.vision, Gemma4TowerSpec)
-    tower = make_tower(config.vision, backend)
-    decoder = make_model(config, PlainOps(torch.float32, CPU))
-    load_weights(chain(decoder.weights(), tower.weights()), checkpoint.folder, unread_of(config))
-    return tower
-
-
-def pixels(grid: tuple[int, int, int], seed: int = 0) -> FloatArray:
-    shape = (3, SIDE * grid[1], SIDE * grid[2])
-    return np.random.default_rng(seed).random(shape).astype(np.float32)
-
-
-def inputs_of(pictures: list[FloatArray]) -> dict[str, Tensor]:
-    """As transformers' processor pads them: patches, and their columns and rows."""
-    cut = []
-    for one in pictures:
-        rows, columns = one.shape[1] // PATCH, one.shape[2] // PATCH
-        by_patch = one.reshape(3, rows, PATCH, columns, PATCH).transpose(1, 3, 2, 4, 0)
-        at = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), -1).reshape(-1, 2)
-        cut.append((by_patch.reshape(rows * columns, -1), at))
-    most = max(len(at) for _, at in cut)
-    patches = [np.pad(one, ((0, most - len(one)), (0, 0))) for one, _ in cut]
-    places = [np.pad(at, ((0, most - len(at)), (0, 0)), constant_values=-1) for _, at in cut]
-    return {
-        "pixel_values": torch.from_numpy(np.stack(patches)),
-        "image_position_ids": torch.from_numpy(np.stack(places)),
-    }
 
 
 def test_vectors_are_those_of_transformers(seeing: Checkpoint, kernels: Library) -> None:
@@ -130,92 +88,6 @@ def test_the_memory_of_the_tower_counts(seeing: Checkpoint) -> None:
     spec = ModelConfig.from_folder(seeing.folder).vision
     assert spec is not None
     assert spec.num_parameters == matrices
-
-
-class Seen(NamedTuple):
-    seed: int
-    rows: int
-    columns: int
-
-
-class Prompt:
-    """Numbers are so many tokens of text."""
-
-    def __init__(self, seed: int, *parts: int | Seen) -> None:
-        draw = random.Random(seed)
-        self.ids: list[int] = []
-        self.pixels: list[FloatArray] = []
-        media: list[MediaItem] = []
-        for part in parts:
-            if isinstance(part, int):
-                self.ids += [draw.randrange(3, IMAGE_TOKEN - 10) for _ in range(part)]
-                continue
-            grid = (1, part.rows, part.columns)
-            values = pixels(grid, part.seed)
-            self.pixels.append(values)
-            num = part.rows * part.columns
-            media.append(
-                MediaItem(
-                    kind="image",
-                    digest=hashlib.sha256(values.tobytes()).digest(),
-                    start=len(self.ids),
-                    length=num,
-                    grid=grid,
-                    shape=values.shape,
-                    values=values.tobytes(),
-                )
-            )
-            self.ids += [IMAGE_TOKEN] * num
-        self.media = tuple(media)
-
-
-class Told(Served):
-    """Tells the log probabilities of its tokens, too."""
-
-    def tell(self, *prompts: Prompt) -> list[tuple[list[int], list[float]]]:
-        found: dict[int, tuple[list[int], list[float]]] = {}
-        for prompt in prompts:
-            id = len(self.outputs)
-            self.outputs[id] = []
-            found[id] = ([], [])
-            sampling = SamplingParams(
-                max_new_tokens=NUM_NEW, temperature=0.0, ignore_eos=True, logprobs=0
-            )
-            ids = np.array(prompt.ids, dtype=np.int32).tobytes()
-            self.engine.submit(
-                GenerateRequest(
-                    id=id, rid=str(id), input_ids=ids, media=prompt.media, sampling=sampling
-                )
-            )
-        while self.engine.has_work:
-            for output in self.engine.step():
-                if not isinstance(output, StepOutput):
-                    continue
-                ids_of = np.frombuffer(output.ids, np.int64).tolist()
-                tokens = np.frombuffer(output.tokens, np.int32).tolist()
-                for id, token, said in zip(ids_of, tokens, output.logprobs, strict=True):
-                    assert said is not None
-                    found[id][0].append(token)
-                    found[id][1].append(said.logprob)
-                for finish in output.finished:
-                    assert finish.reason == "length", finish
-                    self.cached[finish.id] = finish.cached_tokens
-        return list(found.values())
-
-
-def assert_told(
-    checkpoint: Checkpoint, prompt: Prompt, output: tuple[list[int], list[float]]
-) -> None:
-    """The tokens are the likeliest ones of transformers, with its log probabilities."""
-    tokens, told = output
-    ids = torch.tensor([prompt.ids + tokens])
-    types = (ids == IMAGE_TOKEN).long()
-    with torch.inference_mode():
-        found = checkpoint.model(input_ids=ids, mm_token_type_ids=types, **inputs_of(prompt.pixels))
-    logprobs = found.logits[0, len(prompt.ids) - 1 : -1].log_softmax(-1)
-    assert logprobs.argmax(-1).tolist() == tokens
-    wanted = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(told), wanted, rtol=0, atol=TOLERANCE)
 
 
 ONE = Seen(1, 3, 4)

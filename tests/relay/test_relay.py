@@ -341,7 +341,9 @@ def test_a_worker_that_cannot_be_reached_gets_nothing_and_no_request_fails(
     assert sum(several.counts()) == 9
 
 
-def test_requests_of_a_session_and_responses_of_a_key_go_to_one_worker(several: Several) -> None:
+def test_requests_of_a_session_and_what_is_kept_of_a_key_go_to_one_worker(
+    several: Several,
+) -> None:
     opened = httpx.post(several.stage.url + "/open_session", json={"capacity": 7})
     assert opened.status_code == 200
     (server,) = [one for one in several.workers if one.bodies]
@@ -354,8 +356,11 @@ def test_requests_of_a_session_and_responses_of_a_key_go_to_one_worker(several: 
     headers = {"authorization": "Bearer k"}
     httpx.post(several.stage.url + "/v1/responses", json={"input": "a"}, headers=headers)
     httpx.get(several.stage.url + "/v1/responses/resp_1", headers=headers)
+    httpx.post(several.stage.url + "/v1/files", json={"a": 1}, headers=headers)
+    httpx.post(several.stage.url + "/v1/batches", json={"input_file_id": "a"}, headers=headers)
+    httpx.get(several.stage.url + "/v1/messages/batches", headers=headers)
     after = several.counts()
-    assert sorted(new - old for new, old in zip(after, before, strict=True)) == [0, 0, 2]
+    assert sorted(new - old for new, old in zip(after, before, strict=True)) == [0, 0, 5]
 
 
 def test_a_request_on_a_kept_connection_that_was_closed_is_sent_again() -> None:

@@ -1,4 +1,5 @@
-"""Transcripts of a model that hears and talks, a tiny Qwen2-Audio: a chat about the sound."""
+"""Transcripts of models that hear and talk, a tiny Qwen2-Audio and Gemma 4: a chat about the
+sound."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.media_models import MediaModel, qwen2_audio
+from tests.e2e.media_models import MediaModel, gemma4_sounds, qwen2_audio
 from tests.models import speaking
 from tests.server.real_engine import RealServer, serving
 
 
-@pytest.fixture(scope="module")
-def hearing(tmp_path_factory: pytest.TempPathFactory) -> MediaModel:
-    return qwen2_audio(tmp_path_factory.mktemp("hearing"))
+@pytest.fixture(scope="module", params=[qwen2_audio, gemma4_sounds])
+def hearing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MediaModel:
+    found: MediaModel = request.param(tmp_path_factory.mktemp("hearing"))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def test_what_it_cannot_answer_is_refused(server: RealServer) -> None:
     srt = ask(server, RAW, response_format="srt")
     assert srt.status_code == 400
     assert "response_format is 'srt', which has times" in srt.json()["error"]["message"]
-    long = ask(server, speaking.wav(speaking.sound(20_000)))
+    long = ask(server, speaking.wav(speaking.sound(500_000)))
     assert long.status_code == 400
-    assert long.json()["error"]["message"].startswith("file: the sound lasts 1.2 s")
+    assert long.json()["error"]["message"].startswith("file: the sound lasts 31.2 s")
     assert long.json()["error"]["param"] == "file"

@@ -1,4 +1,5 @@
-"""What a head is trained with: questions, answers with their states, lessons of a step, and the file in the end."""
+"""What a head is trained with: questions, answers with their states, lessons of a step, and the file
+in the end."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class ModelOptions:
     )
     mmproj: str = option(
         "",
-        "GGUF file with the encoder of pictures for a GGUF file; the one beside it, by its name, "
-        "if not given",
+        "GGUF file with the encoder of pictures or sounds for a GGUF file; the one beside it, by "
+        "its name, if not given",
         group="model",
     )
     draft_model: str = option(

@@ -63,6 +63,8 @@ class Child:
             pass_fds=tuple(files),
             env=os.environ | ONE_THREAD,
         )
+        with suppress(OSError, AttributeError):  # from its first instruction, imports included
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, os.nice(0) + NICENESS)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input = self._process.stdin.fileno()
@@ -140,11 +142,7 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Limit this process, until the next call, to `num_bytes` more address space than it has. Also
-    lowers its priority.
-    """
-    with suppress(OSError, AttributeError):
-        os.nice(max(NICENESS - os.nice(0), 0))
+    """Limit this process, until the next call, to `num_bytes` more address space than it has."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -30,6 +30,8 @@ M = TypeVar("M")
 MAX_MESSAGE_BYTES = 512 << 20  # of a message, and of each frame beside it
 FIRST_PEER_MS = 2_000  # time for the connection of a running peer
 MAX_RPC_BYTES = 1 << 20  # of a call
+# An engine's process may look for the front's socket before the front has made it.
+LOOK_AGAIN_MS = 5
 
 
 def _open(
@@ -44,6 +46,7 @@ def _open(
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+    socket.setsockopt(zmq.RECONNECT_IVL, LOOK_AGAIN_MS)
     if bind:
         socket.bind(address)
     else:

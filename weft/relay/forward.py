@@ -46,7 +46,11 @@ OWN_HEADERS = frozenset({b"x-request-id", b"x-content-type-options", b"date"})
 ELSEWHERE = b"x-weft-elsewhere"  # tells a server which other one had more of the prompt
 MAX_PREFILL_BYTES = 1 << 20  # size of a prefill server's answer, which contains no tokens
 SESSION_PATHS = ("/open_session", "/close_session")
-RESPONSES = "/v1/responses"
+# What these paths name is kept by the server that made it.
+KEPT_PATHS = (
+    *("/v1/responses", "/openai/v1/responses"),
+    *("/v1/files", "/v1/batches", "/v1/messages/batches"),
+)
 
 log = EventLog("route")
 
@@ -109,8 +113,8 @@ class Forwarder:
         bound_to = seen.session
         if path in SESSION_PATHS and seen.fields:
             body, bound_to = with_session(seen)
-        elif path.startswith(RESPONSES):
-            bound_to = _sender(scope)  # responses are stored on one server
+        elif path.startswith(KEPT_PATHS):
+            bound_to = _sender(scope)
         where = Destination(path, seen, bound_to, _model_of(scope, seen))
         if path in LISTS and len(self._targets.up) > 1:
             await self._list_models(scope, send)

@@ -3,8 +3,8 @@
 The sizes of the release differ in mechanisms. The small ones have inputs for each layer, and their
 last layers read the K and V of earlier ones; the large ones take values from keys in layers that
 see all tokens; one has experts beside its dense parts. In the large ones, tokens of a picture see
-each other both ways in layers with windows. The encoders of sounds, and of pictures in the unified
-models, are not implemented: models are served without them.
+each other both ways in layers with windows. The small ones hear, too. The encoders of the unified
+models are not implemented: these are served without them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from weft.config.families.family import (
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import proportional, rope_of
 from weft.config.model_errors import UnsupportedModel
-from weft.config.vision import gemma4 as vision
+from weft.config.vision.gemma4_sound import gemma4_towers
 from weft.json_types import JsonMapping, JsonObject
 
 GELU = "gelu_pytorch_tanh"
@@ -356,7 +356,7 @@ ARCHITECTURES = {
             )
         },
     ),
-    "Gemma4ForConditionalGeneration": replace(_GEMMA4, tower=vision.gemma4),
+    "Gemma4ForConditionalGeneration": replace(_GEMMA4, tower=gemma4_towers),
     "Gemma4TextModel": replace(_GEMMA4, task="embed"),
     "Gemma4UnifiedForCausalLM": _UNIFIED,
     "Gemma4UnifiedForConditionalGeneration": _UNIFIED,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from weft.config.model_errors import BadCheckpoint, UnsupportedModel
 from weft.json_types import JsonMapping, JsonObject
@@ -114,6 +114,11 @@ ReadConfig: TypeAlias = Callable[[ClipKeys, JsonMapping], JsonObject]
 ReadSettings: TypeAlias = Callable[[ClipKeys], JsonObject]
 
 
+class LayerGroup(NamedTuple):
+    prefix: str  # of the names of layers
+    parts: Mapping[str, str]  # as in `Projector`
+
+
 @dataclass(frozen=True, kw_only=True)
 class Projector:
     """One kind of file."""
@@ -131,5 +136,7 @@ class Projector:
     deep: Mapping[str, str] = field(default_factory=dict)  # names of `v.deepstack.N`
     patches_by_pixel: bool = False  # the tower reads patches pixel by pixel, not colour by colour
     reads: tuple[str, ...] = ()  # keys that change the computation, and that `config` reads
-    unread: tuple[str, ...] = ()  # beginnings of tensors that the tower does not read
+    # Further layers, by the beginning of their names: `a` for `a.blk.N`.
+    further: Mapping[str, LayerGroup] = field(default_factory=dict)
+    convs: tuple[str, ...] = ()  # endings of matrices [n, m] that the tower reads as [n, 1, m]
     numbers: tuple[str, ...] = ()  # endings of tensors of one number, which have no dimension

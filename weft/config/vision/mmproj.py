@@ -381,7 +381,11 @@ IGNORED = ("v.token_embd.img_break",)
 
 def projector_of(label: str, metadata: JsonMapping) -> Projector:
     """The kind of an encoder's file. Raises UnsupportedModel."""
-    names = ("clip.projector_type", "clip.vision.projector_type")
+    names = (
+        "clip.projector_type",
+        "clip.vision.projector_type",
+        "clip.audio.projector_type",
+    )
     found = next((metadata[name] for name in names if metadata.get(name) is not None), "mlp")
     if found not in PROJECTORS:
         raise UnsupportedModel(

@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import cast
 
 from weft.config.vision.gemma4 import Gemma4TowerSpec
+from weft.config.vision.gemma4_sound import Gemma4SoundSpec
+from weft.config.vision.joint import JointSpec
 from weft.config.vision.llama4 import Llama4TowerSpec
 from weft.config.vision.pictures import PerceptronSpec, PooledSpec, ShuffledSpec
 from weft.config.vision.pixtral import PixtralSpec
@@ -20,6 +22,8 @@ from weft.models.vision.tower import Tower, TowerBackend
 
 # By type of spec: module and class; the class takes the spec and a backend.
 TOWERS: dict[type, str] = {
+    Gemma4SoundSpec: "weft.models.vision.gemma4_sound:Gemma4SoundTower",
+    JointSpec: "weft.models.vision.joint:JointTower",
     Gemma4TowerSpec: "weft.models.vision.gemma4:Gemma4Tower",
     Llama4TowerSpec: "weft.models.vision.llama4:Llama4Tower",
     PooledSpec: "weft.models.vision.pictures:PooledTower",

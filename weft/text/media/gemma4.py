@@ -13,9 +13,13 @@ import numpy as np
 from weft.arrays import FloatArray
 from weft.config.config_json import get, require, size
 from weft.config.model_errors import BadConfig
-from weft.config.vision.gemma4 import BUDGETS, USUAL_BUDGET, gemma4
+from weft.config.vision.gemma4 import BUDGETS, USUAL_BUDGET, Gemma4TowerSpec
+from weft.config.vision.gemma4_sound import Gemma4SoundSpec, gemma4_towers
+from weft.config.vision.joint import JointSpec
 from weft.messages.media import MediaKind
 from weft.text.media.gemma3 import special_tokens
+from weft.text.media.gemma4_sound import make_sounds
+from weft.text.media.joint import SeesAndHears
 from weft.text.media.pixels import BICUBIC, Looks, Size, read_looks, read_settings
 from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedMedia
 
@@ -116,9 +120,17 @@ def tokens_of(
 def make(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:
     """The processor of a folder with this `config.json`; None: the model has no encoder. Raises
     ModelError."""
-    spec = gemma4(config, out_size=1)
-    if spec is None:
-        return None
+    towers = gemma4_towers(config, out_size=1)
+    parts = towers.parts if isinstance(towers, JointSpec) else (towers,)
+    sees = [_pictures(folder, part) for part in parts if isinstance(part, Gemma4TowerSpec)]
+    hears = [make_sounds(folder, part) for part in parts if isinstance(part, Gemma4SoundSpec)]
+    if sees and hears:
+        return SeesAndHears(sees[0], hears[0])
+    alone: list[MediaProcessor] = [*sees, *hears]
+    return alone[0] if alone else None
+
+
+def _pictures(folder: Path, spec: Gemma4TowerSpec) -> Gemma4Pictures:
     settings = read_settings(folder)
     for key in ("do_resize", "do_convert_rgb"):
         require(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.config.model import BadCheckpoint
-from weft.config.vision.clip import Projector
+from weft.config.vision.clip import LayerGroup, Projector
 from weft.config.vision.mmproj import ARCHITECTURE, IGNORED, projector_of
 from weft.json_types import JsonMapping
 from weft.weights.gguf.reader import GgufFile
@@ -77,11 +77,14 @@ class EncoderContent(GgufFile):
         swaps = _is_swapped(tensors)
         found: dict[str, TensorEntry] = {}
         for name, entry in tensors.items():
-            if name.startswith((*IGNORED, *projector.unread)) or name.startswith(f"{PATCHES}."):
+            if name.startswith(IGNORED) or name.startswith(f"{PATCHES}."):
                 continue
             part = self._patches(tensors, projector) if name == PATCHES else entry
             if name.endswith(projector.numbers) and part.shape == (1,):
                 part = part._replace(shape=())
+            if name.endswith(projector.convs) and len(part.shape) == 2:
+                num, size = part.shape
+                part = part._replace(shape=(num, 1, size))
             if projector.merges_qkv and _is_of(name, QKV):
                 if not _is_of(name, QKV[:1]):
                     continue
@@ -149,18 +152,21 @@ class EncoderContent(GgufFile):
 
     def _by_pixel(self, entry: TensorEntry) -> TensorEntry:
         """[n, colours, H, W] as [n, H * W * colours]."""
-        item_bytes, rest = divmod(entry.num_bytes, max(math.prod(entry.shape), 1))
+        num_items = max(math.prod(entry.shape), 1)
+        item_bytes, rest = divmod(entry.num_bytes, num_items)
         if rest or len(entry.shape) != 4 or entry.num_bytes > MAX_JOINED_BYTES:
             raise BadCheckpoint(
                 f"{self.label} is damaged: {PATCHES} is {entry.dtype} of {list(entry.shape)}"
             )
         data = bytearray(entry.num_bytes)
         super().read_into(entry.start, memoryview(data))
-        items = np.frombuffer(data, f"V{item_bytes}").reshape(entry.shape)
+        items = np.frombuffer(data, f"V{item_bytes}")
+        by_colour = items.reshape(entry.shape)
+        by_pixel = by_colour.transpose(0, 2, 3, 1).tobytes()
         begin = self._end
-        ordered = np.ascontiguousarray(items.transpose(0, 2, 3, 1))
-        self._append(FilePiece(begin, entry.num_bytes, 0, ordered.tobytes()))
-        return entry._replace(shape=(entry.shape[0], math.prod(entry.shape[1:])), start=begin)
+        self._append(FilePiece(begin, entry.num_bytes, 0, by_pixel))
+        size = math.prod(entry.shape[1:])
+        return entry._replace(shape=(entry.shape[0], size), start=begin)
 
     def _append(self, segment: FilePiece) -> None:
         self._segments.append(segment)
@@ -196,14 +202,19 @@ def _tower_name(name: str, projector: Projector, swaps: bool, metadata: JsonMapp
             return projector.outside[known] + (f".{kind}" if known == base else "")
     group, _, rest = base.partition(".blk.")
     layer, _, part = rest.partition(".")
-    if group == "v" and layer.isascii() and layer.isdigit():
+    groups = {
+        "v": LayerGroup(projector.layers, projector.parts),
+        **projector.further,
+    }
+    if group in groups and layer.isascii() and layer.isdigit():
         if swaps:
             part = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}.get(part, part)
-        prefix = f"{projector.layers}.{int(layer)}"
-        unsplit = projector.parts.get(f"{part}.{kind}", "")
+        layers, parts = groups[group]
+        prefix = f"{layers}.{int(layer)}"
+        unsplit = parts.get(f"{part}.{kind}", "")
         if unsplit:
             return f"{prefix}.{unsplit}"
-        ours = projector.parts.get(part, "")
+        ours = parts.get(part, "")
         return f"{prefix}.{ours}.{kind}" if ours else ""
     group, _, rest = base.partition(".deepstack.")
     layer, _, part = rest.partition(".")

@@ -1,0 +1,179 @@
+"""Gemma 4's encoder of sounds compared with transformers on tiny random checkpoints; and log
+probabilities of tokens behind sounds and pictures: whole, in chunks, cached and retracted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.models.gemma4_media import (
+    CPU,
+    NUM_BANDS,
+    Heard,
+    Prompt,
+    Seen,
+    Told,
+    assert_told,
+    frames,
+    heard_inputs_of,
+    loaded,
+)
+from tests.models.many import Checkpoint
+from tests.models.pictures import GEMMA4_AUDIO, make_gemma4
+from weft.config.model import ModelConfig
+from weft.config.model_errors import ModelError
+from weft.config.vision.gemma4_sound import gemma4_sound
+from weft.executor.cpu.tower import CppTowerBackend
+from weft.executor.plain.tower import TorchTowerBackend
+from weft.models.vision.tower import TowerBackend, TowerInput, at_once
+from weft.ops.cpp.abi import WeightFormat
+from weft.ops.cpp.library import Unavailable, load
+
+# Frames of one token and of several, with all frames of the last token and with one.
+LENGTHS = [1, 4, 37, 96, 41]
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return make_gemma4("small", tmp_path_factory.mktemp("gemma4"), GEMMA4_AUDIO)
+
+
+def backends() -> list[TowerBackend]:
+    try:
+        kernels = load()
+    except Unavailable as problem:
+        pytest.skip(str(problem))
+    return [TorchTowerBackend(torch.float32, CPU), CppTowerBackend(kernels, WeightFormat.F32)]
+
+
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_vectors_are_those_of_transformers(
+    hearing: Checkpoint, tmp_path: Path, is_limited: bool
+) -> None:
+    checkpoint = hearing
+    if not is_limited:
+        audio = {**GEMMA4_AUDIO, "use_clipped_linears": False, "attention_logit_cap": 2.0}
+        checkpoint = make_gemma4("small", tmp_path, audio)
+    for backend in backends():
+        tower = loaded(checkpoint, backend)
+        for length in LENGTHS:
+            values = frames(length)
+            with torch.inference_mode():
+                heard = checkpoint.model.model.get_audio_features(
+                    *heard_inputs_of([values]).values()
+                )
+                wanted = heard.pooler_output[heard.attention_mask]
+                given = TowerInput("audio", len(wanted), None, torch.from_numpy(values))
+                vectors = at_once(tower.encode(given)).float()
+            assert wanted.abs().max() > 0.1
+            torch.testing.assert_close(vectors, wanted, rtol=1e-4, atol=2e-5)
+        for shape, length in (((8, NUM_BANDS), 3), ((8, 3), 2), ((0, NUM_BANDS), 1)):
+            wrong = TowerInput("audio", length, None, torch.zeros(shape))
+            with pytest.raises(ValueError, match=rf"tokens has the shape \[{shape[0]}, {shape[1]}"):
+                at_once(tower.encode(wrong))
+
+
+def test_weights_are_given_back_as_they_came(hearing: Checkpoint) -> None:
+    stored = load_file(hearing.folder / "model.safetensors")
+    tower = loaded(hearing, backends()[1])
+    ours = {weight.name: weight for weight in tower.weights()}
+    for whole in [one for one in stored if "audio" in one or "vision" in one]:
+        torch.testing.assert_close(
+            ours.pop(whole.removeprefix("model.")).get(), stored[whole], rtol=0, atol=0
+        )
+    assert not ours
+    matrices = sum(weight.get().numel() for weight in tower.weights() if len(weight.shape) > 1)
+    spec = ModelConfig.from_folder(hearing.folder).vision
+    assert spec is not None
+    assert spec.num_parameters == matrices
+    assert spec.kinds == ("image", "audio")
+
+
+SHORT = Heard(1, 18)
+LONG = Heard(2, 61)
+PICTURE = Seen(1, 3, 4)
+PROMPTS = [Prompt(1, 5, SHORT, 9), Prompt(2, LONG, 7, PICTURE, 4), Prompt(3, 2, PICTURE, LONG, 1)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kernels": "torch", "page_size": 16},
+        {"chunked_prefill_size": 1, "page_size": 1, "max_encoder_tokens": 1},
+        {"chunked_prefill_size": 7, "page_size": 2, "overlap": False},
+    ],
+    ids=["kernels", "torch", "pieces", "chunks"],
+)
+def test_log_probabilities_are_those_of_transformers(
+    hearing: Checkpoint, settings: dict[str, Any]
+) -> None:
+    served = Told(hearing.folder, **settings)
+    for prompt, output in zip(PROMPTS, served.tell(*PROMPTS), strict=True):
+        assert_told(hearing, prompt, output)
+    assert served.engine.services.stats().total_encoder_runs == 3
+
+
+def test_a_sound_that_was_heard_is_found_in_the_cache(hearing: Checkpoint) -> None:
+    served = Told(hearing.folder, page_size=1)
+    first = PROMPTS[1]
+    (once,) = served.tell(first)
+    (again,) = served.tell(first)
+    assert again == once
+    assert served.cached[1] == len(first.ids) - 1
+    changed = Prompt(2, LONG, 7, Heard(9, 20), 4)
+    (output,) = served.tell(changed)
+    assert_told(hearing, changed, output)
+    assert served.cached[2] == 16 + 7
+    assert served.engine.services.stats().total_encoder_runs == 3
+
+
+def test_retracted_requests_go_on_with_the_same_sounds(hearing: Checkpoint) -> None:
+    served = Told(
+        hearing.folder,
+        prefix_cache=False,
+        encoder_cache_tokens=1,
+        overlap=False,
+        speculative="off",
+    )
+    scheduler = served.engine.scheduler
+    num_steps = 0
+
+    def retract() -> None:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps % 3 == 0:
+            scheduler.merge_last_batch()
+            for row in scheduler.running_batch.rows[:2].tolist():
+                scheduler.retract(scheduler.kv.columns.requests[row])
+
+    for prompt, output in zip(PROMPTS, served.tell(*PROMPTS, between=retract), strict=True):
+        assert_told(hearing, prompt, output)
+    assert scheduler.counters.num_retractions > 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"attention_context_right": 2}, "attention_context_right"),
+        ({"gradient_clipping": 10.0}, "gradient_clipping of 10; at least 1e"),
+        ({"subsampling_conv_channels": [10, 4]}, r"\[10, 4\]; two numbers up to 4,096"),
+        ({"attention_context_left": 9}, "attention_context_left of 9; 2 to 7 are supported"),
+        ({"num_attention_heads": 5}, "48 numbers for 5 heads"),
+    ],
+)
+def test_encoders_of_other_kinds_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        gemma4_sound({"audio_config": {**GEMMA4_AUDIO, **changes}}, 64)
+
+
+def test_sounds_are_left_out_where_tokens_of_pictures_see_each_other(tmp_path: Path) -> None:
+    checkpoint = make_gemma4("large", tmp_path, GEMMA4_AUDIO)
+    spec = ModelConfig.from_folder(checkpoint.folder).vision
+    assert spec is not None
+    assert spec.kinds == ("image",)

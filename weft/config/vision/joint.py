@@ -1,0 +1,42 @@
+"""Several encoders of one model, each for its own kinds of inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.config.media import MediaRules
+from weft.config.vision.spec import TowerSpec
+
+
+@dataclass(frozen=True)
+class JointSpec:
+    """Towers with one set of rules: those of the first apply to the tokens of all."""
+
+    parts: tuple[TowerSpec, ...]
+
+    def __post_init__(self) -> None:
+        assert len(set(self.kinds)) == len(self.kinds), "each kind has one encoder"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(kind for part in self.parts for kind in part.kinds)
+
+    @property
+    def rules(self) -> MediaRules:
+        return self.parts[0].rules
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(part.num_parameters for part in self.parts)
+
+    @property
+    def num_work_floats(self) -> int:
+        return max(part.num_work_floats for part in self.parts)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        return tuple(name for part in self.parts for name in part.unread)
+
+    @property
+    def shown_name(self) -> str:
+        return "; ".join(part.shown_name for part in self.parts)

@@ -1,0 +1,502 @@
+"""Gemma 4's encoder of sounds. Its products are parts; what is between them, which is little work,
+is computed in torch: convolutions, and attention to the few vectors before each vector."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.config.decoder import NormKind
+from weft.config.vision.gemma4_sound import FIRST, MAX_TOKENS, TOWER, Gemma4SoundSpec
+from weft.models.layers.linear import Linear
+from weft.models.layers.norm import RmsNorm
+from weft.models.layers.weight import Weights, vector
+from weft.models.vision.gemma4 import LimitedLinear, plain_norm
+from weft.models.vision.layer import QKV
+from weft.models.vision.tower import Pieces, TowerBackend, TowerInput
+from weft.ops.elementwise import rms_norm
+from weft.ops.encoder import EncoderOps
+from weft.ops.protocol import Norm
+
+EPS = 1e-6  # of the norms that have no eps of their own in a `config.json`
+MAX_PERIOD = 10_000.0
+QUERY_SCALE = 1 / math.log(2)
+KEY_SCALE = math.log(1 + math.e) / math.log(2)
+
+
+class Gemma4SoundTower:
+    def __init__(
+        self,
+        spec: Gemma4SoundSpec,
+        backend: TowerBackend,
+    ) -> None:
+        ops = backend.ops
+        self._spec = spec
+        self._backend = backend
+        self._ops = ops
+        first, second = spec.channels
+        self.convolutions = [
+            Halving(1, first, spec, ops),
+            Halving(first, second, spec, ops),
+        ]
+        self.entrance = Linear(
+            spec.folded_size, {"input_proj_linear": spec.hidden_size}, False, ops
+        )
+        self.layers = [ConformerLayer(spec, backend) for _ in range(spec.num_layers)]
+        self.last = Linear(
+            spec.hidden_size,
+            {"output_proj": spec.last_size},
+            True,
+            ops,
+        )
+        self.norm = plain_norm(
+            spec.last_size,
+            spec.norm_eps,
+            ops,
+        )
+        self.projection = Linear(
+            spec.last_size, {"embedding_projection": spec.out_size}, False, ops
+        )
+        self._positions = waves(spec).to(backend.device)
+
+    def encode(self, input: TowerInput) -> Pieces:
+        """`input.values` [frames, bands]: a sound; four frames make a vector, the last ones of
+        fewer."""
+        num_frames, num_bands = input.values.shape
+        length = -(-num_frames // 4)
+        if num_bands != self._spec.num_bands or length != input.length or length > MAX_TOKENS:
+            raise ValueError(
+                f"a sound of {input.length} tokens has the shape {list(input.values.shape)}; this "
+                f"encoder reads {self._spec.num_bands} bands, and four frames for each of up to "
+                f"{MAX_TOKENS} tokens"
+            )
+        planes = input.values.float()[None]
+        for halving in self.convolutions:
+            planes = halving(planes)
+            yield
+        by_frame = planes.permute(1, 2, 0)
+        folded = by_frame.flatten(1)
+        entered = yield from self._backend.run_in_pieces(self._enter, folded)
+        x = entered.clone()
+        for layer in self.layers:
+            x = yield from layer.encode(x, self._positions)
+        return (yield from self._backend.run_in_pieces(self._leave, x))
+
+    def _enter(self, x: Tensor) -> Tensor:
+        return self._ops.computed(self.entrance(x))
+
+    def _leave(self, x: Tensor) -> Tensor:
+        ops = self._ops
+        last = ops.computed(self.last(x))
+        normed = ops.norm(last, self.norm)
+        return ops.computed(self.projection(normed))
+
+    def weights(self) -> Weights:
+        for index, halving in enumerate(self.convolutions):
+            yield from halving.weights(f"{FIRST}.layer{index}")
+        yield from self.entrance.weights(FIRST)
+        for index, layer in enumerate(self.layers):
+            yield from layer.weights(f"{TOWER}.layers.{index}")
+        yield from self.last.weights(TOWER)
+        yield from self.projection.weights("embed_audio")
+
+
+def waves(spec: Gemma4SoundSpec) -> Tensor:
+    """[reach, hidden] what distances from 0 on look like: sines, then cosines."""
+    num = spec.hidden_size // 2
+    step = math.log(MAX_PERIOD) / max(num - 1, 1)
+    frequencies = torch.exp(torch.arange(num) * -step)
+    positions = spec.first_position + torch.arange(spec.reach)
+    angles = positions[:, None] * frequencies
+    return torch.cat(
+        (angles.sin(), angles.cos()),
+        dim=1,
+    )
+
+
+class Halving:
+    """A convolution of 3 x 3 that halves the number of frames and of bands, then a norm."""
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        spec: Gemma4SoundSpec,
+        ops: EncoderOps,
+    ) -> None:
+        self._eps = spec.norm_eps
+        self._shape = (out_size, in_size, 3, 3)
+        self.kernel = ops.vector(math.prod(self._shape), exact=True)
+        self.norm = ops.vector(out_size, exact=True)
+
+    def __call__(self, planes: Tensor) -> Tensor:
+        """[channels, frames, bands] -> [channels, frames / 2, bands / 2]"""
+        [found] = F.conv2d(
+            planes[None],
+            self.kernel.view(self._shape),
+            stride=2,
+            padding=1,
+        )
+        normed = F.layer_norm(
+            found.permute(1, 2, 0),
+            self.norm.shape,
+            self.norm,
+            eps=self._eps,
+        )
+        return normed.relu().permute(2, 0, 1)
+
+    def weights(self, prefix: str) -> Weights:
+        yield vector(f"{prefix}.conv.weight", self.kernel, shape=self._shape)
+        yield vector(f"{prefix}.norm.weight", self.norm)
+
+
+class ConformerLayer:
+    """Half a feed-forward part, attention, a convolution, and another half, each added to x; then a
+    norm."""
+
+    def __init__(
+        self,
+        spec: Gemma4SoundSpec,
+        backend: TowerBackend,
+    ) -> None:
+        self._backend = backend
+        self._ops = backend.ops
+        self.first = FeedForward(spec, backend)
+        self.attention = NearAttention(spec, backend)
+        self.convolution = LightConvolution(spec, backend)
+        self.second = FeedForward(spec, backend)
+        self.norm = _norm(
+            spec.hidden_size,
+            EPS,
+            backend.ops,
+        )
+
+    def encode(
+        self,
+        x: Tensor,
+        positions: Tensor,
+    ) -> Pieces:
+        """[T, hidden] -> [T, hidden]"""
+        x = yield from self.first.encode(x)
+        x = yield from self.attention.encode(x, positions)
+        x = yield from self.convolution.encode(x)
+        x = yield from self.second.encode(x)
+        return self._backend.run(self._leave, x).clone()
+
+    def _leave(self, x: Tensor) -> Tensor:
+        return self._ops.computed(self.norm(x))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.first.weights(f"{prefix}.feed_forward1")
+        yield from self.attention.weights(prefix)
+        yield from self.convolution.weights(f"{prefix}.lconv1d")
+        yield from self.second.weights(f"{prefix}.feed_forward2")
+        yield from self.norm.weights(f"{prefix}.norm_out")
+
+
+class FeedForward:
+    """x + s norm(W silu(V norm(x)))"""
+
+    def __init__(
+        self,
+        spec: Gemma4SoundSpec,
+        backend: TowerBackend,
+    ) -> None:
+        ops = backend.ops
+        self._backend = backend
+        self._ops = ops
+        self._scale = spec.residual_scale
+        self.before = _norm(
+            spec.hidden_size,
+            EPS,
+            ops,
+        )
+        self.up = _product(
+            spec,
+            "ffw_layer_1",
+            spec.hidden_size,
+            spec.inner_size,
+            ops,
+        )
+        self.down = _product(
+            spec,
+            "ffw_layer_2",
+            spec.inner_size,
+            spec.hidden_size,
+            ops,
+        )
+        self.after = _norm(spec.hidden_size, EPS, ops)  # its weight has the factor s
+
+    def encode(self, x: Tensor) -> Pieces:
+        inner = yield from self._backend.run_in_pieces(self._open, x)
+        inner = F.silu(inner.float())
+        found = yield from self._backend.run_in_pieces(self._close, x, inner)
+        return found.clone()
+
+    def _open(self, x: Tensor) -> Tensor:
+        ops = self._ops
+        normed = ops.computed(self.before(x))
+        return ops.computed(self.up(normed))
+
+    def _close(
+        self,
+        x: Tensor,
+        inner: Tensor,
+    ) -> Tensor:
+        found = self.after(self.down(inner))
+        return self._ops.computed(x + found)
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.before.weights(f"{prefix}.pre_layer_norm")
+        yield from self.up.weights(prefix)
+        yield from self.down.weights(prefix)
+        name = f"{prefix}.post_layer_norm.weight"
+        yield vector(name, self.after.norm.weight, times=self._scale)
+
+
+class NearAttention:
+    """x + norm(W attention(norm(x))): each vector attends to itself and the `reach - 1` before it.
+    A key of each distance is added to the keys. Source: arXiv:1901.02860, section 3.3, without
+    its biases."""
+
+    def __init__(
+        self,
+        spec: Gemma4SoundSpec,
+        backend: TowerBackend,
+    ) -> None:
+        ops = backend.ops
+        hidden = spec.hidden_size
+        self._spec = spec
+        self._backend = backend
+        self._ops = ops
+        self.before = _norm(
+            hidden,
+            EPS,
+            ops,
+        )
+        self.inputs = [_product(spec, name, hidden, hidden, ops) for name in QKV]
+        self.distances = Linear(
+            hidden,
+            {"relative_k_proj": hidden},
+            False,
+            ops,
+        )
+        self.scales = ops.vector(spec.head_dim, exact=True)
+        self.out = _product(
+            spec,
+            "post",
+            hidden,
+            hidden,
+            ops,
+        )
+        self.after = _norm(
+            hidden,
+            EPS,
+            ops,
+        )
+
+    def encode(
+        self,
+        x: Tensor,
+        positions: Tensor,
+    ) -> Pieces:
+        near = self._backend.run(self._distances, positions)
+        near = near.float().clone()
+        qkv = yield from self._backend.run_in_pieces(self._open, x)
+        attended = self._attended(qkv.float(), near)
+        found = yield from self._backend.run_in_pieces(self._close, x, attended)
+        return found.clone()
+
+    def _distances(self, positions: Tensor) -> Tensor:
+        return self._ops.computed(self.distances(positions))
+
+    def _open(self, x: Tensor) -> Tensor:
+        x = self._ops.computed(self.before(x))
+        hidden = self._spec.hidden_size
+        found = self._ops.space(x, 3 * hidden)
+        for part, out in zip(self.inputs, found.chunk(3, dim=1), strict=True):
+            part.into(x, out)
+        return self._ops.computed(found)
+
+    def _attended(
+        self,
+        qkv: Tensor,
+        near: Tensor,
+    ) -> Tensor:
+        """qkv [T, 3 hidden], near [reach, hidden] -> [T, hidden]"""
+        spec = self._spec
+        reach = spec.reach
+        heads = (spec.num_heads, spec.head_dim)
+        q, k, v = qkv.view(len(qkv), 3, *heads).unbind(1)
+        scale = QUERY_SCALE * spec.head_dim**-0.5
+        scales = self.scales
+        if not spec.scales_are_final:
+            scales = F.softplus(scales)
+        q = q * scales * scale
+        keys = before_each(k * KEY_SCALE, reach)
+        values = before_each(v, reach)
+        near = near.view(reach, *heads).flip(0)
+        scores = torch.einsum("thd,thdr->thr", q, keys)
+        scores = scores + torch.einsum("thd,rhd->thr", q, near)
+        scores = spec.score_cap * torch.tanh(scores / spec.score_cap)
+        # Before the first vector there is nothing.
+        index = torch.arange(reach, device=q.device)
+        first = reach - 1 - torch.arange(len(q), device=q.device)
+        is_there = index >= first[:, None]
+        scores = scores.masked_fill(~is_there[:, None], -torch.inf)
+        shares = scores.softmax(-1)
+        attended = torch.einsum("thr,thdr->thd", shares, values)
+        return attended.flatten(1)
+
+    def _close(
+        self,
+        x: Tensor,
+        attended: Tensor,
+    ) -> Tensor:
+        found = self.after(self.out(attended))
+        return self._ops.computed(x + found)
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.before.weights(f"{prefix}.norm_pre_attn")
+        inner = f"{prefix}.self_attn"
+        for part in (*self.inputs, self.out, self.distances):
+            yield from part.weights(inner)
+        yield vector(f"{inner}.per_dim_scale", self.scales)
+        yield from self.after.weights(f"{prefix}.norm_post_attn")
+
+
+def before_each(x: Tensor, num: int) -> Tensor:
+    """[T, heads, n] -> [T, heads, n, num], the rows up to each row, itself last; zeros before the
+    first."""
+    padded = F.pad(
+        x,
+        (0, 0, 0, 0, num - 1, 0),
+    )
+    return padded.unfold(0, num, 1)
+
+
+class LightConvolution:
+    """x + W silu(norm(convolution(gated(V norm(x))))): the convolution reads each number of a
+    vector and of the `kernel - 1` vectors before it."""
+
+    def __init__(
+        self,
+        spec: Gemma4SoundSpec,
+        backend: TowerBackend,
+    ) -> None:
+        ops = backend.ops
+        hidden = spec.hidden_size
+        self._backend = backend
+        self._ops = ops
+        self._shape = (hidden, 1, spec.kernel)
+        self.before = _norm(
+            hidden,
+            spec.norm_eps,
+            ops,
+        )
+        self.start = _product(
+            spec,
+            "linear_start",
+            hidden,
+            2 * hidden,
+            ops,
+        )
+        self.kernel = ops.vector(hidden * spec.kernel, exact=True)
+        self.norm = Norm(ops.vector(hidden, exact=True), spec.norm_eps)
+        self.end = _product(
+            spec,
+            "linear_end",
+            hidden,
+            hidden,
+            ops,
+        )
+
+    def encode(self, x: Tensor) -> Pieces:
+        opened = yield from self._backend.run_in_pieces(self._open, x)
+        gated = F.glu(opened.float(), dim=1)
+        num_before = self._shape[2] - 1
+        padded = F.pad(gated.t(), (num_before, 0))
+        mixed = F.conv1d(
+            padded,
+            self.kernel.view(self._shape),
+            groups=len(padded),
+        )
+        normed = rms_norm(mixed.t(), *self.norm)
+        inner = F.silu(normed)
+        added = yield from self._backend.run_in_pieces(self._close, inner)
+        return x + added
+
+    def _open(self, x: Tensor) -> Tensor:
+        ops = self._ops
+        normed = ops.computed(self.before(x))
+        return ops.computed(self.start(normed))
+
+    def _close(self, inner: Tensor) -> Tensor:
+        return self._ops.computed(self.end(inner))
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self.before.weights(f"{prefix}.pre_layer_norm")
+        yield from self.start.weights(prefix)
+        yield vector(f"{prefix}.depthwise_conv1d.weight", self.kernel, shape=self._shape)
+        yield vector(f"{prefix}.conv_norm.weight", self.norm.weight)
+        yield from self.end.weights(prefix)
+
+
+class PlainLinear:
+    """The same as `LimitedLinear`, without limits."""
+
+    def __init__(
+        self,
+        in_size: int,
+        name: str,
+        size: int,
+        ops: EncoderOps,
+    ) -> None:
+        self._ops = ops
+        self._inner = Linear(
+            in_size,
+            {f"{name}.linear": size},
+            False,
+            ops,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._inner(x)
+
+    def into(
+        self,
+        x: Tensor,
+        out: Tensor,
+    ) -> None:
+        self._ops.linear_into(x, self._inner.matrix, out)
+
+    def weights(self, prefix: str) -> Weights:
+        yield from self._inner.weights(prefix)
+
+
+def _product(
+    spec: Gemma4SoundSpec, name: str, in_size: int, size: int, ops: EncoderOps
+) -> LimitedLinear | PlainLinear:
+    kind = LimitedLinear if spec.is_limited else PlainLinear
+    return kind(
+        in_size,
+        name,
+        size,
+        ops,
+    )
+
+
+def _norm(
+    size: int,
+    eps: float,
+    ops: EncoderOps,
+) -> RmsNorm:
+    return RmsNorm(
+        size,
+        eps,
+        ops,
+        kind=NormKind.RMS_EXACT,
+    )
