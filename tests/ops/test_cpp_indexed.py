@@ -20,10 +20,11 @@ HEADS = 11
 HEAD_DIM = 48
 INDEX_HEADS = 3
 INDEX_DIM = 32
-NUM_SLOTS = 160
+NUM_SLOTS = 640
 CHOSEN = 21
-# The first sees fewer keys than are chosen, the second more from its third token on.
-STARTS = ints([3, CHOSEN - 2, 70])
+# The first sees fewer keys than are chosen, the second more from its third token on, and the last
+# more than are scored at a time.
+STARTS = ints([3, CHOSEN - 2, 300])
 LENS = ints([4, 5, 1])
 DTYPES = {KvFormat.F32: torch.float32, KvFormat.BF16: torch.bfloat16}
 
@@ -44,7 +45,7 @@ class Case:
         self.keys = random(NUM_SLOTS, HEAD_DIM).to(DTYPES[format])
         self.index_keys = random(NUM_SLOTS, INDEX_DIM).to(DTYPES[format])
         slots = torch.randperm(NUM_SLOTS, generator=torch.Generator().manual_seed(1))
-        self.table = slots[: 2 * 80].view(2, 80).int()
+        self.table = slots.view(2, 320).int()
         # The last two share the first keys.
         self.rows = ints([1, 0, 0])
 
@@ -115,7 +116,10 @@ def test_tokens_attend_to_the_keys_that_are_chosen(kernels: Library, format: KvF
     before = torch.full((case.num_tokens, HEADS * HEAD_DIM), 7.0)
     out = before.clone()
     case.run(kernels, out)
-    torch.testing.assert_close(out, case.expected(before), rtol=0, atol=1e-5)
+    # Queries and weights are rounded as in all attention, which chooses no other keys.
+    in_pairs = format == KvFormat.BF16 and "bf16" in kernels.instruction_set
+    tolerance = 0.02 if in_pairs else 1e-5
+    torch.testing.assert_close(out, case.expected(before), rtol=0, atol=tolerance)
     assert (out == 7.0).all(1).tolist() == [True] * 6 + [False] * 4
 
 
