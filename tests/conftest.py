@@ -64,6 +64,7 @@ os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
 # Nor on the number of cores: torch's threads wait for each other by spinning, which costs thrice
 # the time of a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as `weft` itself does
 
 # Read when a kernel is imported: the GPU's run in Triton's interpreter, which wants to be told how
 # to round.

@@ -236,6 +236,7 @@ def _be_weft(request: bytes, files: Sequence[int]) -> NoReturn:
 
 def _begin(command: Sequence[str], environment: Mapping[str, str]) -> None:
     """Have the signals, the environment and the command line of a program that has just begun."""
+    signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
