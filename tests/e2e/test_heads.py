@@ -12,7 +12,12 @@ import torch
 from tests.e2e.draft_proof import prove
 from tests.e2e.head_proof import FAMILIES, family_of, num_drafts, prove_beside
 from tests.e2e.random_heads import LLAMA, VOCAB, save_eagle3, speculators
+from tests.nano_adapters import NANO
 from weft import LLM, SamplingParams
+from weft.config.draft_model import runs_as
+from weft.config.engine import EngineConfig
+from weft.config.gpu import STORED
+from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.heads.guessing import GuessPasses
@@ -105,6 +110,15 @@ def test_one_call_of_the_kernels_guesses_what_torch_guesses(
         guessed[kernels] = seen
     assert guessed["auto"] == guessed["torch"]
     assert len(guessed["auto"]) > 12
+
+
+def test_a_head_beside_a_model_of_codes_has_eight_bits(head: Path) -> None:
+    target = ModelConfig.from_folder(NANO)
+    own = ModelConfig.of_head(head, target)
+    assert own is not None
+    beside_codes = EngineConfig(draft_model=str(head), quantize=STORED)
+    assert runs_as(beside_codes, own).quantize == "int8"
+    assert runs_as(beside_codes, target).quantize == "none"  # a draft model
 
 
 def test_a_head_is_refused_by_what_does_not_fit(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""What a head is trained with: questions, answers with their states, lessons of a step, and the file
-in the end."""
+"""What a head learns from, and that it learns and guesses."""
 
 from __future__ import annotations
 

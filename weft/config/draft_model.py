@@ -101,7 +101,8 @@ def runs_as(config: EngineConfig, draft: ModelConfig) -> EngineConfig:
     """The settings with which the draft model runs. `config` is resolved."""
     settings = draft_settings(config)
     if settings.quantize == STORED and not draft.stored.has_codes:
-        settings = replace(settings, quantize="none")
+        # A guess changes no answer, so a head beside a model of few bits has eight.
+        settings = replace(settings, quantize="none" if draft.head is None else "int8")
     return settings
 
 

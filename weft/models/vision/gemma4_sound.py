@@ -1,9 +1,10 @@
-"""Gemma 4's encoder of sounds. Its products are parts; what is between them, which is little work,
+"""Gemma 4's encoder of sounds. Its products are one part, which pauses for what is little work and
 is computed in torch: convolutions, and attention to the few vectors before each vector."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +61,6 @@ class Gemma4SoundTower:
         self.projection = Linear(
             spec.last_size, {"embedding_projection": spec.out_size}, False, ops
         )
-        self._positions = waves(spec).to(backend.device)
 
     def encode(self, input: TowerInput) -> Pieces:
         """`input.values` [frames, bands]: a sound; four frames make a vector, the last ones of
@@ -79,17 +79,13 @@ class Gemma4SoundTower:
             yield
         by_frame = planes.permute(1, 2, 0)
         folded = by_frame.flatten(1)
-        entered = yield from self._backend.run_in_pieces(self._enter, folded)
-        x = entered.clone()
-        for layer in self.layers:
-            x = yield from layer.encode(x, self._positions)
-        return (yield from self._backend.run_in_pieces(self._leave, x))
+        return (yield from self._backend.run_in_pieces(self._layers, folded))
 
-    def _enter(self, x: Tensor) -> Tensor:
-        return self._ops.computed(self.entrance(x))
-
-    def _leave(self, x: Tensor) -> Tensor:
+    def _layers(self, folded: Tensor) -> Tensor:
         ops = self._ops
+        x = ops.computed(self.entrance(folded))
+        for layer in self.layers:
+            x = layer(x)
         last = ops.computed(self.last(x))
         normed = ops.norm(last, self.norm)
         return ops.computed(self.projection(normed))
@@ -162,7 +158,6 @@ class ConformerLayer:
         spec: Gemma4SoundSpec,
         backend: TowerBackend,
     ) -> None:
-        self._backend = backend
         self._ops = backend.ops
         self.first = FeedForward(spec, backend)
         self.attention = NearAttention(spec, backend)
@@ -174,19 +169,12 @@ class ConformerLayer:
             backend.ops,
         )
 
-    def encode(
-        self,
-        x: Tensor,
-        positions: Tensor,
-    ) -> Pieces:
+    def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
-        x = yield from self.first.encode(x)
-        x = yield from self.attention.encode(x, positions)
-        x = yield from self.convolution.encode(x)
-        x = yield from self.second.encode(x)
-        return self._backend.run(self._leave, x).clone()
-
-    def _leave(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = self.attention(x)
+        x = self.convolution(x)
+        x = self.second(x)
         return self._ops.computed(self.norm(x))
 
     def weights(self, prefix: str) -> Weights:
@@ -230,24 +218,13 @@ class FeedForward:
         )
         self.after = _norm(spec.hidden_size, EPS, ops)  # its weight has the factor s
 
-    def encode(self, x: Tensor) -> Pieces:
-        inner = yield from self._backend.run_in_pieces(self._open, x)
-        inner = F.silu(inner.float())
-        found = yield from self._backend.run_in_pieces(self._close, x, inner)
-        return found.clone()
-
-    def _open(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         ops = self._ops
         normed = ops.computed(self.before(x))
-        return ops.computed(self.up(normed))
-
-    def _close(
-        self,
-        x: Tensor,
-        inner: Tensor,
-    ) -> Tensor:
-        found = self.after(self.down(inner))
-        return self._ops.computed(x + found)
+        inner = ops.computed(self.up(normed))
+        # A view, as at all pauses: the buffer itself may be reused when nobody holds it.
+        self._backend.pause(inner[:], bend)
+        return x + self.after(self.down(inner))
 
     def weights(self, prefix: str) -> Weights:
         yield from self.before.weights(f"{prefix}.pre_layer_norm")
@@ -272,6 +249,7 @@ class NearAttention:
         self._spec = spec
         self._backend = backend
         self._ops = ops
+        self._positions = waves(spec).to(backend.device)
         self.before = _norm(
             hidden,
             EPS,
@@ -298,28 +276,24 @@ class NearAttention:
             ops,
         )
 
-    def encode(
-        self,
-        x: Tensor,
-        positions: Tensor,
-    ) -> Pieces:
-        near = self._backend.run(self._distances, positions)
-        near = near.float().clone()
-        qkv = yield from self._backend.run_in_pieces(self._open, x)
-        attended = self._attended(qkv.float(), near)
-        found = yield from self._backend.run_in_pieces(self._close, x, attended)
-        return found.clone()
+    def __call__(self, x: Tensor) -> Tensor:
+        ops = self._ops
+        hidden = self._spec.hidden_size
+        normed = ops.computed(self.before(x))
+        qkv = ops.space(normed, 3 * hidden)
+        for part, out in zip(self.inputs, qkv.chunk(3, dim=1), strict=True):
+            part.into(normed, out)
+        attended = ops.space(normed, hidden)
+        self._backend.pause(qkv[:], partial(self._attend, attended[:]))
+        return x + self.after(self.out(attended))
+
+    def _attend(self, out: Tensor, qkv: Tensor) -> None:
+        near = self._backend.run(self._distances, self._positions)
+        found = self._attended(qkv.float(), near.float())
+        out[: len(qkv)].copy_(found)
 
     def _distances(self, positions: Tensor) -> Tensor:
         return self._ops.computed(self.distances(positions))
-
-    def _open(self, x: Tensor) -> Tensor:
-        x = self._ops.computed(self.before(x))
-        hidden = self._spec.hidden_size
-        found = self._ops.space(x, 3 * hidden)
-        for part, out in zip(self.inputs, found.chunk(3, dim=1), strict=True):
-            part.into(x, out)
-        return self._ops.computed(found)
 
     def _attended(
         self,
@@ -351,14 +325,6 @@ class NearAttention:
         attended = torch.einsum("thr,thdr->thd", shares, values)
         return attended.flatten(1)
 
-    def _close(
-        self,
-        x: Tensor,
-        attended: Tensor,
-    ) -> Tensor:
-        found = self.after(self.out(attended))
-        return self._ops.computed(x + found)
-
     def weights(self, prefix: str) -> Weights:
         yield from self.before.weights(f"{prefix}.norm_pre_attn")
         inner = f"{prefix}.self_attn"
@@ -366,6 +332,16 @@ class NearAttention:
             yield from part.weights(inner)
         yield vector(f"{inner}.per_dim_scale", self.scales)
         yield from self.after.weights(f"{prefix}.norm_post_attn")
+
+
+def bend(x: Tensor) -> None:
+    """silu(x) in place of x"""
+    x.copy_(F.silu(x.float()))
+
+
+def add(others: Tensor, x: Tensor) -> None:
+    """Add rows to those of x, of which there may be fewer."""
+    x.add_(others[: len(x)])
 
 
 def before_each(x: Tensor, num: int) -> Tensor:
@@ -414,8 +390,18 @@ class LightConvolution:
             ops,
         )
 
-    def encode(self, x: Tensor) -> Pieces:
-        opened = yield from self._backend.run_in_pieces(self._open, x)
+    def __call__(self, x: Tensor) -> Tensor:
+        ops = self._ops
+        x = ops.computed(x)
+        normed = ops.computed(self.before(x))
+        opened = ops.computed(self.start(normed))
+        inner = ops.space(opened, self._shape[0])
+        self._backend.pause(opened[:], partial(self._mix, inner[:]))
+        found = ops.computed(self.end(inner))
+        self._backend.pause(found[:], partial(add, x[:]))
+        return found
+
+    def _mix(self, out: Tensor, opened: Tensor) -> None:
         gated = F.glu(opened.float(), dim=1)
         num_before = self._shape[2] - 1
         padded = F.pad(gated.t(), (num_before, 0))
@@ -425,17 +411,7 @@ class LightConvolution:
             groups=len(padded),
         )
         normed = rms_norm(mixed.t(), *self.norm)
-        inner = F.silu(normed)
-        added = yield from self._backend.run_in_pieces(self._close, inner)
-        return x + added
-
-    def _open(self, x: Tensor) -> Tensor:
-        ops = self._ops
-        normed = ops.computed(self.before(x))
-        return ops.computed(self.start(normed))
-
-    def _close(self, inner: Tensor) -> Tensor:
-        return self._ops.computed(self.end(inner))
+        out[: len(opened)].copy_(F.silu(normed))
 
     def weights(self, prefix: str) -> Weights:
         yield from self.before.weights(f"{prefix}.pre_layer_norm")

@@ -1,8 +1,8 @@
-// Products of one row with a panel of codes as it is stored: all outputs at once, so that its codes
-// are read once, from their beginning to their end, and its scales where they stand.
+// Products of a few rows with a panel of codes as it is stored: all outputs at once, so that its
+// codes are read once, from their beginning to their end, and its scales where they stand.
 //
 // It computes what gemm_codes.h does, by the same operations in the same order: a row has the same
-// bits by itself and among others. What differs is what the processor waits for. With one row that
+// bits by itself and among others. What differs is what the processor waits for. With few rows that
 // is memory: a pass of its own that makes scales floats, or one pass for each half of the outputs,
 // would be seen.
 #pragma once
@@ -15,8 +15,23 @@ namespace WEFT_NAMESPACE {
 // With more vectors, their sums and those of integers are too many for the registers.
 constexpr bool kHasStoredTiles = kVectorsOfPanel <= 4;
 constexpr int64_t kLine = 64;
+// Where one instruction multiplies bytes, several rows still wait for memory. So they have
+// tiles, too, with the codes of most files.
+#if defined(WEFT_ISA_AVX512) && defined(WEFT_VNNI)
+constexpr int kStoredRows = kCodeRows;
+#else
+constexpr int kStoredRows = 1;
+#endif
+
+template <class Kind>
+constexpr int kRowsOf = 1;
+template <>
+constexpr int kRowsOf<NibbleCodes<>> = kStoredRows;
+template <>
+constexpr int kRowsOf<SixCodes> = kStoredRows;
 
 struct StoredProduct {
+  int64_t rows;
   const int8_t* a;
   int64_t slab_stride;
   int64_t k;
@@ -29,21 +44,24 @@ struct StoredProduct {
   const int32_t* x_starts;
   const float* x_factors;
   int64_t x_stride;
-  float* c;           // [kPanel]
+  float* c;           // [rows][c_stride]
+  int64_t c_stride;
   const char* ahead;  // memory that is wanted next, ..
   int64_t num_ahead;  // .. and how many lines of it to prefetch with each block
 };
 
-// Whether there is a tile for these codes. Where one instruction multiplies bytes, codes of eight
-// bits are read faster by the tiles of several rows, which prefetch less.
-WEFT_INLINE bool has_stored_tile(const PackedWeight& w) {
+// The most rows that there is a tile for, with these codes. Where one instruction multiplies bytes,
+// codes of eight bits are read faster by the other tiles, which prefetch less.
+WEFT_INLINE int64_t most_stored_rows(const PackedWeight& w) {
   if (!kHasStoredTiles || w.scale_type == kScaleF32)
-    return false;
-  if (w.format == kI4)
-    return w.group == kRowGroup;
-  if (w.format == kI8)
-    return w.group == kRowGroup && !kSameDot;
-  return w.group == kRowGroup || w.group == kRowGroup / 2;
+    return 0;
+  if (w.format == kI4 && w.group == kRowGroup)
+    return w.has_table ? 1 : kStoredRows;
+  if (w.format == kI4 || w.format == kI8)
+    return w.format == kI8 && w.group == kRowGroup && !kSameDot;
+  if (w.group != kRowGroup && w.group != kRowGroup / 2)
+    return 0;
+  return w.format == kI6 ? kStoredRows : 1;
 }
 
 // Scales (or mins) of a block times `factors`, which only coarse ones have.
@@ -60,7 +78,7 @@ WEFT_INLINE void load_scales(const char* at, const F32 (&factors)[kVectorsOfPane
   }
 }
 
-template <class Kind, int kBlock, int64_t kType, bool kMins>
+template <class Kind, int kBlock, int64_t kType, bool kMins, int R>
 static __attribute__((noinline)) void tile_stored(const StoredProduct& p) {
   constexpr int V = kVectorsOfPanel;
   constexpr int64_t kKinds = kMins ? 2 : 1;
@@ -75,12 +93,16 @@ static __attribute__((noinline)) void tile_stored(const StoredProduct& p) {
   const char* scales = p.scales;
   const char* coarse = p.coarse;
   const char* ahead = p.ahead;
-  F32 c[V];
+  F32 c[R][V];
   F32 factors[V];
   F32 factors_of_mins[V];
 #pragma GCC unroll 4
-  for (int v = 0; v < V; v++)
-    c[v] = factors[v] = factors_of_mins[v] = zero();
+  for (int v = 0; v < V; v++) {
+    factors[v] = factors_of_mins[v] = zero();
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+      c[r][v] = zero();
+  }
   int64_t index = 0;
   for (int64_t k = 0; k < p.k; coarse += kKinds * kPanel * 2) {
     if constexpr (kType == kScaleCoarse) {
@@ -94,35 +116,54 @@ static __attribute__((noinline)) void tile_stored(const StoredProduct& p) {
     for (const int64_t end = least(k + kCoarse, p.k); k < end; k += kBlock, index++) {
       for (const char* last = ahead + p.num_ahead * kLine; ahead < last; ahead += kLine)
         __builtin_prefetch(ahead, 0, 2);
-      I32 sums[1][V];
+      I32 sums[R][V];
       F32 w[V];
-      sum_block<Kind, kBlock, 1, V>(row, k, index, b, sums);
+      sum_block<Kind, kBlock, R, V>(row, k, index, b, sums);
       load_scales<kType>(scales, factors, w);
-      const F32 x = all(p.x_scales[index * p.x_stride]);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; r++) {
+        const F32 x = all(p.x_scales[index * p.x_stride + r]);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) {
-        hold(sums[0][v]);
-        c[v] = muladd(to_f32(sums[0][v]), mul(x, w[v]), c[v]);
+        for (int v = 0; v < V; v++) {
+          hold(sums[r][v]);
+          c[r][v] = muladd(to_f32(sums[r][v]), mul(x, w[v]), c[r][v]);
+        }
       }
       if constexpr (kMins) {
         load_scales<kType>(scales + kBytes, factors_of_mins, w);
-        const F32 factor = all(p.x_factors[index * p.x_stride]);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+          const F32 factor = all(p.x_factors[index * p.x_stride + r]);
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++)
-          c[v] = muladd(factor, w[v], c[v]);
+          for (int v = 0; v < V; v++)
+            c[r][v] = muladd(factor, w[v], c[r][v]);
+        }
       }
       scales += kKinds * kBytes;
     }
   }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-  for (int v = 0; v < V; v++)
-    store(p.c + v * kLanes, c[v]);
+    for (int v = 0; v < V; v++)
+      store(p.c + r * p.c_stride + v * kLanes, c[r][v]);
+  }
+}
+
+template <class Kind, int kBlock, int64_t kType, bool kMins, int R>
+static void stored_by_rows(const StoredProduct& p) {
+  if (p.rows == R) {
+    tile_stored<Kind, kBlock, kType, kMins, R>(p);
+  } else if constexpr (R > 1) {
+    stored_by_rows<Kind, kBlock, kType, kMins, R - 1>(p);
+  }
 }
 
 template <class Kind, int kBlock, int64_t kType>
 static void stored_by_mins(const PackedWeight& w, const StoredProduct& p) {
-  return w.has_mins ? tile_stored<Kind, kBlock, kType, true>(p)
-                    : tile_stored<Kind, kBlock, kType, false>(p);
+  constexpr int R = kRowsOf<Kind>;
+  return w.has_mins ? stored_by_rows<Kind, kBlock, kType, true, R>(p)
+                    : stored_by_rows<Kind, kBlock, kType, false, R>(p);
 }
 
 template <class Kind, int kBlock>
@@ -144,7 +185,7 @@ static void stored_by_block(const PackedWeight& w, const StoredProduct& p) {
   stored_by_scales<Kind, kRowGroup / 2>(w, p);
 }
 
-// The product of one row with one panel.
+// The product of a few rows with one panel.
 static void multiply_stored(const PackedWeight& w, const StoredProduct& p) {
   if constexpr (kHasStoredTiles) {
     const bool low = kSameDot || has_low_codes(w);

@@ -203,12 +203,13 @@ static void multiply_panel_of_shorts(const PackedWeight& w, const Activations& x
   }
 }
 
-// One row, with codes as they are stored.
+// A few rows, with codes as they are stored.
 static void multiply_panel_as_stored(const PackedWeight& w, const Activations& x,
                                      const LinearItem& item, char* panel, const char* ahead,
                                      float* sums) {
   const int64_t num_blocks = w.padded_in / block_of(w);
   const StoredProduct product{
+      item.num_rows,
       reinterpret_cast<const int8_t*>(x.data) + item.row * kSlab,
       x.slab_stride,
       w.padded_in,
@@ -222,6 +223,7 @@ static void multiply_panel_as_stored(const PackedWeight& w, const Activations& x
       x.factors + item.row,
       x.rows,
       sums,
+      item.num_panels * kPanel,
       ahead,
       ceil_div(bytes_of_panel(w), num_blocks * kLine),
   };
@@ -247,7 +249,7 @@ static void multiply_bytes(const PackedWeight& w, const CodesProduct& product, i
 static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
                                     const LinearItem& item, char* panel, const char* ahead,
                                     const LinearSpace& space, float* sums) {
-  if (item.num_rows == 1 && has_stored_tile(w))
+  if (item.num_rows <= most_stored_rows(w))
     return multiply_panel_as_stored(w, x, item, panel, ahead, sums);
   // Of kInStep inputs.
   const int64_t step_bytes = (bytes_of_panel(w) - bytes_of_head(w)) / (w.padded_in / kInStep);
