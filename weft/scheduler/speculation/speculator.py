@@ -28,6 +28,7 @@ from weft.scheduler.speculation.trust import (
     FORGET,
     FORGET_SOURCE,
     WEIGHT,
+    WEIGHT_OF_MODEL,
     WEIGHT_SOURCE,
     HitRate,
     least_chance,
@@ -176,8 +177,11 @@ class Speculator:
 
     def chances(self, trust: RowTrust) -> list[float]:
         """By source: the chance that a draft is right if the draft before it is."""
-        pairs = zip(trust.rates, self.priors(), strict=True)
-        return [rate.value(prior, WEIGHT) for rate, prior in pairs]
+        found = []
+        for source, rate, prior in zip(self.sources, trust.rates, self.priors(), strict=True):
+            weight = WEIGHT_OF_MODEL if source.is_decided else WEIGHT
+            found.append(rate.value(prior, weight))
+        return found
 
     def most(self, row: int, length: int) -> int:
         """The limit of drafts after `length` tokens of a row: the token sampled after the last
