@@ -1,5 +1,6 @@
-"""Tiny random checkpoints of families that weft has no code of its own for, as transformers writes
-them: mixtures of experts, latent attention, learnt positions, and what cannot be run on pages."""
+"""Tiny random checkpoints, as transformers writes them, that its own code computes, whether weft has
+code for the family or not: mixtures of experts, latent attention, learnt positions, and what cannot
+be run on pages."""
 
 from __future__ import annotations
 
