@@ -126,12 +126,14 @@ class HostedModel:
         of the memory. Raises `LoadFailed`."""
         async with self._lock:
             if self.prepared is not None:
-                if self.front is not None or self._names == _names_in(self.prepared.folder):
+                if self.front is not None:
+                    return
+                if self._names == await asyncio.to_thread(_names_in, self.prepared.folder):
                     return
                 self.parts = None
             try:
                 self.prepared = await asyncio.to_thread(self._prepare)
-                self._names = _names_in(self.prepared.folder)
+                self._names = await asyncio.to_thread(_names_in, self.prepared.folder)
                 self.facts = await asyncio.to_thread(model_facts, self.prepared)
             except (ModelError, SettingsError, OSError) as exc:
                 raise LoadFailed(str(exc), is_users=True) from exc
