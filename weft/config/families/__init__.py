@@ -1,1 +1,2 @@
-"""Readers of the `config.json` of each family: one module per maker; `table.py` combines them."""
+"""Readers of the `config.json` of each family: a module per maker, family or kind;
+`table.py` combines them."""
