@@ -45,10 +45,11 @@ CLOCKS = frozenset(
 # it, also if that was killed.
 LOOPS = """
 import os, sys
+parent, first = os.getppid(), os.getpid()
 for _ in range(int(sys.argv[1]) - 1):
     if not os.fork():
+        parent = first
         break
-parent = os.getppid()
 while os.getppid() == parent:
     for _ in range(1_000_000):
         pass
