@@ -1,6 +1,6 @@
-"""Tiny random checkpoints, as transformers writes them, that its own code computes, whether weft has
-code for the family or not: mixtures of experts, latent attention, learnt positions, and what cannot
-be run on pages."""
+"""Tiny random checkpoints, as transformers writes them, that its own code computes: mixtures of
+experts, latent attention, learnt positions, what cannot be run on pages. For some families weft has
+code, too."""
 
 from __future__ import annotations
 
