@@ -4,9 +4,9 @@ of HTK, 100 times a second, without knowledge of what follows a frame."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -20,10 +20,7 @@ from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
 from weft.text.media.gemma3 import special_tokens
 from weft.text.media.mel import FRAMES_AT_ONCE, Doubles
-from weft.text.media.processor import Knob, MediaPart, PreparedMedia
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone
 
 # The default tokens, for a tokenizer that does not name them.
 BEGIN = "<|audio>"
@@ -154,7 +151,7 @@ def loudness(samples: FloatArray, spec: LoudnessSpec, bands: Doubles) -> FloatAr
     return found.astype(np.float32)
 
 
-class Gemma4Sounds:
+class Gemma4Sounds(SoundsAlone):
     """The `MediaProcessor` of Gemma 4's sounds. Values are [frames, bands]."""
 
     def __init__(self, spec: LoudnessSpec, names: Mapping[str, str]) -> None:
@@ -189,20 +186,6 @@ class Gemma4Sounds:
         part = MediaPart(kind="audio", length=length, grid=None, values=values)
         text = f"{self._begin}{self.placeholders['audio'] * length}{self._end}"
         return PreparedMedia(text, (part,))
-
-    def image(self, image: Image) -> PreparedMedia:
-        raise ValueError("the model takes no images")
-
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
-        raise ValueError("the model takes no videos")
-
-    @property
-    def knobs(self) -> Mapping[str, Knob]:
-        return {}
-
-    def adjusted(self, changes: Mapping[str, Knob]) -> Gemma4Sounds:
-        assert not changes, "it has no knobs"
-        return self
 
 
 def make_sounds(folder: Path, encoder: Gemma4SoundSpec) -> Gemma4Sounds:

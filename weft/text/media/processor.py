@@ -4,7 +4,7 @@ encoder."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias
 
 from weft.arrays import FloatArray
 from weft.messages.media import MediaKind
@@ -85,3 +85,22 @@ class MediaProcessor(Protocol):
         """The processor with changed settings, whose types stay the same. Raises ValueError if they
         do not fit together."""
         ...
+
+
+class SoundsAlone:
+    """What the processors of models that only hear have in common: they refuse pictures and videos,
+    and have no knobs."""
+
+    def image(self, image: Image) -> PreparedMedia:
+        raise ValueError("the model takes no images")
+
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
+        raise ValueError("the model takes no videos")
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        return {}
+
+    def adjusted(self, changes: Mapping[str, Knob]) -> Self:
+        assert not changes, "it has no knobs"
+        return self

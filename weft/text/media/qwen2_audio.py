@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from weft.arrays import FloatArray
 from weft.config.config_json import get, require, size
@@ -13,15 +12,12 @@ from weft.config.model_errors import BadConfig
 from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
 from weft.text.media.mel import MelBands, MelSpec, log_mel
-from weft.text.media.processor import Knob, MediaPart, PreparedMedia
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone
 
 PLACEHOLDER = "<|AUDIO|>"
 
 
-class Qwen2Audio:
+class Qwen2Audio(SoundsAlone):
     """The `MediaProcessor` of Qwen2-Audio. Values are log-mel spectrograms [bands, frames]."""
 
     marks: Mapping[MediaKind, str] = {"audio": PLACEHOLDER}
@@ -66,20 +62,6 @@ class Qwen2Audio:
         values = log_mel(samples, spec, self._bands, num_frames)
         part = MediaPart(kind="audio", length=length, grid=None, values=values)
         return PreparedMedia(PLACEHOLDER * length, (part,))
-
-    def image(self, image: Image) -> PreparedMedia:
-        raise ValueError("the model takes no images")
-
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
-        raise ValueError("the model takes no videos")
-
-    @property
-    def knobs(self) -> Mapping[str, Knob]:
-        return {}
-
-    def adjusted(self, changes: Mapping[str, Knob]) -> Qwen2Audio:
-        assert not changes, "it has no knobs"
-        return self
 
 
 def make(folder: Path, config: JsonMapping) -> Qwen2Audio:

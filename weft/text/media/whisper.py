@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
@@ -16,16 +15,13 @@ from weft.config.model_errors import BadConfig
 from weft.json_types import JsonMapping
 from weft.messages.media import MediaItem, MediaKind
 from weft.text.media.mel import MelBands, log_mel
-from weft.text.media.processor import Knob, MediaPart, PreparedMedia
+from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone
 from weft.text.media.qwen2_audio import read_extractor, read_spec
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 BEGIN = "<|startoftranscript|>"
 
 
-class Whisper:
+class Whisper(SoundsAlone):
     """The `MediaProcessor` of Whisper. Values are log-mel spectrograms [bands, frames] of the whole
     sound, padded with silence to at least one window; `window` cuts them."""
 
@@ -64,20 +60,6 @@ class Whisper:
             seconds=len(samples) / spec.rate,
         )
         return PreparedMedia(BEGIN, (part,))
-
-    def image(self, image: Image) -> PreparedMedia:
-        raise ValueError("the model takes no images")
-
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
-        raise ValueError("the model takes no videos")
-
-    @property
-    def knobs(self) -> Mapping[str, Knob]:
-        return {}
-
-    def adjusted(self, changes: Mapping[str, Knob]) -> Whisper:
-        assert not changes, "it has no knobs"
-        return self
 
 
 def window(sound: MediaItem, first: int) -> MediaItem:
