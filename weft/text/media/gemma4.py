@@ -4,13 +4,12 @@ budget of tokens allows."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.arrays import FloatArray
 from weft.config.config_json import get, require, size
 from weft.config.model_errors import BadConfig
 from weft.config.vision.gemma4 import BUDGETS, USUAL_BUDGET, Gemma4TowerSpec
@@ -21,7 +20,7 @@ from weft.text.media.gemma3 import special_tokens
 from weft.text.media.gemma4_sound import make_sounds
 from weft.text.media.joint import SeesAndHears
 from weft.text.media.pixels import BICUBIC, Looks, Size, read_looks, read_settings
-from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PicturesAlone, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,7 +32,7 @@ END = "<image|>"
 BUDGET = "max_soft_tokens"  # the name in transformers
 
 
-class Gemma4Pictures:
+class Gemma4Pictures(PicturesAlone):
     """The `MediaProcessor` of Gemma 4. Values are [3, height, width], from 0 to 1."""
 
     def __init__(
@@ -48,10 +47,6 @@ class Gemma4Pictures:
         self._side = token_side
         self._budget = budget
         self._names = names
-
-    @property
-    def audio_rate(self) -> int:
-        return 0
 
     def image(self, image: Image) -> PreparedMedia:
         rows, columns = tokens_of(
@@ -87,16 +82,6 @@ class Gemma4Pictures:
             budget,
             self._names,
         )
-
-    def video(
-        self,
-        frames: Sequence[Image],
-        frames_per_s: float,
-    ) -> PreparedMedia:
-        raise ValueError("the model takes no videos")
-
-    def audio(self, samples: FloatArray) -> PreparedMedia:
-        raise ValueError("the model takes no audio")
 
 
 def tokens_of(

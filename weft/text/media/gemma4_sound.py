@@ -36,7 +36,7 @@ _BREAK_HZ = 700
 
 
 class LoudnessSpec(NamedTuple):
-    """The settings of a Gemma4AudioFeatureExtractor."""
+    """The settings of a Gemma4AudioFeatureExtractor, or of a Gemma3nAudioFeatureExtractor."""
 
     num_bands: int
     rate: int  # samples a second
@@ -45,8 +45,9 @@ class LoudnessSpec(NamedTuple):
     num_points: int  # of the transform
     lowest: float  # edges of the bands, in Hz
     highest: float
-    floor: float  # is added to what the logarithm is taken of
+    floor: float  # is added to what the logarithm is taken of; in Gemma 3n, the least of that
     factor: float  # of samples
+    emphasis: float  # share of the sample before each sample that is subtracted
     mean: Doubles  # [num_bands] is subtracted
     deviation: Doubles  # [num_bands] divides
 
@@ -57,7 +58,6 @@ class LoudnessSpec(NamedTuple):
 
 def read_loudness(extractor: JsonMapping) -> LoudnessSpec:
     """Raises ModelError."""
-    require(extractor, "preemphasis", 0, 0.0)
     require(extractor, "dither", 0, 0.0)  # dither is random noise: results would differ
     num_bands = size(extractor, "feature_size", 128)
     rate = size(extractor, "sampling_rate", 16_000)
@@ -85,6 +85,7 @@ def read_loudness(extractor: JsonMapping) -> LoudnessSpec:
         highest=number(extractor, "max_frequency", 8_000.0, above=0.0),
         floor=number(extractor, "mel_floor", 1e-3, above=0.0),
         factor=number(extractor, "input_scale_factor", 1.0),
+        emphasis=number(extractor, "preemphasis", 0.0),
         mean=_of_bands(extractor, "per_bin_mean", num_bands, 0.0),
         deviation=deviation,
     )
@@ -138,9 +139,7 @@ def loudness(samples: FloatArray, spec: LoudnessSpec, bands: Doubles) -> FloatAr
     num_frames = last_start // spec.hop + 1
     windows = sliding_window_view(padded, spec.window)
     frames = windows[:: spec.hop][:num_frames]
-    angles = 2 * np.pi * np.arange(spec.window) / spec.window
-    hann = 0.5 - 0.5 * np.cos(angles)
-    shape = hann.astype(np.float32)
+    shape = hann(spec.window)
     pieces = []
     for begin in range(0, num_frames, FRAMES_AT_ONCE):
         some = frames[begin : begin + FRAMES_AT_ONCE]
@@ -151,11 +150,20 @@ def loudness(samples: FloatArray, spec: LoudnessSpec, bands: Doubles) -> FloatAr
     return found.astype(np.float32)
 
 
+def hann(num: int, *, kind: type = np.float64) -> FloatArray:
+    """The factors of the samples of a frame, computed in numbers of this kind."""
+    angles = 2 * np.pi * np.arange(num, dtype=kind) / num
+    shape = 0.5 * (1 - np.cos(angles))
+    return shape.astype(np.float32)
+
+
 class Gemma4Sounds(SoundsAlone):
     """The `MediaProcessor` of Gemma 4's sounds. Values are [frames, bands]."""
 
     def __init__(self, spec: LoudnessSpec, names: Mapping[str, str]) -> None:
-        """`names`: the special tokens."""
+        """`names`: the special tokens. Raises BadConfig."""
+        if spec.emphasis:
+            raise BadConfig(f"preemphasis is {spec.emphasis:g}; only 0 is supported")
         sound = names.get("audio_token", SOUND)
         self.marks: Mapping[MediaKind, str] = {"audio": sound}
         self.placeholders: Mapping[MediaKind, str] = {"audio": sound}
