@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,13 +102,19 @@ def without_timm(config: Any) -> Any:
         modeling_gemma3n.AutoModel = known
 
 
-def make_gemma3n(folder: Path, audio: dict[str, Any] = AUDIO) -> Checkpoint:
+def make_gemma3n(
+    folder: Path,
+    audio: Mapping[str, Any] = MappingProxyType({}),
+    text: Mapping[str, Any] = MappingProxyType({}),
+    **outer: Any,
+) -> Checkpoint:
+    """What its `audio_config`, its `text_config` and its config have besides."""
     config = transformers.Gemma3nConfig(
-        text_config=TEXT,
+        text_config={**TEXT, **text},
         vision_config=VISION,
-        audio_config=audio,
+        audio_config={**AUDIO, **audio},
         attn_implementation="eager",
-        **OUTER,
+        **{**OUTER, **outer},
     )
     model = without_timm(config)
     saved(model, folder)
@@ -158,8 +166,11 @@ ENDS: dict[str, tuple[int, int]] = {
 class Prompt:
     """Numbers are so many tokens of text."""
 
-    def __init__(self, seed: int, *parts: int | Seen | Heard) -> None:
+    def __init__(
+        self, seed: int, *parts: int | Seen | Heard, num_sound_tokens: int = NUM_SOUND_TOKENS
+    ) -> None:
         draw = random.Random(seed)
+        self._num_sound_tokens = num_sound_tokens
         self.ids: list[int] = []
         self.their_ids: list[int] = []  # transformers', with the tokens that end media
         self.inputs: dict[str, Tensor] = {}  # transformers'
@@ -186,7 +197,7 @@ class Prompt:
         values = frames(part.num_frames, part.seed)
         for name, tensor in heard_inputs_of(values).items():
             self._add(name, tensor)
-        return self._item("audio", values, NUM_SOUND_TOKENS + 1)
+        return self._item("audio", values, self._num_sound_tokens + 1)
 
     def _add(self, name: str, tensor: Tensor) -> None:
         known = self.inputs.get(name)

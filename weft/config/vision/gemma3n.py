@@ -128,7 +128,9 @@ def gemma3n_towers(config: Mapping[str, Any], out_size: int) -> TowerSpec | None
     found = [spec for spec in specs if spec is not None]
     if not found:
         return None
-    _require_beyond_text(config)
+    # This key is only in weft's own config.json (GGUF files, `gemma3n_file.py`).
+    if not get(config, "has_padded_layer_inputs", bool, False):
+        _require_beyond_text(config)
     return JointSpec(tuple(found)) if len(found) > 1 else found[0]
 
 
