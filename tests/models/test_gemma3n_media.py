@@ -124,7 +124,7 @@ def test_weights_are_given_back_as_they_came(model: Checkpoint) -> None:
 
 def test_the_released_network_has_as_many_weights_as_that_of_timm() -> None:
     spec = MobileNetSpec()
-    assert list(map(len, spec.stages)) == [3, 5, 37, 39]
+    assert list(map(len, spec.levels)) == [3, 5, 37, 39]
     assert spec.num_parameters == 293_841_472
     assert spec.side_step == 256
 
@@ -225,8 +225,8 @@ def with_block(**changes: Any) -> dict[str, Any]:
         ({"vision__architecture": "resnet50"}, "architecture is resnet50"),
         ({"vision__model_args": {"depth": 3}}, "model_args has 'depth'"),
         ({"vision__model_args": {"stem_size": 9}}, "stem_size is 9; a multiple of 8"),
-        ({"vision__model_args": {"msfa_output_resolution": 5}}, "is 5 after 4 stages"),
-        ({"vision__model_args": {"block_args": [[]]}}, "block_args has 1 stages"),
+        ({"vision__model_args": {"msfa_output_resolution": 5}}, "is 5 after 4 levels"),
+        ({"vision__model_args": {"block_args": [[]]}}, "block_args has 1 levels"),
         ({"vision__model_args": {"block_args": [[3], [3]]}}, "block_args has 3; a block"),
         ({"vision__model_args": with_block(block_type="ir")}, "block_type is 'ir'"),
         ({"vision__model_args": with_block(stride=1)}, "a stride of 1; the first block"),

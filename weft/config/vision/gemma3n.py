@@ -78,7 +78,7 @@ class Gemma3nPictureSpec:
 
     @property
     def shown_name(self) -> str:
-        num_blocks = sum(map(len, self.net.stages))
+        num_blocks = sum(map(len, self.net.levels))
         return f"MobileNetV5 of {num_blocks} blocks, {self.net.out_side**2} tokens for a picture"
 
 
@@ -124,14 +124,18 @@ class Gemma3nSoundSpec(ConformerSpec):
 def gemma3n_towers(config: Mapping[str, Any], out_size: int) -> TowerSpec | None:
     """The encoders in a `config.json`; None if there are none. `out_size`: hidden size of the
     decoder. Raises UnsupportedModel."""
-    specs = [gemma3n_pictures(config, out_size), gemma3n_sounds(config, out_size)]
-    found = [spec for spec in specs if spec is not None]
-    if not found:
+    pictures = gemma3n_pictures(config, out_size)
+    sounds = gemma3n_sounds(config, out_size)
+    if pictures is None and sounds is None:
         return None
     # This key is only in weft's own config.json (GGUF files, `gemma3n_file.py`).
     if not get(config, "has_padded_layer_inputs", bool, False):
         _require_beyond_text(config)
-    return JointSpec(tuple(found)) if len(found) > 1 else found[0]
+    if pictures is None:
+        return sounds
+    if sounds is None:
+        return pictures
+    return JointSpec((pictures, sounds))
 
 
 def gemma3n_pictures(config: Mapping[str, Any], out_size: int) -> Gemma3nPictureSpec | None:
@@ -147,6 +151,7 @@ def gemma3n_pictures(config: Mapping[str, Any], out_size: int) -> Gemma3nPicture
             f"{net.out_side} x {net.out_side} vectors"
         )
     offset = get(vision, "vocab_offset", int, LAYER_VOCAB)
+    end = get(config, "eoi_token_id", int, LAYER_VOCAB)
     vocab_size = _vocab_size(vision)
     return Gemma3nPictureSpec(
         net=net,
@@ -154,7 +159,7 @@ def gemma3n_pictures(config: Mapping[str, Any], out_size: int) -> Gemma3nPicture
         norm_eps=number(vision, "rms_norm_eps", 1e-6, low=0.0),
         vocab=SpecialVocab(
             num_tokens=vocab_size,
-            end=_row(get(config, "eoi_token_id", int, LAYER_VOCAB) - offset, vocab_size),
+            end=_row(end - offset, vocab_size),
         ),
     )
 
@@ -179,6 +184,7 @@ def gemma3n_sounds(config: Mapping[str, Any], out_size: int) -> Gemma3nSoundSpec
             f"most {MAX_REACH} vectors, and bands must be a multiple of 4"
         )
     offset = get(audio, "vocab_offset", int, LAYER_VOCAB + 128)
+    end = get(config, "eoa_token_id", int, LAYER_VOCAB + 128)
     vocab_size = _vocab_size(audio)
     filling = _row(_text_vocab(config) - 1 - offset, vocab_size)
     if filling is None:
@@ -208,7 +214,7 @@ def gemma3n_sounds(config: Mapping[str, Any], out_size: int) -> Gemma3nSoundSpec
         out_size=out_size,
         vocab=SpecialVocab(
             num_tokens=vocab_size,
-            end=_row(get(config, "eoa_token_id", int, LAYER_VOCAB + 128) - offset, vocab_size),
+            end=_row(end - offset, vocab_size),
             filling=filling,
         ),
     )
@@ -222,7 +228,9 @@ def _section(config: JsonMapping, key: str) -> JsonMapping:
 
 def _text_vocab(config: JsonMapping) -> int:
     # A GGUF file's keys for the text are not in a section of their own.
-    return size({**config, **_section(config, "text_config")}, "vocab_size", TEXT_VOCAB)
+    text = _section(config, "text_config")
+    both = {**config, **text}
+    return size(both, "vocab_size", TEXT_VOCAB)
 
 
 def _vocab_size(section: JsonMapping) -> int:

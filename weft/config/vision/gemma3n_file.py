@@ -9,7 +9,7 @@ from typing import Any
 from weft.config.model_errors import BadCheckpoint
 from weft.config.vision.clip import HEARS, ClipKeys, LayerGroup, Projector
 from weft.config.vision.gemma3n import PICTURES, SOUNDS, TEXT_VOCAB
-from weft.config.vision.mobilenet import MOST_BLOCKS, MOST_STAGES
+from weft.config.vision.mobilenet import MOST_BLOCKS, MOST_LEVELS
 from weft.json_types import JsonMapping, JsonObject
 
 _FIRST = f"{SOUNDS}.subsample_conv_projection"
@@ -54,7 +54,7 @@ def _config(keys: ClipKeys, found: JsonMapping) -> JsonObject:
     stem_size, *_ = keys.shape("v.conv_stem.conv.weight", 4)
     args = {
         "stem_size": stem_size,
-        "block_args": _stages(keys),
+        "block_args": _levels(keys),
         "msfa_output_resolution": max(math.isqrt(max(num_tokens, 0)), 1),
     }
     config: JsonObject = {
@@ -77,24 +77,24 @@ def _config(keys: ClipKeys, found: JsonMapping) -> JsonObject:
     return config
 
 
-def _stages(keys: ClipKeys) -> list[list[JsonObject]]:
-    """The blocks of each stage, as timm describes them."""
+def _levels(keys: ClipKeys) -> list[list[JsonObject]]:
+    """The blocks of each level, as timm describes them."""
     parts: dict[tuple[int, int], dict[str, tuple[int, ...]]] = {}
     for name, shape in keys.shapes.items():
         head, _, rest = name.partition(".blk.")
-        stage, _, rest = rest.partition(".")
+        level, _, rest = rest.partition(".")
         number, _, part = rest.partition(".")
-        if head == "v" and stage.isdecimal() and number.isdecimal():
-            parts.setdefault((int(stage), int(number)), {})[part] = shape
-    stages: list[list[JsonObject]] = []
-    while (len(stages), 0) in parts and len(stages) <= MOST_STAGES:
+        if head == "v" and level.isdecimal() and number.isdecimal():
+            parts.setdefault((int(level), int(number)), {})[part] = shape
+    levels: list[list[JsonObject]] = []
+    while (len(levels), 0) in parts and len(levels) <= MOST_LEVELS:
         blocks: list[JsonObject] = []
-        while (len(stages), len(blocks)) in parts and len(blocks) <= MOST_BLOCKS:
-            label = f"v.blk.{len(stages)}.{len(blocks)}"
-            block = _block(keys, label, parts[len(stages), len(blocks)])
+        while (len(levels), len(blocks)) in parts and len(blocks) <= MOST_BLOCKS:
+            label = f"v.blk.{len(levels)}.{len(blocks)}"
+            block = _block(keys, label, parts[len(levels), len(blocks)])
             blocks.append({**block, "stride": 1 if blocks else 2})
-        stages.append(blocks)
-    return stages
+        levels.append(blocks)
+    return levels
 
 
 def _block(keys: ClipKeys, label: str, parts: dict[str, tuple[int, ...]]) -> JsonObject:
@@ -137,24 +137,31 @@ def _block(keys: ClipKeys, label: str, parts: dict[str, tuple[int, ...]]) -> Jso
 
 def _sounds(keys: ClipKeys, vocab_size: int, first: int) -> JsonObject:
     keys.require_sounds("gemma3na")
-    hidden, folded = keys.shape("a.pre_encode.out.weight", 2)
-    channels = [keys.shape(f"a.conv1d.{index}.weight", 4)[0] for index in range(2)]
+    hidden, _ = keys.shape("a.pre_encode.out.weight", 2)
     _, _, kernel = keys.shape("a.blk.0.conv_dw.weight", 3)
     return {
         "vocab_size": vocab_size,
         "vocab_offset": first,
-        "input_feat_size": _num_bands(folded, channels),
+        "input_feat_size": _num_bands(keys),
         "hidden_size": hidden,
         "conf_num_hidden_layers": keys.num_sound_layers,
         "conf_num_attention_heads": keys.value("clip.audio.attention.head_count", int),
         "conf_conv_kernel_size": kernel,
-        "sscp_conv_channel_size": channels,
+        "sscp_conv_channel_size": [_channels(keys, 0), _channels(keys, 1)],
     }
 
 
-def _num_bands(folded_size: int, channels: list[int]) -> int:
+def _channels(keys: ClipKeys, index: int) -> int:
+    [num, *_] = keys.shape(f"a.conv1d.{index}.weight", 4)
+    return num
+
+
+def _num_bands(keys: ClipKeys) -> int:
     """Two convolutions have made a quarter of the bands."""
-    return max(4 * (folded_size // max(channels[1], 1)), 1)
+    _, folded_size = keys.shape("a.pre_encode.out.weight", 2)
+    num_channels = max(_channels(keys, 1), 1)
+    quarter = folded_size // num_channels
+    return max(4 * quarter, 1)
 
 
 def _settings(keys: ClipKeys) -> JsonObject:
@@ -166,9 +173,7 @@ def _settings(keys: ClipKeys) -> JsonObject:
         "do_normalize": False,
     }
     if keys.value(HEARS, bool, False):
-        _, folded = keys.shape("a.pre_encode.out.weight", 2)
-        channels = [keys.shape(f"a.conv1d.{index}.weight", 4)[0] for index in range(2)]
-        settings["feature_size"] = _num_bands(folded, channels)
+        settings["feature_size"] = _num_bands(keys)
     return settings
 
 

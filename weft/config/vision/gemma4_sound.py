@@ -92,13 +92,11 @@ def gemma4_sound(config: Mapping[str, Any], out_size: int) -> Gemma4SoundSpec | 
 
 
 def gemma4_towers(config: Mapping[str, Any], out_size: int) -> TowerSpec | None:
-    """The encoders in a `config.json`; None if there are none. Where tokens of a picture see each
-    other, sounds, whose tokens do not, are left out: no released model has both. Raises
-    UnsupportedModel."""
+    """The encoders in a `config.json`; None if there are none. Raises UnsupportedModel."""
     pictures = gemma4(config, out_size)
     sounds = gemma4_sound(config, out_size)
     if pictures is None:
         return sounds
-    if sounds is None or pictures.sees_both_ways:
+    if sounds is None:
         return pictures
     return JointSpec((pictures, sounds))

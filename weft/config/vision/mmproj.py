@@ -11,7 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from weft.config.model_errors import BadCheckpoint, UnsupportedModel
-from weft.config.vision import gemma3n_file, gemma4_file, whisper_file
+from weft.config.vision import (
+    gemma3n_file,
+    gemma4_file,
+    gemma4_unified_file,
+    whisper_file,
+)
 from weft.config.vision.clip import VISION, ClipKeys, Projector, ReadSettings
 from weft.json_types import JsonMapping, JsonObject
 
@@ -275,6 +280,7 @@ PROJECTORS = {
         },
     ),
     "gemma3nv": gemma3n_file.PROJECTOR,
+    "gemma4uv": gemma4_unified_file.PROJECTOR,
     "gemma4v": gemma4_file.PROJECTOR,
     "idefics3": Projector(
         models={"llama": "Idefics3ForConditionalGeneration"},

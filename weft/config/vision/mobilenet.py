@@ -1,8 +1,8 @@
-"""MobileNetV5, an encoder of square pictures: stages of convolutions, each of which halves the
+"""MobileNetV5, an encoder of square pictures: levels of convolutions, each of which halves the
 sides of the picture, and attention of all pixels to a thinned picture. The outputs of the last two
-stages together become a square of vectors.
+levels together become a square of vectors.
 
-Stages are described as in timm, whose names Gemma 3n's checkpoints have. Source: timm's
+Levels are described as in timm, whose names Gemma 3n's checkpoints have. Source: timm's
 `mobilenetv5`; of the blocks arXiv:2404.10518.
 """
 
@@ -18,8 +18,8 @@ from weft.json_types import JsonMapping
 
 ARCHITECTURE = "mobilenetv5_300m_enc"
 STEP = 8  # numbers of a pixel are multiples of it
-MOST_STAGES = 4
-MOST_BLOCKS = 64  # of a stage
+MOST_LEVELS = 4
+MOST_BLOCKS = 64  # of a level
 MOST_NUMBERS = 1 << 14  # of a pixel
 MAX_KERNEL = 15
 SIDE = 768  # pixels of the largest picture
@@ -81,7 +81,7 @@ class QueryBlock:
 
 
 Block: TypeAlias = EdgeBlock | InvertedBlock | QueryBlock
-Stages: TypeAlias = tuple[tuple[Block, ...], ...]
+Levels: TypeAlias = tuple[tuple[Block, ...], ...]
 
 
 def _attending(size: int, num_blocks: int, query: QueryBlock) -> list[Block]:
@@ -90,8 +90,8 @@ def _attending(size: int, num_blocks: int, query: QueryBlock) -> list[Block]:
     return [query, narrow] * num_blocks
 
 
-# The stages of ARCHITECTURE.
-STAGES: Stages = (
+# The levels of ARCHITECTURE.
+LEVELS: Levels = (
     (EdgeBlock(128, 3, 4, 2), EdgeBlock(128, 3, 4), EdgeBlock(128, 3, 4)),
     (
         InvertedBlock(256, 3, 5, 6, 2),
@@ -116,32 +116,32 @@ STAGES: Stages = (
 @dataclass(frozen=True, kw_only=True)
 class MobileNetSpec:
     stem_size: int = 64  # numbers of a pixel after the first convolution
-    stages: Stages = STAGES
+    levels: Levels = LEVELS
     out_size: int = 2_048
     out_side: int = 16  # vectors of a side of the square
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of a pixel after each stage."""
-        return tuple(stage[-1].size for stage in self.stages)
+        """Numbers of a pixel after each level."""
+        return tuple(level[-1].size for level in self.levels)
 
     @property
     def fused_size(self) -> int:
-        """Numbers of a pixel of the last two stages together."""
+        """Numbers of a pixel of the last two levels together."""
         return sum(self.sizes[-2:])
 
     @property
     def side_step(self) -> int:
-        """The sides of pictures are multiples of it, in pixels: the pixels of the last stage but
+        """The sides of pictures are multiples of it, in pixels: the pixels of the last level but
         one that become a vector are a whole square."""
-        return self.out_side * 2 ** len(self.stages)
+        return self.out_side * 2 ** len(self.levels)
 
     @property
     def num_parameters(self) -> int:
         num = 27 * self.stem_size
-        for stage, before in zip(self.stages, (self.stem_size, *self.sizes), strict=False):
+        for level, before in zip(self.levels, (self.stem_size, *self.sizes), strict=False):
             in_size = before
-            for block in stage:
+            for block in level:
                 num += block.num_parameters(in_size)
                 in_size = block.size
         return num + 2 * self.fused_size * (self.fused_size + self.out_size)
@@ -150,8 +150,8 @@ class MobileNetSpec:
     def num_work_floats(self) -> int:
         most = self.stem_size * (SIDE // 2) ** 2
         side = SIDE // 2
-        for stage, in_size in zip(self.stages, (self.stem_size, *self.sizes), strict=False):
-            first = stage[0]
+        for level, in_size in zip(self.levels, (self.stem_size, *self.sizes), strict=False):
+            first = level[0]
             # What a block widens has the sides of the picture before it.
             inner = 0 if isinstance(first, QueryBlock) else first.ratio * in_size
             most = max(most, side**2 * (inner + in_size))
@@ -162,7 +162,7 @@ class MobileNetSpec:
 
 def mobilenet(vision: JsonMapping, out_size: int) -> MobileNetSpec:
     """The encoder of a `vision_config`. `model_args` has what timm calls the arguments of a model:
-    the blocks of each stage, decoded. Raises UnsupportedModel."""
+    the blocks of each level, decoded. Raises UnsupportedModel."""
     require(vision, "architecture", ARCHITECTURE)
     given = get(vision, "model_args", dict, {})
     known = ("block_args", "stem_size", "msfa_output_resolution")
@@ -174,30 +174,30 @@ def mobilenet(vision: JsonMapping, out_size: int) -> MobileNetSpec:
             )
     spec = MobileNetSpec(
         stem_size=_numbers_of(given, "stem_size", 64),
-        stages=_stages(get(given, "block_args", list, [])) or STAGES,
+        levels=_levels(get(given, "block_args", list, [])) or LEVELS,
         out_size=out_size,
         out_side=size(given, "msfa_output_resolution", 16),
     )
     if SIDE % spec.side_step:
         raise UnsupportedModel(
-            f"msfa_output_resolution is {spec.out_side} after {len(spec.stages)} stages; a side of "
+            f"msfa_output_resolution is {spec.out_side} after {len(spec.levels)} levels; a side of "
             f"{SIDE} pixels must be a multiple of {spec.side_step}"
         )
     return spec
 
 
-def _stages(written: list[Any]) -> Stages:
+def _levels(written: list[Any]) -> Levels:
     if not written:
         return ()
-    are_lists = all(isinstance(stage, list) and 0 < len(stage) <= MOST_BLOCKS for stage in written)
-    if not 2 <= len(written) <= MOST_STAGES or not are_lists:
+    are_lists = all(isinstance(level, list) and 0 < len(level) <= MOST_BLOCKS for level in written)
+    if not 2 <= len(written) <= MOST_LEVELS or not are_lists:
         raise UnsupportedModel(
-            f"block_args has {len(written)} stages; 2 to {MOST_STAGES} are supported, each a list "
+            f"block_args has {len(written)} levels; 2 to {MOST_LEVELS} are supported, each a list "
             f"of 1 to {MOST_BLOCKS} blocks"
         )
     return tuple(
-        tuple(_block(block, is_first=not index) for index, block in enumerate(stage))
-        for stage in written
+        tuple(_block(block, is_first=not index) for index, block in enumerate(level))
+        for level in written
     )
 
 
@@ -215,7 +215,7 @@ def _block(written: Any, *, is_first: bool) -> Block:
     stride = get(written, "stride", int, 1)
     if stride != (2 if is_first else 1) or (is_first and kind == "mqa"):
         raise UnsupportedModel(
-            f"a block of the type {kind!r} has a stride of {stride}; the first block of a stage "
+            f"a block of the type {kind!r} has a stride of {stride}; the first block of a level "
             "must be a convolution with 2, and others have 1"
         )
     return _READERS[kind](written, stride)

@@ -61,16 +61,20 @@ class Gemma3nPictureTower:
         shape = tuple(input.values.shape)
         step = spec.net.side_step
         side = shape[-1]
-        if shape != (3, side, side) or side % step or not side or input.length != spec.num_vectors:
+        is_square = shape == (3, side, side)
+        is_fitting = side > 0 and side % step == 0
+        if not is_square or not is_fitting or input.length != spec.num_vectors:
             raise ValueError(
                 f"a picture of {input.length} tokens has the shape {list(shape)}; this encoder "
                 f"reads squares of a multiple of {step} pixels, as {spec.num_vectors} tokens"
             )
-        vectors = yield from self.net.encode(input.values.float())
-        found = self.embedder(vectors * math.sqrt(spec.net.out_size))
+        found = yield from self.net.encode(input.values)
+        scaled = found * math.sqrt(spec.net.out_size)
+        vectors = self.embedder(scaled)
         if spec.vocab.end is None:
-            return found
-        return torch.cat((found, self.embedder.of_tokens([spec.vocab.end])))
+            return vectors
+        end = self.embedder.of_tokens([spec.vocab.end])
+        return torch.cat((vectors, end))
 
     def weights(self) -> Weights:
         yield from self.net.weights()
@@ -119,15 +123,20 @@ class Gemma3nSoundTower:
         for halving in self.convolutions:
             planes = halving(planes)
             yield
-        folded = planes.permute(1, 2, 0).flatten(1)
+        by_frame = planes.permute(1, 2, 0)
+        folded = by_frame.flatten(1)
         hidden = yield from self._backend.run_in_pieces(self._layers, folded)
-        heard = self.embedder(hidden[:: spec.step])
+        taken = hidden[:: spec.step]
+        heard = self.embedder(taken)
+        num_others = spec.num_tokens - len(heard)
         assert spec.vocab.filling is not None, "a sound has a filling"
-        num_heard = spec.num_heard(num_frames)
-        others = [spec.vocab.filling] * (spec.num_tokens - num_heard)
+        others = [spec.vocab.filling] * num_others
         if spec.vocab.end is not None:
             others.append(spec.vocab.end)
-        return torch.cat((heard, self.embedder.of_tokens(others))) if others else heard
+        if not others:
+            return heard
+        behind = self.embedder.of_tokens(others)
+        return torch.cat((heard, behind))
 
     def _layers(self, folded: Tensor) -> Tensor:
         x = self._ops.computed(self.entrance(folded))
@@ -159,29 +168,38 @@ class CausalHalving:
     def __init__(self, in_size: int, size: int, eps: float, ops: EncoderOps) -> None:
         self._eps = eps
         self._shape = (size, in_size, 3, 3)
-        self.kernel = ops.vector(math.prod(self._shape), exact=True)
+        num_weights = math.prod(self._shape)
+        self.kernel = ops.vector(num_weights, exact=True)
         self.norm = ops.vector(size, exact=True)
 
     def __call__(self, planes: Tensor) -> Tensor:
         """[channels, frames, bands] -> [channels, frames / 2, bands / 2]"""
         # A frame is read with the two that follow it, and zeros are after the last one.
-        [found] = F.conv2d(
-            F.pad(planes, (1, 1, 0, 2))[None],
-            self.kernel.view(self._shape),
-            stride=2,
-        )
+        padded = F.pad(planes, (1, 1, 0, 2))
+        kernel = self.kernel.view(self._shape)
+        [found] = F.conv2d(padded[None], kernel, stride=2)
         by_frame = found.permute(1, 2, 0)
-        _, bands, channels = by_frame.shape
-        num_numbers = bands * channels * torch.arange(1, len(by_frame) + 1, device=found.device)
-        means = by_frame.sum((1, 2)).cumsum(0) / num_numbers
-        centred = by_frame - means[:, None, None]
-        spreads = centred.square().sum((1, 2)).cumsum(0) / num_numbers
-        normed = centred * torch.rsqrt(spreads + self._eps)[:, None, None] * self.norm
-        return normed.relu().permute(2, 0, 1)
+        means = _mean_so_far(by_frame)
+        centred = by_frame - means
+        spreads = _mean_so_far(centred.square())
+        factors = torch.rsqrt(spreads + self._eps)
+        normed = centred * factors
+        bent = torch.relu(normed * self.norm)
+        return bent.permute(2, 0, 1)
 
     def weights(self, prefix: str) -> Weights:
         yield vector(f"{prefix}.conv.weight", self.kernel, shape=self._shape)
         yield vector(f"{prefix}.norm.weight", self.norm)
+
+
+def _mean_so_far(x: Tensor) -> Tensor:
+    """[T, n, m] -> [T, 1, 1], the mean of all numbers up to each t."""
+    flat = x.flatten(1)
+    sums = flat.sum(1).cumsum(0)
+    steps = torch.arange(len(x), device=x.device)
+    counts = (steps + 1) * flat.shape[1]
+    means = sums / counts
+    return means[:, None, None]
 
 
 class Embedder:
@@ -208,14 +226,17 @@ class Embedder:
         self._last_norm = plain_norm(out_size, eps, ops)
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        return self._backend.run(self._of_vectors, vectors).float().clone()
+        found = self._backend.run(self._of_vectors, vectors)
+        return found.float().clone()
 
     def of_tokens(self, rows: list[int]) -> Tensor:
         """Of rows of the table."""
         # All kinds of `EncoderOps` store the embeddings of encoders as rows.
         table = cast(PlainMatrix, self.table.matrix)
-        embedded = table.rows(torch.tensor(rows, device=self._backend.device))
-        return self._backend.run(self._of_tokens, embedded).float().clone()
+        index = torch.tensor(rows, device=self._backend.device)
+        embedded = table.rows(index)
+        found = self._backend.run(self._of_tokens, embedded)
+        return found.float().clone()
 
     def _of_vectors(self, x: Tensor) -> Tensor:
         return self._finish(self.vector_norm(x))
@@ -224,8 +245,10 @@ class Embedder:
         return self._finish(self.token_norm(x))
 
     def _finish(self, x: Tensor) -> Tensor:
-        projected = self._ops.computed(self.projection(x))
-        return self._ops.computed(self._ops.norm(projected, self._last_norm))
+        ops = self._ops
+        projected = ops.computed(self.projection(x))
+        normed = ops.norm(projected, self._last_norm)
+        return ops.computed(normed)
 
     def weights(self) -> Weights:
         yield from self.table.weights(f"{self._name}.embedding")

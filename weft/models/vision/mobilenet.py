@@ -48,7 +48,12 @@ class Plane(NamedTuple):
 
     def by_number(self) -> Tensor:
         """[numbers, height, width]"""
-        return self.rows.view(self.height, self.width, -1).permute(2, 0, 1)
+        lines = self.rows.view(
+            self.height,
+            self.width,
+            -1,
+        )
+        return lines.permute(2, 0, 1)
 
 
 PlanePieces: TypeAlias = Generator[None, None, Plane]
@@ -58,7 +63,9 @@ RowPieces: TypeAlias = Generator[None, None, Tensor]
 def plane_of(planes: Tensor) -> Plane:
     """[numbers, height, width]"""
     numbers, height, width = planes.shape
-    return Plane(planes.permute(1, 2, 0).reshape(-1, numbers), height, width)
+    by_pixel = planes.permute(1, 2, 0)
+    rows = by_pixel.reshape(-1, numbers)
+    return Plane(rows, height, width)
 
 
 class MobileNet:
@@ -68,15 +75,15 @@ class MobileNet:
         self._spec = spec
         self._name = name
         self.stem = WideConvolution(COLOURS, spec.stem_size, STEM_KERNEL, backend, has_bias=True)
-        self.stages: list[list[NetBlock]] = []
+        self.levels: list[list[NetBlock]] = []
         size = spec.stem_size
-        for stage in spec.stages:
+        for level in spec.levels:
             blocks = []
-            for block in stage:
+            for block in level:
                 blocks.append(make_block(block, size, backend))
                 size = block.size
-            self.stages.append(blocks)
-        self.fusion = Products(spec.fused_size, 2, spec.out_size, backend)
+            self.levels.append(blocks)
+        self.fusion = PixelProducts(spec.fused_size, 2, spec.out_size, backend)
         self.norm = _norm(spec.out_size, backend.ops)
 
     def encode(self, pixels: Tensor) -> RowPieces:
@@ -84,26 +91,30 @@ class MobileNet:
         [out_side * out_side, out_size]"""
         plane = yield from self.stem(plane_of(pixels), 2)
         fused: list[Tensor] = []
-        for index, stage in enumerate(self.stages):
-            for block in stage:
+        for level in self.levels:
+            for block in level:
                 plane = yield from block(plane)
-            if index >= len(self.stages) - 2:
-                fused.append(plane.by_number())
-        return (yield from self._fuse(*fused))
+            fused.append(plane.by_number())
+            del fused[:-2]
+        vectors = yield from self._fuse(*fused)
+        return vectors
 
     def _fuse(self, larger: Tensor, smaller: Tensor) -> RowPieces:
-        grown = F.interpolate(smaller[None], larger.shape[1:], mode="nearest")[0]
+        sides = larger.shape[1:]
+        [grown] = F.interpolate(smaller[None], sides)
         both = plane_of(torch.cat((larger, grown)))
-        wide = yield from self.fusion(both.rows)
+        rows = yield from self.fusion(both.rows)
+        fused = both._replace(rows=rows)
         pool = both.height // self._spec.out_side
-        square = F.avg_pool2d(Plane(wide, both.height, both.width).by_number()[None], pool)
-        return rms_norm(plane_of(square[0]).rows, *self.norm.norm)
+        [square] = F.avg_pool2d(fused.by_number()[None], pool)
+        vectors = plane_of(square)
+        return rms_norm(vectors.rows, *self.norm.norm)
 
     def weights(self) -> Weights:
         name = self._name
         yield from self.stem.weights(f"{name}.conv_stem.conv", f"{name}.conv_stem.bn")
-        for index, stage in enumerate(self.stages):
-            for number, block in enumerate(stage):
+        for index, level in enumerate(self.levels):
+            for number, block in enumerate(level):
                 yield from block.weights(f"{name}.blocks.{index}.{number}")
         yield from self.fusion.weights(f"{name}.msfa.ffn")
         yield from self.norm.weights(f"{name}.msfa.norm")
@@ -127,7 +138,8 @@ class WideConvolution:
         self._ops = ops
         self._kernel = kernel
         self._shape = (size, in_size, kernel, kernel)
-        self.product = Linear(kernel**2 * in_size, {"": size}, has_bias, ops)
+        num_read = kernel**2 * in_size
+        self.product = Linear(num_read, {"": size}, has_bias, ops)
         self.norm = _norm(size, ops)
         self.narrow = PixelProduct(size, narrowed, backend) if narrowed else None
         self._out_size = narrowed or size
@@ -139,19 +151,24 @@ class WideConvolution:
         height = -(-plane.height // stride)
         width = -(-plane.width // stride)
         rows = plane.rows.new_empty(height * width, self._out_size)
-        num_lines = _at_once(self._backend, height * width) // width or 1
+        num_lines = at_once(self._backend, height * width) // width or 1
         for first in range(0, height, num_lines):
             last = min(first + num_lines, height)
-            read = numbers[:, first * stride : (last - 1) * stride + self._kernel]
-            windows = read.unfold(1, self._kernel, stride).unfold(2, self._kernel, stride)
-            gathered = windows.permute(1, 2, 0, 3, 4).flatten(2).flatten(0, 1)
-            rows[first * width : last * width].copy_(self._backend.run(self._part, gathered))
+            top = first * stride
+            bottom = (last - 1) * stride + self._kernel
+            gathered = windows(numbers[:, top:bottom], self._kernel, stride)
+            found = self._backend.run(self._part, gathered)
+            begin = first * width
+            rows[begin : begin + len(found)].copy_(found)
             yield
         return Plane(rows, height, width)
 
-    def _part(self, windows: Tensor) -> Tensor:
-        bent = self._bend(self.norm(self.product(windows)))
-        return bent if self.narrow is None else self.narrow.part(bent)
+    def _part(self, gathered: Tensor) -> Tensor:
+        wide = self.product(gathered)
+        bent = self._bend(self.norm(wide))
+        if self.narrow is None:
+            return bent
+        return self.narrow.part(bent)
 
     def weights(self, name: str, norm: str) -> Weights:
         yield patch_weight(f"{name}.weight", self._shape, self.product.matrix)
@@ -170,14 +187,15 @@ class PixelProduct:
         self.norm = _norm(size, backend.ops)
 
     def part(self, x: Tensor) -> Tensor:
-        return self._ops.computed(self.norm(self.product(x)))
+        found = self.product(x)
+        return self._ops.computed(self.norm(found))
 
     def weights(self, name: str, norm: str) -> Weights:
         yield patch_weight(f"{name}.weight", self._shape, self.product.matrix)
         yield from self.norm.weights(norm)
 
 
-class Products:
+class PixelProducts:
     """norm(W gelu(norm(V x))) of each pixel."""
 
     def __init__(self, in_size: int, ratio: int, size: int, backend: TowerBackend) -> None:
@@ -188,10 +206,18 @@ class Products:
         self._bend = Bend(backend.ops)
 
     def __call__(self, rows: Tensor) -> RowPieces:
-        return (yield from in_strips(self._backend, self.part, rows, self._size))
+        found = yield from in_strips(
+            self._backend,
+            self.part,
+            rows,
+            self._size,
+        )
+        return found
 
     def part(self, x: Tensor) -> Tensor:
-        return self.narrow.part(self._bend(self.wide.part(x)))
+        wide = self.wide.part(x)
+        bent = self._bend(wide)
+        return self.narrow.part(bent)
 
     def weights(self, prefix: str) -> Weights:
         yield from self.wide.weights(f"{prefix}.pw_exp.conv", f"{prefix}.pw_exp.bn")
@@ -203,20 +229,34 @@ class OwnConvolution:
 
     def __init__(self, size: int, kernel: int, backend: TowerBackend) -> None:
         self._backend = backend
+        self._kernel = kernel
         self._shape = (size, 1, kernel, kernel)
-        self.kernel = backend.ops.vector(math.prod(self._shape), exact=True)
+        num_weights = size * kernel**2
+        self.kernel = backend.ops.vector(num_weights, exact=True)
 
     def __call__(self, plane: Plane, stride: int) -> PlanePieces:
-        numbers = padded(plane.by_number(), self._shape[-1], stride)
-        kernel = self.kernel.view(self._shape)
-        num_at_once = NUMBERS_AT_ONCE if _is_slow(self._backend) else len(numbers)
-        found = []
-        for first in range(0, len(numbers), num_at_once):
-            some = slice(first, first + num_at_once)
-            read = numbers[None, some]
-            found.append(F.conv2d(read, kernel[some], stride=stride, groups=read.shape[1])[0])
+        planes = plane.by_number()
+        read = padded(planes, self._kernel, stride)
+        num_at_once = len(read)
+        if is_slow(self._backend):
+            num_at_once = NUMBERS_AT_ONCE
+        kernels = self.kernel.view(self._shape)
+        pieces = []
+        for some, kernel in zip(
+            read.split(num_at_once),
+            kernels.split(num_at_once),
+            strict=True,
+        ):
+            found = F.conv2d(
+                some,
+                kernel,
+                stride=stride,
+                groups=len(some),
+            )
+            pieces.append(found)
             yield
-        return plane_of(torch.cat(found))
+        convolved = torch.cat(pieces)
+        return plane_of(convolved)
 
     def weights(self, name: str) -> Weights:
         yield vector(f"{name}.weight", self.kernel, shape=self._shape)
@@ -256,48 +296,73 @@ class NetInvertedBlock:
         self._inner = inner
         self._size = spec.size
         self._is_added = spec.stride == 1 and spec.size == in_size
-        self.first = OwnConvolution(in_size, spec.first_kernel, backend)
+        self.first: OwnConvolution | None = None
+        if spec.first_kernel:
+            self.first = OwnConvolution(in_size, spec.first_kernel, backend)
         self.first_norm = _norm(in_size, ops)
-        self._has_first = spec.first_kernel > 0
-        self.middle = OwnConvolution(inner, spec.kernel, backend)
+        self.middle: OwnConvolution | None = None
+        if spec.kernel:
+            self.middle = OwnConvolution(inner, spec.kernel, backend)
         self.middle_norm = _norm(inner, ops)
-        self._has_middle = spec.kernel > 0
-        self.products = Products(in_size, spec.ratio, spec.size, backend)
+        self.products = PixelProducts(in_size, spec.ratio, spec.size, backend)
         self.factors = ops.vector(spec.size, exact=True)
         self._bend = Bend(ops)
 
     def __call__(self, plane: Plane) -> PlanePieces:
         x = plane
-        if self._has_first:
-            x = yield from self.first(plane, 1 if self._has_middle else self._stride)
-        if self._has_middle:
-            wide = yield from in_strips(self._backend, self._widen, x.rows, self._inner)
-            x = yield from self.middle(x._replace(rows=wide), self._stride)
-            rows = yield from in_strips(self._backend, self._narrow, x.rows, self._size)
+        if self.first is not None:
+            x = yield from self.first(plane, 1)
+        if self.middle is None:
+            rows = yield from self._strips(self._whole, x, self._size)
         else:
-            rows = yield from in_strips(self._backend, self._whole, x.rows, self._size)
+            wide = yield from self._strips(self._widen, x, self._inner)
+            widened = x._replace(rows=wide)
+            x = yield from self.middle(widened, self._stride)
+            rows = yield from self._strips(self._narrow, x, self._size)
         rows *= self.factors
         if self._is_added:
             rows += plane.rows
         return x._replace(rows=rows)
 
+    def _strips(
+        self,
+        part: Callable[[Tensor], Tensor],
+        plane: Plane,
+        size: int,
+    ) -> RowPieces:
+        found = yield from in_strips(
+            self._backend,
+            part,
+            plane.rows,
+            size,
+        )
+        return found
+
     def _begin(self, x: Tensor) -> Tensor:
-        return self._ops.computed(self.first_norm(x)) if self._has_first else x
+        if self.first is None:
+            return x
+        normed = self.first_norm(x)
+        return self._ops.computed(normed)
 
     def _widen(self, x: Tensor) -> Tensor:
-        return self._bend(self.products.wide.part(self._begin(x)))
+        begun = self._begin(x)
+        wide = self.products.wide.part(begun)
+        return self._bend(wide)
 
     def _narrow(self, x: Tensor) -> Tensor:
-        return self.products.narrow.part(self._bend(self.middle_norm(x)))
+        normed = self.middle_norm(x)
+        bent = self._bend(normed)
+        return self.products.narrow.part(bent)
 
     def _whole(self, x: Tensor) -> Tensor:
-        return self.products.part(self._begin(x))
+        begun = self._begin(x)
+        return self.products.part(begun)
 
     def weights(self, prefix: str) -> Weights:
-        if self._has_first:
+        if self.first is not None:
             yield from self.first.weights(f"{prefix}.dw_start.conv")
             yield from self.first_norm.weights(f"{prefix}.dw_start.bn")
-        if self._has_middle:
+        if self.middle is not None:
             yield from self.middle.weights(f"{prefix}.dw_mid.conv")
             yield from self.middle_norm.weights(f"{prefix}.dw_mid.bn")
         yield from self.products.weights(prefix)
@@ -322,14 +387,21 @@ class NetQueryBlock:
             (spec.attention_size, in_size, 1, 1),
             (spec.size, spec.attention_size, 1, 1),
         )
-        self._seen = (torch.empty(0), torch.empty(0))  # keys and values of the current picture
+        # Of the current picture.
+        self._keys = torch.empty(0)
+        self._values = torch.empty(0)
 
     def __call__(self, plane: Plane) -> PlanePieces:
-        normed = plane._replace(rows=rms_norm(plane.rows, *self.norm.norm))
-        keys = yield from self.keys(normed)
-        values = yield from self.values(normed)
-        self._seen = (keys, values)
-        rows = yield from in_strips(self._backend, self._part, normed.rows, self._size)
+        normed = rms_norm(plane.rows, *self.norm.norm)
+        seen = plane._replace(rows=normed)
+        self._keys = yield from self.keys(seen)
+        self._values = yield from self.values(seen)
+        rows = yield from in_strips(
+            self._backend,
+            self._part,
+            normed,
+            self._size,
+        )
         rows *= self.factors
         if self._is_added:
             rows += plane.rows
@@ -338,16 +410,21 @@ class NetQueryBlock:
     def _part(self, x: Tensor) -> Tensor:
         ops = self._ops
         queries = ops.computed(self.queries(x))
-        attended = ops.space(queries, self._spec.attention_size)
-        self._backend.pause(queries[:], partial(self._attend, attended[:]))
+        size = self._spec.attention_size
+        attended = ops.space(queries, size)
+        attend = partial(self._attend, attended[:])
+        self._backend.pause(queries[:], attend)
         return ops.computed(self.out(attended))
 
     def _attend(self, out: Tensor, queries: Tensor) -> None:
+        num = len(queries)
         head_dim = self._spec.head_dim
-        keys, values = self._seen
         asked = queries.float().reshape(-1, head_dim)
-        shares = (asked @ keys.t() * head_dim**-0.5).softmax(-1)
-        out[: len(queries)].copy_((shares @ values).view(len(queries), -1))
+        scores = asked @ self._keys.t()
+        scores *= head_dim**-0.5
+        shares = scores.softmax(-1)
+        attended = shares @ self._values
+        out[:num].copy_(attended.view(num, -1))
 
     def weights(self, prefix: str) -> Weights:
         inner = f"{prefix}.attn"
@@ -370,26 +447,30 @@ class KeyMaker:
         self._stride = spec.key_stride
         self._size = spec.head_dim
         self._shape = (spec.head_dim, in_size, 1, 1)
-        self.thin = OwnConvolution(in_size, spec.kernel, backend)
+        self.thin: OwnConvolution | None = None
+        if spec.key_stride > 1:
+            self.thin = OwnConvolution(in_size, spec.kernel, backend)
         self.norm = _norm(in_size, ops)
         self.product = Linear(in_size, {"": spec.head_dim}, False, ops)
 
-    @property
-    def _is_thinned(self) -> bool:
-        return self._stride > 1
-
     def __call__(self, plane: Plane) -> RowPieces:
-        if self._is_thinned:
+        if self.thin is not None:
             plane = yield from self.thin(plane, self._stride)
-        return (yield from in_strips(self._backend, self._part, plane.rows, self._size))
+        found = yield from in_strips(
+            self._backend,
+            self._part,
+            plane.rows,
+            self._size,
+        )
+        return found
 
     def _part(self, x: Tensor) -> Tensor:
-        if self._is_thinned:
+        if self.thin is not None:
             x = self._ops.computed(self.norm(x))
         return self._ops.computed(self.product(x))
 
     def weights(self, prefix: str) -> Weights:
-        if self._is_thinned:
+        if self.thin is not None:
             yield from self.thin.weights(f"{prefix}.down_conv")
             yield from self.norm.weights(f"{prefix}.norm")
         yield patch_weight(f"{prefix}.proj.weight", self._shape, self.product.matrix)
@@ -429,11 +510,22 @@ def in_strips(
 ) -> RowPieces:
     """part(rows), some rows at a time: [T, n] -> [T, size]"""
     found = rows.new_empty(len(rows), size)
-    num = _at_once(backend, len(rows))
-    for first in range(0, len(rows), num):
-        found[first : first + num].copy_(backend.run(part, rows[first : first + num]))
+    num = at_once(backend, len(rows))
+    strips = rows.split(num)
+    results = found.split(num)
+    for strip, result in zip(strips, results, strict=True):
+        computed = backend.run(part, strip)
+        result.copy_(computed)
         yield
     return found
+
+
+def windows(planes: Tensor, kernel: int, stride: int) -> Tensor:
+    """All squares that a convolution reads of planes [n, H, W], each as a row, number by number."""
+    lines = planes.unfold(1, kernel, stride)
+    squares = lines.unfold(2, kernel, stride)
+    by_output = squares.permute(1, 2, 0, 3, 4)
+    return by_output.flatten(2).flatten(0, 1)
 
 
 def padded(planes: Tensor, kernel: int, stride: int) -> Tensor:
@@ -446,17 +538,21 @@ def padded(planes: Tensor, kernel: int, stride: int) -> Tensor:
 
 
 def _borders(length: int, kernel: int, stride: int) -> tuple[int, int]:
-    num_outputs = -(-length // stride)
-    missing = max((num_outputs - 1) * stride + kernel - length, 0)
-    return missing // 2, missing - missing // 2
+    num_steps = (length - 1) // stride
+    missing = num_steps * stride + kernel - length
+    before = max(missing, 0) // 2
+    after = max(missing, 0) - before
+    return before, after
 
 
-def _is_slow(backend: TowerBackend) -> bool:
+def is_slow(backend: TowerBackend) -> bool:
     return backend.device.type == "cpu"
 
 
-def _at_once(backend: TowerBackend, num_rows: int) -> int:
-    return ROWS_AT_ONCE if _is_slow(backend) else num_rows
+def at_once(backend: TowerBackend, num_rows: int) -> int:
+    if is_slow(backend):
+        return ROWS_AT_ONCE
+    return num_rows
 
 
 def _norm(size: int, ops: EncoderOps) -> RmsNorm:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from weft.arrays import FloatArray
-from weft.config.config_json import get, require
-from weft.config.model import read_json_if_there
+from weft.config.config_json import require
 from weft.config.model_errors import BadConfig
 from weft.config.vision.gemma3n import (
     Gemma3nPictureSpec,
@@ -24,10 +23,9 @@ from weft.config.vision.gemma3n import (
     gemma3n_sounds,
 )
 from weft.config.vision.mobilenet import SIDE
-from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
 from weft.text.media.gemma3 import special_tokens
-from weft.text.media.gemma4_sound import LoudnessSpec, bands_of, hann, read_loudness
+from weft.text.media.gemma4_sound import LoudnessSpec, bands_of, hann, read_extractor, read_loudness
 from weft.text.media.joint import SeesAndHears
 from weft.text.media.mel import FRAMES_AT_ONCE, Doubles
 from weft.text.media.pixels import BICUBIC, Looks, Size, read_looks, read_settings, side_of
@@ -78,11 +76,14 @@ class Gemma3nPictures(WithoutKnobs, PicturesAlone):
         self._size = Size(side, side)
         self._num_vectors = spec.num_vectors
         begin = names.get("boi_token", BEGIN_IMAGE)
-        end = names.get("eoi_token", END_IMAGE) if spec.vocab.end is None else ""
+        end = ""
+        if spec.vocab.end is None:
+            end = names.get("eoi_token", END_IMAGE)
         self._text = f"\n\n{begin}{image * spec.num_vectors}{end}\n\n"
 
     def image(self, image: Image) -> PreparedMedia:
-        values = self._looks.values(np.asarray(self._looks.resized(image, self._size)))
+        square = self._looks.resized(image, self._size)
+        values = self._looks.values(np.asarray(square))
         part = MediaPart("image", self._num_vectors, None, values)
         return PreparedMedia(self._text, (part,))
 
@@ -103,7 +104,9 @@ class Gemma3nSounds(SoundsAlone):
         most_samples -= most_samples % SAMPLE_STEP
         self._max_samples = min(most_samples, MAX_SECONDS * loudness.rate)
         begin = names.get("boa_token", BEGIN_SOUND)
-        end = names.get("eoa_token", END_SOUND) if spec.vocab.end is None else ""
+        end = ""
+        if spec.vocab.end is None:
+            end = names.get("eoa_token", END_SOUND)
         self._text = f"\n\n{begin}{sound * spec.num_vectors}{end}\n\n"
 
     @property
@@ -131,29 +134,36 @@ class Gemma3nSounds(SoundsAlone):
 def loudness(samples: FloatArray, spec: LoudnessSpec, bands: Doubles) -> FloatArray:
     """[frames, bands] of the frames that lie within a sound [n] and the silence after it."""
     silence = -len(samples) % SAMPLE_STEP
-    padded = np.pad(samples * spec.factor, (0, silence)).astype(np.float32)
+    scaled = samples * spec.factor
+    padded = np.pad(scaled, (0, silence)).astype(np.float32)
     # A frame also needs the sample that follows it.
     last_start = len(padded) - spec.window - 1
     if last_start < 0:
         return np.empty((0, spec.num_bands), np.float32)
-    frames = sliding_window_view(padded, spec.window)[:: spec.hop]
-    frames = frames[: last_start // spec.hop + 1]
+    num_frames = last_start // spec.hop + 1
+    every = sliding_window_view(padded, spec.window)
+    frames = every[:: spec.hop][:num_frames]
     shape = hann(spec.window, kind=np.float32)  # as transformers does
     pieces = []
     for begin in range(0, len(frames), FRAMES_AT_ONCE):
-        emphasized = _emphasized(frames[begin : begin + FRAMES_AT_ONCE], spec.emphasis)
+        some = frames[begin : begin + FRAMES_AT_ONCE]
+        emphasized = _emphasized(some, spec.emphasis)
         transformed = np.fft.rfft(emphasized * shape, n=spec.num_points)
         sizes = np.abs(transformed) @ bands
-        pieces.append(np.log(np.maximum(sizes, spec.floor)))
-    found = (np.concatenate(pieces) - spec.mean) / spec.deviation
+        audible = np.maximum(sizes, spec.floor)
+        pieces.append(np.log(audible))
+    levels = np.concatenate(pieces)
+    found = (levels - spec.mean) / spec.deviation
     return found.astype(np.float32)
 
 
 def _emphasized(frames: FloatArray, share: float) -> FloatArray:
     """Each sample less a share of the one before it, in its frame; the first less that of
     itself."""
-    first = frames[:, :1] * np.float32(1.0 - share)
-    others = frames[:, 1:] - np.float32(share) * frames[:, :-1]
+    rest = np.float32(1.0 - share)
+    first = frames[:, :1] * rest
+    before = frames[:, :-1] * np.float32(share)
+    others = frames[:, 1:] - before
     return np.concatenate((first, others), axis=1)
 
 
@@ -184,12 +194,7 @@ def _pictures(folder: Path, spec: Gemma3nPictureSpec) -> Gemma3nPictures:
 
 
 def _sounds(folder: Path, spec: Gemma3nSoundSpec) -> Gemma3nSounds:
-    processor = read_json_if_there(folder / "processor_config.json")
-    extractor: JsonMapping = get(processor, "feature_extractor", dict, {})
-    if not extractor:
-        # Shared with the settings for pictures, whose keys are others.
-        extractor = read_json_if_there(folder / "preprocessor_config.json")
-    written = {key: value for key, value in extractor.items() if value is not None}
+    written = read_extractor(folder)
     require(written, "preemphasis_htk_flavor", True)
     found = read_loudness({**USUAL_LOUDNESS, **written})
     if found.num_bands != spec.num_bands:

@@ -16,6 +16,7 @@ from weft.config.config_json import get, number, require, size
 from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
 from weft.config.vision.gemma4_sound import MAX_TOKENS, Gemma4SoundSpec
+from weft.config.vision.gemma4_unified import WaveSpec
 from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
 from weft.text.media.gemma3 import special_tokens
@@ -196,14 +197,67 @@ class Gemma4Sounds(SoundsAlone):
         return PreparedMedia(text, (part,))
 
 
-def make_sounds(folder: Path, encoder: Gemma4SoundSpec) -> Gemma4Sounds:
-    """The processor of the sounds of the model in a folder. Raises ModelError."""
+class Gemma4Waves(SoundsAlone):
+    """The `MediaProcessor` of the unified Gemma 4's sounds. Values are [tokens, samples]."""
+
+    def __init__(self, rate: int, num_samples: int, names: Mapping[str, str]) -> None:
+        """`num_samples`: of a token. `names`: the special tokens."""
+        sound = names.get("audio_token", SOUND)
+        self.marks: Mapping[MediaKind, str] = {"audio": sound}
+        self.placeholders: Mapping[MediaKind, str] = {"audio": sound}
+        self.num_samples = num_samples
+        self._rate = rate
+        self._begin = names.get("boa_token", BEGIN)
+        self._end = names.get("eoa_token", END)
+
+    @property
+    def audio_rate(self) -> int:
+        return self._rate
+
+    def audio(self, samples: FloatArray) -> PreparedMedia:
+        longest = MAX_TOKENS * self.num_samples
+        if not 0 < len(samples) <= longest:
+            raise ValueError(
+                f"the sound lasts {len(samples) / self._rate:.1f} s; "
+                f"the model takes up to {longest / self._rate:g} s, and at least one sample"
+            )
+        silence = -len(samples) % self.num_samples
+        values = np.pad(samples, (0, silence)).astype(np.float32).reshape(-1, self.num_samples)
+        part = MediaPart(kind="audio", length=len(values), grid=None, values=values)
+        text = f"{self._begin}{self.placeholders['audio'] * part.length}{self._end}"
+        return PreparedMedia(text, (part,))
+
+
+def make_waves(folder: Path, encoder: WaveSpec) -> Gemma4Waves:
+    """The processor of the sounds of a unified model in a folder. Raises ModelError."""
+    extractor = read_extractor(folder)
+    num_samples = size(extractor, "audio_samples_per_token", 640)
+    if num_samples != encoder.num_samples:
+        raise BadConfig(
+            f"the model reads {encoder.num_samples} samples for a token of a sound; its feature "
+            f"extractor makes {num_samples}"
+        )
+    rate = size(extractor, "sampling_rate", 16_000)
+    if rate > MAX_RATE:
+        raise BadConfig(
+            f"the feature extractor has {rate:,} samples a second; at most {MAX_RATE:,} are allowed"
+        )
+    return Gemma4Waves(rate, num_samples, special_tokens(folder))
+
+
+def read_extractor(folder: Path) -> JsonMapping:
+    """The settings of a folder for sounds, without null values."""
     processor = read_json_if_there(folder / "processor_config.json")
     extractor: JsonMapping = get(processor, "feature_extractor", dict, {})
     if not extractor:
         # Shared with the settings for pictures, whose keys are others.
         extractor = read_json_if_there(folder / "preprocessor_config.json")
-    spec = read_loudness({key: value for key, value in extractor.items() if value is not None})
+    return {key: value for key, value in extractor.items() if value is not None}
+
+
+def make_sounds(folder: Path, encoder: Gemma4SoundSpec) -> Gemma4Sounds:
+    """The processor of the sounds of the model in a folder. Raises ModelError."""
+    spec = read_loudness(read_extractor(folder))
     if spec.num_bands != encoder.num_bands:
         raise BadConfig(
             f"the encoder of sounds reads {encoder.num_bands} bands; its feature extractor makes "
