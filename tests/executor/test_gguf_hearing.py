@@ -1,5 +1,6 @@
-"""Encoders of sounds in GGUF files, alone and beside one of pictures: Qwen2-Audio and Gemma 3n.
-Their tensors have the names that llama.cpp's converter takes from the package gguf."""
+"""Encoders of sounds in GGUF files, alone and beside one of pictures: Qwen2-Audio, Gemma 3n and the
+unified Gemma 4. Tensors have the names that llama.cpp's converter takes from the package gguf; those
+of the unified Gemma 4 are not in every release of it."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from tests.models import gemma3n_media, mobilenet
 from tests.models.gemma3n_media import make_gemma3n
 from tests.models.gemma4_media import Told
 from tests.models.many import Checkpoint
+from tests.models.pictures import UNIFIED_SAMPLES, make_gemma4_unified
 from tests.models.sounds import make_qwen2_audio
 from weft.config.model_errors import ModelError
 from weft.models.vision.tower import TowerInput, at_once
@@ -68,6 +70,54 @@ GEMMA3N: dict[str, Any] = {
     "clip.audio.attention.head_count": 3,
     "clip.audio.num_mel_bins": 16,
 }
+UNIFIED: dict[str, Any] = {
+    "clip.has_vision_encoder": True,
+    "clip.has_audio_encoder": True,
+    "clip.vision.projector_type": "gemma4uv",
+    "clip.vision.projection_dim": 64,
+    "clip.vision.image_size": 224,
+    "clip.vision.patch_size": 4,
+    "clip.vision.embedding_length": 48,
+    "clip.vision.feed_forward_length": 0,
+    "clip.vision.block_count": 0,
+    "clip.vision.attention.head_count": 0,
+    "clip.vision.attention.layer_norm_epsilon": 1e-6,
+    "clip.vision.image_mean": np.zeros(3, dtype=np.float32),
+    "clip.vision.image_std": np.ones(3, dtype=np.float32),
+    "clip.audio.projector_type": "gemma4ua",
+    "clip.audio.projection_dim": 64,
+    "clip.audio.block_count": 0,
+    "clip.audio.attention.head_count": 0,
+    "clip.audio.num_mel_bins": 128,
+}
+UNIFIED_KEYS: dict[str, Any] = {
+    "block_count": 4,
+    "attention__key_length": 32,
+    "attention__value_length": 32,
+    "attention__key_length_swa": 16,
+    "attention__value_length_swa": 16,
+    "attention__head_count_kv": np.array([2, 1, 2, 1], dtype=np.int32),
+    "attention__layer_norm_rms_epsilon": 1e-6,
+    "attention__sliding_window": 10,
+    "attention__sliding_window_pattern": np.array([True, False] * 2),
+    "attention__shared_kv_layers": 0,
+    "embedding_length_per_layer_input": 0,
+    "rope__dimension_count": 32,
+    "rope__dimension_count_swa": 16,
+    "rope__freq_base": 1_000_000.0,
+    "context_length": 512,
+}
+UNIFIED_NAMES = {
+    "vision_embedder.patch_dense": "v.patch_embd",
+    "vision_embedder.patch_ln1": "v.patch_norm.1",
+    "vision_embedder.patch_ln2": "v.patch_norm.2",
+    "vision_embedder.pos_norm": "v.patch_norm.3",
+    "vision_embedder.pos_embedding": "v.position_embd.weight",
+    "embed_vision.embedding_projection": "mm.input_projection",
+    "embed_audio.embedding_projection": "mm.a.input_projection",
+}
+# The part of the pairs of a head that turns, in layers that see all tokens.
+ROPE_FACTORS = torch.tensor([1.0] * 4 + [1e30] * 12)
 QWEN2_AUDIO: dict[str, Any] = {
     "clip.has_audio_encoder": True,
     "clip.projector_type": "qwen2a",
@@ -110,7 +160,23 @@ def of_qwen2_audio(name: str) -> str:
     return mapped(name.replace("multi_modal_projector", "audio.multi_modal_projector"))
 
 
+def of_unified(name: str) -> str:
+    for ours, theirs in UNIFIED_NAMES.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def by_colour(pixels: Tensor) -> Tensor:
+    """[.., side * side * 3] -> the same, colour by colour"""
+    side = round((pixels.shape[-1] / 3) ** 0.5)
+    return pixels.unflatten(-1, (side * side, 3)).transpose(-1, -2).flatten(-2)
+
+
 def shaped(theirs: str, tensor: Tensor) -> Tensor:
+    if theirs.startswith("v.patch_norm.1.") or theirs == "v.patch_embd.weight":
+        return by_colour(tensor)
+    if theirs == "v.position_embd.weight":
+        return tensor.transpose(0, 1)
     if theirs == "v.conv_stem.conv.bias":
         return tensor[None, :, None, None]
     if theirs.startswith("a.conv1d.") and theirs.endswith(".bias"):
@@ -119,7 +185,7 @@ def shaped(theirs: str, tensor: Tensor) -> Tensor:
 
 
 def encoder_tensors(halves: Halves, kind: str) -> dict[str, Stored]:
-    rename = of_gemma3n if kind == "gemma3n" else of_qwen2_audio
+    rename = {"gemma3n": of_gemma3n, "gemma4": of_unified, "qwen2": of_qwen2_audio}[kind]
     found = {}
     for name, tensor in halves.encoder.items():
         theirs = rename(name)
@@ -137,10 +203,17 @@ def decoder_tensors(halves: Halves, kind: str) -> dict[str, Stored]:
         table = weights["model.embed_tokens_per_layer.weight"]
         padding = torch.zeros(gemma3n_media.VOCAB - len(table), table.shape[1])
         weights["model.embed_tokens_per_layer.weight"] = torch.cat((table, padding))
-    return stored(weights, kind)
+    found = stored(weights, kind)
+    if kind == "gemma4":
+        found["rope_freqs.weight"] = plain(ROPE_FACTORS)
+    return found
 
 
-KINDS = ("gemma3n", "qwen2")
+KINDS = {
+    "gemma3n": (GEMMA3N, GEMMA3N_KEYS),
+    "gemma4": (UNIFIED, UNIFIED_KEYS),
+    "qwen2": (QWEN2_AUDIO, QWEN2_KEYS),
+}
 
 
 def made(kind: str, folder: Path) -> Checkpoint:
@@ -149,6 +222,10 @@ def made(kind: str, folder: Path) -> Checkpoint:
         checkpoint = make_gemma3n(folder, OF_FILES, UNCUT, audio_soft_tokens_per_image=188)
         side = {"height": mobilenet.SIDE, "width": mobilenet.SIDE}
         settings |= {"do_normalize": False, "resample": 2, "size": side}
+    elif kind == "gemma4":
+        checkpoint = make_gemma4_unified(folder, pool=3)
+        sizes = {"patch_size": 4, "pooling_kernel_size": 3}
+        settings = {**sizes, "do_normalize": False, "audio_samples_per_token": UNIFIED_SAMPLES}
     else:
         checkpoint = make_qwen2_audio(folder)
         kind_of_extractor = {"feature_extractor_type": "WhisperFeatureExtractor"}
@@ -167,9 +244,9 @@ def write_both(
     """The file of the decoder, and beside it that of the encoder."""
     folder.mkdir()
     halves = halves_of(checkpoint.folder)
-    values = metadata(kind, **(GEMMA3N_KEYS if kind == "gemma3n" else QWEN2_KEYS))
-    said = {"general.architecture": "clip", "general.type": "mmproj"}
-    said |= GEMMA3N if kind == "gemma3n" else QWEN2_AUDIO
+    of_encoder, of_decoder = KINDS[kind]
+    values = metadata(kind, **of_decoder)
+    said = {"general.architecture": "clip", "general.type": "mmproj", **of_encoder}
     said |= {key.replace("__", "."): value for key, value in changes.items()}
     said = {key: value for key, value in said.items() if value is not None}
     found = tensors or encoder_tensors(halves, kind)
@@ -185,6 +262,9 @@ def test_two_files_are_the_model_of_their_safetensors(tmp_path: Path, kind: str)
     theirs = halves_of(checkpoint.folder)
     assert ours.encoder.keys() == theirs.encoder.keys()
     for name, weights in ours.encoder.items():
+        if kind == "gemma4":  # in the file's order
+            assert weights.numel() == theirs.encoder[name].numel()
+            continue
         torch.testing.assert_close(weights, theirs.encoder[name], rtol=0, atol=1e-6)
     random = np.random.default_rng(5)
     picture = Image.fromarray(random.integers(0, 256, (75, 90, 3), dtype=np.uint8))
@@ -264,6 +344,10 @@ LACKING = {
         "mm.embedding.weight": "has no tensor mm.embedding.weight of 2 dimensions",
         "a.pre_encode.out.weight": "has no tensor a.pre_encode.out.weight of 2 dimensions",
     },
+    "gemma4": {
+        "v.patch_embd.weight": "has no tensor v.patch_embd.weight of 2 dimensions",
+        "mm.a.input_projection.weight": "no tensor mm.a.input_projection.weight of 2 dimensions",
+    },
     "qwen2": {"a.position_embd.weight": "has no tensor a.position_embd.weight of 2 dimensions"},
 }
 
@@ -277,6 +361,15 @@ def test_a_file_without_a_tensor_is_refused(tmp_path: Path, kind: str) -> None:
         decoder = write_both(kind, checkpoint, tmp_path / str(number), rest)
         with pytest.raises(ModelError, match=re.escape(message)):
             described(decoder, mmproj=str(decoder.with_name("mmproj-tiny-F16.gguf")))
+
+
+def test_patches_that_are_no_squares_are_refused(tmp_path: Path) -> None:
+    checkpoint = made("gemma4", tmp_path / "checkpoint")
+    tensors = encoder_tensors(halves_of(checkpoint.folder), "gemma4")
+    tensors["v.patch_embd.weight"] = plain(torch.ones(48, 192))
+    decoder = write_both("gemma4", checkpoint, tmp_path / "files", tensors)
+    with pytest.raises(ModelError, match="has 192 values of a patch; three for each pixel"):
+        described(decoder, mmproj=str(decoder.with_name("mmproj-tiny-F16.gguf")))
 
 
 def test_sounds_of_parts_of_seconds_are_refused(tmp_path: Path) -> None:

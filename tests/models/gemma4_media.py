@@ -208,9 +208,7 @@ def assert_told(
         mm_token_type_ids=types,
     )
     with torch.inference_mode():
-        found = model(
-            input_ids=ids, attention_mask=masks, mm_token_type_ids=types, **prompt.inputs
-        )
+        found = model(input_ids=ids, attention_mask=masks, mm_token_type_ids=types, **prompt.inputs)
     logprobs = found.logits[0, len(prompt.ids) - 1 : -1].log_softmax(-1)
     assert logprobs.argmax(-1).tolist() == tokens
     wanted = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]

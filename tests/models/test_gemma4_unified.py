@@ -119,8 +119,8 @@ def test_vectors_are_those_of_transformers(unified: Checkpoint) -> None:
         wrong = TowerInput("image", 4, (1, 2, 2), torch.zeros(3, 4, 4))
         with pytest.raises(ValueError, match="picture of 2 x 2 tokens has the shape"):
             at_once(tower.encode(wrong))
-        long = TowerInput("image", 17, (1, 1, 17), torch.zeros(3, SIDE, 17 * SIDE))
-        with pytest.raises(ValueError, match="up to 16 tokens of a side"):
+        long = TowerInput("image", 33, (1, 1, 33), torch.zeros(3, SIDE, 33 * SIDE))
+        with pytest.raises(ValueError, match="up to 32 tokens of a side"):
             at_once(tower.encode(long))
         short = TowerInput("audio", 2, None, torch.zeros(3, UNIFIED_SAMPLES))
         with pytest.raises(ValueError, match=r"a sound of 2 tokens has the shape \[3, 20\]"):

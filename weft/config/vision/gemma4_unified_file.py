@@ -1,6 +1,6 @@
-"""What the unified Gemma 4 has instead of encoders, in a GGUF file (`mmproj.py`). All sizes are those
-of its tensors. A patch is colour by colour there, and a table for columns stands before one for
-rows."""
+"""What the unified Gemma 4 has instead of encoders, in a GGUF file (`mmproj.py`). All sizes are
+those of its tensors. A patch is colour by colour there, and a table for columns stands before one
+for rows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _config(keys: ClipKeys, found: JsonMapping) -> JsonObject:
     side = math.isqrt(num_values // 3)
     if 3 * side**2 != num_values or side % _POOL:
         raise BadCheckpoint(
-            f"{keys.label}: v.patch_embd.weight has {num_values:,} values of a patch; three for each "
-            f"pixel of a square are expected, with a side that is a multiple of {_POOL}"
+            f"{keys.label}: v.patch_embd.weight has {num_values:,} values of a patch; three for "
+            f"each pixel of a square are expected, with a side that is a multiple of {_POOL}"
         )
     vision = {
         "patch_size": side // _POOL,
