@@ -232,7 +232,7 @@ def with_block(**changes: Any) -> dict[str, Any]:
         ({"vision__model_args": with_block(stride=1)}, "a stride of 1; the first block"),
         ({"vision__model_args": with_block(dw_kernel_size_mid=0)}, "has no dw_kernel_size_mid"),
         ({"vision__model_args": with_block(dw_kernel_size_mid=4)}, "is 4; an odd number up to 15"),
-        ({"vision__model_args": with_block(exp_ratio=1.5)}, "exp_ratio is 1.5; a whole number"),
+        ({"vision__model_args": with_block(exp_ratio=1.5)}, "exp_ratio is 1.5; a number from 1"),
         ({"vision__model_args": with_block(se_ratio=0.25)}, "se_ratio is 0.25"),
     ],
 )

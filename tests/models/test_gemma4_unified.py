@@ -1,5 +1,5 @@
-"""The pictures and sounds of the unified Gemma 4 compared with transformers on tiny random checkpoints;
-and log probabilities of tokens behind both: whole, in chunks, cached and retracted."""
+"""The pictures and sounds of the unified Gemma 4 compared with transformers on tiny random
+checkpoints; and log probabilities of tokens behind both: whole, in chunks, cached and retracted."""
 
 from __future__ import annotations
 

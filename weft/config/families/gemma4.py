@@ -4,7 +4,7 @@ The sizes of the release differ in mechanisms. The small ones have inputs for ea
 last layers read the K and V of earlier ones; the large ones take values from keys in layers that
 see all tokens; one has experts beside its dense parts. In the large ones, tokens of a picture see
 each other both ways in layers with windows. The small ones hear, too, and so does the unified form,
-which has products in place of encoders.
+which has products instead of encoders.
 """
 
 from __future__ import annotations

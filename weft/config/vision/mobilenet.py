@@ -133,7 +133,7 @@ class MobileNetSpec:
     @property
     def side_step(self) -> int:
         """The sides of pictures are multiples of it, in pixels: the pixels of the last level but
-        one that become a vector are a whole square."""
+        one that become a vector are a square."""
         return self.out_side * 2 ** len(self.levels)
 
     @property
@@ -285,7 +285,5 @@ def _kernel(written: JsonMapping, key: str, default: int) -> int:
 def _ratio(written: JsonMapping) -> int:
     value = number(written, "exp_ratio", 1.0, above=0.0)
     if value != int(value) or value > STEP:
-        raise UnsupportedModel(
-            f"exp_ratio is {value:g}; a whole number from 1 to {STEP} is supported"
-        )
+        raise UnsupportedModel(f"exp_ratio is {value:g}; a number from 1 to {STEP} is supported")
     return int(value)

@@ -46,7 +46,7 @@ def _settings(keys: ClipKeys) -> JsonObject:
     if rest:
         raise UnsupportedModel(
             f"{keys.label} has {num_positions:,} positions of sounds; a multiple of "
-            f"{_POSITIONS_PER_S}, whole seconds, is supported"
+            f"{_POSITIONS_PER_S}, of seconds, is supported"
         )
     return {
         "feature_extractor_type": "WhisperFeatureExtractor",

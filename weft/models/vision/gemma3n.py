@@ -135,8 +135,8 @@ class Gemma3nSoundTower:
             others.append(spec.vocab.end)
         if not others:
             return heard
-        behind = self.embedder.of_tokens(others)
-        return torch.cat((heard, behind))
+        filling = self.embedder.of_tokens(others)
+        return torch.cat((heard, filling))
 
     def _layers(self, folded: Tensor) -> Tensor:
         x = self._ops.computed(self.entrance(folded))

@@ -1,4 +1,4 @@
-"""The pictures and sounds of the unified Gemma 4, which has products in place of encoders."""
+"""The pictures and sounds of the unified Gemma 4, which has products instead of encoders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PatchTower:
         self.patches = Linear(spec.patch_values, {"patch_dense": hidden}, True, ops)
         self.inner_norm = CenteredNorm(hidden, CENTERED_EPS, ops, has_bias=True)
         self.positions = Embedding(2 * spec.num_places, hidden, ops)
-        self.place_norm = CenteredNorm(hidden, CENTERED_EPS, ops, has_bias=True)
+        self.position_norm = CenteredNorm(hidden, CENTERED_EPS, ops, has_bias=True)
         self.last_norm = plain_norm(hidden, spec.norm_eps, ops)
         self.projection = Linear(hidden, {"embedding_projection": spec.out_size}, False, ops)
 
@@ -90,7 +90,7 @@ class PatchTower:
 
     def _leave(self, x: Tensor) -> Tensor:
         ops = self._ops
-        placed = ops.computed(self.place_norm(x))
+        placed = ops.computed(self.position_norm(x))
         normed = ops.norm(placed, self.last_norm)
         return ops.computed(self.projection(normed))
 
@@ -103,7 +103,7 @@ class PatchTower:
         if spec.is_by_colour:
             shape = (2, spec.num_places, spec.hidden_size)
         yield table_weight(f"{EMBEDDER}.pos_embedding", shape, self.positions.matrix)
-        yield from self.place_norm.weights(f"{EMBEDDER}.pos_norm")
+        yield from self.position_norm.weights(f"{EMBEDDER}.pos_norm")
         yield from self.projection.weights("embed_vision")
 
 

@@ -313,7 +313,7 @@ class NetInvertedBlock:
         if self.first is not None:
             x = yield from self.first(plane, 1)
         if self.middle is None:
-            rows = yield from self._strips(self._whole, x, self._size)
+            rows = yield from self._strips(self._all, x, self._size)
         else:
             wide = yield from self._strips(self._widen, x, self._inner)
             widened = x._replace(rows=wide)
@@ -354,7 +354,7 @@ class NetInvertedBlock:
         bent = self._bend(normed)
         return self.products.narrow.part(bent)
 
-    def _whole(self, x: Tensor) -> Tensor:
+    def _all(self, x: Tensor) -> Tensor:
         begun = self._begin(x)
         return self.products.part(begun)
 
