@@ -3,6 +3,7 @@ saved by transformers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -275,7 +276,7 @@ def gemma4_sounds(folder: Path) -> MediaModel:
 
 
 def gemma3n(folder: Path, kind: str = "image") -> MediaModel:
-    """`kind`: of what transformers' processor takes; the model takes both."""
+    """`kind`: of what the model takes; for transformers it has both encoders."""
     from transformers.models.gemma3n.feature_extraction_gemma3n import Gemma3nAudioFeatureExtractor
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -320,7 +321,17 @@ def gemma3n(folder: Path, kind: str = "image") -> MediaModel:
     processor = without_videos(transformers.Gemma3nProcessor)(
         Gemma3nAudioFeatureExtractor(**both), images, tokens, **lengths
     )
-    return saved(folder, kind, model, processor)
+    found = saved(folder, kind, model, processor)
+    # Tokens for pictures and sounds are not written: their vectors are not those of the text.
+    with torch.no_grad():
+        model.get_output_embeddings().weight[ids["eoi"] :] = 0
+    model.save_pretrained(folder)
+    # Served, it has the encoder of that kind alone.
+    path = folder / "config.json"
+    config_json = json.loads(path.read_text())
+    del config_json["vision_config" if kind == "audio" else "audio_config"]
+    path.write_text(json.dumps(config_json))
+    return found
 
 
 def gemma3n_sounds(folder: Path) -> MediaModel:
