@@ -88,7 +88,7 @@ class Residents:
         assert model.num_open, f"no request for {name} is open"
         model.num_open -= 1
         model.at.used_s = now_s
-        return self.leaves_s(name)
+        return self.leaves_s(name) if model.ttl_s else None
 
     def ask_load(self, name: str, now_s: float) -> None:
         model = self.models[name]

@@ -21,7 +21,7 @@ NAMES = "abcdefgh"
 # Where a request of one model and of several may differ. Not asyncio: what it does with timers of
 # other requests depends on the time.
 COUNTED = ("/weft/server/", "/weft/launch/", "/weft/residency/", "/weft/observe/", "/starlette/")
-MOST_MORE = 24  # calls of about 420
+MOST_MORE = 20  # calls of about 420
 
 
 async def answer(app: ASGIApp, max_tokens: int) -> None:

@@ -13,7 +13,7 @@ from weft.residency.rules import Delay
 from weft.server.app import ModelApp
 from weft.server.context import Readiness
 from weft.server.errors import ApiError
-from weft.server.several.roster import Entered, ModelStatus, WaitingRequest
+from weft.server.several.roster import ModelStatus, WaitingRequest
 
 IN_MEMORY = (Level.READY, Level.SMALL, Level.SHRINKING, Level.GROWING)
 
@@ -165,7 +165,7 @@ class HouseRoster:
 
     # ---- requests
 
-    def enter(self, asked: str) -> Entered | None:
+    def enter(self, asked: str) -> tuple[str, ModelApp] | None:
         if not self.readiness.accepting:
             raise self._closed()
         house = self._house
@@ -175,7 +175,7 @@ class HouseRoster:
         front = house.hosts[name].front
         if front is None or front.lost.done() or not house.facts.begin(name, time.monotonic()):
             return None
-        return Entered(name, front.served)
+        return name, front.served
 
     async def use(self, name: str, rid: str) -> ModelApp:
         self._require_accepting()

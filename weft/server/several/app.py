@@ -130,10 +130,11 @@ class SeveralModels:
         if entered is None:
             await self._to_model(scope, receive, send)
             return
+        name, served = entered
         try:
-            await entered.served.routes(scope, receive, send)
+            await served.routes(scope, receive, send)
         finally:
-            self._roster.done(entered.name)
+            self._roster.done(name)
 
     async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, Receive]:
         """The body, and a `receive` from which whoever answers gets it again."""
@@ -201,7 +202,7 @@ class SeveralModels:
                 await unloaded_answer(scope["path"], asked)(scope, receive, send)
                 return None
         entered = self._roster.enter(name)
-        served = None if entered is None else entered.served
+        served = None if entered is None else entered[1]
         if served is None:
             asking_s = time.perf_counter()
             try:
