@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+
 from tests.capacity.machines import USERS
 from weft.capacity.workload import RecordedTraffic
 from weft.sim.trace import Arrival
+
+
+def ids(*tokens: int) -> bytes:
+    return np.array(tokens, dtype=np.int32).tobytes()
 
 
 def _ids(arrival: Arrival) -> bytes:
@@ -43,10 +49,14 @@ def test_chats_begin_with_what_all_share_and_end_before_the_context() -> None:
         assert arrival.prompt_len + arrival.output_len <= 200
 
 
-def test_outputs_are_pieces_of_those_of_the_model() -> None:
-    users = replace(USERS, outputs=(b"\1\0\0\0" * 7,))
+def test_outputs_repeat_themselves_where_those_of_the_model_do() -> None:
+    users = replace(USERS, outputs=(ids(*range(2, 8), *[9] * 34),))
     for arrival in users.arrivals(2):
-        assert arrival.output == b"\1\0\0\0" * arrival.output_len
+        output = np.frombuffer(arrival.output, dtype=np.int32)
+        assert len(output) == arrival.output_len
+        repeats = output[1:] == output[:-1]
+        assert not repeats[:6].any()
+        assert repeats[6:].all()
 
 
 def test_levels_go_up_one_by_one_and_then_by_a_tenth() -> None:

@@ -7,6 +7,8 @@ The next message of a chat contains the answer that the server really gave.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -54,6 +56,7 @@ class PlayedRequest:
     prompt: bytes = b""  # int32 each, as it was sent
     sent_s: float = 0.0
     event_s: list[float] = field(default_factory=list)  # of each event with tokens
+    event_lens: list[int] = field(default_factory=list)  # their tokens
     end_s: float = 0.0
     output: list[int] = field(default_factory=list)
     cached_len: int = 0
@@ -73,14 +76,20 @@ class PlayedTrace(NamedTuple):
         return next((request.error for request in self.requests if request.error), "")
 
 
-async def play(server: HttpClient, arrivals: Sequence[Arrival]) -> PlayedTrace:
-    """Send all requests, each at its time, and wait for their ends. Prompts are token ids. Raises
-    HttpError if the server cannot be reached at all."""
+async def play(
+    server: HttpClient, arrivals: Sequence[Arrival], *, seconds: float = math.inf
+) -> PlayedTrace:
+    """Send all requests, each at its time, and wait for their ends. Prompts are token ids. After
+    `seconds` the client leaves: requests that have not ended end so. Raises HttpError if the server
+    cannot be reached at all."""
     models = await server.get_json("/v1/models")
     first = models["data"][0]
     run = _TraceRun(server, first["id"], arrivals)
     requests = [run.request(number) for number in range(len(arrivals))]
-    await asyncio.gather(*requests)
+    together = asyncio.gather(*requests)
+    # When it is time, all that are open are cancelled.
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(together, None if seconds == math.inf else seconds)
     record = _record(run.requests)
     return PlayedTrace(run.requests, record)
 
@@ -161,6 +170,7 @@ class _TraceRun:
         for choice in event.choices:
             if choice.token_ids:
                 own.event_s.append(now)
+                own.event_lens.append(len(choice.token_ids))
                 own.output += choice.token_ids
 
 
@@ -178,6 +188,8 @@ def _record(requests: Sequence[PlayedRequest]) -> Record:
             columns.state[number] = REFUSED
             continue
         columns.first_s[number] = own.event_s[0]
-        times_s = np.array(own.event_s)
-        gaps.add(np.diff(times_s))
+        # Each of several tokens in an event counts with the time since the one before, as in a
+        # simulation.
+        between_s = np.diff(own.event_s)
+        gaps.add(np.repeat(between_s, own.event_lens[1:]))
     return columns.record(gaps, Gaps(), [""], BackgroundTokens())

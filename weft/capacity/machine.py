@@ -18,7 +18,7 @@ from weft.sim.speed import MachineSpeed, SpeedSpread, Stretch
 from weft.sim.trace import EOS
 
 MAX_STRETCHES = 400
-MAX_OUTPUTS = 64
+MAX_OUTPUTS = 512
 FRONT_ROUNDS = 20
 LEAST_S = 1e-6
 
@@ -46,8 +46,8 @@ class MeasuredMachine(msgspec.Struct, frozen=True, kw_only=True):
     front: FrontCost = FrontCost()
     # Speed over time: begin, end, and usual duration of the work between them, in seconds.
     stretches: tuple[tuple[float, float, float], ...] = ()
-    # Outputs of the model, int32 each: guesses of tokens are right in the simulation as often as
-    # they are in these.
+    # Outputs of the model from their beginning, int32 each: guesses of tokens are right in the
+    # simulation as often as they are in these.
     outputs: tuple[bytes, ...] = ()
     num_steps: int = 0  # measured ones
     median_error: float = 0.0  # of the curve, for single steps
@@ -86,7 +86,7 @@ def measured_machine(
         curve=fitted.curve,
         front=front,
         stretches=merged(journal.stretches(fitted.curve)),
-        outputs=tuple(outputs[:MAX_OUTPUTS]),
+        outputs=tuple(sorted(outputs, key=len)[-MAX_OUTPUTS:]),
         num_steps=fitted.num_steps,
         median_error=fitted.median_error,
     )

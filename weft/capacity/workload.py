@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
+from weft.capacity.outputs import MeasuredOutputs
 from weft.sim.synthetic import Lengths
 from weft.sim.trace import FIRST_TOKEN, Arrival
 
@@ -56,7 +58,7 @@ class ChatUsers:
     shared_len: int = 0  # tokens at the beginning of each chat, the same for all
     context_length: int = 131_072  # a chat that would be longer begins anew
     vocab_size: int = 32_768
-    outputs: tuple[bytes, ...] = ()  # of the model, int32 each, to be repeated; empty: random ones
+    outputs: tuple[bytes, ...] = ()  # of the model, int32 each (`outputs.py`); empty: random ones
     requests: int = 160  # of all users together, or one chat of each if these are more
     seed: int = 0
 
@@ -103,7 +105,7 @@ class ChatUsers:
             time_s = self.think_s * rng.random()
             if index:
                 time_s = rng.exponential(self.think_s) if self.think_s else 0.0
-            output = self._output(rng, output_len)
+            output = self._output(rng, number, index, output_len)
             arrival = Arrival(
                 time_s=time_s,
                 prompt=prompt,
@@ -123,15 +125,17 @@ class ChatUsers:
         ids = rng.integers(first, last, length)
         return ids.astype(np.int32).tobytes()
 
-    def _output(self, rng: np.random.Generator, length: int) -> bytes:
-        """Tokens of an output: a piece of the outputs of the model, repeated if it is short."""
-        if not self.outputs:
+    def _output(self, rng: np.random.Generator, number: int, index: int, length: int) -> bytes:
+        """The answer of this user's message with this index."""
+        if self._measured is None:
             return self._tokens(rng, length)
-        found = b""
-        while len(found) < 4 * length:
-            number = int(rng.integers(len(self.outputs)))
-            found += self.outputs[number]
-        return found[: 4 * length]
+        return self._measured.draw(number, index, length)
+
+    @cached_property
+    def _measured(self) -> MeasuredOutputs | None:
+        if not any(self.outputs):
+            return None
+        return MeasuredOutputs(self.outputs, self.vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)

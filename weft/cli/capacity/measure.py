@@ -4,6 +4,7 @@ and of the front from both sides."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import platform
@@ -34,8 +35,11 @@ OptionValue: TypeAlias = str | int | float | bool
 Pair: TypeAlias = tuple[int, int]  # tokens of a prompt, of its output
 
 WARM_PART = 0.25  # of the time of a measurement
+KINDS_PART = 0.6  # after that, the usual lengths alone
 NUM_USUAL = 8  # requests with the lengths of the workload, at once
+NUM_IN_FLOW = 512  # requests with these lengths, more than are answered in the time
 MOST_AT_ONCE = 32
+LEAST_FLOW_S = 1.0
 FEW_AT_ONCE = 8  # in loads of more, requests wait for each other in the front
 SET_TIMEOUT_S = 60.0
 PROMPT_BYTES = 64  # of a prompt; no two begin with the same ones
@@ -43,10 +47,12 @@ NO_CHUNK = 0  # the server's own
 
 
 class CalibrationLoad(NamedTuple):
-    """Requests that arrive at once, and the longest piece of a prompt for them."""
+    """Requests, and the longest piece of a prompt for them. `at_once`: so many are open together,
+    and each of the others comes when one has ended; 0: all."""
 
     requests: Sequence[Pair]
     chunk: int = NO_CHUNK
+    at_once: int = 0
 
 
 class Shape(NamedTuple):
@@ -114,7 +120,8 @@ class SentLoads(NamedTuple):
 
 async def _all_loads(url: str, seconds: float, usual: tuple[Lengths, Lengths]) -> SentLoads:
     """Send loads until the time is over, at least one. The first ones warm the server: memory is
-    touched for the first time, and each is slower than it will be."""
+    touched for the first time, and each is slower than it will be. The last ones have the usual
+    lengths, for they tell the most, and how often guesses are right shows in long outputs only."""
     client = HttpClient(url)
     shape = await _shape(client)
     rng = np.random.default_rng(0)
@@ -122,20 +129,27 @@ async def _all_loads(url: str, seconds: float, usual: tuple[Lengths, Lengths]) -
     own_chunk = shape.chunk
     warm_s = 0.0
     found: list[PlayedTrace] = []
+    kinds = itertools.cycle(calibration_loads(shape, usual, rng))
+    flows = itertools.cycle(usual_flows(shape, usual, rng))
     while True:
-        for load in calibration_loads(shape, usual, rng):
-            passed_s = time.perf_counter() - began
-            if not warm_s and passed_s > WARM_PART * seconds:
-                warm_s = passed_s
-            if found and passed_s > seconds:
-                return SentLoads(warm_s, found)
-            _set_chunk(url, load.chunk or own_chunk)
-            arrivals = _at_once(load.requests, rng)
-            played = await play(client, arrivals)
-            if played.first_error:
-                raise HttpError(played.first_error)
-            if warm_s:
-                found.append(played)
+        passed_s = time.perf_counter() - began
+        if not warm_s and passed_s > WARM_PART * seconds:
+            warm_s = passed_s
+        if found and passed_s > seconds:
+            return SentLoads(warm_s, found)
+        longest_s = math.inf
+        if passed_s < KINDS_PART * seconds or not warm_s:
+            load = next(kinds)
+        else:
+            load = next(flows)
+            longest_s = max(seconds - passed_s, LEAST_FLOW_S)
+        _set_chunk(url, load.chunk or own_chunk)
+        arrivals = _arrivals(load, rng)
+        played = await play(client, arrivals, seconds=longest_s)
+        if played.first_error:
+            raise HttpError(played.first_error)
+        if warm_s:
+            found.append(played)
 
 
 def warm(journal: Journal, warm_s: float) -> Journal:
@@ -178,6 +192,17 @@ def calibration_loads(
     return [load._replace(requests=_fitting(load.requests, shape.longest)) for load in found]
 
 
+def usual_flows(
+    shape: Shape, usual: tuple[Lengths, Lengths], rng: np.random.Generator
+) -> list[CalibrationLoad]:
+    """The usual lengths, with few and with many requests at once, for as long as there is time."""
+    most = min(shape.rows, MOST_AT_ONCE)
+    prompts = usual[0].draw(rng, NUM_IN_FLOW)
+    outputs = usual[1].draw(rng, NUM_IN_FLOW)
+    requests = _fitting(list(zip(prompts, outputs, strict=True)), shape.longest)
+    return [CalibrationLoad(requests, at_once=most)]
+
+
 def _fitting(requests: Sequence[Pair], longest: int) -> list[Pair]:
     """The requests, cut to a context of `longest` tokens."""
     found = []
@@ -189,9 +214,10 @@ def _fitting(requests: Sequence[Pair], longest: int) -> list[Pair]:
     return found
 
 
-def _at_once(requests: Sequence[Pair], rng: np.random.Generator) -> list[Arrival]:
+def _arrivals(load: CalibrationLoad, rng: np.random.Generator) -> list[Arrival]:
     found = []
-    for prompt_len, output_len in requests:
+    at_once = load.at_once or len(load.requests)
+    for number, (prompt_len, output_len) in enumerate(load.requests):
         ids = rng.integers(FIRST_ID, LAST_ID, prompt_len)
         prompt = ids.astype(np.int32).tobytes()
         arrival = Arrival(
@@ -200,6 +226,7 @@ def _at_once(requests: Sequence[Pair], rng: np.random.Generator) -> list[Arrival
             output_len=output_len,
             max_new_tokens=output_len,
             ignore_eos=True,
+            after=max(number - at_once, -1),
         )
         found.append(arrival)
     return found
@@ -230,7 +257,7 @@ def front_of(played: Sequence[PlayedTrace], journal: Journal) -> FrontCost:
     lens: list[int] = []
     seconds: list[float] = []
     for trace in played:
-        if len(trace.requests) > FEW_AT_ONCE:
+        if len(trace.requests) > FEW_AT_ONCE:  # or a flow
             continue
         for request in trace.requests:
             name = request.prompt[:PROMPT_BYTES]
