@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_an_output_longer_than_all_goes_on_as_their_later_halves() -> None:
 def test_answers_of_one_chat_do_not_repeat_each_other() -> None:
     pool = MeasuredOutputs([ids(*range(2, 30))], 10_000)
     outputs = [drawn(pool, 0, number, 28) for number in range(4)]
-    pairs = {pair for output in outputs for pair in zip(output, output[1:], strict=False)}
+    pairs = {pair for output in outputs for pair in pairwise(output)}
     assert len(pairs) == 4 * 27
     assert drawn(pool, 0, 2, 28) == outputs[2]
 

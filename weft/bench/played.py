@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
-from collections.abc import Sequence
+from asyncio import Future
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -77,21 +77,33 @@ class PlayedTrace(NamedTuple):
 
 
 async def play(
-    server: HttpClient, arrivals: Sequence[Arrival], *, seconds: float = math.inf
+    server: HttpClient, arrivals: Sequence[Arrival], *, leaves: Awaitable[object] | None = None
 ) -> PlayedTrace:
-    """Send all requests, each at its time, and wait for their ends. Prompts are token ids. After
-    `seconds` the client leaves: requests that have not ended end so. Raises HttpError if the server
-    cannot be reached at all."""
+    """Send all requests, each at its time, and wait for their ends. Prompts are token ids. The
+    client leaves when `leaves` is over: requests that have not ended end so. Raises HttpError if
+    the server cannot be reached at all."""
     models = await server.get_json("/v1/models")
     first = models["data"][0]
     run = _TraceRun(server, first["id"], arrivals)
-    requests = [run.request(number) for number in range(len(arrivals))]
-    together = asyncio.gather(*requests)
-    # When it is time, all that are open are cancelled.
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(together, None if seconds == math.inf else seconds)
+    requests = asyncio.gather(*(run.request(number) for number in range(len(arrivals))))
+    if leaves is None:
+        await requests
+    else:
+        await _until_left(requests, asyncio.ensure_future(leaves))
     record = _record(run.requests)
     return PlayedTrace(run.requests, record)
+
+
+async def _until_left(requests: Future[Any], leaves: Future[Any]) -> None:
+    """Wait for the requests, or cancel those that are open when `leaves` is done."""
+    await asyncio.wait([requests, leaves], return_when=asyncio.FIRST_COMPLETED)
+    leaves.cancel()
+    if requests.done():
+        requests.result()
+        return
+    requests.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await requests
 
 
 class _TraceRun:

@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.request
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -137,15 +137,15 @@ async def _all_loads(url: str, seconds: float, usual: tuple[Lengths, Lengths]) -
             warm_s = passed_s
         if found and passed_s > seconds:
             return SentLoads(warm_s, found)
-        longest_s = math.inf
+        leaves: Awaitable[object] | None = None
         if passed_s < KINDS_PART * seconds or not warm_s:
             load = next(kinds)
         else:
             load = next(flows)
-            longest_s = max(seconds - passed_s, LEAST_FLOW_S)
+            leaves = asyncio.sleep(max(seconds - passed_s, LEAST_FLOW_S))
         _set_chunk(url, load.chunk or own_chunk)
         arrivals = _arrivals(load, rng)
-        played = await play(client, arrivals, seconds=longest_s)
+        played = await play(client, arrivals, leaves=leaves)
         if played.first_error:
             raise HttpError(played.first_error)
         if warm_s:
