@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
-
 from tests.capacity.machines import USERS
+from weft.capacity.guesses import learn_guesses
 from weft.capacity.workload import RecordedTraffic
 from weft.sim.trace import Arrival
-
-
-def ids(*tokens: int) -> bytes:
-    return np.array(tokens, dtype=np.int32).tobytes()
 
 
 def _ids(arrival: Arrival) -> bytes:
@@ -49,14 +44,12 @@ def test_chats_begin_with_what_all_share_and_end_before_the_context() -> None:
         assert arrival.prompt_len + arrival.output_len <= 200
 
 
-def test_outputs_repeat_themselves_where_those_of_the_model_do() -> None:
-    users = replace(USERS, outputs=(ids(*range(2, 8), *[9] * 34),))
-    for arrival in users.arrivals(2):
-        output = np.frombuffer(arrival.output, dtype=np.int32)
-        assert len(output) == arrival.output_len
-        repeats = output[1:] == output[:-1]
-        assert not repeats[:6].any()
-        assert repeats[6:].all()
+def test_guesses_of_each_answer_are_given_if_the_model_was_measured() -> None:
+    assert all(not arrival.guesses for arrival in USERS.arrivals(2))
+    model = learn_guesses([], longest=4, shortest=2)
+    known = replace(USERS, guesses=model).arrivals(2)
+    assert [len(arrival.guesses) for arrival in known] == [one.output_len for one in known]
+    assert [arrival._replace(guesses=b"") for arrival in known] == USERS.arrivals(2)
 
 
 def test_levels_go_up_one_by_one_and_then_by_a_tenth() -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from weft.capacity.guesses import GuessModel, Text, learn_guesses
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.curve import CurveFit, StepCurve, fit_curve, not_negative
 from weft.sim.journal import Journal
@@ -18,7 +19,7 @@ from weft.sim.speed import MachineSpeed, SpeedSpread, Stretch
 from weft.sim.trace import EOS
 
 MAX_STRETCHES = 400
-MAX_OUTPUTS = 512
+MAX_TEXTS = 512
 FRONT_ROUNDS = 20
 LEAST_S = 1e-6
 
@@ -46,9 +47,8 @@ class MeasuredMachine(msgspec.Struct, frozen=True, kw_only=True):
     front: FrontCost = FrontCost()
     # Speed over time: begin, end, and usual duration of the work between them, in seconds.
     stretches: tuple[tuple[float, float, float], ...] = ()
-    # Outputs of the model from their beginning, int32 each: guesses of tokens are right in the
-    # simulation as often as they are in these.
-    outputs: tuple[bytes, ...] = ()
+    # How often guesses of tokens are right in texts of the model; None: not known.
+    guesses: GuessModel | None = None
     num_steps: int = 0  # measured ones
     median_error: float = 0.0  # of the curve, for single steps
 
@@ -76,7 +76,6 @@ def measured_machine(
 ) -> MeasuredMachine:
     """The machine that recorded `journal`. Raises ValueError if it ran no steps."""
     fitted: CurveFit = fit_curve(journal.steps)
-    outputs = [one.output for one in journal.arrivals if one.output]
     return MeasuredMachine(
         name=name,
         model=model,
@@ -86,10 +85,23 @@ def measured_machine(
         curve=fitted.curve,
         front=front,
         stretches=merged(journal.stretches(fitted.curve)),
-        outputs=tuple(sorted(outputs, key=len)[-MAX_OUTPUTS:]),
+        guesses=guesses_in(journal),
         num_steps=fitted.num_steps,
         median_error=fitted.median_error,
     )
+
+
+def guesses_in(journal: Journal) -> GuessModel | None:
+    """How often guesses were right in the last texts of a journal, or would have been."""
+    texts = [
+        Text(one.prompt, one.output)
+        for one in journal.arrivals[-MAX_TEXTS:]
+        if one.output and isinstance(one.prompt, bytes)
+    ]
+    if not texts:
+        return None
+    settings = journal.settings
+    return learn_guesses(texts, longest=settings.ngram_max, shortest=settings.ngram_min)
 
 
 def simulated(settings: SchedulerSettings) -> SchedulerSettings:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
-from weft.capacity.outputs import MeasuredOutputs
+from weft.capacity.guesses import GuessModel, outcomes_for
 from weft.sim.synthetic import Lengths
 from weft.sim.trace import FIRST_TOKEN, Arrival
 
@@ -58,7 +57,7 @@ class ChatUsers:
     shared_len: int = 0  # tokens at the beginning of each chat, the same for all
     context_length: int = 131_072  # a chat that would be longer begins anew
     vocab_size: int = 32_768
-    outputs: tuple[bytes, ...] = ()  # of the model, int32 each (`outputs.py`); empty: random ones
+    guesses: GuessModel | None = None  # of the tokens of its outputs; None: all are wrong
     requests: int = 160  # of all users together, or one chat of each if these are more
     seed: int = 0
 
@@ -105,7 +104,7 @@ class ChatUsers:
             time_s = self.think_s * rng.random()
             if index:
                 time_s = rng.exponential(self.think_s) if self.think_s else 0.0
-            output = self._output(rng, number, index, output_len)
+            output = self._tokens(rng, output_len)
             arrival = Arrival(
                 time_s=time_s,
                 prompt=prompt,
@@ -113,6 +112,7 @@ class ChatUsers:
                 max_new_tokens=output_len,
                 ignore_eos=True,
                 output=output,
+                guesses=self._guesses(number, index, output_len),
             )
             found.append(arrival)
             prompt += output
@@ -125,17 +125,11 @@ class ChatUsers:
         ids = rng.integers(first, last, length)
         return ids.astype(np.int32).tobytes()
 
-    def _output(self, rng: np.random.Generator, number: int, index: int, length: int) -> bytes:
-        """The answer of this user's message with this index."""
-        if self._measured is None:
-            return self._tokens(rng, length)
-        return self._measured.draw(number, index, length)
-
-    @cached_property
-    def _measured(self) -> MeasuredOutputs | None:
-        if not any(self.outputs):
-            return None
-        return MeasuredOutputs(self.outputs, self.vocab_size)
+    def _guesses(self, number: int, index: int, length: int) -> bytes:
+        """What becomes of guesses in the answer of this user's message with this index."""
+        if self.guesses is None:
+            return b""
+        return outcomes_for(self.guesses, number, index, length)
 
 
 @dataclass(frozen=True, kw_only=True)

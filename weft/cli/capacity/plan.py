@@ -239,7 +239,7 @@ def workload_of(
         shared_len=wanted.shared,
         context_length=machine.settings.context_length,
         vocab_size=machine.settings.vocab_size,
-        outputs=machine.outputs,
+        guesses=machine.guesses,
         requests=wanted.requests or WorkloadOptions.requests,
     )
 
