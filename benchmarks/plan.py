@@ -23,6 +23,7 @@ import numpy as np
 
 from weft.capacity.machine import MeasuredMachine
 from weft.cli.capacity.confirm import predict, real_arrivals, real_run
+from weft.cli.capacity.measure import journal_of
 from weft.cli.capacity.options import WorkloadOptions
 from weft.cli.capacity.plan import read_machine, workload_of
 from weft.config.options import Command
@@ -87,12 +88,40 @@ def play(planned: Planned, keep: Path, first: int, last: int) -> None:
 
 
 def compare(planned: Planned, keep: Path) -> None:
+    """Print what was measured and predicted; then the same for a machine as fast as it was in each run, so that only the errors
+    of the plan are left, without the changes of the machine from one minute to the next."""
     found = [json.loads(file.read_text()) for file in sorted(keep.glob("[0-9][0-9].json"))]
+    speeds = [
+        speed_of(planned.machine, keep / f"{number:02}.journal") for number in range(len(found))
+    ]
+    print(
+        f"speed of the machine in the runs, of that when it was measured: {', '.join(f'{one:.2f}' for one in speeds)}\n"
+    )
+    predictions(planned, found, [1.0] * len(found))
+    print("\nat the speed of each run")
+    predictions(planned, found, speeds)
+    goodput = [one["real"][4] for one in found]
+    print(
+        f"goodput of the chosen settings {goodput[0]:.3g}/s, of the best {max(goodput):.3g}/s: {goodput[0] / max(*goodput, LEAST):.3f}"
+    )
+
+
+def speed_of(machine: MeasuredMachine, journal: Path) -> float:
+    """How fast the machine ran the steps of a journal, of the speed that it was measured at."""
+    usual_s = 0.0
+    took_s = 0.0
+    for stretch in journal_of(journal).stretches(machine.curve):
+        usual_s += stretch.usual_s
+        took_s += stretch.ended_s - stretch.began_s
+    return usual_s / took_s
+
+
+def predictions(planned: Planned, found: Sequence[dict[str, Any]], speeds: Sequence[float]) -> None:
     rows = []
     errors = []
-    for one in found:
+    for one, speed in zip(found, speeds, strict=True):
         settings = replace(planned.machine.settings, **one["changes"])
-        said = figures(predict(planned.machine, settings, planned.arrivals, planned.slo))
+        said = figures(predict(planned.machine, settings, planned.arrivals, planned.slo, speed))
         real = one["real"]
         # Without any good request, there is no error of goodput.
         errors.append(np.array(said) / np.maximum(real, LEAST) - 1)
@@ -119,10 +148,6 @@ def compare(planned: Planned, keep: Path) -> None:
             [f"errors of {len(found)} predictions", "median", "p90", "largest", "median, signed"],
             rows,
         )
-    )
-    goodput = [one["real"][4] for one in found]
-    print(
-        f"goodput of the chosen settings {goodput[0]:.3g}/s, of the best {max(goodput):.3g}/s: {goodput[0] / max(*goodput, LEAST):.3f}"
     )
 
 

@@ -16,7 +16,7 @@ from weft.sim.curve import CurveFit, StepCurve, fit_curve, not_negative
 from weft.sim.journal import Journal
 from weft.sim.run import DoubleArray
 from weft.sim.speed import MachineSpeed, SpeedSpread, Stretch
-from weft.sim.trace import EOS
+from weft.sim.trace import EOS, Arrival
 
 MAX_STRETCHES = 400
 MAX_TEXTS = 512
@@ -73,8 +73,10 @@ def measured_machine(
     model: str,
     options: Mapping[str, str | int | float | bool],
     front: FrontCost = FrontCost(),  # noqa: B008 it is frozen
+    texts: Sequence[Text] | None = None,
 ) -> MeasuredMachine:
-    """The machine that recorded `journal`. Raises ValueError if it ran no steps."""
+    """The machine that recorded `journal`. `texts`: that tell how often guesses are right; None:
+    all in the journal. Raises ValueError if it ran no steps."""
     fitted: CurveFit = fit_curve(journal.steps)
     return MeasuredMachine(
         name=name,
@@ -85,23 +87,29 @@ def measured_machine(
         curve=fitted.curve,
         front=front,
         stretches=merged(journal.stretches(fitted.curve)),
-        guesses=guesses_in(journal),
+        guesses=guesses_in(
+            texts_of(journal.arrivals) if texts is None else texts, journal.settings
+        ),
         num_steps=fitted.num_steps,
         median_error=fitted.median_error,
     )
 
 
-def guesses_in(journal: Journal) -> GuessModel | None:
-    """How often guesses were right in the last texts of a journal, or would have been."""
-    texts = [
+def texts_of(arrivals: Sequence[Arrival]) -> list[Text]:
+    """What a model wrote, and after which prompts."""
+    return [
         Text(one.prompt, one.output)
-        for one in journal.arrivals[-MAX_TEXTS:]
+        for one in arrivals
         if one.output and isinstance(one.prompt, bytes)
     ]
+
+
+def guesses_in(texts: Sequence[Text], settings: SchedulerSettings) -> GuessModel | None:
+    """How often guesses were right in the last texts, or would have been; None without texts."""
     if not texts:
         return None
-    settings = journal.settings
-    return learn_guesses(texts, longest=settings.ngram_max, shortest=settings.ngram_min)
+    last = texts[-MAX_TEXTS:]
+    return learn_guesses(last, longest=settings.ngram_max, shortest=settings.ngram_min)
 
 
 def simulated(settings: SchedulerSettings) -> SchedulerSettings:

@@ -13,6 +13,8 @@ from weft.sim.synthetic import Lengths
 from weft.sim.trace import FIRST_TOKEN, Arrival
 
 MAX_USERS = 4_096
+# Of one user, if chats are not longer: a few users in hundreds of chats tell nothing more.
+MOST_MESSAGES = 12
 STEP_OF_USERS = 1.1  # above the first numbers, from one level to the next
 # Token ids of prompts: every vocabulary has them, and none is a control token.
 FIRST_ID = 100
@@ -58,7 +60,7 @@ class ChatUsers:
     context_length: int = 131_072  # a chat that would be longer begins anew
     vocab_size: int = 32_768
     guesses: GuessModel | None = None  # of the tokens of its outputs; None: all are wrong
-    requests: int = 160  # of all users together, or one chat of each if these are more
+    requests: int = 160  # at most, of all users together, or one of each if these are more
     seed: int = 0
 
     unit = "users"
@@ -69,7 +71,8 @@ class ChatUsers:
 
     def arrivals(self, level: float) -> list[Arrival]:
         num_users = round(level)
-        num_each = max(-(-self.requests // num_users), 1)
+        most = max(MOST_MESSAGES, 2 * self.turns)
+        num_each = min(max(-(-self.requests // num_users), 1), most)
         chats = [self._user(number, num_each) for number in range(num_users)]
         chats.sort(key=lambda chat: chat[0].time_s)
         found: list[Arrival] = []

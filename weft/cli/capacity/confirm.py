@@ -102,15 +102,19 @@ def real_arrivals(
 
 
 def predict(
-    machine: MeasuredMachine, settings: SchedulerSettings, arrivals: Sequence[Arrival], slo: Slo
+    machine: MeasuredMachine,
+    settings: SchedulerSettings,
+    arrivals: Sequence[Arrival],
+    slo: Slo,
+    factor: float = 1.0,
 ) -> Summary:
-    """The figures of these requests in virtual time."""
+    """The figures of these requests in virtual time, on the machine at `factor` times its speed."""
     record = simulate(
         settings,
         machine.curve,
         arrivals,
         overlap=machine.overlaps,
-        speed=machine.speed(),
+        speed=machine.speed(factor),
     )
     with_front(record, machine)
     return summarize(record, slo)
