@@ -13,8 +13,9 @@ from weft.sim.synthetic import Lengths
 from weft.sim.trace import FIRST_TOKEN, Arrival
 
 MAX_USERS = 4_096
-# Of one user, if chats are not longer: a few users in hundreds of chats tell nothing more.
-MOST_MESSAGES = 12
+# A few users need no more requests than this, and than this for each of them.
+FEW_REQUESTS = 40
+FEW_MESSAGES = 12
 STEP_OF_USERS = 1.1  # above the first numbers, from one level to the next
 # Token ids of prompts: every vocabulary has them, and none is a control token.
 FIRST_ID = 100
@@ -71,8 +72,8 @@ class ChatUsers:
 
     def arrivals(self, level: float) -> list[Arrival]:
         num_users = round(level)
-        most = max(MOST_MESSAGES, 2 * self.turns)
-        num_each = min(max(-(-self.requests // num_users), 1), most)
+        enough = max(FEW_REQUESTS, FEW_MESSAGES * num_users)
+        num_each = max(-(-min(self.requests, enough) // num_users), 1)
         chats = [self._user(number, num_each) for number in range(num_users)]
         chats.sort(key=lambda chat: chat[0].time_s)
         found: list[Arrival] = []
