@@ -46,6 +46,7 @@ WARM_PART = 0.25  # of the time of a measurement
 KINDS_PART = 0.5  # after that, chats as they will be
 NUM_USUAL = 8  # requests with the lengths of the workload, at once
 NUM_CHATTED = 384  # requests of chats, more than are answered in the time
+MOST_CHATTING = 16  # with more, the front is later than it is at most knees
 CHAT_SEED = 1  # not the chats that are planned with
 MOST_AT_ONCE = 32
 ALONE_S = 0.03  # requests that come closer together wait for each other in the front
@@ -153,7 +154,7 @@ async def _all_loads(url: str, seconds: float, users: ChatUsers) -> SentLoads:
     if chats_s < seconds:
         _set_chunk(url, shape.chunk)
         chats = replace(users, think_s=0.0, context_length=shape.longest, seed=CHAT_SEED)
-        arrivals = replace(chats, requests=NUM_CHATTED).arrivals(min(shape.rows, MOST_AT_ONCE))
+        arrivals = replace(chats, requests=NUM_CHATTED).arrivals(min(shape.rows, MOST_CHATTING))
         played = await play(client, arrivals, leaves=asyncio.sleep(seconds - chats_s))
         _check(played)
         found.append(played)
