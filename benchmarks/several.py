@@ -3,6 +3,8 @@
     .venv/bin/python benchmarks/several.py loads MODEL OTHER [--times 30]     from a request for an unloaded OTHER to
                                            its first token, and the longest gap in a stream of MODEL meanwhile, in steps
     .venv/bin/python benchmarks/several.py both MODEL OTHER [--seconds 10]    tokens a second of each alone, of both
+    .venv/bin/python benchmarks/several.py front MODEL OTHER [--rounds 20]    processor time of the front for a request
+                                           to MODEL, on a server with MODEL alone and on one with both, in turns
     ... [--concurrency 1] [-- more options of weft serve, behind the models]
 
 Another server, for comparison, is measured in turns by the caller. Prints JSON.
@@ -15,6 +17,7 @@ import asyncio
 import itertools
 import json
 import random
+import socket
 import statistics
 import sys
 import time
@@ -28,6 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.e2e.server import Server
 
 QUIET_S = 3.0  # of a stream, before and after a load
+WIDTH = 4  # requests at a time: with one, their cost depends on who sleeps when
+SMALL = ("--kv-tokens", "16384", "--max-running-requests", "16")
+PAGE = "It was late, and the rain had not stopped since the morning. " * 34  # 400 words
 
 
 def body(model: str, max_tokens: int) -> dict[str, Any]:
@@ -177,9 +183,109 @@ async def both(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+class FrontCase(NamedTuple):
+    """A kind of request whose cost for the front is measured."""
+
+    path: str
+    fields: dict[str, Any]
+    num: int = 200  # requests in a block
+    is_apart: bool = False  # the body is sent behind the head, as most clients do
+
+
+def front_cases(model: str) -> dict[str, FrontCase]:
+    one = {"model": model, "max_tokens": 1, "temperature": 0}
+    say = {"messages": [{"role": "user", "content": PAGE}]}
+    long = one | {"prompt": "Hi", "max_tokens": 64, "ignore_eos": True}
+    return {
+        "one token": FrontCase("/v1/completions", one | {"prompt": "Hi"}),
+        "one token, body apart": FrontCase("/v1/completions", one | {"prompt": "Hi"}, 200, True),
+        "chat of 400 words": FrontCase("/v1/chat/completions", one | say, 100),
+        "64 tokens": FrontCase("/v1/completions", long, 12),
+        "stream of 64 tokens": FrontCase("/v1/completions", long | {"stream": True}, 12),
+    }
+
+
+class FrontMeter:
+    """Sends requests to a server, and reads the processor time of its front."""
+
+    def __init__(self, server: Server) -> None:
+        self._threads = Path(f"/proc/{server.process.pid}/task")
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        self._connections = [socket.create_connection((host, int(port))) for _ in range(WIDTH)]
+        for connection in self._connections:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def cost_us(self, case: FrontCase) -> float:
+        """Microseconds of processor time for each of a block of requests."""
+        body = json.dumps(case.fields).encode()
+        head = f"POST {case.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
+        pieces = [head.encode(), body] if case.is_apart else [head.encode() + body]
+        end = b"0\r\n\r\n" if case.fields.get("stream") else b"}"
+        began_us = self._used_us()
+        for _ in range(case.num // WIDTH):
+            for connection in self._connections:
+                for piece in pieces:
+                    connection.sendall(piece)
+            for connection in self._connections:
+                read_answer(connection, end)
+        return (self._used_us() - began_us) / case.num
+
+    def _used_us(self) -> float:
+        """Processor time of all threads."""
+        states = [(thread / "schedstat").read_text() for thread in self._threads.iterdir()]
+        return sum(int(state.split()[0]) for state in states) / 1e3
+
+
+def read_answer(connection: socket.socket, end: bytes) -> None:
+    answer = b""
+    while not answer.endswith(end):
+        piece = connection.recv(1 << 16)
+        answer += piece
+        assert piece, "the server has closed the connection"
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+
+
+def front(args: argparse.Namespace) -> dict[str, Any]:
+    servers = [
+        Server(args.model, *args.options, small=SMALL),
+        Server(args.model, args.other, *args.options, small=SMALL),
+    ]
+    try:
+        meters = [FrontMeter(server) for server in servers]
+        cases = front_cases(servers[0].get("/v1/models")["data"][0]["id"])
+        found: dict[str, list[list[float]]] = {name: [[], []] for name in cases}
+        for turn in range(args.rounds + 1):
+            for name, case in cases.items():
+                for at in (0, 1) if turn % 2 else (1, 0):
+                    cost_us = meters[at].cost_us(case)
+                    if turn:  # in the first one, all is new
+                        found[name][at].append(cost_us)
+    finally:
+        for server in servers:
+            server.stop()
+    return {name: front_report(*costs) for name, costs in found.items()}
+
+
+def front_report(one: list[float], several: list[float]) -> dict[str, Any]:
+    ratios = [b / a for a, b in zip(one, several, strict=True)]
+    return {
+        "one_us": {"p50": round(statistics.median(one), 1), "least": round(min(one), 1)},
+        "several_us": {
+            "p50": round(statistics.median(several), 1),
+            "least": round(min(several), 1),
+        },
+        "more_percent": {
+            "sum": round((sum(several) / sum(one) - 1) * 100, 2),
+            "p50 of turns": round((statistics.median(ratios) - 1) * 100, 2),
+            "least": round((min(several) / min(one) - 1) * 100, 2),
+        },
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("loads", "both"))
+    parser.add_argument("what", choices=("loads", "both", "front"))
     parser.add_argument("model")
     parser.add_argument("other")
     parser.add_argument("--times", type=int, default=30)
@@ -190,10 +296,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--max-tokens", type=int, default=1_800, help="of a stream")
     parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=20, help="of front")
     parser.add_argument("options", nargs="*")
     args = parser.parse_args()
-    small = ("--kv-tokens", "16384", "--max-running-requests", "16")
-    server = Server(args.model, args.other, *args.options, small=small)
+    if args.what == "front":
+        print(json.dumps(front(args), indent=1))
+        return
+    server = Server(args.model, args.other, *args.options, small=SMALL)
     try:
         args.model, args.other = (one["id"] for one in server.get("/models")["data"])
         work = {"loads": loads, "both": both}[args.what]

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import random
+import signal
 import ssl
 import sys
 import threading
@@ -60,6 +61,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")))
 )
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
+# nohup lets what it starts ignore that its terminal is closed, and so do all processes below.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Nor on the number of cores: torch's threads wait for each other by spinning, which costs thrice
 # the time of a busy machine.

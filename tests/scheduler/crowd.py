@@ -6,6 +6,8 @@ import random
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
+
 from tests.scheduler.world import EOS, VOCAB, World
 from weft.assemble.build import scheduler_settings
 from weft.config.engine import EngineConfig
@@ -77,6 +79,7 @@ class Crowd:
         self._lengths = lengths
         self._max_new = max_new
         self._rng = random.Random(0)
+        self._tokens = np.random.default_rng(0)
         self._heads = [[self._rng.randrange(VOCAB) for _ in range(num_shared)] for _ in lengths]
 
     def fill_up(self) -> None:
@@ -90,6 +93,6 @@ class Crowd:
         rng = self._rng
         longest = self._lengths[tenant]
         num_own = max(rng.randrange(longest // 2, longest) - len(head), 1)
-        prompt = [*head, *rng.choices(range(VOCAB), k=num_own)]
+        prompt = [*head, *self._tokens.integers(VOCAB, size=num_own).tolist()]
         max_new = rng.randrange(1, self._max_new + 1)
         self.world.send(prompt, max_new_tokens=max_new, ignore_eos=True, tenant=tenant)

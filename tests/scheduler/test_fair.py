@@ -45,7 +45,7 @@ LEAD = 4_096  # service by which the cache may put a tenant ahead
 def test_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
     num_tenants: int, flood_len: int, weights: str, num_shared: int
 ) -> None:
-    """The first tenant comes with 3,000 requests at once, the others have always three that
+    """The first tenant comes with 400 requests at once, the others have always three that
     wait."""
     max_new = 24
     tenants = [f"t{place}" for place in range(num_tenants)]
@@ -57,7 +57,7 @@ def test_what_two_tenants_are_given_differs_by_no_more_than_the_bound(
         LEAD + max((lengths[tenant] + 2 * ROWS * max_new) / share[tenant] for tenant in tenants)
     )
     depths = dict.fromkeys(tenants, 3)
-    crowd = Crowd(world, lengths, depths | {"t0": 3_000}, max_new=max_new, num_shared=num_shared)
+    crowd = Crowd(world, lengths, depths | {"t0": 400}, max_new=max_new, num_shared=num_shared)
     crowd.fill_up()
     crowd.depths = depths
     seen = [dict.fromkeys(tenants, 0.0)]

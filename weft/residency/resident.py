@@ -67,5 +67,10 @@ class Resident:
         return since
 
     @property
+    def is_open(self) -> bool:
+        """Whether a request that comes now may begin."""
+        return self.level is Level.READY and not (self.gives_way or self.must_leave)
+
+    @property
     def is_idle(self) -> bool:
         return not self.num_open and self.wanted_since_s is None

@@ -46,18 +46,23 @@ class Residents:
 
     def is_open(self, name: str) -> bool:
         """Whether a request that comes now may begin."""
-        model = self.models[name]
-        return model.level is Level.READY and not (model.gives_way or model.must_leave)
+        return self.models[name].is_open
+
+    def begin(self, name: str, now_s: float) -> bool:
+        """Let a request begin, if it may. A model that is not known answers nothing."""
+        model = self.models.get(name)
+        if model is None or not model.is_open:
+            return False
+        model.num_open += 1
+        model.at.used_s = now_s
+        return True
 
     def request(self, name: str, now_s: float) -> bool:
         """A request for a model. Returns whether it may begin; else it waits until `admit`, or
         `give_up`."""
-        model = self.models[name]
-        if self.is_open(name):
-            model.num_open += 1
-            model.at.used_s = now_s
+        if self.begin(name, now_s):
             return True
-        model.waiting.append(now_s)
+        self.models[name].waiting.append(now_s)
         return False
 
     def admit(self, name: str, now_s: float) -> int:
@@ -77,12 +82,13 @@ class Residents:
         """A waiting request has ended."""
         self.models[name].waiting.remove(arrived_s)
 
-    def end(self, name: str, now_s: float) -> None:
-        """A request that had begun has ended."""
+    def end(self, name: str, now_s: float) -> float | None:
+        """A request that had begun has ended. Returns the same as `leaves_s`."""
         model = self.models[name]
         assert model.num_open, f"no request for {name} is open"
         model.num_open -= 1
         model.at.used_s = now_s
+        return self.leaves_s(name)
 
     def ask_load(self, name: str, now_s: float) -> None:
         model = self.models[name]

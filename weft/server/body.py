@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Set
+from collections.abc import Awaitable, Callable, Set
+from contextlib import nullcontext
 from functools import cache, partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message, Receive
 
 from weft.config.limits import Limits
 from weft.json_types import JsonObject
@@ -45,7 +47,16 @@ INLINE_LEN = 16_384  # bytes that are decoded on the event loop; larger bodies g
 LARGE_LEN = 262_144
 MAX_NAMES = 16  # unknown fields that a log line names
 MAX_NAME_LEN = 64  # characters of such a name
+_NO_TIMER = nullcontext()
 _making_a_decoder = threading.Lock()
+
+
+class BodyConnection(Protocol):
+    """The connection of a request (`server/http/protocol.py`)."""
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether the end of the request has not arrived yet."""
 
 
 async def read_json(context: ServerContext, request: Request, type: type[T]) -> T:
@@ -164,9 +175,9 @@ def _decoded(
         if not body.strip():
             raise ApiError(400, "the body is empty; a JSON object is needed") from exc
         # Clients that cut texts by UTF-16 units write half surrogate pairs.
-        mended = _mended(body)
-        if mended != body:
-            return _decoded(limits, vocab_size, mended, type)
+        whole = mended(body)
+        if whole != body:
+            return _decoded(limits, vocab_size, whole, type)
         raise ApiError(400, f"the body is not valid JSON: {exc}") from exc
     check_body(limits, decoded)
     check_numbers(decoded, vocab_size)
@@ -179,12 +190,36 @@ def _decoded(
     return decoded, others - refused - IGNORED
 
 
-def _mended(body: bytes) -> bytes:
+def mended(body: bytes) -> bytes:
     """The body with U+FFFD for half surrogate pairs; unchanged if it is not valid UTF-8."""
     try:
         return readable_json(body.decode()).encode()
     except UnicodeDecodeError:
         return body
+
+
+class EarlyBody:
+    """A body that has been read before it was known who answers: `read_body` takes it, and whoever
+    does not know of it gets it from `receive`."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        """`receive`: what follows the body."""
+        self._body: bytes | None = body
+        self._receive = receive
+
+    def take(self) -> bytes | None:
+        """The body; None if it has been taken already. It is not kept for longer."""
+        body = self._body
+        self._body = None
+        return body
+
+    def receive(self) -> Awaitable[Message]:
+        if self._body is None:
+            return self._receive()
+        return self._message()
+
+    async def _message(self) -> Message:
+        return {"type": "http.request", "body": self.take(), "more_body": False}
 
 
 async def read_body(
@@ -195,14 +230,25 @@ async def read_body(
     Raises `ApiError` 413 as soon as the body is known to be too large, 408 if it does not arrive in
     time, and `ClientGone` if the client disconnects.
     """
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > limit:
-        raise _too_large(name, limit)
+    early: EarlyBody | None = request.scope.get("weft.body")
+    if early is not None:
+        body = early.take()
+        if body is not None:
+            if len(body) > limit:
+                raise _too_large(name, limit)
+            return body
+    began_s = time.perf_counter()
+    connection: BodyConnection | None = request.scope.get("weft.connection")
+    is_whole = connection is not None and not connection.is_receiving
+    if not is_whole:
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > limit:
+            raise _too_large(name, limit)
     chunks: list[bytes] = []
     size = 0
-    began_s = time.perf_counter()
     try:
-        async with asyncio.timeout(timeout_s):
+        # A timer costs more than all else here, and what has arrived needs none.
+        async with _NO_TIMER if is_whole else asyncio.timeout(timeout_s):
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":

@@ -6,12 +6,11 @@ import asyncio
 import gc
 import json
 import sys
-from collections.abc import MutableMapping
 from types import FrameType
-from typing import Any
 
 from starlette.types import ASGIApp
 
+from tests.launch.several.connected import ask
 from tests.launch.several.inprocess import CONFIG, LIMITS, Server, serving, spec
 from weft.config.keys import KeyDigests
 from weft.observe.several import HouseMetrics
@@ -19,46 +18,29 @@ from weft.residency.rules import Rules
 from weft.server.app import with_edge
 
 NAMES = "abcdefgh"
+# Where a request of one model and of several may differ. Not asyncio: what it does with timers of
+# other requests depends on the time.
+COUNTED = ("/weft/server/", "/weft/launch/", "/weft/residency/", "/weft/observe/", "/starlette/")
+MOST_MORE = 24  # calls of about 420
 
 
 async def answer(app: ASGIApp, max_tokens: int) -> None:
     """Read one stream of the first model, without an HTTP client."""
     fields = {"model": "a", "prompt": "x", "max_tokens": max_tokens, "ignore_eos": True}
     fields["stream"] = True
-    body = json.dumps(fields).encode()
-    unread = [{"type": "http.request", "body": body, "more_body": False}]
-    sent: list[MutableMapping[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        if unread:
-            return unread.pop()
-        await asyncio.Event().wait()
-        raise AssertionError("nobody disconnects")
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": "/v1/completions",
-        "query_string": b"",
-        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
-        "client": ("127.0.0.1", 1),
-    }
-    await app(scope, receive, send)
-    assert sent[0]["status"] == 200
+    found = await ask(app, "/v1/completions", json.dumps(fields).encode())
+    assert found.status == 200
 
 
 async def num_calls(app: ASGIApp, max_tokens: int, times: int = 10) -> float:
-    """How many functions, also of C, are called for a request; those that go on count, too."""
+    """How many functions are called for a request, also of C from these; those that go on count,
+    too."""
     num = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
         nonlocal num
-        num += event in ("call", "c_call")
+        is_counted = any(part in frame.f_code.co_filename for part in COUNTED)
+        num += is_counted and event in ("call", "c_call")
 
     for _ in range(3):
         await answer(app, max_tokens)
@@ -104,7 +86,7 @@ def test_a_token_costs_the_front_of_several_models_what_it_costs_that_of_one() -
     one, more = asyncio.run(measured(2))
     per_token = (one[1] - one[0]) / 100
     assert (more[1] - more[0]) / 100 < 1.02 * per_token
-    assert more[0] - one[0] < 2 * per_token, "a request costs less than two tokens more"
+    assert more[0] - one[0] <= MOST_MORE, "each is about half a thousandth of a request"
 
 
 def test_a_request_costs_no_more_if_more_models_are_loaded() -> None:

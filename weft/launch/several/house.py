@@ -146,11 +146,11 @@ class House:
 
     def end(self, name: str) -> None:
         """A request that had begun has ended."""
-        self.facts.end(name, time.monotonic())
+        leaves_s = self.facts.end(name, time.monotonic())
         if not self._is_calm:
             self.settle()
-            return
-        self._alarm.set_before(self.facts.leaves_s(name))
+        elif leaves_s is not None:
+            self._alarm.set_before(leaves_s)
 
     async def know(self, name: str) -> None:
         """Let `Residency` know the model: its files are checked, and its size is known. Raises

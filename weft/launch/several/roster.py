@@ -13,7 +13,7 @@ from weft.residency.rules import Delay
 from weft.server.app import ModelApp
 from weft.server.context import Readiness
 from weft.server.errors import ApiError
-from weft.server.several.roster import ModelStatus, WaitingRequest
+from weft.server.several.roster import Entered, ModelStatus, WaitingRequest
 
 IN_MEMORY = (Level.READY, Level.SMALL, Level.SHRINKING, Level.GROWING)
 
@@ -165,16 +165,17 @@ class HouseRoster:
 
     # ---- requests
 
-    def enter(self, name: str) -> ModelApp | None:
-        self._require_accepting()
-        facts = self._house.facts
-        if not self._house.names.own(name) or name not in facts.models:
+    def enter(self, asked: str) -> Entered | None:
+        if not self.readiness.accepting:
+            raise self._closed()
+        house = self._house
+        name = house.names.own(asked or house.names.default)
+        if name is None:
             return None
-        front = self._house.hosts[name].front
-        if front is None or front.lost.done() or not facts.is_open(name):
+        front = house.hosts[name].front
+        if front is None or front.lost.done() or not house.facts.begin(name, time.monotonic()):
             return None
-        facts.request(name, time.monotonic())
-        return front.served
+        return Entered(name, front.served)
 
     async def use(self, name: str, rid: str) -> ModelApp:
         self._require_accepting()

@@ -1,6 +1,7 @@
 """The application of a server with several models: gives each request to the routes of its model.
 
-    request ─▶ concerns all models?  ─▶ routes.py
+    request ─▶ its `model` is loaded ────────────────────────────▶ that model's own routes
+            ─▶ concerns all models?  ─▶ routes.py
             ─▶ concerns none?        ─▶ the blank model's routes
             ─▶ its model, by `model` ─▶ wait until it is loaded ─▶ that model's own routes
 
@@ -13,20 +14,20 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from starlette.requests import Request
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.config.limits import Limits
 from weft.observe.request_context import rename, spent
 from weft.observe.survivable import is_survivable
 from weft.server.app import ModelApp, RouteTable
-from weft.server.body import INLINE_LEN, read_body
+from weft.server.body import INLINE_LEN, LARGE_LEN, EarlyBody, read_body
 from weft.server.errors import ApiError, ClientGone, error_response
 from weft.server.leaving import receiver, while_client_waits
-from weft.server.several.asked import Asked, idle_time_s, read_asked
+from weft.server.several.asked import Asked, idle_time_s, plain_name, read_asked
 from weft.server.several.pause import COMMENT_EVERY_S, PausedAnswer
 from weft.server.several.roster import Roster
 from weft.server.several.routes import ROUTES, RosterHandler, unloaded_answer
@@ -55,11 +56,27 @@ class AnsweredBy(NamedTuple):
     idle_s: float | None = None  # how long that model is kept afterwards; None: as ever
 
 
+class ArrivedRequest(Protocol):
+    """What has arrived of a request and has not been read."""
+
+    body: bytes | bytearray
+
+
+class ArrivalConnection(Protocol):
+    """The connection of a request (`server/http/protocol.py`)."""
+
+    answered: ArrivedRequest
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether the end of the request has not arrived yet."""
+
+
 class SeveralModels:
     """The routes of a server with several models, as `ModelApp.routes` are those of one.
 
-    A request for a model that is loaded costs little more than on a server with this model alone:
-    it is not compared with the routes here, and no task waits for it.
+    A request for a model that is loaded costs hardly more than on a server with this model alone:
+    its body is looked at where it lies, and then it goes to the model's own routes.
     """
 
     def __init__(self, roster: Roster, limits: Limits) -> None:
@@ -74,15 +91,61 @@ class SeveralModels:
         self._own_paths = frozenset(one.path for one in ROUTES)
         heads = (one.path.partition("{") for one in ROUTES)
         self._own_heads = tuple({head for head, brace, _ in heads if brace})
+        # Paths whose requests are for the model that their body names.
+        self._to_named = frozenset(
+            one.path
+            for one in roster.blank.operations
+            if "{" not in one.path
+            and (one.method, one.access) == ("POST", "user")
+            and not (self._is_own(one.path) or _is_of_no_model(one.path))
+        )
+        self._largest = "max_body_mb"
+        if limits.max_media_mb > limits.max_body_mb:
+            self._largest = "max_media_mb"
+        self._largest_len = int(getattr(limits, self._largest) * 1_000_000)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        receiver.set(receive)
         path = scope["path"]
-        if path in self._own_paths or path.startswith(self._own_heads):
+        if path in self._to_named and not scope["query_string"]:
+            return self._to_loaded(scope, receive, send)
+        if self._is_own(path):
+            receiver.set(receive)
             return self._router(scope, receive, send)
         return self._to_model(scope, receive, send)
 
+    def _is_own(self, path: str) -> bool:
+        return path in self._own_paths or path.startswith(self._own_heads)
+
+    async def _to_loaded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request for the model that its body names: at once, if that is loaded."""
+        connection: ArrivalConnection | None = scope.get("weft.connection")
+        body: bytes | bytearray | None = None
+        if connection is not None and not connection.is_receiving:
+            body = connection.answered.body
+        if body is None:
+            body, receive = await self._read(scope, receive)
+        name = plain_name(body) if len(body) <= LARGE_LEN else None
+        body = b""  # it may be large, and the answer long
+        entered = None if name is None else self._roster.enter(name)
+        if entered is None:
+            await self._to_model(scope, receive, send)
+            return
+        try:
+            await entered.served.routes(scope, receive, send)
+        finally:
+            self._roster.done(entered.name)
+
+    async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, Receive]:
+        """The body, and a `receive` from which whoever answers gets it again."""
+        request = Request(scope, receive)
+        timeout_s = self._limits.body_timeout_s
+        body = await read_body(request, self._largest_len, timeout_s, self._largest)
+        early = EarlyBody(body, receive)
+        scope["weft.body"] = early
+        return body, early.receive
+
     async def _to_model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        receiver.set(receive)
         chosen = await self._choose(scope, receive, send)
         if chosen is None:
             return
@@ -99,38 +162,32 @@ class SeveralModels:
         blank = self._roster.blank.routes
         path = scope["path"]
         route, access = self._find(path)
-        if route == "other" or path in OF_NO_MODEL or path.startswith(BELOW_NO_MODEL):
+        if route == "other" or _is_of_no_model(path):
             return AnsweredBy(blank, receive, send)
-        asked = Asked(model=Request(scope).query_params.get("model"))
-        if scope["method"] in WITH_BODY:
-            body, found = await self._read(scope, receive)
-            found.is_readable |= not body and access == "admin"  # most of these need no body
-            found.model = found.model or asked.model
-            asked = found
-            rename(str(asked.rid or asked.request_id or "")[: self._limits.max_rid_len])
-            receive = _first(body, receive)
+        asked = Asked()
+        has_body = scope["method"] in WITH_BODY
+        if has_body:
+            body, receive = await self._read(scope, receive)
+            if len(body) <= INLINE_LEN:
+                asked = read_asked(path, body)
+            else:
+                readers = self._roster.blank.context.readers
+                asked = await readers.run(partial(read_asked, path, body))
+            asked.is_readable |= not body and access == "admin"  # most of these need no body
+            if asked.rid or asked.request_id:
+                rename(str(asked.rid or asked.request_id)[: self._limits.max_rid_len])
+        if not asked.model and scope["query_string"]:
+            asked.model = Request(scope).query_params.get("model")
         if not asked.is_readable:
             return AnsweredBy(blank, receive, send)
         name = self._roster.find(asked.model or "")
-        if access == "user" and scope["method"] in WITH_BODY:
+        if access == "user" and has_body:
             return await self._loaded(name, asked, scope, receive, send)
         served = self._roster.served(name)
         if served is None:
             message = f"the model {name!r} is not loaded; POST /models/load loads it"
             raise ApiError(409, message, param="model", code="model_not_loaded")
         return AnsweredBy(served.routes, receive, send)
-
-    async def _read(self, scope: Scope, receive: Receive) -> tuple[bytes, Asked]:
-        limits = self._limits
-        name = "max_body_mb"
-        if limits.max_media_mb > limits.max_body_mb:
-            name = "max_media_mb"
-        largest = int(getattr(limits, name) * 1_000_000)
-        body = await read_body(Request(scope, receive), largest, limits.body_timeout_s, name)
-        work = partial(read_asked, scope["path"], body)
-        if len(body) <= INLINE_LEN:
-            return body, work()
-        return body, await self._roster.blank.context.readers.run(work)
 
     async def _loaded(
         self, name: str, asked: Asked, scope: Scope, receive: Receive, send: Send
@@ -143,7 +200,8 @@ class SeveralModels:
                 await self._roster.unload(name)
                 await unloaded_answer(scope["path"], asked)(scope, receive, send)
                 return None
-        served = self._roster.enter(name)
+        entered = self._roster.enter(name)
+        served = None if entered is None else entered.served
         if served is None:
             asking_s = time.perf_counter()
             try:
@@ -194,18 +252,8 @@ class SeveralModels:
             raise
 
 
-def _first(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns a body which has been read, and then what follows."""
-    is_read = False
-
-    async def again() -> Message:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again
+def _is_of_no_model(path: str) -> bool:
+    return path in OF_NO_MODEL or path.startswith(BELOW_NO_MODEL)
 
 
 class _OwnEndpoint:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from weft.server.body import mended
 from weft.server.errors import ApiError
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -41,14 +42,40 @@ class Asked(msgspec.Struct, kw_only=True):
         return any(b"".join(bytes(one).split()) not in _NOTHING for one in values)
 
 
+class _Plain(msgspec.Struct):
+    """A body that says no more of its model than its name."""
+
+    model: str | None = None
+    name: msgspec.Raw | None = None
+    keep_alive: None = None
+
+
+_plain_decoder = msgspec.json.Decoder(_Plain)
 _decoder = msgspec.json.Decoder(Asked)
+
+
+def plain_name(body: bytes | bytearray) -> str | None:
+    """The model that a body names; "" if it names none. None if more than that must be looked at.
+    Whatever else is in the body, nothing is made of it."""
+    try:
+        found = _plain_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if found.model is None:
+        return None if found.name else ""
+    return found.model
 
 
 def read_asked(path: str, body: bytes) -> Asked:
     """`is_readable`: whether the body is an object that may name a model."""
     try:
         found = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        whole = mended(body)
+        if whole == body:
+            return Asked(is_readable=False)
+        return read_asked(path, whole)
+    except RecursionError:
         return Asked(is_readable=False)
     found.model = named_model(path, found.model, found.name)
     found.is_readable = found.model is None or isinstance(found.model, str)

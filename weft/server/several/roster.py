@@ -5,7 +5,7 @@ is loaded. The launcher implements it; a test does in a page.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -53,6 +53,13 @@ class WaitingRequest(msgspec.Struct, frozen=True, kw_only=True):
     eta_s: float  # until its model is ready, as far as known
 
 
+class Entered(NamedTuple):
+    """A loaded model that a request has begun to use."""
+
+    name: str
+    served: ModelApp
+
+
 class Roster(Protocol):
     """All calls come from one event loop."""
 
@@ -76,9 +83,10 @@ class Roster(Protocol):
         """All models that are loaded, by name."""
         ...
 
-    def enter(self, name: str) -> ModelApp | None:
-        """A model that is loaded and need not make room, kept until `done`; None: `use` it. Raises
-        `ApiError` if the server ends."""
+    def enter(self, asked: str) -> Entered | None:
+        """The model with this name or alias, "" is the default, if it is loaded and need not make
+        room; it is kept until `done`. None: `find` and `use` it. Raises `ApiError` if the server
+        ends."""
         ...
 
     async def use(self, name: str, rid: str) -> ModelApp:
