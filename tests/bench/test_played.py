@@ -83,8 +83,8 @@ def test_a_client_leaves_in_the_middle_of_an_answer(num_after: int) -> None:
         await streams.is_left.wait()
         return trace
 
-    whole, endless, *others = asyncio.run(check()).requests
-    assert whole.output == [5, 6, 7, 8, 9]
+    complete, endless, *others = asyncio.run(check()).requests
+    assert complete.output == [5, 6, 7, 8, 9]
     assert endless.error == ""
     assert not any(request.output for request in others)
 

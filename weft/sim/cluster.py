@@ -26,7 +26,7 @@ from weft.route.policy import EngineRouter, RoutedRequest
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.encoder import ENCODER_PRESETS, EncoderCost
-from weft.sim.guesses import give_guesses
+from weft.sim.guesses import script_guesses
 from weft.sim.leap import Leapt
 from weft.sim.run import Record, Run, fail, with_adapters
 from weft.sim.trace import Arrival, TokenSource
@@ -157,7 +157,7 @@ def simulate_cluster(
         for _ in range(num_replicas)
     ]
     for replica in replicas:
-        give_guesses(replica.engine.scheduler, lengths)
+        script_guesses(replica.engine.scheduler, lengths)
     router = EngineRouter(method, num_replicas, settings.num_pages * settings.page_size)
     features = [replica.engine.services.adapters.feature for replica in replicas]
     tokens = TokenSource(settings.vocab_size)

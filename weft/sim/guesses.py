@@ -23,7 +23,7 @@ LONG_RIGHT = 4
 RIGHT = (SHORT_RIGHT, LONG_RIGHT)
 
 
-class GivenGuesses:
+class ScriptedGuesses:
     """Stands in for a source of repetitions."""
 
     is_decided = False
@@ -37,11 +37,11 @@ class GivenGuesses:
 
     def drafts(self, known: Known, num_tokens: int) -> bytes:
         number = known.request.id
-        given = self._lengths.guesses(number)
-        if not given:
+        script = self._lengths.guesses(number)
+        if not script:
             return self._source.drafts(known, num_tokens)
         num_known = len(known.output) // TOKEN_BYTES
-        ahead = given[num_known : num_known + num_tokens]
+        ahead = script[num_known : num_known + num_tokens]
         if not ahead or ahead[0] not in self._own:
             return b""
         first = len(known.tokens) // TOKEN_BYTES
@@ -59,14 +59,14 @@ class GivenGuesses:
         pass
 
 
-def give_guesses(scheduler: Scheduler, lengths: TrueLengths) -> None:
+def script_guesses(scheduler: Scheduler, lengths: TrueLengths) -> None:
     """Let the outcomes in `lengths` decide which guesses of repetitions are right."""
 
-    def given(source: DraftSource) -> DraftSource:
+    def scripted(source: DraftSource) -> DraftSource:
         if isinstance(source, Repetition):
-            return GivenGuesses(source, lengths)
+            return ScriptedGuesses(source, lengths)
         return source
 
     planner = scheduler.planner
     if isinstance(planner, SpeculativePlanner):
-        planner.replace_sources(given)
+        planner.replace_sources(scripted)

@@ -23,7 +23,7 @@ from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.encoder import ENCODER_PRESETS, EncoderCost, SimulatedEncoder
 from weft.sim.gaps import Gaps
-from weft.sim.guesses import give_guesses
+from weft.sim.guesses import script_guesses
 from weft.sim.leap import EngineLeaps, Leapt
 from weft.sim.outcome import ABORTED, DONE, OPEN, REFUSED, state_of, why_refused
 from weft.sim.speed import MachineSpeed
@@ -544,7 +544,7 @@ def simulate(
         overlap=overlap,
         on_failure=fail,
     )
-    give_guesses(engine.scheduler, lengths)
+    script_guesses(engine.scheduler, lengths)
     tokens = TokenSource(settings.vocab_size)
     feature = engine.services.adapters.feature
     steppable: SteppableEngine = engine

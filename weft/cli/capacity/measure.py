@@ -86,8 +86,8 @@ def measure(
                 sent = asyncio.run(_all_loads(server.url, seconds, users))
             except HttpError as exc:
                 raise SettingsError(f"the server that was measured failed: {exc}") from exc
-        whole = journal_of(path)
-        journal = warm(whole, sent.warm_s)
+        recorded = journal_of(path)
+        journal = warm(recorded, sent.warm_s)
     if not journal.steps:
         raise SettingsError("the server that was measured computed no step: measure for longer")
     return measured_machine(
@@ -96,7 +96,7 @@ def measure(
         model=model,
         options=options,
         front=front_of(sent.traces, journal),
-        texts=chatted(whole, sent.chats_s),
+        texts=chatted(recorded, sent.chats_s),
     )
 
 
