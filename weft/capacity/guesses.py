@@ -66,7 +66,7 @@ WEIGHT = 4.0  # of what is assumed, in guesses of each state
 NUM_DRAWN = 256
 DRAWN_LEN = 1_024
 RANKED_LEN = 128
-# Multiples of these numbers lie evenly between whole numbers, alone and together (roots of
+# Multiples of these numbers lie evenly between integers, alone and together (roots of
 # x^3 = x + 1): so texts that repeat themselves are as frequent among few requests as among many.
 SPREAD = (0.7548776662466927, 0.5698402909980532)
 
