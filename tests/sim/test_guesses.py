@@ -53,7 +53,7 @@ def ran(guesses: bytes, **changes: Any) -> tuple[Record, DraftCount]:
     return record, engines[0].scheduler.counters.drafts["ngram"]
 
 
-def test_as_many_guesses_are_right_as_are_given() -> None:
+def test_as_many_guesses_are_right_as_the_script_says() -> None:
     record, count = ran(bytes([LONG_RIGHT]) * LEN)
     assert record.output_len.tolist() == [LEN]
     assert count.num_right == count.num_drafts > LEN / 2
@@ -88,7 +88,7 @@ def test_guesses_of_short_pieces_need_their_source() -> None:
     assert count.num_right > LEN / 2
 
 
-def test_without_given_outcomes_the_text_is_searched() -> None:
+def test_without_a_script_the_text_is_searched() -> None:
     _, count = ran(b"")
     # Fillers repeat themselves.
     assert count.num_right > LEN / 2
