@@ -101,7 +101,7 @@ class TrueLengths:
             self._known[number] = (last_position + 1 - len(tokens), tokens)
 
     def guesses(self, number: int) -> bytes:
-        """What becomes of guesses of this request's tokens; empty: not given."""
+        """What becomes of guesses of this request's tokens; empty: unknown."""
         return self._guesses.get(number, b"")
 
     def reached(self, numbers: LongArray, positions: IntArray) -> BoolArray:

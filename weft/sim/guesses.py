@@ -1,5 +1,5 @@
-"""Guesses of tokens in simulated texts, whose tokens nobody knows. For each token of an output it
-is given what becomes of a guess: there is none, it is right, or wrong, after a short or a long
+"""Guesses of tokens in simulated texts, whose tokens nobody knows. For each token of an output
+a script says what becomes of a guess: there is none, it is right, or wrong, after a short or a long
 piece that came before. Requests without that are guessed as in a server.
 """
 
