@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from weft.capacity.machine import FrontCost, MeasuredMachine
 from weft.capacity.trial import TrialSettings
 from weft.capacity.workload import ChatUsers
@@ -48,3 +50,8 @@ USERS = ChatUsers(
     requests=16,
 )
 WANTED = TrialSettings(Slo(ttft_s=0.15, itl_s=0.02), share=0.9)
+
+
+def ids(*tokens: int) -> bytes:
+    """Tokens as an output has them."""
+    return np.array(tokens, dtype=np.int32).tobytes()

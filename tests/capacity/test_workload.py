@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tests.capacity.machines import USERS
+from weft.capacity.guesses import learn_guesses
 from weft.capacity.workload import RecordedTraffic
 from weft.sim.trace import Arrival
 
@@ -43,10 +44,12 @@ def test_chats_begin_with_what_all_share_and_end_before_the_context() -> None:
         assert arrival.prompt_len + arrival.output_len <= 200
 
 
-def test_outputs_are_pieces_of_those_of_the_model() -> None:
-    users = replace(USERS, outputs=(b"\1\0\0\0" * 7,))
-    for arrival in users.arrivals(2):
-        assert arrival.output == b"\1\0\0\0" * arrival.output_len
+def test_guesses_of_each_answer_are_given_if_the_model_was_measured() -> None:
+    assert all(not arrival.guesses for arrival in USERS.arrivals(2))
+    model = learn_guesses([], longest=4, shortest=2)
+    known = replace(USERS, guesses=model).arrivals(2)
+    assert [len(arrival.guesses) for arrival in known] == [one.output_len for one in known]
+    assert [arrival._replace(guesses=b"") for arrival in known] == USERS.arrivals(2)
 
 
 def test_levels_go_up_one_by_one_and_then_by_a_tenth() -> None:

@@ -7,8 +7,10 @@ The next message of a chat contains the answer that the server really gave.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from asyncio import Future
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -54,6 +56,7 @@ class PlayedRequest:
     prompt: bytes = b""  # int32 each, as it was sent
     sent_s: float = 0.0
     event_s: list[float] = field(default_factory=list)  # of each event with tokens
+    event_lens: list[int] = field(default_factory=list)  # their tokens
     end_s: float = 0.0
     output: list[int] = field(default_factory=list)
     cached_len: int = 0
@@ -73,16 +76,34 @@ class PlayedTrace(NamedTuple):
         return next((request.error for request in self.requests if request.error), "")
 
 
-async def play(server: HttpClient, arrivals: Sequence[Arrival]) -> PlayedTrace:
-    """Send all requests, each at its time, and wait for their ends. Prompts are token ids. Raises
-    HttpError if the server cannot be reached at all."""
+async def play(
+    server: HttpClient, arrivals: Sequence[Arrival], *, leaves: Awaitable[object] | None = None
+) -> PlayedTrace:
+    """Send all requests, each at its time, and wait for their ends. Prompts are token ids. The
+    client leaves when `leaves` is over: requests that have not ended end so. Raises HttpError if
+    the server cannot be reached at all."""
     models = await server.get_json("/v1/models")
     first = models["data"][0]
     run = _TraceRun(server, first["id"], arrivals)
-    requests = [run.request(number) for number in range(len(arrivals))]
-    await asyncio.gather(*requests)
+    requests = asyncio.gather(*(run.request(number) for number in range(len(arrivals))))
+    if leaves is None:
+        await requests
+    else:
+        await _until_left(requests, asyncio.ensure_future(leaves))
     record = _record(run.requests)
     return PlayedTrace(run.requests, record)
+
+
+async def _until_left(requests: Future[Any], leaves: Future[Any]) -> None:
+    """Wait for the requests, or cancel those that are open when `leaves` is done."""
+    await asyncio.wait([requests, leaves], return_when=asyncio.FIRST_COMPLETED)
+    leaves.cancel()
+    if requests.done():
+        requests.result()
+        return
+    requests.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await requests
 
 
 class _TraceRun:
@@ -161,6 +182,7 @@ class _TraceRun:
         for choice in event.choices:
             if choice.token_ids:
                 own.event_s.append(now)
+                own.event_lens.append(len(choice.token_ids))
                 own.output += choice.token_ids
 
 
@@ -178,6 +200,8 @@ def _record(requests: Sequence[PlayedRequest]) -> Record:
             columns.state[number] = REFUSED
             continue
         columns.first_s[number] = own.event_s[0]
-        times_s = np.array(own.event_s)
-        gaps.add(np.diff(times_s))
+        # Each of several tokens in an event counts with the time since the one before, as in a
+        # simulation.
+        between_s = np.diff(own.event_s)
+        gaps.add(np.repeat(between_s, own.event_lens[1:]))
     return columns.record(gaps, Gaps(), [""], BackgroundTokens())

@@ -10,15 +10,16 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from weft.capacity.guesses import GuessModel, Text, learn_guesses
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.curve import CurveFit, StepCurve, fit_curve, not_negative
 from weft.sim.journal import Journal
 from weft.sim.run import DoubleArray
 from weft.sim.speed import MachineSpeed, SpeedSpread, Stretch
-from weft.sim.trace import EOS
+from weft.sim.trace import EOS, Arrival
 
 MAX_STRETCHES = 400
-MAX_OUTPUTS = 64
+MAX_TEXTS = 512
 FRONT_ROUNDS = 20
 LEAST_S = 1e-6
 
@@ -46,9 +47,8 @@ class MeasuredMachine(msgspec.Struct, frozen=True, kw_only=True):
     front: FrontCost = FrontCost()
     # Speed over time: begin, end, and usual duration of the work between them, in seconds.
     stretches: tuple[tuple[float, float, float], ...] = ()
-    # Outputs of the model, int32 each: guesses of tokens are right in the simulation as often as
-    # they are in these.
-    outputs: tuple[bytes, ...] = ()
+    # How often guesses of tokens are right in texts of the model; None: not known.
+    guesses: GuessModel | None = None
     num_steps: int = 0  # measured ones
     median_error: float = 0.0  # of the curve, for single steps
 
@@ -73,10 +73,11 @@ def measured_machine(
     model: str,
     options: Mapping[str, str | int | float | bool],
     front: FrontCost = FrontCost(),  # noqa: B008 it is frozen
+    texts: Sequence[Text] | None = None,
 ) -> MeasuredMachine:
-    """The machine that recorded `journal`. Raises ValueError if it ran no steps."""
+    """The machine that recorded `journal`. `texts`: that tell how often guesses are right; None:
+    all in the journal. Raises ValueError if it ran no steps."""
     fitted: CurveFit = fit_curve(journal.steps)
-    outputs = [one.output for one in journal.arrivals if one.output]
     return MeasuredMachine(
         name=name,
         model=model,
@@ -86,10 +87,29 @@ def measured_machine(
         curve=fitted.curve,
         front=front,
         stretches=merged(journal.stretches(fitted.curve)),
-        outputs=tuple(outputs[:MAX_OUTPUTS]),
+        guesses=guesses_in(
+            texts_of(journal.arrivals) if texts is None else texts, journal.settings
+        ),
         num_steps=fitted.num_steps,
         median_error=fitted.median_error,
     )
+
+
+def texts_of(arrivals: Sequence[Arrival]) -> list[Text]:
+    """What a model wrote, and after which prompts."""
+    return [
+        Text(one.prompt, one.output)
+        for one in arrivals
+        if one.output and isinstance(one.prompt, bytes)
+    ]
+
+
+def guesses_in(texts: Sequence[Text], settings: SchedulerSettings) -> GuessModel | None:
+    """How often guesses were right in the last texts, or would have been; None without texts."""
+    if not texts:
+        return None
+    last = texts[-MAX_TEXTS:]
+    return learn_guesses(last, longest=settings.ngram_max, shortest=settings.ngram_min)
 
 
 def simulated(settings: SchedulerSettings) -> SchedulerSettings:

@@ -8,10 +8,14 @@ from typing import Protocol
 
 import numpy as np
 
+from weft.capacity.guesses import GuessModel, outcomes_for
 from weft.sim.synthetic import Lengths
 from weft.sim.trace import FIRST_TOKEN, Arrival
 
 MAX_USERS = 4_096
+# A few users need no more requests than this, and than this for each of them.
+FEW_REQUESTS = 40
+FEW_MESSAGES = 12
 STEP_OF_USERS = 1.1  # above the first numbers, from one level to the next
 # Token ids of prompts: every vocabulary has them, and none is a control token.
 FIRST_ID = 100
@@ -56,8 +60,8 @@ class ChatUsers:
     shared_len: int = 0  # tokens at the beginning of each chat, the same for all
     context_length: int = 131_072  # a chat that would be longer begins anew
     vocab_size: int = 32_768
-    outputs: tuple[bytes, ...] = ()  # of the model, int32 each, to be repeated; empty: random ones
-    requests: int = 160  # of all users together, or one chat of each if these are more
+    guesses: GuessModel | None = None  # of the tokens of its outputs; None: all are wrong
+    requests: int = 160  # at most, of all users together, or one of each if these are more
     seed: int = 0
 
     unit = "users"
@@ -68,7 +72,8 @@ class ChatUsers:
 
     def arrivals(self, level: float) -> list[Arrival]:
         num_users = round(level)
-        num_each = max(-(-self.requests // num_users), 1)
+        enough = max(FEW_REQUESTS, FEW_MESSAGES * num_users)
+        num_each = max(-(-min(self.requests, enough) // num_users), 1)
         chats = [self._user(number, num_each) for number in range(num_users)]
         chats.sort(key=lambda chat: chat[0].time_s)
         found: list[Arrival] = []
@@ -103,7 +108,7 @@ class ChatUsers:
             time_s = self.think_s * rng.random()
             if index:
                 time_s = rng.exponential(self.think_s) if self.think_s else 0.0
-            output = self._output(rng, output_len)
+            output = self._tokens(rng, output_len)
             arrival = Arrival(
                 time_s=time_s,
                 prompt=prompt,
@@ -111,6 +116,7 @@ class ChatUsers:
                 max_new_tokens=output_len,
                 ignore_eos=True,
                 output=output,
+                guesses=self._guesses(number, index, output_len),
             )
             found.append(arrival)
             prompt += output
@@ -123,15 +129,11 @@ class ChatUsers:
         ids = rng.integers(first, last, length)
         return ids.astype(np.int32).tobytes()
 
-    def _output(self, rng: np.random.Generator, length: int) -> bytes:
-        """Tokens of an output: a piece of the outputs of the model, repeated if it is short."""
-        if not self.outputs:
-            return self._tokens(rng, length)
-        found = b""
-        while len(found) < 4 * length:
-            number = int(rng.integers(len(self.outputs)))
-            found += self.outputs[number]
-        return found[: 4 * length]
+    def _guesses(self, number: int, index: int, length: int) -> bytes:
+        """What becomes of guesses in the answer of this user's message with this index."""
+        if self.guesses is None:
+            return b""
+        return outcomes_for(self.guesses, number, index, length)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from weft.route.policy import EngineRouter, RoutedRequest
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.encoder import ENCODER_PRESETS, EncoderCost
+from weft.sim.guesses import script_guesses
 from weft.sim.leap import Leapt
 from weft.sim.run import Record, Run, fail, with_adapters
 from weft.sim.trace import Arrival, TokenSource
@@ -155,6 +156,8 @@ def simulate_cluster(
         SimulatedReplica(settings, cost, lengths, overlap, encoder_cost)
         for _ in range(num_replicas)
     ]
+    for replica in replicas:
+        script_guesses(replica.engine.scheduler, lengths)
     router = EngineRouter(method, num_replicas, settings.num_pages * settings.page_size)
     features = [replica.engine.services.adapters.feature for replica in replicas]
     tokens = TokenSource(settings.vocab_size)

@@ -81,10 +81,15 @@ class TrueLengths:
         self._last: IntArray = np.full(1_024, -1, dtype=np.int32)
         # position of the first token, and the tokens
         self._known: dict[int, tuple[int, IntArray]] = {}
+        self._guesses: dict[int, bytes] = {}
 
-    def add(self, number: int, last_position: int, output: bytes = b"") -> None:
+    def add(
+        self, number: int, last_position: int, output: bytes = b"", guesses: bytes = b""
+    ) -> None:
         """Set the position of the last token of request `number`. `output`: its tokens, int32
-        each."""
+        each. `guesses`: what becomes of a guess of each of them (`guesses.py`)."""
+        if guesses:
+            self._guesses[number] = guesses
         while number >= len(self._last):
             more = np.full(len(self._last), -1, dtype=np.int32)
             self._last = np.concatenate([self._last, more])
@@ -94,6 +99,10 @@ class TrueLengths:
             # Only the last token may end the output: the last one may be any token that ended it.
             tokens = np.where(tokens == EOS, np.int32(FILLER), tokens)
             self._known[number] = (last_position + 1 - len(tokens), tokens)
+
+    def guesses(self, number: int) -> bytes:
+        """What becomes of guesses of this request's tokens; empty: unknown."""
+        return self._guesses.get(number, b"")
 
     def reached(self, numbers: LongArray, positions: IntArray) -> BoolArray:
         """[n] whether the token at this position is the last of its request."""

@@ -23,6 +23,7 @@ from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.encoder import ENCODER_PRESETS, EncoderCost, SimulatedEncoder
 from weft.sim.gaps import Gaps
+from weft.sim.guesses import script_guesses
 from weft.sim.leap import EngineLeaps, Leapt
 from weft.sim.outcome import ABORTED, DONE, OPEN, REFUSED, state_of, why_refused
 from weft.sim.speed import MachineSpeed
@@ -342,7 +343,7 @@ class Run:
         self._columns.enter(number, time_s, prompt_len, tenant, background=arrival.background)
         if self._lengths is not None:
             last_position = prompt_len + arrival.output_len - 1
-            self._lengths.add(number, last_position, arrival.output)
+            self._lengths.add(number, last_position, arrival.output, arrival.guesses)
         if arrival.is_cut:
             self._cut.add(number)
         if arrival.leaves_s < math.inf:
@@ -543,6 +544,7 @@ def simulate(
         overlap=overlap,
         on_failure=fail,
     )
+    script_guesses(engine.scheduler, lengths)
     tokens = TokenSource(settings.vocab_size)
     feature = engine.services.adapters.feature
     steppable: SteppableEngine = engine

@@ -57,6 +57,8 @@ class Arrival(NamedTuple):
     timeout_ms: int = 0  # its bound on the whole time; 0: none
     # The token ids of its output, int32 each, `output_len` of them; empty: fillers.
     output: bytes = b""
+    # What becomes of a guess of each of its tokens (`guesses.py`), if they are not known.
+    guesses: bytes = b""
     is_cut: bool = False  # its output ends early because its client leaves
     leaves_s: float = math.inf  # its client leaves after this time, whatever it has received
     media: tuple[MediaItem, ...] = ()  # pictures, videos and sounds in its prompt, without values

@@ -1,5 +1,5 @@
-"""Guesses of the next tokens. They are right in a simulation as often as in the outputs of the
-model that the machine was measured with; without such outputs, nothing is known of them."""
+"""Guesses of the next tokens. They are right in a simulation as often as in the texts of the model
+that the machine was measured with; without such texts, nothing is known of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.scheduler.settings import SchedulerSettings
 
 
 def _sources(machine: MeasuredMachine, settings: SchedulerSettings) -> Sequence[str]:
-    if not machine.outputs or settings.states is not None:
+    if machine.guesses is None or settings.states is not None:
         return ()
     return (OFF, "ngram")
 

@@ -6,7 +6,6 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -60,7 +59,11 @@ def confirmed(
         print(
             f"running {dict(candidate.changes) or 'without changes'}", file=sys.stderr, flush=True
         )
-        measured = real_run(found.machine, candidate.changes, arrivals, found.wanted.slo)
+        with tempfile.TemporaryDirectory(prefix="weft-plan-") as folder:
+            journal = Path(folder) / "confirmed.journal"
+            measured = real_run(
+                found.machine, candidate.changes, arrivals, found.wanted.slo, journal
+            )
         predicted = predict(found.machine, candidate.settings, arrivals, found.wanted.slo)
         runs.append(Confirmation(candidate, measured, predicted))
     # The simulation's order stands among runs that are alike.
@@ -99,15 +102,19 @@ def real_arrivals(
 
 
 def predict(
-    machine: MeasuredMachine, settings: SchedulerSettings, arrivals: Sequence[Arrival], slo: Slo
+    machine: MeasuredMachine,
+    settings: SchedulerSettings,
+    arrivals: Sequence[Arrival],
+    slo: Slo,
+    factor: float = 1.0,
 ) -> Summary:
-    """The figures of these requests in virtual time."""
+    """The figures of these requests in virtual time, on the machine at `factor` times its speed."""
     record = simulate(
         settings,
         machine.curve,
         arrivals,
         overlap=machine.overlaps,
-        speed=machine.speed(),
+        speed=machine.speed(factor),
     )
     with_front(record, machine)
     return summarize(record, slo)
@@ -118,14 +125,13 @@ def real_run(
     changes: Mapping[str, AxisValue],
     arrivals: Sequence[Arrival],
     slo: Slo,
+    journal: Path,
 ) -> Summary:
-    """The figures of these requests on a server with these changes. Raises SettingsError if it
-    fails."""
+    """The figures of these requests on a server with these changes, which writes this journal.
+    Raises SettingsError if it fails."""
     options = {**machine.options, **changes}
     words = [machine.model, *words_of(options)] if machine.model else words_of(options)
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-plan-"))
-        server = stack.enter_context(measured_server(words, Path(folder) / "confirmed.journal"))
+    with measured_server(words, journal) as server:
         try:
             played = asyncio.run(play(HttpClient(server.url), arrivals))
         except HttpError as exc:

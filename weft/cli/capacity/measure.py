@@ -4,6 +4,7 @@ and of the front from both sides."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import platform
@@ -13,15 +14,23 @@ import time
 import urllib.request
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from weft.bench.http import HttpClient, HttpError
-from weft.bench.played import PlayedTrace, play
-from weft.capacity.machine import FrontCost, MeasuredMachine, fit_front, measured_machine
-from weft.capacity.workload import FIRST_ID, LAST_ID
+from weft.bench.played import PlayedRequest, PlayedTrace, play
+from weft.capacity.guesses import Text
+from weft.capacity.machine import (
+    FrontCost,
+    MeasuredMachine,
+    fit_front,
+    measured_machine,
+    texts_of,
+)
+from weft.capacity.workload import FIRST_ID, LAST_ID, ChatUsers
 from weft.cli.capacity.served import measured_server, words_of
 from weft.config.options import SettingsError
 from weft.journal.file import JournalError, JournalReader
@@ -34,11 +43,14 @@ OptionValue: TypeAlias = str | int | float | bool
 Pair: TypeAlias = tuple[int, int]  # tokens of a prompt, of its output
 
 WARM_PART = 0.25  # of the time of a measurement
+KINDS_PART = 0.5  # after that, chats as they will be
 NUM_USUAL = 8  # requests with the lengths of the workload, at once
+NUM_CHATTED = 384  # requests of chats, more than are answered in the time
+MOST_CHATTING = 16  # with more, the front is later than it is at most knees
+CHAT_SEED = 1  # not the chats that are planned with
 MOST_AT_ONCE = 32
-FEW_AT_ONCE = 8  # in loads of more, requests wait for each other in the front
+ALONE_S = 0.03  # requests that come closer together wait for each other in the front
 SET_TIMEOUT_S = 60.0
-PROMPT_BYTES = 64  # of a prompt; no two begin with the same ones
 NO_CHUNK = 0  # the server's own
 
 
@@ -62,19 +74,20 @@ def measure(
     options: Mapping[str, OptionValue],
     *,
     seconds: float,
-    usual: tuple[Lengths, Lengths],
+    users: ChatUsers,
 ) -> MeasuredMachine:
-    """Measure `model` served with `options`, for about `seconds` after it is ready. `usual`: the
-    lengths of prompts and outputs that are planned for. Raises SettingsError."""
+    """Measure `model` served with `options`, for about `seconds` after it is ready. `users`: whose
+    chats are planned for. Raises SettingsError."""
     words = [model, *words_of(options)] if model else words_of(options)
     with tempfile.TemporaryDirectory(prefix="weft-plan-") as folder:
         path = Path(folder) / "measured.journal"
         with measured_server(words, path) as server:
             try:
-                sent = asyncio.run(_all_loads(server.url, seconds, usual))
+                sent = asyncio.run(_all_loads(server.url, seconds, users))
             except HttpError as exc:
                 raise SettingsError(f"the server that was measured failed: {exc}") from exc
-        journal = warm(journal_of(path), sent.warm_s)
+        recorded = journal_of(path)
+        journal = warm(recorded, sent.warm_s)
     if not journal.steps:
         raise SettingsError("the server that was measured computed no step: measure for longer")
     return measured_machine(
@@ -83,6 +96,7 @@ def measure(
         model=model,
         options=options,
         front=front_of(sent.traces, journal),
+        texts=chatted(recorded, sent.chats_s),
     )
 
 
@@ -109,33 +123,54 @@ class SentLoads(NamedTuple):
     """What was sent once the server was warm."""
 
     warm_s: float  # from the first request on, until it was
+    chats_s: float  # and until the first chat
     traces: list[PlayedTrace]
 
 
-async def _all_loads(url: str, seconds: float, usual: tuple[Lengths, Lengths]) -> SentLoads:
+async def _all_loads(url: str, seconds: float, users: ChatUsers) -> SentLoads:
     """Send loads until the time is over, at least one. The first ones warm the server: memory is
-    touched for the first time, and each is slower than it will be."""
+    touched for the first time, and each is slower than it will be. The last ones are chats of
+    `users`, for they tell the most: how often guesses are right, too."""
     client = HttpClient(url)
     shape = await _shape(client)
     rng = np.random.default_rng(0)
     began = time.perf_counter()
-    own_chunk = shape.chunk
     warm_s = 0.0
     found: list[PlayedTrace] = []
+    loads = itertools.cycle(calibration_loads(shape, (users.prompt, users.output), rng))
     while True:
-        for load in calibration_loads(shape, usual, rng):
-            passed_s = time.perf_counter() - began
-            if not warm_s and passed_s > WARM_PART * seconds:
-                warm_s = passed_s
-            if found and passed_s > seconds:
-                return SentLoads(warm_s, found)
-            _set_chunk(url, load.chunk or own_chunk)
-            arrivals = _at_once(load.requests, rng)
-            played = await play(client, arrivals)
-            if played.first_error:
-                raise HttpError(played.first_error)
-            if warm_s:
-                found.append(played)
+        passed_s = time.perf_counter() - began
+        if not warm_s and passed_s > WARM_PART * seconds:
+            warm_s = passed_s
+        if found and passed_s > KINDS_PART * seconds:
+            break
+        load = next(loads)
+        _set_chunk(url, load.chunk or shape.chunk)
+        played = await play(client, _at_once(load.requests, rng))
+        _check(played)
+        if warm_s:
+            found.append(played)
+    chats_s = time.perf_counter() - began
+    if chats_s < seconds:
+        _set_chunk(url, shape.chunk)
+        chats = replace(users, think_s=0.0, context_length=shape.longest, seed=CHAT_SEED)
+        arrivals = replace(chats, requests=NUM_CHATTED).arrivals(min(shape.rows, MOST_CHATTING))
+        played = await play(client, arrivals, leaves=asyncio.sleep(seconds - chats_s))
+        _check(played)
+        found.append(played)
+    return SentLoads(warm_s, chats_s, found)
+
+
+def _check(played: PlayedTrace) -> None:
+    """Raises HttpError."""
+    if played.first_error:
+        raise HttpError(played.first_error)
+
+
+def chatted(journal: Journal, chats_s: float) -> list[Text]:
+    """The texts of the chats, which came after this time; all texts if there were none."""
+    arrivals = [one for one in journal.arrivals if one.time_s >= chats_s]
+    return texts_of(arrivals or journal.arrivals)
 
 
 def warm(journal: Journal, warm_s: float) -> Journal:
@@ -219,22 +254,19 @@ def _set_chunk(url: str, chunk: int) -> None:
 
 
 def front_of(played: Sequence[PlayedTrace], journal: Journal) -> FrontCost:
-    """The time that requests spent outside of the engine, until their first token."""
+    """The time that requests spent outside of the engine, until their first token. Only those count
+    that came alone."""
     engine_s: dict[bytes, float] = {}
     record = journal.record
     for number, arrival in enumerate(journal.arrivals):
         if isinstance(arrival.prompt, bytes):
             took_s = record.first_s[number] - record.sent_s[number]
-            name = arrival.prompt[:PROMPT_BYTES]
-            engine_s[name] = float(took_s)
+            engine_s[arrival.prompt] = float(took_s)
     lens: list[int] = []
     seconds: list[float] = []
     for trace in played:
-        if len(trace.requests) > FEW_AT_ONCE:
-            continue
-        for request in trace.requests:
-            name = request.prompt[:PROMPT_BYTES]
-            inside_s = engine_s.get(name, math.nan)
+        for request in alone(trace.requests):
+            inside_s = engine_s.get(request.prompt, math.nan)
             if not inside_s >= 0 or not request.event_s:
                 continue
             ttft_s = request.event_s[0] - request.sent_s
@@ -242,3 +274,15 @@ def front_of(played: Sequence[PlayedTrace], journal: Journal) -> FrontCost:
             lens.append(prompt_len)
             seconds.append(ttft_s - inside_s)
     return fit_front(lens, seconds)
+
+
+def alone(requests: Sequence[PlayedRequest]) -> list[PlayedRequest]:
+    """The requests that were sent at another time than all others."""
+    sent = sorted((one for one in requests if one.prompt), key=lambda one: one.sent_s)
+    times_s = [-math.inf, *(one.sent_s for one in sent), math.inf]
+    pauses_s = np.diff(times_s)
+    return [
+        one
+        for one, before_s, after_s in zip(sent, pauses_s, pauses_s[1:], strict=False)
+        if min(before_s, after_s) >= ALONE_S
+    ]

@@ -121,7 +121,8 @@ def planned(settings: Settings) -> list[Planned]:
     model = settings.make(EngineConfig).model
     found = []
     for build in builds:
-        machine = _machine(options, build, model, journal, lengths, len(builds))
+        users = users_of(wanted, lengths)
+        machine = _machine(options, build, model, journal, users, len(builds))
         workload = workload_of(wanted, lengths, machine, journal)
         axes = [axis for axis in AXES if axis.name not in build.options]
         question = Question(
@@ -159,7 +160,7 @@ def _machine(
     build: Build,
     model: str,
     journal: Journal | None,
-    lengths: tuple[Lengths, Lengths],
+    users: ChatUsers,
     num_builds: int,
 ) -> MeasuredMachine:
     """The machine, from a file, from the journal, or measured now. Raises SettingsError."""
@@ -168,7 +169,7 @@ def _machine(
     if journal is not None:
         return with_options(machine_of(journal, model, {}), build.options)
     _say(f"measuring {model or 'the default model'} {build.name}".rstrip())
-    return measure(model, build.options, seconds=options.measure_s / num_builds, usual=lengths)
+    return measure(model, build.options, seconds=options.measure_s / num_builds, users=users)
 
 
 def with_options(machine: MeasuredMachine, options: Mapping[str, OptionValue]) -> MeasuredMachine:
@@ -230,6 +231,16 @@ def workload_of(
         arrivals = read_trace(wanted.trace, max_tokens=MAX_TOKENS)
     if arrivals is not None:
         return RecordedTraffic(recorded=list(islice(arrivals, wanted.requests or None)))
+    return replace(
+        users_of(wanted, lengths),
+        context_length=machine.settings.context_length,
+        vocab_size=machine.settings.vocab_size,
+        guesses=machine.guesses,
+    )
+
+
+def users_of(wanted: WorkloadOptions, lengths: tuple[Lengths, Lengths]) -> ChatUsers:
+    """Users who chat, of whom it is not known yet with which model."""
     prompt, output = lengths
     return ChatUsers(
         prompt=prompt,
@@ -237,9 +248,6 @@ def workload_of(
         turns=wanted.messages,
         think_s=wanted.think_s,
         shared_len=wanted.shared,
-        context_length=machine.settings.context_length,
-        vocab_size=machine.settings.vocab_size,
-        outputs=machine.outputs,
         requests=wanted.requests or WorkloadOptions.requests,
     )
 

@@ -19,6 +19,7 @@ as if all of it counted, at fixed positions, and the device samples after the pa
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from weft.scheduler.feature import FeatureHooks
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.planner import Planner, StepTokens, prepare_for_decode
 from weft.scheduler.request import Columns, Request
+from weft.scheduler.speculation.sources import DraftSource
 from weft.scheduler.speculation.speculator import Draft, Speculator
 
 
@@ -91,6 +93,10 @@ class SpeculativePlanner(Planner):
         self._planned: DraftedBatch | None = None  # the last batch, until it is settled
         # Rows whose last token the device may not have: it sampled other tokens last, after drafts.
         self._listed_rows: set[int] = set()
+
+    def replace_sources(self, other: Callable[[DraftSource], DraftSource]) -> None:
+        """Let `other` of each source stand in for it: simulated texts have nothing to search in."""
+        self._speculator.sources = [other(source) for source in self._speculator.sources]
 
     def row_released(self, request: Request) -> None:
         self._listed_rows.discard(request.row)

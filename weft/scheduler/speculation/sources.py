@@ -125,6 +125,7 @@ class Repetition:
 
     def __init__(self, prior: float, longest: int, shortest: int) -> None:
         self.prior = prior
+        self.is_long = shortest > SHORTEST_MATCH
         self._longest = longest
         self._shortest = shortest
 
