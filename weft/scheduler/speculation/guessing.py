@@ -40,7 +40,7 @@ from weft.scheduler.speculation.speculator import MIN_LEFT, Speculator, steps_of
 from weft.scheduler.speculation.trust import FADE, FORGET_OF_MODEL
 
 # While the cost of drafts is unknown: 1 to so many for a row, in turn, and for so many rows at
-# most.
+# most; for one row among more.
 MOST_FIRST = 4
 LEAST_GAIN = 1.03  # factor by which the expected tokens per second must grow
 # Where drafts do not pay, one row gets some after this many steps, because costs and texts change.
@@ -352,7 +352,7 @@ class Guesser:
         if is_trial:
             most_rows = 1
         elif not speculator.pace.draft_cost.is_known:
-            most_rows = MOST_FIRST
+            most_rows = MOST_FIRST if len(ready) <= MOST_FIRST else 1
         for row in ready.tolist():
             shares = self._shares(model, load, len(rows), row)
             guess = self._guess(row, shares, priors, room, is_trial)
