@@ -1,14 +1,14 @@
-"""A model that guesses is worth what it is right: it is not given up by chance, found again after it
-was wrong, and never makes other sources worse. Steps take virtual time."""
+"""A model that guesses is not given up by chance, is found again after it was wrong, and never
+makes other sources worse. Steps take virtual time."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from tests.scheduler.draft_oracle import DraftOracle
 from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.scenes import settings
-from tests.scheduler.test_draft_model import oracle
 from tests.scheduler.world import VOCAB, World
 from weft.memory.radix.cache import RadixCache
 from weft.plan.step import Plan
@@ -45,6 +45,11 @@ class Quoting:
 
     def forget(self, request: object) -> None:
         pass
+
+
+def oracle(world: World) -> DraftOracle:
+    assert world.runner.draft is not None
+    return world.runner.draft
 
 
 def seconds(plan: Plan) -> float:

@@ -404,7 +404,7 @@ class Guesser:
             num_missing = self._num_missing(row, length) - 1
             if num_missing > 0:
                 own = own.after(num_missing, min(most, SPREAD_GUESSES))
-                count = own.best_count(chance, most)
+                count = self._count(own, chance, most)
         is_doubtful = is_trial and not count
         if is_doubtful:
             count = 1

@@ -103,7 +103,6 @@ class Speculator:
     _rows: dict[int, RowTrust] = field(init=False, default_factory=dict)
     _is_due: BoolArray = field(init=False)  # by row: considered in the next step
     _turn: int = field(init=False, default=0)  # number of other rows considered so far
-    _not_worth_it: set[int] = field(init=False, default_factory=set)  # sources, for a row
     _num_resting: int = field(init=False, default=0)  # steps until the next look
     _num_vain: int = field(init=False, default=0)  # looks in a row without drafts
     _asks_sources: bool = field(init=False)  # whether some draft only when they are asked
@@ -137,15 +136,15 @@ class Speculator:
         load = StepLoad(len(rows), int(lens.sum()))
         priors = self.priors()
         drafts: list[Draft] = []
-        self._not_worth_it.clear()
+        declined: set[int] = set()  # sources that are not worth it for a row
         for row, length in zip(ready.tolist(), columns.seq_len[ready].tolist(), strict=True):
             least = least_chance(cost, load, len(rows), length)
-            draft = self._draft(row, length, least, priors)
+            draft = self._draft(row, length, least, priors, declined)
             self._is_due[row] = draft is not None
             if draft is not None:
                 drafts.append(draft)
         # Once a step, or many rows would soon forget together what was wrong.
-        for i in self._not_worth_it:
+        for i in declined:
             self._rates[i].fade(FADE_SOURCE)
         if drafts:
             self._num_vain = 0
@@ -269,7 +268,10 @@ class Speculator:
         is_due[others] = True
         return ready[is_due]
 
-    def _draft(self, row: int, length: int, least: float, priors: list[float]) -> Draft | None:
+    def _draft(
+        self, row: int, length: int, least: float, priors: list[float], declined: set[int]
+    ) -> Draft | None:
+        """Adds the sources that are not worth it for this row to `declined`."""
         trust = self.trust(row)
         most = self.most(row, length)
         # Tokens sampled by a step whose result is not known yet.
@@ -289,7 +291,7 @@ class Speculator:
             num = most if source.is_decided else num_worthwhile(rate, least, most)
             if not num:
                 trust.rates[i].fade(FADE)
-                self._not_worth_it.add(i)
+                declined.add(i)
                 continue
             if known is None:
                 known = Known(trust.request, self.columns.packed(row, length - num_ahead))
