@@ -4,13 +4,15 @@ served or refused, in steps.
     python -m benchmarks.agent_attacks [MODEL]
 
 Grammars that explode, are ambiguous, deep or huge, tool lists of 2 MB, thousands of items. The stream alone gives the
-usual step, and the gaps that the machine makes by itself.
+usual step, and the gaps that the machine makes by itself. An attack that is served is a prompt, too, for which streams
+are slowed down as for any other: so a plain request with as many tokens follows it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import threading
 import time
@@ -24,6 +26,28 @@ from benchmarks.servers import served
 Body = dict[str, Any]
 HI: list[Body] = [{"role": "user", "content": "Hi"}]
 NUM_ITEMS = 10_000
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "was",
+    "for",
+    "on",
+    "with",
+    "he",
+    "it",
+    "as",
+    "at",
+    "his",
+    "by",
+    "had",
+    "not",
+    "but",
+    "from",
+]
 REST_S = 0.3  # between two attacks
 FIRST_REST_S = 4.0  # in which a server loads what grammars need
 
@@ -149,6 +173,24 @@ class Stream:
                             return
 
 
+def beside(
+    stream: Stream, client: httpx.Client, path: str, body: Body
+) -> tuple[httpx.Response, float, float]:
+    """The answer, how long it took, and the longest gap of the stream meanwhile, in seconds."""
+    data = json.dumps(body)
+    began_s = time.perf_counter()
+    answer = client.post(path, content=data, headers={"content-type": "application/json"})
+    ended_s = time.perf_counter()
+    time.sleep(REST_S)
+    return answer, ended_s - began_s, stream.longest_s(began_s, ended_s)
+
+
+def plain(num_tokens: int) -> tuple[str, Body]:
+    """A request with about so many tokens, which has no tools, and nothing that is cached."""
+    words = random.Random(num_tokens).choices(WORDS, k=num_tokens)
+    return response(items=[{"role": "user", "content": " ".join(words)}])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure streams beside hostile requests.")
     parser.add_argument("model", nargs="?", default="weft-nano")
@@ -167,15 +209,15 @@ def main() -> None:
             if asked.only not in name:
                 continue
             path, body = make()
-            data = json.dumps(body)
-            began_s = time.perf_counter()
-            answer = client.post(path, content=data, headers={"content-type": "application/json"})
-            ended_s = time.perf_counter()
-            time.sleep(REST_S)
-            gap_s = stream.longest_s(began_s, ended_s)
-            said = "" if answer.status_code == 200 else answer.json()["error"]["message"][:110]
+            answer, took_s, gap_s = beside(stream, client, path, body)
+            if answer.status_code == 200:
+                num_tokens = answer.json()["usage"]["input_tokens"]
+                _, _, plain_s = beside(stream, client, *plain(num_tokens))
+                said = f"plain, {num_tokens:,} tokens: {plain_s / step_s:.1f}"
+            else:
+                said = answer.json()["error"]["message"][:110]
             print(
-                f"{name:34} {answer.status_code}, {ended_s - began_s:6.2f} s, longest gap "
+                f"{name:34} {answer.status_code}, {took_s:6.2f} s, longest gap "
                 f"{1e3 * gap_s:6.1f} ms = {gap_s / step_s:5.1f} steps  {said}",
                 flush=True,
             )

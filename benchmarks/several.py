@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.e2e.server import Server
 
 QUIET_S = 3.0  # of a stream, before and after a load
+WIDTH = 4  # requests at a time: with one, their cost depends on who sleeps when
 SMALL = ("--kv-tokens", "16384", "--max-running-requests", "16")
 PAGE = "It was late, and the rain had not stopped since the morning. " * 34  # 400 words
 
@@ -199,19 +200,20 @@ def front_cases(model: str) -> dict[str, FrontCase]:
         "one token": FrontCase("/v1/completions", one | {"prompt": "Hi"}),
         "one token, body apart": FrontCase("/v1/completions", one | {"prompt": "Hi"}, 200, True),
         "chat of 400 words": FrontCase("/v1/chat/completions", one | say, 100),
-        "64 tokens": FrontCase("/v1/completions", long, 10),
-        "stream of 64 tokens": FrontCase("/v1/completions", long | {"stream": True}, 10),
+        "64 tokens": FrontCase("/v1/completions", long, 12),
+        "stream of 64 tokens": FrontCase("/v1/completions", long | {"stream": True}, 12),
     }
 
 
 class FrontMeter:
-    """Sends requests to a server by one connection, and reads the processor time of its front."""
+    """Sends requests to a server, and reads the processor time of its front."""
 
     def __init__(self, server: Server) -> None:
         self._threads = Path(f"/proc/{server.process.pid}/task")
         host, _, port = server.url.removeprefix("http://").partition(":")
-        self._connection = socket.create_connection((host, int(port)))
-        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connections = [socket.create_connection((host, int(port))) for _ in range(WIDTH)]
+        for connection in self._connections:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def cost_us(self, case: FrontCase) -> float:
         """Microseconds of processor time for each of a block of requests."""
@@ -221,24 +223,27 @@ class FrontMeter:
         pieces = [head.encode(), body] if case.is_apart else [head.encode() + body]
         end = b"0\r\n\r\n" if case.fields.get("stream") else b"}"
         began_us = self._used_us()
-        for _ in range(case.num):
-            for piece in pieces:
-                self._connection.sendall(piece)
-            self._read_answer(end)
+        for _ in range(case.num // WIDTH):
+            for connection in self._connections:
+                for piece in pieces:
+                    connection.sendall(piece)
+            for connection in self._connections:
+                read_answer(connection, end)
         return (self._used_us() - began_us) / case.num
-
-    def _read_answer(self, end: bytes) -> None:
-        answer = b""
-        while not answer.endswith(end):
-            piece = self._connection.recv(1 << 16)
-            answer += piece
-            assert piece, "the server has closed the connection"
-            assert answer.startswith(b"HTTP/1.1 200"), answer
 
     def _used_us(self) -> float:
         """Processor time of all threads."""
         states = [(thread / "schedstat").read_text() for thread in self._threads.iterdir()]
         return sum(int(state.split()[0]) for state in states) / 1e3
+
+
+def read_answer(connection: socket.socket, end: bytes) -> None:
+    answer = b""
+    while not answer.endswith(end):
+        piece = connection.recv(1 << 16)
+        answer += piece
+        assert piece, "the server has closed the connection"
+        assert answer.startswith(b"HTTP/1.1 200"), answer
 
 
 def front(args: argparse.Namespace) -> dict[str, Any]:

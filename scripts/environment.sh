@@ -46,9 +46,15 @@ prepare_environment() {
     esac
     echo "installing weft$extras and what it needs into .venv ..." >&2
     .venv/bin/python -m pip uninstall -q -y weft >/dev/null 2>&1 || true # until 0.2.0 pip knew it by this name
-    .venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".$extras" >&2 ||
+    # The kernels need nothing that pip installs, unless it is their compiler.
+    .venv/bin/python -m weft.ops.cpp.build >/dev/null 2>&1 &
+    build=$!
+    # Most modules that are installed are never imported: Python compiles those that are.
+    .venv/bin/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e ".$extras" >&2 || {
+        kill "$build" 2>/dev/null || true
         fail "pip could not install weft; its reason stands above"
-    .venv/bin/python -m weft.ops.cpp.build >/dev/null || true # without a compiler, torch computes
+    }
+    wait "$build" || .venv/bin/python -m weft.ops.cpp.build >/dev/null || true # without a compiler, torch computes
     printf '%s\n' "$sum $extras" >"$stamp"
 }
 

@@ -1,6 +1,7 @@
 """A Qwen3 model folder as GGUF, without a vocabulary. convert_gguf.py SOURCE TARGET [KIND]
 
-KIND is q4_0, q4_k_m or q8_0: llama.cpp itself packs the file, as it does for files that are published.
+KIND is q4_0, q4_k_m or q8_0: llama.cpp itself packs the file, as it does for files that are published. Without it the
+file has the tensors in bfloat16, and `llama-cpp-python` is not needed; `quantise_whole.py` packs it with ik_llama.cpp.
 """
 
 from __future__ import annotations
@@ -11,15 +12,10 @@ import sys
 from pathlib import Path
 
 import gguf
-import llama_cpp as ll
 import numpy as np
 from safetensors import safe_open
 
-KINDS = {
-    "q4_0": ll.LLAMA_FTYPE_MOSTLY_Q4_0,
-    "q4_k_m": ll.LLAMA_FTYPE_MOSTLY_Q4_K_M,
-    "q8_0": ll.LLAMA_FTYPE_MOSTLY_Q8_0,
-}
+KINDS = {"q4_0": 2, "q8_0": 7, "q4_k_m": 15}  # LLAMA_FTYPE_MOSTLY_*
 
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -88,6 +84,8 @@ def write(source: Path, target: str) -> None:
 
 
 def pack(source: str, target: str, kind: int) -> None:
+    import llama_cpp as ll
+
     params = ll.llama_model_quantize_default_params()
     params.ftype = kind
     if ll.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params)):

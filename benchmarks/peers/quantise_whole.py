@@ -9,7 +9,7 @@ import ctypes
 import sys
 from pathlib import Path
 
-KINDS = {"q2_k": 10, "q3_k_s": 11}
+KINDS = {"q4_0": 2, "q8_0": 7, "q2_k": 10, "q3_k_s": 11, "q4_k_m": 15}
 
 
 class Params(ctypes.Structure):

@@ -3,6 +3,7 @@ saved by transformers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,9 @@ import torch
 import transformers
 from tokenizers import AddedToken
 
+from tests.models.gemma3n_media import AUDIO as GEMMA3N_AUDIO
+from tests.models.gemma3n_media import without_timm
+from tests.models.mobilenet import MODEL_ARGS, OUT_SIDE, SIDE
 from tests.models.pictures import GEMMA4_AUDIO
 from tests.text.tokens import EOS, IM_END, byte_backend
 
@@ -271,6 +275,69 @@ def gemma4_sounds(folder: Path) -> MediaModel:
     return saved(folder, "audio", model, processor)
 
 
+def gemma3n(folder: Path, kind: str = "image") -> MediaModel:
+    """`kind`: of what the model takes; for transformers it has both encoders."""
+    from transformers.models.gemma3n.feature_extraction_gemma3n import Gemma3nAudioFeatureExtractor
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    ids = {"boi": FIRST, "boa": FIRST + 1}
+    ids |= {"eoi": FIRST + 2, "image": FIRST + 3}  # tokens for pictures
+    ids |= {"eoa": FIRST + 4, "audio": FIRST + 5}  # tokens for sounds, up to the last of all
+    named = {f"{name}_token": f"<{name}>" for name in ids}
+    tokens = tokenizer(f"<{kind}>", *named.values(), **named)
+    for name in ids:
+        setattr(tokens, f"{name}_token_id", ids[name])
+    config = transformers.Gemma3nConfig(
+        text_config={
+            **TEXT,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 256,
+            "pad_token_id": 0,
+            "num_kv_shared_layers": 0,
+            "intermediate_size": [80] * 3,
+            "activation_sparsity_pattern": [0.5, 0.0, 0.0],
+            "laurel_rank": 8,
+        },
+        vision_config={
+            "vocab_size": 2,
+            "vocab_offset": ids["eoi"],
+            "model_args": MODEL_ARGS,
+        },
+        audio_config={
+            **GEMMA3N_AUDIO,
+            "vocab_size": VOCAB - ids["eoa"],
+            "vocab_offset": ids["eoa"],
+        },
+        vision_soft_tokens_per_image=OUT_SIDE**2,
+        audio_soft_tokens_per_image=188,
+        **{f"{name}_token_id": id for name, id in ids.items()},
+    )
+    model = without_timm(config)
+    both = {"feature_size": GEMMA3N_AUDIO["input_feat_size"]}
+    images = SiglipImageProcessorPil(size={"height": SIDE, "width": SIDE}, **both)
+    lengths = {"audio_seq_length": 188, "image_seq_length": OUT_SIDE**2}
+    processor = without_videos(transformers.Gemma3nProcessor)(
+        Gemma3nAudioFeatureExtractor(**both), images, tokens, **lengths
+    )
+    found = saved(folder, kind, model, processor)
+    # Tokens for pictures and sounds are not written: their vectors are not those of the text.
+    with torch.no_grad():
+        model.get_output_embeddings().weight[ids["eoi"] :] = 0
+    model.save_pretrained(folder)
+    # Served, it has the encoder of that kind alone.
+    path = folder / "config.json"
+    config_json = json.loads(path.read_text())
+    del config_json["vision_config" if kind == "audio" else "audio_config"]
+    path.write_text(json.dumps(config_json))
+    return found
+
+
+def gemma3n_sounds(folder: Path) -> MediaModel:
+    return gemma3n(folder, "audio")
+
+
 def qwen2_audio(folder: Path) -> MediaModel:
     mark = "<|audio_bos|><|AUDIO|><|audio_eos|>"
     tokens = tokenizer(mark, "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
@@ -296,6 +363,7 @@ MODELS = {
     "smolvlm": smolvlm,
     "qwen2.5-vl": qwen25_vl,
     "gemma3": gemma3,
+    "gemma3n": gemma3n,
     "gemma4": gemma4,
     "gemma4-sounds": gemma4_sounds,
     "qwen2-audio": qwen2_audio,

@@ -37,6 +37,7 @@ from weft.observe.trace import NoTracer
 from weft.relay.app import Relay
 from weft.scheduler.settings import HandoffSettings
 from weft.server import media
+from weft.server.context import ModelFacts
 from weft.server.media import serve_media
 from weft.text.media.fetch import MediaAccess
 from weft.text.media.loader import MediaLoader
@@ -255,7 +256,7 @@ def test_the_front_explains_what_is_slower_than_the_option(seconds: float) -> No
     config = ServerConfig(log_slow_s=seconds)
     context: Any = SimpleNamespace(config=config, limits=Limits())
     engines: Any = SimpleNamespace(send=lambda message: None)
-    parts = front.FrontParts(infill_tokenizer(), None, Metrics())
+    parts = front.FrontParts(infill_tokenizer(), None, Metrics(), ModelFacts())
     client = front._client(context, parts, engines, NoTracer())
     slow = client.recorder._slow
     if seconds:

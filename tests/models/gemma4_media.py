@@ -115,6 +115,14 @@ class Prompt:
             self.ids += [token] * item.length
         self.media = tuple(media)
 
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """What transformers computes with."""
+        found = inputs_of(self.pixels) if self.pixels else {}
+        if self.frames:
+            found |= heard_inputs_of(self.frames)
+        return found
+
     def _seen(self, part: Seen) -> MediaItem:
         grid = (1, part.rows, part.columns)
         values = pixels(grid, part.seed)
@@ -189,11 +197,18 @@ def assert_told(
     tokens, told = output
     ids = torch.tensor([prompt.ids + tokens])
     types = (ids == IMAGE_TOKEN).long()
-    media = inputs_of(prompt.pixels) if prompt.pixels else {}
-    if prompt.frames:
-        media |= heard_inputs_of(prompt.frames)
+    model = checkpoint.model
+    # As `generate` makes them: those of the unified form differ from what `forward` makes itself.
+    masks = model.create_masks_for_generate(
+        config=model.config,
+        inputs_embeds=torch.zeros(1, ids.shape[1], 1),
+        attention_mask=None,
+        cache=None,
+        position_ids=torch.arange(ids.shape[1])[None],
+        mm_token_type_ids=types,
+    )
     with torch.inference_mode():
-        found = checkpoint.model(input_ids=ids, mm_token_type_ids=types, **media)
+        found = model(input_ids=ids, attention_mask=masks, mm_token_type_ids=types, **prompt.inputs)
     logprobs = found.logits[0, len(prompt.ids) - 1 : -1].log_softmax(-1)
     assert logprobs.argmax(-1).tolist() == tokens
     wanted = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]

@@ -209,6 +209,31 @@ def make_gemma4(
     return saved(model, folder)
 
 
+UNIFIED_SAMPLES = 20  # of a token of sound
+UNIFIED_VISION = {
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "mm_embed_dim": 48,
+    "mm_posemb_size": 32,
+    "output_proj_dims": 48,
+}
+
+
+def make_gemma4_unified(folder: Path, pool: int = 2, **text: Any) -> Checkpoint:
+    """`pool`: patches per side of a token. `text`: what its text_config has besides."""
+    usual = {**TEXT, "num_hidden_layers": 4, "layer_types": GEMMA4_TYPES, "sliding_window": 10}
+    usual |= {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    config = transformers.Gemma4UnifiedConfig(
+        text_config={**usual, "pad_token_id": 0, **text},
+        vision_config={**UNIFIED_VISION, "pooling_kernel_size": pool},
+        audio_config={"audio_embed_dim": UNIFIED_SAMPLES},
+        image_token_id=IMAGE_TOKEN,
+        audio_token_id=AUDIO_TOKEN,
+        attn_implementation="eager",
+    )
+    return saved(transformers.Gemma4UnifiedForConditionalGeneration(config), folder)
+
+
 LLAMA4_TEXT = {
     "num_hidden_layers": 4,
     "intermediate_size_mlp": 80,

@@ -172,8 +172,12 @@ def test_encoders_of_other_kinds_are_refused(changes: dict[str, Any], message: s
         gemma4_sound({"audio_config": {**GEMMA4_AUDIO, **changes}}, 64)
 
 
-def test_sounds_are_left_out_where_tokens_of_pictures_see_each_other(tmp_path: Path) -> None:
+def test_sounds_are_heard_in_order_where_tokens_of_pictures_see_each_other(tmp_path: Path) -> None:
     checkpoint = make_gemma4("large", tmp_path, GEMMA4_AUDIO)
     spec = ModelConfig.from_folder(checkpoint.folder).vision
     assert spec is not None
-    assert spec.kinds == ("image",)
+    assert spec.rules.sees_both_ways
+    assert spec.rules.kinds_in_order == ("audio",)
+    served = Told(checkpoint.folder)
+    for prompt, output in zip(PROMPTS, served.tell(*PROMPTS), strict=True):
+        assert_told(checkpoint, prompt, output)

@@ -1,5 +1,5 @@
-"""Transcripts of models that hear and talk, a tiny Qwen2-Audio and Gemma 4: a chat about the
-sound."""
+"""Transcripts of models that hear and talk, a tiny Qwen2-Audio, Gemma 3n and Gemma 4: a chat about
+the sound."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.media_models import MediaModel, gemma4_sounds, qwen2_audio
+from tests.e2e.media_models import MediaModel, gemma3n_sounds, gemma4_sounds, qwen2_audio
 from tests.models import speaking
 from tests.server.real_engine import RealServer, serving
 
 
-@pytest.fixture(scope="module", params=[qwen2_audio, gemma4_sounds])
+@pytest.fixture(scope="module", params=[qwen2_audio, gemma3n_sounds, gemma4_sounds])
 def hearing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MediaModel:
     found: MediaModel = request.param(tmp_path_factory.mktemp("hearing"))
     return found
@@ -24,7 +24,7 @@ def hearing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def server(hearing: MediaModel) -> Iterator[RealServer]:
-    with serving(hearing.folder, dtype="float32", context_length=256) as made:
+    with serving(hearing.folder, dtype="float32", context_length=512) as made:
         yield made
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.text.tokens import CHAT_TEMPLATE
+from weft.config.process import Child
 from weft.text.templates import chat_template, renderer
 from weft.text.templates.chat_template import MAX_OWN_SOURCE_LEN, ChatTemplate, TemplateError
 from weft.text.templates.renderer import Renderer
@@ -85,6 +86,23 @@ def test_no_template_is_compiled_or_run_in_this_process(monkeypatch: pytest.Monk
 
     go(main)
     renderer.close()
+
+
+def test_a_process_that_was_started_ahead_is_used() -> None:
+    child = Child(renderer.MODULE)
+    ours = Renderer({"default": CHAT_TEMPLATE}, {"bos_token": "<bos>"}, lambda: child)
+    assert ours.processes[0].child is child
+    template = ChatTemplate({"default": CHAT_TEMPLATE}, {"bos_token": "<bos>"})
+    go_with(ours, template)
+    ours.close()
+    assert not child.is_alive
+
+
+def go_with(ours: Renderer, template: ChatTemplate) -> None:
+    async def main() -> None:
+        assert await ours.render([USER]) == template.render([USER])
+
+    go(main)
 
 
 def test_a_broken_template_is_reported_at_the_start() -> None:

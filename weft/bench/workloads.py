@@ -90,4 +90,14 @@ SHAPES: dict[str, JsonObject] = {  # config.json
         "intermediate_size": 3072,
         "vocab_size": 151936,
     },
+    "1.7b": {
+        **_QWEN3,
+        "hidden_size": 2048,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "vocab_size": 151936,
+    },
 }

@@ -61,6 +61,12 @@ class Helper:
             self._child = Child(self._module, self._files)
             self._is_set_up = False
 
+    def adopt(self, child: Child) -> None:
+        """Use a process of `module` that has been started already and asked nothing."""
+        self.close()
+        self._child = child
+        self._is_set_up = False
+
     def set_up(self) -> None:
         """Set up the process that `start` has started. Raises `HelperFailed`, and what
         `check_setup` raises."""

@@ -12,6 +12,8 @@ class MediaRules:
     has_three_positions: bool = False
     # The tokens of an item see each other both ways; a step computes all of them or none.
     sees_both_ways: bool = False
+    # The kinds of items whose tokens do not, where those of others do.
+    kinds_in_order: tuple[str, ...] = ()
     # Tokens of the longest item, if all tokens of an item must be computed together. A chunk has at
     # least this length plus a page at each end; 0: unknown.
     longest_unsplit: int = 0

@@ -42,12 +42,13 @@ from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
 from weft.observe.trace import NoTracer, Tracer
 from weft.server.app import ModelApp, SharedParts, model_app, shared_parts, with_edge
-from weft.server.context import Readiness, ServerInfo
+from weft.server.context import ModelFacts, Readiness, ServerInfo
 from weft.server.helpers import ModelHelpers, start_helpers
 from weft.server.limits import LEAST_BYTES, spare_bytes
 from weft.state.store import StateError
 from weft.text.media.families import ProcessorRecipe
 from weft.text.templates.chat_template import TemplateError
+from weft.text.templates.renderer import TakeChild, none_ready
 from weft.text.tokenizer import Tokenizer
 from weft.version import __version__
 
@@ -71,6 +72,7 @@ class FrontParts(NamedTuple):
     tokenizer: Tokenizer
     processor: ProcessorRecipe | None
     metrics: Metrics
+    facts: ModelFacts
 
 
 def load_parts(context: LaunchContext) -> FrontParts:
@@ -80,7 +82,8 @@ def load_parts(context: LaunchContext) -> FrontParts:
     if context.prepared.gpu_uuid:
         metrics.watch_gpu(context.prepared.gpu_uuid)
     tokenizer = load_tokenizer(context.prepared.folder)
-    return FrontParts(tokenizer, load_recipe(context.prepared), metrics)
+    facts = model_facts(context.prepared)
+    return FrontParts(tokenizer, load_recipe(context.prepared), metrics, facts)
 
 
 class Front:
@@ -304,7 +307,7 @@ def _served(
             client,
             parts.tokenizer,
             config,
-            _info(context),
+            _info(context, parts.facts),
             readiness,
             context.limits,
             adapters,
@@ -317,12 +320,15 @@ def _served(
         raise SettingsError(f"--state-dir is {config.state_dir}: {exc}") from exc
 
 
-def front_helpers(context: LaunchContext, parts: FrontParts) -> ModelHelpers:
-    """The helpers of a front; they end with the calling thread. Raises SettingsError for a chat
-    template that cannot be used, and for settings of media."""
+def front_helpers(
+    context: LaunchContext, parts: FrontParts, take_child: TakeChild = none_ready
+) -> ModelHelpers:
+    """The helpers of a front; they end with the calling thread. `take_child`: as that of
+    `Renderer`. Raises SettingsError for a chat template that cannot be used, and for settings of
+    media."""
     config = context.config
     try:
-        return start_helpers(parts.tokenizer, config, context.limits, parts.processor)
+        return start_helpers(parts.tokenizer, config, context.limits, parts.processor, take_child)
     except (TemplateError, OSError) as exc:
         raise SettingsError(
             f"--chat-template is {config.chat_template}, which cannot be used: {exc}"
@@ -339,7 +345,7 @@ def _require_memory() -> None:
         )
 
 
-def _info(context: LaunchContext) -> ServerInfo:
+def _info(context: LaunchContext, facts: ModelFacts) -> ServerInfo:
     model = context.prepared.model
     config = context.prepared.config
     in_types = types(model, config.dtype, config.quantize)
@@ -351,7 +357,7 @@ def _info(context: LaunchContext) -> ServerInfo:
         started_at=time.time(),
         model_summary=f"{model.name} ({model.architecture}, {in_types})",
         sampling=context.prepared.sampling,
-        model=model_facts(context.prepared),
+        model=facts,
         settings=asdict(config),
         journals=journals(config, context.config.dp_size),
     )

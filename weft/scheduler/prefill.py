@@ -314,7 +314,7 @@ class PrefillScheduler:
         if picked.is_through and line is not queue.lines[-1]:
             self._record_background(now)
         turns = queue.background.turns
-        if turns is not None and line is queue.online:
+        if turns is not None:
             decode_rows = turns.beside(self._kv.columns, decode_rows, adder.can_run)
         num_computed = adder.input_tokens
         for request in picked.requests:

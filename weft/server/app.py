@@ -254,7 +254,7 @@ def model_app(
     operations = (*OPERATIONS, *own, *_documents(info.version, own))
     routes: list[Route] = []
     for one in operations:
-        endpoint = Endpoint(context, with_known_query(one).handler)
+        endpoint = Endpoint(context, with_known_query(one))
         routes.append(Route(one.path, endpoint, methods=[one.method]))
     # Not wrapped in Starlette's application, because each piece of an answer would pass through it.
     inner: ASGIApp = Router(routes, redirect_slashes=False)

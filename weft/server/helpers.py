@@ -12,7 +12,7 @@ from weft.observe.log import EventLog
 from weft.server.media import ServedMedia, serve_media
 from weft.text.media.families import ProcessorRecipe
 from weft.text.templates.chat_template import TemplateError
-from weft.text.templates.renderer import Renderer
+from weft.text.templates.renderer import Renderer, TakeChild, none_ready
 from weft.text.tokenizer import Tokenizer
 
 log = EventLog("serve")
@@ -33,13 +33,15 @@ def start_helpers(
     config: ServerConfig,
     limits: Limits,
     processor: ProcessorRecipe | None,
+    take_child: TakeChild = none_ready,
 ) -> ModelHelpers:
-    """Start them, and wait until they work. They end with the calling thread.
+    """Start them, and wait until they work. They end with the calling thread. `take_child`: as
+    that of `Renderer`.
 
     Raises `TemplateError` or `OSError` if the chat template of `config` cannot be used, and
     SettingsError or UnsupportedModel if the settings or the model do not allow images.
     """
-    template = load_template(tokenizer, config)
+    template = load_template(tokenizer, config, take_child)
     try:
         media = None
         if processor is not None:
@@ -57,18 +59,20 @@ def load_sources(tokenizer: Tokenizer, config: ServerConfig) -> list[str]:
     return list(tokenizer.chat_templates.values())
 
 
-def load_template(tokenizer: Tokenizer, config: ServerConfig) -> Renderer | None:
+def load_template(
+    tokenizer: Tokenizer, config: ServerConfig, take_child: TakeChild = none_ready
+) -> Renderer | None:
     """The template of the settings, else the model's own.
 
     If the model's own template is broken, only chat is unavailable.
     """
     if config.chat_template:
         [source] = load_sources(tokenizer, config)
-        return Renderer({"default": source}, tokenizer.special_tokens)
+        return Renderer({"default": source}, tokenizer.special_tokens, take_child)
     if not tokenizer.chat_templates:
         return None
     try:
-        return Renderer(tokenizer.chat_templates, tokenizer.special_tokens)
+        return Renderer(tokenizer.chat_templates, tokenizer.special_tokens, take_child)
     except TemplateError as exc:
         log.warning("no_chat_template", reason=exc)
         return None

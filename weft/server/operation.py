@@ -7,7 +7,7 @@ route only what its entry says.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -71,12 +71,12 @@ def post(
     return Operation("POST", path, handler, summary, body, answer, query, access, texts)
 
 
-def with_known_query(one: Operation) -> Operation:
-    """A route for administration that refuses what its query does not have: unread, a misspelt
-    parameter would mean something else. Other routes are as they are, because clients of other
+def with_known_query(one: Operation) -> Handler:
+    """The handler of a route. One for administration refuses what its query does not have: unread,
+    a misspelt parameter would mean something else. Others are as they are, because clients of other
     servers send parameters that have no meaning here."""
     if one.access != "admin":
-        return one
+        return one.handler
     known = (*one.query, *one.texts)
 
     async def call(context: ServerContext, request: Request) -> ASGIApp:
@@ -87,4 +87,4 @@ def with_known_query(one: Operation) -> Operation:
                 raise ApiError(400, message, param=name[:64])
         return await one.handler(context, request)
 
-    return replace(one, handler=call)
+    return call

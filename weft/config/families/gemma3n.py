@@ -1,6 +1,6 @@
 """Gemma 3n: several versions of each hidden state (AltUp), products of low rank beside attention
-(LAuReL), inputs for each layer, K and V of earlier layers, and gates that are mostly cut off. Its
-encoders of pictures and sounds are not implemented: the text part is served."""
+(LAuReL), inputs for each layer, K and V of earlier layers, and gates that are mostly cut off. It
+sees and hears (`config/vision/gemma3n.py`)."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from weft.config.families.gemma4 import GELU, kv_owners
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import rope_by_type, rope_of
 from weft.config.model_errors import UnsupportedModel
+from weft.config.vision.gemma3n import gemma3n_towers
 from weft.json_types import JsonObject
 
 PERIOD = 5  # of layers, the last of which sees all tokens
@@ -247,5 +248,5 @@ ARCHITECTURES = {
             )
         },
     ),
-    "Gemma3nForConditionalGeneration": _GEMMA3N,
+    "Gemma3nForConditionalGeneration": replace(_GEMMA3N, tower=gemma3n_towers),
 }

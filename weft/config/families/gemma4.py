@@ -3,8 +3,8 @@
 The sizes of the release differ in mechanisms. The small ones have inputs for each layer, and their
 last layers read the K and V of earlier ones; the large ones take values from keys in layers that
 see all tokens; one has experts beside its dense parts. In the large ones, tokens of a picture see
-each other both ways in layers with windows. The small ones hear, too. The encoders of the unified
-models are not implemented: these are served without them.
+each other both ways in layers with windows. The small ones hear, too, and so does the unified form,
+which has products instead of encoders.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import proportional, rope_of
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.gemma4_sound import gemma4_towers
+from weft.config.vision.gemma4_unified import gemma4_unified
 from weft.json_types import JsonMapping, JsonObject
 
 GELU = "gelu_pytorch_tanh"
@@ -329,7 +330,7 @@ _GEMMA4 = Family(
         "eos_token_id": 1,
     },
 )
-# The same text model without inputs for each layer, whose pictures and sounds have no encoder.
+# The same text model without inputs for each layer.
 _UNIFIED = replace(
     _GEMMA4,
     defaults={
@@ -359,6 +360,6 @@ ARCHITECTURES = {
     "Gemma4ForConditionalGeneration": replace(_GEMMA4, tower=gemma4_towers),
     "Gemma4TextModel": replace(_GEMMA4, task="embed"),
     "Gemma4UnifiedForCausalLM": _UNIFIED,
-    "Gemma4UnifiedForConditionalGeneration": _UNIFIED,
+    "Gemma4UnifiedForConditionalGeneration": replace(_UNIFIED, tower=gemma4_unified),
     "Gemma4UnifiedTextModel": replace(_UNIFIED, task="embed"),
 }

@@ -15,9 +15,11 @@ from weft.json_types import JsonMapping, JsonObject
 T = TypeVar("T")
 
 VISION = "clip.vision."
+HEARS = "clip.has_audio_encoder"
+SOUND_KIND = "clip.audio.projector_type"
 # Keys that change how pictures are seen, and the values that change nothing.
 CHANGES_NOTHING: dict[str, tuple[object, ...]] = {
-    "clip.has_audio_encoder": (False,),
+    HEARS: (False,),
     "clip.has_minicpmv_projector": (False,),
     "clip.vision.mm_patch_merge_type": ("flat",),
     "clip.vision.image_aspect_ratio": ("square", "pad"),
@@ -62,6 +64,22 @@ class ClipKeys:
             return []
         return list(values.tolist())
 
+    def shape(self, name: str, num_dims: int) -> tuple[int, ...]:
+        """The shape of a tensor. Raises BadCheckpoint."""
+        shape = self.shapes.get(name, ())
+        if len(shape) != num_dims:
+            raise BadCheckpoint(f"{self.label} has no tensor {name} of {num_dims} dimensions")
+        return shape
+
+    def require_sounds(self, kind: str) -> None:
+        """Raise UnsupportedModel if the encoder of sounds is of another kind."""
+        found = self.value(SOUND_KIND, str)
+        if found != kind:
+            raise UnsupportedModel(
+                f"{self.label}: {SOUND_KIND} is {found[:64]!r}, which is not supported; supported "
+                f"beside its pictures is {kind}"
+            )
+
     def require_usual(self, reads: Container[str]) -> None:
         """Raise UnsupportedModel for a key whose value changes the computation; `reads`: other keys
         of which that is known."""
@@ -80,11 +98,18 @@ class ClipKeys:
     @property
     def num_layers(self) -> int:
         """Raises BadCheckpoint unless the file has tensors for so many."""
-        num = self.get("block_count", int)
+        return self._num_layers(f"{VISION}block_count")
+
+    @property
+    def num_sound_layers(self) -> int:
+        """The same of the encoder of sounds."""
+        return self._num_layers("clip.audio.block_count")
+
+    def _num_layers(self, key: str) -> int:
+        num = self.value(key, int)
         if not 0 < num <= min(len(self.shapes), MAX_LAYERS):
             raise BadCheckpoint(
-                f"{self.label}: {VISION}block_count is {num:,}, but it has "
-                f"{len(self.shapes):,} tensors"
+                f"{self.label}: {key} is {num:,}, but it has {len(self.shapes):,} tensors"
             )
         return num
 
@@ -116,7 +141,7 @@ ReadSettings: TypeAlias = Callable[[ClipKeys], JsonObject]
 
 class LayerGroup(NamedTuple):
     prefix: str  # of the names of layers
-    parts: Mapping[str, str]  # as in `Projector`
+    parts: Mapping[str, str] | None  # as in `Projector`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +153,9 @@ class Projector:
     config: ReadConfig
     settings: ReadSettings
     layers: str  # prefix of the names of layers
-    # Names in a layer: the file's → the tower's; a key with ".weight" is a whole name.
-    parts: Mapping[str, str]
+    # Names in a layer: the file's → the tower's; a key with ".weight" is a whole name. None: they
+    # are the same.
+    parts: Mapping[str, str] | None
     outside: Mapping[str, str]  # names outside of layers
     has_pairs: bool = False  # rotated pairs of queries and keys are consecutive rows
     merges_qkv: bool = False  # the tower reads queries, keys and values as one tensor
@@ -139,4 +165,6 @@ class Projector:
     # Further layers, by the beginning of their names: `a` for `a.blk.N`.
     further: Mapping[str, LayerGroup] = field(default_factory=dict)
     convs: tuple[str, ...] = ()  # endings of matrices [n, m] that the tower reads as [n, 1, m]
+    vectors: tuple[str, ...] = ()  # endings of vectors that have further dimensions of 1
+    has_vit: bool = True  # its metadata says the sizes of the layers of a vision transformer
     numbers: tuple[str, ...] = ()  # endings of tensors of one number, which have no dimension

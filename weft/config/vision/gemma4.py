@@ -44,9 +44,7 @@ class Gemma4TowerSpec:
 
     @property
     def rules(self) -> MediaRules:
-        if not self.sees_both_ways:
-            return MediaRules()
-        return MediaRules(sees_both_ways=True, longest_unsplit=BUDGETS[-1])
+        return picture_rules(sees_both_ways=self.sees_both_ways)
 
     @property
     def patch_values(self) -> int:
@@ -85,6 +83,13 @@ class Gemma4TowerSpec:
     def shown_name(self) -> str:
         pixels = f"{self.token_side} x {self.token_side} pixels"
         return f"Gemma 4's encoder of {self.num_layers} layers, a token for {pixels}"
+
+
+def picture_rules(*, sees_both_ways: bool) -> MediaRules:
+    """`sees_both_ways`: as in the spec."""
+    if not sees_both_ways:
+        return MediaRules()
+    return MediaRules(sees_both_ways=True, longest_unsplit=BUDGETS[-1])
 
 
 def gemma4(config: Mapping[str, Any], out_size: int) -> Gemma4TowerSpec | None:

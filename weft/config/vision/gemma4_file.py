@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.config.model_errors import BadCheckpoint, UnsupportedModel
-from weft.config.vision.clip import ClipKeys, LayerGroup, Projector
+from weft.config.vision.clip import HEARS, ClipKeys, LayerGroup, Projector
 from weft.config.vision.gemma4 import GELU, LIMITS, TOWER
 from weft.config.vision.gemma4_sound import FIRST
 from weft.config.vision.gemma4_sound import TOWER as SOUNDS
@@ -35,9 +34,6 @@ _SOUND_PRODUCTS = {
     "conv_pw1": "lconv1d.linear_start",
     "conv_pw2": "lconv1d.linear_end",
 }
-HEARS = "clip.has_audio_encoder"
-SOUND_KIND = "clip.audio.projector_type"
-SOUND_KINDS = ("gemma4a",)
 
 
 def _products(names: Mapping[str, str]) -> dict[str, str]:
@@ -48,8 +44,8 @@ def _products(names: Mapping[str, str]) -> dict[str, str]:
 
 def _config(keys: ClipKeys, found: JsonMapping) -> JsonObject:
     num_heads = keys.get("attention.head_count", int)
-    _, num_places, _ = _shape(keys, "v.position_embd.weight", 3)
-    num_queries, _ = _shape(keys, "v.blk.0.attn_q.weight", 2)
+    _, num_places, _ = keys.shape("v.position_embd.weight", 3)
+    num_queries, _ = keys.shape("v.blk.0.attn_q.weight", 2)
     vision = {
         "hidden_size": keys.get("embedding_length", int),
         "intermediate_size": keys.get("feed_forward_length", int),
@@ -76,24 +72,13 @@ def _config(keys: ClipKeys, found: JsonMapping) -> JsonObject:
 
 def _sounds(keys: ClipKeys) -> JsonObject:
     """A file does not say how far a vector attends: that is the same in all models."""
-    kind = keys.value(SOUND_KIND, str)
-    if kind not in SOUND_KINDS:
-        raise UnsupportedModel(
-            f"{keys.label}: {SOUND_KIND} is {kind[:64]!r}, which is not supported; supported are "
-            f"{', '.join(SOUND_KINDS)}"
-        )
-    hidden_size, _ = _shape(keys, "a.input_projection.weight", 2)
-    last_size, _ = _shape(keys, "a.pre_encode.out.weight", 2)
-    _, kernel = _shape(keys, "a.blk.0.conv_dw.weight", 2)
-    num_layers = keys.value("clip.audio.block_count", int)
-    if not 0 < num_layers <= len(keys.shapes):
-        raise BadCheckpoint(
-            f"{keys.label}: clip.audio.block_count is {num_layers:,}, but it has "
-            f"{len(keys.shapes):,} tensors"
-        )
+    keys.require_sounds("gemma4a")
+    hidden_size, _ = keys.shape("a.input_projection.weight", 2)
+    last_size, _ = keys.shape("a.pre_encode.out.weight", 2)
+    _, kernel = keys.shape("a.blk.0.conv_dw.weight", 2)
     return {
         "hidden_size": hidden_size,
-        "num_hidden_layers": num_layers,
+        "num_hidden_layers": keys.num_sound_layers,
         "num_attention_heads": keys.value("clip.audio.attention.head_count", int),
         "subsampling_conv_channels": _channels(keys),
         "conv_kernel_size": kernel,
@@ -104,16 +89,8 @@ def _sounds(keys: ClipKeys) -> JsonObject:
 
 
 def _channels(keys: ClipKeys) -> list[int]:
-    shapes = [_shape(keys, f"a.conv1d.{index}.weight", 4) for index in range(2)]
+    shapes = [keys.shape(f"a.conv1d.{index}.weight", 4) for index in range(2)]
     return [shape[0] for shape in shapes]
-
-
-def _shape(keys: ClipKeys, name: str, num_dims: int) -> tuple[int, ...]:
-    """The shape of a tensor. Raises BadCheckpoint."""
-    shape = keys.shapes.get(name, ())
-    if len(shape) != num_dims:
-        raise BadCheckpoint(f"{keys.label} has no tensor {name} of {num_dims} dimensions")
-    return shape
 
 
 def _settings(keys: ClipKeys) -> JsonObject:

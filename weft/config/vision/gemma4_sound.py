@@ -4,13 +4,19 @@ feed-forward parts. Source: arXiv:2303.01037 (USM)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from weft.config.config_json import get, number, require, size
-from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
+from weft.config.vision.conformer import (
+    MAX_REACH,
+    ConformerSpec,
+    channels_of,
+    require_no_clipping,
+)
 from weft.config.vision.gemma4 import gemma4
 from weft.config.vision.joint import JointSpec
 from weft.config.vision.spec import TowerSpec
@@ -18,70 +24,21 @@ from weft.config.vision.spec import TowerSpec
 TOWER = "audio_tower"
 FIRST = f"{TOWER}.subsample_conv_projection"
 MAX_TOKENS = 750  # of a sound of 30 s
-MIN_CLIPPING = 1e9  # lower bounds of activations are not computed
-MAX_CHANNELS = 4_096
-MAX_REACH = 256
+KEY_SCALE = math.log(1 + math.e) / math.log(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma4SoundSpec:
-    num_bands: int
-    channels: tuple[int, int]  # outputs of the two convolutions
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    kernel: int  # vectors that the convolution of a layer reads together
-    reach: int  # vectors that a vector attends to, with itself
-    first_position: int  # position of the distance 0
-    score_cap: float
-    residual_scale: float  # factor of the feed-forward parts
-    is_limited: bool  # as in `Gemma4TowerSpec`
-    scales_are_final: bool  # of the numbers of a head; else softplus makes them
-    norm_eps: float
+class Gemma4SoundSpec(ConformerSpec):
     last_size: int  # numbers of a vector before its projection to the decoder
-    out_size: int  # hidden size of the decoder
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
-
-    @property
-    def inner_size(self) -> int:
-        return 4 * self.hidden_size
-
-    @property
-    def folded_size(self) -> int:
-        """Outputs of the second convolution for a vector."""
-        return self.num_bands // 4 * self.channels[1]
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("audio",)
-
-    @property
-    def rules(self) -> MediaRules:
-        return MediaRules()
 
     @property
     def num_parameters(self) -> int:
-        hidden = self.hidden_size
-        # Queries, keys, values, outputs and distances; two feed-forward parts; around convolutions.
-        of_layer = (5 + 16 + 3) * hidden**2 + self.kernel * hidden
-        first, second = self.channels
-        outer = 9 * (first + first * second) + self.folded_size * hidden
-        outer += (hidden + self.out_size) * self.last_size
-        return self.num_layers * of_layer + outer
+        outer = (self.hidden_size + self.out_size) * self.last_size
+        return self.num_conformer_parameters + outer
 
     @property
     def num_work_floats(self) -> int:
-        # The first convolution, its norm, and what it reads for each output; then x and its parts.
-        of_frame_pair = self.num_bands // 2 * (2 * self.channels[0] + 9)
-        of_vector = (2 * self.reach + 12) * self.hidden_size
-        return MAX_TOKENS * (2 * of_frame_pair + of_vector)
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
+        return self.num_work_floats_of(MAX_TOKENS)
 
     @property
     def shown_name(self) -> str:
@@ -97,18 +54,8 @@ def gemma4_sound(config: Mapping[str, Any], out_size: int) -> Gemma4SoundSpec | 
         return None
     require(audio, "hidden_act", "silu")
     require(audio, "attention_context_right", 0)
-    clipping = number(audio, "gradient_clipping", 1e10, low=0.0)
-    if clipping < MIN_CLIPPING:
-        raise UnsupportedModel(
-            f"audio_config has a gradient_clipping of {clipping:g}; at least {MIN_CLIPPING:g} is "
-            "supported"
-        )
-    channels = get(audio, "subsampling_conv_channels", list, [128, 32])
-    if len(channels) != 2 or not all(_is_count(one) for one in channels) or channels[0] % 4:
-        raise UnsupportedModel(
-            f"audio_config has the subsampling_conv_channels {str(channels)[:64]}; two numbers up "
-            f"to {MAX_CHANNELS:,} are supported, the first a multiple of 4"
-        )
+    require_no_clipping(audio)
+    channels = channels_of(audio, "subsampling_conv_channels", step=4)
     # As large as transformers' table of distances: half of what a block of queries reads.
     past = size(audio, "attention_context_left", 13) - 1
     last = (size(audio, "attention_chunk_size", 12) + past) // 2
@@ -119,13 +66,14 @@ def gemma4_sound(config: Mapping[str, Any], out_size: int) -> Gemma4SoundSpec | 
         )
     spec = Gemma4SoundSpec(
         num_bands=channels[0],
-        channels=(channels[0], channels[1]),
+        channels=channels,
         hidden_size=size(audio, "hidden_size", 1_024),
         num_layers=size(audio, "num_hidden_layers", 12),
         num_heads=size(audio, "num_attention_heads", 8),
         kernel=size(audio, "conv_kernel_size", 5),
         reach=past,
         first_position=last - past,
+        key_scale=KEY_SCALE,
         score_cap=number(audio, "attention_logit_cap", 50.0, above=0.0),
         residual_scale=number(audio, "residual_weight", 0.5, above=0.0),
         is_limited=get(audio, "use_clipped_linears", bool, True),
@@ -144,17 +92,11 @@ def gemma4_sound(config: Mapping[str, Any], out_size: int) -> Gemma4SoundSpec | 
 
 
 def gemma4_towers(config: Mapping[str, Any], out_size: int) -> TowerSpec | None:
-    """The encoders in a `config.json`; None if there are none. Where tokens of a picture see each
-    other, sounds, whose tokens do not, are left out: no released model has both. Raises
-    UnsupportedModel."""
+    """The encoders in a `config.json`; None if there are none. Raises UnsupportedModel."""
     pictures = gemma4(config, out_size)
     sounds = gemma4_sound(config, out_size)
     if pictures is None:
         return sounds
-    if sounds is None or pictures.sees_both_ways:
+    if sounds is None:
         return pictures
     return JointSpec((pictures, sounds))
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 < value <= MAX_CHANNELS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.config.media import MediaRules
 from weft.config.vision.spec import TowerSpec
@@ -10,7 +10,8 @@ from weft.config.vision.spec import TowerSpec
 
 @dataclass(frozen=True)
 class JointSpec:
-    """Towers with one set of rules: those of the first apply to the tokens of all."""
+    """Towers with one set of rules: those of the first apply to the tokens of all, but tokens of
+    which the others' rules do not say so do not see each other both ways."""
 
     parts: tuple[TowerSpec, ...]
 
@@ -23,7 +24,15 @@ class JointSpec:
 
     @property
     def rules(self) -> MediaRules:
-        return self.parts[0].rules
+        first, *others = self.parts
+        rules = first.rules
+        if not rules.sees_both_ways:
+            return rules
+        in_order: list[str] = []
+        for part in others:
+            if not part.rules.sees_both_ways:
+                in_order += part.kinds
+        return replace(rules, kinds_in_order=tuple(in_order))
 
     @property
     def num_parameters(self) -> int:

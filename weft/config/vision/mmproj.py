@@ -11,7 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from weft.config.model_errors import BadCheckpoint, UnsupportedModel
-from weft.config.vision import gemma4_file
+from weft.config.vision import (
+    gemma3n_file,
+    gemma4_file,
+    gemma4_unified_file,
+    whisper_file,
+)
 from weft.config.vision.clip import VISION, ClipKeys, Projector, ReadSettings
 from weft.json_types import JsonMapping, JsonObject
 
@@ -274,6 +279,8 @@ PROJECTORS = {
             "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
         },
     ),
+    "gemma3nv": gemma3n_file.PROJECTOR,
+    "gemma4uv": gemma4_unified_file.PROJECTOR,
     "gemma4v": gemma4_file.PROJECTOR,
     "idefics3": Projector(
         models={"llama": "Idefics3ForConditionalGeneration"},
@@ -336,6 +343,7 @@ PROJECTORS = {
         },
         has_pairs=True,
     ),
+    "qwen2a": whisper_file.PROJECTOR,
     "qwen2vl_merger": Projector(
         models={"qwen2vl": "Qwen2VLForConditionalGeneration"},
         config=_qwen2_vl,
@@ -437,7 +445,7 @@ def require_fits(label: str, encoder: JsonMapping, decoder: JsonMapping) -> str:
         raise UnsupportedModel(
             f"{label} is for a decoder of {' or '.join(projector.models)}; this one is {text}"
         )
-    made = encoder.get(f"{VISION}projection_dim")
+    made = encoder.get(f"{VISION}projection_dim", encoder.get("clip.audio.projection_dim"))
     read = decoder.get(f"{text}.embedding_length")
     # Files of LLaVA have a size of CLIP's own there.
     if made != read and made is not None and projector is not PROJECTORS["mlp"]:
@@ -462,5 +470,6 @@ def with_encoder(
         rope = {**found.get("rope_parameters", {}), "mrope_section": sections.tolist()[:3]}
         config["rope_parameters"] = rope
     config |= projector.config(keys, found)
-    _require_sizes(keys, config)
+    if projector.has_vit:
+        _require_sizes(keys, config)
     return config

@@ -1,4 +1,5 @@
-"""Reads the tokenizers of models before they are loaded, whenever no request is open.
+"""Reads the tokenizers of models before they are loaded, whenever no request is open; after that,
+the collector of garbage need not examine them.
 
 Reading one of 50,000 tokens keeps the front for a tenth of a second, and the streams of other
 models with it.
@@ -13,6 +14,7 @@ from contextlib import suppress
 from weft.config.model import ModelError
 from weft.config.options import SettingsError
 from weft.launch.several.hosted import HostedModel, LoadFailed
+from weft.observe import garbage
 
 MOST = 16  # models; the tokenizer of each takes some tens of MB
 QUIET_S = 0.2  # interval in which it is checked whether no request is open
@@ -27,3 +29,6 @@ async def read_ahead(hosts: Sequence[HostedModel], is_busy: Callable[[], bool]) 
         with suppress(LoadFailed, ModelError, SettingsError, OSError):
             await host.prepare()
             await host.read_parts()
+    while is_busy():
+        await asyncio.sleep(QUIET_S)
+    garbage.freeze()

@@ -15,7 +15,7 @@ from weft.config.server import ServerConfig
 from weft.messages.codec import ToEngine
 from weft.server.app import ModelApp, SharedParts, model_app
 from weft.server.context import Readiness, ServerInfo
-from weft.server.helpers import start_helpers
+from weft.server.helpers import ModelHelpers
 from weft.version import __version__
 from weft.weights.known import NANO, known_model
 
@@ -46,7 +46,7 @@ def blank_app(
         readiness,
         limits,
         None,
-        start_helpers(tokenizer, config, limits, None),
+        ModelHelpers(None, None),  # it renders nothing
         plugins,
         shared=shared,
         has_keys=has_keys,

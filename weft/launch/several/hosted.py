@@ -28,6 +28,7 @@ from weft.launch.engine_group import EngineGroup, part_of
 from weft.launch.engine_process import SocketFolder
 from weft.launch.front import EngineLost, Front, FrontParts, front_helpers, load_parts
 from weft.launch.model_facts import model_facts
+from weft.launch.several.spare import SpareTemplate
 from weft.launch.several.specs import ModelSpec, file_name
 from weft.launch.watch import ExitStatus
 from weft.messages.weights import ReleaseMemoryOccupation, ResumeMemoryOccupation
@@ -73,6 +74,7 @@ class HouseParts:
     budget_bytes: int
     # Its threads live as long as the server: processes end with the thread that starts them.
     starter: Executor
+    templates: SpareTemplate
 
 
 class HostedModel:
@@ -187,7 +189,10 @@ class HostedModel:
         parts = await self.read_parts()
         # Elsewhere, because the streams of other models would wait for these processes.
         loop = asyncio.get_running_loop()
-        helpers = await loop.run_in_executor(self._house.starter, front_helpers, context, parts)
+        house = self._house
+        helpers = await loop.run_in_executor(
+            house.starter, front_helpers, context, parts, house.templates.take
+        )
         try:
             return Front(
                 context,
@@ -207,13 +212,15 @@ class HostedModel:
         SettingsError, and AssertionError before `prepare`."""
         async with self._lock:
             if self.parts is None:
-                context = self._context()
-                parts = await asyncio.to_thread(load_parts, context)
-                # Another program may remove the model: without its template it would not chat.
-                if _names_in(context.prepared.folder) != self._names:
-                    raise SettingsError("files of the model came or went while it was read")
-                self.parts = parts
+                self.parts = await asyncio.to_thread(self._read_parts, self._context())
             return self.parts
+
+    def _read_parts(self, context: LaunchContext) -> FrontParts:
+        parts = load_parts(context)
+        # Another program may remove the model: without its template it would not chat.
+        if _names_in(context.prepared.folder) != self._names:
+            raise SettingsError("files of the model came or went while it was read")
+        return parts
 
     def _context(self) -> LaunchContext:
         assert self.prepared is not None

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from weft.launch.several.blank import blank_app
 from weft.launch.several.hosted import HostedModel, HouseParts
 from weft.launch.several.house import House
 from weft.launch.several.roster import HouseRoster
+from weft.launch.several.spare import SpareTemplate
 from weft.launch.several.specs import ModelSpec, names_of, offered_later, read_specs
 from weft.launch.signals import LoopSignals, StartSignals, Stopped
 from weft.launch.supervisor import supervise
@@ -120,6 +121,7 @@ class ManyModels:
             share_bytes=self.share_bytes,
             budget_bytes=self.budget_bytes,
             starter=ThreadPoolExecutor(STARTERS, thread_name_prefix="starter"),
+            templates=SpareTemplate(),
         )
 
 
@@ -136,7 +138,7 @@ class SeveralFront:
             many.rules,
             self.metrics,
             lambda spec: HostedModel(spec, self._parts),
-            partial(EngineGroup, 1),
+            self._new_spare,
         )
         for spec in many.specs:
             self.house.add(spec)
@@ -185,6 +187,7 @@ class SeveralFront:
         reasons = [reason for reason in results if reason]
         if fitting and len(reasons) == len(fitting):
             raise SettingsError(reasons[0])
+        garbage.freeze()  # of models, while nobody waits
         self.readiness.mark_ready()
         hosts = list(self.house.hosts.values())
         self._reading = asyncio.ensure_future(read_ahead(hosts, self._has_open))
@@ -195,6 +198,11 @@ class SeveralFront:
             num_bytes = self.house.facts.num_bytes
             startup.append(("loaded", f"{names_of(loaded)}: up to {size(num_bytes)}", took_s))
         return Started(startup)
+
+    def _new_spare(self) -> EngineGroup:
+        """Processes for the next load."""
+        self._parts.starter.submit(self._parts.templates.make)
+        return EngineGroup(1)
 
     def _has_open(self) -> bool:
         """Whether a request of any model is open."""
@@ -255,6 +263,7 @@ class SeveralFront:
         if self._reading is not None:
             self._reading.cancel()
         self.house.close()
+        self._parts.templates.stop()
         self.readiness.end()
 
 

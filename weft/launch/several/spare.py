@@ -1,10 +1,14 @@
-"""A process that has imported its modules, and waits for the next model to be loaded."""
+"""Processes that have imported their modules, and wait for the next model to be loaded: that of an
+engine, and that of a chat template."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
+from weft.config.process import Child
 from weft.launch.engine_group import EngineGroup
+from weft.text.templates.renderer import MODULE
 
 
 class SpareProcess:
@@ -29,3 +33,35 @@ class SpareProcess:
     def stop(self) -> None:
         if self._group is not None:
             self._group.stop(0.0)
+
+
+class SpareTemplate:
+    """At most one process of a chat template that has none yet. Calls may come from all threads;
+    the process ends with the thread that calls `make`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        self._is_stopped = False
+
+    def make(self) -> None:
+        with self._lock:
+            if self._child is None and not self._is_stopped:
+                self._child = Child(MODULE)
+
+    def take(self) -> Child | None:
+        """The process, which belongs to the caller; None if there is none that lives."""
+        with self._lock:
+            child = self._child
+            self._child = None
+        if child is not None and not child.is_alive:
+            child.close()
+            return None
+        return child
+
+    def stop(self) -> None:
+        with self._lock:
+            self._is_stopped = True
+        child = self.take()
+        if child is not None:
+            child.close()

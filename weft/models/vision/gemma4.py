@@ -13,12 +13,13 @@ from torch import Tensor
 
 from weft.arrays import IntArray
 from weft.config.decoder import NormKind
-from weft.config.vision.gemma4 import GELU, LIMITS, TOWER, Gemma4TowerSpec
+from weft.config.vision.gemma4 import GELU, TOWER, Gemma4TowerSpec
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.norm import RmsNorm
 from weft.models.layers.weight import Weight, Weights, vector
-from weft.models.vision.layer import QKV, GatedProducts, LayerShape
+from weft.models.vision.layer import QKV, GatedProducts, LayerShape, plain_norm
+from weft.models.vision.limited import LimitedLinear
 from weft.models.vision.tower import (
     Pieces,
     PlaneRotation,
@@ -29,7 +30,7 @@ from weft.models.vision.tower import (
 )
 from weft.ops.encoder import EncoderOps
 from weft.ops.plain import PlainMatrix
-from weft.ops.protocol import Matrix, Norm
+from weft.ops.protocol import Matrix
 from weft.ops.quantize import widened
 
 MAX_SIDE = 4_096  # patches
@@ -322,95 +323,6 @@ class LimitedProducts:
             yield from part.weights(f"{prefix}.mlp")
 
 
-class LimitedLinear:
-    """W x, with limits of the numbers of x and of those of the result."""
-
-    def __init__(
-        self,
-        in_size: int,
-        name: str,
-        size: int,
-        ops: EncoderOps,
-    ) -> None:
-        self._ops = ops
-        self._name = name
-        self._in_size = in_size
-        self._size = size
-        self.linear = Linear(
-            in_size,
-            {"linear": size},
-            False,
-            ops,
-        )
-        self.limits = ops.vector(len(LIMITS), exact=True)
-
-    def __call__(
-        self,
-        x: Tensor,
-        activation: str = "",
-    ) -> Tensor:
-        """activation(product): [T, in_size] -> [T, size]"""
-        x = self._ops.computed(x)
-        out = self._ops.space(x, self._size)
-        self.into(
-            x,
-            out,
-            activation,
-        )
-        return out
-
-    def into(
-        self,
-        x: Tensor,
-        out: Tensor,
-        activation: str = "",
-    ) -> None:
-        of_input, of_output = self.limits.chunk(2)
-        limited = self._ops.space(x, self._in_size)
-        self._ops.limit(
-            x,
-            of_input,
-            limited,
-        )
-        self._ops.linear_into(
-            limited,
-            self.linear.matrix,
-            out,
-        )
-        self._ops.limit(
-            out,
-            of_output,
-            out,
-            activation,
-        )
-
-    def weights(self, prefix: str) -> Weights:
-        yield from self.linear.weights(f"{prefix}.{self._name}")
-        for index, name in enumerate(LIMITS):
-            yield number_weight(f"{prefix}.{self._name}.{name}", self.limits[index])
-
-
-def number_weight(name: str, value: Tensor) -> Weight:
-    """A tensor without dimensions."""
-
-    def put(
-        content: Tensor,
-        start: int = 0,
-        scales: Tensor | None = None,
-    ) -> None:
-        value.copy_(content)
-
-    def get(start: int = 0, stop: int | None = None) -> Tensor:
-        return value.clone()
-
-    return Weight(
-        name,
-        (),
-        put,
-        get,
-    )
-
-
 def table_weight(
     name: str,
     shape: tuple[int, int, int],
@@ -478,17 +390,6 @@ def permuted(weight: Weight, num_heads: int) -> Weight:
         put,
         get,
     )
-
-
-def plain_norm(
-    size: int,
-    eps: float,
-    ops: EncoderOps,
-) -> Norm:
-    """A norm without a weight: kernels always read one."""
-    weight = ops.vector(size, exact=True)
-    weight.fill_(1)
-    return Norm(weight, eps)
 
 
 def _norm(

@@ -13,6 +13,7 @@ from weft.models.layers.norm import CenteredNorm, RmsNorm
 from weft.models.layers.weight import Weights
 from weft.models.vision.tower import TowerAttention
 from weft.ops.encoder import EncoderOps
+from weft.ops.protocol import Norm
 
 TowerNorm: TypeAlias = RmsNorm | CenteredNorm
 
@@ -146,3 +147,14 @@ class GatedProducts:
     def weights(self, prefix: str) -> Weights:
         yield from self.gate_up.weights(prefix)
         yield from self.down.weights(prefix)
+
+
+def plain_norm(
+    size: int,
+    eps: float,
+    ops: EncoderOps,
+) -> Norm:
+    """A norm without a weight: kernels always read one."""
+    weight = ops.vector(size, exact=True)
+    weight.fill_(1)
+    return Norm(weight, eps)

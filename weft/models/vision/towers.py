@@ -9,8 +9,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
+from weft.config.vision.gemma3n import Gemma3nPictureSpec, Gemma3nSoundSpec
 from weft.config.vision.gemma4 import Gemma4TowerSpec
 from weft.config.vision.gemma4_sound import Gemma4SoundSpec
+from weft.config.vision.gemma4_unified import PatchSpec, WaveSpec
 from weft.config.vision.joint import JointSpec
 from weft.config.vision.llama4 import Llama4TowerSpec
 from weft.config.vision.pictures import PerceptronSpec, PooledSpec, ShuffledSpec
@@ -22,6 +24,10 @@ from weft.models.vision.tower import Tower, TowerBackend
 
 # By type of spec: module and class; the class takes the spec and a backend.
 TOWERS: dict[type, str] = {
+    Gemma3nPictureSpec: "weft.models.vision.gemma3n:Gemma3nPictureTower",
+    Gemma3nSoundSpec: "weft.models.vision.gemma3n:Gemma3nSoundTower",
+    PatchSpec: "weft.models.vision.gemma4_unified:PatchTower",
+    WaveSpec: "weft.models.vision.gemma4_unified:WaveTower",
     Gemma4SoundSpec: "weft.models.vision.gemma4_sound:Gemma4SoundTower",
     JointSpec: "weft.models.vision.joint:JointTower",
     Gemma4TowerSpec: "weft.models.vision.gemma4:Gemma4Tower",

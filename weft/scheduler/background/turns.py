@@ -3,7 +3,8 @@
 A step of online requests may be as long as `room.py` says. By the cost model of steps, the first so
 many background rows take part, in the order in which they began to decode: the oldest end first,
 and release their memory. The others keep their rows and their KV, and go on in a step with more
-time. Without online requests all of them take part.
+time. Without online requests all of them take part. While fewer rows are there than fill such a
+step, prompts of background requests go before them (`Pace._reserve`).
 
     prompts | online | background .......... | resting ...
     |<------------- bound ------------------>|
@@ -39,10 +40,12 @@ class BackgroundTurns:
         return self._first_in_time(columns, rows, is_background, ())
 
     def beside(self, columns: Columns, rows: IntArray, prompts: Sequence[Request]) -> IntArray:
-        """Those of `rows` [n] that take part in a step with these pieces of prompts of online
-        requests."""
+        """Those of `rows` [n] that take part in a step with these pieces of prompts, which are of
+        one class."""
         is_background = columns.background.take(rows)
         if not is_background.any():
+            return rows
+        if is_background.all() and prompts[0].spec.service.yields:
             return rows
         return self._first_in_time(columns, rows, is_background, prompts)
 

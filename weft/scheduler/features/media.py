@@ -311,6 +311,8 @@ class MediaFeature(Feature):
         if rules.sees_both_ways and taken:
             sees_to = consecutive(batch.starts, batch.lens) + np.int32(1)
             for one in taken:
+                if one.item.input.kind in rules.kinds_in_order:
+                    continue
                 span = slice(one.token_index, one.token_index + one.end - one.start)
                 sees_to[span] = one.item.end
             step.sees_to = sees_to

@@ -305,21 +305,33 @@ class Pace:
     def _background_budget(self, rows: IntArray, *, mixes: bool) -> StepBudget | None:
         """The part of the next step of `rows` that prompts of background requests may take."""
         self._learn()
-        if not self.cost.is_known:
-            # With nobody to disturb, the first steps show what steps cost.
-            is_alone = bool(self._columns.background.take(rows).all())
-            return None if is_alone else StepBudget(0.0, (1.0, 0.0), 0, min_tokens=0)
-        cost = self.cost.model()
         online = rows[~self._columns.background.take(rows)]
+        if not self.cost.is_known:
+            # With nobody to disturb, the first steps show what steps cost: the first one of all
+            # computes prompts, and the next one none.
+            if not len(online) and not self.cost.lacks_decodes:
+                return None
+            return StepBudget(0.0, (1.0, 0.0), 0, min_tokens=0)
+        cost = self.cost.model()
         bound_s = self._bounds.background_s
         if len(online):
             bound_s = self._background_bound_s(online)
+            if self._columns.num_background < self._reserve(bound_s, cost):
+                rows = online
         left_s = bound_s - self.since_s - cost.seconds(self.load_of(rows))
         if not mixes and len(rows):
             left_s -= cost.step_s
         rates = cost.token_s / self._bounds.num_pieces, cost.pair_s / self._bounds.num_pieces
         min_tokens = 0 if len(online) else self._bounds.min_tokens
         return StepBudget(left_s, rates, 2 * self._largest, min_tokens)
+
+    def _reserve(self, bound_s: float, cost: CostModel) -> float:
+        """How many background rows fill a step of `bound_s` seconds. Until there are as many, their
+        prompts go before their rows: rows can fill steps with prompts of online requests, in which
+        no prompt of theirs is computed."""
+        if cost.token_s <= 0:
+            return math.inf
+        return (bound_s - cost.step_s) / cost.token_s
 
     def left_of_online(self, online: IntArray, prompts: Sequence[Request]) -> float:
         """The seconds that background rows may add to a step of the rows `online` and these pieces

@@ -2,8 +2,8 @@
 
 The measure is what their steps would take alone, on average. Nobody sees that while background
 requests are there, because longer steps keep online requests for longer, so that more of them run
-at once. But the share `u` of the time that their own tokens take stays the same; alone, the rest of
-the time would be the fixed part of their steps, `step_s` each:
+at once. But the share `u` of the time of their steps that their own tokens take stays the same;
+alone, the rest would be the fixed part of these steps, `step_s` each:
 
     alone_s = step_s / (1 - u)
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from weft.scheduler.pace.step_cost import CostModel
 
 WINDOW_S = 10.0  # steps of this time count; older ones less and less
-FIRST_S = 1.0  # of steps without online requests, which are assumed before the first one
+FIRST_S = 0.1  # of steps without online tokens, which are assumed beside those that were seen
 MAX_SHARE = 0.95
 MAX_PLANNED = 64  # steps whose time is not known yet: some never have one
 
@@ -36,11 +36,11 @@ class StepRoom:
     def __init__(self, max_slowdown: float) -> None:
         self._max_slowdown = max_slowdown
         self._planned: deque[PlannedStep] = deque(maxlen=MAX_PLANNED)
-        # Sums over the last steps: of all time, of that of online tokens, of steps with some.
-        self._all_s = FIRST_S
+        # Sums over the last steps with online requests: of steps, of their time, and of that of
+        # online tokens.
+        self._num = 0.0
+        self._all_s = 0.0
         self._tokens_s = 0.0
-        self._online_s = 0.0
-        self._num_online = 0.0
 
     def planned(self, number: int, online_s: float) -> None:
         """The tokens of online requests in this step take `online_s` by the cost model."""
@@ -54,18 +54,17 @@ class StepRoom:
             return
         step = self._planned.popleft()
         kept = max(1 - seconds / WINDOW_S, 0.0)
-        self._all_s = self._all_s * kept + seconds
-        self._tokens_s = self._tokens_s * kept + step.online_s
         has_online = step.online_s > 0
-        self._online_s = self._online_s * kept + seconds * has_online
-        self._num_online = self._num_online * kept + has_online
+        self._num = self._num * kept + has_online
+        self._all_s = self._all_s * kept + seconds * has_online
+        self._tokens_s = self._tokens_s * kept + step.online_s
 
     def bound_s(self, online_s: float, cost: CostModel) -> float:
         """How long a step may take. `online_s`: what it takes with online rows alone."""
-        share = min(self._tokens_s / self._all_s, MAX_SHARE)
+        share = min(self._tokens_s / (self._all_s + FIRST_S), MAX_SHARE)
         alone_s = cost.step_s / (1 - share)
         part = 1.0  # of the rows that would run alone
-        if self._num_online > 1:
-            part = min(alone_s * self._num_online / self._online_s, 1.0)
+        if self._num > 1:
+            part = min(alone_s * self._num / self._all_s, 1.0)
         tokens_s = online_s - cost.step_s
         return self._max_slowdown * max(alone_s, cost.step_s + part * tokens_s)

@@ -3,13 +3,12 @@ checkpoints, the whole picture padded to a square or squeezed into one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.arrays import FloatArray
 from weft.config.config_json import get, require
 from weft.config.model_errors import BadConfig
 from weft.config.vision.pictures import llava
@@ -28,7 +27,7 @@ from weft.text.media.pixels import (
     require_side,
     side_of,
 )
-from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PicturesAlone, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,7 +37,7 @@ MAX_PADDED_SIDE = 8_192  # of a picture that is padded to a square: 256 MB
 MAX_RATIO = 200  # of the sides of a picture; the longer side is cropped
 
 
-class LlavaPictures:
+class LlavaPictures(PicturesAlone):
     """The `MediaProcessor` of LLaVA. Values are [3, side, side]."""
 
     marks: Mapping[MediaKind, str] = {"image": IMAGE}
@@ -55,10 +54,6 @@ class LlavaPictures:
         self._num_tokens = num_tokens
         self._shortest = shortest
         self._pads = pads
-
-    @property
-    def audio_rate(self) -> int:
-        return 0
 
     def image(self, image: Image) -> PreparedMedia:
         if max(image.size) > MAX_RATIO * min(image.size):
@@ -98,12 +93,6 @@ class LlavaPictures:
         square = images.new("RGB", (side, side), colour)
         square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
         return square
-
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
-        raise ValueError("the model takes no videos")
-
-    def audio(self, samples: FloatArray) -> PreparedMedia:
-        raise ValueError("the model takes no audio")
 
     @property
     def knobs(self) -> Mapping[str, Knob]:

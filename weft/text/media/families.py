@@ -25,7 +25,9 @@ Make: TypeAlias = Callable[[Path, Mapping[str, Any]], MediaProcessor | None]
 # By the architecture that config.json names: "module:function".
 PROCESSORS: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "weft.text.media.gemma3:make",
+    "Gemma3nForConditionalGeneration": "weft.text.media.gemma3n:make",
     "Gemma4ForConditionalGeneration": "weft.text.media.gemma4:make",
+    "Gemma4UnifiedForConditionalGeneration": "weft.text.media.gemma4:make_unified",
     "Idefics3ForConditionalGeneration": "weft.text.media.idefics3:make",
     "Llama4ForConditionalGeneration": "weft.text.media.llama4:make",
     "LlavaForConditionalGeneration": "weft.text.media.clip:make",

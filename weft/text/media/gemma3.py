@@ -4,13 +4,12 @@ scan, pieces of the picture become additional squares."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weft.arrays import FloatArray
 from weft.config.config_json import get, number, require, size
 from weft.config.model import read_json_if_there
 from weft.config.vision.pictures import gemma3
@@ -24,7 +23,7 @@ from weft.text.media.pixels import (
     require_side,
     side_of,
 )
-from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PicturesAlone, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -66,7 +65,7 @@ class PanAndScan(NamedTuple):
         return [(0, begin, size.width, end) for begin, end in borders]
 
 
-class Gemma3Pictures:
+class Gemma3Pictures(PicturesAlone):
     """The `MediaProcessor` of Gemma 3. Values are [3, side, side]."""
 
     def __init__(
@@ -88,10 +87,6 @@ class Gemma3Pictures:
         self._names = names
         self._scan = scan
         self._text = f"\n\n{begin}{soft * num_tokens}{end}\n\n"
-
-    @property
-    def audio_rate(self) -> int:
-        return 0
 
     def image(self, image: Image) -> PreparedMedia:
         cuts = self._scan.cuts(Size(image.height, image.width))
@@ -124,12 +119,6 @@ class Gemma3Pictures:
         )
         side = self._size.height
         return Gemma3Pictures(self._looks, side, self._num_tokens, self._names, scan)
-
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
-        raise ValueError("the model takes no videos")
-
-    def audio(self, samples: FloatArray) -> PreparedMedia:
-        raise ValueError("the model takes no audio")
 
 
 def make(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:

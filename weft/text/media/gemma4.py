@@ -4,24 +4,25 @@ budget of tokens allows."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.arrays import FloatArray
 from weft.config.config_json import get, require, size
 from weft.config.model_errors import BadConfig
 from weft.config.vision.gemma4 import BUDGETS, USUAL_BUDGET, Gemma4TowerSpec
 from weft.config.vision.gemma4_sound import Gemma4SoundSpec, gemma4_towers
+from weft.config.vision.gemma4_unified import PatchSpec, WaveSpec, gemma4_unified
 from weft.config.vision.joint import JointSpec
+from weft.config.vision.spec import TowerSpec
 from weft.messages.media import MediaKind
 from weft.text.media.gemma3 import special_tokens
-from weft.text.media.gemma4_sound import make_sounds
+from weft.text.media.gemma4_sound import make_sounds, make_waves
 from weft.text.media.joint import SeesAndHears
 from weft.text.media.pixels import BICUBIC, Looks, Size, read_looks, read_settings
-from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PicturesAlone, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,7 +34,7 @@ END = "<image|>"
 BUDGET = "max_soft_tokens"  # the name in transformers
 
 
-class Gemma4Pictures:
+class Gemma4Pictures(PicturesAlone):
     """The `MediaProcessor` of Gemma 4. Values are [3, height, width], from 0 to 1."""
 
     def __init__(
@@ -48,10 +49,6 @@ class Gemma4Pictures:
         self._side = token_side
         self._budget = budget
         self._names = names
-
-    @property
-    def audio_rate(self) -> int:
-        return 0
 
     def image(self, image: Image) -> PreparedMedia:
         rows, columns = tokens_of(
@@ -88,16 +85,6 @@ class Gemma4Pictures:
             self._names,
         )
 
-    def video(
-        self,
-        frames: Sequence[Image],
-        frames_per_s: float,
-    ) -> PreparedMedia:
-        raise ValueError("the model takes no videos")
-
-    def audio(self, samples: FloatArray) -> PreparedMedia:
-        raise ValueError("the model takes no audio")
-
 
 def tokens_of(
     actual: Size,
@@ -120,17 +107,31 @@ def tokens_of(
 def make(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:
     """The processor of a folder with this `config.json`; None: the model has no encoder. Raises
     ModelError."""
-    towers = gemma4_towers(config, out_size=1)
+    return _of_towers(folder, gemma4_towers(config, out_size=1))
+
+
+def make_unified(folder: Path, config: Mapping[str, Any]) -> MediaProcessor | None:
+    """The same of the unified form."""
+    return _of_towers(folder, gemma4_unified(config, out_size=1))
+
+
+def _of_towers(folder: Path, towers: TowerSpec | None) -> MediaProcessor | None:
     parts = towers.parts if isinstance(towers, JointSpec) else (towers,)
-    sees = [_pictures(folder, part) for part in parts if isinstance(part, Gemma4TowerSpec)]
-    hears = [make_sounds(folder, part) for part in parts if isinstance(part, Gemma4SoundSpec)]
-    if sees and hears:
-        return SeesAndHears(sees[0], hears[0])
-    alone: list[MediaProcessor] = [*sees, *hears]
-    return alone[0] if alone else None
+    sees: MediaProcessor | None = None
+    hears: MediaProcessor | None = None
+    for part in parts:
+        if isinstance(part, Gemma4TowerSpec | PatchSpec):
+            sees = _pictures(folder, part)
+        elif isinstance(part, Gemma4SoundSpec):
+            hears = make_sounds(folder, part)
+        elif isinstance(part, WaveSpec):
+            hears = make_waves(folder, part)
+    if sees is not None and hears is not None:
+        return SeesAndHears(sees, hears)
+    return sees if hears is None else hears
 
 
-def _pictures(folder: Path, spec: Gemma4TowerSpec) -> Gemma4Pictures:
+def _pictures(folder: Path, spec: Gemma4TowerSpec | PatchSpec) -> Gemma4Pictures:
     settings = read_settings(folder)
     for key in ("do_resize", "do_convert_rgb"):
         require(

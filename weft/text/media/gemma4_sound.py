@@ -16,6 +16,7 @@ from weft.config.config_json import get, number, require, size
 from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
 from weft.config.vision.gemma4_sound import MAX_TOKENS, Gemma4SoundSpec
+from weft.config.vision.gemma4_unified import WaveSpec
 from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
 from weft.text.media.gemma3 import special_tokens
@@ -36,7 +37,7 @@ _BREAK_HZ = 700
 
 
 class LoudnessSpec(NamedTuple):
-    """The settings of a Gemma4AudioFeatureExtractor."""
+    """The settings of a Gemma4AudioFeatureExtractor, or of a Gemma3nAudioFeatureExtractor."""
 
     num_bands: int
     rate: int  # samples a second
@@ -45,8 +46,9 @@ class LoudnessSpec(NamedTuple):
     num_points: int  # of the transform
     lowest: float  # edges of the bands, in Hz
     highest: float
-    floor: float  # is added to what the logarithm is taken of
+    floor: float  # is added to what the logarithm is taken of; in Gemma 3n, the least of that
     factor: float  # of samples
+    emphasis: float  # share of the sample before each sample that is subtracted
     mean: Doubles  # [num_bands] is subtracted
     deviation: Doubles  # [num_bands] divides
 
@@ -57,7 +59,6 @@ class LoudnessSpec(NamedTuple):
 
 def read_loudness(extractor: JsonMapping) -> LoudnessSpec:
     """Raises ModelError."""
-    require(extractor, "preemphasis", 0, 0.0)
     require(extractor, "dither", 0, 0.0)  # dither is random noise: results would differ
     num_bands = size(extractor, "feature_size", 128)
     rate = size(extractor, "sampling_rate", 16_000)
@@ -85,6 +86,7 @@ def read_loudness(extractor: JsonMapping) -> LoudnessSpec:
         highest=number(extractor, "max_frequency", 8_000.0, above=0.0),
         floor=number(extractor, "mel_floor", 1e-3, above=0.0),
         factor=number(extractor, "input_scale_factor", 1.0),
+        emphasis=number(extractor, "preemphasis", 0.0),
         mean=_of_bands(extractor, "per_bin_mean", num_bands, 0.0),
         deviation=deviation,
     )
@@ -138,9 +140,7 @@ def loudness(samples: FloatArray, spec: LoudnessSpec, bands: Doubles) -> FloatAr
     num_frames = last_start // spec.hop + 1
     windows = sliding_window_view(padded, spec.window)
     frames = windows[:: spec.hop][:num_frames]
-    angles = 2 * np.pi * np.arange(spec.window) / spec.window
-    hann = 0.5 - 0.5 * np.cos(angles)
-    shape = hann.astype(np.float32)
+    shape = hann(spec.window)
     pieces = []
     for begin in range(0, num_frames, FRAMES_AT_ONCE):
         some = frames[begin : begin + FRAMES_AT_ONCE]
@@ -151,11 +151,20 @@ def loudness(samples: FloatArray, spec: LoudnessSpec, bands: Doubles) -> FloatAr
     return found.astype(np.float32)
 
 
+def hann(num: int, *, kind: type = np.float64) -> FloatArray:
+    """The factors of the samples of a frame, computed in numbers of this kind."""
+    angles = 2 * np.pi * np.arange(num, dtype=kind) / num
+    shape = 0.5 * (1 - np.cos(angles))
+    return shape.astype(np.float32)
+
+
 class Gemma4Sounds(SoundsAlone):
     """The `MediaProcessor` of Gemma 4's sounds. Values are [frames, bands]."""
 
     def __init__(self, spec: LoudnessSpec, names: Mapping[str, str]) -> None:
-        """`names`: the special tokens."""
+        """`names`: the special tokens. Raises BadConfig."""
+        if spec.emphasis:
+            raise BadConfig(f"preemphasis is {spec.emphasis:g}; only 0 is supported")
         sound = names.get("audio_token", SOUND)
         self.marks: Mapping[MediaKind, str] = {"audio": sound}
         self.placeholders: Mapping[MediaKind, str] = {"audio": sound}
@@ -188,14 +197,67 @@ class Gemma4Sounds(SoundsAlone):
         return PreparedMedia(text, (part,))
 
 
-def make_sounds(folder: Path, encoder: Gemma4SoundSpec) -> Gemma4Sounds:
-    """The processor of the sounds of the model in a folder. Raises ModelError."""
+class Gemma4Waves(SoundsAlone):
+    """The `MediaProcessor` of the unified Gemma 4's sounds. Values are [tokens, samples]."""
+
+    def __init__(self, rate: int, num_samples: int, names: Mapping[str, str]) -> None:
+        """`num_samples`: of a token. `names`: the special tokens."""
+        sound = names.get("audio_token", SOUND)
+        self.marks: Mapping[MediaKind, str] = {"audio": sound}
+        self.placeholders: Mapping[MediaKind, str] = {"audio": sound}
+        self.num_samples = num_samples
+        self._rate = rate
+        self._begin = names.get("boa_token", BEGIN)
+        self._end = names.get("eoa_token", END)
+
+    @property
+    def audio_rate(self) -> int:
+        return self._rate
+
+    def audio(self, samples: FloatArray) -> PreparedMedia:
+        longest = MAX_TOKENS * self.num_samples
+        if not 0 < len(samples) <= longest:
+            raise ValueError(
+                f"the sound lasts {len(samples) / self._rate:.1f} s; "
+                f"the model takes up to {longest / self._rate:g} s, and at least one sample"
+            )
+        silence = -len(samples) % self.num_samples
+        values = np.pad(samples, (0, silence)).astype(np.float32).reshape(-1, self.num_samples)
+        part = MediaPart(kind="audio", length=len(values), grid=None, values=values)
+        text = f"{self._begin}{self.placeholders['audio'] * part.length}{self._end}"
+        return PreparedMedia(text, (part,))
+
+
+def make_waves(folder: Path, encoder: WaveSpec) -> Gemma4Waves:
+    """The processor of the sounds of a unified model in a folder. Raises ModelError."""
+    extractor = read_extractor(folder)
+    num_samples = size(extractor, "audio_samples_per_token", 640)
+    if num_samples != encoder.num_samples:
+        raise BadConfig(
+            f"the model reads {encoder.num_samples} samples for a token of a sound; its feature "
+            f"extractor makes {num_samples}"
+        )
+    rate = size(extractor, "sampling_rate", 16_000)
+    if rate > MAX_RATE:
+        raise BadConfig(
+            f"the feature extractor has {rate:,} samples a second; at most {MAX_RATE:,} are allowed"
+        )
+    return Gemma4Waves(rate, num_samples, special_tokens(folder))
+
+
+def read_extractor(folder: Path) -> JsonMapping:
+    """The settings of a folder for sounds, without null values."""
     processor = read_json_if_there(folder / "processor_config.json")
     extractor: JsonMapping = get(processor, "feature_extractor", dict, {})
     if not extractor:
         # Shared with the settings for pictures, whose keys are others.
         extractor = read_json_if_there(folder / "preprocessor_config.json")
-    spec = read_loudness({key: value for key, value in extractor.items() if value is not None})
+    return {key: value for key, value in extractor.items() if value is not None}
+
+
+def make_sounds(folder: Path, encoder: Gemma4SoundSpec) -> Gemma4Sounds:
+    """The processor of the sounds of the model in a folder. Raises ModelError."""
+    spec = read_loudness(read_extractor(folder))
     if spec.num_bands != encoder.num_bands:
         raise BadConfig(
             f"the encoder of sounds reads {encoder.num_bands} bands; its feature extractor makes "

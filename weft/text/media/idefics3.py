@@ -4,13 +4,12 @@ then the whole picture in the size of one tile."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.arrays import FloatArray
 from weft.config.config_json import get, require
 from weft.config.model_errors import BadConfig
 from weft.config.vision.pictures import idefics3
@@ -25,7 +24,7 @@ from weft.text.media.pixels import (
     read_settings,
     require_side,
 )
-from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PicturesAlone, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,7 +35,7 @@ OVERVIEW = "<global-img>"
 MAX_SIDE = 4_096  # pixels of a picture that is cut into tiles, even if a file allows more
 
 
-class Idefics3Pictures:
+class Idefics3Pictures(PicturesAlone):
     """The `MediaProcessor` of Idefics 3 and SmolVLM. Values are [3, side, side] for each tile."""
 
     marks: Mapping[MediaKind, str] = {"image": IMAGE}
@@ -52,10 +51,6 @@ class Idefics3Pictures:
         self._num_tokens = num_tokens
         self._longest = longest
         self._splits = splits
-
-    @property
-    def audio_rate(self) -> int:
-        return 0
 
     def image(self, image: Image) -> PreparedMedia:
         image = self._looks.resized(image, scaled(_size(image), self._longest))
@@ -106,12 +101,6 @@ class Idefics3Pictures:
             longest,
             splits=bool(changes.get("do_image_splitting", self._splits)),
         )
-
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
-        raise ValueError("the model takes no videos")
-
-    def audio(self, samples: FloatArray) -> PreparedMedia:
-        raise ValueError("the model takes no audio")
 
 
 def scaled(actual: Size, longest: int) -> Size:

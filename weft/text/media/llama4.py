@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.arrays import FloatArray
 from weft.config.config_json import get, require, size
 from weft.config.model_errors import BadConfig
 from weft.config.vision.llama4 import llama4
@@ -26,7 +25,7 @@ from weft.text.media.pixels import (
     side_of,
     to_bfloat16,
 )
-from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PicturesAlone, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,7 +41,7 @@ USUAL_TILES = 16
 MOST_TILES = 64
 
 
-class Llama4Pictures:
+class Llama4Pictures(PicturesAlone):
     """The `MediaProcessor` of Llama 4. Values are [3, side, side] for each tile."""
 
     marks: Mapping[MediaKind, str] = {"image": IMAGE}
@@ -58,10 +57,6 @@ class Llama4Pictures:
         self._num_tokens = num_tokens
         self._most_tiles = most_tiles
         self._enlarges = enlarges
-
-    @property
-    def audio_rate(self) -> int:
-        return 0
 
     def image(self, image: Image) -> PreparedMedia:
         side = self._tile.height
@@ -110,12 +105,6 @@ class Llama4Pictures:
             most_tiles,
             enlarges=bool(changes.get("resize_to_max_canvas", self._enlarges)),
         )
-
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
-        raise ValueError("the model takes no videos")
-
-    def audio(self, samples: FloatArray) -> PreparedMedia:
-        raise ValueError("the model takes no audio")
 
 
 def canvases(most_tiles: int, side: int) -> list[Size]:

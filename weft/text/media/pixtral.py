@@ -4,13 +4,12 @@ picture in its shape, as rows of tokens, with a text token after each row."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.arrays import FloatArray
 from weft.config.config_json import get, require
 from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
@@ -26,7 +25,7 @@ from weft.text.media.pixels import (
     read_looks,
     read_settings,
 )
-from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PreparedMedia
+from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PicturesAlone, PreparedMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,7 +36,7 @@ END = "[IMG_END]"
 MAX_EDGE = 16_384  # pixels of a picture's longer edge, even if a file allows more
 
 
-class PixtralPictures:
+class PixtralPictures(PicturesAlone):
     """The `MediaProcessor` of Pixtral. Values are [3, height, width]."""
 
     def __init__(
@@ -52,10 +51,6 @@ class PixtralPictures:
         self._looks = looks
         self._longest = longest
         self._side = token_side
-
-    @property
-    def audio_rate(self) -> int:
-        return 0
 
     def image(self, image: Image) -> PreparedMedia:
         rows, columns = tokens_of(Size(image.height, image.width), self._longest, self._side)
@@ -83,12 +78,6 @@ class PixtralPictures:
             raise ValueError(f"longest_edge is {longest}; at most {MAX_EDGE} is supported")
         names = (self._image, self._break, self._end)
         return PixtralPictures(self._looks, longest, self._side, names)
-
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
-        raise ValueError("the model takes no videos")
-
-    def audio(self, samples: FloatArray) -> PreparedMedia:
-        raise ValueError("the model takes no audio")
 
 
 def tokens_of(actual: Size, longest: int, side: int) -> tuple[int, int]:

@@ -87,15 +87,8 @@ class MediaProcessor(Protocol):
         ...
 
 
-class SoundsAlone:
-    """What the processors of models that only hear have in common: they refuse pictures and videos,
-    and have no knobs."""
-
-    def image(self, image: Image) -> PreparedMedia:
-        raise ValueError("the model takes no images")
-
-    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
-        raise ValueError("the model takes no videos")
+class WithoutKnobs:
+    """A processor of which nothing can be changed."""
 
     @property
     def knobs(self) -> Mapping[str, Knob]:
@@ -104,3 +97,29 @@ class SoundsAlone:
     def adjusted(self, changes: Mapping[str, Knob]) -> Self:
         assert not changes, "it has no knobs"
         return self
+
+
+class PicturesAlone:
+    """What the processors of models that only see pictures have in common: they refuse videos and
+    sounds."""
+
+    @property
+    def audio_rate(self) -> int:
+        return 0
+
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
+        raise ValueError("the model takes no videos")
+
+    def audio(self, samples: FloatArray) -> PreparedMedia:
+        raise ValueError("the model takes no audio")
+
+
+class SoundsAlone(WithoutKnobs):
+    """What the processors of models that only hear have in common: they refuse pictures and videos,
+    and have no knobs."""
+
+    def image(self, image: Image) -> PreparedMedia:
+        raise ValueError("the model takes no images")
+
+    def video(self, frames: Sequence[Image], frames_per_s: float) -> PreparedMedia:
+        raise ValueError("the model takes no videos")

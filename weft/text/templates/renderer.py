@@ -9,16 +9,18 @@ started again. This process never runs a template.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from weft.config.helper import Helper, HelperFailed
+from weft.config.process import Child
 from weft.json_types import JsonObject
 from weft.text.helpers import HelperPool
 from weft.text.templates.chat_template import Rendered, TemplateError, check_sources
 
+MODULE = "weft.text.templates.render_process"
 NUM_PROCESSES = 2
 COMPILE_WORK_S = 10.0  # of processor time, for the templates of the model
 RENDER_WORK_S = 5.0
@@ -27,11 +29,25 @@ RENDER_WORK_S = 5.0
 LONG_LEN = 65_536
 
 
+# A process that has been started ahead, which then belongs to the caller; None: there is none.
+TakeChild = Callable[[], Child | None]
+
+
+def none_ready() -> None:
+    """No process has been started ahead."""
+
+
 class Renderer:
     """The chat template of one model. For one event loop."""
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """`sources` by name: "default", and perhaps "tool_use".
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        take_child: TakeChild = none_ready,
+    ) -> None:
+        """`sources` by name: "default", and perhaps "tool_use". `take_child`: a process of `MODULE`
+        to begin with.
 
         Raises `TemplateError` for a source that is not a template.
         """
@@ -41,11 +57,11 @@ class Renderer:
             "special_tokens": dict(special_tokens),
             "work_s": COMPILE_WORK_S,
         }
-        self.processes = [
-            Helper("weft.text.templates.render_process", _encoded(setup), _checked)
-            for _ in range(NUM_PROCESSES)
-        ]
+        self.processes = [Helper(MODULE, _encoded(setup), _checked) for _ in range(NUM_PROCESSES)]
         self._pool = HelperPool(self.processes, "the chat template")
+        child = take_child()
+        if child is not None:
+            self.processes[0].adopt(child)
         try:
             self.processes[0].start()
             self.processes[0].set_up()

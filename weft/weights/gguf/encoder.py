@@ -82,6 +82,8 @@ class EncoderContent(GgufFile):
             part = self._patches(tensors, projector) if name == PATCHES else entry
             if name.endswith(projector.numbers) and part.shape == (1,):
                 part = part._replace(shape=())
+            if name.endswith(projector.vectors):
+                part = part._replace(shape=(math.prod(part.shape),))
             if name.endswith(projector.convs) and len(part.shape) == 2:
                 num, size = part.shape
                 part = part._replace(shape=(num, 1, size))
@@ -211,6 +213,8 @@ def _tower_name(name: str, projector: Projector, swaps: bool, metadata: JsonMapp
             part = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}.get(part, part)
         layers, parts = groups[group]
         prefix = f"{layers}.{int(layer)}"
+        if parts is None:
+            return f"{prefix}.{part}.{kind}"
         unsplit = parts.get(f"{part}.{kind}", "")
         if unsplit:
             return f"{prefix}.{unsplit}"
