@@ -49,7 +49,7 @@ def test_random_requests_have_the_same_answers_with_a_head(head: Path) -> None:
     for seed in (11, 12):
         _, with_head = prove(seed, 8, ("eagle3",), str(head))
         num_guessed += with_head.total_drafts_eagle3
-    assert num_guessed > 60  # where little memory is left, nothing is guessed
+    assert num_guessed > 20  # where little memory is left, nothing is guessed
 
 
 @pytest.mark.parametrize("name", FAMILIES)

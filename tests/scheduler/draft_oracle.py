@@ -25,6 +25,7 @@ class DraftOracle:
         self._state = np.full(runner.num_slots + num_own, -1, dtype=np.int64)
         self._draft = settings.draft
         self.wrong_every = 4  # one of so many guesses is wrong; 0: none, 1: all
+        self.right_every = 0  # not 0: and only one of so many is right
         self.num_steps = 0
         self.num_guesses = 0
         self.num_tokens = 0  # that it was given
@@ -63,7 +64,10 @@ class DraftOracle:
                 assert int(plan.sampling.positions[sampled]) == start + length + j
                 sampled += 1
                 token = next_token(state, self._runner.vocab_size)
-                if self.wrong_every and (state >> 7) % self.wrong_every == 0:
+                is_wrong = bool(self.wrong_every) and (state >> 7) % self.wrong_every == 0
+                if self.right_every and (state >> 7) % self.right_every:
+                    is_wrong = True
+                if is_wrong:
                     token = (token + 1) % self._runner.vocab_size
                 tokens.append(token)
                 if j + 1 < count:

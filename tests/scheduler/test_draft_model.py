@@ -103,9 +103,10 @@ def test_with_overlap_steps_wait_for_each_other_only_while_guesses_pay(
 
 def test_wrong_guesses_are_given_up_and_tried_again_seldom() -> None:
     world = guessing(wrong_every=1)
-    run(world, [1, 2, 3, 4, 5], 60)
+    for first in range(4):
+        run(world, [first, 2, 3, 4], 60)
     tried = oracle(world).num_steps
-    assert 0 < tried < 20
+    assert 0 < tried < 30
     run(world, [1, 2, 3], 60)
     assert oracle(world).num_steps <= tried + 2
 
@@ -125,14 +126,15 @@ def test_a_row_has_guesses_again_after_many_steps_without() -> None:
 def test_trials_in_vain_become_rarer() -> None:
     world = guessing(wrong_every=1)
     tried: list[int] = []
-    for first in range(45):
+    for first in range(60):
         before = oracle(world).num_steps
         world.send([first, 2, 3], max_new_tokens=40, ignore_eos=True)
         world.run_dry(check=False)
         tried += [world.num_steps] * (oracle(world).num_steps > before)
     gaps = np.diff(tried)
-    assert gaps[-1] > 1.5 * TRY_AGAIN_STEPS
-    assert len(gaps[gaps > TRY_AGAIN_STEPS / 2]) < world.num_steps / TRY_AGAIN_STEPS - 2
+    assert gaps.max() > 8 * TRY_AGAIN_STEPS
+    rests = gaps[gaps > 1.5 * TRY_AGAIN_STEPS]
+    assert (np.diff(rests) > 0).all()
 
 
 def test_where_guesses_do_not_pay_they_are_seldom_thought_of(

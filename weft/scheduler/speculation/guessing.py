@@ -23,40 +23,38 @@ Tokens whose KV came from outside of the pool have no states: after them a head 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray
 from weft.memory.allocator import slots_of
+from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.scheduler.kv import KvMemory
 from weft.scheduler.pace.step_cost import CostModel, StepLoad
 from weft.scheduler.request import Request
 from weft.scheduler.settings import DraftSettings, SchedulerSettings
 from weft.scheduler.speculation.sources import Known, ModelDrafts
-from weft.scheduler.speculation.speculator import (
-    MIN_LEFT,
-    RowTrust,
-    Speculator,
-    steps_of_rest,
-)
-from weft.scheduler.speculation.trust import FORGET
+from weft.scheduler.speculation.speculator import MIN_LEFT, Speculator, steps_of_rest
+from weft.scheduler.speculation.trust import FADE, FORGET_OF_MODEL
 
 # While the cost of drafts is unknown: 1 to so many for a row, in turn, and for so many rows at
-# most.
+# most; for one row among more.
 MOST_FIRST = 4
 LEAST_GAIN = 1.03  # factor by which the expected tokens per second must grow
 # Where drafts do not pay, one row gets some after this many steps, because costs and texts change.
 # Such a trial computes all tokens of the row that the draft model has not seen, so it becomes rarer
 # after each trial.
-TRY_AGAIN_STEPS = 256
+TRY_AGAIN_STEPS = 64
 RAREST_TRIAL_STEPS = 4096
 # Where drafts do not pay, this is checked again after this many steps, or more if steps are short,
 # because the check costs time, too.
 LOOK_AGAIN_STEPS = 16
 MOST_UNMARKED = 64  # steps
 LONGEST_PIECE = 512  # tokens that one step may catch up, if prompts are never cut
+# The time to catch up is spread over this many guesses at most, and as many as may still come.
+SPREAD_GUESSES = 32
 
 
 class Guess(NamedTuple):
@@ -86,6 +84,21 @@ class DraftShare:
     step_s: float  # of a step without drafts
     draft_s: float  # to guess and to compute one more draft
     guess_s: float = 0.0  # to guess at all
+    missing_s: float = 0.0  # of a token that the draft model has not seen
+
+    def after(self, num_missing: int, num_guesses: int) -> DraftShare:
+        """The share if so many tokens must be caught up for so many guesses."""
+        more_s = num_missing * self.missing_s / max(num_guesses, 1)
+        return replace(self, guess_s=self.guess_s + more_s)
+
+    def speed(self, chance: float, count: int) -> float:
+        """Expected tokens per second with `count` drafts, at least one."""
+        num_tokens = 1.0
+        is_right = 1.0
+        for _ in range(count):
+            is_right *= chance
+            num_tokens += is_right
+        return num_tokens / (self.step_s + self.guess_s + count * self.draft_s)
 
     def best_count(self, chance: float, most: int) -> int:
         """The number of drafts with the most tokens per second, if each is right with this chance
@@ -104,6 +117,14 @@ class DraftShare:
         return best
 
 
+class Shares(NamedTuple):
+    """What drafts of a row take: `own` those of the draft model, None while their cost is not
+    known; `others` those of sources that need no step of their own."""
+
+    own: DraftShare | None
+    others: DraftShare
+
+
 class Trials:
     """When guesses are considered: in every step while they pay; else after a rest, and now and
     then one is made for a trial."""
@@ -112,7 +133,9 @@ class Trials:
         self._num_without = 0  # steps since the last guess
         self._next_look = 0  # value of `_num_without` before which drafts are not considered
         self._next_trial = TRY_AGAIN_STEPS  # value of `_num_without` after which a trial is made
-        self._num_vain = 0  # consecutive trials
+        self._gap = TRY_AGAIN_STEPS  # between two trials
+        self._num_right = 0  # drafts that were right so far
+        self._was_trial = False  # whether the guesses before the last step were a trial
 
     def is_due(self) -> bool:
         """Count a step. Returns whether guesses are considered before it."""
@@ -128,17 +151,29 @@ class Trials:
     def is_trial(self) -> bool:
         return self._num_without > self._next_trial
 
+    def note_right(self, num_right: int) -> None:
+        """So many drafts were right so far. After a right one, trials are as frequent as at first.
+        A trial that was right is followed by another at once, so a few are enough to see that
+        guesses pay again."""
+        if num_right == self._num_right:
+            self._was_trial = False
+            return
+        self._num_right = num_right
+        self._gap = TRY_AGAIN_STEPS
+        self._next_trial = self._gap
+        if self._was_trial:
+            self._was_trial = False
+            self._next_trial = 0
+            self._next_look = 0
+
     def guessed(self) -> None:
         """There are guesses before this step."""
-        is_trial = self.is_trial
+        self._was_trial = self.is_trial
         self._num_without = 0
         self._next_look = 0
-        self._next_trial = TRY_AGAIN_STEPS
-        if is_trial:
-            self._num_vain += 1
-            self._next_trial = min(TRY_AGAIN_STEPS << self._num_vain, RAREST_TRIAL_STEPS)
-        else:
-            self._num_vain = 0
+        if self._was_trial:
+            self._gap = min(2 * self._gap, RAREST_TRIAL_STEPS)
+        self._next_trial = self._gap
 
     def rest(self, num_steps: int) -> None:
         """Guesses do not pay: make none for some steps."""
@@ -235,6 +270,7 @@ class Guesser:
         self._kv = kv
         self._draft = draft
         self._vocab_size = settings.vocab_size
+        self._ahead = 1 if draft.is_head else 0
         self._speculator = speculator
         self._source, self._drafts = _model_drafts(speculator)
         self._longest_piece = settings.chunk_len or LONGEST_PIECE
@@ -261,7 +297,7 @@ class Guesser:
         for row in self._kept_rows - rows:
             if self._kv.columns.requests[row] is not None:
                 trust = self._speculator.trust(row)
-                trust.rates[self._source].learn(1, 0, FORGET)
+                trust.rates[self._source].learn(1, 0, FORGET_OF_MODEL)
 
     @property
     def looks_next(self) -> bool:
@@ -271,11 +307,13 @@ class Guesser:
     def guesses(self, rows: IntArray) -> list[Guess]:
         """The work of the draft model before the next step of `rows`; empty where it does not
         pay."""
-        if not self._trials.is_due():
+        trials = self._trials
+        trials.note_right(self._speculator.num_right(self._source))
+        if not trials.is_due():
             return []
-        found = self._worthwhile(rows, self._trials.is_trial)
+        found = self._worthwhile(rows, trials.is_trial)
         if found:
-            self._trials.guessed()
+            trials.guessed()
         return found
 
     # Inside
@@ -298,11 +336,12 @@ class Guesser:
         self._kept_rows.clear()
         load = StepLoad(len(rows), int(lens.sum()))
         self._rest_len = LOOK_AGAIN_STEPS * (1 + steps_of_rest(model, load))
+        priors = speculator.priors()
         if not is_trial and len(ready) > 4:
             # A new row has only the expected rate of all rows; older rows have their own.
-            expected = speculator.priors()[self._source]
-            share = self._share(model, load, len(rows), int(ready[0]))
-            if not self._count(share, expected, self._max_draft):
+            expected = priors[self._source]
+            own, _ = self._shares(model, load, len(rows), int(ready[0]))
+            if not self._count(own, expected, self._max_draft):
                 self._trials.rest(self._rest_len)
                 return []
         found: list[Guess] = []
@@ -313,9 +352,10 @@ class Guesser:
         if is_trial:
             most_rows = 1
         elif not speculator.pace.draft_cost.is_known:
-            most_rows = MOST_FIRST
+            most_rows = MOST_FIRST if len(ready) <= MOST_FIRST else 1
         for row in ready.tolist():
-            guess = self._guess(row, self._share(model, load, len(rows), row), room, is_trial)
+            shares = self._shares(model, load, len(rows), row)
+            guess = self._guess(row, shares, priors, room, is_trial)
             if guess is None:
                 continue
             found.append(guess)
@@ -324,19 +364,20 @@ class Guesser:
                 break
         return found
 
-    def _share(
-        self, model: CostModel, load: StepLoad, num_rows: int, row: int
-    ) -> DraftShare | None:
-        """None: the cost of drafts is not known yet."""
+    def _shares(self, model: CostModel, load: StepLoad, num_rows: int, row: int) -> Shares:
         cost = self._speculator.pace.draft_cost
+        step_s = model.seconds(load) / num_rows
+        token_s = model.token_s + model.pair_s * int(self._kv.columns.seq_len[row])
+        others = DraftShare(step_s, token_s)
         if not cost.is_known:
-            return None
-        pairs_s = model.pair_s * int(self._kv.columns.seq_len[row])
-        return DraftShare(
-            step_s=model.seconds(load) / num_rows,
-            draft_s=cost.pass_s / num_rows + cost.token_s + model.token_s + pairs_s,
+            return Shares(None, others)
+        own = DraftShare(
+            step_s=step_s,
+            draft_s=cost.pass_s / num_rows + cost.token_s + token_s,
             guess_s=cost.step_s / num_rows,
+            missing_s=cost.token_s,
         )
+        return Shares(own, others)
 
     def _count(self, share: DraftShare | None, chance: float, most: int) -> int:
         if share is None:
@@ -344,39 +385,69 @@ class Guesser:
             return min(1 + num_seen % MOST_FIRST, most)
         return share.best_count(chance, most)
 
-    def _guess(self, row: int, share: DraftShare | None, room: int, is_trial: bool) -> Guess | None:
-        """The work for a row; the draft model computes at most `room` tokens of it."""
+    def _guess(
+        self, row: int, shares: Shares, priors: list[float], room: int, is_trial: bool
+    ) -> Guess | None:
+        """The work for a row; the draft model computes at most `room` tokens of it. `priors`: of
+        the sources."""
         speculator = self._speculator
-        columns = self._kv.columns
-        length = int(columns.seq_len[row])
+        length = int(self._kv.columns.seq_len[row])
         most = min(speculator.most(row, length), self._draft.context_length - length)
         trust = speculator.trust(row)
         if most < 1 or trust.hindrance or not trust.request.message.shares_kv:
             return None
-        chances = speculator.chances(trust)
-        count = self._count(share, chances[self._source], most)
-        if is_trial:
-            count = max(count, 1)
+        chances = speculator.chances(trust, priors)
+        chance = chances[self._source]
+        own = shares.own
+        count = self._count(own, chance, most)
+        if count and own is not None:
+            num_missing = self._num_missing(row, length) - 1
+            if num_missing > 0:
+                own = own.after(num_missing, min(most, SPREAD_GUESSES))
+                count = self._count(own, chance, most)
+        is_doubtful = is_trial and not count
+        if is_doubtful:
+            count = 1
         if not count:
+            trust.rates[self._source].fade(FADE)
             self._trials.rest(self._rest_len)
             return None
-        if self._another_knows(trust, row, length, chances):
+        speed = 0.0 if own is None else own.speed(chance, count)
+        if self._another_is_as_fast(trust.request, row, chances, shares.others, speed):
             return None
+        if is_doubtful:
+            speculator.doubt(self._source, row)
         return self._piece(row, length, count, room)
 
-    def _another_knows(self, trust: RowTrust, row: int, length: int, chances: list[float]) -> bool:
-        """Whether another source that is right as often has a draft for the next token."""
-        known = Known(trust.request, self._kv.columns.packed(row, length))
+    def _another_is_as_fast(
+        self, request: Request, row: int, chances: list[float], share: DraftShare, speed: float
+    ) -> bool:
+        """Whether the drafts of another source, which cost nothing but their place in the step,
+        bring at least `speed` tokens a second."""
+        length = int(self._kv.columns.seq_len[row])
+        most = self._speculator.most(row, length)
+        known: Known | None = None
         for source, chance in zip(self._speculator.sources, chances, strict=True):
-            if source is self._drafts or chance < chances[self._source]:
+            if source is self._drafts:
                 continue
-            if source.drafts(known, 1):
+            count = share.best_count(chance, most)
+            if not count or share.speed(chance, count) < speed:
+                continue
+            if known is None:
+                known = Known(request, self._kv.columns.packed(row, length))
+            num_found = len(source.drafts(known, count)) // TOKEN_BYTES
+            if num_found and share.speed(chance, num_found) >= speed:
                 return True
         return False
 
+    def _num_missing(self, row: int, length: int) -> int:
+        """How many of the tokens before a guess the draft model has not seen."""
+        last = length - self._ahead
+        return last - self.seen.first_missing(row, last - 1) if last > 0 else 0
+
     def _piece(self, row: int, length: int, count: int, room: int) -> Guess | None:
         """None: the draft model does not know one of the tokens, or a head has no states of one."""
-        ahead = 1 if self._draft.is_head else 0
+        ahead = self._ahead
         last = length - ahead
         if last < 1 or (ahead and not self.seen.has_states(row, last)):
             return None

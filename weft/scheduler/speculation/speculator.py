@@ -23,13 +23,17 @@ from weft.scheduler.pace.step_cost import MIN_STEP_S, CostModel, StepLoad
 from weft.scheduler.request import Columns, Request
 from weft.scheduler.speculation.sources import DraftSource, Known
 from weft.scheduler.speculation.trust import (
+    DOUBT,
     FADE,
     FADE_SOURCE,
     FORGET,
+    FORGET_OF_MODEL,
     FORGET_SOURCE,
+    FORGET_SOURCE_OF_MODEL,
     WEIGHT,
     WEIGHT_OF_MODEL,
     WEIGHT_SOURCE,
+    WEIGHT_SOURCE_OF_MODEL,
     HitRate,
     least_chance,
     num_worthwhile,
@@ -132,12 +136,16 @@ class Speculator:
         load = StepLoad(len(rows), int(lens.sum()))
         priors = self.priors()
         drafts: list[Draft] = []
+        declined: set[int] = set()  # sources that are not worth it for a row
         for row, length in zip(ready.tolist(), columns.seq_len[ready].tolist(), strict=True):
             least = least_chance(cost, load, len(rows), length)
-            draft = self._draft(row, length, least, priors)
+            draft = self._draft(row, length, least, priors, declined)
             self._is_due[row] = draft is not None
             if draft is not None:
                 drafts.append(draft)
+        # Once a step, or many rows would soon forget together what was wrong.
+        for i in declined:
+            self._rates[i].fade(FADE_SOURCE)
         if drafts:
             self._num_vain = 0
         elif self._asks_sources:
@@ -175,10 +183,11 @@ class Speculator:
             self._rows[row] = trust
         return trust
 
-    def chances(self, trust: RowTrust) -> list[float]:
-        """By source: the chance that a draft is right if the draft before it is."""
+    def chances(self, trust: RowTrust, priors: list[float]) -> list[float]:
+        """By source: the chance that a draft is right if the draft before it is. `priors`: of a
+        new request."""
         found = []
-        for source, rate, prior in zip(self.sources, trust.rates, self.priors(), strict=True):
+        for source, rate, prior in zip(self.sources, trust.rates, priors, strict=True):
             weight = WEIGHT_OF_MODEL if source.is_decided else WEIGHT
             found.append(rate.value(prior, weight))
         return found
@@ -191,15 +200,28 @@ class Speculator:
     def learn(self, draft: Draft, num_right: int) -> None:
         """The first `num_right` of the drafts were right."""
         num_drafts = len(draft.tokens)
-        option = self.sources[draft.source].option
-        self.counters.drafts[option].add(num_drafts, num_right)
-        self._rates[draft.source].learn(num_drafts, num_right, FORGET_SOURCE)
+        source = self.sources[draft.source]
+        self.counters.drafts[source.option].add(num_drafts, num_right)
+        forget, forget_source = FORGET, FORGET_SOURCE
+        if source.is_decided:
+            forget, forget_source = FORGET_OF_MODEL, FORGET_SOURCE_OF_MODEL
+        self._rates[draft.source].learn(num_drafts, num_right, forget_source)
         trust = self._rows.get(draft.row)
         if trust is None:
             return
         self._is_due[draft.row] = num_right > 0
-        trust.rates[draft.source].learn(num_drafts, num_right, FORGET)
-        trust.drafts.add(option, num_drafts, num_right)
+        trust.rates[draft.source].learn(num_drafts, num_right, forget)
+        trust.drafts.add(source.option, num_drafts, num_right)
+
+    def num_right(self, source: int) -> int:
+        """How many drafts of a source were right so far, of all requests."""
+        return self.counters.drafts[self.sources[source].option].num_right
+
+    def doubt(self, source: int, row: int) -> None:
+        """A source that has been given up makes drafts for a row, to see whether it was right to
+        give it up."""
+        self._rates[source].fade(DOUBT)
+        self.trust(row).rates[source].fade(DOUBT)
 
     def lose(self, draft: Draft) -> None:
         """The draft was made after others that were wrong, so it says nothing of its source."""
@@ -227,8 +249,11 @@ class Speculator:
 
     def priors(self) -> list[float]:
         """By source: the fraction of its drafts that is expected to be right for a new request."""
-        pairs = zip(self._rates, self.sources, strict=True)
-        return [rate.value(source.prior, WEIGHT_SOURCE) for rate, source in pairs]
+        found = []
+        for rate, source in zip(self._rates, self.sources, strict=True):
+            weight = WEIGHT_SOURCE_OF_MODEL if source.is_decided else WEIGHT_SOURCE
+            found.append(rate.value(source.prior, weight))
+        return found
 
     # Inside
 
@@ -243,7 +268,10 @@ class Speculator:
         is_due[others] = True
         return ready[is_due]
 
-    def _draft(self, row: int, length: int, least: float, priors: list[float]) -> Draft | None:
+    def _draft(
+        self, row: int, length: int, least: float, priors: list[float], declined: set[int]
+    ) -> Draft | None:
+        """Adds the sources that are not worth it for this row to `declined`."""
         trust = self.trust(row)
         most = self.most(row, length)
         # Tokens sampled by a step whose result is not known yet.
@@ -263,7 +291,7 @@ class Speculator:
             num = most if source.is_decided else num_worthwhile(rate, least, most)
             if not num:
                 trust.rates[i].fade(FADE)
-                self._rates[i].fade(FADE_SOURCE)
+                declined.add(i)
                 continue
             if known is None:
                 known = Known(trust.request, self.columns.packed(row, length - num_ahead))

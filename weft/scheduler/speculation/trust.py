@@ -20,10 +20,15 @@ FORGET_SOURCE = 0.98
 FADE = 0.99
 FADE_SOURCE = 0.998
 WEIGHT = 1.0  # of the prior of the source, as a number of drafts of the request
-# The same of a model or a head: how often it is right depends less on the text, and half of its
-# first guesses may be wrong although they pay.
-WEIGHT_OF_MODEL = 4.0
+# The same of a model or a head: how often it is right depends less on the text, and guesses pay
+# although most of them are wrong. So chance must not make a request give it up.
+WEIGHT_OF_MODEL = 12.0
 WEIGHT_SOURCE = 4.0
+WEIGHT_SOURCE_OF_MODEL = 8.0
+FORGET_OF_MODEL = 0.97
+FORGET_SOURCE_OF_MODEL = 0.99
+# A trial says more than what was given up for: the weight of that falls by this factor.
+DOUBT = 0.8
 
 
 class HitRate:
