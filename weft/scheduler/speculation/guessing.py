@@ -102,7 +102,7 @@ class DraftShare:
 
     def best_count(self, chance: float, most: int) -> int:
         """The number of drafts with the most tokens per second, if each is right with this chance
-        given that the one before is; 0 if no drafts are as good."""
+        where the one before is; 0 if no drafts are as good."""
         best = 0
         highest = LEAST_GAIN / self.step_s
         num_tokens = 1.0
