@@ -622,7 +622,12 @@ LLAMA4_VISION = {
     "projector_input_dim": 32,
     "projector_output_dim": 32,
 }
-GEMMA4_UNIFIED_VISION = {"patch_size": 4, "mm_embed_dim": 32, "mm_posemb_size": 16}
+GEMMA4_UNIFIED_VISION = {
+    "patch_size": 4,
+    "mm_embed_dim": 32,
+    "output_proj_dims": 32,
+    "mm_posemb_size": 16,
+}
 
 
 def make_seeing(name: str, folder: Path) -> Checkpoint:
