@@ -7,7 +7,7 @@ import hashlib
 import random
 from collections.abc import Callable
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -152,11 +152,18 @@ class Prompt:
         )
 
 
+class AnyPrompt(Protocol):
+    """What a server gets of a prompt of any model."""
+
+    ids: list[int]
+    media: tuple[MediaItem, ...]
+
+
 class Told(Served):
     """Tells the log probabilities of its tokens, too."""
 
     def tell(
-        self, *prompts: Prompt, between: Callable[[], None] = lambda: None
+        self, *prompts: AnyPrompt, between: Callable[[], None] = lambda: None
     ) -> list[tuple[list[int], list[float]]]:
         """`between` is called after each step."""
         found: dict[int, tuple[list[int], list[float]]] = {}

@@ -247,7 +247,7 @@ class Fusion(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         size = BLOCKS[-2][-1]["out_chs"] + BLOCKS[-1][-1]["out_chs"]
-        self.ffn = nn.Module()
+        self.ffn: Any = nn.Module()
         self.ffn.pw_exp = NormedConv(size, 2 * size)
         self.ffn.pw_proj = NormedConv(2 * size, OUT_SIZE)
         self.norm = PixelNorm(OUT_SIZE)

@@ -205,7 +205,7 @@ def config_with(**changes: Any) -> dict[str, Any]:
 
 
 def with_block(**changes: Any) -> dict[str, Any]:
-    args = deepcopy(mobilenet.MODEL_ARGS)
+    args: dict[str, Any] = deepcopy(mobilenet.MODEL_ARGS)
     args["block_args"][1][0] |= changes
     return args
 

@@ -84,8 +84,8 @@ def test_sounds_are_those_of_transformers(tmp_path: Path, settings: dict[str, An
     theirs = Gemma3nAudioFeatureExtractor(**settings)
     assert ours.audio_rate == 16_000
     for length in (513, 640, 641, 12_345, 479_999, 480_000):
-        samples = 0.1 * np.random.default_rng(length).standard_normal(length)
-        samples = samples.astype(np.float32)
+        drawn = 0.1 * np.random.default_rng(length).standard_normal(length)
+        samples = drawn.astype(np.float32)
         inputs = theirs([samples], return_tensors="np")
         prepared = ours.audio(samples)
         (part,) = prepared.parts

@@ -8,7 +8,7 @@ Levels are described as in timm, whose names Gemma 3n's checkpoints have. Source
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -134,7 +134,7 @@ class MobileNetSpec:
     def side_step(self) -> int:
         """The sides of pictures are multiples of it, in pixels: the pixels of the last level but
         one that become a vector are a square."""
-        return self.out_side * 2 ** len(self.levels)
+        return self.out_side << len(self.levels)
 
     @property
     def num_parameters(self) -> int:
@@ -261,7 +261,11 @@ def _query(written: JsonMapping, stride: int) -> QueryBlock:
     )
 
 
-_READERS = {"er": _edge, "uir": _inverted, "mqa": _query}
+_READERS: Mapping[str, Callable[[JsonMapping, int], EdgeBlock | InvertedBlock | QueryBlock]] = {
+    "er": _edge,
+    "uir": _inverted,
+    "mqa": _query,
+}
 
 
 def _numbers_of(written: JsonMapping, key: str, default: int | None = None) -> int:

@@ -243,8 +243,8 @@ class OwnConvolution:
         kernels = self.kernel.view(self._shape)
         pieces = []
         for some, kernel in zip(
-            read.split(num_at_once),
-            kernels.split(num_at_once),
+            torch.split(read, num_at_once),
+            torch.split(kernels, num_at_once),
             strict=True,
         ):
             found = F.conv2d(
@@ -511,8 +511,8 @@ def in_strips(
     """part(rows), some rows at a time: [T, n] -> [T, size]"""
     found = rows.new_empty(len(rows), size)
     num = at_once(backend, len(rows))
-    strips = rows.split(num)
-    results = found.split(num)
+    strips = torch.split(rows, num)
+    results = torch.split(found, num)
     for strip, result in zip(strips, results, strict=True):
         computed = backend.run(part, strip)
         result.copy_(computed)
