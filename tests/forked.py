@@ -69,13 +69,13 @@ class ForkedServer:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+        if self.returncode is None and self._has_ended_within(0.0):
             self._take_status()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            if not self._has_ended_within(timeout):
                 raise subprocess.TimeoutExpired("weft", timeout or 0.0)
             self._take_status()
         assert self.returncode is not None
@@ -87,6 +87,12 @@ class ForkedServer:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def _has_ended_within(self, timeout_s: float | None) -> bool:
+        # `select` takes no file whose number is above 1,023.
+        waiting = select.poll()
+        waiting.register(self._status, select.POLLIN)
+        return bool(waiting.poll(None if timeout_s is None else 1e3 * timeout_s))
 
     def _take_status(self) -> None:
         text = self._status.recv(MOST_BYTES)

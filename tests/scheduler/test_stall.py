@@ -61,7 +61,7 @@ def test_what_a_draft_model_takes_is_taken_off_what_prompts_may_take() -> None:
         left_s = 0.1 / pace._margin.factor - decode_s - drafted_s
         assert budget.left_s == pytest.approx(left_s, abs=2e-4)
         num_drafted += 1
-    assert num_drafted > 3
+    assert num_drafted >= 3
 
 
 @pytest.mark.parametrize("depth", [0, 1])
