@@ -7,9 +7,10 @@ import hashlib
 import random
 from collections.abc import Callable
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -152,6 +153,26 @@ class Prompt:
         )
 
 
+# With the kernels, with torch, in pieces of one token, and in chunks.
+IN_FOUR_WAYS = pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kernels": "torch", "page_size": 16},
+        {"chunked_prefill_size": 1, "page_size": 1, "max_encoder_tokens": 1},
+        {"chunked_prefill_size": 7, "page_size": 2, "overlap": False},
+    ],
+    ids=["kernels", "torch", "pieces", "chunks"],
+)
+# Requests that were retracted find nothing again.
+RETRACTED: dict[str, Any] = {
+    "prefix_cache": False,
+    "encoder_cache_tokens": 1,
+    "overlap": False,
+    "speculative": "off",
+}
+
+
 class AnyPrompt(Protocol):
     """What a server gets of a prompt of any model."""
 
@@ -195,6 +216,21 @@ class Told(Served):
                     self.cached[finish.id] = finish.cached_tokens
             between()
         return list(found.values())
+
+    def retracting(self) -> Callable[[], None]:
+        """To be called after each step: every third time two requests are retracted."""
+        scheduler = self.engine.scheduler
+        num_steps = 0
+
+        def retract() -> None:
+            nonlocal num_steps
+            num_steps += 1
+            if num_steps % 3 == 0:
+                scheduler.merge_last_batch()
+                for row in scheduler.running_batch.rows[:2].tolist():
+                    scheduler.retract(scheduler.kv.columns.requests[row])
+
+        return retract
 
 
 def assert_told(

@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 
 from tests.models.gemma4_media import (
     CPU,
+    IN_FOUR_WAYS,
     NUM_BANDS,
+    RETRACTED,
     Heard,
     Prompt,
     Seen,
@@ -99,16 +101,7 @@ PICTURE = Seen(1, 3, 4)
 PROMPTS = [Prompt(1, 5, SHORT, 9), Prompt(2, LONG, 7, PICTURE, 4), Prompt(3, 2, PICTURE, LONG, 1)]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"kernels": "torch", "page_size": 16},
-        {"chunked_prefill_size": 1, "page_size": 1, "max_encoder_tokens": 1},
-        {"chunked_prefill_size": 7, "page_size": 2, "overlap": False},
-    ],
-    ids=["kernels", "torch", "pieces", "chunks"],
-)
+@IN_FOUR_WAYS
 def test_log_probabilities_are_those_of_transformers(
     hearing: Checkpoint, settings: dict[str, Any]
 ) -> None:
@@ -133,27 +126,11 @@ def test_a_sound_that_was_heard_is_found_in_the_cache(hearing: Checkpoint) -> No
 
 
 def test_retracted_requests_go_on_with_the_same_sounds(hearing: Checkpoint) -> None:
-    served = Told(
-        hearing.folder,
-        prefix_cache=False,
-        encoder_cache_tokens=1,
-        overlap=False,
-        speculative="off",
-    )
-    scheduler = served.engine.scheduler
-    num_steps = 0
-
-    def retract() -> None:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps % 3 == 0:
-            scheduler.merge_last_batch()
-            for row in scheduler.running_batch.rows[:2].tolist():
-                scheduler.retract(scheduler.kv.columns.requests[row])
-
-    for prompt, output in zip(PROMPTS, served.tell(*PROMPTS, between=retract), strict=True):
+    served = Told(hearing.folder, **RETRACTED)
+    outputs = served.tell(*PROMPTS, between=served.retracting())
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
         assert_told(hearing, prompt, output)
-    assert scheduler.counters.num_retractions > 3
+    assert served.engine.scheduler.counters.num_retractions > 3
 
 
 @pytest.mark.parametrize(

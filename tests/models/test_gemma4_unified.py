@@ -14,8 +14,10 @@ from torch import Tensor
 
 from tests.models.gemma4_media import (
     CPU,
+    IN_FOUR_WAYS,
     PATCH,
     POOL,
+    RETRACTED,
     Heard,
     Seen,
     Told,
@@ -152,16 +154,7 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"kernels": "torch", "page_size": 16},
-        {"chunked_prefill_size": 1, "page_size": 1, "max_encoder_tokens": 1},
-        {"chunked_prefill_size": 7, "page_size": 2, "overlap": False},
-    ],
-    ids=["kernels", "torch", "pieces", "chunks"],
-)
+@IN_FOUR_WAYS
 def test_log_probabilities_are_those_of_transformers(
     unified: Checkpoint, settings: dict[str, Any]
 ) -> None:
@@ -185,27 +178,11 @@ def test_what_was_seen_and_heard_is_found_in_the_cache(unified: Checkpoint) -> N
 
 
 def test_retracted_requests_go_on_with_the_same_media(unified: Checkpoint) -> None:
-    served = Told(
-        unified.folder,
-        prefix_cache=False,
-        encoder_cache_tokens=1,
-        overlap=False,
-        speculative="off",
-    )
-    scheduler = served.engine.scheduler
-    num_steps = 0
-
-    def retract() -> None:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps % 3 == 0:
-            scheduler.merge_last_batch()
-            for row in scheduler.running_batch.rows[:2].tolist():
-                scheduler.retract(scheduler.kv.columns.requests[row])
-
-    for prompt, output in zip(PROMPTS, served.tell(*PROMPTS, between=retract), strict=True):
+    served = Told(unified.folder, **RETRACTED)
+    outputs = served.tell(*PROMPTS, between=served.retracting())
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
         assert_told(unified, prompt, output)
-    assert scheduler.counters.num_retractions > 3
+    assert served.engine.scheduler.counters.num_retractions > 3
 
 
 def test_pictures_may_be_seen_in_order(tmp_path: Path) -> None:
