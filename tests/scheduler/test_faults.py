@@ -38,10 +38,11 @@ NUM_GROUPS = 16
 # of windows and of states, too, and what computing anew resets. No world has a queue so long that
 # an order looks at a part of it, a second model that guesses tokens, keeps KV in files, lends pages
 # to another server or takes them from one, pins prompts, forgets a prefix that somebody names,
-# bounds the time of drafts, composes policies, or has a policy of one's own or one in the shadow;
-# in none does a request end while a step runs whose output is not finite. What a memory asks of its
-# groups once, at its start, and what holders of memory do by default, is not called either.
-NEVER_CALLED = 244
+# bounds the time of drafts, composes policies, has a policy of one's own or one in the shadow, or
+# puts other sources of drafts in the place of its own, as a simulation does; in none does a request
+# end while a step runs whose output is not finite. What a memory asks of its groups once, at its
+# start, and what holders of memory do by default, is not called either.
+NEVER_CALLED = 246
 
 
 def sample(group: int) -> Iterator[tuple[Fault, int]]:
