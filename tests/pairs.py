@@ -1,5 +1,5 @@
-"""Chooses among the tests of one function, with parameters that are all combined, so few that each two values
-of its parameters are tried together: what `pytest.mark.pairs` asks for. `scripts/test --all` tries all.
+"""Chooses among the tests of one function, whose parameters are all combined, so few that each two
+values are tried together: what `pytest.mark.pairs` asks for. `scripts/test --all` tries all.
 
     kernels × formats × sizes:  7 × 24 × 4 = 672 tests, of which 168 have each pair
 """
