@@ -124,6 +124,7 @@ OWN_ROOMS = {
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("name", [*OWN_ROOMS, "all"])
 @pytest.mark.parametrize("prompt", ["short", PROMPT])
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/v1/messages"])
