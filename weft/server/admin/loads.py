@@ -168,14 +168,13 @@ def _page(found: list[JsonObject]) -> bytes:
 
 
 def _labels(load: JsonObject) -> str:
-    labels = {"dp_rank": load["dp_rank"]}
-    if "model" in load:
-        labels = {"model_name": load["model"], **labels}
-    return ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    rank = f'dp_rank="{load["dp_rank"]}"'
+    if "model" not in load:
+        return rank
+    name = load["model"].replace("\\", r"\\")
+    name = name.replace('"', r"\"")
+    name = name.replace("\n", r"\n")
+    return f'model_name="{name}",{rank}'
 
 
 ROUTES = (

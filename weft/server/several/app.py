@@ -257,7 +257,9 @@ class SeveralModels:
 
 
 def _is_of_no_model(path: str) -> bool:
-    return path in OF_NO_MODEL or (path.startswith(BELOW_NO_MODEL) and path not in OF_A_MODEL)
+    if path in OF_A_MODEL:
+        return False
+    return path in OF_NO_MODEL or path.startswith(BELOW_NO_MODEL)
 
 
 class _OwnEndpoint:
