@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.durations import DurationRecorder, read_durations
 from tests.hanging import HangGuard, Offspring
+from tests.pairs import left_out
 from tests.workers import ForkedWorkers
 from weft.observe.log import setup
 
@@ -117,13 +118,15 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests out, unless all are asked for."""
+    """Leave slow tests out, and combinations of pairs that others have, unless all are asked
+    for."""
     if config.option.all:
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    usual = [item for item in items if not item.get_closest_marker("slow")]
+    gone = {*items}.difference(usual) | left_out(usual)
+    if gone:
+        config.hook.pytest_deselected(items=[item for item in items if item in gone])
+        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

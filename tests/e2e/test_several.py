@@ -20,6 +20,7 @@ import weft
 from tests.e2e.media_models import MODELS, MediaModel
 from tests.e2e.media_parts import picture, sound
 from tests.e2e.server import HANG_S, Server
+from tests.models import speaking
 from tests.models.pooled import PooledReference, make_pooled
 from weft.cli.main import main
 
@@ -311,6 +312,26 @@ def test_pictures_and_sounds_get_the_answers_of_their_models(house: House, name:
         json={"model": "nano", "messages": [{"role": "user", "content": content}]},
     )
     assert refused.status_code == 400, "a model of text takes none"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_names_the_model_that_hears(house: House, stream: bool) -> None:
+    house.ok("/models/unload", model="ears")
+    asked: dict[str, str] = {"model": "ears"} | ({"stream": "true"} if stream else {})
+    found = house.http.post(
+        "/v1/audio/transcriptions",
+        data=asked,
+        files={"file": ("sound.wav", speaking.wav(speaking.sound(12_000)))},
+    )
+    assert found.status_code == 200, found.text
+    assert ("transcript.text.done" in found.text) is stream
+    assert house.state("ears") == "loaded"
+    nowhere = house.http.post(
+        "/v1/audio/transcriptions",
+        data={"model": "nose"},
+        files={"file": ("sound.wav", b"RIFF")},
+    )
+    assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "model_not_found")
 
 
 def test_every_load_has_a_journal_that_can_be_replayed(house: House) -> None:

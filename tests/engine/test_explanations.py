@@ -330,8 +330,18 @@ def test_a_static_batch_is_the_reason_of_those_that_may_not_join_it() -> None:
     assert told(world, late).timeline[-1].what == row(world, late).why
 
 
-def test_time_and_not_memory_is_named_where_a_prompt_does_not_go_on_for_time() -> None:
-    world = Streams(max_step_ms=20.0, page_size=16, num_pages=400)
+@pytest.mark.parametrize(
+    ("bounds", "named"),
+    [
+        ({"max_step_ms": 20.0}, "--max-step-ms"),
+        ({"max_slowdown": 1.5}, "--max-slowdown"),
+        ({"max_step_ms": 20.0, "max_slowdown": 5.0}, "--max-step-ms or --max-slowdown"),
+    ],
+)
+def test_time_and_not_memory_is_named_where_a_prompt_does_not_go_on_for_time(
+    bounds: dict[str, float], named: str
+) -> None:
+    world = Streams(**bounds, page_size=16, num_pages=400)
     world.learn()
     for number in range(3):
         world.send([number], max_new_tokens=300, ignore_eos=True)
@@ -347,8 +357,7 @@ def test_time_and_not_memory_is_named_where_a_prompt_does_not_go_on_for_time() -
         "KV" in entry.what for one in (long, behind) for entry in told(world, one).timeline
     )
     assert (
-        whys["waits: running requests have their turn before any more of a prompt (--max-step-ms)"]
-        > 3
+        whys[f"waits: running requests have their turn before any more of a prompt ({named})"] > 3
     )
 
 

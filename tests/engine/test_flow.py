@@ -246,6 +246,7 @@ def _pause(world: EngineWorld, after: int) -> None:
     world.tell(PauseGeneration(call=1, mode="in_place"))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("how", ["id", "rid", "group", "all"])
 @pytest.mark.parametrize("state", [*STATES, "blocked"])

@@ -121,6 +121,7 @@ class Scene:
         return np.concatenate(found)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("window", [0, 5, 150])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3), (6, 1)])
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def check(compiler: LlgCompiler, tokenizer: Tokenizer, schema: Any) -> None:
             assert validator.is_valid(exactly(text)), (schema, text)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("value", NUMBERS)
 @pytest.mark.parametrize(
     "keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]

@@ -90,6 +90,7 @@ def test_heartbeats_come_while_a_step_runs() -> None:
     context.term()
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("name", ["python", "a b", ") R (", "", "(1) S 2"])
 @pytest.mark.parametrize(("user", "system"), [(0, 0), (300, 0), (0, 70), (300, 70)])
 @pytest.mark.parametrize("state", ["R", "D", "S", "T"])

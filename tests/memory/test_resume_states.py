@@ -228,6 +228,7 @@ def test_a_window_that_is_being_written_stays() -> None:
     assert pool.imbalance == 0
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("num_rows", range(4))
 @pytest.mark.parametrize("num_snapshots", range(4))
 @pytest.mark.parametrize("num_slots", range(1, 9))

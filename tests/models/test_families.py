@@ -21,6 +21,7 @@ def test_prefill_of_several_prompts_in_one_step(reference, drive, prompt):
     assert relative_error(actual, expected) < TOLERANCE
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("chunk", [1, 7, 16, 50])
 def test_prefill_in_chunks(reference, drive, prompt, chunk):
     tokens = prompt(4, 53)
@@ -110,6 +111,7 @@ def test_bfloat16_is_as_exact_as_transformers(reference, drive, prompt):
     assert 0 < rms(actual - exact) < 1.2 * rms(theirs - exact)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(
     ("settings", "bound"),
     [

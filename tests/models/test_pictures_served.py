@@ -69,6 +69,7 @@ def test_tokens_are_those_of_transformers(seeing: Checkpoint, settings: dict[str
     assert served.num_runs == 3
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("chunk", [1, 7, 16])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_pieces_of_pictures_are_as_good_as_whole_ones(

@@ -73,6 +73,7 @@ def in_chunks(driver: Driver, row: int, tokens: list[int], *sizes: int) -> torch
     return driver.run(Turn(row, tokens[begin:]))[0]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_kernels_give_the_same_bits_however_a_prompt_is_cut(

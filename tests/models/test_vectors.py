@@ -33,6 +33,7 @@ def told(driver: Driver, plan: Plan) -> torch.Tensor:
     return torch.from_numpy(found.states)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("chunk", [5, 64])
 def test_hidden_states_are_the_last_ones_of_transformers(reference, drive, prompt, chunk):
     """Of a prompt in chunks that sample nothing but at its end, beside a request that wants none,
@@ -51,6 +52,7 @@ def test_hidden_states_are_the_last_ones_of_transformers(reference, drive, promp
     assert relative_error(torch.cat(states), expected) < TOLERANCE
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("chunk", [1, 6, 64])
 def test_rows_of_the_embedding_given_as_vectors_are_as_good_as_ids(reference, drive, prompt, chunk):
     """Bit for bit, beside requests that come with ids."""

@@ -16,6 +16,8 @@ from weft.ops.cpp.abi import KvFormat
 from weft.ops.cpp.library import Library
 from weft.ops.quantize import quantize_int8
 
+pytestmark = pytest.mark.pairs
+
 FORMATS = (KvFormat.F32, KvFormat.BF16, KvFormat.I8)  # of caches
 DTYPES = {KvFormat.F32: torch.float32, KvFormat.BF16: torch.bfloat16}
 

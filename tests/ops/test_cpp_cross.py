@@ -17,6 +17,8 @@ from weft.ops.cpp.abi import StepArgs, WeightFormat
 from weft.ops.cpp.library import Library
 from weft.ops.cpp.ops import CppOps
 
+pytestmark = pytest.mark.pairs
+
 HEADS = 3
 LAYERS = 2
 NUM_ROWS = 2

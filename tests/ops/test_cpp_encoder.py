@@ -24,6 +24,8 @@ from weft.ops.elementwise import ACTIVATIONS
 from weft.ops.encoder import PlainEncoderOps, Tables
 from weft.ops.protocol import LayerNorm, Matrix
 
+pytestmark = pytest.mark.pairs
+
 TOLERANCE = {
     WeightFormat.F32: 1e-5,
     WeightFormat.BF16: 0.01,

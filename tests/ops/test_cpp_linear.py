@@ -16,6 +16,8 @@ from weft.ops.cpp.library import Library
 from weft.ops.cpp.matrices import PackedMatrix, Panels
 from weft.ops.quantize import INT4, INT8, quantize_as, round_rows
 
+pytestmark = pytest.mark.pairs
+
 FLOATS = (WeightFormat.F32, WeightFormat.BF16)
 STORED = tuple(CODE_FORMATS)
 ALL = (*PACKED, *STORED)

@@ -21,6 +21,8 @@ from weft.ops.fusion import Source
 from weft.ops.lora import LoraPart, row_blocks
 from weft.ops.protocol import Norm
 
+pytestmark = pytest.mark.pairs
+
 IN_SIZE = 100
 SIZES = (70, 20, 41)  # parts that begin and end in the midst of panels
 FORMATS = (*PACKED, "q4_k", "q6_k", "nvfp4", "int8 by output")

@@ -16,6 +16,8 @@ from weft.ops.cpp.ops import CppOps
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import LayerNorm, Matrix, Norm, Ops
 
+pytestmark = pytest.mark.pairs
+
 Compute = Callable[[Ops, Tensor], Tensor]
 NUM_TOKENS = 7
 TOKENS = torch.tensor([3, 0, 39, 3, 17, 8, 21])

@@ -11,6 +11,8 @@ from weft.ops.cpp.abi import KvFormat
 from weft.ops.cpp.library import Library
 from weft.ops.quantize import quantize_int8
 
+pytestmark = pytest.mark.pairs
+
 HEADS = 5
 KV_HEADS = 3
 NUM_SLOTS = 40

@@ -21,6 +21,8 @@ from weft.ops.sampling import SampledTokens, TorchSamplerOps
 from weft.plan.logits import LogitBias, Penalties
 from weft.plan.outputs import SampledLogprobsRequest
 
+pytestmark = pytest.mark.pairs
+
 INF = float("inf")
 TWIN = TorchSamplerOps()
 # One lane, odd sizes around vectors, blocks (256) and pieces (4,096), and several pieces.

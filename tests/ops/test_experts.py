@@ -18,6 +18,8 @@ from weft.ops.protocol import Router
 from weft.ops.routing import Choice, Scores, choose
 from weft.ops.sharding import GroupRank, Sharded
 
+pytestmark = pytest.mark.pairs
+
 CPU = torch.device("cpu")
 CHOICES = (
     Choice(num_experts=6, num_chosen=3, is_normed=True),

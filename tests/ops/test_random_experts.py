@@ -30,6 +30,8 @@ from weft.ops.quantize import INT8
 from weft.ops.routing import Choice, Routed, Scores
 from weft.ops.sharding import GroupRank, Sharded
 
+pytestmark = pytest.mark.pairs
+
 CPU = torch.device("cpu")
 # The name of the twin's format, and the tolerance; the twin of bfloat16 keeps float32.
 TWINS = {

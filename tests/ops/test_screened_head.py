@@ -22,6 +22,8 @@ from weft.ops.cpp.ops import CppOps
 from weft.ops.protocol import Norm
 from weft.plan.device import UpdateFromDisk
 
+pytestmark = pytest.mark.pairs
+
 INF = float("inf")
 NAN = float("nan")
 CAPACITY = 70

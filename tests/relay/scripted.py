@@ -63,7 +63,8 @@ class ScriptedServer:
         self.heads.append(head)
         self.targets.append(scope["path"] + "?" + scope["query_string"].decode())
         self.raw.append(body)
-        self.bodies.append(msgspec.json.decode(body) if body else None)
+        is_form = head.get("content-type", "").startswith("multipart/")
+        self.bodies.append(msgspec.json.decode(body) if body and not is_form else None)
         await self._answer(scope, receive, send)
 
     def _list(self, scope: Scope) -> JSONResponse:

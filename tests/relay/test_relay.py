@@ -124,6 +124,7 @@ OWN_ROOMS = {
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("name", [*OWN_ROOMS, "all"])
 @pytest.mark.parametrize("prompt", ["short", PROMPT])
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/v1/messages"])
@@ -470,6 +471,19 @@ def test_a_model_is_named_as_a_server_reads_it(path: str, body: dict[str, object
         assert answer.status_code == 200, answer.text
         assert front.counts == [0, 1]
         assert front.workers[1].bodies == [body], "the server gets what the client wrote"
+
+
+def test_a_form_goes_to_the_worker_that_has_the_model_it_names() -> None:
+    with ExitStack() as stack:
+        front = DifferentModels(stack)
+        for model, counts in (("b", [0, 1]), ("a", [1, 1])):
+            httpx.post(
+                front.url + "/v1/audio/transcriptions",
+                data={"model": model},
+                files={"file": ("sound.wav", b"RIFF")},
+                timeout=HANG_S,
+            )
+            assert front.counts == counts
 
 
 def test_only_names_of_ollamas_clients_have_a_tag() -> None:

@@ -335,6 +335,18 @@ def test_the_first_steps_of_all_show_a_batch_what_steps_cost() -> None:
     assert max(sizes[2:]) <= 40
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_before_any_request_has_decoded_a_background_prompt_is_computed(others: int) -> None:
+    world = Recorder(settings(mixed_chunk=True, max_slowdown=2.0, chunked_prefill_size=64))
+    world.let_steps_cost(lambda plan: 0.010 + 0.001 * plan.num_tokens)
+    for i in range(others):
+        world.send(line(20, i), max_new_tokens=1, ignore_eos=True)
+        world.run_dry()
+    world.send(line(120, 9), max_new_tokens=2, ignore_eos=True, background=True)
+    world.run_dry()
+    assert len(world.finished) == others + 1
+
+
 def test_alone_a_background_prompt_is_cut_so_that_an_arrival_waits_no_longer() -> None:
     world = timed(background_step_ms=30.0, chunked_prefill_size=64)
     world.send(line(120, 9), max_new_tokens=2, ignore_eos=True, background=True)

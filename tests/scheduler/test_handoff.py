@@ -209,6 +209,7 @@ def schedule(seed: int, mode: str, layers: str = "") -> Counter[str]:
 KINDS = ["", "windows", "states"]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("layers", KINDS)
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
 @pytest.mark.parametrize("seed", seeds(NUM_SCHEDULES, 16))

@@ -321,6 +321,23 @@ def test_chat_requests_may_be_marked_too(server: RealServer, place: str) -> None
     forget(server)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("place", ["part", "body"])
+def test_a_cut_prompt_pins_nothing_and_one_that_fits_pins_its_marks(
+    server: RealServer, place: str, side: str
+) -> None:
+    control = {"cache_control": {"type": "ephemeral"}}
+    part: dict[str, Any] = {"type": "text", "text": f"{place} {side} {TEXT}"}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": [part]}]}
+    (part if place == "part" else body).update(control)
+    for most, is_pinned in ((64, False), (1_900, True)):
+        cut = {"truncate_prompt_tokens": most, "truncation_side": side}
+        answer = server.post("/v1/chat/completions", **body, **cut, max_tokens=1)
+        assert answer.status_code == 200, answer.text
+        assert bool(pins(server)) == is_pinned
+    forget(server)
+
+
 def test_the_answer_to_a_plain_request_does_not_mention_pins(server: RealServer) -> None:
     answer = server.post("/v1/chat/completions", messages=HELLO, max_tokens=2).json()
     assert set(answer["usage"]["prompt_tokens_details"]) == {"cached_tokens"}

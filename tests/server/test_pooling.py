@@ -30,6 +30,7 @@ def fixture_of(name: str, **settings: object):  # type: ignore[no-untyped-def]
 
 
 bert = fixture_of("bert-mean")
+unscaled = fixture_of("bert-cls")  # its vectors have any length
 ranker = fixture_of("bert-pair")
 labels = fixture_of("bert-labels")
 qwen = fixture_of("qwen3-last", chunked_prefill_size=16, page_size=4, kv_tokens=256)
@@ -244,6 +245,19 @@ def test_vectors_score_by_their_cosine(bert):
     found = vectors(server.post("/v1/embeddings", input=texts).json())
     answer = server.post("/score", queries="one", documents=texts).json()
     assert np.allclose([one["score"] for one in answer["data"]], found @ found[0], atol=1e-6)
+
+
+def test_vectors_of_any_length_score_by_their_cosine(unscaled):
+    server, _ = unscaled
+    texts = ["one", "two", "three and more"]
+    found = vectors(server.post("/v1/embeddings", input=texts).json())
+    lengths = np.linalg.norm(found, axis=1)
+    assert not np.allclose(lengths, 1, atol=0.1)
+    cosines = found @ found[0] / lengths / lengths[0]
+    answer = server.post("/score", queries="one", documents=texts).json()
+    assert np.allclose([one["score"] for one in answer["data"]], cosines, atol=1e-6)
+    ranked = server.post("/rerank", query="one", documents=texts).json()["results"]
+    assert np.allclose([one["relevance_score"] for one in ranked], sorted(-cosines) * np.array(-1))
 
 
 def test_an_input_that_is_too_long_is_named_as_the_client_wrote_it(bert):

@@ -147,6 +147,7 @@ def calls_of(events: list[Event]) -> list[tuple[str, object]]:
     return [(name, json.loads(pieces[number])) for number, name in enumerate(names)]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 5, 1_000])
 @pytest.mark.parametrize(("name", "text", "around", "calls"), CALLS)
@@ -158,6 +159,7 @@ def test_calls_are_found_however_the_text_is_cut(
     assert text_of(events) == around.replace("|", "")
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("size", [1, 3, 1_000])
 @pytest.mark.parametrize(("name", "text"), TEXTS)

@@ -82,6 +82,7 @@ ANSWERS = [
 ]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("before", [[], [SYSTEM]])
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("family", FAMILIES)

@@ -532,7 +532,7 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
         case Stop.TIME:
             return (
                 f"waits: the step has time for {counted(one.available, 'more token')} "
-                "(--max-step-ms), "
+                f"({_bound(settings)}), "
                 f"{name} has {one.needed:,} to compute"
             )
         case Stop.OPEN_PROMPT:
@@ -574,8 +574,14 @@ def _reason(scheduler: Scheduler, one: SchedulingPass, trace: RequestTrace) -> s
 
 
 def _bound(settings: SchedulerSettings) -> str:
-    """The option that keeps prompts from taking all steps."""
-    return "--max-step-ms" if settings.bounds_steps else "--split-prefill-layers"
+    """The options that keep prompts from taking all steps."""
+    bounds = {"--max-step-ms": settings.max_step_ms, "--max-slowdown": settings.max_slowdown}
+    found = [option for option, bound in bounds.items() if bound > 0]
+    if not found:
+        found = [
+            "--split-prefill-layers" if settings.split_prefill_layers else "--background-step-ms"
+        ]
+    return " or ".join(found)
 
 
 def _lack_of_memory(one: SchedulingPass) -> str:

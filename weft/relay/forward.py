@@ -18,6 +18,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple
 
+from starlette.datastructures import Headers as ReadHeaders
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -32,6 +33,7 @@ from weft.relay.models import ANY_MODEL, LISTS, ONE_MODEL, ask_list, merged
 from weft.relay.pool import RelayPool, RelayServer
 from weft.server.body import json_bytes, read_body
 from weft.server.errors import ApiError, error_json
+from weft.server.http.form_texts import is_form, texts_of_form
 from weft.server.several.asked import named_model
 
 # Headers that belong to one connection, and are not forwarded.
@@ -115,7 +117,7 @@ class Forwarder:
             body, bound_to = with_session(seen)
         elif path.startswith(KEPT_PATHS):
             bound_to = _sender(scope)
-        where = Destination(path, seen, bound_to, _model_of(scope, seen))
+        where = Destination(path, seen, bound_to, _model_of(scope, seen, body))
         if path in LISTS and len(self._targets.up) > 1:
             await self._list_models(scope, send)
             return
@@ -332,13 +334,17 @@ def _headers(scope: Scope) -> Headers:
     return headers
 
 
-def _model_of(scope: Scope, seen: SeenBody) -> str:
+def _model_of(scope: Scope, seen: SeenBody, body: bytes) -> str:
     """The model that a request names in its path, its body or its query; "" if it names none. The
     servers read it alike."""
     path = scope["path"]
     if path.startswith(ONE_MODEL):
         return str(path.removeprefix(ONE_MODEL))
-    found = named_model(path, seen.text("model"), seen.text("name"))
+    content_type = ReadHeaders(scope=scope).get("content-type", "")
+    if is_form(content_type):
+        found = texts_of_form(content_type, body).get("model")
+    else:
+        found = named_model(path, seen.text("model"), seen.text("name"))
     return str(found or Request(scope).query_params.get("model", ""))
 
 

@@ -308,8 +308,8 @@ class Pace:
         online = rows[~self._columns.background.take(rows)]
         if not self.cost.is_known:
             # With nobody to disturb, the first steps show what steps cost: the first one of all
-            # computes prompts, and the next one none.
-            if not len(online) and not self.cost.lacks_decodes:
+            # computes prompts, and one of the rows that decode then computes none.
+            if not len(online) and not (self.cost.lacks_decodes and len(rows)):
                 return None
             return StepBudget(0.0, (1.0, 0.0), 0, min_tokens=0)
         cost = self.cost.model()

@@ -152,7 +152,8 @@ async def start_chat(
             made = replace(made, media=media)
         if body.prediction is not None:
             made = replace(made, prediction=await _predicted(context, body.prediction))
-        if prompt.is_marked or body.cache_control is not None or marks:
+        is_marked = prompt.is_marked or body.cache_control is not None or bool(marks)
+        if is_marked and not prompt.is_cut:
             made = replace(made, pins=await _pins(context, body, prompt, marks))
         if use.names and params.n == 1:
             made = replace(made, may_pause=True)
@@ -316,6 +317,7 @@ class ChatPrompt(NamedTuple):
     media: tuple[MediaItem, ...] = ()  # images, videos and sounds; `ids` have their placeholders
     is_marked: bool = False  # whether a block has a cache_control
     warnings: tuple[str, ...] = ()  # of the template
+    is_cut: bool = False  # tokens are missing: no part is pinned
     rendered: ChatText | None = None  # None: the request has ids
 
 
@@ -339,7 +341,7 @@ async def _prompt_ids(
         ids = cut.cut(ids, context.info.context_length, params.max_new_tokens)
     if prompt is None:
         return ChatPrompt(ids)
-    return ChatPrompt(ids, warnings=prompt.warnings, rendered=prompt.rendered)
+    return prompt._replace(ids=ids, is_cut=len(ids) < len(prompt.ids))
 
 
 async def chat_prompt(
@@ -360,7 +362,7 @@ async def chat_prompt(
         add_special_tokens=special,
         truncates=cut is not None,
     )
-    return ChatPrompt(ids, (), is_marked, warnings, rendered)
+    return ChatPrompt(ids, (), is_marked, warnings, rendered=rendered)
 
 
 async def _pins(

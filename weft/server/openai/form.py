@@ -10,8 +10,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from weft.server.errors import ApiError, ClientGone, over
-
-MAX_FIELD_LEN = 4_096
+from weft.server.http.form_texts import MAX_TEXT_LEN, is_form
 
 
 async def read_form(
@@ -19,15 +18,14 @@ async def read_form(
 ) -> FormData:
     """The parts of the body; a large file is on disk. `most_mb`: the largest body, and `limit` its
     option. Raises `ApiError` and ClientGone."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "multipart/form-data":
+    if not is_form(request.headers.get("content-type", "")):
         raise ApiError(415, "the content type of the body must be multipart/form-data")
     parser = MultiPartParser(
         request.headers,
         _pieces(request, most_mb, limit),
         max_files=1,
         max_fields=max_fields,
-        max_part_size=MAX_FIELD_LEN,
+        max_part_size=MAX_TEXT_LEN,
     )
     try:
         async with asyncio.timeout(max(timeout_s, most_mb)):

@@ -162,7 +162,10 @@ class TextPairs:
         document: Side = "document"
         sides = [query] * self.first + [document] * len(right.texts)
         tokens = marked(self._context, self._pools, inputs, tokens, sides, right.name)
-        return start(self._context, request, body, tokens, PoolingParams())
+        pooling = PoolingParams()
+        if self._is_embedding and self._pools.form == "vector":
+            pooling = PoolingParams(normalize=True)  # the product is the cosine then
+        return start(self._context, request, body, tokens, pooling)
 
     @property
     def _paired(self) -> Sequence[str]:

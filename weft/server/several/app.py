@@ -16,6 +16,7 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -169,11 +170,11 @@ class SeveralModels:
         has_body = scope["method"] in WITH_BODY
         if has_body:
             body, receive = await self._read(scope, receive)
+            read = partial(read_asked, path, body, Headers(scope=scope).get("content-type", ""))
             if len(body) <= INLINE_LEN:
-                asked = read_asked(path, body)
+                asked = read()
             else:
-                readers = self._roster.blank.context.readers
-                asked = await readers.run(partial(read_asked, path, body))
+                asked = await self._roster.blank.context.readers.run(read)
             asked.is_readable |= not body and access == "admin"  # most of these need no body
             if asked.rid or asked.request_id:
                 rename(str(asked.rid or asked.request_id)[: self._limits.max_rid_len])

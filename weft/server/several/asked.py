@@ -13,6 +13,7 @@ import msgspec
 
 from weft.server.body import mended
 from weft.server.errors import ApiError
+from weft.server.http.form_texts import TRUE, is_form, texts_of_form
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
@@ -66,8 +67,11 @@ def plain_name(body: bytes | bytearray) -> str | None:
     return found.model
 
 
-def read_asked(path: str, body: bytes) -> Asked:
-    """`is_readable`: whether the body is an object that may name a model."""
+def read_asked(path: str, body: bytes, content_type: str = "") -> Asked:
+    """`is_readable`: whether the body is an object or a form that may name a model."""
+    if is_form(content_type):
+        texts = texts_of_form(content_type, body)
+        return Asked(model=texts.get("model"), stream=texts.get("stream", "").lower() in TRUE)
     try:
         found = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -11,13 +11,12 @@ from starlette.requests import Request
 from weft.config.numbers import shown
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, not_supported
+from weft.server.http.form_texts import MAX_PARTS, TRUE
 from weft.server.openai.audio.models import SpeechForm
 from weft.server.openai.form import read_form
 
-MAX_FIELDS = 24
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 GRANULARITIES = ("segment", "word")
-TRUE = ("true", "1", "yes", "on")
 FALSE = ("false", "0", "no", "off", "")
 # Fields of OpenAI's other models, which have no effect there if they have these values.
 OTHERS = {"chunking_strategy": ("auto",), "include[]": (), "known_speaker_names[]": ()}
@@ -36,7 +35,7 @@ async def read_speech(context: ServerContext, request: Request, task: str) -> Re
         most_mb=limits.max_media_mb,
         limit="max_media_mb",
         timeout_s=limits.body_timeout_s,
-        max_fields=MAX_FIELDS,
+        max_fields=MAX_PARTS,
     )
     try:
         file = form.get("file")
