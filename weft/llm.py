@@ -10,11 +10,12 @@ process and no socket.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -119,8 +120,13 @@ class LLM:
     `model` is a folder, a GGUF file, an id on the Hugging Face hub, or "" for the default:
     SmolLM2-135M-Instruct where it is installed, else the bundled weft-nano. Settings have the
     names that they have on the command line: `LLM("Qwen/Qwen3-0.6B", kv_tokens=20_000)`.
-    Raises SettingsError and ModelError for what the user can correct. Not thread-safe.
+    Raises SettingsError and ModelError for what the user can correct. Not thread-safe. It is closed
+    by `close`, and at the end of `with LLM(...) as llm`; what is left open ends its threads and
+    processes when it is collected.
     """
+
+    _engine: Engine | RecordedEngine | None  # None: it is closed
+    _end_engine: Callable[[], object]
 
     def __init__(self, model: str | Path = "", **settings: Any) -> None:
         given = {"model": model, **settings}
@@ -159,6 +165,28 @@ class LLM:
         llm._compose(prepared, tokenizer, engine, ready, WakeupPipe())
         return llm
 
+    def close(self) -> None:
+        """End the threads and helper processes of the engine, and free the memory of the model.
+        Whatever is called afterwards raises SettingsError, but for `close`, which does nothing."""
+        if self._engine is None:
+            return
+        self._engine = None
+        self._end_engine()
+        # What the engine has warmed up with was taken from the collector's sight.
+        gc.unfreeze()
+        gc.collect()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
     def _load(self, config: EngineConfig) -> None:
         from weft.assemble.build import build_engine
 
@@ -169,6 +197,7 @@ class LLM:
         tokenizer = load_tokenizer(prepared.folder)
         built = build_engine(prepared.config, prepared.folder)
         self._compose(prepared, tokenizer, built.engine, built.ready, built.wakeup)
+        self._end_engine = built.close
         for asked in parse_lora_paths(prepared.config.lora_paths):
             self.load_adapter(asked.name, asked.path, pinned=asked.pinned)
 
@@ -188,6 +217,7 @@ class LLM:
         self.default_params = prepared.sampling
         self._reasoning = find_formats("none", "auto", tokenizer.chat_templates.values()).reasoning
         self._engine = engine
+        self._end_engine = _nothing
         self._wakeup = wakeup
         self._inbox: deque[ToEngine] = deque()
         self._client = EngineClient(tokenizer, self._inbox.append)
@@ -423,12 +453,13 @@ class LLM:
 
     def _ask(self, message: LoadLoraAdapter | UnloadLoraAdapter) -> AdapterReply:
         """The engine's answer. Completions of others go on meanwhile."""
-        reply = self._engine.submit(message)
+        engine = self._running
+        reply = engine.submit(message)
         while not isinstance(reply, AdapterReply):
             if reply is not None:
                 self._client.deliver(reply)
             reply = None
-            for one in self._engine.step():
+            for one in engine.step():
                 if isinstance(one, AdapterReply):
                     reply = one
                 else:
@@ -534,9 +565,15 @@ class LLM:
 
     # The engine
 
+    @property
+    def _running(self) -> Engine | RecordedEngine:
+        if self._engine is None:
+            raise SettingsError("LLM: it is closed")
+        return self._engine
+
     def _step(self) -> None:
         """Give the engine what waits for it, let it do one step, and take what comes out."""
-        engine = self._engine
+        engine = self._running
         client = self._client
         with DelayedInterrupt():
             while self._inbox:
@@ -552,6 +589,10 @@ class LLM:
             wait_s = engine.wait_s
             if wait_s > 0:
                 self._wakeup.wait(min(wait_s, LONGEST_WAIT_S))
+
+
+def _nothing() -> None:
+    """Ends an engine that belongs to the caller."""
 
 
 def _media_loader(prepared: Prepared, tokenizer: Tokenizer) -> MediaLoader | None:
