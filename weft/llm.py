@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard
 
 import msgspec
 import numpy as np
@@ -125,9 +125,6 @@ class LLM:
     processes when it is collected.
     """
 
-    _engine: Engine | RecordedEngine | None  # None: it is closed
-    _end_engine: Callable[[], object]
-
     def __init__(self, model: str | Path = "", **settings: Any) -> None:
         given = {"model": model, **settings}
         options = {option.name: option for option in options_of(EngineConfig)}
@@ -162,15 +159,56 @@ class LLM:
     ) -> LLM:
         """An LLM of parts that are there already."""
         llm = cls.__new__(cls)
-        llm._compose(prepared, tokenizer, engine, ready, WakeupPipe())
+        llm._compose(prepared, tokenizer, engine, ready, WakeupPipe(), _nothing)
         return llm
+
+    def _load(self, config: EngineConfig) -> None:
+        from weft.assemble.build import build_engine
+
+        if not config.weights_root:
+            # Who writes the program may read any folder; the root is for those who ask a server.
+            config = replace(config, weights_root="/")
+        prepared = prepare(config)
+        tokenizer = load_tokenizer(prepared.folder)
+        built = build_engine(prepared.config, prepared.folder)
+        self._compose(prepared, tokenizer, built.engine, built.ready, built.wakeup, built.close)
+        for asked in parse_lora_paths(prepared.config.lora_paths):
+            self.load_adapter(asked.name, asked.path, pinned=asked.pinned)
+
+    def _compose(
+        self,
+        prepared: Prepared,
+        tokenizer: Tokenizer,
+        engine: Engine | RecordedEngine,
+        ready: EngineReady,
+        wakeup: WakeupPipe,
+        end_engine: Callable[[], object],
+    ) -> None:
+        self.model = prepared.model
+        self.config = prepared.config
+        self.tokenizer = tokenizer
+        # Of prompts without parameters of their own: the model's, unless the settings say
+        # otherwise.
+        self.default_params = prepared.sampling
+        self._reasoning = find_formats("none", "auto", tokenizer.chat_templates.values()).reasoning
+        self._engine: Engine | RecordedEngine | ClosedEngine = engine
+        self._end_engine = end_engine
+        self._wakeup = wakeup
+        self._inbox: deque[ToEngine] = deque()
+        self._client = EngineClient(tokenizer, self._inbox.append)
+        self._client.deliver(ready)
+        media = _media_loader(prepared, tokenizer)
+        template = load_template(tokenizer)
+        self._reader = PromptReader(prepared.model.name, tokenizer, template, media)
+        self._rids = (f"llm-{number}" for number in itertools.count())
+        self._adapters = AdapterNames(adapter_files(prepared), prepared.model.name)
+        # Open prompts: so few that the engine's queue never refuses one.
+        self._window = max(1, prepared.config.max_queued_requests - MAX_N)
 
     def close(self) -> None:
         """End the threads and helper processes of the engine, and free the memory of the model.
-        Whatever is called afterwards raises SettingsError, but for `close`, which does nothing."""
-        if self._engine is None:
-            return
-        self._engine = None
+        What is asked for afterwards raises SettingsError."""
+        self._engine = ClosedEngine()
         self._end_engine()
         # What the engine has warmed up with was taken from the collector's sight.
         gc.unfreeze()
@@ -186,49 +224,6 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _load(self, config: EngineConfig) -> None:
-        from weft.assemble.build import build_engine
-
-        if not config.weights_root:
-            # Who writes the program may read any folder; the root is for those who ask a server.
-            config = replace(config, weights_root="/")
-        prepared = prepare(config)
-        tokenizer = load_tokenizer(prepared.folder)
-        built = build_engine(prepared.config, prepared.folder)
-        self._compose(prepared, tokenizer, built.engine, built.ready, built.wakeup)
-        self._end_engine = built.close
-        for asked in parse_lora_paths(prepared.config.lora_paths):
-            self.load_adapter(asked.name, asked.path, pinned=asked.pinned)
-
-    def _compose(
-        self,
-        prepared: Prepared,
-        tokenizer: Tokenizer,
-        engine: Engine | RecordedEngine,
-        ready: EngineReady,
-        wakeup: WakeupPipe,
-    ) -> None:
-        self.model = prepared.model
-        self.config = prepared.config
-        self.tokenizer = tokenizer
-        # Of prompts without parameters of their own: the model's, unless the settings say
-        # otherwise.
-        self.default_params = prepared.sampling
-        self._reasoning = find_formats("none", "auto", tokenizer.chat_templates.values()).reasoning
-        self._engine = engine
-        self._end_engine = _nothing
-        self._wakeup = wakeup
-        self._inbox: deque[ToEngine] = deque()
-        self._client = EngineClient(tokenizer, self._inbox.append)
-        self._client.deliver(ready)
-        media = _media_loader(prepared, tokenizer)
-        template = load_template(tokenizer)
-        self._reader = PromptReader(prepared.model.name, tokenizer, template, media)
-        self._numbers = itertools.count()
-        self._adapters = AdapterNames(adapter_files(prepared), prepared.model.name)
-        # Open prompts: so few that the engine's queue never refuses one.
-        self._window = max(1, prepared.config.max_queued_requests - MAX_N)
 
     # Generation
 
@@ -254,7 +249,7 @@ class LLM:
         """
         texts = as_prompts("prompts", prompts)
         require_switch("progress", progress)
-        all_params = self._params_of_each(params, len(texts))
+        all_params = _params_of_each(params, self.default_params, len(texts))
         asked = (
             self.prompt(text, own, adapter=adapter)
             for text, own in zip(texts, all_params, strict=True)
@@ -269,25 +264,6 @@ class LLM:
         for completions in by_position:
             outputs += completions
         return outputs
-
-    def _params_of_each(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, num_texts: int
-    ) -> list[SamplingParams]:
-        if params is None:
-            return [self.default_params] * num_texts
-        if isinstance(params, SamplingParams):
-            return [params] * num_texts
-        found = as_items("params", params, f"{PARAMS}, or a list of these,")
-        for index, own in enumerate(found):
-            if not isinstance(own, SamplingParams):
-                raise wrong_value(f"params[{index}]", own, PARAMS)
-        if len(found) != num_texts:
-            message = (
-                f"params has the length {len(found):,}; {num_texts:,} is expected, an entry for "
-                "each prompt"
-            )
-            raise InvalidParam("params", message)
-        return found
 
     def chat(
         self,
@@ -340,7 +316,7 @@ class LLM:
         params = with_tuples(params)
         params = with_reasoning_marks(params, self._reasoning, self.tokenizer, ids)
         return GenerateRequest(
-            rid=self._next_rid(),
+            rid=next(self._rids),
             input_ids=pack_ids(ids, self._client.engine.vocab_size),
             sampling=params,
             vectors=vectors,
@@ -369,7 +345,7 @@ class LLM:
                         break
                     position, prompt = following
                     try:
-                        running[position] = self._submit(prompt)
+                        running[position] = _submit(self._client, prompt)
                     except InvalidParam as exc:
                         if strict:
                             raise
@@ -387,16 +363,6 @@ class LLM:
         finally:
             for generation in running.values():
                 generation.close()
-
-    def _submit(self, prompt: GenerateRequest | InvalidParam) -> Generation:
-        if isinstance(prompt, InvalidParam):
-            raise prompt
-        if not isinstance(prompt, GenerateRequest):
-            raise wrong_value("an entry of prompts", prompt, "what LLM.prompt returns")
-        return self._client.submit([prompt], stream=False)
-
-    def _next_rid(self) -> str:
-        return f"llm-{next(self._numbers)}"
 
     # Adapters
 
@@ -453,7 +419,7 @@ class LLM:
 
     def _ask(self, message: LoadLoraAdapter | UnloadLoraAdapter) -> AdapterReply:
         """The engine's answer. Completions of others go on meanwhile."""
-        engine = self._running
+        engine = self._engine
         reply = engine.submit(message)
         while not isinstance(reply, AdapterReply):
             if reply is not None:
@@ -556,7 +522,7 @@ class LLM:
         if self.model.num_token_types > 1 and any(types):
             pooling = msgspec.structs.replace(pooling, token_type_ids=bytes(types))
         return GenerateRequest(
-            rid=self._next_rid(),
+            rid=next(self._rids),
             input_ids=pack_ids(ids, self._client.engine.vocab_size),
             sampling=SamplingParams(max_new_tokens=0),
             pooling=pooling,
@@ -565,15 +531,9 @@ class LLM:
 
     # The engine
 
-    @property
-    def _running(self) -> Engine | RecordedEngine:
-        if self._engine is None:
-            raise SettingsError("LLM: it is closed")
-        return self._engine
-
     def _step(self) -> None:
         """Give the engine what waits for it, let it do one step, and take what comes out."""
-        engine = self._running
+        engine = self._engine
         client = self._client
         with DelayedInterrupt():
             while self._inbox:
@@ -589,6 +549,52 @@ class LLM:
             wait_s = engine.wait_s
             if wait_s > 0:
                 self._wakeup.wait(min(wait_s, LONGEST_WAIT_S))
+
+
+class ClosedEngine:
+    """What an LLM that was closed has for its engine: every use is refused."""
+
+    wait_s = 0.0
+
+    def submit(self, message: ToEngine) -> NoReturn:
+        raise SettingsError("LLM: it is closed")
+
+    def step(self) -> NoReturn:
+        raise SettingsError("LLM: it is closed")
+
+    @property
+    def has_work(self) -> bool:
+        raise SettingsError("LLM: it is closed")
+
+
+def _params_of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    default: SamplingParams,
+    num_texts: int,
+) -> list[SamplingParams]:
+    if params is None:
+        return [default] * num_texts
+    if isinstance(params, SamplingParams):
+        return [params] * num_texts
+    found = as_items("params", params, f"{PARAMS}, or a list of these,")
+    for index, own in enumerate(found):
+        if not isinstance(own, SamplingParams):
+            raise wrong_value(f"params[{index}]", own, PARAMS)
+    if len(found) != num_texts:
+        message = (
+            f"params has the length {len(found):,}; {num_texts:,} is expected, an entry for "
+            "each prompt"
+        )
+        raise InvalidParam("params", message)
+    return found
+
+
+def _submit(client: EngineClient, prompt: GenerateRequest | InvalidParam) -> Generation:
+    if isinstance(prompt, InvalidParam):
+        raise prompt
+    if not isinstance(prompt, GenerateRequest):
+        raise wrong_value("an entry of prompts", prompt, "what LLM.prompt returns")
+    return client.submit([prompt], stream=False)
 
 
 def _nothing() -> None:

@@ -396,6 +396,7 @@ def num_pipes() -> int:
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "collected"])
 def test_threads_and_files_end_with_an_llm(folder: Path, tmp_path: Path, is_closed: bool) -> None:
+    gc.collect()  # of other tests
     before = set(threading.enumerate())
     pipes = num_pipes()
     llm = loaded(folder, tmp_path / "cache")
@@ -404,7 +405,7 @@ def test_threads_and_files_end_with_an_llm(folder: Path, tmp_path: Path, is_clos
         llm.close()
     del llm
     assert left_of(before) == []
-    assert num_pipes() == pipes
+    assert num_pipes() <= pipes
 
 
 def test_the_memory_of_a_model_is_free_when_its_llm_is_closed(folder: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class WakeupPipe:
         os.set_blocking(self._writing_end, False)
         self._poll = select.poll()  # select() takes no handle above 1,023
         self._poll.register(self._socket, select.POLLIN)
-        self._closing = threading.Lock()  # held so briefly that nobody waits for it
+        self._closing = threading.Lock()
         self._close = weakref.finalize(self, _close, self._socket, self._writing_end)
 
     def notify(self) -> None:

@@ -177,8 +177,7 @@ class Tiers(Mover, Protocol):
         ...
 
     def close(self) -> None:
-        """End the threads when they have done what they were given. No method is called after
-        this."""
+        """End the threads when they have done all their work. No method is called after this."""
         ...
 
     def settle(self) -> None:

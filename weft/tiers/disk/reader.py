@@ -56,7 +56,7 @@ class BlockReader:
         self._queue.put(job)
 
     def close(self) -> None:
-        """End the threads behind what they were given."""
+        """End the threads when they have done all their work."""
         self._queue.put(None)
 
     # The thread

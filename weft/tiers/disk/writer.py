@@ -74,7 +74,7 @@ class BlockWriter:
         self._queue.put(job)
 
     def close(self) -> None:
-        """End the thread behind what it was given."""
+        """End the thread when it has done all its work."""
         self._queue.put(None)
 
     # The thread

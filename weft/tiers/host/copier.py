@@ -80,7 +80,7 @@ class Copier:
         self.waiting.put(job)
 
     def close(self) -> None:
-        """End the thread behind what it was given."""
+        """End the thread when it has done all its work."""
         self.waiting.put(None)
 
     def take(self) -> list[CopiedJob]:
