@@ -38,7 +38,7 @@ ENV PATH=/opt/weft/bin:$PATH
 USER weft
 WORKDIR /home/weft
 EXPOSE 30000
-# A server that listens on all addresses answers to its own names only, or to everybody with a key: set WEFT_API_KEY.
+# Without a key, a server answers to addresses and its own names only: set WEFT_API_KEY.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s CMD ["python", "-c", \
     "import urllib.request as r; r.urlopen('http://127.0.0.1:30000/health', timeout=4)"]
 CMD ["weft", "serve", "--host", "0.0.0.0"]

@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/several.py loads MODEL OTHER [--times 30]     from a request for an unloaded OTHER to
                                            its first token, and the longest gap in a stream of MODEL meanwhile, in steps
     .venv/bin/python benchmarks/several.py both MODEL OTHER [--seconds 10]    tokens a second of each alone, of both
-    .venv/bin/python benchmarks/several.py front MODEL OTHER [--rounds 20]    processor time of the front for a request
-                                           to MODEL, on a server with MODEL alone and on one with both, in turns
+    .venv/bin/python benchmarks/several.py front MODEL OTHER [--pairs 12] [--rounds 8] [--cases NAME ...]    processor time
+                                           of the front for a request to MODEL, on a fresh server with MODEL alone and
+                                           on one with both, in turns
     ... [--concurrency 1] [-- more options of weft serve, behind the models]
 
 Another server, for comparison, is measured in turns by the caller. Prints JSON.
@@ -246,39 +247,56 @@ def read_answer(connection: socket.socket, end: bytes) -> None:
         assert answer.startswith(b"HTTP/1.1 200"), answer
 
 
+class RealServer(Server):
+    """Front and engine are started as by a user, not copied from a process that has imported weft."""
+
+    def __init__(self, *options: str) -> None:
+        super().__init__(*options, module=("weft.__main__",), small=SMALL)
+
+
 def front(args: argparse.Namespace) -> dict[str, Any]:
-    servers = [
-        Server(args.model, *args.options, small=SMALL),
-        Server(args.model, args.other, *args.options, small=SMALL),
-    ]
-    try:
-        meters = [FrontMeter(server) for server in servers]
-        cases = front_cases(servers[0].get("/v1/models")["data"][0]["id"])
-        found: dict[str, list[list[float]]] = {name: [[], []] for name in cases}
-        for turn in range(args.rounds + 1):
-            for name, case in cases.items():
-                for at in (0, 1) if turn % 2 else (1, 0):
-                    cost_us = meters[at].cost_us(case)
-                    if turn:  # in the first one, all is new
-                        found[name][at].append(cost_us)
-    finally:
-        for server in servers:
-            server.stop()
-    return {name: front_report(*costs) for name, costs in found.items()}
+    """Fresh servers for each pair: two with the same models differ by some percent for as long as
+    they live."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for pair in range(args.pairs):
+        several_first = pair % 2
+        models: list[tuple[str, ...]] = [(args.model,), (args.model, args.other)]
+        servers = [RealServer(*one, *args.options) for one in models[:: 1 - 2 * several_first]]
+        try:
+            one, several = map(FrontMeter, servers[:: 1 - 2 * several_first])
+            cases = front_cases(servers[0].get("/v1/models")["data"][0]["id"])
+            for name in args.cases or cases:
+                costs = pair_of_costs((one, several), cases[name], args.rounds)
+                found.setdefault(name, []).append(costs)
+        finally:
+            for server in servers:
+                server.stop()
+    return {name: front_report(costs) for name, costs in found.items()}
 
 
-def front_report(one: list[float], several: list[float]) -> dict[str, Any]:
-    ratios = [b / a for a, b in zip(one, several, strict=True)]
+def pair_of_costs(
+    meters: tuple[FrontMeter, FrontMeter], case: FrontCase, rounds: int
+) -> tuple[float, float]:
+    """The least of the blocks on each server, in turns: other work only adds to them."""
+    costs: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds + 1):
+        for at in (0, 1) if turn % 2 else (1, 0):
+            cost_us = meters[at].cost_us(case)
+            if turn:  # in the first one, all is new
+                costs[at].append(cost_us)
+    return min(costs[0]), min(costs[1])
+
+
+def front_report(pairs: list[tuple[float, float]]) -> dict[str, Any]:
+    ratios = [several / one for one, several in pairs]
+    spread = statistics.stdev(ratios) if len(ratios) > 1 else float("nan")
     return {
-        "one_us": {"p50": round(statistics.median(one), 1), "least": round(min(one), 1)},
-        "several_us": {
-            "p50": round(statistics.median(several), 1),
-            "least": round(min(several), 1),
-        },
+        "one_us": round(statistics.mean(one for one, _ in pairs)),
+        "several_us": round(statistics.mean(several for _, several in pairs)),
         "more_percent": {
-            "sum": round((sum(several) / sum(one) - 1) * 100, 2),
-            "p50 of turns": round((statistics.median(ratios) - 1) * 100, 2),
-            "least": round((min(several) / min(one) - 1) * 100, 2),
+            "mean of pairs": round((statistics.mean(ratios) - 1) * 100, 2),
+            "standard error": round(spread / len(ratios) ** 0.5 * 100, 2),
+            "median of pairs": round((statistics.median(ratios) - 1) * 100, 2),
         },
     }
 
@@ -296,7 +314,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--max-tokens", type=int, default=1_800, help="of a stream")
     parser.add_argument("--concurrency", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=20, help="of front")
+    parser.add_argument("--pairs", type=int, default=12, help="of servers, for front")
+    parser.add_argument("--rounds", type=int, default=8, help="of front, for a pair")
+    parser.add_argument("--cases", nargs="+", help="of front")
     parser.add_argument("options", nargs="*")
     args = parser.parse_args()
     if args.what == "front":

@@ -11,7 +11,7 @@ def call(path: str, body: dict[str, object] | None = None) -> dict[str, object]:
     """The JSON answer to a POST of `body`, or to a GET if there is none."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(URL + path, data, {"content-type": "application/json"})
-    key = os.environ.get("WEFT_API_KEY")
+    key = os.environ.get("WEFT_ADMIN_API_KEY") or os.environ.get("WEFT_API_KEY")
     if key:
         request.add_header("authorization", f"Bearer {key}")
     with urllib.request.urlopen(request, timeout=60) as answer:

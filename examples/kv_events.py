@@ -1,4 +1,4 @@
-"""What does a server's prefix cache hold? A router follows it by KV events, and is never wrong.
+"""What does a server's prefix cache hold? A router follows it by KV events, and asks for what it has missed.
 
 The server: weft serve --kv-events-config '{"publisher": "zmq", "endpoint": "tcp://127.0.0.1:5557",
 "bind": true, "replay_endpoint": "tcp://127.0.0.1:5558"}'

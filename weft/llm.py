@@ -243,7 +243,7 @@ class LLM:
         `params` are for all prompts, or one for each; without, it is `default_params`, of which a
         caller may change a few fields: `msgspec.structs.replace(llm.default_params, top_p=0.9)`.
         Returns the outputs in the order of the prompts: with `n` in the parameters, n for each
-        prompt. `adapter`: the name of a loaded one. Raises InvalidParam, and then generates nothing
+        prompt. `adapter`: the name of one. Raises InvalidParam, and then generates nothing
         more, for parameters out of range and for prompts that do not fit the context. Ctrl-C aborts
         what is open.
         """
@@ -298,7 +298,7 @@ class LLM:
 
     def prompt(self, text: Text, params: SamplingParams, *, adapter: str = "") -> GenerateRequest:
         """What `complete` takes. Raises InvalidParam for ids outside of the vocabulary, for vectors
-        that do not fit the model, and for an adapter that is not loaded."""
+        that do not fit the model, and for an unknown adapter."""
         vectors = b""
         media: tuple[MediaItem, ...] = ()
         given: Any = text
@@ -441,7 +441,8 @@ class LLM:
         makes vectors (`task="embed"`).
 
         `dimensions`: output dimensions to keep (Matryoshka); 0 keeps all. An input that is too long
-        is refused, or cut if `truncate`. Raises InvalidParam, naming the input.
+        is refused, or cut if `truncate`. Raises InvalidParam, naming the input, and SettingsError
+        if the model does not do this.
         """
         if type(dimensions) is not int or dimensions:
             check_number("dimensions", "dimensions", dimensions)

@@ -219,7 +219,7 @@ class Group(NamedTuple):
 GROUPS_OF_COMMANDS = (
     Group(
         "Options and settings",
-        "The error names the option, its value and what is allowed; `weft serve --help all` has them all, and a value may also come from a variable `WEFT_...` or from `--config`.",
+        "Most name the option, its value and what is allowed; `weft serve --help all` has the options, and a value may also come from a variable `WEFT_...` or from `--config`.",
         (
             "config/options",
             "config/nodes",
@@ -299,7 +299,7 @@ GROUPS_OF_REQUESTS = (
     ),
     Group(
         "Limits, time and load",
-        "A 503 and a 429 have `Retry-After`; [limits](limits.md) has each limit with its option.",
+        "An answer with 503 or 429 has `Retry-After`; [limits](limits.md) has each limit with its option.",
         (
             "server/limits",
             "server/body",
@@ -335,7 +335,7 @@ GROUPS_OF_REQUESTS = (
     ),
     Group(
         "Fields of a request",
-        "The answer's `param` names the field. [Fields of requests](../guides/api-fields.md) says what each takes.",
+        "`param` names the field, in answers of OpenAI's form. [Fields of requests](../guides/api-fields.md) says what each takes.",
         (
             "server/",
             "server/fields",
@@ -383,7 +383,7 @@ GROUPS_OF_REQUESTS = (
     ),
     Group(
         "Administration",
-        "[Control requests](../guides/control.md) says what each route takes; these need the key of an administrator.",
+        "[Control requests](../guides/control.md) says what each route takes, and which key it needs.",
         ("server/admin", "assemble/", "engine/", "executor/", "cli/"),
     ),
 )
@@ -397,8 +397,8 @@ def page(package: Path) -> Iterator[str]:
         "<!-- Written by docs/generate/references.py: change the code, not this page. -->",
         "",
     ]
-    yield "Every text with which a command can end or a request be answered, from the sources. `...` is a part that is put in: a name, a"
-    yield "value, what is allowed. Search for a few words of your error. [Troubleshooting](../guides/troubleshooting.md) explains the frequent ones."
+    yield "The texts with which commands end and requests are answered, as the sources have them; of some, only a part. `...` is what is put"
+    yield "in: a name, a value, what is allowed. Search for a few words of your error. [Troubleshooting](../guides/troubleshooting.md) explains the frequent ones."
     for title, roots, groups in (
         ("Errors that end a command", OF_COMMANDS, GROUPS_OF_COMMANDS),
         ("Errors that answer a request", OF_REQUESTS, GROUPS_OF_REQUESTS),

@@ -11,7 +11,9 @@ import ast
 import contextlib
 import inspect
 import io
+import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -105,27 +107,43 @@ def _help(verb: str) -> list[str]:
 
 
 def page_of_http() -> Iterator[str]:
-    """A table of all routes, then the fields of each body."""
-    document = openapi_document(OPERATIONS, weft.__version__)
+    """A table of all routes, then the fields of each body, and of the objects in bodies."""
+    document = openapi_document(OPERATIONS, weft.__version__, Limits())
     schemas = document["components"]["schemas"]
     yield from ["# HTTP", "", NOTE, ""]
-    yield "A running server has the same for programs at `/openapi.json`. [The guide to the APIs](../guides/apis.md) explains"
-    yield "the fields, and the differences between APIs."
+    yield "A running server describes the same for programs at `/openapi.json`, and the answers of some routes."
+    yield "[The guide to the APIs](../guides/apis.md) explains the fields, and the differences between APIs."
+    yield ""
+    yield "The greatest values are those of the default [limits](limits.md), which also bound lengths and counts. What the"
+    yield "model, an option of the server or another field rules out is refused too, by name. The default `null` is a field"
+    yield "that is not given."
     yield from ["", "| route | what it does | body |", "|---|---|---|"]
-    bodies = {}
+    bodies: dict[str, Any] = {}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             body = _schema_name(operation.get("requestBody"))
             link = f"[{body}](#{body.lower()})" if body in schemas else ""
             yield f"| `{method.upper()} {path}` | {operation['summary']} | {link} |"
             if body in schemas:
-                bodies[body] = schemas[body]
+                bodies |= _with_inner(body, schemas)
     for name in sorted(bodies):
         yield from ["", f"## {name}", "", "| field | type | default |", "|---|---|---|"]
         required = bodies[name].get("required", [])
         for field, schema in bodies[name].get("properties", {}).items():
-            default = "required" if field in required else f"`{schema.get('default')!r}`"
+            default = "required" if field in required else f"`{json.dumps(schema.get('default'))}`"
             yield f"| `{field}` | {_type_of(schema)} | {default} |"
+
+
+def _with_inner(name: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    """The schema of this name, and of the objects in it, by their names."""
+    found: dict[str, Any] = {}
+    waiting = [name]
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found[one] = schemas[one]
+            waiting += re.findall(r"'#/components/schemas/(\w+)'", str(schemas[one]))
+    return found
 
 
 def _schema_name(request_body: Any) -> str:
@@ -138,22 +156,47 @@ def _schema_name(request_body: Any) -> str:
 def _type_of(schema: dict[str, Any]) -> str:
     """The type of a field in words, with its range."""
     if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2]
+        name = str(schema["$ref"]).rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
-        kinds = [_type_of(one) for one in schema["anyOf"]]
-        return " or ".join(dict.fromkeys(kinds))
+        return " or ".join(_kinds_of(schema))
+    if "const" in schema:
+        return f"`{schema['const']}`"
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     kind = str(schema.get("type", "any"))
-    if kind == "array" and isinstance(schema.get("items"), dict):
-        return f"list of {_type_of(schema['items'])}"
-    low = schema.get("minimum", schema.get("exclusiveMinimum"))
-    high = schema.get("maximum", schema.get("exclusiveMaximum"))
-    if low is not None and high is not None:
-        return f"{kind}, {low:,} to {high:,}"
-    if low is not None:
-        return f"{kind}, at least {low:,}"
-    return kind
+    for of, part in (("list", "items"), ("object", "additionalProperties")):
+        if isinstance(schema.get(part), dict):
+            kinds = _kinds_of(schema[part])
+            inner = " or ".join(kinds)
+            return f"{of} of ({inner})" if len(kinds) > 1 else f"{of} of {inner}"
+    if kind == "array":
+        return "list"
+    return kind + _range_of(schema)
+
+
+def _kinds_of(schema: dict[str, Any]) -> list[str]:
+    """The alternatives of a schema in words."""
+    kinds: list[str] = []
+    for one in schema.get("anyOf", [schema]):
+        kinds += _kinds_of(one) if "anyOf" in one else [_type_of(one)]
+    return list(dict.fromkeys(kinds))
+
+
+def _range_of(schema: dict[str, Any]) -> str:
+    """The range of a number in words; "" if it has none."""
+    numbers = {
+        key: f"{value:,.15g}" for key, value in schema.items() if type(value) in (int, float)
+    }
+    if schema.get("type") == "integer":
+        numbers = {key: f"{schema[key]:,}" for key in numbers}
+    high = numbers.get("maximum")
+    if "exclusiveMinimum" in numbers:
+        return f", above {numbers['exclusiveMinimum']}, at most {high}"
+    low = numbers.get("minimum")
+    if low is None or schema.get("type") not in ("integer", "number"):
+        return ""
+    return f", {low} to {high}" if high is not None else f", at least {low}"
 
 
 def page_of_python() -> Iterator[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from weft.client.memory_lines import owners, pins, stores
+from weft.config.drafts import SOURCES
 from weft.messages.pins import PinStatus
 from weft.messages.status import Stats
 
@@ -26,6 +29,13 @@ def test_a_store_has_a_line_where_it_holds_something() -> None:
         {"words": "adapters: 1 run in 4 slots, 2 loaded", "share": 0.25},
         {"words": "guesses (ngram): 7 of 10 right", "share": 0.7},
     ]
+
+
+def test_each_source_of_guesses_has_a_line() -> None:
+    for source in SOURCES:
+        numbers = {f"total_drafts_{source}": 4, f"total_accepted_{source}": 3}
+        [line] = stores(replace(Stats(), **numbers))
+        assert line == {"words": f"guesses ({source}): 3 of 4 right", "share": 0.75}
 
 
 def test_the_owners_of_the_pool_sum_up_to_it() -> None:

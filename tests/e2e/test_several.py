@@ -314,6 +314,30 @@ def test_pictures_and_sounds_get_the_answers_of_their_models(house: House, name:
     assert refused.status_code == 400, "a model of text takes none"
 
 
+def test_the_loads_are_those_of_one_rank_and_of_a_page_if_asked(house: House) -> None:
+    house.ok("/models/load", model="nano")
+    house.ok("/models/load", model="twin")
+    until_both_are_up(house)
+    found = house.http.get("/v1/loads?dp_rank=1").json()["loads"]
+    assert [(one["model"], one["dp_rank"]) for one in found] == [("twin", 1)]
+    wrong = house.http.get("/v1/loads?dp_rank=2")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "dp_rank")
+    page = house.http.get("/v1/loads?format=prometheus").text
+    assert 'weft:load_num_running_reqs{model_name="twin",dp_rank="1"} 0' in page
+    assert 'weft:load_num_running_reqs{model_name="nano",dp_rank="0"} 0' in page
+
+
+def test_tokens_of_a_response_are_counted_by_the_model_that_is_named_or_the_default(
+    house: House,
+) -> None:
+    asked = {"input": "It was late."}
+    counted = [
+        house.ok("/v1/responses/input_tokens", **asked, **more) for more in ({}, {"model": "nano"})
+    ]
+    assert counted[0] == counted[1]
+    assert counted[0]["input_tokens"] > 3
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_form_names_the_model_that_hears(house: House, stream: bool) -> None:
     house.ok("/models/unload", model="ears")

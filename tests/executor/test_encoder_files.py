@@ -503,8 +503,8 @@ def test_an_encoder_that_does_not_fit_is_refused(files: tuple[Path, Path], what:
 
 @pytest.mark.parametrize("key", ["clip.projector_type", "clip.audio.projector_type"])
 def test_a_kind_of_sounds_alone_is_refused(key: str) -> None:
-    with pytest.raises(ModelError, match="projector_type is 'voxtral', which is not supported"):
-        projector_of("a.gguf", {key: "voxtral"})
+    with pytest.raises(ModelError, match="projector_type is 'ultravox', which is not supported"):
+        projector_of("a.gguf", {key: "ultravox"})
 
 
 def test_an_encoder_of_another_model_beside_a_file_is_left_out(files: tuple[Path, Path]) -> None:

@@ -1,5 +1,5 @@
-"""Encoders of sounds in GGUF files, alone and beside one of pictures: Qwen2-Audio, Gemma 3n and the
-unified Gemma 4. Tensors have the names that llama.cpp's converter takes from the package gguf;
+"""Encoders of sounds in GGUF files, alone and beside one of pictures: Qwen2-Audio, Voxtral, Gemma 3n
+and the unified Gemma 4. Tensors have the names that llama.cpp's converter takes from the package gguf;
 those of the unified Gemma 4 are not in every release of it."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.models.gemma3n_media import make_gemma3n
 from tests.models.gemma4_media import Told
 from tests.models.many import Checkpoint
 from tests.models.pictures import UNIFIED_SAMPLES, make_gemma4_unified
-from tests.models.sounds import make_qwen2_audio
+from tests.models.sounds import make_qwen2_audio, make_voxtral
 from weft.config.model_errors import ModelError
 from weft.models.vision.tower import TowerInput, at_once
 from weft.text.media.families import make_processor
@@ -129,6 +129,12 @@ QWEN2_AUDIO: dict[str, Any] = {
     "clip.audio.attention.layer_norm_epsilon": 1e-5,
     "clip.audio.num_mel_bins": 16,
 }
+VOXTRAL: dict[str, Any] = {
+    **QWEN2_AUDIO,
+    "clip.projector_type": "voxtral",
+    "clip.audio.feed_forward_length": 64,
+    "clip.audio.projector.stack_factor": 2,
+}
 QWEN2_KEYS: dict[str, Any] = {
     "attention__layer_norm_rms_epsilon": 1e-6,
     "rope__freq_base": 10_000.0,
@@ -156,7 +162,7 @@ def of_gemma3n(name: str) -> str:
     return mapped(f"model.{name}".replace("model.audio_tower.conformer.", "conformer.layers."))
 
 
-def of_qwen2_audio(name: str) -> str:
+def of_whisper(name: str) -> str:
     return mapped(name.replace("multi_modal_projector", "audio.multi_modal_projector"))
 
 
@@ -185,7 +191,7 @@ def shaped(theirs: str, tensor: Tensor) -> Tensor:
 
 
 def encoder_tensors(halves: Halves, kind: str) -> dict[str, Stored]:
-    rename = {"gemma3n": of_gemma3n, "gemma4": of_unified, "qwen2": of_qwen2_audio}[kind]
+    rename = {"gemma3n": of_gemma3n, "gemma4": of_unified}.get(kind, of_whisper)
     found = {}
     for name, tensor in halves.encoder.items():
         theirs = rename(name)
@@ -213,6 +219,7 @@ KINDS = {
     "gemma3n": (GEMMA3N, GEMMA3N_KEYS),
     "gemma4": (UNIFIED, UNIFIED_KEYS),
     "qwen2": (QWEN2_AUDIO, QWEN2_KEYS),
+    "llama": (VOXTRAL, {**QWEN2_KEYS, "attention__layer_norm_rms_epsilon": 1e-5}),
 }
 
 
@@ -227,7 +234,7 @@ def made(kind: str, folder: Path) -> Checkpoint:
         sizes = {"patch_size": 4, "pooling_kernel_size": 3}
         settings = {**sizes, "do_normalize": False, "audio_samples_per_token": UNIFIED_SAMPLES}
     else:
-        checkpoint = make_qwen2_audio(folder)
+        checkpoint = (make_voxtral if kind == "llama" else make_qwen2_audio)(folder)
         kind_of_extractor = {"feature_extractor_type": "WhisperFeatureExtractor"}
         settings |= {**kind_of_extractor, "chunk_length": 1}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
@@ -321,6 +328,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "another size": ("gemma3n", {"clip__vision__projection_dim": 72}, "of 72 numbers; the decod"),
     "another size of sounds": ("qwen2", {"clip__audio__projection_dim": 72}, "of 72 numbers; the"),
+    "another stack": (
+        "llama",
+        {"clip__audio__projector__stack_factor": 4},
+        "mm.a.mlp.1.weight is [64, 64]; a token of 4 vectors of 32 implies [64, 128]",
+    ),
     "no heads": (
         "qwen2",
         {"clip__audio__attention__head_count": None},
@@ -349,6 +361,7 @@ LACKING = {
         "mm.a.input_projection.weight": "no tensor mm.a.input_projection.weight of 2 dimensions",
     },
     "qwen2": {"a.position_embd.weight": "has no tensor a.position_embd.weight of 2 dimensions"},
+    "llama": {"mm.a.mlp.2.weight": "has no tensor mm.a.mlp.2.weight of 2 dimensions"},
 }
 
 

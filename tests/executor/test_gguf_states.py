@@ -206,6 +206,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str]] = {
         (),
         r"blk.0.ssm_in.weight is \[392, 64\]; its metadata says \[328, 64\]",
     ),
+    "steps of another size": (
+        "mamba",
+        {"ssm__time_step_rank": 2**31 - 1},
+        (),
+        r"blk.0.ssm_x.weight is \[36, 128\]; its metadata says \[2147483679, 128\]",
+    ),
     "a layer without any part": (
         "nemotron_h",
         {},

@@ -27,3 +27,25 @@ def make_qwen2_audio(folder: Path) -> Checkpoint:
         attn_implementation="eager",
     )
     return saved(transformers.Qwen2AudioForConditionalGeneration(config), folder)
+
+
+VOXTRAL_TEXT = {**TEXT, "model_type": "llama", "head_dim": 16, "rms_norm_eps": 1e-5}
+VOXTRAL_AUDIO = {
+    "num_mel_bins": 16,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_source_positions": 50,
+}
+VOXTRAL_TOKENS = 25  # of a window
+
+
+def make_voxtral(folder: Path) -> Checkpoint:
+    config = transformers.VoxtralConfig(
+        text_config=VOXTRAL_TEXT,
+        audio_config=VOXTRAL_AUDIO,
+        audio_token_id=IMAGE_TOKEN,
+        attn_implementation="eager",
+    )
+    return saved(transformers.VoxtralForConditionalGeneration(config), folder)

@@ -19,6 +19,7 @@ from weft.config.options import options_of
 from weft.messages.codec import ToEngine
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import GenerateRequest
+from weft.server.errors import ApiError, error_response
 from weft.server.http.protocol import IDLE_S
 from weft.server.limits import BOUNDS
 
@@ -245,6 +246,14 @@ def test_a_full_queue_tells_the_time_that_the_engine_has_worked_out(
         answer = http.post(TEXT, json={"prompt": "x", "stream": stream})
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "17"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_each_refusal_for_now_tells_when_to_come_back(status: int) -> None:
+    assert error_response(ApiError(status, "no")).headers["retry-after"] == "1"
+    later = ApiError(status, "no", headers={"retry-after": "5", "connection": "close"})
+    assert error_response(later).headers["retry-after"] == "5"
+    assert "retry-after" not in error_response(ApiError(400, "no")).headers
 
 
 def test_prompts_together_have_a_limit() -> None:

@@ -90,7 +90,7 @@ class SamplingOptions:
     )
     temperature: float = option(
         1.0,
-        "0 always takes the likeliest token",
+        "0 always takes the likeliest token; without it, a default of the model goes first",
         group="sampling",
         everyday=True,
         low=0.0,
@@ -98,24 +98,32 @@ class SamplingOptions:
     )
     top_p: float = option(
         1.0,
-        "only the likeliest tokens of this total probability",
+        "only the likeliest tokens of this total probability; likewise",
         group="sampling",
         everyday=True,
         low=0.0,
         high=1.0,
     )
     top_k: int = option(
-        0, "only this number of likeliest tokens; 0: all", group="sampling", everyday=True, low=0
+        0,
+        "only this number of likeliest tokens; 0: all; likewise",
+        group="sampling",
+        everyday=True,
+        low=0,
     )
     min_p: float = option(
         0.0,
-        "only tokens at least so likely, compared with the likeliest",
+        "only tokens at least so likely, compared with the likeliest; likewise",
         group="sampling",
         low=0.0,
         high=1.0,
     )
     repetition_penalty: float = option(
-        1.0, "above 1 makes repeated tokens less likely", group="sampling", low=0.01, high=10.0
+        1.0,
+        "above 1 makes repeated tokens less likely; likewise",
+        group="sampling",
+        low=0.01,
+        high=10.0,
     )
 
 

@@ -92,6 +92,13 @@ LOWEST |= {"max_running_requests": 1}
 FIXED: JsonObject = {"vocab_size": VOCAB_SIZE, "eos_token_ids": (EOS,)}
 HELP = {
     "num_pages": "pages of the KV cache",
+    "page_size": "tokens per page of the KV cache",
+    "context_length": "longest prompt and completion together, in tokens",
+    "max_running_requests": "requests that decode together",
+    "chunked_prefill_size": "longest piece of a prompt in one step, in tokens; 0 never cuts unless "
+    "the time of steps is limited",
+    "max_slowdown": "how many times as long steps of running requests may take for prompts that "
+    "arrive later, which are cut to fit; 0: no limit",
     "policy": "order of waiting requests: " + ", ".join(policies.names()),
     "state_slots": "states that are kept of layers with a state; 0: the model has none",
 }

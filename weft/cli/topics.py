@@ -42,7 +42,7 @@ weft doctor MODEL                     weights, KV cache, and how many requests f
 --quantize int8, --quantize int4      smaller weights
 --kv-dtype int8                       a smaller KV cache
 --context-length N                    shorter requests
---kv-tokens N                         the KV cache in tokens; 0 takes what is free""",
+--kv-tokens N                         the KV cache in tokens; 0 takes a part of what is free""",
         "guides/memory.md",
     ),
     "speed": Topic(
@@ -57,8 +57,8 @@ weft plan                             how many users this machine serves""",
     "keys": Topic(
         "who may ask a server, and who may control it",
         """\
-WEFT_API_KEY=...                      every request needs it: Authorization: Bearer ...
-WEFT_ADMIN_API_KEY=...                weft ctl and the routes of administration need this one
+WEFT_API_KEY=...                      requests need it: Authorization: Bearer ...; /health does not
+WEFT_ADMIN_API_KEY=...                the routes of administration need this one (weft ctl)
 --host 0.0.0.0                        listens on all addresses: set a key first""",
         "guides/security.md",
     ),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from weft.config.drafts import SOURCES
 from weft.config.numbers import counted
 from weft.messages.pins import PinStatus
 from weft.messages.status import Stats
@@ -65,7 +66,7 @@ STORES = (
         "grammars: {total_grammars} asked for, {total_grammar_hits} found compiled, "
         "{num_grammar_queue} being compiled"
     ),
-    *map(_guesses, ("prediction", "tree", "draft", "ngram")),
+    *map(_guesses, SOURCES),
 )
 
 

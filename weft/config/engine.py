@@ -164,7 +164,7 @@ class ModelOptions:
     )
     seed: int = option(
         0,
-        "seed of requests that have none",
+        "requests that have no seed get one from this and their order of arrival",
         group="model",
         everyday=True,
         elsewhere=("random_seed",),
@@ -620,7 +620,7 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     )
     grammar_timeout_s: float = option(
         5.0,
-        "time to compile a grammar, after which it is refused",
+        "processor time to compile a grammar, after which it is refused",
         group="grammar",
         low=0.1,
         high=600.0,

@@ -485,8 +485,14 @@ def _check_state_layer(keys: _Keys, config: JsonMapping, block: str) -> None:
         return
     if "linear_num_key_heads" not in config:
         # Gates and values; of Mamba 2 also B and C of each group, and a step of each head.
-        size = 2 * keys.number("ssm.inner_size", int)
-        if not _has_any(model, f"{block}.ssm_x.weight"):
+        inner = keys.number("ssm.inner_size", int)
+        size = 2 * inner
+        if _has_any(model, f"{block}.ssm_x.weight"):
+            steps = keys.number("ssm.time_step_rank", int)
+            read = steps + 2 * keys.number("ssm.state_size", int)
+            _require_shape(model, f"{block}.ssm_x.weight", (read, inner))
+            _require_shape(model, f"{block}.ssm_dt.weight", (inner, steps))
+        else:
             size += 2 * keys.number("ssm.group_count", int) * keys.number("ssm.state_size", int)
             size += keys.number("ssm.time_step_rank", int)
         _require_shape(model, f"{block}.ssm_in.weight", (size, hidden_size))

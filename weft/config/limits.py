@@ -92,7 +92,7 @@ class Limits:
     max_tools: int = option(1_024, "tools of one conversation", group="limits", low=0)
     max_stop_strings: int = option(
         64,
-        "stop strings and stop patterns of a request",
+        "stop strings of a request; also its stop patterns, of which 16 at most",
         group="limits",
         low=0,
         high=MAX_STOP_STRINGS,

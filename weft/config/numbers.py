@@ -201,8 +201,7 @@ NUMBERS: dict[str, Number] = {
     "forward_sleep_time": _real(0, 60),
     "call": _integer(0, INT64),  # number of a control request; the server sets its own
     "server_args": _real(-INT64 - 1, INT64),  # the option limits it further
-    "log_requests_level": _integer(0, INT32),
-    "dump_requests_threshold": _integer(0, INT32),
+    "log_requests_level": _integer(0, 0),  # bodies of requests are never logged
     "num_steps": _integer(1, MAX_PROFILED_STEPS),
     # weights
     "master_port": _integer(1, 65_535),

@@ -38,7 +38,8 @@ class ServerConfig:
     )
     api_key: str = option(
         "",
-        "key that every request needs (better: WEFT_API_KEY)",
+        "key that requests need, except /health, /ping, /ready and the page itself (better: "
+        "WEFT_API_KEY)",
         group="server",
         everyday=True,
     )
@@ -181,7 +182,7 @@ class ServerConfig:
     limit_mm_per_prompt: str = option(
         "",
         'how many pictures, videos and sounds a prompt may have: {"image": 4, "video": 1} '
-        "(64, 4 and 16 audio if not given)",
+        "(64 image, 4 video and 16 audio if not given)",
         group="server",
         elsewhere=("limit_mm_data_per_request",),
     )
@@ -291,7 +292,7 @@ class ServerConfig:
     )
     on_hang: str = option(
         "exit",
-        "what happens then: exit ends the server with status 1, wait continues to wait",
+        "what happens after --hang-timeout-s: exit ends the server with status 1, wait goes on",
         group="server",
         choices=("exit", "wait"),
     )

@@ -59,13 +59,11 @@ class EngineLink:
     def __init__(self, process: EngineProcess) -> None:
         args = process.args
         self.process = process
-        self._receiver = AsyncReceiver(
-            zmq.Context(),
-            args.from_engine,
-            read_from_engine,
-            bind=True,
-        )
-        self._sender = Sender(zmq.Context(), args.to_engine, bind=True)
+        # One for all engines: each has two threads, and with more threads than the C library has
+        # heaps (eight for a core) the tokenizer's wait for the event loop's.
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._receiver = AsyncReceiver(context, args.from_engine, read_from_engine, bind=True)
+        self._sender = Sender(context, args.to_engine, bind=True)
         self.send = self._sender.send  # no wrapper: every request passes here
         self.watch = EngineWatch(process, self._receiver)
 

@@ -384,15 +384,15 @@ def _documents(version: str, own: Sequence[Operation]) -> tuple[Operation, Opera
     """
 
     @functools.cache
-    def document() -> bytes:
-        return json_bytes(openapi_document((*OPERATIONS, *own, *both), version))
+    def document(limits: Limits) -> bytes:
+        return json_bytes(openapi_document((*OPERATIONS, *own, *both), version, limits))
 
     @functools.cache
     def page() -> str:
         return docs_page((*OPERATIONS, *own, *both), version)
 
     async def openapi(context: ServerContext, request: Request) -> ASGIApp:
-        content = await asyncio.to_thread(document)
+        content = await asyncio.to_thread(document, context.limits)
         return Response(content, media_type="application/json")
 
     async def docs(context: ServerContext, request: Request) -> ASGIApp:

@@ -55,6 +55,7 @@ _ANTHROPIC_TYPES = _TYPES | {
     504: "timeout_error",
     408: "timeout_error",
 }
+FOR_NOW = (429, 503)  # statuses with which a client may come back
 _RETRY = {"retry-after": "1"}
 
 
@@ -76,6 +77,8 @@ class ApiError(Exception):
         limit: str = "",
     ) -> None:
         super().__init__(message)
+        if status in FOR_NOW:
+            headers = {**_RETRY, **(headers or {})}
         self.status = status
         self.message = message
         self.param = param
@@ -129,8 +132,8 @@ def failed(status: int, message: str, retry_after_s: int = 0) -> ApiError:
     """For a completion that the engine ended with an error. `retry_after_s`: seconds after which
     the client may retry; 0: unknown."""
     headers = None
-    if status in (429, 503):
-        headers = {"retry-after": str(retry_after_s)} if retry_after_s else _RETRY
+    if status in FOR_NOW and retry_after_s:
+        headers = {"retry-after": str(retry_after_s)}
     return ApiError(status, message or "the engine failed", headers=headers)
 
 
@@ -152,13 +155,11 @@ def translated(exc: BaseException) -> ApiError:
             return ApiError(400, str(exc), param=exc.param, limit=exc.limit)
         case FileNotStored():
             return ApiError(503, str(exc))
-        case Busy():
-            return ApiError(503, str(exc), headers=_RETRY)
-        case EngineUnavailable():
-            return ApiError(503, str(exc), headers=_RETRY)
+        case Busy() | EngineUnavailable():
+            return ApiError(503, str(exc))
         case StateError():  # logged where it was raised; the client need not know the folder
             message = "the answer could not be stored, because the server's disk takes nothing"
-            return ApiError(503, message, headers=_RETRY)
+            return ApiError(503, message)
         case EngineFault():  # logged where it was raised
             return ApiError(500, str(exc))
         case HTTPException(status_code=404):

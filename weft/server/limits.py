@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +43,17 @@ class Bound(NamedTuple):
     fields: tuple[str, ...]
     size: Callable[[Any], int]  # size of a field's value
     what: str  # the unit, for the message
+
+    @property
+    def keywords(self) -> Mapping[str, str]:
+        """The keyword of JSON Schema that says the limit, by the type of the value; empty if none
+        can."""
+        return _KEYWORDS.get(self.size, {})
+
+    @property
+    def is_of_items(self) -> bool:
+        """Whether the limit holds for each item of a list."""
+        return self.size in (_longest, _largest)
 
 
 def _num_prompts(value: Any) -> int:
@@ -108,6 +119,18 @@ BOUNDS = (
 )
 
 
+_KEYWORDS: dict[Callable[[Any], int], Mapping[str, str]] = {
+    len: {
+        "array": "maxItems",
+        "string": "maxLength",
+        "object": "maxProperties",
+    },
+    _num_items: {"array": "maxItems"},
+    _longest: {"string": "maxLength"},
+    _largest: {"integer": "maximum"},
+}
+
+
 def _by_field() -> dict[str, list[Bound]]:
     found: dict[str, list[Bound]] = {}
     for bound in BOUNDS:
@@ -117,6 +140,13 @@ def _by_field() -> dict[str, list[Bound]]:
 
 
 _BY_FIELD = _by_field()
+
+
+def bounds_of(field: str) -> Sequence[Bound]:
+    """The limits of a field of bodies."""
+    return _BY_FIELD.get(field, ())
+
+
 # Fields with a bound whose values also contain free-form values.
 _STRUCTURED = frozenset({"messages", "items", "tools", "custom_logit_processor"})
 

@@ -7,17 +7,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import msgspec.inspect as inspected
 
-from weft.config.numbers import NUMBERS, QUERIES, Number
+from weft.config.limits import Limits
+from weft.config.numbers import QUERIES, Number
 from weft.json_types import JsonObject
 from weft.messages.calls import ControlRequest
 from weft.server.errors import ErrorBody
+from weft.server.fields.numbers import numeric_fields
+from weft.server.limits import bounds_of
 from weft.server.operation import Operation
 
 
-def openapi_document(operations: Sequence[Operation], version: str) -> JsonObject:
+def openapi_document(
+    operations: Sequence[Operation],
+    version: str,
+    limits: Limits,
+) -> JsonObject:
     """The routes and the schemas of their bodies, as OpenAPI 3.1."""
     types: set[type[msgspec.Struct]] = set()
+    in_bodies: dict[str, type[msgspec.Struct]] = {}
     for operation in operations:
         types.update(type for type in (operation.body, operation.answer) if type is not None)
     ordered: list[type[msgspec.Struct]] = [
@@ -27,8 +36,12 @@ def openapi_document(operations: Sequence[Operation], version: str) -> JsonObjec
     schemas, components = msgspec.json.schema_components(
         ordered, ref_template="#/components/schemas/{name}"
     )
-    for component in components.values():
-        _bound(component)
+    for operation in operations:
+        if operation.body is not None:
+            info = inspected.type_info(operation.body)
+            in_bodies.update(_structs(info))
+    for name, type in in_bodies.items():
+        _bound(components[name], type, limits)
     for type in types:
         if issubclass(type, ControlRequest):
             _hide_envelope(components[type.__name__])
@@ -137,35 +150,67 @@ def _hide_envelope(component: JsonObject) -> None:
     component["required"] = [name for name in component.get("required", ()) if name != "type"]
 
 
-def _bound(component: JsonObject) -> None:
-    """Write the ranges of numbers into the schema of a body.
-
-    No answer has fields of these names.
-    """
-    for name, schema in component.get("properties", {}).items():
-        if name in NUMBERS:
-            for one in (*_numbers_in(schema), *_values_in(schema)):
-                one.update(_range(NUMBERS[name]))
-
-
-def _numbers_in(schema: Any) -> list[JsonObject]:
-    """The schemas of numbers in the schema of a field: its own, and those of alternatives and
-    items."""
-    if not isinstance(schema, dict):
-        return []
-    if schema.get("type") in ("integer", "number"):
-        return [schema]
-    found: list[JsonObject] = []
-    for part in (*schema.get("anyOf", ()), schema.get("items")):
-        found += _numbers_in(part)
+def _structs(kind: inspected.Type) -> dict[str, type[msgspec.Struct]]:
+    """The structs in a type of a body, by the names of their schemas."""
+    found: dict[str, type[msgspec.Struct]] = {}
+    waiting = [kind]
+    while waiting:
+        match waiting.pop():
+            case inspected.StructType() as one if one.cls.__name__ not in found:
+                found[one.cls.__name__] = one.cls
+                waiting += [field.type for field in one.fields]
+            case inspected.UnionType() as one:
+                waiting += one.types
+            case inspected.ListType() as one:
+                waiting.append(one.item_type)
+            case inspected.DictType() as one:
+                waiting.append(one.value_type)
     return found
 
 
-def _values_in(schema: JsonObject) -> list[JsonObject]:
-    """The schemas of numbers that are the values of an object."""
+def _bound(component: JsonObject, type: type[msgspec.Struct], limits: Limits) -> None:
+    """Write into the schema of a body, or of a struct in one, what the server allows: the ranges of
+    numbers, and the lengths that one keyword can say."""
+    properties = component["properties"]
+    numeric = ("integer", "number")
+    if type.__module__.partition(".")[0] == "weft":  # others set bounds of their own
+        for field in numeric_fields(type):
+            schema = properties[field.shown_name]
+            for one in _within(schema, numeric):
+                del one["type"]
+                one.update(_range(field.number))
+    names = zip(
+        type.__struct_fields__,
+        type.__struct_encode_fields__,
+        strict=True,
+    )
+    for name, shown_name in names:
+        schema = properties[shown_name]
+        for bound in bounds_of(name):
+            most = getattr(limits, bound.limit)
+            for kind, keyword in bound.keywords.items():
+                for one in _within(schema, (kind,), bound.is_of_items):
+                    own = one.get(keyword, most)
+                    one[keyword] = min(most, own)
+
+
+def _within(
+    schema: Any,
+    kinds: Sequence[str],
+    with_items: bool = True,
+) -> list[JsonObject]:
+    """The schemas of these kinds in the schema of a field: its own, and those of alternatives, and
+    of items and values."""
+    if not isinstance(schema, dict):
+        return []
+    if schema.get("type") in kinds:
+        return [schema]
+    inner = list(schema.get("anyOf", ()))
+    if with_items:
+        inner += [schema.get("items"), schema.get("additionalProperties")]
     found: list[JsonObject] = []
-    for part in (schema, *schema.get("anyOf", ())):
-        found += _numbers_in(part.get("additionalProperties"))
+    for one in inner:
+        found += _within(one, kinds, with_items)
     return found
 
 
@@ -173,9 +218,18 @@ def _range(number: Number) -> JsonObject:
     kind = "integer" if number.kind is int else "number"
     if number.is_token:
         return {"type": kind, "minimum": 0}  # the maximum depends on the model's vocabulary
-    low = min((number.low, *number.also))
+    low = number.low
+    others: list[JsonObject] = []
+    for value in sorted(number.also, reverse=True):
+        if value == low - 1:
+            low = value
+        else:
+            others.append({"const": value})
     lowest = "exclusiveMinimum" if number.is_open else "minimum"
-    return {"type": kind, lowest: low, "maximum": number.high}
+    schema: JsonObject = {"type": kind, lowest: low, "maximum": number.high}
+    if others:
+        return {"anyOf": [*others, schema]}
+    return schema
 
 
 def _json(schema: JsonObject) -> JsonObject:

@@ -343,7 +343,7 @@ PROJECTORS = {
         },
         has_pairs=True,
     ),
-    "qwen2a": whisper_file.PROJECTOR,
+    "qwen2a": whisper_file.QWEN2_AUDIO,
     "qwen2vl_merger": Projector(
         models={"qwen2vl": "Qwen2VLForConditionalGeneration"},
         config=_qwen2_vl,
@@ -382,6 +382,7 @@ PROJECTORS = {
         },
         deep={"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"},
     ),
+    "voxtral": whisper_file.VOXTRAL,
 }
 # Ignored tensors: the embedding of a token that the decoder has, too.
 IGNORED = ("v.token_embd.img_break",)

@@ -117,7 +117,7 @@ def whisper(config: Mapping[str, Any], hidden_size: int) -> SpeechSpec:
         num_positions=size(config, "max_source_positions", 1_500),
         out_size=2 * num_layers * hidden_size,
     )
-    _check_heads(encoder, "the encoder")
+    check_heads(encoder, "the encoder")
     if encoder.num_positions > MAX_POSITIONS:
         raise UnsupportedModel(
             f"max_source_positions is {encoder.num_positions:,}; at most {MAX_POSITIONS:,} are "
@@ -126,7 +126,8 @@ def whisper(config: Mapping[str, Any], hidden_size: int) -> SpeechSpec:
     return SpeechSpec(encoder=encoder, num_layers=num_layers)
 
 
-def _check_heads(spec: WhisperSpec, name: str) -> None:
+def check_heads(spec: WhisperSpec, name: str) -> None:
+    """Raise UnsupportedModel unless heads divide a vector into even parts."""
     if spec.hidden_size % spec.num_heads or spec.head_dim % 2:
         raise UnsupportedModel(
             f"{name} has {spec.hidden_size} numbers for {spec.num_heads} heads: each must "
@@ -149,5 +150,5 @@ def qwen2_audio(config: Mapping[str, Any], out_size: int) -> WhisperSpec:
         num_positions=size(encoder, "max_source_positions", 1_500),
         out_size=out_size,
     )
-    _check_heads(spec, "audio_config")
+    check_heads(spec, "audio_config")
     return spec

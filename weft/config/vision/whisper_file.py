@@ -1,10 +1,10 @@
-"""The encoder of Qwen2-Audio in a GGUF file (`mmproj.py`): one of sounds, without one of pictures.
-All sizes are those of its tensors."""
+"""Whisper's encoder in a GGUF file (`mmproj.py`), as Qwen2-Audio and Voxtral have it: one of
+sounds, without one of pictures. All sizes are those of its tensors."""
 
 from __future__ import annotations
 
-from weft.config.model_errors import UnsupportedModel
-from weft.config.vision.clip import HEARS, ClipKeys, LayerGroup, Projector
+from weft.config.model_errors import BadCheckpoint, UnsupportedModel
+from weft.config.vision.clip import HEARS, ClipKeys, LayerGroup, Projector, ReadConfig
 from weft.json_types import JsonMapping, JsonObject
 
 _TOWER = "audio_tower"
@@ -21,7 +21,7 @@ _PARTS = {
 }
 
 
-def _config(keys: ClipKeys, found: JsonMapping) -> JsonObject:
+def _qwen2_audio(keys: ClipKeys, found: JsonMapping) -> JsonObject:
     num_positions, hidden = keys.shape("a.position_embd.weight", 2)
     inner, _ = keys.shape("a.blk.0.ffn_up.weight", 2)
     audio = {
@@ -30,6 +30,29 @@ def _config(keys: ClipKeys, found: JsonMapping) -> JsonObject:
         "encoder_ffn_dim": inner,
         "encoder_layers": keys.num_sound_layers,
         "encoder_attention_heads": keys.value("clip.audio.attention.head_count", int),
+        "max_source_positions": num_positions,
+    }
+    return {"audio_config": audio}
+
+
+def _voxtral(keys: ClipKeys, found: JsonMapping) -> JsonObject:
+    num_positions, hidden = keys.shape("a.position_embd.weight", 2)
+    inner, _ = keys.shape("a.blk.0.ffn_up.weight", 2)
+    stack = keys.value("clip.audio.projector.stack_factor", int, inner // max(hidden, 1))
+    product, _ = keys.shape("mm.a.mlp.2.weight", 2)
+    first = keys.shape("mm.a.mlp.1.weight", 2)
+    implied = (product, stack * hidden)
+    if first != implied or stack * hidden != inner:
+        raise BadCheckpoint(
+            f"{keys.label}: mm.a.mlp.1.weight is {list(first)}; a token of {stack:,} vectors of "
+            f"{hidden:,} implies {list(implied)}, and layers with as many numbers inside"
+        )
+    audio = {
+        "num_mel_bins": _num_bands(keys),
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": keys.num_sound_layers,
+        "num_attention_heads": keys.value("clip.audio.attention.head_count", int),
         "max_source_positions": num_positions,
     }
     return {"audio_config": audio}
@@ -55,21 +78,40 @@ def _settings(keys: ClipKeys) -> JsonObject:
     }
 
 
-PROJECTOR = Projector(
-    models={"qwen2": "Qwen2AudioForConditionalGeneration"},
-    config=_config,
-    settings=_settings,
-    layers="",
-    parts={},
-    outside={
-        "a.conv1d.1": f"{_TOWER}.conv1",
-        "a.conv1d.2": f"{_TOWER}.conv2",
-        "a.position_embd": f"{_TOWER}.embed_positions",
-        "a.post_ln": f"{_TOWER}.layer_norm",
-        "mm.a.fc": "multi_modal_projector.linear",
+def _projector(model: str, text: str, config: ReadConfig, names: dict[str, str]) -> Projector:
+    """`names` of the projection: the file's → the tower's."""
+    return Projector(
+        models={text: model},
+        config=config,
+        settings=_settings,
+        layers="",
+        parts={},
+        outside={
+            "a.conv1d.1": f"{_TOWER}.conv1",
+            "a.conv1d.2": f"{_TOWER}.conv2",
+            "a.position_embd": f"{_TOWER}.embed_positions",
+            "a.post_ln": f"{_TOWER}.layer_norm",
+            **names,
+        },
+        reads=(HEARS,),
+        further={"a": LayerGroup(f"{_TOWER}.layers", _PARTS)},
+        vectors=("a.conv1d.1.bias", "a.conv1d.2.bias"),
+        has_vit=False,
+    )
+
+
+QWEN2_AUDIO = _projector(
+    "Qwen2AudioForConditionalGeneration",
+    "qwen2",
+    _qwen2_audio,
+    {"mm.a.fc": "multi_modal_projector.linear"},
+)
+VOXTRAL = _projector(
+    "VoxtralForConditionalGeneration",
+    "llama",
+    _voxtral,
+    {
+        "mm.a.mlp.1": "multi_modal_projector.linear_1",
+        "mm.a.mlp.2": "multi_modal_projector.linear_2",
     },
-    reads=(HEARS,),
-    further={"a": LayerGroup(f"{_TOWER}.layers", _PARTS)},
-    vectors=("a.conv1d.1.bias", "a.conv1d.2.bias"),
-    has_vit=False,
 )

@@ -20,6 +20,7 @@ from weft.config.vision.pixtral import PixtralSpec
 from weft.config.vision.qwen import QwenTowerSpec
 from weft.config.vision.sound import SpeechSpec, WhisperSpec
 from weft.config.vision.spec import TowerSpec
+from weft.config.vision.stacked import StackedSpec
 from weft.models.vision.tower import Tower, TowerBackend
 
 # By type of spec: module and class; the class takes the spec and a backend.
@@ -37,6 +38,7 @@ TOWERS: dict[type, str] = {
     PerceptronSpec: "weft.models.vision.pictures:PerceptronTower",
     PixtralSpec: "weft.models.vision.pixtral:PixtralTower",
     SpeechSpec: "weft.models.vision.whisper:SpeechTower",
+    StackedSpec: "weft.models.vision.stacked:StackedTower",
     WhisperSpec: "weft.models.vision.whisper:WhisperTower",
     QwenTowerSpec: "weft.models.vision.qwen:QwenTower",
 }

@@ -30,26 +30,33 @@ FORMATS = ("json", "prometheus")
 
 
 async def loads(context: ServerContext, request: Request) -> ASGIApp:
-    """An entry for each engine, and the aggregate.
+    """An entry for each engine, the aggregate, and how full the server is."""
+    found = await loads_of(context)
+    capacity = fullness(found, context.config.knee_output_per_s)
+    return loads_answer(request, context.info.version, found, {"capacity": capacity})
 
-    `?format=prometheus` returns the entries as metrics.
-    """
+
+def loads_answer(
+    request: Request, version: str, found: list[JsonObject], more: JsonObject
+) -> ASGIApp:
+    """The entries in `found`, or only those of the rank `?dp_rank`, with `more` fields;
+    `?format=prometheus` returns the entries as metrics. Raises `ApiError`."""
     format = request.query_params.get("format", "json")
     if format not in FORMATS:
         message = f"format is {format[:64]!r}; one of {', '.join(FORMATS)} is expected"
         raise ApiError(400, message, param="format")
-    found = _asked(request, await loads_of(context))
+    found = _asked(request, found)
     if format == "prometheus":
         return Response(_page(found), media_type="text/plain; version=0.0.4")
-    answer = {
+    answer: JsonObject = {
         "timestamp": time.time(),
-        "version": context.info.version,
+        "version": version,
         "dp_rank_count": len(found),
         "loads": found,
-        "aggregate": aggregated(found),
-        "capacity": fullness(found, context.config.knee_output_per_s),
     }
-    return json_response(answer)
+    if found:
+        answer["aggregate"] = aggregated(found)
+    return json_response(answer | more)
 
 
 def fullness(found: list[JsonObject], knee_output_per_s: float) -> dict[str, float | None]:
@@ -79,14 +86,16 @@ async def get_load(context: ServerContext, request: Request) -> ASGIApp:
 
 
 def _asked(request: Request, found: list[JsonObject]) -> list[JsonObject]:
-    """All loads, or only that of the engine `?dp_rank`. Raises `ApiError`."""
+    """All loads, or only those of engines with the rank `?dp_rank`. Raises `ApiError`."""
     if "dp_rank" not in request.query_params:
         return found
     rank = int(query_number(request, "dp_rank", 0))
-    if rank >= len(found):
-        message = f"dp_rank is {rank}; the engines of this server are 0 to {len(found) - 1}"
+    chosen = [load for load in found if load["dp_rank"] == rank]
+    if not chosen:
+        last = max((load["dp_rank"] for load in found), default=0)
+        message = f"dp_rank is {rank}; the engines of this server are 0 to {last}"
         raise ApiError(400, message, param="dp_rank")
-    return [found[rank]]
+    return chosen
 
 
 async def loads_of(context: ServerContext) -> list[JsonObject]:
@@ -150,14 +159,22 @@ async def refresh(context: ServerContext, timeout_s: float = SCRAPE_TIMEOUT_S) -
 def _page(found: list[JsonObject]) -> bytes:
     """All numbers of the loads as gauges."""
     lines: list[str] = []
-    for name, value in found[0].items():
+    for name, value in found[0].items() if found else ():
         if name == "dp_rank" or not isinstance(value, int | float):
             continue
         lines.append(f"# TYPE weft:load_{name} gauge\n")
-        lines += [
-            f'weft:load_{name}{{dp_rank="{load["dp_rank"]}"}} {load[name]}\n' for load in found
-        ]
+        lines += [f"weft:load_{name}{{{_labels(load)}}} {load[name]}\n" for load in found]
     return "".join(lines).encode()
+
+
+def _labels(load: JsonObject) -> str:
+    rank = f'dp_rank="{load["dp_rank"]}"'
+    if "model" not in load:
+        return rank
+    name = load["model"].replace("\\", r"\\")
+    name = name.replace('"', r"\"")
+    name = name.replace("\n", r"\n")
+    return f'model_name="{name}",{rank}'
 
 
 ROUTES = (

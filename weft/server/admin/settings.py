@@ -28,7 +28,7 @@ from weft.messages.control import (
 from weft.observe.log import EventLog, set_level
 from weft.server.body import has_body, json_response, read_json
 from weft.server.context import ServerContext
-from weft.server.errors import ApiError, not_supported
+from weft.server.errors import ApiError
 from weft.server.operation import get, post
 
 log = EventLog("control")
@@ -46,22 +46,6 @@ class LoggingRequest(msgspec.Struct, kw_only=True):
     log_level: str | None = None
     log_requests: bool | None = None  # one line per finished request
     log_requests_level: int | None = None  # 0: only that line
-    log_requests_format: str | None = None
-    log_requests_target: list[str] | None = None
-    dump_requests_folder: str | None = None
-    dump_requests_threshold: int | None = None
-    dump_requests_exclude_meta_keys: list[str] | None = None
-    crash_dump_folder: str | None = None
-
-
-NOT_OFFERED = (
-    "log_requests_format",
-    "log_requests_target",
-    "dump_requests_folder",
-    "dump_requests_threshold",
-    "dump_requests_exclude_meta_keys",
-    "crash_dump_folder",
-)
 
 
 # ---- pace and settings
@@ -103,12 +87,6 @@ async def set_internal_state(context: ServerContext, request: Request) -> ASGIAp
 async def configure_logging(context: ServerContext, request: Request) -> ASGIApp:
     """Set the log level, in the engine and here, and whether requests are logged."""
     body = await read_json(context, request, LoggingRequest)
-    for name in NOT_OFFERED:
-        if getattr(body, name) is not None:
-            raise not_supported(name)
-    if body.log_requests_level:
-        message = "log_requests_level must be 0: bodies are never logged"
-        raise ApiError(400, message, param="log_requests_level")
     level = body.log_level
     if level is not None:
         reply = await context.client.call(ConfigureLogging(level))

@@ -36,6 +36,9 @@ REFUSED = frozenset(
         "bootstrap_room",
         "repetition_detection",
     }
+    # Bodies of requests are never logged or dumped:
+    | {"log_requests_format", "log_requests_target", "crash_dump_folder"}
+    | {"dump_requests_folder", "dump_requests_threshold", "dump_requests_exclude_meta_keys"}
     # What other servers than this one would have to keep or to do:
     | {"conversation", "thread", "compaction"}
     | {"web_search_options", "mcp_servers", "container", "moderation"}

@@ -43,6 +43,8 @@ BELOW_NO_MODEL = (
     *("/page/", "/v1/responses/"),
     *("/v1/files", "/v1/batches", "/v1/messages/batches"),
 )
+# Below one of these, but for a model.
+OF_A_MODEL = ("/v1/responses/input_tokens",)
 WITH_BODY = ("POST", "PUT")
 OLLAMA = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
 
@@ -255,6 +257,8 @@ class SeveralModels:
 
 
 def _is_of_no_model(path: str) -> bool:
+    if path in OF_A_MODEL:
+        return False
     return path in OF_NO_MODEL or path.startswith(BELOW_NO_MODEL)
 
 

@@ -6,7 +6,6 @@ They answer instead of the routes of one model with the same paths.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -25,7 +24,7 @@ from weft.messages.by_name import plain
 from weft.messages.control import AbortRequest, ListRequests
 from weft.observe.log import EventLog
 from weft.server.admin.facts import METRICS_TYPE, OPEN_METRICS_TYPE, cards
-from weft.server.admin.loads import aggregated, loads_of, refresh
+from weft.server.admin.loads import loads_answer, loads_of, refresh
 from weft.server.admin.models import ModelBody, OfferedModel, OfferedModels, StatusOfModel
 from weft.server.admin.work import (
     DEFAULT_LIMIT,
@@ -409,16 +408,8 @@ async def load(roster: Roster, request: Request) -> ASGIApp:
 
 async def loads(roster: Roster, request: Request) -> ASGIApp:
     """An entry for each engine of each loaded model, and the aggregate."""
-    found = await _loads(roster)
-    answer: JsonObject = {
-        "timestamp": time.time(),
-        "version": roster.blank.context.info.version,
-        "dp_rank_count": len(found),
-        "loads": found,
-    }
-    if found:
-        answer["aggregate"] = aggregated(found)
-    return json_response(answer)
+    version = roster.blank.context.info.version
+    return loads_answer(request, version, await _loads(roster), {})
 
 
 async def get_load(roster: Roster, request: Request) -> ASGIApp:

@@ -40,6 +40,7 @@ PROCESSORS: dict[str, str] = {
     "Qwen3_5ForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
     "Qwen3_5MoeForConditionalGeneration": "weft.text.media.qwen:make_qwen3_vl",
     "Qwen2AudioForConditionalGeneration": "weft.text.media.qwen2_audio:make",
+    "VoxtralForConditionalGeneration": "weft.text.media.voxtral:make",
     "WhisperForConditionalGeneration": "weft.text.media.whisper:make",
 }
 

@@ -23,6 +23,7 @@ FILTER = 7  # vectors of the median filter
 NEW_TOKEN = (0, 1)  # moves of the path that reach another token
 OPENING = "\"'“¡¿([{-"
 CLOSING = "\"'.。,，!！?？:：”)]}、"
+NO_CHARACTER = "\ufffd"  # stands for bytes that are none
 
 
 class Word(NamedTuple):
@@ -117,14 +118,20 @@ Piece = tuple[str, int]  # a text and the number of its tokens
 
 
 def _pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Piece]:
-    """The shortest runs of tokens that are full characters."""
+    """The shortest runs of tokens that are full characters, or that are none in the text of all
+    tokens, either."""
+    full = decode(ids)
     found: list[Piece] = []
     begin = 0
+    num_before = 0  # characters
     for end in range(1, len(ids) + 1):
         text = decode(ids[begin:end])
-        if "\ufffd" not in text or end == len(ids):
+        at = text.find(NO_CHARACTER)
+        in_full = full[num_before + at : num_before + at + 1]
+        if at < 0 or in_full in ("", NO_CHARACTER) or end == len(ids):
             found.append((text, end - begin))
             begin = end
+            num_before += len(text)
     return found
 
 
@@ -141,12 +148,18 @@ def _joined_at_blanks(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _with_punctuation(pieces: Sequence[Piece]) -> list[Piece]:
-    """Opening marks join the word after them, closing marks the word before."""
+    """Opening marks join the word after them, closing marks the word before. As in Whisper, several
+    marks in the order of these lists are one, and so is a blank by itself."""
+    opened: list[Piece] = []  # the last one first
+    for text, length in reversed(pieces):
+        if opened and text.startswith(" ") and text.strip() in OPENING:
+            after, length_after = opened.pop()
+            opened.append((text + after, length + length_after))
+        else:
+            opened.append((text, length))
     found: list[Piece] = []
-    for text, length in pieces:
-        opens = bool(found) and found[-1][0].startswith(" ") and found[-1][0].strip() in [*OPENING]
-        closes = bool(found) and text in [*CLOSING] and not found[-1][0].endswith(" ")
-        if opens or closes:
+    for text, length in reversed(opened):
+        if found and text in CLOSING and not found[-1][0].endswith(" "):
             before, length_before = found.pop()
             found.append((before + text, length_before + length))
         else:
