@@ -110,8 +110,9 @@ def compare(made: Made, url: str, seed: int, seconds: float, language: str) -> l
     wanted = [int(id) for one in segments for id in one["tokens"] if int(id) < END]
     if own != wanted:
         pairs = zip(own, wanted, strict=False)
-        same = next((i for i, pair in enumerate(pairs) if pair[0] != pair[1]), 0)
-        print(f"{head} | other tokens after {same} of {len(wanted)}", flush=True)
+        shorter = min(len(own), len(wanted))
+        same = next((i for i, pair in enumerate(pairs) if pair[0] != pair[1]), shorter)
+        print(f"{head} | {len(own)} tokens, {same} of {len(wanted)} the same", flush=True)
         return []
     words = [SpokenWord(one["word"], one["start"], one["end"]) for one in answer["words"]]
     theirs = words_of(segments, Spelling(made.tokenizer, language_name(language)))
