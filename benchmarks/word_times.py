@@ -32,7 +32,7 @@ WINDOW_S = 30
 END = 4_096  # all ids below it are text
 FIRST_TIME = END + 12
 NAMES = (
-    "<|endoftext|>",
+    "<|endofspeech|>",
     "<|startoftranscript|>",
     "<|en|>",
     "<|de|>",
