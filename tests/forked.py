@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib import import_module
+from importlib import import_module, invalidate_caches
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, NoReturn
@@ -125,7 +125,9 @@ def _first_process_of(pid: int) -> tuple[socket.socket, subprocess.Popen[bytes]]
 
 
 def _early(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(READ_EARLY)}
+    found = {name: value for name, value in environment.items() if name.startswith(READ_EARLY)}
+    found.pop("PYTHONPATH", None)  # a copy can follow another one
+    return found
 
 
 @cache
@@ -246,10 +248,19 @@ def _begin(command: Sequence[str], environment: Mapping[str, str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    before, now = (each.get("PYTHONPATH", "") for each in (os.environ, environment))
+    _follow_python_path(before.split(os.pathsep), now.split(os.pathsep))
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
     _show_command(command)
+
+
+def _follow_python_path(before: Sequence[str], now: Sequence[str]) -> None:
+    """Find modules where a program finds them that begins with this PYTHONPATH."""
+    own, *others = sys.path
+    sys.path[:] = [own, *filter(None, now), *(one for one in others if one not in before)]
+    invalidate_caches()
 
 
 def _show_command(command: Iterable[str]) -> None:

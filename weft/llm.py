@@ -10,16 +10,17 @@ process and no socket.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard
 
 import msgspec
 import numpy as np
@@ -119,7 +120,9 @@ class LLM:
     `model` is a folder, a GGUF file, an id on the Hugging Face hub, or "" for the default:
     SmolLM2-135M-Instruct where it is installed, else the bundled weft-nano. Settings have the
     names that they have on the command line: `LLM("Qwen/Qwen3-0.6B", kv_tokens=20_000)`.
-    Raises SettingsError and ModelError for what the user can correct. Not thread-safe.
+    Raises SettingsError and ModelError for what the user can correct. Not thread-safe. It is closed
+    by `close`, and at the end of `with LLM(...) as llm`; what is left open ends its threads and
+    processes when it is collected.
     """
 
     def __init__(self, model: str | Path = "", **settings: Any) -> None:
@@ -156,7 +159,7 @@ class LLM:
     ) -> LLM:
         """An LLM of parts that are there already."""
         llm = cls.__new__(cls)
-        llm._compose(prepared, tokenizer, engine, ready, WakeupPipe())
+        llm._compose(prepared, tokenizer, engine, ready, WakeupPipe(), _nothing)
         return llm
 
     def _load(self, config: EngineConfig) -> None:
@@ -168,7 +171,7 @@ class LLM:
         prepared = prepare(config)
         tokenizer = load_tokenizer(prepared.folder)
         built = build_engine(prepared.config, prepared.folder)
-        self._compose(prepared, tokenizer, built.engine, built.ready, built.wakeup)
+        self._compose(prepared, tokenizer, built.engine, built.ready, built.wakeup, built.close)
         for asked in parse_lora_paths(prepared.config.lora_paths):
             self.load_adapter(asked.name, asked.path, pinned=asked.pinned)
 
@@ -179,6 +182,7 @@ class LLM:
         engine: Engine | RecordedEngine,
         ready: EngineReady,
         wakeup: WakeupPipe,
+        end_engine: Callable[[], object],
     ) -> None:
         self.model = prepared.model
         self.config = prepared.config
@@ -187,7 +191,8 @@ class LLM:
         # otherwise.
         self.default_params = prepared.sampling
         self._reasoning = find_formats("none", "auto", tokenizer.chat_templates.values()).reasoning
-        self._engine = engine
+        self._engine: Engine | RecordedEngine | ClosedEngine = engine
+        self._end_engine = end_engine
         self._wakeup = wakeup
         self._inbox: deque[ToEngine] = deque()
         self._client = EngineClient(tokenizer, self._inbox.append)
@@ -195,10 +200,30 @@ class LLM:
         media = _media_loader(prepared, tokenizer)
         template = load_template(tokenizer)
         self._reader = PromptReader(prepared.model.name, tokenizer, template, media)
-        self._numbers = itertools.count()
+        self._rids = (f"llm-{number}" for number in itertools.count())
         self._adapters = AdapterNames(adapter_files(prepared), prepared.model.name)
         # Open prompts: so few that the engine's queue never refuses one.
         self._window = max(1, prepared.config.max_queued_requests - MAX_N)
+
+    def close(self) -> None:
+        """End the threads and helper processes of the engine, and free the memory of the model.
+        What is asked for afterwards raises SettingsError."""
+        self._engine = ClosedEngine()
+        self._end_engine()
+        # What the engine has warmed up with was taken from the collector's sight.
+        gc.unfreeze()
+        gc.collect()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     # Generation
 
@@ -224,7 +249,7 @@ class LLM:
         """
         texts = as_prompts("prompts", prompts)
         require_switch("progress", progress)
-        all_params = self._params_of_each(params, len(texts))
+        all_params = _params_of_each(params, self.default_params, len(texts))
         asked = (
             self.prompt(text, own, adapter=adapter)
             for text, own in zip(texts, all_params, strict=True)
@@ -239,25 +264,6 @@ class LLM:
         for completions in by_position:
             outputs += completions
         return outputs
-
-    def _params_of_each(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, num_texts: int
-    ) -> list[SamplingParams]:
-        if params is None:
-            return [self.default_params] * num_texts
-        if isinstance(params, SamplingParams):
-            return [params] * num_texts
-        found = as_items("params", params, f"{PARAMS}, or a list of these,")
-        for index, own in enumerate(found):
-            if not isinstance(own, SamplingParams):
-                raise wrong_value(f"params[{index}]", own, PARAMS)
-        if len(found) != num_texts:
-            message = (
-                f"params has the length {len(found):,}; {num_texts:,} is expected, an entry for "
-                "each prompt"
-            )
-            raise InvalidParam("params", message)
-        return found
 
     def chat(
         self,
@@ -310,7 +316,7 @@ class LLM:
         params = with_tuples(params)
         params = with_reasoning_marks(params, self._reasoning, self.tokenizer, ids)
         return GenerateRequest(
-            rid=self._next_rid(),
+            rid=next(self._rids),
             input_ids=pack_ids(ids, self._client.engine.vocab_size),
             sampling=params,
             vectors=vectors,
@@ -339,7 +345,7 @@ class LLM:
                         break
                     position, prompt = following
                     try:
-                        running[position] = self._submit(prompt)
+                        running[position] = _submit(self._client, prompt)
                     except InvalidParam as exc:
                         if strict:
                             raise
@@ -357,16 +363,6 @@ class LLM:
         finally:
             for generation in running.values():
                 generation.close()
-
-    def _submit(self, prompt: GenerateRequest | InvalidParam) -> Generation:
-        if isinstance(prompt, InvalidParam):
-            raise prompt
-        if not isinstance(prompt, GenerateRequest):
-            raise wrong_value("an entry of prompts", prompt, "what LLM.prompt returns")
-        return self._client.submit([prompt], stream=False)
-
-    def _next_rid(self) -> str:
-        return f"llm-{next(self._numbers)}"
 
     # Adapters
 
@@ -423,12 +419,13 @@ class LLM:
 
     def _ask(self, message: LoadLoraAdapter | UnloadLoraAdapter) -> AdapterReply:
         """The engine's answer. Completions of others go on meanwhile."""
-        reply = self._engine.submit(message)
+        engine = self._engine
+        reply = engine.submit(message)
         while not isinstance(reply, AdapterReply):
             if reply is not None:
                 self._client.deliver(reply)
             reply = None
-            for one in self._engine.step():
+            for one in engine.step():
                 if isinstance(one, AdapterReply):
                     reply = one
                 else:
@@ -526,7 +523,7 @@ class LLM:
         if self.model.num_token_types > 1 and any(types):
             pooling = msgspec.structs.replace(pooling, token_type_ids=bytes(types))
         return GenerateRequest(
-            rid=self._next_rid(),
+            rid=next(self._rids),
             input_ids=pack_ids(ids, self._client.engine.vocab_size),
             sampling=SamplingParams(max_new_tokens=0),
             pooling=pooling,
@@ -553,6 +550,56 @@ class LLM:
             wait_s = engine.wait_s
             if wait_s > 0:
                 self._wakeup.wait(min(wait_s, LONGEST_WAIT_S))
+
+
+class ClosedEngine:
+    """What an LLM that was closed has for its engine: every use is refused."""
+
+    wait_s = 0.0
+
+    def submit(self, message: ToEngine) -> NoReturn:
+        raise SettingsError("LLM: it is closed")
+
+    def step(self) -> NoReturn:
+        raise SettingsError("LLM: it is closed")
+
+    @property
+    def has_work(self) -> bool:
+        raise SettingsError("LLM: it is closed")
+
+
+def _params_of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    default: SamplingParams,
+    num_texts: int,
+) -> list[SamplingParams]:
+    if params is None:
+        return [default] * num_texts
+    if isinstance(params, SamplingParams):
+        return [params] * num_texts
+    found = as_items("params", params, f"{PARAMS}, or a list of these,")
+    for index, own in enumerate(found):
+        if not isinstance(own, SamplingParams):
+            raise wrong_value(f"params[{index}]", own, PARAMS)
+    if len(found) != num_texts:
+        message = (
+            f"params has the length {len(found):,}; {num_texts:,} is expected, an entry for "
+            "each prompt"
+        )
+        raise InvalidParam("params", message)
+    return found
+
+
+def _submit(client: EngineClient, prompt: GenerateRequest | InvalidParam) -> Generation:
+    if isinstance(prompt, InvalidParam):
+        raise prompt
+    if not isinstance(prompt, GenerateRequest):
+        raise wrong_value("an entry of prompts", prompt, "what LLM.prompt returns")
+    return client.submit([prompt], stream=False)
+
+
+def _nothing() -> None:
+    """Ends an engine that belongs to the caller."""
 
 
 def _media_loader(prepared: Prepared, tokenizer: Tokenizer) -> MediaLoader | None:

@@ -1,4 +1,4 @@
-"""What a peer makes of the text of `weft bench quality`. quality.py [options] COMMAND
+"""What a peer makes of the text of `weft bench quality`. quality.py MODEL --peer COMMAND [options]
 
 The command is that of a program which answers as `read_llama.py` does. The same tokens of the same text are read, the
 model is compared with weft's own float32, and the same figures are printed: the line above is weft's.

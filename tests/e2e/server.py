@@ -130,6 +130,16 @@ def _start(words: Sequence[str]) -> ForkedServer | subprocess.Popen[str]:
     return ForkedServer(words) if can_fork() else _program(("weft",), words)
 
 
+def run_weft(*words: str) -> tuple[int, str]:
+    """Run `weft` with these words to its end. Returns its exit status and what it wrote as
+    errors."""
+    process = _start(words)
+    assert process.stderr is not None
+    with process.stderr:
+        text = process.stderr.read()
+    return process.wait(HANG_S), text
+
+
 def _program(module: Sequence[str], words: Sequence[str]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", *module, *words]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)

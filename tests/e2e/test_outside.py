@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.server import HANG_S, Server
+from tests.e2e.server import HANG_S, Server, run_weft
 from tests.pages import BLOCK, CONTRIBUTE, ROOT
 from weft import LLM, SamplingParams
 from weft.config.engine import EngineConfig
@@ -86,21 +86,12 @@ def server(folder: Path) -> Iterator[Server]:
         )
         yield server
         assert server.stop(signal.SIGTERM) == 0
-    assert replay(folder, f"{folder}:{ROOT}").returncode == 0
-    lacking = replay(folder, str(ROOT))
-    assert (lacking.returncode, "Traceback" in lacking.stderr) == (2, False)
-    assert "there is no module 'own_parts'" in lacking.stderr
-
-
-def replay(folder: Path, python_path: str) -> subprocess.CompletedProcess[str]:
-    """`weft replay` of what the server did."""
-    return subprocess.run(
-        [sys.executable, "-m", "weft", "replay", str(folder / "journal")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": python_path, "PATH": "/usr/bin:/bin"},
-    )
+        journal = str(folder / "journal")
+        assert run_weft("replay", journal)[0] == 0
+        patch.setenv("PYTHONPATH", str(ROOT))
+        returncode, errors = run_weft("replay", journal)
+    assert (returncode, "Traceback" in errors) == (2, False)
+    assert "there is no module 'own_parts'" in errors
 
 
 def refused(server: Server, path: str, **body: object) -> tuple[int, str]:
@@ -322,19 +313,11 @@ def test_parts_that_fail_at_once_end_the_start_with_one_line(
     ],
     ids=["in the front", "in the engine"],
 )
-def test_a_server_with_such_a_part_says_why_it_ends(folder: Path, plugins: str, why: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "weft", "serve", "weft-nano", "--port", "0", "--plugins", plugins],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG_S,
-        env={
-            "PYTHONPATH": f"{folder}:{ROOT}",
-            "PATH": "/usr/bin:/bin",
-            "OMP_NUM_THREADS": "1",
-        },
-    )
-    assert done.returncode == 2
-    assert why in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+def test_a_server_with_such_a_part_says_why_it_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, plugins: str, why: str
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")
+    returncode, errors = run_weft("serve", "weft-nano", "--port", "0", "--plugins", plugins)
+    assert returncode == 2
+    assert why in errors.splitlines()[-1]
+    assert "Traceback" not in errors

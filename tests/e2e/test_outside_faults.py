@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import subprocess
-import sys
 import threading
 import urllib.error
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.faulty_parts import PLUGINS
-from tests.e2e.server import HANG_S, Server, wait_until
+from tests.e2e.server import HANG_S, Server, run_weft, wait_until
 from tests.pages import ROOT
 
 HERE = Path(__file__).parent
@@ -40,13 +38,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         )
         yield server
         assert server.stop() == 0
-        done = subprocess.run(
-            [sys.executable, "-m", "weft", "replay", str(journal)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        returncode, errors = run_weft("replay", str(journal))
+        assert returncode == 0, errors
 
 
 @pytest.fixture(autouse=True)

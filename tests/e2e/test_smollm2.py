@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data import topics
 
@@ -25,8 +26,9 @@ PERPLEXITY = 11.5666
 
 
 @pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(known.SMOLLM2.name, kv_tokens=2_048, threads=1)
+def llm() -> Iterator[LLM]:
+    with LLM(known.SMOLLM2.name, kv_tokens=2_048, threads=1) as llm:
+        yield llm
 
 
 def test_it_answers_a_question(llm: LLM) -> None:

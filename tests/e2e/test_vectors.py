@@ -4,7 +4,7 @@ kernels."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module", params=["auto", "int8", "torch"])
-def llm(request: pytest.FixtureRequest) -> LLM:
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     """By our kernels, by those for weights of 8 bits, and by torch."""
     settings: dict[str, Any] = {
         "dtype": "float32",
@@ -46,7 +46,8 @@ def llm(request: pytest.FixtureRequest) -> LLM:
         threads=1, kv_tokens=2_000, context_length=128, enable_return_hidden_states=True, **settings
     )
     take_back_often(llm)
-    return llm
+    with llm:
+        yield llm
 
 
 def take_back_often(llm: LLM) -> None:

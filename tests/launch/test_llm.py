@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tests.e2e.server import HANG_S
 from tests.launch.oracle_llm import EOS, VOCAB, oracle_llm
 from tests.launch.tiny_model import write_tiny_model
 from tests.scheduler.oracle_runner import OracleRunner, OracleStep, expected_output
@@ -363,3 +367,62 @@ def test_code_that_a_model_brings_is_told_to_be_left_aside(
         if "modeling_loom.py" in record.getMessage()
     ]
     assert "never run" in line
+
+
+# ---- the end
+
+
+def loaded(folder: Path, cache: Path) -> LLM:
+    """With threads for steps, grammars and a store."""
+    settings: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "cache_block": 16}
+    llm = LLM(folder, kv_tokens=512, threads=1, cache_dir=str(cache), **settings)
+    digits = Grammar(kind="regex", text="[0-9]+")
+    llm.generate("one", SamplingParams(max_new_tokens=2, temperature=0.0, grammar=digits))
+    return llm
+
+
+def left_of(before: set[threading.Thread]) -> list[str]:
+    """The threads that are new, once they have had the time to end."""
+    new = set(threading.enumerate()) - before
+    for thread in new:
+        thread.join(HANG_S)
+    return [thread.name for thread in new if thread.is_alive()]
+
+
+def num_pipes() -> int:
+    folder = Path("/proc/self/fd")
+    return sum("pipe:" in os.readlink(file) for file in folder.iterdir() if file.is_symlink())
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "collected"])
+def test_threads_and_files_end_with_an_llm(folder: Path, tmp_path: Path, is_closed: bool) -> None:
+    gc.collect()  # of other tests
+    before = set(threading.enumerate())
+    pipes = num_pipes()
+    llm = loaded(folder, tmp_path / "cache")
+    assert set(threading.enumerate()) > before
+    if is_closed:
+        llm.close()
+    del llm
+    assert left_of(before) == []
+    assert num_pipes() <= pipes
+
+
+def test_the_memory_of_a_model_is_free_when_its_llm_is_closed(folder: Path, tmp_path: Path) -> None:
+    llm = loaded(folder, tmp_path / "cache")
+    engine: Any = llm._engine
+    runner = weakref.ref(engine.surroundings.runner)
+    del engine
+    llm.close()
+    gc.collect()
+    assert runner() is None
+
+
+def test_a_closed_llm_says_so(folder: Path) -> None:
+    with oracle_llm(folder)[0] as llm:
+        assert llm.generate("one", GREEDY)
+    llm.close()
+    with pytest.raises(SettingsError, match="it is closed"):
+        llm.generate("one", GREEDY)
+    with pytest.raises(SettingsError, match="it is closed"):
+        next(llm.stream("one", GREEDY))

@@ -3,6 +3,8 @@ batched."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import transformers
@@ -24,10 +26,11 @@ TELL = SamplingParams(
 
 
 @pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(
+def llm() -> Iterator[LLM]:
+    with LLM(
         threads=1, dtype="float32", chunked_prefill_size=64, kv_tokens=4_096, context_length=1_024
-    )
+    ) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="module")

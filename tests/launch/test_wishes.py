@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -68,7 +69,7 @@ class Breaks(LogitProcessor):
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
     folder = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config["chat_template"] = TEMPLATE + "{# </think> #}"
@@ -76,10 +77,12 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     file = folder / "mine.py"
     file.write_text(PROCESSORS)
 
+    made = ExitStack()
+
     @cache
     def make(**settings: Any) -> LLM:
         settings = {"kv_tokens": 2_048, "max_running_requests": 8, "page_size": 4, **settings}
-        return LLM(
+        llm = LLM(
             str(folder),
             load_format="dummy",
             kernels="torch",
@@ -87,8 +90,10 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
             logit_processors=str(file),
             **settings,
         )
+        return made.enter_context(llm)
 
-    return make
+    with made:
+        yield make
 
 
 SETTINGS: list[dict[str, Any]] = [

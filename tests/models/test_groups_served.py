@@ -13,7 +13,6 @@ import pytest
 
 from tests.models.many import VOCAB, Checkpoint, make_checkpoint
 from tests.models.windowed import CONTEXT, FAMILIES, WINDOW, Served, assert_greedy, make_windowed
-from tests.seeds import slow
 
 Serve = Callable[..., Served]
 
@@ -105,17 +104,14 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-# Each pair of two settings is in every run.
-USUAL = [(0, 1, "auto"), (0, 16, "torch"), (1, 1, "torch"), (1, 16, "auto")]
-OTHERS = [(0, 1, "torch"), (0, 16, "auto"), (1, 1, "auto"), (1, 16, "torch")]
-
-
-@pytest.mark.parametrize("settings", [*USUAL, *slow(OTHERS)], ids=str)
+@pytest.mark.pairs
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunks", [0, 1])
 def test_tokens_are_those_of_transformers(
-    tried: Tried, serve: Serve, settings: tuple[int, int, str]
+    tried: Tried, serve: Serve, chunks: int, page_size: int, kernels: str
 ) -> None:
     checkpoint, kind = tried
-    chunks, page_size, kernels = settings
     served = serve(
         kernels=kernels,
         page_size=page_size,

@@ -1,5 +1,5 @@
-"""The kernel library for tests: every instruction set that this processor has in one file, built
-once for each state of the sources."""
+"""The kernels for tests: the library that serves here, and one with the other instruction sets that
+this processor has, built once for each state of the sources."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import pytest
 
 from weft.ops.cpp.build import (
     EMULATED,
+    PORTABLE,
     CannotBuild,
     all_sets,
     build,
     find_compiler,
+    find_or_build,
     library_name,
     processor_flags,
+    sets_here,
 )
 from weft.ops.cpp.library import Library, Unavailable
 
@@ -30,6 +33,9 @@ NAMES = {one.name for one in HERE}
 LACKS_PAIRS = "avx512_vnni" in NAMES and "avx512_bf16" not in NAMES
 BUILT = (*HERE[:-1], EMULATED, HERE[-1]) if LACKS_PAIRS else HERE
 SETS = tuple(one.name for one in BUILT)
+# A set takes half a minute of a processor to compile: these are in the library that serves.
+SERVING = {sets_here()[0].name, PORTABLE.name}
+OTHERS = tuple(one for one in BUILT if one.name not in SERVING)
 
 
 # The first test of a run waits for the compiler, which takes a minute or two, and on a busy machine
@@ -49,11 +55,16 @@ def library_file() -> Path:
         find_compiler()
     except CannotBuild as problem:
         pytest.skip(str(problem))
+    return find_or_build()
+
+
+@pytest.fixture(scope="session")
+def others_file() -> Path:
     folder = Path(tempfile.gettempdir()) / f"weft-test-kernels-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     assert folder.stat().st_uid == os.getuid()
     assert not folder.stat().st_mode & 0o077
-    made = folder / library_name(BUILT)
+    made = folder / library_name(OTHERS)
     if made.exists():
         return made  # whoever builds another one need not be waited for
     with (folder / "lock").open("w") as lock:
@@ -64,20 +75,21 @@ def library_file() -> Path:
                 # A younger one may be in use by another run.
                 if time.time() - old.stat().st_mtime > DAY_S:
                     old.unlink(missing_ok=True)
-            build(made, BUILT)
+            build(made, OTHERS)
     return made
 
 
 @pytest.fixture(scope="session")
-def library(library_file: Path) -> Callable[[str], Library]:
+def library(request: pytest.FixtureRequest, library_file: Path) -> Callable[[str], Library]:
     """The library with one instruction set."""
 
     def choose(instruction_set: str = "") -> Library:
-        Library(
-            library_file
-        )  # what cannot be loaded at all is an error, not a missing instruction set
+        file = library_file
+        if instruction_set and instruction_set not in SERVING:
+            file = request.getfixturevalue("others_file")
+        Library(file)  # what cannot be loaded at all is an error, not a missing instruction set
         try:
-            return Library(library_file, instruction_set)
+            return Library(file, instruction_set)
         except Unavailable as problem:
             pytest.skip(str(problem))
 

@@ -179,7 +179,9 @@ class OracleHost(HostTiers):
         return any(below.job is job for below in self._below.writes.values())
 
     def _copy_next(self) -> None:
-        self._copier.work_on(self._copier.waiting.get())
+        job = self._copier.waiting.get()
+        assert job is not None
+        self._copier.work_on(job)
 
     def _look_at_jobs(self) -> None:
         """A copy may be made at any time."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -83,6 +83,8 @@ class Built(NamedTuple):
     # Loads what only some requests need, in a thread; it may hold up steps, so it waits for a rest.
     at_rest: Callable[[], object] | None = None
     ranks: StartedRanks | None = None  # other processes that hold the model; they end with it
+    # Ends the threads, processes and files of the engine, at the latest when it is collected.
+    close: Callable[[], object] = lambda: None
 
 
 def build_engine(config: EngineConfig, folder: Path, peers: Peers | None = None) -> Built:
@@ -101,8 +103,13 @@ def build_engine(config: EngineConfig, folder: Path, peers: Peers | None = None)
     except BaseException as exc:
         ranks.close(str(exc) or type(exc).__name__)
         raise
-    weakref.finalize(built.engine, ranks.close)
-    return built
+    end_ranks = weakref.finalize(built.engine, ranks.close)
+    return built._replace(close=partial(_call_all, (built.close, end_ranks)))
+
+
+def _call_all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
 def _build(
@@ -164,8 +171,9 @@ def _build(
         events,
         failures,
     )
-    weakref.finalize(engine, events.stop)
-    weakref.finalize(engine, mark_in_use(folder))
+    ends: list[Callable[[], object]] = [grammars.close, runner.close, tiers.close, handoff.close]
+    ends += [events.stop, mark_in_use(folder), wakeup.close]
+    close = weakref.finalize(engine, _call_all, ends)
     _warm_up(engine)
     _refuse_faulty_parts(config, failures.first)
     warm_s = time.monotonic()
@@ -183,7 +191,7 @@ def _build(
     passes = tuple(one.name for one in runner.passes)
     ready = _ready(config, model, engine, startup, passes)
     at_rest = grammars.prepare if model.pooling is None else None
-    return Built(engine, runner, ready, wakeup, at_rest, ranks)
+    return Built(engine, runner, ready, wakeup, at_rest, ranks, close)
 
 
 def _kept(model: ModelConfig) -> str:

@@ -174,6 +174,9 @@ class NoGrammars:
         if id in self._asked:
             self._asked.remove(id)
 
+    def close(self) -> None:
+        pass
+
     def take(self) -> list[CompileResult]:
         asked = self._asked
         self._asked = []

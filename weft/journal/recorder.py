@@ -447,6 +447,9 @@ class RecordedTiers:
     def stop(self, why: str) -> None:
         self._tiers.stop(why)
 
+    def close(self) -> None:
+        self._tiers.close()
+
     def settle(self) -> None:
         self._tiers.settle()
 
@@ -460,6 +463,9 @@ class RecordedHandoff:
     def __init__(self, handoff: Handoff, recorder: Recorder) -> None:
         self._handoff = handoff
         self._recorder = recorder
+
+    def close(self) -> None:
+        self._handoff.close()
 
     def expect(self, room: str) -> None:
         self._handoff.expect(room)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import select
+import threading
+import weakref
 from contextlib import suppress
 
 
 class WakeupPipe:
-    """The pipe. `_socket` is its reading end; the name is that of other receiving ends, for
-    pollers."""
+    """The pipe, which is closed at the latest when nobody can notify or wait any more. `_socket` is
+    its reading end; the name is that of other receiving ends, for pollers."""
 
     def __init__(self) -> None:
         self._socket, self._writing_end = os.pipe()
@@ -21,11 +23,16 @@ class WakeupPipe:
         os.set_blocking(self._writing_end, False)
         self._poll = select.poll()  # select() takes no handle above 1,023
         self._poll.register(self._socket, select.POLLIN)
+        self._closing = threading.Lock()
+        self._close = weakref.finalize(self, _close, self._socket, self._writing_end)
 
     def notify(self) -> None:
-        """Wake the thread that waits. Any thread may call this, and it never waits."""
-        with suppress(BlockingIOError):  # the pipe is full: the engine is notified already
-            os.write(self._writing_end, b"!")
+        """Wake the thread that waits. Any thread may call this, and it never waits. Does nothing
+        when the pipe is closed."""
+        # If the pipe is full, the engine is notified already.
+        with self._closing, suppress(BlockingIOError):
+            if self._close.alive:
+                os.write(self._writing_end, b"!")
 
     def drain(self) -> bool:
         """Take the notifications out of the pipe. Returns whether there were any."""
@@ -40,5 +47,10 @@ class WakeupPipe:
         return self.drain()
 
     def close(self) -> None:
-        os.close(self._socket)
-        os.close(self._writing_end)
+        with self._closing:
+            self._close()
+
+
+def _close(*ends: int) -> None:
+    for end in ends:
+        os.close(end)

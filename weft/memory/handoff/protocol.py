@@ -70,6 +70,10 @@ class HandoffReport(NamedTuple):
 class Handoff(Protocol):
     """All methods are called from one thread."""
 
+    def close(self) -> None:
+        """End all connections and threads. No method is called after this."""
+        ...
+
     # On the server that computes prompts
 
     def expect(self, room: str) -> None:
@@ -149,6 +153,9 @@ class Handoff(Protocol):
 
 class NoHandoff:
     """There is no other server."""
+
+    def close(self) -> None:
+        pass
 
     def expect(self, room: str) -> None:
         pass

@@ -176,6 +176,10 @@ class Tiers(Mover, Protocol):
         """Find and store nothing any more. `why` is text for users."""
         ...
 
+    def close(self) -> None:
+        """End the threads when they have done all their work. No method is called after this."""
+        ...
+
     def settle(self) -> None:
         """Wait until no transfer is in progress, and forget the transfers."""
         ...
@@ -228,6 +232,9 @@ class NoTiers:
         pass
 
     def stop(self, why: str) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
     def settle(self) -> None:

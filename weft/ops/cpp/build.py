@@ -172,26 +172,26 @@ def build(
     *,
     best_only: bool = False,
 ) -> Path:
-    """Compile `sets`, of which the last is PORTABLE, into `target`. Leaves out sets that the
-    compiler does not know. `best_only`: compiles only PORTABLE and the first set that the compiler
-    knows. Raises `CannotBuild`.
+    """Compile `sets` into `target`. Leaves out sets that the compiler does not know, but not the
+    last one, usually PORTABLE. `best_only`: compiles only the last and the first set that the
+    compiler knows. Raises `CannotBuild`.
     """
     compiler = find_compiler()
     with (
         tempfile.TemporaryDirectory(prefix="weft-build-") as folder,
         ThreadPoolExecutor(os.cpu_count() or 1) as pool,
     ):
-        *others, portable = (
+        *others, last = (
             pool.submit(_compile, compiler, one, Path(folder)) for one in _tried(sets, best_only)
         )
         if best_only and len(sets) > 2 and isinstance(others[0].result(), str):
             return build(target, sets[1:], best_only=True)
         results = zip(
-            _tried(sets, best_only), [job.result() for job in (*others, portable)], strict=True
+            _tried(sets, best_only), [job.result() for job in (*others, last)], strict=True
         )
         objects = {one.name: result for one, result in results if isinstance(result, Path)}
-        if PORTABLE.name not in objects:
-            raise CannotBuild(f"{compiler[0]} failed: {portable.result()}")
+        if sets[-1].name not in objects:
+            raise CannotBuild(f"{compiler[0]} failed: {last.result()}")
         made = Path(folder) / "library.so"
         listed = " ".join(f"SET({name})" for name in objects)
         common = (str(SOURCES / name) for name in ("library.cpp", "team.cpp", "ranks.cpp"))

@@ -43,7 +43,7 @@ class BlockReader:
         self._memory = memory
         self._jobs = jobs
         self._opening = opening
-        self._queue: queue.SimpleQueue[TransferJob] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[TransferJob | None] = queue.SimpleQueue()
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="weft-cache-checks")
         self.rate = FIRST_RATE
         self.num_bytes = 0  # that were read since the start
@@ -55,17 +55,21 @@ class BlockReader:
         """Let the thread read. Returns at once."""
         self._queue.put(job)
 
+    def close(self) -> None:
+        """End the threads when they have done all their work."""
+        self._queue.put(None)
+
     # The thread
 
     def _run(self) -> None:
-        while True:
-            job = self._queue.get()
+        while (job := self._queue.get()) is not None:
             num_tokens = 0
             try:
                 num_tokens = self._read(job)
             except Exception as exc:  # after any error the request computes its prompt
                 self._jobs.failed("read", exc)
             self._jobs.end_read(job, num_tokens)
+        self._checks.shutdown()
 
     def _read(self, job: TransferJob) -> int:
         """Returns the number of tokens that were read."""

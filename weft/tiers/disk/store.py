@@ -135,6 +135,10 @@ class DiskTiers:
     def stop(self, why: str) -> None:
         self._opening.stop(why)
 
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
     def settle(self) -> None:
         self._jobs.settle()
         self._opening.tell_again()

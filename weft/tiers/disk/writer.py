@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from pathlib import Path
+from typing import TypeAlias
 
 from weft.observe.log import EventLog
 from weft.tiers.disk.files import file_bytes, touch, unlink, write_block
@@ -32,6 +33,8 @@ LONGEST_REST_S = 0.02
 IDLE_S = 0.2
 
 log = EventLog("cache")
+
+Work: TypeAlias = TransferJob | Reopen | list[Path]
 
 
 class BlockWriter:
@@ -54,7 +57,7 @@ class BlockWriter:
         self._opening = opening
         self._max_bytes = max_bytes
         self._floor_bytes = floor_bytes
-        self._queue: queue.SimpleQueue[TransferJob | Reopen | list[Path]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._scanned_s = -math.inf  # when the folder was scanned last
         self._scanned_at_bytes = 0  # bytes written before the last scan
         self.was_asked = False  # since the last scan
@@ -66,9 +69,13 @@ class BlockWriter:
     def start(self) -> None:
         threading.Thread(target=self._run, name="weft-cache-writes", daemon=True).start()
 
-    def do(self, job: TransferJob | Reopen | list[Path]) -> None:
+    def do(self, job: Work) -> None:
         """Let the thread write a transfer, find blocks, or delete files. Returns at once."""
         self._queue.put(job)
+
+    def close(self) -> None:
+        """End the thread when it has done all its work."""
+        self._queue.put(None)
 
     # The thread
 
@@ -78,6 +85,8 @@ class BlockWriter:
                 job = self._queue.get(timeout=LOOK_S)
             except queue.Empty:
                 job = []
+            if job is None:
+                return
             if isinstance(job, Reopen):
                 self._open(job)
                 continue

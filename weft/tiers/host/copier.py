@@ -67,7 +67,7 @@ class Copier:
     def __init__(self, copies: HostCopies, notify: Callable[[], None]) -> None:
         self._copies = copies
         self._notify = notify
-        self.waiting: queue.SimpleQueue[HostJob] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[HostJob | None] = queue.SimpleQueue()
         self._lock = threading.Condition()  # protects what the thread writes and the engine reads
         self.done: list[CopiedJob] = []  # until the engine takes them
         self.num_faults = 0
@@ -78,6 +78,10 @@ class Copier:
     def give(self, job: HostJob) -> None:
         """Let the thread copy. The job does not change any more."""
         self.waiting.put(job)
+
+    def close(self) -> None:
+        """End the thread when it has done all its work."""
+        self.waiting.put(None)
 
     def take(self) -> list[CopiedJob]:
         """The transfers that have been copied since the last call."""
@@ -94,8 +98,8 @@ class Copier:
     # The thread
 
     def _copy_all(self) -> None:
-        while True:
-            self.work_on(self.waiting.get())
+        while (job := self.waiting.get()) is not None:
+            self.work_on(job)
 
     def work_on(self, job: HostJob) -> None:
         began_s = time.monotonic()

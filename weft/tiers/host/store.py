@@ -163,6 +163,10 @@ class HostTiers:
         self._blocks.forget()
         self._below.store.stop(why)
 
+    def close(self) -> None:
+        self._copier.close()
+        self._below.store.close()
+
     def settle(self) -> None:
         for ticket in list(self._jobs):
             self.cancel(ticket)

@@ -147,6 +147,10 @@ class OutsideTiers:
     def stop(self, why: str) -> None:
         self._opening.stop(why)
 
+    def close(self) -> None:
+        self._reads.queue.put(None)
+        self._writes.queue.put(None)
+
     def settle(self) -> None:
         self._jobs.settle(at_once=True)
         self._opening.tell_again()
@@ -183,7 +187,7 @@ class Reads:
         self._jobs = jobs
         self._opening = opening
         self._called_s = math.inf  # when the call of the store began that has not ended
-        self.queue: queue.SimpleQueue[TransferJob] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[TransferJob | None] = queue.SimpleQueue()
         self.rate = FIRST_RATE
         self.num_bytes = 0  # that were read since the start
 
@@ -195,8 +199,7 @@ class Reads:
         return time.monotonic() > self._called_s + SLOW_S
 
     def _run(self) -> None:
-        while True:
-            job = self.queue.get()
+        while (job := self.queue.get()) is not None:
             num_tokens = 0
             try:
                 num_tokens = self._read(job)
@@ -265,7 +268,7 @@ class Writes:
         self._memory = memory
         self._jobs = jobs
         self._opening = opening
-        self.queue: queue.SimpleQueue[TransferJob | Reopen | Clear] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[TransferJob | Reopen | Clear | None] = queue.SimpleQueue()
         self.turned_s = -math.inf  # when the engine last called `take`
         self._rests_until_s = -math.inf
         self.num_bytes = 0  # that were written since the start
@@ -274,8 +277,7 @@ class Writes:
         threading.Thread(target=self._run, name="weft-cache-writes", daemon=True).start()
 
     def _run(self) -> None:
-        while True:
-            job = self.queue.get()
+        while (job := self.queue.get()) is not None:
             if isinstance(job, Reopen):
                 self._open(job)
             elif isinstance(job, Clear):
