@@ -13,6 +13,7 @@ from tests.launch.several.connected import Connection, ask
 from tests.launch.several.inprocess import Server, serving, spec
 from weft.config.limits import Limits
 from weft.residency.rules import Rules
+from weft.server.app import OPERATIONS
 from weft.server.body import EarlyBody, read_body
 from weft.server.errors import ApiError
 from weft.server.several.asked import plain_name
@@ -132,3 +133,24 @@ def test_a_body_that_has_arrived_needs_no_timer(monkeypatch: pytest.MonkeyPatch)
     assert asyncio.run(read_body(Request(scope, receive), most, 60.0)) == b"abc"
     with pytest.raises(ApiError, match="larger than the limit"):
         asyncio.run(read_body(Request(scope, receive), 2, 60.0))
+
+
+def test_every_route_that_answers_for_a_model_goes_to_the_one_that_is_named() -> None:
+    """But for those that concern all models, or none."""
+
+    paths = {
+        one.path
+        for one in OPERATIONS
+        if (one.method, one.access) == ("POST", "user") and "{" not in one.path
+    }
+
+    async def work() -> set[str]:
+        elsewhere = set[str]()
+        async with serving(spec("a"), spec("b"), rules=Rules(10_000)) as server:
+            for path in paths:
+                found = await ask(server.app, path, b'{"model": "c"}', is_whole=True)
+                if found.status != 404:
+                    elsewhere.add(path)
+        return elsewhere
+
+    assert asyncio.run(work()) == {"/v1/files", "/v1/batches", "/v1/messages/batches"}
