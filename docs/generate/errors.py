@@ -330,8 +330,12 @@ GROUPS_OF_REQUESTS = (
             "server/ollama",
             "relay/",
             "weights/",
-            "llm",
         ),
+    ),
+    Group(
+        "Python: `weft.LLM`",
+        "Raised in the program's own process. [Python](python.md) has the methods.",
+        ("llm",),
     ),
     Group(
         "Fields of a request",

@@ -19,6 +19,7 @@ IN_PARTS = {
     "there is no command ...",
     "unknown option ...",
     "... is ...; a whole number is expected",
+    "the engine has given no sign of life for ... s",  # what the watch of the engine found
 }
 
 
