@@ -1,6 +1,6 @@
-"""Encoders of sounds in GGUF files, alone and beside one of pictures: Qwen2-Audio, Voxtral, Gemma 3n
-and the unified Gemma 4. Tensors have the names that llama.cpp's converter takes from the package gguf;
-those of the unified Gemma 4 are not in every release of it."""
+"""Encoders of sounds in GGUF files, alone and beside one of pictures: Qwen2-Audio, Voxtral, Gemma
+3n and the unified Gemma 4. Tensors have the names that llama.cpp's converter takes from the package
+gguf; those of the unified Gemma 4 are not in every release of it."""
 
 from __future__ import annotations
 

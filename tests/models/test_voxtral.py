@@ -104,8 +104,8 @@ def test_spectrograms_are_those_of_transformers() -> None:
     settings = {**VoxtralProcessor.audio_kwargs, "pad_to_multiple_of": RATE}
     settings |= {"max_source_positions": NUM_FRAMES}
     for length in (1, 900, RATE, RATE + 1, 40_000):
-        samples = 0.1 * np.random.default_rng(length).standard_normal(length)
-        samples = samples.astype(np.float32)
+        noise = np.random.default_rng(length).standard_normal(length)
+        samples = (0.1 * noise).astype(np.float32)
         prepared = ours.audio(samples)
         num_windows = -(-length // RATE)
         assert prepared.text == BEGIN + PLACEHOLDER * VOXTRAL_TOKENS * num_windows
