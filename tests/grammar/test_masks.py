@@ -143,7 +143,7 @@ def test_a_token_is_answered_before_the_masks_behind_it_are_filled(
 def test_where_the_model_takes_all_processors_the_caller_fills_all_masks_at_once(
     library: Held,
 ) -> None:
-    pool = GrammarPool(lambda: library, max_bytes=1_000_000)
+    pool = GrammarPool(lambda: library, max_bytes=1_000_000, notify=library.compiled.release)
     constraints = begun(pool, library, 3 * PART)
     advance(pool, constraints, A)
     assert not library.threads

@@ -41,8 +41,8 @@ NUM_GROUPS = 16
 # bounds the time of drafts, composes policies, has a policy of one's own or one in the shadow, or
 # puts other sources of drafts in the place of its own, as a simulation does; in none does a request
 # end while a step runs whose output is not finite. What a memory asks of its groups once, at its
-# start, and what holders of memory do by default, is not called either.
-NEVER_CALLED = 246
+# start, what holders of memory do by default, and what ends their threads, is not called either.
+NEVER_CALLED = 248
 
 
 def sample(group: int) -> Iterator[tuple[Fault, int]]:
